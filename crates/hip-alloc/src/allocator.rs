@@ -37,25 +37,25 @@ struct Inner {
     wrong_frees: Repeated,
     deferred: DeferredErrors,
     other_processes: Option<OtherProcesses>,
-    /// Has somebody look after what is kept, from the first time that it is more than the floor;
-    /// whether somebody does.
+    /// Starts the background reclaim when more than the floor is kept for the first time; returns
+    /// whether it is running.
     look_after: Option<Box<dyn Fn() -> bool + Send>>,
     looked_after: bool,
     private: Box<PrivatePools>,
     standing: Standing,
 }
 
-/// What is to be asked before the pool of the device is.
+/// What has to be checked before the device's pool is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
     /// Nothing.
     Alone,
-    /// The program has pools of its own, or captures a graph.
+    /// The program has private pools, or is capturing a graph.
     AmongPools,
     /// This process was forked from the one that uses the device.
     Orphaned,
-    /// The process ends, and the runtime may be gone: requests are served, but nothing is given
-    /// back that nobody asked to be.
+    /// The process is exiting, and the runtime may be gone: requests are served, but nothing is returned
+    /// except on request.
     Ending,
 }
 
@@ -63,7 +63,7 @@ enum Standing {
 pub(crate) const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
      works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
 
-/// Why a pool begins no more.
+/// Why no more pools are created.
 const ENDING: &str = "the process ends, and its GPU runtime may be gone";
 
 /// Makes an [`Allocator`].
@@ -79,24 +79,24 @@ pub struct AllocatorBuilder {
 }
 
 impl AllocatorBuilder {
-    /// Sizes and limits of its pool, if not the usual ones.
+    /// Sizes and limits of its pool, if not the defaults.
     pub fn config(self, config: PoolConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// Writes what the program asks for to a file.
+    /// Records the program's requests to a file.
     pub fn recorder(self, recorder: Recorder) -> Self {
         let recorder = Some(recorder);
         Self { recorder, ..self }
     }
 
-    /// Keeps the last `most` requests and frees for snapshots; none for 0.
+    /// Keeps the last `most` requests and frees for snapshots; 0 keeps none.
     pub fn history(mut self, most: usize) -> Self {
         self.history.keep(most);
         self
     }
 
-    /// Waits for what other processes may give back, and gives back for them.
+    /// Waits for memory that other processes may return, and returns memory for them.
     pub(crate) fn other_processes(self, other_processes: Option<OtherProcesses>) -> Self {
         Self {
             other_processes,
@@ -104,9 +104,9 @@ impl AllocatorBuilder {
         }
     }
 
-    /// Calls `look_after`, under the allocator's lock, where memory begins to be kept that
-    /// a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) must look after; where
-    /// that is false nobody does, and nothing is kept. Without this the caller lets one look by itself.
+    /// Calls `look_after`, under the allocator's lock, when memory starts to be kept for which a
+    /// [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) is needed; if it returns
+    /// false there is none, and nothing is kept. Without this the caller has to run one itself.
     pub(crate) fn looked_after(self, look_after: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             look_after: Some(Box::new(look_after)),
@@ -114,12 +114,12 @@ impl AllocatorBuilder {
         }
     }
 
-    /// Heeds captures of graphs that have begun on other devices.
+    /// Respects captures of graphs that have begun on other devices.
     pub(crate) fn captures(self, captures: Vec<Captured>) -> Self {
         Self { captures, ..self }
     }
 
-    /// The allocator. Takes the warm-up floor from the driver at once.
+    /// Builds the allocator, and allocates the warm-up floor from the driver.
     pub fn build(mut self) -> Allocator {
         let mut private = Box::<PrivatePools>::default();
         for captured in self.captures.drain(..) {
@@ -135,7 +135,7 @@ impl AllocatorBuilder {
                 .other_processes
                 .as_ref()
                 .and_then(OtherProcesses::remembered);
-            // To measure means to give memory back, which would end a capture.
+            // Measuring returns memory, which would invalidate a capture.
             let cost = remembered.or_else(|| (!captured).then(|| self.driver.measure())?);
             pool.set_driver_cost(cost.unwrap_or_default());
             if let (Some(other_processes), Some(cost)) = (&self.other_processes, cost) {
@@ -143,7 +143,7 @@ impl AllocatorBuilder {
             }
         }
         match self.history.is_on() {
-            // The first request is what it was taken for.
+            // The measurement counts as the first request.
             true => pool.warm_up(&mut self.history.watch(self.driver.as_mut())),
             false => pool.warm_up(self.driver.as_mut()),
         }
@@ -173,7 +173,7 @@ impl AllocatorBuilder {
 }
 
 impl Allocator {
-    /// An allocator for `device`, whose memory `driver` gives.
+    /// Builds an allocator for `device`, whose memory comes from `driver`.
     pub fn builder(device: DeviceIndex, driver: impl Driver + 'static) -> AllocatorBuilder {
         AllocatorBuilder {
             device,
@@ -187,8 +187,8 @@ impl Allocator {
         }
     }
 
-    /// Holds at most this part, from 0 to 1, of what the device could give without a limit.
-    /// What is live stays, also above it; what is held beyond that is given back.
+    /// Limits held memory to a fraction, from 0 to 1, of what the device could provide without a limit.
+    /// Live memory above the limit stays; what is held beyond it is returned.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let mut inner = self.inner.lock();
         if let Some(reason) = inner.out_of_reach() {
@@ -219,12 +219,12 @@ impl Allocator {
         Ok(())
     }
 
-    /// Serves a request; the error is the whole message for the program's user.
+    /// Serves a request; the error contains the complete message for the user.
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Refusal> {
         self.allocate_from(bytes, stream, StackId::UNKNOWN)
     }
 
-    /// As [`allocate`](Self::allocate), for a program that is at `stack`.
+    /// Like [`allocate`](Self::allocate), called at `stack`.
     pub(crate) fn allocate_from(
         &self,
         bytes: u64,
@@ -265,8 +265,8 @@ impl Allocator {
         }
     }
 
-    /// There is no memory, unless another process gives some back: it is told, and asked for
-    /// again for a moment.
+    /// Out of memory: tells the other processes, and retries for a moment in case one of them
+    /// returns some.
     #[cold]
     fn wait_for_others<'a>(
         &'a self,
@@ -295,18 +295,18 @@ impl Allocator {
         (inner, served)
     }
 
-    /// Takes memory back. A wrong address is reported, and changes nothing.
+    /// Frees memory. A wrong address is reported, and changes nothing.
     pub fn free(&self, address: u64) {
         self.free_from(address, StackId::UNKNOWN);
     }
 
-    /// As [`free`](Self::free), for a program that is at `stack`.
+    /// Like [`free`](Self::free), called at `stack`.
     pub(crate) fn free_from(&self, address: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         let freed = match inner.standing {
             Standing::Alone => inner.with_driver(|pool, driver| pool.free(driver, address)),
             Standing::AmongPools => inner.free_among_pools(address),
-            // The memory is the parent's, and only the parent can give it back; or it goes with
+            // The memory belongs to the parent, and only the parent can return it; or it disappears with
             // this process.
             Standing::Orphaned | Standing::Ending => return,
         };
@@ -332,24 +332,24 @@ impl Allocator {
         }
     }
 
-    /// Notes that another stream uses an allocation; the error is for an address that is none.
+    /// Records that another stream uses an allocation; the error is for an unknown address.
     pub fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), FreeError> {
         let mut inner = self.inner.lock();
         let Inner { pool, private, .. } = &mut *inner;
         private.record_stream(pool, address, stream)
     }
 
-    /// What can still be allocated, and what could be in all.
+    /// What can still be allocated, and the total.
     pub fn memory_info(&self) -> Result<MemoryInfo, DriverError> {
         self.inner.lock().memory_info()
     }
 
-    /// What the pool did and holds.
+    /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         self.inner.lock().stats()
     }
 
-    /// Starts the peaks again, and marks a step in a recording.
+    /// Resets the peaks, and marks a step in a recording.
     pub fn reset_peaks(&self) {
         let mut inner = self.inner.lock();
         let Inner { pool, private, .. } = &mut *inner;
@@ -360,20 +360,20 @@ impl Allocator {
         }
     }
 
-    /// Ends a recording, so that all of it is in its file.
+    /// Ends a recording, so that its file is complete.
     pub(crate) fn finish_recording(&self) {
-        // At exit another thread may still be inside: then its tail is lost.
+        // At exit another thread may still be inside: then the end of the recording is lost.
         if let Some(mut inner) = self.inner.try_lock() {
             inner.recorder = None;
         }
     }
 
-    /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
+    /// Returns empty blocks until at most `keep` bytes are held beyond live memory.
     pub fn trim(&self, keep: u64) {
         self.trim_from(keep, StackId::UNKNOWN);
     }
 
-    /// As [`trim`](Self::trim), for a program that is at `stack`.
+    /// Like [`trim`](Self::trim), called at `stack`.
     pub(crate) fn trim_from(&self, keep: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         match inner.standing {
@@ -387,8 +387,8 @@ impl Allocator {
         inner.report_deferred(self.device);
     }
 
-    /// The process ends: from now on no driver is called that may be gone, unless the program
-    /// asks for something. Waits for a moment until nobody is inside.
+    /// The process is exiting: from now on a driver that may be gone is called only on request of the
+    /// program. Waits for a moment until no thread is inside.
     pub(crate) fn end(&self) {
         for _ in 0..200 {
             if let Some(mut inner) = self.inner.try_lock() {
@@ -401,22 +401,22 @@ impl Allocator {
         }
     }
 
-    /// The device that it serves.
+    /// The device.
     pub fn device(&self) -> DeviceIndex {
         self.device
     }
 
-    /// Keeps the last `most` requests and frees for snapshots from now on; none for 0.
+    /// Keeps the last `most` requests and frees for snapshots from now on; 0 keeps none.
     pub fn record_history(&self, most: usize) {
         self.inner.lock().history.keep(most);
     }
 
-    /// What is held and the recorded history, as a pickle that PyTorch's memory_viz opens.
+    /// The held memory and the recorded history, as a pickle that PyTorch's memory_viz opens.
     pub fn snapshot(&self) -> Vec<u8> {
         snapshot::pickle(&[self.state()])
     }
 
-    /// What is held, and what happened until now.
+    /// The held memory and the history so far.
     pub(crate) fn state(&self) -> DeviceState {
         let inner = self.inner.lock();
         let blocks = inner.layout();
@@ -432,7 +432,7 @@ impl Allocator {
         }
     }
 
-    /// Runs `look` on the pool, under the lock.
+    /// Calls `look` with the pool, under the lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&Pool) -> T) -> T {
         look(&self.inner.lock().pool)
     }
@@ -443,24 +443,24 @@ impl Allocator {
     }
 }
 
-/// An allocator that no other thread is inside of.
+/// An allocator with no other thread inside.
 pub(crate) struct Held<'a>(Guard<'a, Inner>);
 
 impl Held<'_> {
-    /// Makes the copy in a forked child fit for a process of its own.
+    /// Makes the copy in a forked child usable there.
     pub(crate) fn adopt(&mut self) {
-        // The file is the parent's: closing the recording would write its end there.
+        // The file belongs to the parent: closing the recording would write its end there.
         std::mem::forget(self.0.recorder.take());
         if !self.0.driver.survives_fork() {
             self.0.standing = Standing::Orphaned;
         }
-        // The thread that did is not in the child.
+        // The background thread does not exist in the child.
         self.0.looked_after = false;
     }
 }
 
 impl Inner {
-    /// Why the device is not to be touched, if it is not, but for what a program asks for itself.
+    /// Why the device must not be used, if so, except for direct requests of the program.
     fn out_of_reach(&self) -> Option<&'static str> {
         match self.standing {
             Standing::Alone | Standing::AmongPools => None,
@@ -469,7 +469,7 @@ impl Inner {
         }
     }
 
-    /// Has somebody look after what is kept.
+    /// Starts the background reclaim.
     #[cold]
     fn have_looked_after(&mut self) {
         self.looked_after = true;
@@ -478,7 +478,7 @@ impl Inner {
         }
     }
 
-    /// The driver's answer; what is held but not live can be allocated too.
+    /// The driver's answer; memory that is held but not live can be allocated too.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         if self.standing == Standing::Orphaned {
             return Err(DriverError::Orphaned(ORPHANED));
@@ -486,7 +486,7 @@ impl Inner {
         let held = self.stats().held_bytes;
         let info = self.beside_captures(|_, driver| driver.memory_info(held))?;
         let info = within(self.private.limit(&self.pool), held, info);
-        // What is free in a pool of the program's is not there for others.
+        // Free memory in private pools is not available to others.
         let stats = self.pool.stats();
         let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
         Ok(MemoryInfo {
@@ -511,7 +511,7 @@ impl Inner {
         situation.refusal()
     }
 
-    /// Runs `act`; what it takes from the driver and gives back is noted if that is wanted.
+    /// Calls `act`; driver allocations and releases are recorded if the history is on.
     fn with_driver<T>(&mut self, act: impl FnOnce(&mut Pool, &mut dyn Driver) -> T) -> T {
         let Inner {
             pool,

@@ -1,20 +1,20 @@
-//! Background reclaim: gives kept memory back when somebody needs it, or nobody uses it.
+//! Background reclaim: returns kept memory if another program needs it, or if it is unused.
 //!
-//! A pool that keeps memory for the next step cannot see that another program runs short of it,
-//! nor that its own has stopped to ask: nobody calls it then. So a thread looks every 50 ms,
-//! from when something is kept until a second after the last request, and sleeps not at all
-//! beyond that: a paused program wakes nothing.
+//! A pool that keeps memory for the next step is not called when another program runs short of memory, nor when its
+//! own program stops making requests. So a thread checks every 50 ms, from the time when something is kept until a
+//! second after the last request; after that there is no thread, so that a paused program causes no
+//! wake-ups.
 //!
 //! ```text
-//!   nothing kept ──free──▶ looking every 50 ms ──quiet for a second──▶ at the floor, thread ends
+//!   nothing kept ──free──▶ checks every 50 ms ──quiet for a second──▶ at the floor, thread ends
 //!                              │      ▲
-//!                    memory is short  │ there is enough for the most that was held
+//!                    memory is short  │ there is room for the peak so far
 //!                              ▼      │
 //!                           at the floor, nothing is kept
 //! ```
 //!
-//! All that it does to a driver happens under the allocator's lock, so that a fork never finds it
-//! inside, and never once the process has begun to end or the device is lost.
+//! All of its driver calls happen under the allocator's lock, so that a fork never interrupts one, and
+//! none happens once the process has begun to exit or the device is lost.
 
 use crate::allocator::{Allocator, ReclaimView};
 use crate::driver::{MemoryInfo, gpu};
@@ -25,29 +25,29 @@ use platform::memory::MemoryPressure;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often it looks.
+/// Time between checks.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// A program that asked for nothing for so long has paused.
+/// A program without requests for this long is paused.
 const QUIET: Duration = Duration::from_secs(1);
-/// Memory is short below one part in this many of the whole,
+/// Memory is short below this fraction of the total,
 const NEAR_PART: u64 = 16;
-/// at least and at most this (somebody who takes 256 MiB between two looks must find more),
+/// but at least and at most this (a program that takes 256 MiB between two checks must find more),
 const NEAR: (u64, u64) = (768 * MIB, 2048 * MIB);
-/// but no more than one part in this many.
+/// and no more than this fraction.
 const NEAR_MOST_PART: u64 = 4;
-/// Memory is short where somebody waited for it one part in this many of the time.
+/// Memory is short if programs waited for it for this fraction of the time.
 const WAITED_PART: u32 = 5;
 
-/// The process ends: no driver is called any more.
+/// The process is exiting: no driver may be called.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Has every thread of this kind end at its next look.
+/// Makes every thread of this kind end at its next check.
 pub(crate) fn end() {
     ENDING.store(true, Ordering::SeqCst);
 }
 
-/// Starts a thread that looks after an allocator until that has nothing to give back; whether
-/// there is one. The caller has the allocator's lock, so nothing is asked of the allocator here.
+/// Starts a thread for an allocator, which runs until there is nothing to return; returns whether
+/// it was started. The caller holds the allocator's lock, so the allocator is not used here.
 pub(crate) fn start(allocator: &'static Allocator) -> bool {
     if ENDING.load(Ordering::SeqCst) {
         return false;
@@ -71,10 +71,10 @@ pub(crate) fn start(allocator: &'static Allocator) -> bool {
     started.is_ok()
 }
 
-/// Runs `act` with all signals blocked, as they then are for a thread that it starts: the
+/// Calls `act` with all signals blocked; threads that it starts inherit that, since the
 /// program's handlers are for the program's threads.
 fn without_signals<T>(act: impl FnOnce() -> T) -> T {
-    /// The mask before; set again also where `act` panics.
+    /// The mask before; restored even if `act` panics.
     struct Restore(libc::sigset_t);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -95,23 +95,23 @@ fn without_signals<T>(act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Looks after one allocator.
+/// Background reclaim of one allocator.
 pub struct BackgroundReclaim {
     pressure: MemoryPressure,
     waited: Option<Duration>,
-    /// Requests and frees so far, and since when there were no more.
+    /// Requests and frees so far, and since when there have been no more.
     operations: u64,
     quiet_since: Duration,
     looked_at: Duration,
 }
 
 impl BackgroundReclaim {
-    /// One that has seen nothing yet.
+    /// A new one.
     pub fn new() -> Self {
         Self::watching(MemoryPressure::new())
     }
 
-    /// As [`new`](Self::new), where `pressure` tells whether programs wait for memory.
+    /// Like [`new`](Self::new); `pressure` reports whether programs wait for memory.
     pub fn watching(pressure: MemoryPressure) -> Self {
         BackgroundReclaim {
             pressure,
@@ -122,8 +122,8 @@ impl BackgroundReclaim {
         }
     }
 
-    /// Looks whether memory is short or unused, at the time `now`, and gives back what is kept
-    /// if it is. `false` once there is nothing more to look after.
+    /// Checks whether memory is short or unused, at the time `now`, and if so returns kept
+    /// memory. `false` once there is nothing more to return.
     pub fn check(&mut self, allocator: &Allocator, now: Duration) -> bool {
         if ENDING.load(Ordering::SeqCst) {
             return false;
@@ -132,7 +132,7 @@ impl BackgroundReclaim {
         allocator.for_reclaim(|view| self.judge(view, waits, now))
     }
 
-    /// Whether programs spend a part of their time waiting for memory.
+    /// Whether programs spend part of their time waiting for memory.
     fn somebody_waits(&mut self, now: Duration) -> bool {
         let passed = now.saturating_sub(std::mem::replace(&mut self.looked_at, now));
         let waited = self.pressure.waited();
@@ -153,7 +153,7 @@ impl BackgroundReclaim {
         }
         let quiet = now.saturating_sub(self.quiet_since) >= QUIET;
         let Ok(free) = view.free_memory() else {
-            // A device that does not answer is not asked for more, and nothing is kept on it.
+            // A device that does not answer is left alone, and nothing is kept on it.
             view.keep(false);
             return !quiet;
         };
@@ -168,7 +168,7 @@ impl BackgroundReclaim {
         if !quiet || view.works() {
             return true;
         }
-        // As long as there is more to give, it looks again.
+        // Check again as long as there is more to return.
         view.give_back() && view.kept() > 0
     }
 }
@@ -179,7 +179,7 @@ impl Default for BackgroundReclaim {
     }
 }
 
-/// Below how many free bytes memory is short.
+/// The number of free bytes below which memory is short.
 fn near(memory: MemoryInfo) -> u64 {
     let (least, most) = NEAR;
     let part = (memory.total / NEAR_PART).clamp(least, most);

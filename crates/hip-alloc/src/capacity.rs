@@ -1,4 +1,4 @@
-//! The memory of this machine, in the terms of the drivers.
+//! The memory of this machine, for the drivers.
 
 use crate::driver::host::HostMemory;
 use crate::driver::runtime::{Family, PciDevice};
@@ -9,7 +9,7 @@ use platform::memory::{Capacity, DeviceKind};
 pub use platform::memory::{MemoryBudget, Reserve};
 use platform::pci::PciAddress;
 
-/// Reads how much memory of a GPU this process can have. `place`: `None` where only the
+/// The memory budget of this process on a GPU. `place` is `None` if only the
 /// driver's numbers are known.
 pub(crate) fn budget_of_gpu(place: Option<PciDevice>, reserve: Reserve) -> MemoryBudget {
     let kind = match place {
@@ -28,7 +28,7 @@ pub(crate) fn budget_of_gpu(place: Option<PciDevice>, reserve: Reserve) -> Memor
     MemoryBudget::gpu(kind, address, reserve)
 }
 
-/// The driver's numbers, bounded by what this machine really has.
+/// The driver's numbers, limited to what the machine really has.
 pub(crate) fn bound(budget: &mut MemoryBudget, driver: MemoryInfo) -> MemoryInfo {
     info(budget.capacity(Some((Bytes(driver.free), Bytes(driver.total)))))
 }

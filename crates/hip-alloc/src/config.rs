@@ -1,7 +1,7 @@
-//! `HIP_ALLOC_CONF`: settings in the grammar of `PYTORCH_ALLOC_CONF`.
+//! `HIP_ALLOC_CONF`: settings in the syntax of `PYTORCH_ALLOC_CONF`.
 //!
-//! `key:value,key:value`; spaces around either are ignored, and so is a comma at
-//! the end. A key or value that is not known is an error at every request: a setting that is
+//! `key:value,key:value`; spaces around keys and values are ignored, and so is a comma at
+//! the end. An unknown key or value is an error at every request: a setting that is
 //! silently ignored costs its user days.
 
 use crate::pool::{Keep, PoolConfig};
@@ -9,7 +9,7 @@ use crate::units::{KIB, MIB};
 use std::ffi::OsStr;
 use std::fmt;
 
-/// Which runtime gives accelerator memory.
+/// The runtime that provides accelerator memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Backend {
     /// The runtime that the process has loaded and that has a device, else host memory.
@@ -19,13 +19,13 @@ pub enum Backend {
     Hip,
     /// NVIDIA's runtime, `libcudart`.
     Cuda,
-    /// Host memory plays the device.
+    /// Host memory in place of a device.
     Host,
     /// Addresses without memory: for tests of programs that never touch it.
     Sim,
 }
 
-/// How much memory is left to the rest of the machine where memory is shared.
+/// How much memory is left free for other programs if CPU and GPU share memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reserve {
     /// A sixteenth of the memory, at least 2 GiB and at most 8 GiB.
@@ -35,49 +35,49 @@ pub enum Reserve {
     Bytes(u64),
 }
 
-/// How much is held beyond what is live, for the next who asks.
+/// How much is held beyond live memory, for the next requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Warmup {
-    /// An eighth of what is live at most, and no more than 1 GiB; nothing on the host.
+    /// At most an eighth of live memory and 1 GiB; nothing on the host.
     #[default]
     Auto,
     /// This many bytes, from the start.
     Bytes(u64),
 }
 
-/// Whether memory is mapped in handles, so that holes inside blocks can go back.
+/// Whether memory is mapped in handles, so that holes inside blocks can be returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mapped {
-    /// As it is known to be sound: nowhere yet. ROCm 7.14 hangs for ever in mapping on some
+    /// Only where it is known to work: nowhere so far. ROCm 7.14 hangs when mapping on some
     /// cards (pytorch/pytorch#192259), which no trial in the same process survives.
     #[default]
     Auto,
-    /// Where the runtime has it and a trial works.
+    /// If the runtime supports it and a trial succeeds.
     On,
-    /// Memory is never taken in mapped handles.
+    /// Memory is never allocated in mapped handles.
     Off,
 }
 
 /// All settings of `HIP_ALLOC_CONF`, with their defaults.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    /// `warmup_mb`: what may always be held beyond what is live.
+    /// `warmup_mb`: what may always be held beyond live memory.
     pub warmup: Warmup,
     /// `keep`: how much memory stays in empty blocks.
     pub keep: Keep,
     /// `block_mb`: size of the warm-up blocks. Bytes.
     pub block: u64,
-    /// `large_block_mb`: the largest block for several requests that growth asks for. Bytes.
+    /// `large_block_mb`: the largest block for several requests. Bytes.
     pub large_block: u64,
-    /// `max_split_size_mb`: larger requests go straight to the driver. Bytes.
+    /// `max_split_size_mb`: larger requests go directly to the driver. Bytes.
     pub max_split: u64,
     /// `tail_padding_kb`: added to each request. Bytes.
     pub tail_padding: u64,
-    /// `reserve_mb`: left to the rest of the machine.
+    /// `reserve_mb`: left free for other programs.
     pub reserve: Reserve,
-    /// `mapped`: whether holes inside blocks can go back.
+    /// `mapped`: whether holes inside blocks can be returned.
     pub mapped: Mapped,
-    /// `backend`: which runtime gives accelerator memory.
+    /// `backend`: the runtime that provides accelerator memory.
     pub backend: Backend,
 }
 
@@ -98,10 +98,10 @@ impl Default for Config {
     }
 }
 
-/// A setting that is wrong, and what would be right.
+/// An invalid setting, and what would be valid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The key is not known.
+    /// The key is unknown.
     #[error("HIP_ALLOC_CONF: unknown key `{key}`; the keys are {}", Keys)]
     UnknownKey {
         /// The text as the user wrote it.
@@ -114,13 +114,13 @@ pub enum ConfigError {
         key: String,
         /// The text as the user wrote it.
         value: String,
-        /// What the key takes.
+        /// The allowed values.
         allowed: String,
     },
     /// The variable is not valid UTF-8.
     #[error("HIP_ALLOC_CONF: `{text}` is not UTF-8 text")]
     NotText {
-        /// With what is not UTF-8 replaced.
+        /// With invalid UTF-8 replaced.
         text: String,
     },
     /// A part without a colon.
@@ -131,7 +131,7 @@ pub enum ConfigError {
     },
 }
 
-/// What a key takes.
+/// The kind of value of a key.
 enum Kind {
     /// A whole number of units (bytes each), from and to.
     Size(fn(&mut Config) -> &mut u64, u64, u64, u64),
@@ -201,7 +201,7 @@ impl Config {
         Config::parse(text)
     }
 
-    /// Reads settings; what is not named keeps its default.
+    /// Parses settings; keys that do not occur keep their defaults.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         for part in text
@@ -268,7 +268,7 @@ impl Config {
     }
 }
 
-/// The value of this name, or of a number of MiB; the error lists what is allowed.
+/// The value with this name, or of a number of MiB; the error lists what is allowed.
 fn mib_or<T: Copy>(names: &[(&str, T)], value: &str, bytes: fn(u64) -> T) -> Result<T, String> {
     match value.parse::<u64>() {
         Ok(number) if number <= MOST_MIB => Ok(bytes(number * MIB)),
@@ -277,7 +277,7 @@ fn mib_or<T: Copy>(names: &[(&str, T)], value: &str, bytes: fn(u64) -> T) -> Res
     }
 }
 
-/// The value of this name; the error lists all names.
+/// The value with this name; the error lists all names.
 fn named<T: Copy>(values: &[(&str, T)], name: &str) -> Result<T, String> {
     let found = values.iter().find(|(known, _)| *known == name);
     found.map(|(_, value)| *value).ok_or_else(|| {
@@ -375,7 +375,7 @@ mod tests {
     }
 
     proptest! {
-        /// No text makes the parser panic, and what it accepts is within its ranges.
+        /// No text makes the parser panic, and accepted values are within their ranges.
         #[test]
         fn takes_any_text(text in "([a-z_]{0,12}|warmup_mb|block_mb|backend|reserve_mb)(:[-0-9a-z]{0,24})?(,[ -~]{0,30}){0,3}") {
             if let Ok(config) = Config::parse(&text) {

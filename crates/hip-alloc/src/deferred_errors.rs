@@ -1,10 +1,10 @@
-//! Errors of the driver on paths that cannot fail: a free has nobody to tell.
+//! Driver errors on paths that cannot fail, such as a free.
 
 use crate::driver::DriverError;
 use crate::report::warn;
 use crate::units::DeviceIndex;
 
-/// Driver errors that no caller can be given: memory that could not be given back.
+/// Driver errors that cannot be returned to a caller: memory could not be released.
 #[derive(Default)]
 pub(crate) struct DeferredErrors {
     said: Vec<(&'static str, u32)>,
@@ -12,12 +12,12 @@ pub(crate) struct DeferredErrors {
 }
 
 impl DeferredErrors {
-    /// Whether an error told that the device is lost.
+    /// Whether an error showed that the device is lost.
     pub(crate) fn device_lost(&self) -> bool {
         self.device_lost
     }
 
-    /// Writes a line about an error of a kind that is new.
+    /// Prints a line about an error of a new kind.
     pub(crate) fn report(&mut self, device: DeviceIndex, error: &DriverError) {
         if let Some(line) = self.line(device, error) {
             warn(&line);

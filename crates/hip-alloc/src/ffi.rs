@@ -1,6 +1,6 @@
-//! The C interface: `include/hip_alloc.h` says what each function promises.
+//! The C interface; `include/hip_alloc.h` documents each function.
 //!
-//! Thin on purpose: pointers become numbers, errors become codes or exceptions,
+//! It is deliberately thin: it converts pointers to integers and errors to codes or exceptions,
 //! and everything else happens in safe code.
 
 pub mod pools;
@@ -29,7 +29,7 @@ const ABI_VERSION: c_uint = 1;
 
 /// Frees on devices that cannot be used.
 static NO_DEVICE: Repeated = Repeated::new();
-/// Calls that the code they return says failed.
+/// Calls that return an error code.
 static FAILED: Repeated = Repeated::new();
 
 /// `struct hip_alloc_stats`.
@@ -64,16 +64,16 @@ pub struct HipAllocStats {
 unsafe extern "C-unwind" {
     /// `cpp/exceptions.cpp`: throws; copies the message first.
     fn hip_alloc_throw_out_of_memory(message: *const c_char) -> !;
-    /// As that, for what is not a lack of memory.
+    /// The same for errors other than a lack of memory.
     fn hip_alloc_throw_failure(message: *const c_char) -> !;
 }
 
 unsafe extern "C" {
-    /// `cpp/profiler.cpp`: whether somebody profiles the memory of this thread.
+    /// `cpp/profiler.cpp`: whether the memory of this thread is being profiled.
     safe fn hip_alloc_profiler_listens() -> bool;
     /// In a forked child, which then does not ask the loader for the profiler.
     safe fn hip_alloc_profiler_after_fork();
-    /// Tells that profiler of a request, or (below zero) of a free. Never throws.
+    /// Reports a request, or (below zero) a free, to that profiler. Never throws.
     safe fn hip_alloc_tell_profiler(
         address: *mut c_void,
         change: i64,
@@ -83,8 +83,8 @@ unsafe extern "C" {
     );
 }
 
-/// Memory of at least `size` bytes for work on `stream`. Throws a C++ exception when
-/// there is none, and another when the device fails.
+/// Allocates at least `size` bytes for work on `stream`. Throws a C++ exception if out of
+/// memory, and another if the device fails.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_malloc(
     size: usize,
@@ -110,7 +110,7 @@ pub extern "C-unwind" fn hip_alloc_malloc(
     throw(refusal)
 }
 
-/// Gives memory back.
+/// Frees memory.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_free(
     ptr: *mut c_void,
@@ -129,8 +129,8 @@ pub extern "C-unwind" fn hip_alloc_free(
     tell_profiler(ptr, (size as i64).wrapping_neg(), device);
 }
 
-/// `torch.profiler.profile(profile_memory=True)` hears of what PyTorch's own allocator would
-/// tell it. The host's memory is told by PyTorch's CPU allocator itself.
+/// Reports to `torch.profiler.profile(profile_memory=True)` what PyTorch's own allocator would
+/// report. PyTorch's CPU allocator reports host memory itself.
 #[inline]
 fn tell_profiler(address: *mut c_void, change: i64, device: c_int) {
     if device < 0 || !hip_alloc_profiler_listens() {
@@ -152,7 +152,7 @@ pub extern "C-unwind" fn hip_alloc_record_stream(ptr: *mut c_void, stream: *mut 
         return;
     }
     guarded("hip_alloc_record_stream", || {
-        // The signature of PyTorch's callback has no device: ask each of them.
+        // The signature of PyTorch's callback has no device: try each of them.
         let known = existing().is_some_and(|registry| {
             registry.all().any(|allocator| {
                 allocator
@@ -167,7 +167,7 @@ pub extern "C-unwind" fn hip_alloc_record_stream(ptr: *mut c_void, stream: *mut 
     });
 }
 
-/// What can still be allocated on a device, and what could be in all.
+/// What can still be allocated on a device, and the total.
 ///
 /// # Safety
 /// `free` and `total` are null or may be written.
@@ -246,7 +246,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
     })
 }
 
-/// Starts the peaks again from what is live and held now.
+/// Resets the peaks to what is live and held now.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
     with_device("hip_alloc_reset_peaks", device, |allocator| {
@@ -255,7 +255,7 @@ pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
     })
 }
 
-/// Gives empty blocks back until at most `keep_bytes` are held beyond what is live.
+/// Returns empty blocks until at most `keep_bytes` are held beyond live memory.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_int {
     let stack = stack();
@@ -265,7 +265,7 @@ pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_i
     })
 }
 
-/// Limits what is held to a part of what the device could give.
+/// Limits held memory to a fraction of what the device could provide.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_set_memory_fraction(device: c_int, fraction: f64) -> c_int {
     if !(0.0..=1.0).contains(&fraction) {
@@ -328,17 +328,17 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
     }
 }
 
-/// What each accelerator's allocator holds; the host's, as device 0, where there is no other.
+/// The state of each accelerator's allocator; the host's, as device 0, if there is no other.
 fn state_by_device() -> Vec<crate::snapshot::DeviceState> {
     let allocators = existing().into_iter().flat_map(|registry| registry.all());
-    // Each lock is held for the copy alone: writing the file allocates and waits.
+    // Each lock is held only for the copy: writing the file allocates and waits.
     let (host, devices): (Vec<_>, Vec<_>) = allocators
         .map(Allocator::state)
         .partition(|state| state.device == DeviceIndex::HOST);
     if devices.is_empty() { host } else { devices }
 }
 
-/// Whether the settings in the environment can be read; else why not, in `message`.
+/// Whether the settings in the environment are valid; if not, why, in `message`.
 ///
 /// # Safety
 /// `message` is null, or `size` bytes there may be written.
@@ -364,7 +364,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_check_settings(
     ERROR_ARGUMENT
 }
 
-/// The release that this library is of.
+/// The version of this library.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_release() -> *const c_char {
     const RELEASE: &CStr =
@@ -381,7 +381,7 @@ pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
     ABI_VERSION
 }
 
-/// The registry; made at the first call with settings that can be read.
+/// The registry; created at the first call with valid settings.
 #[inline]
 fn registry() -> Result<&'static Registry, String> {
     existing().map_or_else(make_registry, Ok)
@@ -398,8 +398,8 @@ fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
     registry()?.get(DeviceIndex(device))
 }
 
-/// Ends recordings when the process does, and calls no driver after that for what the program
-/// did not ask for: its runtime may be gone before the last tensors are freed.
+/// Ends recordings when the process exits, and from then on calls no driver except on request of the
+/// program: its runtime may be gone before the last tensors are freed.
 fn watch_exit() {
     extern "C" fn at_exit() {
         background_reclaim::end();
@@ -416,7 +416,7 @@ fn watch_exit() {
     }
 }
 
-/// Has `fork` called around every fork of this process, once.
+/// Registers `fork` for every fork of this process, once.
 fn watch_forks() {
     extern "C" fn before() {
         fork_handlers::before();
@@ -461,7 +461,7 @@ fn with_device(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_
     .unwrap_or(ERROR_DRIVER)
 }
 
-/// A panic is a defect of ours: it is reported, and does not unwind into the program.
+/// A panic is a bug of ours: it is reported, and does not unwind into the program.
 fn guarded<T>(function: &str, act: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(act));
     if result.is_err() {

@@ -1,49 +1,49 @@
 //! Forks: PyTorch's data loaders fork the process, with our locks and devices in it.
 //!
-//! Around a fork all our locks are held (`registry/fork_handlers.rs`). Without this a child
-//! forked while another thread was inside would have a lock that nobody opens any more, and
-//! half a change behind it.
+//! All our locks are held around a fork (`registry/fork_handlers.rs`). Otherwise a child that
+//! is forked while another thread is inside would have a lock that is never released, and
+//! inconsistent data.
 //!
-//! So whoever forks waits for whoever has one of our locks, and may do so in the constructor of
-//! a library, where it has the loader's lock. What needs the loader is therefore done without a
+//! So a forking thread waits for the holders of our locks, possibly in the constructor of
+//! a library while it holds the loader's lock. What needs the loader is therefore done without a
 //! lock that a fork waits for: finding a runtime and its functions, and its first calls, in which
-//! runtimes load what they need. A child forked meanwhile has none of it, and does it again; only
-//! a runtime that its parent began to use is not for it.
+//! runtimes load what they need. A child that is forked meanwhile has none of it, and repeats it; only
+//! a runtime that its parent has begun to use must not be used in the child.
 //!
 //! A runtime may fork too, inside a call of ours, to start a helper. That fork must not wait
-//! for the lock that this very thread has; its child is about to become another program,
-//! and never asks us for anything.
+//! for a lock that the same thread holds; its child is about to execute another program,
+//! and never calls us.
 
 use crate::lock::{Guard, Lock};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Held while the registry is made or an allocator put into it: a child must not inherit half of
+/// Held while the registry is created or an allocator added to it: a child must not inherit an incomplete
 /// one, and the allocators after a fork must be those from before it.
 static MAKING: Lock<()> = Lock::new(());
 
-/// How often a GPU runtime of this process was called to be used.
+/// How often a GPU runtime of this process was called.
 static RUNTIME_CALLED: AtomicUsize = AtomicUsize::new(0);
-/// It was called before this process was forked from another one.
+/// Whether it was called before this process was forked.
 static RUNTIME_INHERITED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// This thread holds `MAKING`, or is in a call of a runtime that may fork.
+    /// Whether this thread holds `MAKING`, or is in a call of a runtime that may fork.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `make` while no other thread makes anything or forks. It calls neither the loader nor a
+/// Calls `make` while no other thread does or forks. It must call neither the loader nor a
 /// runtime.
 pub(crate) fn making<T>(make: impl FnOnce() -> T) -> T {
-    // In this order: a thread's first look at its variables may need the loader.
+    // In this order: the first access to thread-local variables may need the loader.
     forking_on_its_own(|| {
         let _guard = MAKING.lock();
         make()
     })
 }
 
-/// Runs `call`, which may fork without our locks: of these, this thread holds some.
+/// Calls `call`, which may fork without taking our locks, since this thread holds some.
 pub(crate) fn forking_on_its_own<T>(call: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -55,13 +55,13 @@ pub(crate) fn forking_on_its_own<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Keeps every thread from making anything until the guard is dropped; `None` where this
-/// thread itself makes something, or is in a call of a runtime that forks.
+/// Keeps every thread from calling `make` until the guard is dropped; `None` if this
+/// thread itself does, or is in a call of a runtime that forks.
 pub(crate) fn nothing_is_made() -> Option<Guard<'static, ()>> {
     (!INSIDE.get()).then(|| MAKING.lock())
 }
 
-/// To be said before the first call of a GPU runtime. `false` in a child of a process that had
+/// To be called before the first call of a GPU runtime. `false` in a child of a process that has
 /// called it: no runtime works in both.
 pub(crate) fn may_call_runtime() -> bool {
     if RUNTIME_INHERITED.load(Ordering::SeqCst) {
@@ -71,19 +71,19 @@ pub(crate) fn may_call_runtime() -> bool {
     true
 }
 
-/// It has no device, so it is not used.
+/// To be called if the runtime has no device, so that it is not used.
 pub(crate) fn runtime_is_of_no_use() {
     RUNTIME_CALLED.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// This process is a new one, forked from that which called the runtime, if it did.
+/// To be called in a forked child: the runtime belongs to the parent, if that has called it.
 pub(crate) fn runtime_is_the_parents() {
     let called = RUNTIME_CALLED.load(Ordering::SeqCst) > 0;
     RUNTIME_INHERITED.fetch_or(called, Ordering::SeqCst);
 }
 
 /// Lets one thread at a time open a device. No fork waits for that thread, so it may call
-/// whatever it needs; a child, which does not have it, begins anew.
+/// whatever it needs; in a child it does not exist, and opening starts again.
 pub(crate) struct Opening(AtomicBool);
 
 impl Opening {
@@ -91,7 +91,7 @@ impl Opening {
         Opening(AtomicBool::new(false))
     }
 
-    /// Runs `open` while no other thread does, here.
+    /// Calls `open` while no other thread of this process does.
     pub(crate) fn alone<T>(&self, open: impl FnOnce() -> T) -> T {
         struct Done<'a>(&'a AtomicBool);
         impl Drop for Done<'_> {
@@ -106,7 +106,7 @@ impl Opening {
         open()
     }
 
-    /// The thread that opens is not in this process, a forked child.
+    /// To be called in a forked child, in which the opening thread does not exist.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Release);
     }

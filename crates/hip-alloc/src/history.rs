@@ -1,12 +1,12 @@
-//! What the program asked for lately, kept for memory snapshots: the "Active Memory
-//! Timeline" of PyTorch's memory_viz lives from it.
+//! The program's latest requests, for memory snapshots: the "Active Memory
+//! Timeline" of PyTorch's memory_viz shows them.
 //!
-//! Off until somebody asks (`hip_alloc_record_history`, which stands behind
-//! `torch.cuda.memory._record_memory_history`). The oldest entries make room for new ones.
+//! Off by default (`hip_alloc_record_history`, which
+//! `torch.cuda.memory._record_memory_history` calls). The oldest entries are dropped for new ones.
 //!
-//! Requests and frees of the program stand beside those of the pool at the driver
-//! ([`recording_driver`]). Where the program was when it asked is a [`StackId`] to us: who can read
-//! its stack names it (`hip_alloc_record_stacks`), and finds the name in the snapshot.
+//! The history has requests and frees of the program, and those of the pool to the driver
+//! ([`recording_driver`]). The position of the program is an opaque [`StackId`]: whoever can read
+//! its stack assigns it (`hip_alloc_record_stacks`), and finds it in the snapshot.
 
 mod recording_driver;
 
@@ -17,7 +17,7 @@ pub(crate) use recording_driver::RecordingDriver;
 use std::collections::{HashMap, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A name for where the program was.
+/// Identifies where the program was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StackId(pub(crate) u64);
 
@@ -26,15 +26,15 @@ impl StackId {
     pub(crate) const UNKNOWN: StackId = StackId(0);
 }
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub action: Action,
-    /// 0 for a request that was refused.
+    /// 0 for a refused request.
     pub address: u64,
-    /// What the program asked for, or what the driver gave.
+    /// The size that the program requested, or that the driver provided.
     pub bytes: u64,
-    /// The stream it was asked for on.
+    /// The stream of the request.
     pub stream: StreamId,
     /// Where the program was.
     pub stack: StackId,
@@ -47,25 +47,25 @@ pub(crate) struct Entry {
 pub(crate) enum Action {
     /// A request was served.
     Allocate,
-    /// The program gave memory back.
+    /// The program freed memory.
     FreeRequested,
-    /// No stream uses it any more.
+    /// No stream uses the memory any more.
     FreeCompleted,
-    /// A request was refused, when so many bytes could still be had.
+    /// A request was refused while this many bytes were available.
     OutOfMemory {
         /// Bytes.
         free: u64,
     },
-    /// The driver gave a block.
+    /// The driver provided a block.
     SegmentAllocate,
-    /// A block went back to the driver.
+    /// A block was returned to the driver.
     SegmentFree,
-    /// A hole inside a mapped block went back to the driver.
+    /// A hole inside a mapped block was returned to the driver.
     SegmentUnmap,
 }
 
 impl Action {
-    /// As PyTorch calls it.
+    /// PyTorch's name for it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Action::Allocate => "alloc",
@@ -79,7 +79,7 @@ impl Action {
     }
 }
 
-/// Who made a request.
+/// The origin of a request.
 #[derive(Clone, Copy, Debug, Default)]
 struct Origin {
     stream: StreamId,
@@ -90,20 +90,20 @@ struct Origin {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     entries: VecDeque<Entry>,
-    /// 0 while nothing is kept.
+    /// 0 if nothing is kept.
     most: usize,
-    /// Where live requests come from, by address.
+    /// Origins of live requests, by address.
     live: HashMap<u64, Origin>,
-    /// The streams for whose requests the driver gave blocks, by address.
+    /// The streams whose requests needed new blocks, by address of the block.
     segments: HashMap<u64, StreamId>,
-    /// What moved between driver and pool since the last [`complete`](Self::complete).
+    /// Memory that moved between driver and pool since the last [`complete`](Self::complete).
     moved: Vec<Moved>,
     /// Freed, but another stream may still use it.
     pending: Vec<Entry>,
 }
 
 impl History {
-    /// Keeps this many entries from now on, and forgets older ones; 0 keeps none.
+    /// Keeps this many entries from now on, and drops older ones; 0 keeps none.
     pub(crate) fn keep(&mut self, most: usize) {
         if most == 0 {
             *self = History::default();
@@ -126,9 +126,9 @@ impl History {
         self.add(Entry::now(Action::Allocate, address, bytes, origin));
     }
 
-    /// The program freed memory; [`complete`](Self::complete) says when nobody uses it.
+    /// The program freed memory; [`complete`](Self::complete) records when it is unused.
     pub(crate) fn freed(&mut self, address: u64, bytes: u64, stack: StackId) {
-        // One that was served before the history began is taken for the default stream's.
+        // A request from before the history began is attributed to the default stream.
         let Origin { stream, .. } = self.live.remove(&address).unwrap_or_default();
         let origin = Origin { stream, stack };
         let entry = Entry::now(Action::FreeRequested, address, bytes, origin);
@@ -136,21 +136,21 @@ impl History {
         self.pending.push(entry);
     }
 
-    /// A request was refused, when `free` bytes could still be had.
+    /// A request was refused while `free` bytes were available.
     pub(crate) fn refused(&mut self, bytes: u64, stream: StreamId, stack: StackId, free: u64) {
         let origin = Origin { stream, stack };
         self.add(Entry::now(Action::OutOfMemory { free }, 0, bytes, origin));
     }
 
-    /// The driver, with what it gives and takes noted until the next
+    /// Wraps the driver to record its allocations and releases until the next
     /// [`complete`](Self::complete).
     pub(crate) fn watch<'a>(&'a mut self, driver: &'a mut dyn Driver) -> RecordingDriver<'a> {
         let moved = &mut self.moved;
         RecordingDriver { driver, moved }
     }
 
-    /// Notes which frees are complete: all but those of memory that awaits a stream. And
-    /// after them, what moved between driver and pool for a caller on `stream`.
+    /// Records which frees are complete: all but those of memory that awaits a stream. After
+    /// them, records what moved between driver and pool for a caller on `stream`.
     pub(crate) fn complete(
         &mut self,
         stream: StreamId,
@@ -177,7 +177,7 @@ impl History {
                     self.segments.insert(moved.address, stream);
                     stream
                 }
-                // A block from before the history began is taken for the default stream's.
+                // A block from before the history began is attributed to the default stream.
                 Action::SegmentFree => self.segments.remove(&moved.address).unwrap_or_default(),
                 _ => stream,
             };
@@ -186,7 +186,7 @@ impl History {
         }
     }
 
-    /// Where the program was when it asked for what is live at this address.
+    /// Where the program was when it requested the live memory at this address.
     pub(crate) fn stack_of(&self, address: u64) -> StackId {
         self.live
             .get(&address)
@@ -287,7 +287,7 @@ mod tests {
         history.allocated(first, 1000, STREAM, StackId(7));
         assert_eq!(history.stack_of(first), StackId(7));
         history.watch(&mut driver).release(first, 1 << 20).unwrap();
-        // A call that failed moved nothing.
+        // A failed call moved nothing.
         assert!(history.watch(&mut driver).release(first, 1 << 20).is_err());
         history.freed(first, 1000, StackId(8));
         history.complete(StreamId(0), StackId(8), |_| false);

@@ -1,22 +1,22 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # How it is made
+//! # Overview
 //!
 //! ```text
 //! ffi ──▶ registry ──▶ allocator ──▶ pool (pure) ──▶ driver: host, sim, …
 //!            │            (lock)
-//!            └─▶ config, capacity (what this machine has)
-//! private_pools: the program's own, beside that of the device, and captures of graphs
-//! recorder: writes what a program asked for; snapshot: writes what is held
-//! background_reclaim: a thread that gives kept memory back when it is needed or unused
+//!            └─▶ config, capacity (the machine's memory)
+//! private_pools: MemPools and captures of graphs, beside the device's pool
+//! recorder: records a program's requests; snapshot: writes what is held
+//! background_reclaim: a thread that returns kept memory when it is needed elsewhere or unused
 //! other_processes: other processes with this library that use the same memory
 //! ```
 //!
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
 //! replayed by the crate `alloc-lab`.
 //!
-//! On Windows there is what a replay needs and no more: the pool, the simulated device and the formats. PyTorch
-//! there is built by another compiler, whose C++ exceptions are not those of ours.
+//! On Windows only what a replay needs is compiled: the pool, the simulated device and the formats. PyTorch
+//! there is built with another compiler, whose C++ exceptions are incompatible with ours.
 
 #![cfg_attr(
     not(unix),

@@ -1,11 +1,11 @@
-//! A limit of the program's own on what it holds: `set_per_process_memory_fraction`.
+//! The program's own limit on held memory: `set_per_process_memory_fraction`.
 //!
-//! The pool takes no more than that from any driver; here is what that leaves of the memory
-//! which the driver tells of.
+//! The pool allocates no more than that from any driver; this computes what remains of the memory
+//! that the driver reports.
 
 use crate::driver::{LimitedBy, MemoryInfo};
 
-/// What is left of a device's memory under a limit, when `held` bytes of it are ours.
+/// The memory that remains under a limit when `held` bytes are ours.
 pub(crate) fn within(limit: u64, held: u64, memory: MemoryInfo) -> MemoryInfo {
     let free = limit.saturating_sub(held);
     MemoryInfo {

@@ -1,19 +1,19 @@
-//! The lock around an allocator, and the slot that an allocator is made in.
+//! The lock of an allocator, and the slot that an allocator is created in.
 //!
-//! An operation holds the lock for a tenth of a microsecond. Two threads that do nothing else
-//! are slowed down by everything but the waiting itself: a mutex of the standard library wakes
-//! a sleeping thread by a call to the kernel, which the thread that has the lock pays for, and
-//! the memory that the lock protects moves to the other core with every turn. So unlocking
-//! here is one store, nobody is woken, and who waits asks more and more seldom: the other
-//! thread does many operations meanwhile, and two threads on one device take twice as long as
-//! one, where they took five times as long.
+//! An operation holds the lock for a tenth of a microsecond. For two threads that do nothing else, almost
+//! everything but the waiting itself is expensive: a standard mutex wakes a sleeping thread with a system call, which
+//! the thread that holds the lock pays for, and the protected memory moves to the other core at every change of the
+//! holder. So unlocking here is a single store, nobody is woken, and a waiting thread retries at increasing
+//! intervals: the other thread does many operations meanwhile, and two threads on one device take twice as long as
+//! one, while they took five times as long with a standard
+//! mutex.
 //!
-//! All of the lock's state is in the lock itself, so it survives a fork. Queues of waiting
-//! threads beside the lock (as parking_lot has) would be copied into the child with threads in
-//! them that it does not have.
+//! All state of the lock is in the lock itself, so it survives a fork. Queues of waiting threads beside the lock (as
+//! in parking_lot) would be copied into the child with threads that do not exist
+//! there.
 //!
-//! Under ThreadSanitizer a slot says itself when it is filled: the standard library comes
-//! compiled, and what it does would be invisible.
+//! For ThreadSanitizer a slot itself announces when it is filled: the standard library is
+//! precompiled, so its synchronisation would be invisible.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -22,15 +22,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often a lock is asked for before the thread sleeps: a thousand pauses in all, about as
+/// How often to retry before the thread sleeps: a thousand pauses in total, about as
 /// long as the shortest sleep.
 const SPIN_ROUNDS: u32 = 10;
-/// Each sleep is twice as long as the one before, up to this: what a thread can come too late
-/// after a long call of the driver.
+/// Each sleep is twice as long as the one before, up to this: the most that a thread can be late
+/// after a long driver call.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// A mutex that a panic inside leaves usable: the panic was reported, and a program that
-/// cannot free its memory is worse off.
+/// A mutex without poisoning: a panic inside was reported, and a program that
+/// cannot free its memory would be worse.
 pub(crate) struct Lock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
@@ -42,10 +42,10 @@ pub(crate) struct Lock<T> {
 // the value from thread to thread, and no two of them see it at once.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// The value, for this thread alone until it is dropped.
+/// Exclusive access to the value, until it is dropped.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// As the standard library's, it stays on its thread: a `&Guard` would be a `&T`.
+    /// Not `Send`, like the standard library's guard: a `&Guard` would be a `&T`.
     _on_one_thread: PhantomData<*mut T>,
 }
 
@@ -62,7 +62,7 @@ impl<T> Lock<T> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Another thread has the lock: this one asks again, each time after twice as long.
+    /// Retries while another thread has the lock, doubling the interval each time.
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
         for round in 0..SPIN_ROUNDS {
@@ -81,12 +81,12 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The guard, unless another thread has it.
+    /// The guard, unless another thread has the lock.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        // Only looked at while it is taken, the cache line stays where the lock is used.
+        // While only reading, the cache line stays with the holder of the lock.
         let free = !self.taken.load(Ordering::Relaxed) && !self.taken.swap(true, Ordering::Acquire);
-        // Made only where it is free: a guard that is dropped unlocks.
+        // Created only on success, since dropping a guard unlocks.
         free.then(|| Guard {
             lock: self,
             _on_one_thread: PhantomData,
@@ -120,7 +120,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// A value that is made once.
+/// A value that is created once.
 pub(crate) struct Slot<T> {
     value: OnceLock<T>,
     #[cfg(surefoot_tsan)]
@@ -144,7 +144,7 @@ impl<T> Slot<T> {
         self.value.get()
     }
 
-    /// The value; made now, unless another thread was first.
+    /// The value; created now, unless another thread was first.
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
         let value = self.value.get_or_init(make);
         #[cfg(surefoot_tsan)]
@@ -168,7 +168,7 @@ mod tests {
                         let mut count = lock.lock();
                         let before = *count;
                         if turn % 250 == 0 {
-                            // Longer than anyone spins.
+                            // Longer than any thread spins.
                             std::thread::sleep(Duration::from_millis(1));
                         }
                         *count = before + 1;

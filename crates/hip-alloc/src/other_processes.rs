@@ -1,6 +1,6 @@
-//! Other processes with this library that use the same memory: each sees the other's need.
+//! Other processes with this library that use the same memory: they learn of each other's needs.
 //!
-//! They share a small file of the user's, one for each device (one for all that is the
+//! They share a small file of the user, one for each device (a single one for everything that uses the
 //! machine's own memory), which lasts until the machine is restarted:
 //!
 //! ```text
@@ -8,8 +8,8 @@
 //!  8   when, on the machine's clock 24  seconds for a byte to be cleared and mapped
 //! ```
 //!
-//! The file is read and written, never mapped: whoever cuts it off does no harm. A lock that each
-//! process holds on it tells whether there are others.
+//! The file is read and written, but never mapped: truncating it does no harm. A lock that each
+//! process holds on it shows whether there are others.
 
 use crate::driver::DriverCost;
 use rustix::time::{ClockId, clock_gettime};
@@ -19,9 +19,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where the file is: in memory, and gone with the machine.
+/// The folder of the file: in memory, so that it disappears at a restart.
 const FOLDER: &str = "/dev/shm";
-/// Where the cost of the driver begins in the file.
+/// The offset of the driver's cost in the file.
 const COST_AT: u64 = 16;
 
 /// The processes of this user that share a memory with this one.
@@ -32,8 +32,8 @@ pub(crate) struct OtherProcesses {
 }
 
 impl OtherProcesses {
-    /// Those that share `memory`: the address of a card, or `host`. `None` where there can be no
-    /// such file, or it belongs to somebody else.
+    /// The processes that share `memory`: the address of a card, or `host`. `None` if the file
+    /// cannot be created, or belongs to another user.
     pub(crate) fn of(memory: &str) -> Option<Self> {
         let user = rustix::process::geteuid().as_raw();
         Self::at(&Path::new(FOLDER).join(format!("hip-alloc.{user}.{memory}")))
@@ -42,7 +42,7 @@ impl OtherProcesses {
     fn at(path: &PathBuf) -> Option<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).mode(0o600);
-        // Neither somebody else's link nor something that blocks.
+        // Neither another user's symbolic link nor anything that blocks.
         options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = options.open(path).ok()?;
         let about = file.metadata().ok()?;
@@ -51,7 +51,7 @@ impl OtherProcesses {
             return None;
         }
         let mut other_processes = OtherProcesses { file, seen: None };
-        // What somebody needed before is not needed now.
+        // Earlier needs no longer matter.
         other_processes.need();
         Some(other_processes)
     }
@@ -62,7 +62,7 @@ impl OtherProcesses {
         blocking.is_some_and(|kind| kind != libc::F_UNLCK)
     }
 
-    /// Tells the others that this process lacks memory.
+    /// Announces to the others that this process lacks memory.
     pub(crate) fn announce(&mut self) {
         let now = clock_gettime(ClockId::Monotonic);
         let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
@@ -70,7 +70,7 @@ impl OtherProcesses {
         let mut record = [0; 16];
         record[..8].copy_from_slice(&process.to_le_bytes());
         record[8..].copy_from_slice(&now.to_le_bytes());
-        // Where that fails, the others see how little memory is free.
+        // If this fails, the others still see how little memory is free.
         let _ = self.file.write_all_at(&record, 0);
         self.seen = Some(record);
     }
@@ -86,7 +86,7 @@ impl OtherProcesses {
         is_new && record[..8] != ours
     }
 
-    /// What the driver costs, as a process before this one measured it.
+    /// The cost of the driver, as measured by an earlier process.
     pub(crate) fn remembered(&self) -> Option<DriverCost> {
         let mut record = [0; 16];
         self.file.read_exact_at(&mut record, COST_AT).ok()?;
@@ -100,17 +100,17 @@ impl OtherProcesses {
         (per_byte < 1.0).then_some(DriverCost { latency, per_byte })
     }
 
-    /// Leaves what the driver costs to the processes after this one.
+    /// Saves the cost of the driver for later processes.
     pub(crate) fn remember(&self, cost: DriverCost) {
         let mut record = [0; 16];
         record[..8].copy_from_slice(&cost.latency.to_le_bytes());
         record[8..].copy_from_slice(&cost.per_byte.to_le_bytes());
-        // Where that fails, the next measures again.
+        // If this fails, the next process measures again.
         let _ = self.file.write_all_at(&record, COST_AT);
     }
 }
 
-/// Sets or asks for a lock on all of an open file; the kind of lock that is there, or stands in the way.
+/// Sets or queries a lock on a whole open file; returns the kind of the existing or conflicting lock.
 fn lock(file: &File, command: i32, kind: i32) -> Option<i32> {
     // SAFETY: all bytes zero are a valid `flock`, which is plain numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -122,9 +122,9 @@ fn lock(file: &File, command: i32, kind: i32) -> Option<i32> {
     (result == 0).then_some(i32::from(lock.l_type))
 }
 
-/// How long a request waits for what others may give back.
+/// How long a request waits for memory that others may return.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(100);
-/// How often it asks meanwhile.
+/// How often it retries meanwhile.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
@@ -153,7 +153,7 @@ mod tests {
         record[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         record[8..].copy_from_slice(&7u64.to_le_bytes());
         first.file.write_all_at(&record, 0).unwrap();
-        // One that comes later has not to do with it.
+        // A process that starts later does not see it.
         assert!(!OtherProcesses::at(&path).unwrap().need());
         assert!(first.need() && !first.need());
         let mut second = OtherProcesses::at(&path).unwrap();

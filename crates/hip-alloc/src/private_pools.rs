@@ -1,21 +1,21 @@
-//! Pools of the program's own beside that of the device: what PyTorch calls a `MemPool`, and what
-//! the memory of a captured graph comes from.
+//! Pools besides that of the device: for PyTorch's `MemPool`, and for
+//! the memory of captured graphs.
 //!
 //! ```text
-//!  request ──▶ asks the routes, the oldest first ──▶ none takes it ──▶ the pool of the device
-//!                        │ takes it
+//!  request ──▶ checks the routes, oldest first ──▶ none accepts it ──▶ the device's pool
+//!                        │ one accepts it
 //!                        ▼
-//!                  a private pool: serves from its own blocks, or takes more of them, and gives
-//!                  none back until everybody who uses it has let it go
+//!                  a private pool: serves it from its own blocks, or allocates more of them, and
+//!                  returns none until it has no more users
 //! ```
 //!
-//! A graph repeats the work that was captured, with the addresses of then: so what a request got
-//! in a private pool is given again only to requests in the same pool. The program promises that
+//! A graph repeats the captured work with the same addresses: so memory that a request got
+//! in a private pool is only reused for requests in the same pool. The program guarantees that
 //! graphs which share a pool run in the order in which they were captured.
 //!
-//! While a graph is captured no memory goes back to the driver, of any pool, and no event is
-//! recorded or asked for: both would end the capture ([`Pool::set_captured`]). A route is taken for
-//! one until the first request that it takes shows on what kind of stream it is.
+//! While a graph is captured no pool returns memory to the driver, and no event is
+//! recorded or queried: both would invalidate the capture ([`Pool::set_captured`]). A route is assumed to be for
+//! a capture until the first request that it accepts shows the kind of stream.
 
 mod policy;
 #[cfg(test)]
@@ -28,18 +28,18 @@ use policy::InOnePool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Which requests go to a pool. It is asked under the allocator's lock, and dropped without: it may
-/// own memory of this allocator, and asks for none.
+/// Which requests go to a pool. It is called under the allocator's lock, but dropped without: it may
+/// own memory of this allocator, but must not allocate.
 pub(crate) trait Filter: Send {
     /// Whether a request of this thread for work on the stream does; the error says why that is
-    /// not known.
+    /// unknown.
     fn takes(&mut self, stream: StreamId) -> Result<bool, String>;
 }
 
-/// Whether a graph is, or may be, captured.
+/// Whether a graph is, or may be, being captured.
 pub(crate) type Captured = Arc<AtomicBool>;
 
-/// Requests that the filter takes go to a pool.
+/// Directs requests that the filter accepts to a pool.
 struct Route {
     id: PoolId,
     filter: Box<dyn Filter>,
@@ -48,9 +48,9 @@ struct Route {
 
 struct PrivatePool {
     id: PoolId,
-    /// How many have it: the program's objects, graphs, and whoever directs requests to it.
+    /// The number of users: objects of the program, graphs, and routes.
     users: u32,
-    /// What is free in it serves requests of others before they are refused.
+    /// Whether its free memory serves other requests before they are refused.
     use_on_oom: bool,
     pool: Pool<InOnePool>,
 }
@@ -59,46 +59,46 @@ struct PrivatePool {
 #[derive(Default)]
 pub(crate) struct PrivatePools {
     pools: Vec<PrivatePool>,
-    /// The oldest first.
+    /// Oldest first.
     routes: Vec<Route>,
     /// Captures on other devices.
     elsewhere: Vec<Captured>,
-    /// What pools did that are gone.
+    /// Statistics of deleted pools.
     gone: PoolStats,
-    /// The highest that was seen of all pools together, since the last reset.
+    /// The peak of all pools together since the last reset.
     peaks: PoolStats,
-    /// The most bytes that all pools together take from the driver, if that is limited.
+    /// The limit on the bytes of all pools together, if there is one.
     limit: Option<u64>,
     /// The pool whose request was refused last; `None` for the device's.
     refused: Option<PoolId>,
 }
 
 impl PrivatePools {
-    /// Whether requests and frees have to ask here.
+    /// Whether requests and frees have to be handled here.
     pub(crate) fn are_used(&self) -> bool {
         !(self.pools.is_empty() && self.routes.is_empty() && self.elsewhere.is_empty())
     }
 
-    /// Whether a graph is, or may be, captured now, here or on another device.
+    /// Whether a graph is, or may be, being captured now, here or on another device.
     pub(crate) fn captured(&self) -> bool {
         let here = self.routes.iter().map(|route| &route.captured);
         let mut all = here.chain(&self.elsewhere);
         all.any(|captured| captured.load(Ordering::SeqCst))
     }
 
-    /// The captures that have begun here and may go on.
+    /// The captures that have begun here and may be running.
     pub(crate) fn begun(&self) -> Vec<Captured> {
         let captured = self.routes.iter().map(|route| &route.captured);
         let going_on = captured.filter(|captured| captured.load(Ordering::SeqCst));
         going_on.cloned().collect()
     }
 
-    /// A graph may be captured on another device, as long as `captured` says so.
+    /// A graph may be being captured on another device, as long as `captured` is true.
     pub(crate) fn heed(&mut self, captured: Captured) {
         self.elsewhere.push(captured);
     }
 
-    /// One user more of a pool, which is made for the first.
+    /// Adds a user to a pool, which is created for the first.
     pub(crate) fn retain(&mut self, driver: &mut dyn Driver, granule: u64, id: PoolId) {
         if let Some(private) = self.find(id) {
             private.users += 1;
@@ -117,23 +117,23 @@ impl PrivatePools {
         });
     }
 
-    /// What is free in a pool serves requests of others too, before they are refused.
+    /// Lets a pool's free memory serve other requests before they are refused.
     pub(crate) fn use_on_oom(&mut self, id: PoolId) {
         if let Some(private) = self.find(id) {
             private.use_on_oom = true;
         }
     }
 
-    /// How many have the pool.
+    /// The number of users of the pool.
     pub(crate) fn users(&self, id: PoolId) -> u32 {
         let found = self.pools.iter().find(|private| private.id == id);
         found.map_or(0, |private| private.users)
     }
 
-    /// Has requests that the filter takes go to a pool, which has one user more.
+    /// Directs requests that the filter accepts to a pool, which gets one more user.
     ///
     /// # Errors
-    /// Requests go there already.
+    /// If requests already go there.
     pub(crate) fn begin(
         &mut self,
         driver: &mut dyn Driver,
@@ -154,7 +154,7 @@ impl PrivatePools {
         Ok(captured)
     }
 
-    /// Requests go to the pool no longer; the filter, if they did.
+    /// Stops directing requests to the pool; returns the filter, if there was one.
     pub(crate) fn end(
         &mut self,
         main: &mut Pool,
@@ -169,8 +169,8 @@ impl PrivatePools {
         Some(route.filter)
     }
 
-    /// One user less. What the last one leaves behind goes back to the driver, what is live of
-    /// it as soon as it is freed. Whether there was such a pool.
+    /// Removes a user. After the last one the pool's memory is returned to the driver, live memory
+    /// as soon as it is freed. Returns whether the pool existed.
     pub(crate) fn release(&mut self, main: &mut Pool, driver: &mut dyn Driver, id: PoolId) -> bool {
         let Some(private) = self.find(id).filter(|private| private.users > 0) else {
             return false;
@@ -201,7 +201,7 @@ impl PrivatePools {
         served
     }
 
-    /// The last request was refused, and is asked for again.
+    /// The last request was refused, and will be repeated.
     pub(crate) fn ask_again(&mut self, main: &mut Pool) {
         match self.refused.and_then(|id| self.find(id)) {
             Some(private) => private.pool.ask_again(),
@@ -209,7 +209,7 @@ impl PrivatePools {
         }
     }
 
-    /// The place of the pool that a request belongs to.
+    /// The index of the pool that a request belongs to.
     fn choose(
         &mut self,
         driver: &mut dyn Driver,
@@ -220,7 +220,7 @@ impl PrivatePools {
             if !takes {
                 continue;
             }
-            // Who directs the requests of a thread or a stream to a pool need not capture.
+            // A route for a thread or a stream is not necessarily for a capture.
             if route.captured.load(Ordering::SeqCst) && driver.is_capturing(stream) == Ok(false) {
                 route.captured.store(false, Ordering::SeqCst);
             }
@@ -289,7 +289,7 @@ impl PrivatePools {
         served
     }
 
-    /// Takes memory back, of whichever pool it is.
+    /// Frees memory of any pool.
     pub(crate) fn free(
         &mut self,
         main: &mut Pool,
@@ -320,7 +320,7 @@ impl PrivatePools {
         }
     }
 
-    /// Tells all pools whether a graph is captured. To be called before anything is asked of them.
+    /// Tells all pools whether a graph is being captured. To be called before they are used.
     pub(crate) fn look_around(&mut self, main: &mut Pool) {
         (self.elsewhere).retain(|captured| captured.load(Ordering::SeqCst));
         let captured = self.captured();
@@ -330,7 +330,7 @@ impl PrivatePools {
         }
     }
 
-    /// Gives back what nobody has any more, if that can be done now.
+    /// Returns the memory of deleted pools, if that is possible now.
     fn clear(&mut self, main: &mut Pool, driver: &mut dyn Driver) {
         let captured = self.captured();
         for private in &mut self.pools {
@@ -357,7 +357,7 @@ impl PrivatePools {
         });
     }
 
-    /// After anything that may have changed what is held.
+    /// To be called after anything that may have changed what is held.
     fn finish(&mut self, main: &mut Pool) {
         for private in &mut self.pools {
             if private.pool.has_deferred_errors() {
@@ -385,20 +385,20 @@ impl PrivatePools {
         private.plus(main.stats())
     }
 
-    /// What all pools of the device do and hold.
+    /// Statistics of all pools of the device.
     pub(crate) fn stats(&self, main: &Pool) -> PoolStats {
         let main_alone = main.stats();
         let now = self.sum(main).at_this_moment();
         now.with_peaks_of(&self.peaks).with_peaks_of(&main_alone)
     }
 
-    /// Starts the peaks again.
+    /// Resets the peaks.
     pub(crate) fn reset_peaks(&mut self, main: &mut Pool) {
         main.reset_peaks();
         self.peaks = self.sum(main).at_this_moment();
     }
 
-    /// The most bytes that all pools hold; `u64::MAX` for no limit.
+    /// Limits the bytes that all pools hold; `u64::MAX` for no limit.
     pub(crate) fn set_limit(&mut self, main: &mut Pool, bytes: u64) {
         self.limit = (bytes < u64::MAX).then_some(bytes);
         for private in &mut self.pools {
@@ -415,7 +415,7 @@ impl PrivatePools {
         self.limit.unwrap_or(main.limit())
     }
 
-    /// Gives back all that is free, but in pools that somebody has.
+    /// Returns all free memory, except in pools with users.
     pub(crate) fn trim(&mut self, main: &mut Pool, driver: &mut dyn Driver, keep: u64) {
         self.look_around(main);
         main.trim(driver, keep);
@@ -427,7 +427,7 @@ impl PrivatePools {
         self.clear(main, driver);
     }
 
-    /// Whether work in flight uses what was freed in a private pool.
+    /// Whether work in flight uses freed memory of a private pool.
     pub(crate) fn work(&mut self, driver: &mut dyn Driver) -> bool {
         let mut pools = self.pools.iter_mut();
         pools.any(|private| private.pool.works(driver))
@@ -438,7 +438,7 @@ impl PrivatePools {
         self.pools.iter().flat_map(|private| private.pool.pending())
     }
 
-    /// What the private pools hold.
+    /// The layout of the private pools.
     pub(crate) fn layout(&self) -> Vec<(PoolId, BlockLayout)> {
         let layout = |private: &PrivatePool| {
             let id = private.id;
@@ -456,7 +456,7 @@ impl PrivatePools {
     }
 }
 
-/// Requests go to this pool already. The filter that was not taken is to be dropped without the
+/// Requests already go to this pool. The unused filter must be dropped without the
 /// allocator's lock.
 pub(crate) struct AlreadyBegun(pub(crate) Box<dyn Filter>);
 
@@ -468,8 +468,8 @@ fn not_known(message: String) -> AllocateError {
     })
 }
 
-/// Blocks serve several requests, whatever their size, since none goes back; and nothing is
-/// left when the last user is gone.
+/// Blocks serve several requests of any size, since none is returned; nothing
+/// remains after the last user is gone.
 fn config(granule: u64) -> PoolConfig {
     PoolConfig {
         granule,

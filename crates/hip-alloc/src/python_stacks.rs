@@ -1,12 +1,12 @@
-//! Names Python's stacks: a number for each, and the frames behind a number.
+//! Assigns numbers to Python's stacks, and returns the frames for a number.
 //!
-//! The library neither links nor looks for Python: who records a history gives it the functions
-//! of Python's C interface by which a stack is read (`surefoot_activate`, which finds them with
-//! `ctypes.pythonapi`). Asking a function in Python instead takes several times as long, at
+//! The library neither links nor looks for Python: whoever records a history passes it the functions
+//! of Python's C API that read a stack (`surefoot_activate` finds them with
+//! `ctypes.pythonapi`). Calling a function in Python instead takes several times as long, at
 //! every request and every free.
 //!
-//! A stack is kept as its code objects and the place in each. What these are called and which
-//! line that is, Python looks up when somebody wants to see it.
+//! A stack is stored as its code objects and the position in each. Python looks up their names and line
+//! numbers when they are needed.
 
 use crate::lock::{Lock, Slot};
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Programs that make code as they run could have stacks without end.
+/// Programs that generate code could have an unlimited number of stacks.
 const MOST_STACKS: usize = 1_000_000;
 
 /// A `PyObject *` or a `PyThreadState *`.
@@ -37,7 +37,7 @@ pub(crate) struct Python {
     back: unsafe extern "C" fn(Object) -> Object,
     /// `PyFrame_GetCode`: a new reference.
     code: unsafe extern "C" fn(Object) -> Object,
-    /// `PyFrame_GetLasti`, or `PyFrame_GetLineNumber` where there is none (before Python 3.11).
+    /// `PyFrame_GetLasti`, or `PyFrame_GetLineNumber` before Python 3.11.
     place: unsafe extern "C" fn(Object) -> c_int,
     /// `Py_IncRef`
     increment: unsafe extern "C" fn(Object),
@@ -45,37 +45,37 @@ pub(crate) struct Python {
     decrement: unsafe extern "C" fn(Object),
 }
 
-/// A code object by its address, and the place in it.
+/// A code object by its address, and the position in it.
 type Frame = (usize, c_int);
 
-/// What a stack's tag is told from its frames by, where it is kept in front of them.
+/// Marks a stack's tag, which is stored before its frames.
 const TAG: c_int = c_int::MIN;
 
 static PYTHON: Slot<Python> = Slot::new();
-/// Whether the frames are wanted, and not the tag alone.
+/// Whether frames are wanted in addition to the tag.
 static WALKS: AtomicBool = AtomicBool::new(false);
-/// Goes with every stack that is named from now on.
+/// The tag for every stack from now on.
 static TAG_NOW: AtomicU64 = AtomicU64::new(0);
-/// The number of the stack that has this tag and no frames; 0 without a tag.
+/// The number of the stack with this tag and no frames; 0 without a tag.
 static TAG_ALONE: AtomicU64 = AtomicU64::new(0);
-/// Is taken by who has Python's own lock, which `os.fork` has too: so no child inherits it taken.
+/// Taken while holding Python's own lock, which `os.fork` holds too: so no child inherits it locked.
 static STACKS: Lock<Stacks> = Lock::new(Stacks {
     numbers: None,
     named: Vec::new(),
     forgotten: 0,
 });
 
-/// The stacks that were seen. Code objects in them are kept alive, so that no other takes their
-/// addresses.
+/// The known stacks. Their code objects are kept alive, so that their addresses are not
+/// reused.
 struct Stacks {
     numbers: Option<HashMap<Arc<[Frame]>, u64, BuildHasherDefault<Folding>>>,
-    /// By number, from the one after `forgotten` on.
+    /// By number, starting with the one after `forgotten`.
     named: Vec<Arc<[Frame]>>,
-    /// How many were named that are not kept any more.
+    /// How many stacks had numbers and are no longer kept.
     forgotten: u64,
 }
 
-/// Names the stacks of Python's threads from now on, as [`name`] does it: with their frames if
+/// Starts recording the stacks of Python's threads with [`name`]: with their frames if
 /// `walks`, and each with the tag of its time.
 pub(crate) fn start(python: Python, walks: bool, tag: u64) {
     let python = PYTHON.get_or_make(|| python);
@@ -91,7 +91,7 @@ pub(crate) fn start(python: Python, walks: bool, tag: u64) {
     TAG_ALONE.store(alone, Ordering::Relaxed);
 }
 
-/// Forgets all stacks. Their numbers are not used again.
+/// Drops all stacks. Their numbers are not reused.
 pub(crate) fn forget() {
     let Some(python) = PYTHON.get() else { return };
     let _lock = PythonLock::take(python);
@@ -107,9 +107,9 @@ pub(crate) fn forget() {
     }
 }
 
-/// The number of this thread's stack and tag; 0 where there is neither. A thread that Python does
-/// not know, as autograd's own, has no stack, and does not wait for Python's lock. Stacks that are
-/// alike have one number, so a training loop adds none after its first rounds.
+/// The number of this thread's stack and tag; 0 if there is neither. A thread that Python does
+/// not know, such as autograd's own, has no stack, and does not wait for Python's lock. Equal stacks
+/// have the same number, so a training loop adds none after its first iterations.
 pub(crate) extern "C" fn name() -> u64 {
     let Some(python) = PYTHON.get() else { return 0 };
     // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's function,
@@ -131,7 +131,7 @@ pub(crate) extern "C" fn name() -> u64 {
     keep(python, &stack)
 }
 
-/// Adds the frames of this thread, the innermost first.
+/// Adds the frames of this thread, innermost first.
 ///
 /// # Safety
 /// This thread has Python's lock.
@@ -152,7 +152,7 @@ unsafe fn walk(python: &Python, stack: &mut Vec<Frame>) {
     }
 }
 
-/// The number of a stack, a new one the first time. This thread has Python's lock.
+/// The number of a stack, which is added if it is new. This thread has Python's lock.
 fn keep(python: &Python, stack: &[Frame]) -> u64 {
     let mut stacks = STACKS.lock();
     let Stacks {
@@ -178,7 +178,7 @@ fn keep(python: &Python, stack: &[Frame]) -> u64 {
     number
 }
 
-/// The tag and the frames behind a number, if it is one.
+/// The tag and frames for a number, if it exists.
 pub(crate) fn behind(number: u64) -> Option<(u64, Arc<[Frame]>)> {
     let _lock = PythonLock::take(PYTHON.get()?);
     let stacks = STACKS.lock();
@@ -211,7 +211,7 @@ impl Drop for PythonLock<'_> {
     }
 }
 
-/// Addresses and places are spread by one multiplication each: nobody chooses them to collide.
+/// Mixes addresses and positions with one multiplication each: there are no adversarial keys.
 #[derive(Default)]
 struct Folding(u64);
 

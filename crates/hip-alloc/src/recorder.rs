@@ -1,18 +1,18 @@
-//! Recording what a program asks for: `HIP_ALLOC_TRACE=file`.
+//! Records a program's requests: `HIP_ALLOC_TRACE=file`.
 //!
-//! The device that allocates first records to the file itself, any other to
-//! `file.<device>` (`file.host`). A name that ends in `.zst` is compressed, and `%p` in it is
-//! the id of the process. While one process records to a file, another that is told the same
+//! The first device that allocates records to the file itself, any other to
+//! `file.<device>` (`file.host`). A file whose name ends in `.zst` is compressed, and `%p` in the name is
+//! replaced by the process id. While one process records to a file, another one with the same
 //! name (every rank of a distributed run) records to `file.<process id>`. One line is one event:
 //!
 //! ```text
-//! a 17 1048576 0     request 17 is for 1 MiB, on stream 0 (left out: stream 0)
+//! a 17 1048576 0     request 17 is for 1 MiB, on stream 0 (may be omitted for stream 0)
 //! f 17               request 17 is freed
 //! s                  a step begins: hip_alloc_reset_peaks was called
 //! ```
 //!
 //! A program that is killed loses what was not yet written: at most [`UNWRITTEN_BYTES`] of
-//! text, or what it asked for in the last `UNWRITTEN_FOR` of its requests. `surefoot replay`
+//! text, or the requests in the last `UNWRITTEN_FOR`. `surefoot replay`
 //! reads the rest, compressed or not.
 
 use crate::units::{DeviceIndex, StreamId};
@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 /// Fast, and traces compress well at any level.
 const COMPRESSION_LEVEL: i32 = 3;
 
-/// As much text is written out at once.
+/// This much text is written at once.
 pub const UNWRITTEN_BYTES: usize = 32 << 10;
-/// And so is less, when the last time was so long ago.
+/// Less is written if the last write was this long ago.
 const UNWRITTEN_FOR: Duration = Duration::from_millis(500);
 
 /// One event of a trace.
@@ -38,9 +38,9 @@ pub enum Event<Id = u32> {
     Allocate {
         /// Identifies the request; its free has the same.
         id: Id,
-        /// Size in bytes, as requested.
+        /// The requested size in bytes.
         bytes: u64,
-        /// The stream, as the trace names it.
+        /// The stream, by its name in the trace.
         stream: u64,
     },
     /// A request is freed.
@@ -52,7 +52,7 @@ pub enum Event<Id = u32> {
     Step,
 }
 
-/// The line of the trace, without its end.
+/// The line of the trace, without its line break.
 impl<Id: fmt::Display> fmt::Display for Event<Id> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -74,10 +74,10 @@ pub struct Recorder {
     /// Names of live requests, by address.
     live: HashMap<u64, u64>,
     next: u64,
-    /// Bytes of text since everything was written out, and when that was.
+    /// Bytes of text since the last write, and when that was.
     unwritten: usize,
     written: Instant,
-    /// The first error ends the recording; the program goes on.
+    /// The first error ends the recording, but not the program.
     failed: Option<io::Error>,
 }
 
@@ -103,13 +103,13 @@ impl Write for Writer {
 }
 
 impl Recorder {
-    /// Begins a recording; an older one in the same file is lost.
+    /// Starts a recording; an older one in the same file is overwritten.
     ///
     /// # Errors
-    /// Of the file; [`io::ErrorKind::WouldBlock`] while another recorder has it.
+    /// Errors of the file; [`io::ErrorKind::WouldBlock`] while another recorder uses it.
     pub fn create(path: &Path) -> io::Result<Recorder> {
         let file = (File::options().write(true).create(true).truncate(false)).open(path)?;
-        // Pipes and terminals are shared as their users like.
+        // Pipes and terminals may be shared.
         if file.metadata()?.is_file() {
             // Not every file system has locks.
             if let Err(TryLockError::WouldBlock) = file.try_lock() {
@@ -133,8 +133,8 @@ impl Recorder {
         })
     }
 
-    /// As [`create`](Self::create), and beside that file, with the process in its name, while
-    /// another recorder has it; says which it is.
+    /// Like [`create`](Self::create), or in a file beside it with the process id in its name, while
+    /// another recorder uses it; returns the path.
     pub fn create_or_beside(path: &Path, process: u32) -> io::Result<(Recorder, PathBuf)> {
         match Self::create(path) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -145,7 +145,7 @@ impl Recorder {
         }
     }
 
-    /// What the user named, with the process in the place of `%p`.
+    /// The path from the user, with the process id in place of `%p`.
     pub fn path_in_process(named: &Path, process: u32) -> PathBuf {
         match named.to_str() {
             Some(text) => PathBuf::from(text.replace("%p", &process.to_string())),
@@ -153,7 +153,7 @@ impl Recorder {
         }
     }
 
-    /// The file for a device, given what the user named and whether it is the first.
+    /// The file for a device, given the path from the user and whether it is the first.
     pub fn path_for(named: &Path, device: DeviceIndex, first: bool) -> PathBuf {
         if first {
             return named.to_path_buf();
@@ -165,7 +165,7 @@ impl Recorder {
         with_suffix(named, &suffix)
     }
 
-    /// Notes a request that was served.
+    /// Records a served request.
     pub fn allocated(&mut self, address: u64, bytes: u64, stream: StreamId) {
         let id = self.next;
         self.next += 1;
@@ -177,20 +177,20 @@ impl Recorder {
         });
     }
 
-    /// Notes a free.
+    /// Records a free.
     pub fn freed(&mut self, address: u64) {
         if let Some(id) = self.live.remove(&address) {
             self.write(Event::Free { id });
         }
     }
 
-    /// Notes that a step begins, and writes out what was buffered.
+    /// Records the beginning of a step, and writes the buffer.
     pub fn step(&mut self) {
         self.write(Event::Step);
         self.write_out();
     }
 
-    /// The error that ended the recording, once.
+    /// Takes the error that ended the recording.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failed.take()
     }
@@ -205,8 +205,8 @@ impl Recorder {
         }
     }
 
-    /// Hands everything to the operating system, which keeps it when the program is killed;
-    /// a compressed file can be unpacked up to here.
+    /// Passes everything to the operating system, which keeps it if the program is killed;
+    /// a compressed file can be decompressed up to here.
     fn write_out(&mut self) {
         let result = self.writer.flush();
         self.unwritten = 0;
@@ -221,7 +221,7 @@ impl Recorder {
     }
 }
 
-/// `run.trace.zst` becomes `run.trace.<suffix>.zst`: what says that it is compressed stays last.
+/// `run.trace.zst` becomes `run.trace.<suffix>.zst`: the extension of compression stays last.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let (stem, end) = match path.extension() {
         Some(end) if end == "zst" => (path.with_extension(""), ".zst"),
@@ -232,7 +232,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// A writer and the bytes that went through it.
+/// A writer that counts bytes.
 struct Counted<'a>(&'a mut Writer, usize);
 
 impl Write for Counted<'_> {

@@ -1,7 +1,7 @@
-//! Why a request was not served, in words for the person who runs the program.
+//! The message for a request that cannot be served.
 //!
-//! The words are PyTorch's own where it has them, since programs look for them; after them
-//! comes what PyTorch cannot know: what made memory end here, and what would widen it.
+//! It uses PyTorch's own wording where possible, since programs search for it; then
+//! follows what PyTorch cannot know: what limits memory, and how to raise the limit.
 
 use crate::driver::{LimitedBy, MemoryInfo};
 use crate::pool::{AllocateError, PoolStats};
@@ -9,13 +9,13 @@ use crate::units::DeviceIndex;
 use platform::Bytes;
 use platform::memory::Limit;
 
-/// A request that was not served; the text is the whole message.
+/// A request that was not served, with the complete message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is not enough memory: the program may give some up and ask again.
+    /// Not enough memory: the program may free some and try again.
     #[error("{0}")]
     OutOfMemory(String),
-    /// Asking for less would not help.
+    /// A smaller request would not help.
     #[error("{0}")]
     Failed(String),
 }
@@ -23,14 +23,14 @@ pub enum Refusal {
 /// What is known when a request is refused.
 pub(crate) struct Situation<'a> {
     pub(crate) device: DeviceIndex,
-    /// The name of the runtime, as PyTorch's message begins.
+    /// The name of the runtime, at the start of PyTorch's message.
     pub(crate) runtime: &'static str,
     pub(crate) requested: u64,
     pub(crate) error: &'a AllocateError,
     pub(crate) stats: PoolStats,
-    /// `None` where the driver does not answer.
+    /// `None` if the driver does not answer.
     pub(crate) info: Option<MemoryInfo>,
-    /// Whether holes inside blocks go back to the driver.
+    /// Whether holes inside blocks are returned to the driver.
     pub(crate) gives_back_holes: bool,
 }
 
@@ -84,7 +84,7 @@ impl Situation<'_> {
         }
     }
 
-    /// What made memory end here, where that can be changed.
+    /// What limits memory here, if that can be changed.
     fn limit(&self) -> Option<String> {
         let info = self.info?;
         Some(match info.limited_by {
@@ -129,7 +129,7 @@ impl Situation<'_> {
         })
     }
 
-    /// Memory that is there, but not in one piece.
+    /// Memory that is available, but not contiguous.
     fn pieces(&self, unused: u64) -> Option<String> {
         (unused >= self.requested && !self.gives_back_holes).then(|| {
             "What is held and not allocated lies in smaller pieces: HIP_ALLOC_CONF=mapped:on \
@@ -141,7 +141,7 @@ impl Situation<'_> {
 
 /// Two decimals, as PyTorch's messages have.
 fn human(bytes: u64) -> String {
-    // PyTorch's own messages know no unit beyond GiB.
+    // PyTorch's own messages have no unit beyond GiB.
     match bytes >= 1 << 40 {
         true => format!("{:.2} GiB", Bytes(bytes).as_gib()),
         false => format!("{:.2}", Bytes(bytes)),

@@ -1,6 +1,6 @@
 //! The allocators of this process: one for the host, one for each accelerator.
 //!
-//! Each is made at its first use, from the settings in the environment.
+//! Each is created at its first use, from the settings in the environment.
 
 pub(crate) mod fork_handlers;
 
@@ -28,13 +28,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// More accelerators than any machine has.
 const MOST_DEVICES: usize = 64;
-/// Every address is a multiple of this: PyTorch's CPU kernels want 64.
+/// Every address is a multiple of this: PyTorch's CPU kernels require 64.
 const HOST_GRANULE: u64 = 64;
-/// What may always be held of the host's memory: two blocks for small requests.
+/// The floor for host memory: two blocks for small requests.
 const HOST_FLOOR: u64 = 4 * MIB;
-/// The name of the machine's own memory among processes.
+/// The name of the machine's own memory for `other_processes`.
 const HOST_MEMORY: &str = "host";
-/// What PyTorch's own allocator aligns device memory to.
+/// The alignment of device memory in PyTorch's own allocator.
 const DEVICE_GRANULE: u64 = 512;
 
 /// The allocators of a process.
@@ -42,17 +42,17 @@ pub(crate) struct Registry {
     config: Config,
     /// `HIP_ALLOC_TRACE`.
     trace: Option<PathBuf>,
-    /// The process that records; its forked children have the same name for the file.
+    /// The recording process; its forked children have the same file name.
     process: u32,
-    /// Whether a device records to the file of that name already.
+    /// Whether a device already records to the file of that name.
     recording: AtomicBool,
-    /// How many entries of history each device keeps.
+    /// How many history entries each device keeps.
     history: AtomicUsize,
     host: Place<Allocator>,
     devices: [Place<Result<Allocator, String>>; MOST_DEVICES],
 }
 
-/// Where an allocator is, once it is made.
+/// The slot of an allocator.
 struct Place<T> {
     made: Slot<T>,
     opening: Opening,
@@ -66,7 +66,7 @@ impl<T> Place<T> {
         }
     }
 
-    /// What is there; the first time, what `open` makes, which no fork waits for.
+    /// The value; at the first call the result of `open`, which no fork waits for.
     fn get_or_open(&self, open: impl FnOnce() -> T) -> &T {
         forking_on_its_own(|| {
             self.opening.alone(|| {
@@ -80,7 +80,7 @@ impl<T> Place<T> {
     }
 }
 
-/// The driver of a device that can be used, and what its allocator is made from.
+/// The driver of a usable device, and the other inputs for its allocator.
 enum Found {
     Gpu {
         driver: Box<GpuDriver>,
@@ -92,9 +92,9 @@ enum Found {
 
 static REGISTRY: Slot<Registry> = Slot::new();
 
-/// The registry, made if there is none; the error is for settings that are wrong. It is told
-/// to every caller until they are right: a program must not run with others than it was given.
-/// `first` is run once, before there is one.
+/// The registry, created if there is none; the error is for invalid settings. It is returned
+/// to every caller until they are valid: a program must not run with other settings than intended.
+/// `first` is called once, before the registry exists.
 pub(crate) fn get_or_make(first: impl FnOnce()) -> Result<&'static Registry, ConfigError> {
     making(|| {
         if let Some(registry) = REGISTRY.get() {
@@ -106,12 +106,12 @@ pub(crate) fn get_or_make(first: impl FnOnce()) -> Result<&'static Registry, Con
     })
 }
 
-/// What `HIP_ALLOC_CONF` says now.
+/// The current settings in `HIP_ALLOC_CONF`.
 pub(crate) fn settings() -> Result<Config, ConfigError> {
     Config::from_variable(std::env::var_os("HIP_ALLOC_CONF").as_deref())
 }
 
-/// The registry, if anything was allocated yet.
+/// The registry, if it exists.
 pub(crate) fn existing() -> Option<&'static Registry> {
     REGISTRY.get()
 }
@@ -147,12 +147,12 @@ impl Registry {
         let opened = match place.made.get() {
             Some(opened) => opened,
             None => {
-                // With no lock at all: a thread in the constructor of a library may want the same
-                // device. What the slower one of two found is dropped.
+                // Without any lock: a thread in the constructor of a library may need the same
+                // device. The result of the slower thread is dropped.
                 let found = forking_on_its_own(|| self.find(device));
                 let opened = place.get_or_open(|| found.map(|found| self.open(device, found)));
                 if let Ok(allocator) = opened {
-                    // Those that began meanwhile did not see it.
+                    // Captures that began meanwhile have not seen it.
                     for captured in self.captures_beside(device) {
                         allocator.heed_capture(captured);
                     }
@@ -163,7 +163,7 @@ impl Registry {
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// Every allocator made so far.
+    /// All existing allocators.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Allocator> {
         let devices = self
             .devices
@@ -178,14 +178,14 @@ impl Registry {
         others.flat_map(Allocator::captures_begun).collect()
     }
 
-    /// This process is a new one: whoever opened a device is not in it.
+    /// To be called in a forked child: threads that were opening a device do not exist in it.
     fn forked(&self) {
         self.host.opening.forget();
         self.devices.iter().for_each(|place| place.opening.forget());
         fork::runtime_is_the_parents();
     }
 
-    /// Keeps this many entries of history of each device, also of those that come later.
+    /// Keeps this many history entries for each device, also for those that are opened later.
     pub(crate) fn record_history(&self, entries: usize) {
         self.history.store(entries, Ordering::Relaxed);
         self.all()
@@ -204,7 +204,7 @@ impl Registry {
         }
     }
 
-    /// Finds the driver of a device, which needs the loader, and has it answer.
+    /// Finds the driver of a device, which needs the loader, and makes a first call to it.
     fn find(&self, device: DeviceIndex) -> Result<Found, String> {
         let found = match self.config.backend {
             Backend::Host => return Ok(Found::Host),
@@ -237,14 +237,14 @@ impl Registry {
         {
             report::warn(&format!("{device}: memory is not mapped: {problem}"));
         }
-        // The first question makes the device's context. Where it fails, so does every request.
+        // The first call creates the device's context. If it fails, so does every request.
         let _ = driver.memory_info(0);
         let driver = Box::new(driver);
         Ok(Found::Gpu { driver, memory })
     }
 
-    /// The runtime that the process uses: PyTorch's, where there is one, and it must work. Of
-    /// others one that has a device, if any.
+    /// The runtime that the process uses: PyTorch's, if there is one, which must work; otherwise
+    /// one that has a device, if any.
     fn loaded_runtime(&self) -> Result<Option<(Runtime, i32)>, String> {
         if let Some(family) = runtime::of_pytorch() {
             return usable(family, Search::Loaded).map(Some);
@@ -340,7 +340,7 @@ impl Registry {
     }
 }
 
-/// A runtime that has a device, and how many.
+/// A runtime with a device, and the number of devices.
 fn usable(family: Family, search: Search) -> Result<(Runtime, i32), String> {
     let runtime = Runtime::find(family, search).map_err(|error| error.to_string())?;
     if !fork::may_call_runtime() {

@@ -1,13 +1,13 @@
-//! Messages for the person running the program: one line each, on standard error.
+//! Messages for the user: one line each, on standard error.
 //!
-//! A program that does something wrong usually does it in a loop, and a device that is lost
-//! fails every call from then on: what has been said is not said again.
+//! A program that makes a mistake usually makes it in a loop, and a lost device
+//! fails every later call: so messages are not repeated.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes one line. The process may be low on memory or about to stop, so this does not fail;
-/// and it goes past the standard library's lock on standard error, which a forked child may
-/// have inherited closed.
+/// Writes one line. The process may be low on memory or about to exit, so this must not fail;
+/// and it bypasses the standard library's lock on standard error, which a forked child may
+/// have inherited locked.
 pub(crate) fn warn(message: &str) {
     let line = format!("hip-alloc: {message}\n");
     let mut bytes = line.as_bytes();
@@ -29,7 +29,7 @@ impl Repeated {
     }
 
     pub(crate) fn warn(&self, message: &str) {
-        // The count ends near the limit, so that it cannot wrap around to zero.
+        // The count stops near the limit, so that it cannot wrap around to zero.
         if self.0.load(Ordering::Relaxed) > MOST_REPORTS {
             return;
         }

@@ -1,5 +1,5 @@
-//! What the allocators hold, written as PyTorch's memory snapshots are: a pickle that
-//! `torch/cuda/_memory_viz.py` and the memory_viz page open.
+//! The state of the allocators in the format of PyTorch's memory snapshots: a pickle for
+//! `torch/cuda/_memory_viz.py` and the memory_viz page.
 
 use crate::history::{Action, Entry, StackId};
 use crate::pickle::Writer;
@@ -7,19 +7,19 @@ use crate::pool::{BlockLayout, SpanUse};
 use crate::units::{DeviceIndex, PoolId};
 use std::collections::HashMap;
 
-/// What the allocator of a device holds, and how that came about.
+/// The state of a device's allocator, and its history.
 pub(crate) struct DeviceState {
     pub(crate) device: DeviceIndex,
-    /// With the private pool that each is of; in address order within a pool.
+    /// With the private pool of each block; in address order within a pool.
     pub(crate) blocks: Vec<(Option<PoolId>, BlockLayout)>,
     /// Oldest first.
     pub(crate) history: Vec<Entry>,
-    /// Where the program was when it asked for what is live, by address, as far as known.
+    /// Where the program was when it requested the live memory at an address, if known.
     pub(crate) stacks: HashMap<u64, StackId>,
 }
 
 impl DeviceState {
-    /// As PyTorch numbers it; the host has the place of the first accelerator.
+    /// PyTorch's index; the host takes the place of the first accelerator.
     fn index(&self) -> i64 {
         self.device.0.max(0).into()
     }
@@ -37,7 +37,7 @@ pub(crate) fn pickle(devices: &[DeviceState]) -> Vec<u8> {
                 }
             }
         });
-        // Viewers want a list for each device.
+        // Viewers require a list for each device.
         writer.text("device_traces");
         writer.list(|writer| {
             let count = devices.iter().map(|device| device.index() + 1).max();
@@ -73,8 +73,8 @@ fn entry(writer: &mut Writer, entry: &Entry) {
     });
 }
 
-/// PyTorch's list of frames is empty: a stack is a name here, under a key of our own, that
-/// whoever gave it replaces by frames.
+/// PyTorch's list of frames is empty: a stack is an id here, under a key of our own, which
+/// the provider of the id replaces by frames.
 fn frames(writer: &mut Writer, stack: StackId) {
     writer.text("frames");
     writer.list(|_| {});
@@ -108,7 +108,7 @@ fn segment(writer: &mut Writer, device: &DeviceState, pool: Option<PoolId>, bloc
         writer.text("segment_type");
         writer.text(if block.direct { "large" } else { "small" });
         writer.text("segment_pool_id");
-        // That of the device has these two numbers, which are no private pool's.
+        // The device's pool has these two numbers, which no private pool has.
         let id = pool.map_or([0, 0], |id| [id.first, id.second]);
         writer.list(|writer| id.iter().for_each(|part| writer.number(*part as i64)));
         writer.text("is_expandable");

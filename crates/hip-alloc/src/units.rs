@@ -9,7 +9,7 @@ pub const MIB: u64 = 1 << 20;
 /// One GiB in bytes.
 pub const GIB: u64 = 1 << 30;
 
-/// A device as the program numbers it: the accelerator's index, or the host.
+/// A device by the program's numbering: the accelerator's index, or the host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceIndex(pub i32);
 
@@ -27,7 +27,7 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
-/// A stream as the runtime names it: the bits of a `hipStream_t`. Zero is the
+/// A stream of the runtime: the bits of a `hipStream_t`. Zero is the
 /// default stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct StreamId(pub u64);
@@ -37,13 +37,13 @@ impl StreamId {
     pub const DEFAULT: StreamId = StreamId(0);
 }
 
-/// The name of a private pool: PyTorch's `MempoolId_t`. Two zeros are that of no pool.
+/// The id of a private pool: PyTorch's `MempoolId_t`. Two zeros mean no pool.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolId {
-    /// Counts the pools of graphs.
+    /// Numbers the pools of graphs.
     pub first: u64,
-    /// Counts the pools that programs make.
+    /// Numbers the pools that programs create.
     pub second: u64,
 }
 

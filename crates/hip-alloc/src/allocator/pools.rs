@@ -1,4 +1,4 @@
-//! Pools of the program's own, and captures of graphs: what an allocator does while there are any.
+//! Private pools and captures of graphs in an allocator.
 
 use super::{Allocator, Inner, Standing};
 use crate::driver::Driver;
@@ -6,21 +6,21 @@ use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolStats};
 use crate::private_pools::{AlreadyBegun, Captured, Filter, PrivatePools};
 use crate::units::{PoolId, StreamId};
 
-/// Why requests are not directed to a pool.
+/// Why requests cannot be directed to a pool.
 pub(crate) enum CannotBegin {
-    /// They are already.
+    /// They already are.
     AlreadyBegun,
-    /// The device is not to be touched.
+    /// The device must not be used.
     OutOfReach(&'static str),
 }
 
 impl Allocator {
-    /// Has requests that the filter takes served by a pool, which is made if it is not there, until
-    /// [`end_pool`](Self::end_pool). It has one user more. What comes back says, as long as it is
-    /// true, that a graph may be captured.
+    /// Directs requests that the filter accepts to a pool, which is created if necessary and gets one more
+    /// user, until [`end_pool`](Self::end_pool). The result tells, as long as it is true, that a graph may
+    /// be being captured.
     ///
     /// # Errors
-    /// Requests go to that pool already, or the device is out of reach.
+    /// If requests already go to that pool, or the device must not be used.
     pub(crate) fn begin_pool(
         &self,
         id: PoolId,
@@ -34,15 +34,15 @@ impl Allocator {
             let granule = inner.pool.config().granule;
             inner.among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
         };
-        // Only now, without the lock: what a filter owns may be memory of this allocator.
+        // Only now, without the lock: a filter may own memory of this allocator.
         begun.map_err(|AlreadyBegun(filter)| {
             drop(filter);
             CannotBegin::AlreadyBegun
         })
     }
 
-    /// Whether requests went to the pool; they do no longer. Of a device that is out of reach
-    /// nothing is changed.
+    /// Stops directing requests to the pool; returns whether they were. Changes nothing if the device must not
+    /// be used.
     pub(crate) fn end_pool(&self, id: PoolId) -> bool {
         let filter = {
             let mut inner = self.inner.lock();
@@ -57,11 +57,11 @@ impl Allocator {
         filter.is_some()
     }
 
-    /// One user more of a pool, which is made for the first. With `use_on_oom`, what is free in it
+    /// Adds a user to a pool, which is created for the first. With `use_on_oom`, its free memory
     /// serves other requests before they are refused.
     ///
     /// # Errors
-    /// Why the device is not to be touched.
+    /// Why the device must not be used.
     pub(crate) fn retain_pool(&self, id: PoolId, use_on_oom: bool) -> Result<(), &'static str> {
         let mut inner = self.inner.lock();
         if let Some(reason) = inner.out_of_reach() {
@@ -77,8 +77,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// One user less; with the last, the pool's memory goes back as soon as nothing of it is live.
-    /// Whether there was such a pool. Of a device that is out of reach nothing is changed.
+    /// Removes a user; with the last, the pool's memory is returned as soon as none of it is live.
+    /// Returns whether the pool existed. Changes nothing if the device must not be used.
     pub(crate) fn release_pool(&self, id: PoolId) -> bool {
         let mut inner = self.inner.lock();
         if inner.out_of_reach().is_some() {
@@ -89,17 +89,17 @@ impl Allocator {
         released
     }
 
-    /// How many have a pool; 0 where there is none.
+    /// The number of users of a pool; 0 if it does not exist.
     pub(crate) fn pool_users(&self, id: PoolId) -> u32 {
         self.inner.lock().private.users(id)
     }
 
-    /// What says of each capture that has begun here whether it goes on.
+    /// For each capture that began here, the flag that tells whether it is still running.
     pub(crate) fn captures_begun(&self) -> Vec<Captured> {
         self.inner.lock().private.begun()
     }
 
-    /// A graph may be captured on another device, as long as `captured` is true.
+    /// A graph may be being captured on another device, as long as `captured` is true.
     pub(crate) fn heed_capture(&self, captured: Captured) {
         let mut inner = self.inner.lock();
         if inner.out_of_reach().is_some() {
@@ -113,8 +113,8 @@ impl Allocator {
 }
 
 impl Inner {
-    /// Runs `act` among the program's pools, and notes whether there are any afterwards. What it
-    /// takes from the driver and gives back is noted if that is wanted.
+    /// Calls `act` with the private pools, and records whether there are any afterwards. Driver allocations and
+    /// releases are recorded if the history is on.
     fn among_pools<T>(
         &mut self,
         act: impl FnOnce(&mut PrivatePools, &mut Pool, &mut dyn Driver) -> T,
@@ -156,7 +156,7 @@ impl Inner {
         self.among_pools(|private, pool, driver| private.allocate(pool, driver, bytes, stream))
     }
 
-    /// As the first time, when the request was refused.
+    /// Repeats a request that was refused.
     pub(super) fn allocate_again(
         &mut self,
         bytes: u64,
@@ -178,7 +178,7 @@ impl Inner {
         self.among_pools(|private, pool, driver| private.trim(pool, driver, keep));
     }
 
-    /// Whether a graph is, or may be, captured.
+    /// Whether a graph is, or may be, being captured.
     pub(super) fn captures(&mut self) -> bool {
         self.standing == Standing::AmongPools
             && self.among_pools(|private, pool, _| {
@@ -187,7 +187,7 @@ impl Inner {
             })
     }
 
-    /// Asks the driver something that would end captures without notice.
+    /// Makes a driver call that would otherwise invalidate captures.
     pub(super) fn beside_captures<T>(
         &mut self,
         ask: impl FnOnce(&mut Pool, &mut dyn Driver) -> T,
@@ -198,12 +198,12 @@ impl Inner {
         }
     }
 
-    /// What all pools do and hold.
+    /// Statistics of all pools.
     pub(super) fn stats(&self) -> PoolStats {
         self.private.stats(&self.pool)
     }
 
-    /// What all pools hold.
+    /// The layout of all pools.
     pub(super) fn layout(&self) -> Vec<(Option<PoolId>, BlockLayout)> {
         let own = self.pool.layout().into_iter().map(|block| (None, block));
         let private = self.private.layout().into_iter();

@@ -1,4 +1,4 @@
-//! What somebody sees and does who looks after the memory that is kept.
+//! The view of an allocator for background reclaim.
 
 use super::{Allocator, Inner};
 use crate::driver::{DriverError, MemoryInfo};
@@ -8,7 +8,7 @@ use crate::other_processes::OtherProcesses;
 use crate::units::StreamId;
 
 impl Allocator {
-    /// Runs `judge`, which tells whether it is to look again, unless there is nothing to look at.
+    /// Calls `judge`, which returns whether to check again, unless there is nothing to check.
     pub(crate) fn for_reclaim(&self, judge: impl FnOnce(&mut ReclaimView<'_>) -> bool) -> bool {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
@@ -16,7 +16,7 @@ impl Allocator {
             return false;
         }
         if inner.captures() {
-            // Nothing can be given back, nor the device asked.
+            // Nothing can be returned, and the device must not be queried.
             return true;
         }
         let again = !inner.deferred.device_lost() && judge(&mut ReclaimView { inner });
@@ -27,7 +27,7 @@ impl Allocator {
         let lost = inner.deferred.device_lost();
         let again = again && !lost;
         if !again {
-            // The next memory that is kept is looked after anew.
+            // Reclaim starts again when more memory is kept.
             inner.pool.set_keeping(!lost);
             inner.looked_after = false;
         }
@@ -35,7 +35,7 @@ impl Allocator {
     }
 }
 
-/// What a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) sees and does.
+/// What a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) can see and do.
 pub(crate) struct ReclaimView<'a> {
     inner: &'a mut Inner,
 }
@@ -47,7 +47,7 @@ impl ReclaimView<'_> {
         stats.allocations + stats.frees
     }
 
-    /// What can be had from the machine, beside what is held.
+    /// Memory available from the machine, in addition to what is held.
     pub(crate) fn free_memory(&mut self) -> Result<MemoryInfo, DriverError> {
         let held = self.inner.stats().held_bytes;
         let memory = self.inner.driver.cheap_memory_info(held)?;
@@ -58,12 +58,12 @@ impl ReclaimView<'_> {
         ))
     }
 
-    /// How many bytes more would be held at the most that was ever used.
+    /// How many bytes are missing to the highest usage so far.
     pub(crate) fn growth(&self) -> u64 {
         self.inner.pool.growth()
     }
 
-    /// How many bytes are held beyond the floor and those in use.
+    /// Bytes held beyond the floor and those in use.
     pub(crate) fn kept(&self) -> u64 {
         self.inner.pool.kept()
     }
@@ -73,7 +73,7 @@ impl ReclaimView<'_> {
         self.inner.other_processes.as_mut()
     }
 
-    /// Whether the device works with what was freed.
+    /// Whether work in flight uses freed memory.
     pub(crate) fn works(&mut self) -> bool {
         let Inner {
             pool,
@@ -84,12 +84,12 @@ impl ReclaimView<'_> {
         pool.works(driver.as_mut()) || private.work(driver.as_mut())
     }
 
-    /// Whether memory is kept from now on.
+    /// Sets whether memory is kept.
     pub(crate) fn keep(&mut self, keep: bool) {
         self.inner.pool.set_keeping(keep);
     }
 
-    /// Gives back what is kept and nothing works with; whether that was something.
+    /// Returns kept memory that no work uses; returns whether there was any.
     pub(crate) fn give_back(&mut self) -> bool {
         let held = |inner: &Inner| inner.pool.stats().held_bytes;
         let before = held(self.inner);

@@ -1,26 +1,26 @@
-//! What the calls of a driver cost, and the clock that tells.
+//! The cost of driver calls, and the clock to measure it.
 
 use crate::units::{KIB, MIB};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// What a driver costs.
+/// The cost of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DriverCost {
-    /// Seconds of a call.
+    /// Seconds per call.
     pub latency: f64,
-    /// Seconds for a byte that was taken fresh, until it can be used.
+    /// Seconds per newly allocated byte, until it can be used.
     pub per_byte: f64,
 }
 
 impl DriverCost {
-    /// Seconds for a block to go back and to come again.
+    /// Seconds for releasing and reallocating a block.
     pub fn of_both_ways(&self, bytes: u64) -> f64 {
         2.0 * self.latency + bytes as f64 * self.per_byte
     }
 }
 
-/// What a small and a large block cost, of which `take` takes one, touches it and gives it back.
+/// Measures a small and a large block; `take` allocates one, touches it and releases it.
 pub(super) fn measured(mut take: impl FnMut(u64) -> Option<()>) -> Option<DriverCost> {
     const SIZES: (u64, u64) = (64 * KIB, 16 * MIB);
     let mut time = |bytes| {
@@ -28,7 +28,7 @@ pub(super) fn measured(mut take: impl FnMut(u64) -> Option<()>) -> Option<Driver
         take(bytes)?;
         Some(began.elapsed().as_secs_f64())
     };
-    // The first call makes what all later ones use.
+    // The first call initialises what later ones use.
     time(SIZES.0)?;
     let (small, large) = (time(SIZES.0)?, time(SIZES.1)?);
     Some(DriverCost {

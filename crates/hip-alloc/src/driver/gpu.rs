@@ -17,16 +17,16 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What bounds a device's memory beyond what its runtime says, given the
-/// runtime's own numbers and what we hold.
+/// Limits on a device's memory besides those of its runtime, given the
+/// runtime's numbers and what we hold.
 pub type Bound = Box<dyn FnMut(MemoryInfo, u64) -> MemoryInfo + Send>;
 
 thread_local! {
-    /// This thread is one of ours, for which no device need be current.
+    /// Whether this is one of our threads, for which no device needs to be current.
     static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// On this thread, which is one of ours, the last device stays current.
+/// Marks this thread as one of ours: the last device stays current.
 pub(crate) fn thread_is_ours() {
     OURS.set(true);
 }
@@ -56,9 +56,9 @@ pub struct GpuDriver {
     bound: Bound,
     mapped: Option<MappedMemory>,
     held: u64,
-    /// Events that are not in use, to be recorded again.
+    /// Unused events, to be recorded again.
     spare: Vec<*mut c_void>,
-    /// The thread that entered a capture had this mode before.
+    /// The mode that the capturing thread had before.
     mode_before: Option<c_int>,
 }
 
@@ -68,7 +68,7 @@ pub struct GpuDriver {
 unsafe impl Send for GpuDriver {}
 
 impl GpuDriver {
-    /// A driver for `device`; `bound` gives the honest capacity.
+    /// A driver for `device`; `bound` returns the real capacity.
     pub fn new(runtime: Arc<Runtime>, device: DeviceIndex, bound: Bound) -> Self {
         GpuDriver {
             contexts: ContextFunctions::find(runtime.family),
@@ -82,12 +82,12 @@ impl GpuDriver {
         }
     }
 
-    /// Maps memory in handles from now on, if that works when it is tried.
+    /// Maps memory in handles from now on, if a trial succeeds.
     ///
     /// # Errors
-    /// What failed; the driver then serves without.
+    /// What failed; the driver then works without it.
     pub fn map_memory(&mut self) -> Result<(), String> {
-        // Also makes the context current that CUDA's driver wants.
+        // Also makes the context current that CUDA's driver requires.
         let info = self.memory_info(0).map_err(|error| error.to_string())?;
         let family = self.runtime.family;
         let mut result = Err(String::new());
@@ -124,12 +124,12 @@ impl GpuDriver {
         })
     }
 
-    /// Calls the runtime, which may fork in any of its functions.
+    /// Calls a function of the runtime, which may fork.
     fn call<T>(&self, call: impl FnOnce(&Runtime) -> T) -> T {
         forking_on_its_own(|| call(&self.runtime))
     }
 
-    /// Runs `call` with our device current on this thread, and restores the one before if that
+    /// Calls `call` with our device current on this thread, and restores the previous device if one
     /// was in use.
     fn on_device(
         &self,
@@ -162,7 +162,7 @@ impl GpuDriver {
         // SAFETY: this device was current a moment ago.
         let restored = self.check("SetDevice", unsafe { (functions.set_device)(before) });
         if let Err(error) = restored {
-            // What the call did, it did: memory that it gave must not be forgotten for this.
+            // The result of the call stands: memory that it returned must not be forgotten.
             static NOT_RESTORED: Repeated = Repeated::new();
             let device = self.device;
             NOT_RESTORED.warn(&format!(
@@ -172,9 +172,9 @@ impl GpuDriver {
         self.check(name, status)
     }
 
-    /// Since CUDA 12, making a device current makes a context on it, hundreds of megabytes. A thread
-    /// that never chose a device has the first one: to restore that would take this memory there
-    /// for every process that computes on another one. Then ours stays current, as PyTorch has it
+    /// Since CUDA 12, making a device current creates a context on it, hundreds of megabytes. A thread
+    /// that never chose a device has the first one: restoring that would take this memory there
+    /// in every process that computes on another one. Then ours stays current, as in PyTorch
     /// (`c10::cuda::MaybeSetDevice`), which sets the device before each use.
     fn is_to_be_restored(&self, before: c_int) -> bool {
         if OURS.get() {
@@ -200,8 +200,8 @@ impl GpuDriver {
         Err(self.failure(call, status))
     }
 
-    /// The runtime keeps an error for the next who asks, which would be PyTorch, after a kernel of
-    /// its own that did not fail.
+    /// The runtime keeps an error for the next caller that queries it, which would be PyTorch, after one of
+    /// its own kernels that did not fail.
     fn forget_error(&self) {
         // SAFETY: takes nothing, changes only the error kept for this thread.
         self.call(|runtime| unsafe { (runtime.functions.get_last_error)() });
@@ -228,8 +228,8 @@ impl GpuDriver {
         })
     }
 
-    /// How much this thread minds captures of others, which it told before; `None` where the runtime
-    /// has no such thing.
+    /// Sets how strictly this thread respects other captures, and returns the previous mode; `None` if the runtime
+    /// does not support it.
     fn exchange_capture_mode(&self, mode: c_int) -> Option<c_int> {
         let functions = self.runtime.capture_functions.as_ref()?;
         let mut mode = mode;
@@ -246,8 +246,8 @@ impl GpuDriver {
 
 impl Driver for GpuDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        // On unified memory the runtime gives more than the machine has, and the
-        // kernel kills somebody for it later: refuse here instead.
+        // On unified memory the runtime provides more than the machine has, and the
+        // kernel later kills a process for it: refuse here instead.
         if bytes > self.memory_info(self.held)?.free {
             return Err(DriverError::OutOfMemory);
         }

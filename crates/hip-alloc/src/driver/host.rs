@@ -1,6 +1,6 @@
 //! Host memory: anonymous mappings, for PyTorch's CPU allocator and for tests.
 //!
-//! How much there is to give is what the kernel says is available, less a reserve,
+//! The available memory is what the kernel reports as available, less a reserve,
 //! and no more than the control group allows: a request beyond that fails here,
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
@@ -9,10 +9,10 @@ use crate::units::{MIB, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Reads how much memory the machine can still give, in bytes.
+/// Returns how much memory the machine can still provide, in bytes.
 pub trait HostMemory: Send {
-    /// What may be allocated now, and what this process may hold in all, given that
-    /// `untouched` bytes of what it holds were promised, but are not in memory yet: the
+    /// What may be allocated now, and the total for this process, given that
+    /// `untouched` bytes of what it holds are not in memory yet, so that the
     /// kernel still counts them as available.
     fn read(&mut self, untouched: u64) -> MemoryInfo;
 }
@@ -21,30 +21,30 @@ pub trait HostMemory: Send {
 pub struct HostDriver {
     memory: Box<dyn HostMemory>,
     held: u64,
-    /// Whether parts of blocks go back.
+    /// Whether parts of blocks are returned.
     mapped: bool,
-    /// What there is, by address.
+    /// The mappings by address.
     mappings: BTreeMap<u64, Extent>,
 }
 
 /// One mapping.
 struct Extent {
     bytes: u64,
-    /// Of these, what went back.
+    /// Of these, the part that was returned.
     gone: u64,
 }
 
-/// Parts go back in multiples of this.
+/// Parts are returned in multiples of this.
 const HANDLE: u64 = 32 * MIB;
 const PAGE: u64 = 4096;
-/// How many pages are asked about in one call.
+/// How many pages are queried per call.
 const PAGES_AT_ONCE: usize = 1 << 16;
 
-/// Mappings of at least this size ask for huge pages.
+/// Mappings of at least this size request huge pages.
 const HUGE_PAGE: u64 = 2 * MIB;
 
 impl HostDriver {
-    /// A driver that never gives more than `memory` says there is.
+    /// A driver that never provides more than `memory` reports.
     pub fn new(memory: Box<dyn HostMemory>) -> Self {
         HostDriver {
             memory,
@@ -54,14 +54,14 @@ impl HostDriver {
         }
     }
 
-    /// Lets parts of blocks go back, too.
+    /// Enables returning parts of blocks.
     pub fn map_memory(&mut self) {
         self.mapped = true;
     }
 
     /// Whether there is room for `bytes` more.
     fn has_room(&mut self, bytes: u64) -> bool {
-        // That nothing was touched is the careful guess; counting takes time.
+        // Assuming that nothing was touched is the safe choice; counting takes time.
         bytes <= self.memory.read(self.held).free
             || bytes <= self.memory.read(self.held - self.touched()).free
     }
@@ -82,7 +82,7 @@ impl HostDriver {
                         pages.as_mut_ptr(),
                     )
                 };
-                // What cannot be asked about counts as untouched.
+                // Pages that cannot be queried count as untouched.
                 if result == 0 {
                     let asked = &pages[..length.div_ceil(PAGE) as usize];
                     let there = asked.iter().filter(|page| **page & 1 != 0).count();
@@ -130,7 +130,7 @@ impl Driver for HostDriver {
         }
         if bytes >= HUGE_PAGE {
             // SAFETY: the range is the mapping made above, which is ours alone.
-            // Advice only: a kernel without huge pages refuses it, which is fine.
+            // This is only advice: a kernel without huge pages refuses it, which is fine.
             unsafe { libc::madvise(address, length, libc::MADV_HUGEPAGE) };
         }
         self.held += bytes;
@@ -260,7 +260,7 @@ mod tests {
         // SAFETY: these two parts did not go back.
         let kept = unsafe { (bytes.read(), bytes.add(last).read()) };
         assert_eq!(kept, (7, 9));
-        // Nothing else is put where the part was.
+        // Nothing else is placed where the part was.
         let other = driver.allocate(HANDLE).unwrap();
         assert!(!(start..start + 3 * HANDLE).contains(&other));
         driver.release(start, 3 * HANDLE).unwrap();
@@ -268,8 +268,8 @@ mod tests {
         assert_eq!(driver.held, 0);
     }
 
-    /// Under a control group's limit a program is refused memory before the kernel would
-    /// have to kill it, whether it has touched what it was promised or not.
+    /// Under a control group's limit, a request is refused before the kernel would
+    /// have to kill the program, whether it has touched its memory or not.
     #[test]
     fn a_control_group_is_never_promised_more_than_its_limit() {
         const BLOCK: u64 = 16 * MIB;
@@ -299,7 +299,7 @@ mod tests {
             // SAFETY: a mapping of this size that was just made.
             unsafe { std::ptr::write_bytes(*block as *mut u8, 1, BLOCK as usize) };
         }
-        // As the kernel would count. A huge page may reach into the next block.
+        // As the kernel would count. A huge page may extend into the next block.
         let touched = driver.touched();
         assert!((5 * BLOCK..6 * BLOCK).contains(&touched), "{touched}");
         std::fs::write(&usage, (others + touched).to_string()).unwrap();

@@ -1,8 +1,8 @@
-//! Device memory that is reserved, created in handles and mapped: parts of it can go back.
+//! Device memory that is reserved, created in handles and mapped: parts of it can be released.
 //!
 //! HIP has these functions in its runtime, CUDA in its driver; they have the same
-//! signatures and structures. Some versions of ROCm spend a file descriptor on each handle
-//! and others refuse what they offer, so the functions are first tried on real memory,
+//! signatures and structures. Some versions of ROCm use up a file descriptor for each handle,
+//! and others fail although they offer it, so the functions are first tested on real memory,
 //! which is written and read back, and handles are large.
 
 use super::numbers::{
@@ -15,9 +15,9 @@ use libloading::os::unix::Library;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_ulonglong, c_void};
 
-/// No handle is smaller.
+/// The smallest size of a handle.
 const SMALLEST_HANDLE: u64 = 32 * MIB;
-/// All memory is about this many handles.
+/// The device's memory is divided into about this many handles.
 const HANDLES: u64 = 256;
 
 /// `hipMemLocation`, `CUmemLocation`.
@@ -60,7 +60,7 @@ function_table! {
 }
 
 function_table! {
-    /// What the trial needs besides, from the runtime.
+    /// Other functions of the runtime that the trial needs.
     CopyFunctions {
         copy: "Memcpy" fn(*mut c_void, *const c_void, usize, c_int) -> Status;
     }
@@ -73,7 +73,7 @@ pub(super) type Failure = (&'static str, Status);
 pub(super) struct MappedMemory {
     functions: MapFunctions,
     device: DeviceIndex,
-    /// What sizes of handles are multiples of.
+    /// The unit of handle sizes.
     pub(super) granule: u64,
     /// Bytes of a handle.
     pub(super) handle: u64,
@@ -82,11 +82,11 @@ pub(super) struct MappedMemory {
 
 struct Reservation {
     bytes: u64,
-    /// Each handle with its bytes; `None` once it went back.
+    /// Each handle with its size; `None` once it was released.
     handles: Vec<Option<(u64, u64)>>,
 }
 
-/// A mapped handle and where it is.
+/// A mapped handle and its position.
 struct Part {
     address: u64,
     bytes: u64,
@@ -94,10 +94,10 @@ struct Part {
 }
 
 impl MappedMemory {
-    /// The functions, if the family has them, with handles for `capacity` bytes.
+    /// Loads the functions, if the family has them, with handles for `capacity` bytes.
     ///
     /// # Errors
-    /// A function is missing, or the runtime does not say what granularity it has.
+    /// If a function is missing, or the runtime does not report a granularity.
     pub(super) fn find(
         family: Family,
         device: DeviceIndex,
@@ -138,7 +138,7 @@ impl MappedMemory {
         })
     }
 
-    /// Maps memory, writes it, reads it back, and gives part and then all of it back.
+    /// Maps memory, writes it, reads it back, and releases a part and then all of it.
     pub(super) fn try_out(&mut self, family: Family) -> Result<(), String> {
         let library = open_library(family, Search::Loaded).ok_or("the runtime is gone")?;
         let prefix = family.prefix();
@@ -190,7 +190,7 @@ impl MappedMemory {
         }
     }
 
-    /// Reserves, creates and maps; undoes all of it if any call fails.
+    /// Reserves, creates and maps; undoes everything if a call fails.
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<u64, Failure> {
         let mut start = 0;
         // SAFETY: writes one address to a live local.
@@ -212,7 +212,7 @@ impl MappedMemory {
         });
         self.reservations.insert(start, reservation);
         if let Err(failure) = mapped {
-            // What cannot be undone is lost; the failure that matters is the first.
+            // If undoing fails, the memory is lost; the first failure is the one to report.
             let _ = self.release(start);
             return Err(failure);
         }
@@ -244,11 +244,11 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Gives back the handles of a range: all of them, or none and an error.
+    /// Releases the handles of a range: all of them, or none and an error.
     ///
-    /// What counts is that nobody is given memory that is not there. So when a range can be
-    /// neither unmapped whole nor put back, it counts as gone, and so does memory that the
-    /// runtime will not take back once nothing points to it.
+    /// The program must never get memory that does not exist. So if a range can be
+    /// neither unmapped completely nor mapped again, it counts as released, and so does memory that the
+    /// runtime refuses to release after it was unmapped.
     pub(super) fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), Failure> {
         let going = self.parts(address, bytes)?;
         for (done, part) in going.iter().enumerate() {
@@ -278,7 +278,7 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// The handles that lie within a range.
+    /// The handles within a range.
     fn parts(&self, address: u64, bytes: u64) -> Result<Vec<Part>, Failure> {
         let found = self.reservations.range(..=address).next_back();
         let (&start, reservation) = found.ok_or(("MemUnmap", 1))?;
@@ -301,7 +301,7 @@ impl MappedMemory {
         Ok(parts)
     }
 
-    /// Maps a handle again where it was.
+    /// Maps a handle at its old position again.
     fn put_back(&self, part: &Part) -> bool {
         let length = part.bytes as usize;
         // SAFETY: the range is of a reservation of ours and was unmapped a moment ago, and
@@ -316,7 +316,7 @@ impl MappedMemory {
         mapped == 0 && unsafe { (self.functions.set_access)(part.address, length, &access, 1) } == 0
     }
 
-    /// Gives back what is left of an allocation; how many bytes of it were mapped.
+    /// Releases the rest of an allocation; returns how many bytes of it were mapped.
     pub(super) fn release(&mut self, start: u64) -> Result<u64, Failure> {
         let Some(reservation) = self.reservations.get(&start) else {
             return Err(("MemAddressFree", 1));

@@ -1,9 +1,9 @@
-//! Where memory comes from: one small trait, and what implements it.
+//! Where memory comes from: a small trait and its implementations.
 //!
-//! The pool asks a [`Driver`] for whole blocks and knows nothing else about the
-//! machine. `gpu` speaks to a HIP or CUDA runtime (`runtime` finds it), `host` maps anonymous
-//! memory, and `sim` is a device that exists only in
-//! arithmetic (for tests and replays).
+//! The pool allocates whole blocks from a [`Driver`] and does not depend on the
+//! machine otherwise. `gpu` uses a HIP or CUDA runtime (found by `runtime`), `host` maps anonymous
+//! memory, and `sim` is a simulated device without memory
+//! (for tests and replays).
 
 mod cost;
 #[cfg(unix)]
@@ -26,28 +26,28 @@ use platform::device_error::ErrorClass;
 use platform::memory::Limit;
 use std::time::Duration;
 
-/// An event recorded on a stream: done when the work before it is done.
+/// An event recorded on a stream: complete when the work before it is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EventId(pub u64);
 
-/// Memory of a device, in bytes, as one number each.
+/// Memory of a device, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryInfo {
-    /// What could still be allocated.
+    /// What can still be allocated.
     pub free: u64,
-    /// What this process could hold in all; never below `free`.
+    /// The total for this process; never below `free`.
     pub total: u64,
-    /// What made it this much, and no more.
+    /// What limits it to this.
     pub limited_by: LimitedBy,
 }
 
-/// Where memory ends.
+/// What limits memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LimitedBy {
-    /// The device has no more.
+    /// The device's capacity.
     #[default]
     Device,
-    /// Something of the machine that the device is in.
+    /// Another limit of the machine.
     Machine(Limit),
     /// The program's own setting.
     Fraction,
@@ -69,14 +69,14 @@ pub enum DriverError {
         /// The runtime's name for it.
         message: String,
     },
-    /// The device is out of reach: it belongs to the process that this one was forked from, or the
-    /// process ends.
+    /// The device must not be used: it belongs to the process that this one was forked from, or the
+    /// process is exiting.
     #[error("{0}")]
     Orphaned(&'static str),
 }
 
 impl DriverError {
-    /// Whether the device cannot be used again in this process: an asynchronous error that
+    /// Whether the device cannot be used again in this process, because of an asynchronous error that
     /// every later call repeats.
     pub fn loses_device(&self) -> bool {
         matches!(self, DriverError::Failed { code, .. }
@@ -84,7 +84,7 @@ impl DriverError {
     }
 }
 
-/// How a driver maps memory in handles, each of which can go back by itself.
+/// How a driver maps memory in handles, each of which can be released separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Bytes of a handle; the last one of an allocation may be smaller.
@@ -101,54 +101,54 @@ pub trait Driver: Send {
     /// Gets `bytes` of memory; the address is a multiple of 4096 and not zero.
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError>;
 
-    /// Gives back what [`allocate`](Driver::allocate) gave, or what is left of what
-    /// [`allocate_mapped`](Driver::allocate_mapped) gave; `bytes` is what was asked for.
-    /// Nothing in flight may touch it any more.
+    /// Releases memory from [`allocate`](Driver::allocate), or the rest of memory from
+    /// [`allocate_mapped`](Driver::allocate_mapped); `bytes` is the requested size.
+    /// No work in flight may use it.
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError>;
 
-    /// How memory is mapped in handles; `None` where it cannot be.
+    /// How memory is mapped in handles; `None` if that is not possible.
     fn mapping(&self) -> Option<Mapping> {
         None
     }
 
-    /// As [`allocate`](Driver::allocate), in handles. `bytes` is a multiple of the granule.
+    /// Like [`allocate`](Driver::allocate), in handles. `bytes` is a multiple of the granule.
     fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
         self.allocate(bytes)
     }
 
-    /// Gives back some handles of a mapped allocation: the range begins and ends where
-    /// handles do. Nothing in flight may touch it any more. After an error all of them
-    /// are still there.
+    /// Releases some handles of a mapped allocation: the range begins and ends at
+    /// handle boundaries. No work in flight may use it. After an error all of them
+    /// still exist.
     fn release_part(&mut self, _address: u64, _bytes: u64) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Marks this point on the stream. `None`: all work before it is already done.
+    /// Records an event on the stream. `None`: all work before it is already complete.
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError>;
 
-    /// Whether the event has been reached. `true` ends the event: it is not asked
-    /// about again.
+    /// Whether the event is complete. `true` ends the event: it must not be queried
+    /// again.
     fn reached(&mut self, event: EventId) -> Result<bool, DriverError>;
 
     /// Waits for the event and ends it.
     fn wait(&mut self, event: EventId) -> Result<(), DriverError>;
 
-    /// Waits for all work on the device. Only for when an event cannot be had.
+    /// Waits for all work on the device. Only for when an event cannot be recorded.
     fn synchronize(&mut self) -> Result<(), DriverError>;
 
-    /// Whether work on the stream is captured for a graph, instead of done.
+    /// Whether work on the stream is being captured for a graph instead of executed.
     fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DriverError> {
         Ok(false)
     }
 
-    /// While work is captured anywhere in the process, taking memory would end that, unless
-    /// this thread says before that it knows ...
+    /// While work is being captured anywhere in the process, an allocation would invalidate the capture, unless
+    /// this thread first declares that it may ...
     fn enter_capture(&mut self) {}
 
-    /// ... and that it is done, after which it is as careful as before.
+    /// ... and afterwards that it is done, which restores the mode before.
     fn leave_capture(&mut self) {}
 
-    /// The name of the runtime, as its errors begin.
+    /// The name of the runtime, at the start of its errors.
     fn runtime(&self) -> &'static str {
         "HIP"
     }
@@ -158,28 +158,28 @@ pub trait Driver: Send {
         true
     }
 
-    /// Whether it can be called until the very end of the process. A runtime has destructors of its
-    /// own, which may run before those of the program.
+    /// Whether it can be called until the very end of the process. A runtime has its own destructors,
+    /// which may run before those of the program.
     fn survives_exit(&self) -> bool {
         true
     }
 
-    /// As [`memory_info`](Driver::memory_info), at little cost: what was given and not touched yet
+    /// Like [`memory_info`](Driver::memory_info), but cheap: memory that was allocated and not touched yet
     /// may count as free.
     fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
         self.memory_info(held)
     }
 
-    /// What this driver costs, tried out in a few milliseconds; `None` where that is not worth it.
+    /// Measures the cost of this driver in a few milliseconds; `None` if that is not worthwhile.
     fn measure(&mut self) -> Option<DriverCost> {
         None
     }
 
-    /// The time since some moment, for the cost of calls. Where there is no clock, always zero.
+    /// A monotonic time, for the cost of calls; always zero without a clock.
     fn now(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// What the device has, of which `held` bytes are ours.
+    /// The device's memory, of which `held` bytes are ours.
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
 }

@@ -1,7 +1,7 @@
-//! The numbers of the GPU runtimes that we pass and compare.
+//! Constants of the GPU runtimes.
 //!
-//! They are written here so that this crate builds where HIP is not installed. The tests, and
-//! the feature `hip-headers`, compare them with HIP's own declarations while compiling.
+//! They are defined here so that this crate builds without HIP. The tests, and
+//! the feature `hip-headers`, compare them with HIP's own declarations at compile time.
 
 use std::ffi::{c_int, c_uint};
 

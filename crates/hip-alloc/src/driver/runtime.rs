@@ -1,16 +1,16 @@
-//! The function table of a GPU runtime, found in this process.
+//! The function table of a GPU runtime that is loaded in this process.
 //!
 //! HIP and CUDA runtimes have the same functions under two prefixes, with the
 //! same signatures and, for the errors that matter here, the same codes. The
-//! runtime that the program already uses is taken, never a second one: two
+//! runtime that the program already uses is used, never a second one, since two
 //! runtimes in one process do not know each other's memory. So the global scope is
-//! asked first, then what is loaded but private, and the disk only when the user
+//! searched first, then private libraries that are loaded, and the disk only if the user
 //! names the backend.
 //!
-//! One table serves HIP 5, 6 and 7, because it holds no function whose binary interface
+//! One table serves HIP 5, 6 and 7, because it contains no function whose binary interface
 //! changed between them: HIP 6 gave `hipDeviceProp_t` another layout and its users another
-//! symbol (`hipGetDevicePropertiesR0600`), so what we want to know about a device is asked
-//! as single attributes, whose numbers stayed.
+//! symbol (`hipGetDevicePropertiesR0600`), so facts about a device are queried
+//! as single attributes, whose numbers are stable.
 
 use super::numbers::{self, NO_DEVICE, SUCCESS};
 use crate::units::DeviceIndex;
@@ -34,8 +34,8 @@ impl Family {
         }
     }
 
-    /// The attributes of a device that say its PCI domain, bus and device, and whether it
-    /// shares the memory of the host.
+    /// The device attributes for PCI domain, bus and device, and whether it
+    /// shares the host's memory.
     fn place_attributes(self) -> [c_int; 4] {
         match self {
             Family::Hip => numbers::HIP_PLACE_ATTRIBUTES,
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// What usually stands between a runtime and a device, for the person who asked for one.
+    /// The usual reasons why a runtime sees no device, for the user.
     fn why_no_device(self) -> &'static str {
         match self {
             Family::Hip => {
@@ -59,7 +59,7 @@ impl Family {
         }
     }
 
-    /// File names, newest first. PyTorch's ROCm wheels carry the one without a number.
+    /// File names, newest first. PyTorch's ROCm wheels contain the one without a number.
     fn file_names(self) -> &'static [&'static str] {
         match self {
             Family::Hip => &[
@@ -78,7 +78,7 @@ impl Family {
     }
 }
 
-/// A device's place on the PCI bus.
+/// A device's PCI address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PciDevice {
     /// PCI domain number.
@@ -87,18 +87,18 @@ pub struct PciDevice {
     pub bus: u32,
     /// PCI device; GPUs are function 0.
     pub slot: u32,
-    /// The device shares the memory of the host.
+    /// The device shares the host's memory.
     pub integrated: bool,
-    /// Whose device it is.
+    /// The runtime's family.
     pub family: Family,
 }
 
 /// Where to look for a runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Search {
-    /// What the process has loaded.
+    /// Libraries that the process has loaded.
     Loaded,
-    /// That, else what the loader finds on the disk.
+    /// Also libraries that the loader finds on the disk.
     LoadedOrDisk,
 }
 
@@ -108,7 +108,7 @@ pub enum RuntimeError {
     /// No library was found.
     #[error("no {family:?} runtime: none is loaded in this process{}", if *.searched_disk { ", and the loader finds none" } else { "" })]
     NotFound {
-        /// Which one was asked for.
+        /// The requested family.
         family: Family,
         /// Whether the disk was searched too.
         searched_disk: bool,
@@ -116,12 +116,12 @@ pub enum RuntimeError {
     /// A library lacks a function.
     #[error("the {family:?} runtime has no function `{symbol}`")]
     Symbol {
-        /// Which one was asked for.
+        /// The requested family.
         family: Family,
         /// The name looked up.
         symbol: String,
     },
-    /// The runtime works, and sees no GPU that it can use.
+    /// The runtime works, but sees no GPU that it can use.
     #[error("{call}: {name} (error {code}): {}", family.why_no_device())]
     NoDevice {
         /// The runtime: HIP or CUDA.
@@ -133,7 +133,7 @@ pub enum RuntimeError {
         /// The runtime's name for it.
         name: String,
     },
-    /// The runtime answered with an error.
+    /// The runtime returned an error.
     #[error("{call}: {name} (error {code})")]
     Refused {
         /// Name of the function that was called.
@@ -145,8 +145,8 @@ pub enum RuntimeError {
     },
 }
 
-/// Error codes are taken as plain numbers: a value that an enum of ours does not
-/// know would be undefined behaviour.
+/// Error codes are plain numbers: a value that is unknown to an enum of ours
+/// would be undefined behaviour.
 pub(super) type Status = u32;
 
 /// A struct of functions, and how to look them up in a library.
@@ -204,7 +204,7 @@ function_table! {
 }
 
 function_table! {
-    /// What captures of graphs need; runtimes without these have no captures.
+    /// Functions about captures of graphs; runtimes without these have no captures.
     CaptureFunctions {
     stream_is_capturing: "StreamIsCapturing" fn(*mut c_void, *mut c_int) -> Status;
     exchange_capture_mode: "ThreadExchangeStreamCaptureMode" fn(*mut c_int) -> Status;
@@ -220,7 +220,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Finds the runtime and its functions. The library stays loaded for good.
+    /// Finds the runtime and its functions. The library stays loaded.
     pub fn find(family: Family, search: Search) -> Result<Runtime, RuntimeError> {
         let library = open_library(family, search).ok_or(RuntimeError::NotFound {
             family,
@@ -237,7 +237,7 @@ impl Runtime {
         })
     }
 
-    /// How many devices the runtime sees; none is an error that says so.
+    /// The number of devices that the runtime sees; none is an error.
     pub fn device_count(&self) -> Result<i32, RuntimeError> {
         let mut count = 0;
         // SAFETY: writes one int to a live local.
@@ -249,8 +249,8 @@ impl Runtime {
         }
     }
 
-    /// Where a device sits, and whether it shares the memory of the host. `None` where the
-    /// runtime does not say.
+    /// A device's PCI address, and whether it shares the host's memory. `None` if the
+    /// runtime does not report it.
     pub fn place(&self, device: DeviceIndex) -> Option<PciDevice> {
         let [domain, bus, slot, integrated] = self.family.place_attributes();
         let attribute = |attribute: c_int| {
@@ -299,8 +299,8 @@ impl Runtime {
     }
 }
 
-/// The runtime that the PyTorch of this process was built for, where one is loaded. It need not
-/// be the only runtime here: other libraries bring theirs.
+/// The runtime that the PyTorch of this process was built for, if one is loaded. It need not
+/// be the only runtime in the process: other libraries load theirs.
 pub fn of_pytorch() -> Option<Family> {
     let loaded = |name: &str| {
         // SAFETY: nothing new is loaded, so no initialiser runs; and PyTorch never unloads it, so
@@ -315,7 +315,7 @@ pub fn of_pytorch() -> Option<Family> {
     found.map(|(family, _)| family)
 }
 
-/// The library of a runtime, never a second one.
+/// Opens the library of a runtime, never a second one.
 pub(super) fn open_library(family: Family, search: Search) -> Option<Library> {
     let probe = format!("{}Malloc", family.prefix());
     let global = Library::this();
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn no_function_has_an_interface_that_depends_on_the_version() {
-        // What HIP 6 exports twice, with and without the suffix R0600.
+        // The functions that HIP 6 exports twice, with and without the suffix R0600.
         for versioned in ["GetDeviceProperties", "ChooseDevice"] {
             assert!(!Functions::NAMES.contains(&versioned), "{versioned}");
         }

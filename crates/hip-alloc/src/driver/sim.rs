@@ -1,20 +1,20 @@
-//! A device that exists only in arithmetic: addresses without memory.
+//! A simulated device: addresses without memory.
 //!
-//! Replays and tests run the real pool on it. It takes orders: how much memory
+//! Replays and tests run the real pool on it. It can be configured: how much memory
 //! there is, how many polls an event takes, and which call fails. It checks its
-//! caller: giving back what was not given, or a wrong size, is an error.
+//! caller: releasing an unknown address, or a wrong size, is an error.
 
 use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{GIB, MIB, StreamId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-/// Orders for a [`SimDriver`].
+/// Configuration of a [`SimDriver`].
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     /// Bytes of the device.
     pub capacity: u64,
-    /// How often an event is polled before it counts as reached; 0: work is always done.
+    /// How often an event is polled before it is complete; 0: work is always complete.
     pub polls_per_event: u32,
     /// Whether memory can be mapped in handles, and how.
     pub mapping: Option<Mapping>,
@@ -22,9 +22,9 @@ pub struct SimConfig {
     pub fail_call: Option<(u64, DriverError)>,
     /// So do all calls after it, as on a device that was lost.
     pub fail_later_calls: bool,
-    /// Simulated time of a call that gives memory or takes it back.
+    /// Simulated time of a call that allocates or releases memory.
     pub call_latency: Duration,
-    /// How many bytes of given memory are cleared in a simulated second; 0: it takes no time.
+    /// How many bytes of allocated memory are cleared per simulated second; 0: it takes no time.
     pub clearing_rate: u64,
 }
 
@@ -45,7 +45,7 @@ impl Default for SimConfig {
 /// The simulated device.
 pub struct SimDriver {
     orders: SimConfig,
-    /// Allocation out, by address.
+    /// Allocations by address.
     allocations: BTreeMap<u64, Allocation>,
     held: u64,
     next_address: u64,
@@ -59,7 +59,7 @@ pub struct SimDriver {
 /// Memory at an address.
 struct Allocation {
     bytes: u64,
-    /// For mapped memory, the bytes of each handle, 0 once it went back.
+    /// For mapped memory, the size of each handle, 0 once it was released.
     handles: Vec<u64>,
 }
 
@@ -82,12 +82,12 @@ impl SimDriver {
         }
     }
 
-    /// Lets simulated time pass in the program.
+    /// Advances the simulated time, for work of the program.
     pub fn advance(&mut self, time: Duration) {
         self.now += time;
     }
 
-    /// Bytes given out now.
+    /// Bytes that are currently allocated.
     pub fn held(&self) -> u64 {
         self.held
     }
@@ -97,12 +97,12 @@ impl SimDriver {
         self.calls
     }
 
-    /// New orders; what was given out stays.
+    /// Changes the configuration; existing allocations stay.
     pub fn orders_mut(&mut self) -> &mut SimConfig {
         &mut self.orders
     }
 
-    /// The functions of [`Driver`] that failed because they were ordered to.
+    /// The functions of [`Driver`] that failed as configured.
     pub fn failed(&self) -> &BTreeSet<&'static str> {
         &self.failed
     }

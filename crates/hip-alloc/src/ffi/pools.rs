@@ -1,4 +1,4 @@
-//! Private pools: what PyTorch tells its allocator of captures and of memory pools.
+//! Private pools: what PyTorch tells its allocator about captures and memory pools.
 
 use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_device};
 use crate::allocator::{Allocator, CannotBegin};
@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 unsafe extern "C" {
     /// `cpp/pools.cpp`: a copy of a `std::function<bool(stream)>`, or null. Never throws.
     fn hip_alloc_copy_filter(filter: *const c_void) -> *mut c_void;
-    /// Ends such a copy.
+    /// Frees such a copy.
     fn hip_alloc_drop_filter(filter: *mut c_void);
     /// Calls it: 1, 0, or -1 with the reason in `message`. Never throws.
     fn hip_alloc_ask_filter(
@@ -59,8 +59,8 @@ impl Drop for PytorchFilter {
     }
 }
 
-/// Has requests that the filter takes served by a pool, until `hip_alloc_end_allocate_to_pool`.
-/// Throws a C++ exception where they are already.
+/// Directs requests that the filter accepts to a pool, until `hip_alloc_end_allocate_to_pool`.
+/// Throws a C++ exception if they already are.
 ///
 /// # Safety
 /// `filter` is null, or the address of a `std::function` that takes one pointer and returns a
@@ -110,13 +110,13 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
     }
 }
 
-/// The accelerators in use beside this one: a capture forbids some calls on all of them.
+/// The other accelerators in use: a capture forbids some calls on all of them.
 fn others(device: DeviceIndex) -> impl Iterator<Item = &'static Allocator> {
     let all = existing().into_iter().flat_map(|registry| registry.all());
     all.filter(move |other| other.device() != device && other.device() != DeviceIndex::HOST)
 }
 
-/// Requests go to the pool no longer. Nothing happens where they did not.
+/// Stops directing requests to the pool, if they were.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_end_allocate_to_pool(device: c_int, id: PoolId) {
     with_device(
@@ -129,7 +129,7 @@ pub extern "C-unwind" fn hip_alloc_end_allocate_to_pool(device: c_int, id: PoolI
     );
 }
 
-/// One user of a pool less; with the last, its memory goes back as soon as nothing of it is live.
+/// Removes a user of a pool; with the last, its memory is returned as soon as none of it is live.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_release_pool(device: c_int, id: PoolId) {
     with_device(
@@ -142,8 +142,8 @@ pub extern "C-unwind" fn hip_alloc_release_pool(device: c_int, id: PoolId) {
     );
 }
 
-/// One user of a pool more, which is made for the first. With `use_on_oom` other than 0, what is
-/// free in it serves other requests before they are refused.
+/// Adds a user to a pool, which is created for the first. With `use_on_oom` other than 0, its free
+/// memory serves other requests before they are refused.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_retain_pool(
     device: c_int,
@@ -159,7 +159,7 @@ pub extern "C-unwind" fn hip_alloc_retain_pool(
     })
 }
 
-/// How many have a pool; 0 where there is none, and below 0 where the device cannot be used.
+/// The number of users of a pool; 0 if it does not exist, and below 0 if the device cannot be used.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_pool_users(device: c_int, id: PoolId) -> c_int {
     let mut users = 0;

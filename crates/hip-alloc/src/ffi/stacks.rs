@@ -1,4 +1,4 @@
-//! Stacks: where the program is when it asks for memory, as a function says that it gives us.
+//! Stacks: where the program is when it makes a request, according to a function that it passes to us.
 
 use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, guarded};
 use crate::history::StackId;
@@ -9,22 +9,22 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names the stack of the thread that calls it.
+/// Returns a number for the stack of the calling thread.
 type NameStack = extern "C" fn() -> u64;
-/// What [`hip_alloc_record_stacks`] was given; null while stacks are not wanted.
+/// The function passed to [`hip_alloc_record_stacks`]; null while stacks are not wanted.
 static NAME_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// How many threads may be in that function.
 static NAMING: AtomicUsize = AtomicUsize::new(0);
-/// How long it is waited for that they are not.
+/// How long to wait until they have left it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// This thread is in that function, and what it asks for there has no stack.
+    /// Whether this thread is in that function; requests that it makes there have no stack.
     static IS_NAMING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has `name_stack` called before every request and free, and its answer kept with the entry.
-/// When it comes back, no thread is in the function that was called before.
+/// Has `name_stack` called before every request and free, and its result kept with the entry.
+/// When this returns, no thread is in the previous function.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) -> c_int {
     let function = name_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
@@ -32,7 +32,7 @@ pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) 
     if before == function || before.is_null() {
         return OK;
     }
-    // The function itself may end this; it is not waited for.
+    // The function itself may end this; do not wait for it.
     let own = usize::from(IS_NAMING.get());
     let began = Instant::now();
     while NAMING.load(Ordering::SeqCst) > own {
@@ -46,7 +46,7 @@ pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) 
     OK
 }
 
-/// Names Python's stacks, with frames if `walks`; without functions that ends, and all is forgotten.
+/// Records Python's stacks, with frames if `walks`; without functions it stops, and forgets everything.
 ///
 /// # Safety
 /// `python` is null, or points to `python_size` bytes: functions of Python's C interface, whose
@@ -81,7 +81,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_record_python_stacks(
     hip_alloc_record_stacks(Some(python_stacks::name))
 }
 
-/// The tag of a stack and its innermost frames, and of how many frames it is; 0 also where it is
+/// The tag of a stack and its innermost frames, and the number of its frames; 0 also if it is
 /// unknown.
 ///
 /// # Safety
@@ -113,8 +113,8 @@ pub unsafe extern "C-unwind" fn hip_alloc_python_stack(
     frames.len()
 }
 
-/// Where the program is, as the function says that it gave us. None of our locks is held
-/// meanwhile: it may wait for locks of its own (Python's), and may free memory.
+/// Where the program is, according to its function. None of our locks is held
+/// meanwhile: it may wait for its own locks (Python's), and may free memory.
 #[inline]
 pub(super) fn stack() -> StackId {
     if NAME_STACK.load(Ordering::Relaxed).is_null() {
@@ -134,7 +134,7 @@ fn ask() -> StackId {
     if IS_NAMING.replace(true) {
         return StackId::UNKNOWN;
     }
-    // First counted, then read: whoever takes the function away first takes it, then counts. So
+    // First count, then read: a caller that removes the function first removes it, then checks the count. So
     // either the function is not seen here, or this thread is seen there.
     NAMING.fetch_add(1, Ordering::SeqCst);
     let _done = Done;
@@ -148,7 +148,7 @@ fn ask() -> StackId {
     StackId(name_stack())
 }
 
-/// The other threads, which may have been naming their stacks, are not in a forked child.
+/// The other threads, which may have been in the function, do not exist in a forked child.
 pub(super) fn after_fork() {
     NAMING.store(usize::from(IS_NAMING.get()), Ordering::SeqCst);
 }

@@ -1,12 +1,12 @@
-//! A driver whose allocations and releases are noted, for the history's segment events: the pool
-//! knows nothing of histories, and the driver is the one place that all memory passes.
+//! A driver wrapper that records allocations and releases for the history's segment events: the pool
+//! does not know about histories, and all memory passes through the driver.
 
 use super::Action;
 use crate::driver::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::StreamId;
 use std::time::Duration;
 
-/// Memory that came from the driver or went back.
+/// Memory that was allocated from or returned to the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
     pub(super) action: Action,
@@ -14,7 +14,7 @@ pub(super) struct Moved {
     pub(super) bytes: u64,
 }
 
-/// Passes every call on.
+/// Forwards every call.
 pub(crate) struct RecordingDriver<'a> {
     pub(super) driver: &'a mut dyn Driver,
     pub(super) moved: &'a mut Vec<Moved>,

@@ -1,4 +1,4 @@
-//! What a pool has from the driver, counted.
+//! The memory that a pool has from the driver, with statistics.
 
 use super::PoolStats;
 use super::driver_time::DriverTime;
@@ -7,30 +7,30 @@ use super::stream_fences::Errors;
 use crate::driver::{Driver, DriverError, Mapping};
 use std::time::Duration;
 
-/// Mapped blocks are rounded up by no more than one part in this many.
+/// Mapped blocks are rounded up by at most this fraction.
 const ROUNDING_PART: u64 = 64;
 
-/// Memory that the driver gave.
+/// Memory from the driver.
 pub(crate) struct Segment {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// Came in handles, each of which can go back by itself.
+    /// Mapped in handles, each of which can be released separately.
     pub(crate) mapped: bool,
 }
 
-/// Takes memory from the driver and gives it back, and keeps the count of both.
+/// Allocates memory from the driver and returns it, and counts both.
 pub(crate) struct DeviceMemory {
-    /// What the driver could give when the pool began.
+    /// The driver's capacity at the start.
     pub(crate) capacity: u64,
-    /// No more than this is held, whatever the driver has.
+    /// The limit on held memory, whatever the driver has.
     pub(crate) limit: u64,
     /// How the driver maps blocks in handles, if it does.
     mapping: Option<Mapping>,
-    /// Mapping has failed for another reason than lack of memory: no more of it.
+    /// Whether mapping has failed for another reason than lack of memory, and is not used any more.
     mapping_failed: bool,
-    /// What the driver costs.
+    /// The cost of the driver.
     pub(crate) time: DriverTime,
-    /// Of this, the fields that count what the driver did.
+    /// Statistics; only the fields about the driver are used.
     stats: PoolStats,
 }
 
@@ -46,7 +46,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Asks the driver what it has.
+    /// Queries the driver's memory.
     pub(crate) fn refresh(&mut self, driver: &mut dyn Driver) {
         if let Ok(info) = driver.memory_info(self.held()) {
             self.capacity = info.free.saturating_add(self.held());
@@ -54,49 +54,49 @@ impl DeviceMemory {
         self.mapping = driver.mapping();
     }
 
-    /// Bytes taken and not given back.
+    /// Bytes allocated and not returned.
     pub(crate) fn held(&self) -> u64 {
         self.stats.held_bytes
     }
 
-    /// The counts, with the others at zero.
+    /// The statistics, with the other fields at zero.
     pub(crate) fn stats(&self) -> &PoolStats {
         &self.stats
     }
 
-    /// The driver refused memory and will be asked again.
+    /// Counts a refused driver allocation that will be repeated.
     pub(crate) fn count_retry(&mut self) {
         self.stats.alloc_retries += 1;
     }
 
-    /// All streams are waited for.
+    /// Counts a synchronisation of all streams.
     pub(crate) fn count_sync(&mut self) {
         self.stats.stream_syncs += 1;
     }
 
-    /// Starts the peaks again from what is held now.
+    /// Resets the peaks to what is held now.
     pub(crate) fn reset_peaks(&mut self) {
         self.stats.held_peak_bytes = self.stats.held_bytes;
         self.stats.driver_blocks_peak = self.stats.driver_allocs - self.stats.driver_frees;
     }
 
-    /// Bytes of a handle, where memory is mapped.
+    /// Bytes of a handle, if memory is mapped.
     pub(crate) fn handle(&self) -> Option<u64> {
         self.mapping.map(|mapping| mapping.handle)
     }
 
-    /// Bytes that may be taken under the limit.
+    /// Bytes that may be allocated under the limit.
     fn room(&self) -> u64 {
         self.limit.saturating_sub(self.held())
     }
 
-    /// How many handles that many mapped bytes are: each is a call to the driver.
+    /// The number of handles for this many mapped bytes: each is a call to the driver.
     fn handles(&self, bytes: u64) -> u64 {
         self.handle().map_or(1, |handle| bytes.div_ceil(handle))
     }
 
-    /// Memory for a block within the limit; if `may_map`, in handles where it is large enough for that to be of
-    /// use. Then it may be a little more than `bytes`.
+    /// Allocates memory for a block within the limit; if `may_map`, in handles if it is large enough for that to be
+    /// useful. Then it may be slightly more than `bytes`.
     pub(crate) fn take(
         &mut self,
         driver: &mut dyn Driver,
@@ -134,7 +134,7 @@ impl DeviceMemory {
         errors: &mut Errors,
     ) -> Result<Segment, DriverError> {
         let mapped = match self.take_mapped(driver, bytes, may_map) {
-            // Out of file descriptors, for one: ordinary memory still serves.
+            // For example out of file descriptors: ordinary memory still works.
             Err(error) if error != DriverError::OutOfMemory => {
                 self.mapping_failed = true;
                 errors.push(error);
@@ -173,7 +173,7 @@ impl DeviceMemory {
         }))
     }
 
-    /// Gives a block back.
+    /// Releases a block.
     pub(crate) fn release(
         &mut self,
         driver: &mut dyn Driver,
@@ -191,7 +191,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Gives whole handles of a mapped block back.
+    /// Releases whole handles of a mapped block.
     pub(crate) fn release_part(
         &mut self,
         driver: &mut dyn Driver,
@@ -211,7 +211,7 @@ impl DeviceMemory {
         self.time.gave_back(bytes, time);
     }
 
-    /// Counts the time of a call, and tells it.
+    /// Measures the time of a call, and counts it.
     fn timed<T>(
         &mut self,
         driver: &mut dyn Driver,

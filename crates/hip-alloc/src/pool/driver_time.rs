@@ -1,39 +1,39 @@
-//! What the driver costs: calls × latency + bytes ÷ clearing rate, and how much of that a
+//! The cost of the driver: calls × latency + bytes ÷ clearing rate, and how much of that a
 //! program can afford.
 //!
-//! A byte that goes back is asked for again in the next step, and then a driver clears and maps
-//! it. So each byte that goes back is charged with both ways, to a balance that grows by one part
-//! in [`SHARE`] of the time that passes: as long as the balance covers it, giving memory back makes
-//! no step longer by more than that part.
+//! A byte that is returned is requested again in the next step, and then a driver clears and maps
+//! it. So each returned byte is charged for both directions, to a balance that grows by the fraction
+//! [`SHARE`] of the elapsed time: as long as the balance covers it, returning memory makes
+//! no step longer by more than that fraction.
 
 use crate::driver::DriverCost;
 use std::time::Duration;
 
-/// The driver may take one part in this many of a program's time.
+/// The driver may use this fraction of a program's time.
 const SHARE: u32 = 50;
-/// The balance covers no more than this much time of the program: the longest steps.
+/// The balance covers at most this much time of the program: the longest steps.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Calls for no more bytes than this tell the latency of a call.
+/// Calls for at most this many bytes measure the latency of a call.
 const SMALL: u64 = 4 << 20;
-/// A new measurement counts for one part in this many.
+/// The weight of a new measurement is this fraction.
 const INERTIA: f64 = 4.0;
 
-/// The cost of the driver as its calls tell it, and the balance.
+/// The cost of the driver according to its calls, and the balance.
 #[derive(Default)]
 pub(crate) struct DriverTime {
     cost: DriverCost,
-    /// Seconds for a byte to go back, as the calls tell it.
+    /// Seconds per byte for a release, according to its calls.
     back_per_byte: f64,
-    /// What was measured beforehand: calls may return before their memory is there.
+    /// The initial measurement: calls may return before their memory is available.
     least: DriverCost,
-    /// Seconds that the driver may still take.
+    /// Seconds that the driver may still use.
     balance: f64,
-    /// When the balance was last brought up to date.
+    /// When the balance was last updated.
     at: Duration,
 }
 
 impl DriverTime {
-    /// The cost that was measured at the start; the calls themselves refine it.
+    /// Sets the cost that was measured at the start; later calls refine it.
     pub(crate) fn begin(&mut self, cost: DriverCost) {
         self.least = cost;
         self.cost = cost;
@@ -43,7 +43,7 @@ impl DriverTime {
         self.cost
     }
 
-    /// The driver gave `bytes` in a call that took so long.
+    /// The driver allocated `bytes` in a call of this duration.
     pub(crate) fn took(&mut self, bytes: u64, time: Duration) {
         let time = time.as_secs_f64();
         if bytes <= SMALL {
@@ -54,7 +54,7 @@ impl DriverTime {
         refine(&mut self.cost.per_byte, per_byte.max(self.least.per_byte));
     }
 
-    /// The driver took `bytes` back: the balance is charged, both for that and for asking again.
+    /// The driver released `bytes`: the balance is charged for that and for allocating them again.
     pub(crate) fn gave_back(&mut self, bytes: u64, time: Duration) {
         if bytes > SMALL {
             refine(&mut self.back_per_byte, time.as_secs_f64() / bytes as f64);
@@ -63,7 +63,7 @@ impl DriverTime {
         self.balance = (self.balance - cost).max(-Self::most());
     }
 
-    /// How many bytes may go back now without the driver's part becoming too large.
+    /// How many bytes may be returned now without exceeding the driver's share.
     pub(crate) fn affordable(&mut self, now: Duration) -> u64 {
         let passed = now.saturating_sub(self.at);
         self.at = now;

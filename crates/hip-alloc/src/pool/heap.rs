@@ -1,5 +1,5 @@
-//! The heap: blocks of the driver, the spans that they are split into, and which of these are
-//! free. Pure bookkeeping, which knows no driver and no events.
+//! The heap: blocks from the driver, the spans that they are split into, and which of these are
+//! free. Pure bookkeeping, without drivers or events.
 //!
 //! ```text
 //!  free                        a request takes the front; the rest stays where it is
@@ -9,12 +9,12 @@
 //!  | free                |     stays in the index; without any it goes into the index itself
 //! ```
 //!
-//! What holds between two calls:
-//! - the spans of a block are the block, in address order;
-//! - a free span is in the index of its region and owner, unless it is the whole of a block:
+//! Invariants between calls:
+//! - the spans of a block cover it, in address order;
+//! - a free span is in the index of its region and owner, unless it covers a whole block:
 //!   then the block is in the list of empty ones, or was taken out of it;
-//! - no two neighbours are free and of one owner;
-//! - the free spans of the step block are in indexes of its own ([`step_block`]);
+//! - no two neighbours are free and have the same owner;
+//! - the free spans of the step block are in separate indexes ([`step_block`]);
 //! - every span in use is in the address map, and `used` is the sum of them and of those
 //!   that wait for a stream.
 
@@ -40,10 +40,10 @@ use step_block::StepBlock;
 /// `position` orders by block first: more than any block has bytes.
 const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
 
-/// What became of the block when a span in it was freed.
+/// The state of the block after a span in it was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// Other spans of the block are in use. The free span is of so many bytes.
+    /// Other spans of the block are in use. The free span has this many bytes.
     Part { bytes: u64, mapped: bool },
     /// Nothing in the block is used, but its spans belong to several streams.
     Pieces(BlockIndex),
@@ -51,13 +51,13 @@ pub(crate) enum Freed {
     Block(BlockIndex),
 }
 
-/// What became everyone's.
+/// What was released to everyone.
 #[derive(Default)]
 pub(crate) struct Released {
     pub(crate) any: bool,
     /// Blocks that are one free span now, in no index and no list.
     pub(crate) whole: Vec<BlockIndex>,
-    /// Blocks without a span in use that absent handles keep in pieces.
+    /// Blocks without a span in use that consist of pieces because of missing handles.
     pub(crate) pieces: Vec<BlockIndex>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Hole {
     pub(crate) end: u64,
 }
 
-/// Blocks, spans, and indexes over them.
+/// Blocks, spans, and their indexes.
 pub(crate) struct Heap {
     granule: u64,
     blocks: BlockTable,
@@ -77,7 +77,7 @@ pub(crate) struct Heap {
     addresses: AddressMap,
     /// One for each region of each owner: see [`Heap::arena`].
     free: Vec<FreeIndex>,
-    /// Blocks without a span in use, the one that was emptied first in front.
+    /// Blocks without a span in use, in the order in which they became empty.
     empty: Vec<BlockIndex>,
     used: u64,
     used_peak: u64,
@@ -88,12 +88,12 @@ pub(crate) struct Heap {
     /// Free memory in large transient blocks that are not empty.
     large_holes: u64,
     next_rank: u32,
-    /// The block whose spans are placed by how long they last, if there is one.
+    /// The block whose spans are placed by their lifetime, if there is one.
     step_block: Option<StepBlock>,
 }
 
 impl Heap {
-    /// `granule`: what every size and address is a multiple of, a power of two.
+    /// `granule`: the unit of sizes and addresses, a power of two.
     pub(crate) fn new(granule: u64) -> Self {
         Heap {
             granule,
@@ -117,17 +117,17 @@ impl Heap {
         self.used
     }
 
-    /// The highest [`used`](Heap::used) ever.
+    /// The highest [`used`](Heap::used) so far.
     pub(crate) fn used_peak(&self) -> u64 {
         self.used_peak
     }
 
-    /// Free memory in large transient blocks that cannot go back.
+    /// Free memory in large transient blocks that cannot be returned.
     pub(crate) fn large_holes(&self) -> u64 {
         self.large_holes
     }
 
-    /// Bytes that the driver could have back at once.
+    /// Bytes that could be returned to the driver at once.
     pub(crate) fn empty_bytes(&self) -> u64 {
         self.empty_bytes
     }
@@ -137,7 +137,7 @@ impl Heap {
         self.small_bytes
     }
 
-    /// Has indexes for the free spans of an owner.
+    /// Creates indexes for the free spans of an owner.
     #[inline]
     pub(crate) fn ensure_owner(&mut self, owner: Owner) {
         while self.free.len() <= Self::arena(Region::Small, owner) {
@@ -145,7 +145,7 @@ impl Heap {
         }
     }
 
-    /// A block that the driver gave: one free span, in no index and no list.
+    /// Adds a block from the driver: one free span, in no index and no list.
     pub(crate) fn add_block(
         &mut self,
         address: u64,
@@ -176,7 +176,7 @@ impl Heap {
         block
     }
 
-    /// Forgets a block that is one free span in no index and no list.
+    /// Removes a block that is one free span in no index and no list.
     pub(crate) fn remove_block(&mut self, block: BlockIndex) {
         let Block {
             region,
@@ -193,23 +193,23 @@ impl Heap {
         &self.blocks[block]
     }
 
-    /// Whether the block holds one large request and serves only such.
+    /// Sets whether the block holds one large request and serves only such.
     pub(crate) fn set_direct(&mut self, block: BlockIndex, direct: bool) {
         self.blocks[block].direct = direct;
     }
 
-    /// The empty blocks, the one that was emptied first in front.
+    /// The empty blocks, in the order in which they became empty.
     pub(crate) fn empty(&self) -> &[BlockIndex] {
         &self.empty
     }
 
-    /// Lists a block that is one free span in no index as empty.
+    /// Adds a block that is one free span in no index to the list of empty ones.
     pub(crate) fn list_empty(&mut self, block: BlockIndex) {
         self.empty_bytes += self.blocks[block].held();
         self.empty.push(block);
     }
 
-    /// Takes a block out of the list of empty ones, by its place in it.
+    /// Takes a block out of the list of empty ones, by its index there.
     pub(crate) fn unlist_empty(&mut self, at: usize) -> BlockIndex {
         let block = self.empty.remove(at);
         self.empty_bytes -= self.blocks[block].held();
@@ -219,17 +219,17 @@ impl Heap {
         block
     }
 
-    /// Who may take the memory of a block that is one free span.
+    /// The owner of a block that is one free span.
     pub(crate) fn owner_of_block(&self, block: BlockIndex) -> Owner {
         self.spans[self.blocks[block].first].owner
     }
 
-    /// Lets everyone take the memory of a block that is one free span.
+    /// Makes a block that is one free span available to everyone.
     pub(crate) fn give_block_to_anyone(&mut self, block: BlockIndex) {
         self.spans[self.blocks[block].first].give_to_anyone();
     }
 
-    /// Whether a block is still there and of several spans.
+    /// Whether a block still exists and consists of several spans.
     pub(crate) fn is_in_pieces(&self, block: BlockIndex) -> bool {
         let block = self.blocks.get(block);
         block.is_some_and(|block| !self.spans[block.first].after.is_none())
@@ -253,7 +253,7 @@ impl Heap {
         self.better(own, anyones.best_fit(&self.spans, bytes))
     }
 
-    /// The one that fits better; of equals, the first in position order.
+    /// The one that fits better; if equal, the first in position order.
     #[cold]
     fn better(&self, own: Option<SpanIndex>, other: Option<SpanIndex>) -> Option<SpanIndex> {
         let order = |index: &SpanIndex| (self.spans[*index].bytes, self.spans[*index].position);
@@ -297,7 +297,7 @@ impl Heap {
     }
 
     /// Takes `bytes` from the front of a span in a free index; the rest stays free.
-    /// The whole span passes to `owner`, so that it can become one again.
+    /// The whole span passes to `owner`, so that it can be merged again later.
     pub(crate) fn take(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
         let span = &self.spans[index];
         let (block, of, whole) = (span.block, span.owner, span.bytes);
@@ -312,8 +312,8 @@ impl Heap {
         taken
     }
 
-    /// The first `bytes` of a block that is one free span in no index and no list; the block
-    /// begins to serve `region`.
+    /// Uses the first `bytes` of a block that is one free span in no index and no list; the block
+    /// serves `region` from now on.
     pub(crate) fn open(
         &mut self,
         block: BlockIndex,
@@ -329,7 +329,7 @@ impl Heap {
         self.carve(first, owner, bytes)
     }
 
-    /// As [`take`](Heap::take), for a free span that is in no index.
+    /// Like [`take`](Heap::take), for a free span that is in no index.
     fn carve(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
         let span = self.spans[index];
         debug_assert!(span.bytes >= bytes && span.is_free());
@@ -342,9 +342,9 @@ impl Heap {
         let taken = self.use_front(index, bytes);
         let mut rest = index;
         if span.owner != owner {
-            // What was anyone's has no work in flight, whatever this stream freed since.
+            // No work in flight used anyone's memory, whatever this stream has freed since.
             self.spans[rest].state = SpanState::Free { freed_at: 0 };
-            // It has become the owner's just now, maybe beside more that is.
+            // It has just become the owner's, possibly next to other free memory of the owner.
             rest = self.merge(rest);
         }
         let region = self.blocks[span.block].region;
@@ -352,7 +352,7 @@ impl Heap {
         taken
     }
 
-    /// Cuts the first `bytes` off a free span: a new span, which is used.
+    /// Splits the first `bytes` off a free span, as a new span in use.
     #[inline(always)]
     fn use_front(&mut self, index: SpanIndex, bytes: u64) -> SpanIndex {
         let span = &mut self.spans[index];
@@ -376,8 +376,8 @@ impl Heap {
         front
     }
 
-    /// A block has `bytes` more in use. Whether it is large follows no pattern, so that is
-    /// multiplied by and not branched on.
+    /// Adds `bytes` to the used bytes of a block. Whether it is large is unpredictable, so that is
+    /// a multiplication instead of a branch.
     fn charge(&mut self, block: BlockIndex, bytes: u64) {
         let block = &mut self.blocks[block];
         let large = u64::from(block.is_large_and_transient());
@@ -387,7 +387,7 @@ impl Heap {
         block.used += bytes;
     }
 
-    /// Notes what the program asked for when it got a span; its address.
+    /// Records the requested size of a span; returns its address.
     #[inline]
     pub(crate) fn hand_out(&mut self, index: SpanIndex, requested: u64) -> u64 {
         let span = &mut self.spans[index];
@@ -407,7 +407,7 @@ impl Heap {
         self.addresses.get(&self.spans, address)
     }
 
-    /// As [`span_at`](Heap::span_at), and forgets the address: the program gave it back.
+    /// Like [`span_at`](Heap::span_at), and removes the address: the program has freed it.
     #[inline]
     pub(crate) fn take_address(&mut self, address: u64) -> Option<SpanIndex> {
         self.addresses.remove(&self.spans, address)
@@ -425,7 +425,7 @@ impl Heap {
         self.spans[index].owner
     }
 
-    /// What the program asked for of a span that is not free, and whether other streams
+    /// The requested size of a span that is not free, and whether other streams
     /// were recorded on it.
     #[inline]
     pub(crate) fn request(&self, index: SpanIndex) -> (u64, bool) {
@@ -436,20 +436,20 @@ impl Heap {
         }
     }
 
-    /// Another stream uses it too.
+    /// Records that another stream uses it too.
     pub(crate) fn set_shared(&mut self, index: SpanIndex) {
         if let SpanState::Used { shared, .. } = &mut self.spans[index].state {
             *shared = true;
         }
     }
 
-    /// The program gave it back, but other streams may still use it.
+    /// The program freed it, but other streams may still use it.
     pub(crate) fn set_pending(&mut self, index: SpanIndex) {
         let (requested, _) = self.request(index);
         self.spans[index].state = SpanState::Pending { requested };
     }
 
-    /// A span that nobody uses any more becomes free, as that free of its stream; it merges
+    /// Makes an unused span free, with the number of the free on its stream, and merges it
     /// with its free neighbours.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: SpanIndex, freed_at: u64) -> Freed {
@@ -468,7 +468,7 @@ impl Heap {
         }
         let (region, mapped, used) = (entry.region, entry.mapped, entry.used);
         let arena = Self::arena(region, owner);
-        // Where something is anyone's, more than the neighbours may have to be merged.
+        // If something is anyone's, more than the direct neighbours may have to be merged.
         let plain = self.free[Self::arena(region, Owner::ANYONE)].bytes() == 0;
         let (index, listed) = if plain {
             self.merge_listed(index, arena)

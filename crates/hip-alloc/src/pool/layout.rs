@@ -1,36 +1,36 @@
-//! What a pool holds, for snapshots and checks.
+//! The contents of a pool, for snapshots and checks.
 
 use crate::units::StreamId;
 
 /// One block of a pool, for snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Where it begins.
+    /// Its start address.
     pub address: u64,
     /// Size in bytes.
     pub bytes: u64,
     /// Whether it holds one large request.
     pub direct: bool,
-    /// Its spans in address order; together they are the block.
+    /// Its spans in address order, which cover the block.
     pub spans: Vec<SpanLayout>,
 }
 
 /// One span of a block, for snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanLayout {
-    /// Where it begins.
+    /// Its start address.
     pub address: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// What was asked for; not meaningful when free.
+    /// The requested bytes; not meaningful for a free span.
     pub requested: u64,
-    /// What it is doing.
+    /// Its state.
     pub state: SpanUse,
     /// The stream that may use it, or did.
     pub stream: StreamId,
 }
 
-/// What a span is doing, for snapshots.
+/// The state of a span, for snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanUse {
     /// Allocated by a live request.

@@ -1,13 +1,13 @@
-//! Memory on its way between the driver, the heap and the streams.
+//! Moves memory between the driver, the heap and the streams.
 //!
 //! ```text
 //!  driver ──▶ block ──▶ span in use ──▶ waits for streams ──▶ free ──▶ empty block ──▶ driver
 //!             take_block                release                        give_back
 //! ```
 //!
-//! Two rules keep the peak close to the live memory without knowing it: below the
-//! highest live memory so far, blocks are as large as pays, since holding that much
-//! costs nothing at the peak; and empty blocks go back before the pool grows past
+//! Two rules keep the peak close to live memory without knowing it in advance: below the
+//! highest live memory so far, blocks are as large as useful, since holding that much
+//! costs nothing at the peak; and empty blocks are returned before the pool grows past
 //! that mark ([`Memory::make_room`]).
 
 use super::PoolConfig;
@@ -20,31 +20,31 @@ use super::stream_fences::{Departing, Errors, FenceCheck, StreamFences};
 use crate::driver::{Driver, DriverError};
 use crate::units::MIB;
 
-/// The step block, with what else is in use between steps, is one part in this many more than
-/// the highest use: spans never fill it without gaps.
+/// The step block, with what else is in use between steps, is larger than the highest usage by
+/// this fraction: spans never fill it without gaps.
 const GAPS_PART: u64 = 64;
-/// So many quarters of what is left are the step block: the rest is for what does not fit in.
+/// The step block is this many quarters of the rest, which leaves memory for requests that do not fit in.
 const SHARE_QUARTERS: u64 = 3;
-/// A request that does not fit in holds so much more than is used: where the largest is more than
-/// one part in this many of the highest use, there is no step block.
+/// A request that does not fit in causes that much more to be held: if the largest one is more than
+/// this fraction of the highest usage, there is no step block.
 const MISFIT_PART: u64 = 13;
-/// A smaller step block is not worth its while.
+/// A smaller step block is not worthwhile.
 const LEAST_STEP_BLOCK: u64 = 256 * MIB;
-/// Nor is another one that is larger by no more than one part in this many.
+/// Nor is a replacement that is larger only by this fraction.
 const LARGER_PART: u64 = 64;
-/// One of which something is in use stays, unless it is a smaller part than this of the next.
+/// A step block that is partly in use stays, unless it is a smaller fraction than this of the next.
 const PINNED_PART: u64 = 2;
-/// The highest use has grown if it is higher by one part in this many.
+/// The highest usage has grown if it is higher by this fraction.
 const GROWTH_PART: u64 = 64;
 /// Its size is a multiple of this.
 const STEP_BLOCK_UNIT: u64 = 2 * MIB;
-/// It goes back to make room for a request of this part of it, not for smaller ones.
+/// It is returned to make room for a request of at least this fraction of it.
 const WORTH_STEP_PART: u64 = 4;
 
-/// Near the peak, holes of up to one part in this many of it stay.
+/// Near the peak, holes of up to this fraction of it stay.
 const HOLE_PART: u64 = 64;
 
-/// The heap, what it waits for, and where it has its blocks from.
+/// The heap, pending frees, and the memory from the driver.
 pub(crate) struct Memory {
     pub(crate) heap: Heap,
     pub(crate) fences: StreamFences,
@@ -52,15 +52,15 @@ pub(crate) struct Memory {
     pub(crate) reclaimer: Reclaimer,
     /// No larger block is mapped.
     pub(super) most_mapped: u64,
-    /// What must be left undone for now.
+    /// What must not be done at the moment.
     pub(super) restraint: Restraint,
-    /// Bytes that went back only to make room for others, since the step block was last made.
+    /// Bytes that were returned only to make room for others, since the step block was last created.
     displaced: u64,
-    /// The largest block that something transient asked for.
+    /// The largest block that a transient request needed.
     largest_transient: u64,
-    /// The highest use when these began to be counted.
+    /// The highest usage when counting these began.
     displaced_at: u64,
-    /// Driver errors that no caller could be told about.
+    /// Driver errors that could not be returned to a caller.
     pub(crate) errors: Errors,
 }
 
@@ -98,15 +98,15 @@ impl Memory {
         }
     }
 
-    /// What is held and not on its way back.
+    /// Memory that is held and not being returned.
     pub(crate) fn staying(&self) -> u64 {
         self.device.held() - self.fences.departing_bytes()
     }
 
-    /// How large an empty block may be for something transient to open it, however small that is.
-    /// Even if the rest of the block served nobody, blocks in use and what the program is known to
-    /// use more until memory is next at its lowest, when the block is empty again, stay within the
-    /// highest use. Without this the blocks of one part of a step displace those of another.
+    /// How large an empty block may be for a transient request of any size to open it.
+    /// Even if the rest of the block served nobody, blocks in use and the known further growth of
+    /// usage until its next minimum, when the block is empty again, stay within the
+    /// highest usage. Without this, blocks of one part of a step would displace those of another.
     pub(crate) fn headroom(&self, policy: &impl Policy) -> u64 {
         let usage = self.usage();
         match policy.known_growth() {
@@ -123,7 +123,7 @@ impl Memory {
         self.staying() > self.heap.used().saturating_add(slack)
     }
 
-    /// A new block: one free span in no list.
+    /// Allocates a new block: one free span, in no list.
     pub(crate) fn take_block(
         &mut self,
         driver: &mut dyn Driver,
@@ -131,7 +131,7 @@ impl Memory {
         region: Region,
         owner: Owner,
     ) -> Result<BlockIndex, DriverError> {
-        // Where every byte counts there are no handles: they are rounded up.
+        // When memory is tight, there are no handles, since they are rounded up.
         let may_map = bytes <= self.most_mapped && !self.usage().is_tight(0);
         let taken = self.device.take(driver, bytes, may_map, &mut self.errors)?;
         Ok(self
@@ -139,8 +139,8 @@ impl Memory {
             .add_block(taken.address, taken.bytes, region, owner, taken.mapped))
     }
 
-    /// As [`take_block`](Memory::take_block); before giving up, everything that can go back
-    /// goes back.
+    /// Like [`take_block`](Memory::take_block); before giving up, everything possible
+    /// is returned.
     pub(crate) fn take_block_or_reclaim(
         &mut self,
         driver: &mut dyn Driver,
@@ -169,7 +169,7 @@ impl Memory {
         self.take_block(driver, bytes, region, owner)
     }
 
-    /// A span that the program gave back: it is free, or waits for the streams that use it.
+    /// The program freed a span: it becomes free, or waits for the streams that use it.
     #[inline]
     pub(crate) fn free(
         &mut self,
@@ -196,7 +196,7 @@ impl Memory {
         (self.fences).defer(driver, span, requested, &mut self.errors)
     }
 
-    /// A span that nothing uses any more becomes free.
+    /// Makes a span free that nothing uses any more.
     #[inline]
     fn release(&mut self, driver: &mut dyn Driver, policy: &impl Policy, span: SpanIndex) {
         let freed_at = self.fences.next_free(self.heap.owner(span));
@@ -212,7 +212,7 @@ impl Memory {
         }
     }
 
-    /// A block became empty.
+    /// Handles a block that became empty.
     fn emptied(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
         self.heap.list_empty(block);
         if self.heap.block(block).absent > 0 && self.restraint.may_give_back() {
@@ -221,9 +221,9 @@ impl Memory {
         self.trim_to_slack(driver, policy);
     }
 
-    /// The size of the step block that should take the place of all empty blocks, if one should.
-    /// It costs what a step swings once, both ways: worth it once that went through the driver
-    /// for nothing.
+    /// The size of the step block that should replace all empty blocks, if any.
+    /// It costs one exchange of the memory that a step swings: worthwhile once that much was returned and
+    /// reallocated for nothing.
     fn wanted_step_block(&self, policy: &impl Policy) -> Option<u64> {
         if self.displaced < LEAST_STEP_BLOCK
             || !self.reclaimer.keeps_between_steps()
@@ -248,13 +248,13 @@ impl Memory {
         (is_larger && pays && !usage.is_tight(0)).then_some(bytes)
     }
 
-    /// Whether one request that does not fit into the step block would hold too much.
+    /// Whether a request that does not fit into the step block would cause too much to be held.
     fn has_misfits(&self) -> bool {
         self.largest_transient > self.heap.used_peak() / MISFIT_PART
     }
 
-    /// Exchanges all empty blocks for the step block, which serves the stream that most of them
-    /// served. Where there is no memory for it in one piece, the next steps do without.
+    /// Replaces all empty blocks by the step block, which serves the stream that most of them
+    /// served. If there is not enough contiguous memory for it, the next steps have none.
     fn make_step_block(&mut self, driver: &mut dyn Driver, policy: &impl Policy, bytes: u64) {
         self.displaced = 0;
         let Some(owner) = self.heap.owner_of_most_empty() else {
@@ -274,15 +274,15 @@ impl Memory {
                 let region = Region::Persistent;
                 (self.heap).add_block(address, bytes, region, owner, false)
             });
-        // Whatever is wrong with the driver shows at the next request that needs it.
+        // A problem with the driver will show at the next request that needs it.
         if let Ok(block) = taken {
             self.heap.begin_step_block(block, owner);
             self.heap.list_empty(block);
         }
     }
 
-    /// A block of which nothing is used, but whose pieces belong to several streams,
-    /// becomes one empty block if their work is done. If it is not, that happens at the
+    /// Makes a block one empty block if nothing in it is used but its pieces belong to several streams,
+    /// provided that their work is done. Otherwise that happens at the
     /// next hand-over.
     fn unite(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
         if self.restraint.captured {
@@ -302,15 +302,15 @@ impl Memory {
         self.emptied(driver, policy, block);
     }
 
-    /// Asks, without waiting, which freed spans and empty blocks are safe by now.
+    /// Checks, without waiting, which freed spans and empty blocks are safe by now.
     pub(crate) fn poll(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
         if !self.restraint.captured {
             self.finish(driver, policy, FenceCheck::Query);
         }
     }
 
-    /// Waits until every freed span and departing block is safe. What cannot be waited
-    /// for by an event is waited for with the whole device.
+    /// Waits until every freed span and departing block is safe. If there is no event
+    /// to wait for, waits for the whole device.
     fn settle(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
         if self.restraint.captured {
             return;
@@ -343,8 +343,8 @@ impl Memory {
         }
     }
 
-    /// Makes what other streams freed available to everyone, where their work on it
-    /// is done. Whether anything became available.
+    /// Makes memory that other streams freed available to everyone, if their work on it
+    /// is done. Returns whether anything became available.
     pub(crate) fn hand_over(
         &mut self,
         driver: &mut dyn Driver,
@@ -382,8 +382,8 @@ impl Memory {
         any
     }
 
-    /// Gives empty blocks back until at most `slack` bytes are held beyond what is in use.
-    /// Waits for the work that still uses them, so that they are gone when this returns.
+    /// Returns empty blocks until at most `slack` bytes are held beyond what is in use.
+    /// Waits for work that still uses them, so that they have been returned when this returns.
     pub(crate) fn trim(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
         if self.restraint.captured {
             return;
@@ -393,19 +393,19 @@ impl Memory {
         self.hand_over(driver, policy, Owner::ANYONE, FenceCheck::Wait);
         self.trim_to(driver, policy, slack, Spare::Any);
         if self.fences.waiting() {
-            // A block that belongs to a stream leaves behind an event.
+            // A block that belongs to a stream leaves an event behind.
             self.settle(driver, policy);
         }
     }
 
-    /// Gives empty blocks back until no more is held beyond what is in use than
+    /// Returns empty blocks until no more is held beyond what is in use than
     /// [`Reclaimer::slack`] allows.
     pub(crate) fn trim_to_slack(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
         let usage = self.usage();
         let time = &mut self.device.time;
         let affordable = || time.affordable(driver.now());
         let slack = self.reclaimer.slack(policy, usage, affordable);
-        // As a whole it goes only where all of it is too much.
+        // The step block is returned only if all of it is too much.
         let spare = match self.heap.step_block() {
             Some(step)
                 if self.reclaimer.keeps()
@@ -421,14 +421,14 @@ impl Memory {
         self.reclaimer.trimmed(policy, staying, usage);
     }
 
-    /// As [`trim`](Memory::trim), but what work in flight still uses stays for now.
+    /// Like [`trim`](Memory::trim), but memory that work in flight uses stays for now.
     pub(crate) fn trim_ready(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
         self.poll(driver, policy);
         self.hand_over(driver, policy, Owner::ANYONE, FenceCheck::Query);
         self.trim_to(driver, policy, slack, Spare::Any);
     }
 
-    /// Whether work in flight uses what was freed.
+    /// Whether work in flight uses freed memory.
     pub(crate) fn works(&mut self, driver: &mut dyn Driver) -> bool {
         let mut owners = self.fences.owners();
         self.restraint.captured
@@ -440,29 +440,29 @@ impl Memory {
         while self.exceeds(slack) && self.give_back_hole(driver, policy) {}
     }
 
-    /// Gives empty blocks back so that `bytes` more stay under the ceiling.
+    /// Returns empty blocks so that `bytes` more stay under the ceiling.
     pub(crate) fn make_room(&mut self, driver: &mut dyn Driver, policy: &impl Policy, bytes: u64) {
         let ceiling = self.usage().ceiling(bytes);
-        // It does not go for what is little beside it.
+        // The step block stays if the request is small in comparison.
         let spare = match self.heap.step_block() {
             Some(step) if bytes < step.bytes / WORTH_STEP_PART => Spare::NotStep,
             _ => Spare::Any,
         };
         let empty = self.heap.empty_bytes();
         while self.device.held() + bytes > ceiling && self.give_back_one(driver, spare) {}
-        // What a program displaces while it grows says nothing of the steps to come.
+        // Memory that a growing program displaces does not predict the steps to come.
         let peak = self.heap.used_peak();
         if peak > self.displaced_at + self.displaced_at / GROWTH_PART {
             self.displaced_at = peak;
             self.displaced = 0;
         }
         self.displaced += empty - self.heap.empty_bytes();
-        // Handles are only given back for what is more than a remainder.
+        // Handles are only returned for more than a small remainder.
         let ceiling = ceiling.saturating_add(ceiling / HOLE_PART);
         while self.staying() + bytes > ceiling && self.give_back_hole(driver, policy) {}
     }
 
-    /// `false` if there is nothing to give back, or the driver refused.
+    /// `false` if there is nothing to return, or the driver refused.
     fn give_back_one(&mut self, driver: &mut dyn Driver, spare: Spare) -> bool {
         self.restraint.may_give_back()
             && Reclaimer::first_to_go(&self.heap, spare)
@@ -475,7 +475,7 @@ impl Memory {
         sent.map_err(|error| self.keep_empty(block, error)).is_ok()
     }
 
-    /// Gives an empty block back, as soon as its stream is done with it.
+    /// Returns an empty block, as soon as its stream is done with it.
     fn send_back(&mut self, driver: &mut dyn Driver, block: BlockIndex) -> Result<(), DriverError> {
         let owner = self.heap.owner_of_block(block);
         if owner != Owner::ANYONE
@@ -495,14 +495,14 @@ impl Memory {
         Ok(())
     }
 
-    /// The driver did not take a block back: it serves as an ordinary one.
+    /// The driver did not accept a block: it is used as an ordinary one.
     fn keep_empty(&mut self, block: BlockIndex, error: DriverError) {
         self.errors.push(error);
         self.heap.set_direct(block, false);
         self.heap.list_empty(block);
     }
 
-    /// Gives back whole handles of the largest free span that has any; `false` if there is
+    /// Returns whole handles of the largest free span that has any; `false` if there is
     /// none, or the driver refused.
     fn give_back_hole(&mut self, driver: &mut dyn Driver, policy: &impl Policy) -> bool {
         let hole = self.device.handle();
@@ -532,7 +532,7 @@ impl Memory {
         }
     }
 
-    /// Nothing in flight touches the part any more: it goes, unless the driver refuses.
+    /// Returns a part that no work in flight uses any more, unless the driver refuses.
     fn give_back_part(
         &mut self,
         driver: &mut dyn Driver,

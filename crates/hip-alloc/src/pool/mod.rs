@@ -1,4 +1,4 @@
-//! The pool: which request goes where, and when memory goes back.
+//! The pool: where requests are placed, and when memory is returned to the driver.
 //!
 //! Pure decisions over a [`Driver`]: no clocks, no files, no global state, so a
 //! replay of the same requests gives the same placement.
@@ -7,16 +7,16 @@
 //!  Pool ──▶ policy         where a request goes, how large a block is, what may stay empty
 //!    └────▶ memory         moves memory between the driver, the heap and the streams
 //!             ├─▶ heap            blocks and their spans: split, merge, find
-//!             ├─▶ stream_fences   when another stream, or the driver, may have it
-//!             ├─▶ reclaimer       which empty blocks go back
-//!             └─▶ device_memory   what the driver gave, counted
+//!             ├─▶ stream_fences   when another stream, or the driver, may have memory
+//!             ├─▶ reclaimer       which empty blocks are returned
+//!             └─▶ device_memory   memory from the driver, with statistics
 //! ```
 //!
-//! A request takes the best-fitting free span of its region, then an empty
-//! block, then a new block. Whether a block that becomes empty goes back to the driver is
-//! the rule of `reclaimer`: with `keep:none` at once, unless what the pool holds beyond the memory in
+//! A request is served from the best-fitting free span of its region, then from an empty
+//! block, then from a new block. `reclaimer` decides whether a block that becomes empty is returned to the
+//! driver: with `keep:none` at once, unless what the pool holds beyond the memory in
 //! use is within the warm-up floor, or within what the policy expects the rest of this step to
-//! use again; with any other `keep` also what a step used before stays.
+//! use again; with any other `keep`, memory that a step used before stays, too.
 
 mod device_memory;
 mod driver_time;
@@ -39,25 +39,25 @@ pub use reclaimer::Keep;
 pub use stats::PoolStats;
 use stream_fences::{FenceCheck, too_many_streams};
 
-/// The floor is at most one part in this many of the most that was used.
+/// The floor is at most this fraction of the highest usage.
 const FLOOR_PART_OF_USED: u64 = 4;
-/// What is taken at the start is at most one part in this many of the capacity.
+/// At most this fraction of the capacity is allocated at the start.
 const FLOOR_PART: u64 = 4;
-/// A block of the floor is at most one part in this many of the capacity.
+/// A block of the floor is at most this fraction of the capacity.
 const BLOCK_PART: u64 = 32;
 /// An empty block does not serve a request that is smaller by more than this factor,
 /// since one that stays would pin all of it.
 const MOST_DISPARITY: u64 = 24;
 /// Requests below this count as this large for that.
 const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
-/// What is persistent opens no empty block larger than this, unless it fills half of it: at
-/// the end of the step all the rest would be held for it.
+/// Persistent requests open no larger empty block than this, unless they fill half of it: at
+/// the end of the step all of the rest would be held for them.
 const LARGEST_FOR_PERSISTENT: u64 = 128 * MIB;
-/// A block that was taken for one large request serves requests down to two thirds of it:
-/// those to which this part of themselves may be added.
+/// A block that was allocated for one large request serves requests down to two thirds of its size:
+/// those to which this fraction of themselves may be added.
 const DIRECT_DISPARITY_PART: u64 = 2;
 
-/// Where blocks are kept, multiples of a request leave at most one part in this many of a block.
+/// If blocks are kept, multiples of a request leave at most this fraction of a block unused.
 const REMAINDER_PART: u64 = 8;
 
 /// Sizes and limits of a pool, in bytes.
@@ -65,20 +65,20 @@ const REMAINDER_PART: u64 = 8;
 pub struct PoolConfig {
     /// Every span is a multiple of this, and so is every address: a power of two.
     pub granule: u64,
-    /// What may be held beyond the live memory: taken at start, and kept.
+    /// How much may be held beyond live memory: allocated at the start, and kept.
     pub warmup_bytes: u64,
     /// Size of the warm-up blocks.
     pub block_bytes: u64,
-    /// The largest block for several requests that growth asks the driver for.
+    /// The largest block for several requests that is allocated from the driver.
     pub large_block_bytes: u64,
-    /// Larger requests go straight to the driver, and straight back.
+    /// Larger requests are allocated directly from the driver, and returned directly.
     pub max_split_bytes: u64,
     /// Added to every request: some kernels read past the end of their operand.
     pub tail_padding: u64,
     /// How much memory stays in empty blocks.
     pub keep: Keep,
-    /// Where this is not 0, no more than one part in this many of the most that was used is held
-    /// beyond the live memory for `warmup_bytes`, and nothing is taken at the start.
+    /// If this is not 0, at most this fraction of the highest usage is held
+    /// beyond live memory for `warmup_bytes`, and nothing is allocated at the start.
     pub floor_part: u64,
 }
 
@@ -100,7 +100,7 @@ impl Default for PoolConfig {
 /// Why a request was not served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// Not enough memory, after everything that can go back went back.
+    /// Not enough memory, after everything that can be returned was returned.
     #[error("out of memory")]
     OutOfMemory,
     /// The driver failed for another reason.
@@ -123,22 +123,22 @@ pub enum FreeError {
     /// The address lies in memory of the pool, but no live request begins there.
     #[error("freed twice, or not the start of an allocation")]
     NotLive,
-    /// The address has nothing to do with the pool.
+    /// The address is not in memory of the pool.
     #[error("not allocated here")]
     Unknown,
 }
 
-/// The allocator of one device, with the policy that decides for it.
+/// The allocator of one device, with its policy.
 pub struct Pool<P: Policy = StepPolicy> {
     config: PoolConfig,
     policy: P,
     memory: Memory,
-    /// All but what the driver did, which is counted where it is done.
+    /// All statistics but those of the driver, which are counted by `memory`.
     stats: PoolStats,
 }
 
 impl Pool {
-    /// An empty pool. [`warm_up`](Pool::warm_up) takes the floor.
+    /// An empty pool. [`warm_up`](Pool::warm_up) allocates the floor.
     pub fn new(config: PoolConfig) -> Self {
         let policy = StepPolicy::new(&config);
         Pool::with_policy(config, policy)
@@ -146,7 +146,7 @@ impl Pool {
 }
 
 impl<P: Policy> Pool<P> {
-    /// As [`new`](Pool::new), with another policy.
+    /// Like [`new`](Pool::new), with another policy.
     pub fn with_policy(config: PoolConfig, policy: P) -> Self {
         debug_assert!(config.granule.is_power_of_two());
         Pool {
@@ -157,14 +157,14 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// Takes the warm-up floor from the driver. Stops quietly when there is less.
+    /// Allocates the warm-up floor from the driver. Stops without an error if there is less memory.
     pub fn warm_up(&mut self, driver: &mut dyn Driver) {
         let memory = &mut self.memory;
         memory.device.refresh(driver);
         if self.config.floor_part > 0 {
             return;
         }
-        // On a small device the floor must not be what the program lacks later.
+        // On a small device the floor must not use up memory that the program needs later.
         let capacity = memory.device.capacity;
         let floor = self.config.warmup_bytes.min(capacity / FLOOR_PART);
         let block = self.config.block_bytes.min(capacity / BLOCK_PART);
@@ -177,7 +177,7 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// What the pool did and holds.
+    /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         let device = self.memory.device.stats();
         PoolStats {
@@ -196,24 +196,24 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// The sizes and limits it was made with.
+    /// The pool's configuration.
     pub fn config(&self) -> &PoolConfig {
         &self.config
     }
 
-    /// The most bytes that are taken from the driver.
+    /// The limit on memory from the driver, in bytes.
     pub fn limit(&self) -> u64 {
         self.memory.device.limit
     }
 
-    /// Holds at most so many bytes from now on; `u64::MAX` lifts the limit. What is live
-    /// stays, also above it, and empty blocks stay until they are
+    /// Limits held memory to this many bytes from now on; `u64::MAX` lifts the limit. Live memory
+    /// above the limit stays, and empty blocks stay until they are
     /// [trimmed](Pool::trim).
     pub fn set_limit(&mut self, bytes: u64) {
         self.memory.device.limit = bytes;
     }
 
-    /// Starts the peaks again from what is live and held now.
+    /// Resets the peaks to what is live and held now.
     pub fn reset_peaks(&mut self) {
         let pending = self.memory.fences.pending_bytes();
         let stats = &mut self.stats;
@@ -223,11 +223,11 @@ impl<P: Policy> Pool<P> {
         self.memory.device.reset_peaks();
     }
 
-    /// Serves a request: the address of at least `requested` bytes, which may be
-    /// used on `stream` at once. A request of zero bytes gets an address of its own.
+    /// Serves a request: returns the address of at least `requested` bytes, which may be
+    /// used on `stream` at once. A request of zero bytes gets a unique address.
     ///
     /// # Errors
-    /// There is not enough memory after all that can go back went back, or the driver failed.
+    /// If there is not enough memory after everything that can be returned was returned, or the driver failed.
     pub fn allocate(
         &mut self,
         driver: &mut dyn Driver,
@@ -286,7 +286,7 @@ impl<P: Policy> Pool<P> {
         stats.active_peak_bytes = stats.active_peak_bytes.max(stats.live_bytes + pending);
     }
 
-    /// A span of `bytes` where the policy wants it.
+    /// A span of `bytes` where the policy places it.
     fn serve(
         &mut self,
         driver: &mut dyn Driver,
@@ -317,7 +317,7 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// A request that is larger than any block serves: a block of its own.
+    /// Serves a request that is too large for shared blocks: with its own block.
     fn serve_direct(
         &mut self,
         driver: &mut dyn Driver,
@@ -349,7 +349,7 @@ impl<P: Policy> Pool<P> {
         bytes: u64,
     ) -> Result<SpanIndex, AllocateError> {
         let region = placement.region;
-        // What is transient does no harm in the holes between what is persistent.
+        // Transient requests do no harm in holes between persistent ones.
         if region == Region::Transient
             && let Some(span) = self.take_anywhere(owner, bytes)
         {
@@ -383,7 +383,7 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// The driver has no block of the size we wanted: any hole, then a block of just this size.
+    /// The driver cannot provide a block of the preferred size: use any hole, then a block of exactly this size.
     fn serve_last(
         &mut self,
         driver: &mut dyn Driver,
@@ -394,7 +394,7 @@ impl<P: Policy> Pool<P> {
         if let Some(span) = self.take_anywhere(owner, bytes) {
             return Ok(span);
         }
-        // Where blocks do not go back, those that others emptied are everybody's by now.
+        // If blocks are not returned, those that others emptied belong to nobody by now.
         if let Some(span) = self.open_empty(region, owner, bytes) {
             return Ok(span);
         }
@@ -411,10 +411,10 @@ impl<P: Policy> Pool<P> {
         }
     }
 
-    /// The front of the smallest empty block that fits. Small requests only get blocks as small
-    /// as they would ask for.
+    /// The front of the smallest empty block that fits. Small requests only get blocks that are as small
+    /// as those they would allocate.
     fn open_empty(&mut self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
-        // At the start the blocks are for whatever comes first.
+        // At the start the blocks serve whatever comes first.
         let fresh =
             self.memory.device.held() <= self.config.warmup_bytes && bytes >= LEAST_FOR_DISPARITY;
         let spread = bytes
@@ -427,8 +427,8 @@ impl<P: Policy> Pool<P> {
         // Blocks that are kept from step to step would fill up with remainders.
         let whole = self.memory.reclaimer.keeps() && region == Region::Transient;
         let suits = |block: &Block| {
-            // One of a single large request is left to such: if what opens it stays longer than
-            // was guessed, the next one has no place.
+            // A block of a single large request is reserved for such: if another request opened it and stayed longer than
+            // predicted, the next large request would have no place.
             if !block.direct && block.bytes <= headroom {
                 return true;
             }
@@ -449,10 +449,10 @@ impl<P: Policy> Pool<P> {
         Some(heap.open(block, owner, region, bytes))
     }
 
-    /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.
+    /// Frees memory from [`allocate`](Pool::allocate). Returns the requested bytes.
     ///
     /// # Errors
-    /// No live request begins at the address; then nothing changes.
+    /// If no live request begins at the address; then nothing changes.
     pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
         let Pool {
             memory,
@@ -483,11 +483,11 @@ impl<P: Policy> Pool<P> {
         Ok(requested)
     }
 
-    /// Notes that work on `stream` uses the allocation at `address`, beyond the
+    /// Records that work on `stream` uses the allocation at `address`, in addition to the
     /// stream it was allocated on. It is not reused before that work is done.
     ///
     /// # Errors
-    /// No live request begins at the address.
+    /// If no live request begins at the address.
     pub fn record_stream(&mut self, address: u64, stream: StreamId) -> Result<(), FreeError> {
         let Memory { heap, fences, .. } = &mut self.memory;
         let span = heap.span_at(address).ok_or(FreeError::Unknown)?;
@@ -498,14 +498,14 @@ impl<P: Policy> Pool<P> {
         Ok(())
     }
 
-    /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
-    /// Waits for the work that still uses them, so that they are gone when this returns.
+    /// Returns empty blocks until at most `keep` bytes are held beyond live memory.
+    /// Waits for work that still uses them, so that they have been returned when this returns.
     pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
         self.memory.trim(driver, &self.policy, keep);
     }
 
-    /// Whether more is kept in empty blocks than the floor, so that somebody must look
-    /// whether it is needed elsewhere.
+    /// Whether more than the floor is kept in empty blocks, so that background reclaim
+    /// is needed.
     #[inline]
     pub fn is_keeping(&self) -> bool {
         self.memory.reclaimer.is_keeping()
@@ -518,7 +518,7 @@ impl<P: Policy> Pool<P> {
         memory.staying().saturating_sub(memory.heap.used() + floor)
     }
 
-    /// How many bytes more would be held at the most that was ever used.
+    /// How many bytes are missing to the highest usage so far.
     pub fn growth(&self) -> u64 {
         let memory = &self.memory;
         memory
@@ -527,13 +527,13 @@ impl<P: Policy> Pool<P> {
             .saturating_sub(memory.device.held())
     }
 
-    /// Whether empty blocks are kept at all, as [`PoolConfig::keep`] says; not while somebody
-    /// lacks memory.
+    /// Sets whether empty blocks are kept at all, according to [`PoolConfig::keep`]; not while memory
+    /// is short.
     pub fn set_keeping(&mut self, keeping: bool) {
         self.memory.reclaimer.set_under_pressure(!keeping);
     }
 
-    /// Gives back what is kept beyond the floor and no work in flight uses, without waiting.
+    /// Returns what is kept beyond the floor and not used by work in flight, without waiting.
     pub fn give_back(&mut self, driver: &mut dyn Driver) {
         let before = self.memory.device.held();
         let Memory { reclaimer, .. } = &self.memory;
@@ -542,22 +542,22 @@ impl<P: Policy> Pool<P> {
         self.stats.give_backs += u64::from(self.memory.device.held() < before);
     }
 
-    /// Whether work in flight uses what was freed.
+    /// Whether work in flight uses freed memory.
     pub fn works(&mut self, driver: &mut dyn Driver) -> bool {
         self.memory.works(driver)
     }
 
-    /// The last request was refused, and is asked for again.
+    /// The last request was refused, and will be repeated.
     pub fn ask_again(&mut self) {
         self.stats.out_of_memory = self.stats.out_of_memory.saturating_sub(1);
     }
 
-    /// What the driver costs, as it was measured.
+    /// Sets the measured cost of the driver.
     pub fn set_driver_cost(&mut self, cost: DriverCost) {
         self.memory.device.time.begin(cost);
     }
 
-    /// What the driver costs, as far as its calls have shown.
+    /// The cost of the driver, according to its calls so far.
     pub fn driver_cost(&self) -> DriverCost {
         self.memory.device.time.cost()
     }
@@ -572,19 +572,19 @@ impl<P: Policy> Pool<P> {
         std::mem::take(&mut self.memory.errors)
     }
 
-    /// The live allocations, as address and requested bytes, in no order.
+    /// The live allocations, as address and requested bytes, in no particular order.
     pub fn live(&self) -> impl Iterator<Item = (u64, u64)> {
         self.memory.heap.live()
     }
 
-    /// Addresses that the program gave back while another stream may still use them.
+    /// Addresses that the program freed while another stream may still use them.
     pub fn pending(&self) -> impl Iterator<Item = u64> {
         let Memory { heap, fences, .. } = &self.memory;
         fences.pending().map(|span| heap.address(span))
     }
 
-    /// What the pool holds, in address order. A block that has given back handles is shown
-    /// as several, one for each part that is still there.
+    /// The pool's memory, in address order. A block of which handles were returned is shown
+    /// as several, one for each remaining part.
     pub fn layout(&self) -> Vec<BlockLayout> {
         let Memory { heap, fences, .. } = &self.memory;
         heap.layout(|owner| fences.id(owner))

@@ -1,8 +1,8 @@
-//! Policies: where a request goes, how large a new block is, and how much may stay in empty
+//! Policies: where a request is placed, how large a new block is, and how much may stay in empty
 //! blocks.
 //!
-//! A pool asks its policy and tells it what happened; how that is done is the pool's business.
-//! A policy is deterministic, since replays of traces are to be compared. [`StepPolicy`] is
+//! A pool consults its policy and informs it of events; everything else is the pool's responsibility.
+//! A policy is deterministic, so that replays of traces can be compared. [`StepPolicy`] is
 //! the one that the library uses.
 
 mod block_size;
@@ -16,7 +16,7 @@ pub(super) use block_size::{DIRECT_STEP, SMALL_BLOCK};
 pub use step_policy::StepPolicy;
 
 /// Which requests a block serves. Requests of different lifetimes are kept in
-/// different blocks, so that those that stay do not pin those that go.
+/// different blocks, so that long-lived ones do not pin short-lived ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Region {
     /// Expected to outlive the step: weights, gradients, optimizer state.
@@ -32,30 +32,30 @@ impl Region {
     pub const ALL: [Region; 3] = [Region::Persistent, Region::Transient, Region::Small];
 }
 
-/// Where a request goes.
+/// Where a request is placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// The region in whose blocks free memory is looked for, and that a new block will serve.
+    /// The region in whose blocks free memory is searched, and that a new block will serve.
     pub region: Region,
-    /// Whether free memory of the persistent and of the transient region is as good: for
-    /// what is freed so soon that it pins nothing.
+    /// Whether free memory of the persistent and of the transient region is equally good, for
+    /// requests that are freed so soon that they pin nothing.
     pub anywhere: bool,
     /// Whether this is more than a guess.
     pub known: bool,
 }
 
-/// How much memory is used. Bytes.
+/// Memory usage in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usage {
     /// In spans that are not free.
     pub used: u64,
-    /// The highest `used` ever: holding no more than that costs nothing at the peak.
+    /// The highest `used` so far: holding no more than that costs nothing at the peak.
     pub used_peak: u64,
-    /// What the device could give when the pool began.
+    /// The device's capacity when the pool was created.
     pub capacity: u64,
 }
 
-/// Memory is tight when less than one part in this many was left at the peak.
+/// Memory is tight if less than this fraction was left at the peak.
 const TIGHT: u64 = 4;
 
 impl Usage {
@@ -64,17 +64,17 @@ impl Usage {
         self.used_peak.max(self.used + bytes)
     }
 
-    /// With one more request of `bytes` the program has come so close to what there is that
-    /// no byte may be wasted: no floor, and as many driver calls as that takes.
+    /// Whether one more request of `bytes` brings the program so close to the capacity that
+    /// no byte may be wasted: no floor, and as many driver calls as necessary.
     pub fn is_tight(&self, bytes: u64) -> bool {
         self.ceiling(bytes) > self.capacity - self.capacity / TIGHT
     }
 }
 
-/// What a pool holds when it asks for the size of a block. Bytes.
+/// What a pool holds when it asks for the size of a block, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// How much of it is used.
+    /// The part that is used.
     pub usage: Usage,
     /// In blocks that are not empty.
     pub in_use: u64,
@@ -82,18 +82,18 @@ pub struct Held {
     pub small: u64,
 }
 
-/// Decides for a [`Pool`](super::Pool).
+/// The decisions for a [`Pool`](super::Pool).
 ///
 /// Each request is [`place`](Policy::place)d, and then [`served`](Policy::served) or
-/// [`refused`](Policy::refused); what was served is [`freed`](Policy::freed) once.
+/// [`refused`](Policy::refused); each served request is [`freed`](Policy::freed) once.
 pub trait Policy: Send {
-    /// Where a request of `bytes` goes, rounded up as it will be served.
+    /// Where to place a request of `bytes`, which is rounded up already.
     fn place(&mut self, bytes: u64) -> Placement;
 
     /// The size in bytes of a new block for a request of `bytes`; at least that.
     fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64;
 
-    /// The last request was served. `slot` is a small number that no other live request has;
+    /// The last request was served. `slot` is a small number that is unique among live requests;
     /// `used` is in use after it, and `holes` are free in large transient blocks (bytes).
     fn served(&mut self, _slot: usize, _bytes: u64, _used: u64, _holes: u64) {}
 
@@ -103,8 +103,8 @@ pub trait Policy: Send {
     /// A request was freed; the arguments are as for [`served`](Policy::served).
     fn freed(&mut self, _slot: usize, _bytes: u64, _used: u64, _holes: u64) {}
 
-    /// How many bytes more than now the program will use again soon; 0 where that is not
-    /// known. Blocks that are kept for it go back when it falls.
+    /// How many more bytes than now the program will soon use again; 0 if
+    /// unknown. Blocks that are kept for it are returned when it falls.
     fn expected_growth(&self) -> u64 {
         0
     }
@@ -114,7 +114,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// How many bytes more than now will be used before memory is next at its lowest, where that
+    /// How many more bytes than now will be used before the next minimum, if that
     /// is known.
     fn known_growth(&self) -> Option<u64> {
         match self.expected_growth() {
@@ -128,8 +128,8 @@ pub trait Policy: Send {
         false
     }
 
-    /// How many bytes may be held beyond those in use, where `floor` always may. Asked only while the
-    /// pool keeps nothing by itself: with [`Keep::None`](super::Keep::None), or while memory is short.
+    /// How many bytes may be held beyond those in use; `floor` always may. Called only while the
+    /// pool itself keeps nothing: with [`Keep::None`](super::Keep::None), or while memory is short.
     fn slack(&self, floor: u64) -> u64 {
         floor
     }

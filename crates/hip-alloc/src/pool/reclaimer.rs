@@ -1,38 +1,38 @@
-//! Which empty blocks go back to the driver, and when; `Memory::trim_to_slack` follows it.
+//! Which empty blocks are returned to the driver, and when; used by `Memory::trim_to_slack`.
 //!
-//! Memory up to the most that was ever used costs nobody anything while a step may still reach it
-//! again: empty blocks stay within that. Where the rest of a step is known to use no more than
-//! now, as much of them goes back as [`Keep`] says.
+//! Memory up to the highest usage so far costs nothing while a step may still reach it
+//! again: empty blocks stay within that. If the rest of a step is known to use no more than
+//! now, empty blocks are returned as [`Keep`] specifies.
 //!
-//! A pool that keeps nothing ([`Keep::None`], and any while somebody lacks memory) gives a block
-//! back as soon as it is empty, unless what is held beyond the memory in use is within the slack:
-//! the floor, or more where the policy says so. While a policy keeps blocks for what the
-//! program will use again, that is looked at again whenever it expects less.
+//! A pool that keeps nothing ([`Keep::None`], and any pool while memory is short) returns a block
+//! as soon as it is empty, unless what is held beyond the memory in use is within the slack:
+//! the floor, or more if the policy says so. While a policy keeps blocks for what the
+//! program will use again, this is checked again whenever it expects less.
 
 use super::heap::{Block, Heap};
 use super::policy::{Policy, Usage};
 use crate::units::MIB;
 
-/// A floor in proportion is at least this: two blocks for small requests.
+/// The minimum of a proportional floor: two blocks for small requests.
 const LEAST_FLOOR: u64 = 4 * MIB;
-/// Where anything is kept, a block for requests of the usual sizes is.
+/// If anything is kept, at least a block for requests of common sizes.
 const LEAST_KEPT: u64 = 32 * MIB;
 
 /// How much memory stays in empty blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Keep {
-    /// All of a step's, so far as giving it back would cost more than a fiftieth of the time.
+    /// All memory of a step, if returning it would cost more than a fiftieth of the time.
     Auto,
-    /// Within a step all that it used before; the floor alone between steps.
+    /// Within a step everything that it used before; only the floor between steps.
     Step,
-    /// What the rest of the step will use again, as far as that is known, and the floor.
+    /// What the rest of the step will use again, if that is known, and the floor.
     #[default]
     None,
-    /// As `Step`, and this many bytes between steps.
+    /// Like `Step`, and this many bytes between steps.
     Bytes(u64),
 }
 
-/// Which of the empty blocks may go back.
+/// Which empty blocks may be returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spare {
     Any,
@@ -40,18 +40,18 @@ pub(crate) enum Spare {
     NotStep,
 }
 
-/// Decides how much may stay in empty blocks, when that is looked at again, and which goes first.
+/// Decides how much may stay in empty blocks, when to check that again, and which is returned first.
 pub(crate) struct Reclaimer {
     keep: Keep,
-    /// Somebody lacks memory: nothing is kept.
+    /// Whether memory is short: nothing is kept.
     under_pressure: bool,
     /// Bytes that may be held beyond those in use, unless memory is tight.
     warmup: u64,
-    /// The floor is no more than one part in this many of the most that was used; 0: of nothing.
+    /// The floor is at most this fraction of the highest usage; 0: unlimited.
     floor_part: u64,
     /// The growth that the policy expected when blocks were last kept for it, in bytes.
     kept_for: u64,
-    /// More than the floor is kept.
+    /// Whether more than the floor is kept.
     keeping: bool,
 }
 
@@ -72,18 +72,18 @@ impl Reclaimer {
         self.keep != Keep::None && !self.under_pressure
     }
 
-    /// Whether what a step used is there for the next one.
+    /// Whether memory that a step used is kept for the next one.
     pub(crate) fn keeps_between_steps(&self) -> bool {
         self.keep == Keep::Auto && !self.under_pressure
     }
 
-    /// Whether more than the floor was kept when blocks were last looked at.
+    /// Whether more than the floor was kept at the last check.
     #[inline]
     pub(crate) fn is_keeping(&self) -> bool {
         self.keeping
     }
 
-    /// Keeps nothing from now on, as long as somebody lacks memory.
+    /// Sets whether memory is short; meanwhile nothing is kept.
     pub(crate) fn set_under_pressure(&mut self, under_pressure: bool) {
         self.under_pressure = under_pressure;
     }
@@ -97,8 +97,8 @@ impl Reclaimer {
         }
     }
 
-    /// How many bytes may be held beyond those in use, if `affordable` asks how many the
-    /// program can afford to ask for again.
+    /// How many bytes may be held beyond those in use; `affordable` returns how many bytes the
+    /// program can afford to allocate again.
     pub(crate) fn slack(
         &self,
         policy: &impl Policy,
@@ -122,8 +122,8 @@ impl Reclaimer {
         kept.max(floor)
     }
 
-    /// Blocks went back until no more than the slack was held beyond what is used, or until
-    /// there was none that could; `held` is what is left.
+    /// Blocks were returned until no more than the slack was held beyond what is used, or until
+    /// there was none left to return; `held` is the remaining memory.
     pub(crate) fn trimmed(&mut self, policy: &impl Policy, held: u64, usage: Usage) {
         let beyond = held > usage.used.saturating_add(self.floor(usage));
         self.keeping = beyond && self.keeps();
@@ -134,27 +134,27 @@ impl Reclaimer {
         };
     }
 
-    /// Whether blocks should be looked at after a request. Each request leaves less to expect;
-    /// nothing at all is expected where the program is not known to repeat itself any more.
+    /// Whether to check blocks after a request. Each request leaves less to expect;
+    /// nothing at all is expected once the program no longer repeats itself.
     #[inline]
     pub(crate) fn is_due_after_request(&self, policy: &impl Policy) -> bool {
         self.kept_for > 0 && policy.expected_growth() == 0 && self.is_due(policy)
     }
 
-    /// Whether blocks should be looked at after a free.
+    /// Whether to check blocks after a free.
     #[inline]
     pub(crate) fn is_due_after_free(&self, policy: &impl Policy) -> bool {
         policy.expected_growth() < self.kept_for && self.is_due(policy)
     }
 
-    /// What is kept for the whole step is looked at where its last part begins.
+    /// Memory that is kept for the whole step is checked when its last part begins.
     #[inline]
     fn is_due(&self, policy: &impl Policy) -> bool {
         !self.keeps() || policy.is_falling()
     }
 
-    /// Of the empty blocks, the place of the one that goes first: those that serve little
-    /// else, then the one that was emptied first, and the step block last.
+    /// The index of the empty block to return first: blocks that can serve little
+    /// else, then the one that became empty first, and the step block last.
     pub(crate) fn first_to_go(heap: &Heap, spare: Spare) -> Option<usize> {
         let position = |suits: fn(&Block) -> bool| {
             let mut blocks = heap.empty().iter();
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Expects so much growth.
+    /// Expects this much growth.
     struct Expects(u64);
 
     impl Policy for Expects {

@@ -1,39 +1,39 @@
-//! What a pool must leave undone for a while: give memory back, or ask the device anything.
+//! What a pool must not do for a while: return memory, or query the device.
 
 use super::Pool;
 use super::policy::Policy;
 use crate::driver::{Driver, DriverError};
 use crate::units::StreamId;
 
-/// What is not done at the moment.
+/// What must not be done at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restraint {
-    /// No memory goes back to the driver, whatever is free.
+    /// No memory is returned to the driver, whatever is free.
     pub(crate) holds: bool,
-    /// Work is captured for a graph: no event can be recorded or asked for, nothing waited for,
-    /// and nothing given back. Taking memory is all that may be done.
+    /// Work is being captured for a graph: no event may be recorded or queried, nothing waited for,
+    /// and nothing returned. Only allocations are allowed.
     pub(crate) captured: bool,
 }
 
 impl Restraint {
-    /// Whether memory may go back to the driver.
+    /// Whether memory may be returned to the driver.
     pub(crate) fn may_give_back(self) -> bool {
         !self.holds && !self.captured
     }
 }
 
 impl<P: Policy> Pool<P> {
-    /// Whether all that the driver gave stays, as long as `holds` is true.
+    /// Sets whether all memory from the driver stays.
     pub(crate) fn set_holding(&mut self, holds: bool) {
         self.memory.restraint.holds = holds;
     }
 
-    /// Whether work is captured for a graph, on any stream of the device.
+    /// Sets whether work is being captured for a graph, on any stream of the device.
     pub(crate) fn set_captured(&mut self, captured: bool) {
         self.memory.restraint.captured = captured;
     }
 
-    /// Takes whole blocks from now on, and none in handles.
+    /// Allocates whole blocks from now on, and none in handles.
     pub(crate) fn map_nothing(&mut self) {
         self.memory.most_mapped = 0;
     }
@@ -43,12 +43,12 @@ impl<P: Policy> Pool<P> {
         self.memory.heap.span_at(address).is_some()
     }
 
-    /// Has errors told with the next of [`take_deferred_errors`](Pool::take_deferred_errors).
+    /// Adds errors to the result of the next [`take_deferred_errors`](Pool::take_deferred_errors).
     pub(crate) fn defer_errors(&mut self, errors: impl IntoIterator<Item = DriverError>) {
         self.memory.errors.extend(errors);
     }
 
-    /// As [`allocate`](Pool::allocate), from what is held already: the driver gives nothing.
+    /// Like [`allocate`](Pool::allocate), but only from held memory, without the driver.
     pub(crate) fn allocate_from_held(
         &mut self,
         driver: &mut dyn Driver,
@@ -59,7 +59,7 @@ impl<P: Policy> Pool<P> {
         let served = self.allocate(driver, requested, stream);
         self.memory.device.limit = limit;
         if served.is_err() {
-            // Nobody asked this pool.
+            // The request was not made to this pool.
             self.ask_again();
         }
         served.ok()

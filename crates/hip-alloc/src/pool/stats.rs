@@ -1,54 +1,54 @@
-//! What a pool counts.
+//! Statistics of a pool.
 
-/// What a pool did and holds. Bytes and counts.
+/// Statistics of a pool, in bytes and counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Asked for and not freed.
+    /// Requested and not freed.
     pub live_bytes: u64,
     /// Highest `live_bytes` since the last reset.
     pub live_peak_bytes: u64,
-    /// Taken from the driver and not given back.
+    /// Allocated from the driver and not returned.
     pub held_bytes: u64,
     /// Highest `held_bytes` since the last reset.
     pub held_peak_bytes: u64,
-    /// Requests that are live.
+    /// Number of live requests.
     pub live_allocations: u64,
     /// Number of requests that were served.
     pub allocations: u64,
     /// Number of frees.
     pub frees: u64,
-    /// Times the driver was asked for memory and gave it.
+    /// Successful driver allocations.
     pub driver_allocs: u64,
-    /// Times memory was given back.
+    /// Driver releases.
     pub driver_frees: u64,
     /// Requests that could not be served.
     pub out_of_memory: u64,
     /// Freed by the program, but another stream may still be working on it.
     pub pending_bytes: u64,
-    /// All that was ever served.
+    /// Total bytes served.
     pub allocated_bytes: u64,
-    /// All that was ever taken from the driver.
+    /// Total bytes allocated from the driver.
     pub driver_alloc_bytes: u64,
     /// Highest `live_allocations` since the last reset.
     pub live_allocations_peak: u64,
     /// Highest `driver_allocs - driver_frees` since the last reset.
     pub driver_blocks_peak: u64,
-    /// Times the driver refused memory and was asked again, after all that could go back had.
+    /// How often a refused driver allocation was repeated, after returning everything possible.
     pub alloc_retries: u64,
-    /// Times all streams were waited for, so that memory could go back.
+    /// How often all streams were synchronised to be able to return memory.
     pub stream_syncs: u64,
     /// Highest `live_bytes + pending_bytes` since the last reset.
     pub active_peak_bytes: u64,
-    /// All that was ever given back to the driver.
+    /// Total bytes returned to the driver.
     pub driver_free_bytes: u64,
-    /// Time in calls that take memory from the driver and give it back.
+    /// Time in driver allocations and releases.
     pub driver_nanoseconds: u64,
-    /// Times that memory which was kept went back because somebody might lack it.
+    /// How often kept memory was returned because other programs might need it.
     pub give_backs: u64,
 }
 
 impl PoolStats {
-    /// What two pools hold and did together. Peaks are added too: the real ones are at most that.
+    /// The sum of two pools' statistics. Peaks are added too: the real peaks are at most that.
     pub(crate) fn plus(self, other: PoolStats) -> PoolStats {
         PoolStats {
             live_bytes: self.live_bytes + other.live_bytes,
@@ -75,7 +75,7 @@ impl PoolStats {
         }
     }
 
-    /// The same with the peaks of now.
+    /// The same with the peaks reset to the current values.
     pub(crate) fn at_this_moment(self) -> PoolStats {
         PoolStats {
             live_peak_bytes: self.live_bytes,

@@ -1,9 +1,9 @@
-//! Streams: when memory that one stream freed may be used by another, or go back.
+//! Streams: when memory freed on one stream may be used by another, or returned to the driver.
 //!
-//! Work on a stream runs in order, so memory freed on it may be taken again on it
+//! Work on a stream runs in order, so memory freed on it may be reused on it
 //! at once. For another stream, or for the driver, an event recorded after the
-//! free must have been reached. Events are recorded only when somebody wants the
-//! memory, and queried without waiting; the pool waits only when the
+//! free must be complete. Events are recorded only when the memory is needed,
+//! and queried without waiting; the pool waits only if the
 //! alternative is to fail.
 
 use super::heap::{BlockIndex, Owner, SpanIndex};
@@ -11,27 +11,27 @@ use crate::driver::{Driver, DriverError, EventId};
 use crate::units::StreamId;
 use std::collections::HashMap;
 
-/// Errors of the driver that no caller can be told about.
+/// Driver errors that cannot be returned to a caller.
 pub(crate) type Errors = Vec<DriverError>;
 
 /// What must happen before memory is safe.
 #[derive(Clone, Copy, Debug)]
 enum Fence {
-    /// The event is reached.
+    /// The event is complete.
     Event(EventId),
     /// An event on this stream: recording one failed, or was not possible then, and is tried
-    /// again. A later event covers more work than that one would have, so it is as safe.
+    /// again. A later event covers more work, so it is just as safe.
     Recording(StreamId),
 }
 
-/// How to ask for an event.
+/// How to check an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FenceCheck {
     Query,
     Wait,
 }
 
-/// Memory that goes back to the driver once its stream is done with it.
+/// Memory that is returned to the driver once its stream is done with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Departing {
     /// An empty block.
@@ -40,14 +40,14 @@ pub(crate) enum Departing {
     Part(SpanIndex),
 }
 
-/// How many streams are looked through one by one; of more, each has its place in a map.
+/// Up to how many streams are searched linearly; for more there is a map.
 const FEW_STREAMS: usize = 32;
 
-/// The streams a pool has seen, and what waits for them.
+/// The streams that a pool has seen, and what waits for them.
 #[derive(Default)]
 pub(crate) struct StreamFences {
     known: Vec<Stream>,
-    /// Where each is in there.
+    /// The index of each stream.
     places: HashMap<StreamId, usize>,
     /// Freed while other streams may use it: the fences to pass.
     pending: Vec<(SpanIndex, u64, Vec<Fence>)>,
@@ -62,15 +62,15 @@ pub(crate) struct StreamFences {
 #[derive(Clone, Copy)]
 struct Stream {
     id: StreamId,
-    /// Counts the frees on this stream: a free span remembers when it was freed.
+    /// Number of frees on this stream: a free span remembers when it was freed.
     frees: u64,
     /// Recorded for another stream, after this many frees.
     event: Option<(EventId, u64)>,
 }
 
 impl StreamFences {
-    /// The owner for a stream; the first time, a new one. `None` for one stream more than there are
-    /// owners: two that share one would share its memory, without a fence between them.
+    /// The owner for a stream; at the first call, a new one. `None` if there are more streams than
+    /// owners: two streams with the same owner would share its memory without a fence between them.
     #[inline]
     pub(crate) fn owner(&mut self, id: StreamId) -> Option<Owner> {
         let is_last = |stream: &Stream| stream.id == id;
@@ -135,12 +135,12 @@ impl StreamFences {
         self.pending.iter().map(|(span, ..)| *span)
     }
 
-    /// Bytes that the program asked for of these.
+    /// The requested bytes of these.
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }
 
-    /// Bytes that are on their way to the driver.
+    /// Bytes that are being returned to the driver.
     pub(crate) fn departing_bytes(&self) -> u64 {
         self.departing_bytes
     }
@@ -153,8 +153,8 @@ impl StreamFences {
         }
     }
 
-    /// A span was freed for which `requested` bytes were asked, and other streams were
-    /// recorded on it. Whether it has to wait for them. Without a driver the events are
+    /// A span of `requested` bytes was freed, and other streams were
+    /// recorded on it. Returns whether it has to wait for them. Without a driver the events are
     /// recorded later.
     pub(crate) fn defer(
         &mut self,
@@ -184,13 +184,13 @@ impl StreamFences {
         waits
     }
 
-    /// Holds memory of so many bytes back until the event.
+    /// Holds back this many bytes until the event.
     pub(crate) fn depart(&mut self, what: Departing, bytes: u64, event: EventId) {
         self.departing_bytes += bytes;
         self.departing.push((what, bytes, event));
     }
 
-    /// Freed spans that no stream uses any more; they wait no longer.
+    /// Removes and returns freed spans that no stream uses any more.
     pub(crate) fn take_completed(
         &mut self,
         driver: &mut dyn Driver,
@@ -210,7 +210,7 @@ impl StreamFences {
         completed
     }
 
-    /// What can go back to the driver now, with its bytes. Each counts as departing until it
+    /// What can be returned to the driver now, with its size. Each counts as departing until it
     /// has [left](StreamFences::left).
     pub(crate) fn take_departed(
         &mut self,
@@ -231,13 +231,13 @@ impl StreamFences {
         departed
     }
 
-    /// What was taken as departed goes back now.
+    /// What was taken as departed is returned now.
     pub(crate) fn left(&mut self, bytes: u64) {
         self.departing_bytes -= bytes;
     }
 
-    /// Waits with the whole device for the spans that have no event to wait for. Whether
-    /// there were any, and that worked.
+    /// Waits with the whole device for the spans that have no event to wait for. Returns whether
+    /// there were any, and that succeeded.
     pub(crate) fn synchronize(&mut self, driver: &mut dyn Driver, errors: &mut Errors) -> bool {
         let without_event = |fence: &Fence| matches!(fence, Fence::Recording(_));
         if !(self.pending.iter()).any(|(.., fences)| fences.iter().any(without_event)) {
@@ -253,7 +253,7 @@ impl StreamFences {
         true
     }
 
-    /// Whether no work in flight touches anything that the owner's stream freed.
+    /// Whether no work in flight uses anything that the owner's stream freed.
     pub(crate) fn is_idle(
         &mut self,
         driver: &mut dyn Driver,
@@ -266,7 +266,7 @@ impl StreamFences {
         Ok(frees == self.known[at].frees)
     }
 
-    /// The number of the last free on a stream that no work in flight can touch any more.
+    /// The number of the last free on a stream that no work in flight can use any more.
     pub(crate) fn safe_until(
         &mut self,
         driver: &mut dyn Driver,
@@ -291,7 +291,7 @@ impl StreamFences {
         if covered == frees {
             return Ok(frees);
         }
-        // What was freed since is not covered: a new event, if need be for next time.
+        // Later frees are not covered: they need a new event, if any.
         match driver.record(id) {
             Ok(None) => return Ok(frees),
             Ok(Some(event)) => self.known[at].event = Some((event, frees)),
@@ -309,7 +309,7 @@ impl StreamFences {
     }
 }
 
-/// Why a request is refused for whose stream there is no owner.
+/// Why a request is refused if its stream has no owner.
 #[cold]
 pub(crate) fn too_many_streams() -> DriverError {
     DriverError::Failed {
@@ -322,7 +322,7 @@ pub(crate) fn too_many_streams() -> DriverError {
     }
 }
 
-/// Whether a fence was passed. A recording that failed is made up for here.
+/// Whether a fence was passed. An event that could not be recorded is recorded here.
 fn is_passed(
     driver: &mut dyn Driver,
     fence: &mut Fence,
@@ -397,7 +397,7 @@ mod tests {
         let (mut fences, mut driver) = (StreamFences::default(), driver(1));
         let owner = fences.owner(STREAM).unwrap();
         assert_eq!(fences.next_free(owner), 1);
-        // The first question records an event, the next ones ask for it.
+        // The first check records an event, the next ones query it.
         assert_eq!(
             fences.safe_until(&mut driver, owner, FenceCheck::Query),
             Ok(0)
@@ -412,7 +412,7 @@ mod tests {
             fences.safe_until(&mut driver, owner, FenceCheck::Wait),
             Ok(2)
         );
-        // What was waited for is not remembered: an event is recorded, and reached.
+        // Waiting leaves no state: an event is recorded, and completes.
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(false));
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(true));
     }

@@ -1,21 +1,21 @@
-//! How a private pool places requests: one that holds everything until the end gains nothing by
-//! keeping apart what lasts from what does not.
+//! Placement in a private pool: since it holds everything until the end, there is no advantage in
+//! separating persistent and transient requests.
 
 use crate::pool::policy::{Held, Placement, Policy, Region};
 use crate::units::{MIB, round_up};
 
-/// Smaller requests share blocks of their own.
+/// Smaller requests share blocks.
 const SMALL: u64 = MIB;
 /// Blocks are multiples of this,
 const BLOCK_STEP: u64 = 2 * MIB;
-/// or of this, where memory is tight or the request is large.
+/// or of this, if memory is tight or the request is large.
 const DIRECT_STEP: u64 = 4096;
-/// A block for several requests is at most this large.
+/// The largest block for several requests.
 const LARGEST_SHARED: u64 = 32 * MIB;
-/// A pool grows by one part in this many of what it uses.
+/// A pool grows by this fraction of what it uses.
 const GROWTH_PART: u64 = 8;
 
-/// Best fit in what is there, then a little more than is asked for.
+/// Best fit in existing blocks, then slightly more than requested.
 pub(super) struct InOnePool;
 
 impl Policy for InOnePool {

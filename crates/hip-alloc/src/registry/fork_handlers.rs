@@ -1,10 +1,10 @@
-//! What is called around every fork of the process.
+//! The handlers that are called around every fork of the process.
 //!
 //! ```text
-//!   before:  keep others from making allocators, then take the lock of every allocator
+//!   before:  keep other threads from creating allocators, then take the lock of every allocator
 //!   parent:  drop them
-//!   child:   make each allocator fit for a process of its own, forget who was opening others,
-//!            drop them
+//!   child:   make each allocator usable in the new process, forget threads that were opening devices,
+//!            drop the locks
 //! ```
 
 use super::existing;
@@ -15,8 +15,8 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
 thread_local! {
-    /// What `before` took, on the thread that forks. Nothing that must be dropped: a thread
-    /// may fork when its own variables are gone already, at exit.
+    /// What `before` took, on the forking thread. It must not need dropping: a thread
+    /// may fork at exit, when its thread-local variables are already gone.
     static HELD: Cell<ManuallyDrop<Option<Everything>>> =
         const { Cell::new(ManuallyDrop::new(None)) };
 }
@@ -31,7 +31,7 @@ struct Everything {
     _making: Guard<'static, ()>,
 }
 
-/// Runs on the thread that forks.
+/// Runs on the forking thread.
 pub(crate) fn before() {
     let Some(_making) = nothing_is_made() else {
         return;

@@ -1,9 +1,9 @@
-//! From the address that a program holds to the span behind it.
+//! Maps the address that a program holds to its span.
 //!
 //! Every `free` starts with this look-up, so it is a flat table with linear
 //! probing rather than a general map: one multiplication, usually one cache
-//! line. An entry is eight bytes: what tells it from others is half of the hash,
-//! and the address itself is asked of the span, which is needed next anyway. At most
+//! line. An entry is eight bytes: it is identified by half of the hash,
+//! and the address itself is read from the span, which is needed next anyway. At most
 //! a quarter of the table is full, so that the first slot is nearly always the right
 //! one. A removal shifts the following entries back, so there are no tombstones and a
 //! table that has seen a million frees is as fast as a new one.
@@ -11,14 +11,14 @@
 use super::span::{SpanIndex, SpanTable};
 
 const FIRST_CAPACITY_LOG2: u32 = 10;
-/// One slot in so many may be full.
+/// At most one slot in this many may be full.
 const SLOTS_PER_ENTRY: usize = 4;
 /// 2^64 divided by the golden ratio: spreads multiples of the granule over the table.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Clone, Copy)]
 struct Entry {
-    /// The upper half of the product: the upper bits of that are the first slot to look at.
+    /// The upper half of the product: its upper bits are the first slot to look at.
     hash: u32,
     /// None: the slot is empty.
     span: SpanIndex,
@@ -50,7 +50,7 @@ impl AddressMap {
         }
     }
 
-    /// Notes a span that begins at an address which is not in the map.
+    /// Adds a span that begins at an address which is not in the map.
     pub(super) fn insert(&mut self, address: u64, span: SpanIndex) {
         if (self.len + 1) * SLOTS_PER_ENTRY > self.entries.len() {
             self.enlarge();
@@ -77,7 +77,7 @@ impl AddressMap {
         Some(self.entries[slot].span)
     }
 
-    /// As [`get`](Self::get), and takes it out.
+    /// Like [`get`](Self::get), and removes it.
     #[inline(always)]
     pub(super) fn remove(&mut self, spans: &SpanTable, address: u64) -> Option<SpanIndex> {
         let mut hole = self.slot_of(spans, address)?;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence of insertions and removals leaves what a plain map would hold.
+        /// Any sequence of insertions and removals gives the same contents as in a plain map.
         #[test]
         fn agrees_with_a_plain_map(steps in prop::collection::vec((any::<bool>(), 1u64..400), 1..3000)) {
             let mut spans = SpanTable::default();

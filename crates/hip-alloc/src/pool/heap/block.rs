@@ -1,44 +1,44 @@
-//! Blocks: what the driver gave, each split into spans.
+//! Blocks: memory from the driver, split into spans.
 
 use super::Region;
 use super::span::SpanIndex;
 use crate::units::MIB;
 
-/// Place of a block in the [`BlockTable`].
+/// Index of a block in the [`BlockTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockIndex(pub(super) u32);
 
-/// One allocation of the driver.
+/// One allocation from the driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) region: Region,
-    /// Was taken for one request larger than any block serves, and serves only such.
+    /// It was allocated for one request larger than shared blocks, and serves only such.
     pub(crate) direct: bool,
-    /// Is the step block: its spans are placed by how long they last.
+    /// It is the step block: its spans are placed by lifetime.
     pub(crate) serves_step: bool,
-    /// Came in handles, each of which can go back by itself.
+    /// It is mapped in handles, each of which can be released separately.
     pub(crate) mapped: bool,
     /// Bytes of spans that are in use.
     pub(crate) used: u64,
-    /// Bytes of handles that went back.
+    /// Bytes of handles that were returned.
     pub(crate) absent: u64,
     pub(super) first: SpanIndex,
     /// Serial number: older blocks are filled first.
     pub(crate) rank: u32,
 }
 
-/// A larger block counts as large.
+/// Larger blocks count as large.
 const LARGE: u64 = 64 * MIB;
 
 impl Block {
-    /// Bytes that the driver could have back.
+    /// Bytes that could be returned to the driver.
     pub(crate) fn held(&self) -> u64 {
         self.bytes - self.absent
     }
 
-    /// A block for transient requests that pins much if one of them stays.
+    /// A block for transient requests that pins much memory if one of them stays.
     pub(super) fn is_large_and_transient(&self) -> bool {
         (self.region == Region::Transient) & (self.bytes > LARGE)
     }

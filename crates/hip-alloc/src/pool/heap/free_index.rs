@@ -1,15 +1,15 @@
-//! Finding the smallest free span that is large enough.
+//! Finds the smallest free span that is large enough.
 //!
 //! Spans are kept in bins by size: exact for small sizes, then 32 bins per power
 //! of two (3 % wide). A two-level bitmap finds the next bin that is not empty, and
 //! each bin is a list in position order (older blocks first, then addresses), so
-//! the answer is the best fit and, of equals, the one that keeps later blocks
+//! the result is the best fit and, among equals, the one that keeps later blocks
 //! empty. Inserting, removing and finding take constant time: lists are short
-//! because bins are narrow, and a scan looks at [`SCAN_LIMIT`] spans at most.
+//! because bins are narrow, and a scan looks at no more than [`SCAN_LIMIT`] spans.
 
 use super::span::{Span, SpanIndex, SpanTable};
 
-/// Sizes below this many granules have a bin of their own.
+/// Sizes below this many granules have their own bin.
 const EXACT_BINS: u64 = 64;
 /// log2 of the bins for each power of two above that.
 const BINS_PER_DOUBLING_LOG2: u32 = 5;
@@ -36,7 +36,7 @@ const _: () = assert!(WORDS <= 32, "the summary is one word");
 const _: () = assert!(BINS <= u16::MAX as usize, "a span has 16 bits for its bin");
 
 impl FreeIndex {
-    /// `granule`: what every size is a multiple of, a power of two.
+    /// `granule`: the unit of sizes, a power of two.
     pub(super) fn new(granule: u64) -> Self {
         FreeIndex {
             heads: Box::new([SpanIndex::NONE; BINS]),
@@ -47,7 +47,7 @@ impl FreeIndex {
         }
     }
 
-    /// Total of the spans in the index.
+    /// The sum of all spans in the index.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -66,8 +66,8 @@ impl FreeIndex {
     }
 
     /// A span in the index now begins or ends elsewhere, and had `before` bytes. It has
-    /// only gained or lost what was not free, so its place in the order stays, and mostly
-    /// its bin too: then nothing else is touched.
+    /// only gained or lost memory that was not free, so its position in the order stays, and usually
+    /// its bin too: then nothing else changes.
     #[inline(always)]
     pub(super) fn resized(&mut self, spans: &mut SpanTable, index: SpanIndex, before: u64) {
         let Span {
@@ -137,7 +137,7 @@ impl FreeIndex {
         }
     }
 
-    /// The smallest span of at least `bytes`; of equals, the first in position order.
+    /// The smallest span of at least `bytes`; among equals, the first in position order.
     #[inline(always)]
     pub(super) fn best_fit(&self, spans: &SpanTable, bytes: u64) -> Option<SpanIndex> {
         if self.bytes < bytes {
@@ -145,7 +145,7 @@ impl FreeIndex {
         }
         let own = self.bin(bytes);
         let bin = self.next_occupied(own)?;
-        // What is in the bin of the size itself may still be too small; in later ones nothing is.
+        // Spans in the bin of the size itself may be too small; in later ones none is.
         if let Some(found) = self.best_in_bin(spans, bin, bytes) {
             return Some(found);
         }
@@ -153,7 +153,7 @@ impl FreeIndex {
         self.best_in_bin(spans, larger, bytes)
     }
 
-    /// The answer of `pick` for one of the largest spans of at least `least` bytes that has one.
+    /// The result of `pick` for one of the largest spans of at least `least` bytes, if it has one.
     pub(super) fn largest<T>(
         &self,
         spans: &SpanTable,
@@ -183,7 +183,7 @@ impl FreeIndex {
         None
     }
 
-    /// Any span at all, for walking through them while taking them out.
+    /// Any span, to iterate while removing them.
     pub(super) fn first(&self) -> Option<SpanIndex> {
         let bin = self.next_occupied(0)?;
         self.heads[bin].some()
@@ -229,7 +229,7 @@ impl FreeIndex {
 
     fn bin(&self, bytes: u64) -> usize {
         let granules = bytes >> self.granule_log2;
-        // Of the size, the upper six bits; sizes without more are told apart exactly.
+        // The upper six bits of the size; smaller sizes are exact.
         let doubling = (granules | BINS_PER_DOUBLING).ilog2() - BINS_PER_DOUBLING_LOG2;
         let bin = u64::from(doubling) * BINS_PER_DOUBLING + (granules >> doubling);
         (bin as usize).min(BINS - 1)

@@ -5,8 +5,8 @@ use super::span::{Owner, Span, SpanIndex};
 
 impl Heap {
     /// Merges a free span that is in no index with its free neighbours of the same owner.
-    /// If there are any, the result is one of them that has only grown: it is in its index
-    /// still, with as many bytes as are returned beside it.
+    /// If there are any, the result is one of them that has only grown: it is still in its index,
+    /// with the size that is also returned.
     #[inline(always)]
     pub(super) fn merge_listed(
         &mut self,
@@ -38,8 +38,8 @@ impl Heap {
     }
 
     /// Merges a free span that is in no index with its free neighbours of the same owner,
-    /// or of nobody: what nobody works on becomes the owner's. More than one on a side
-    /// may merge: beyond what was nobody's there can be more of the owner's.
+    /// or of nobody: memory without work in flight becomes the owner's. More than one span on a side
+    /// may merge: after nobody's memory there can be more of the owner's.
     pub(super) fn merge(&mut self, index: SpanIndex) -> SpanIndex {
         let owner = self.spans[index].owner;
         let mut whole = index;
@@ -74,7 +74,7 @@ impl Heap {
         self.free[arena].remove(&mut self.spans, index);
     }
 
-    /// Merges a free span with the one after it, which retires.
+    /// Merges a free span with the next one, which is retired.
     #[inline(always)]
     pub(super) fn absorb_next(&mut self, index: SpanIndex) {
         let next = self.spans[index].after;
@@ -89,7 +89,7 @@ impl Heap {
         self.spans.retire(next);
     }
 
-    /// Merges a free span with the one before it, which retires.
+    /// Merges a free span with the previous one, which is retired.
     #[inline(always)]
     pub(super) fn absorb_before(&mut self, index: SpanIndex) {
         let previous = self.spans[index].before;

@@ -1,22 +1,22 @@
-//! Free memory that changes hands: from one stream to all of them, and from the heap to the
+//! Transfers free memory: from one stream to all of them, and from the heap to the
 //! driver in whole handles.
 //!
 //! ```text
 //!  block   | used |  free            | used |      handles of one size
 //!          | handle | handle | handle | handle |
-//!                   |  goes  |                     back to the driver: absent
+//!                   | leaves |                     returned to the driver: absent
 //! ```
 //!
-//! A free span that covers whole handles can lose them; what is left at either end stays
-//! free. The addresses stay reserved and are not used again until the block as a whole
-//! goes back: address space costs nothing. A block that has lost handles serves what is
-//! left of it, and goes back as soon as nothing in it is used.
+//! A free span that covers whole handles can lose them; the rest at either end stays
+//! free. The addresses stay reserved and are not used again until the whole block
+//! is returned: address space costs nothing. A block that has lost handles uses what is
+//! left of it, and is returned as soon as nothing in it is used.
 
 use super::span::{Span, SpanState};
 use super::{BlockIndex, Freed, Heap, Hole, Owner, Region, Released, SpanIndex};
 
 impl Heap {
-    /// Whether the owner has free memory of its own.
+    /// Whether the owner has free memory.
     pub(crate) fn has_free(&self, owner: Owner) -> bool {
         Region::ALL
             .into_iter()
@@ -27,7 +27,7 @@ impl Heap {
                 .any(|block| self.owner_of_block(*block) == owner)
     }
 
-    /// Lets everyone take the free spans of `owner` that were freed up to its `frees`-th free.
+    /// Makes the free spans of `owner` up to its `frees`-th free available to everyone.
     pub(crate) fn release_to_anyone(&mut self, owner: Owner, frees: u64) -> Released {
         let mut released = Released::default();
         for block in &self.empty {
@@ -66,8 +66,8 @@ impl Heap {
         released
     }
 
-    /// Gives a free span that is in no index to everyone, and merges it with what is
-    /// everyone's already. (Not with an owner's: that would make it the owner's again.)
+    /// Makes a free span that is in no index available to everyone, and merges it with adjacent memory that
+    /// already is. (Not with an owner's: that would make it the owner's again.)
     fn merge_anyones(&mut self, index: SpanIndex) -> SpanIndex {
         self.spans[index].give_to_anyone();
         let Span { before, after, .. } = self.spans[index];
@@ -84,8 +84,8 @@ impl Heap {
         whole
     }
 
-    /// Whose the spans of a block are of which nothing is used; `None` while a part of it is
-    /// about to go back.
+    /// The owners of the spans of an unused block; `None` while a part of it is
+    /// being returned.
     pub(crate) fn owners_of_pieces(&self, block: BlockIndex) -> Option<Vec<Owner>> {
         let leaves = |span: &Span| matches!(span.state, SpanState::Leaving { .. });
         if self.spans_of(block).any(leaves) {
@@ -97,7 +97,7 @@ impl Heap {
         Some(owners)
     }
 
-    /// Makes the spans of a block that nothing uses any more one that everyone may take, in no
+    /// Merges the spans of an unused block into one that everyone may use, in no
     /// index and no list.
     pub(crate) fn unite(&mut self, block: BlockIndex) {
         let first = self.blocks[block].first;
@@ -114,7 +114,7 @@ impl Heap {
         }
     }
 
-    /// The most whole handles that lie in one free span of a mapped block.
+    /// The most whole handles within one free span of a mapped block.
     pub(crate) fn largest_hole(&self, handle: u64) -> Option<Hole> {
         let holes = self.free.iter().filter_map(|arena| {
             arena.largest(&self.spans, handle, |index| {
@@ -124,7 +124,7 @@ impl Heap {
         holes.max_by_key(|hole| (hole.end - hole.start, self.spans[hole.span].address))
     }
 
-    /// The handles that lie wholly in a free span.
+    /// The handles that are completely within a free span.
     fn whole_handles(&self, index: SpanIndex, handle: u64) -> Option<Hole> {
         let span = &self.spans[index];
         let block = &self.blocks[span.block];
@@ -143,7 +143,7 @@ impl Heap {
         })
     }
 
-    /// Makes a hole a span of its own, in no index; what is beside it stays free.
+    /// Makes a hole a separate span, in no index; the memory around it stays free.
     pub(crate) fn isolate(&mut self, hole: Hole) -> SpanIndex {
         self.unlist(hole.span);
         let span = self.spans[hole.span];
@@ -162,7 +162,7 @@ impl Heap {
         part
     }
 
-    /// Cuts a span that is in no index; the second piece, as free as the first.
+    /// Splits a span that is in no index; returns the second piece, in the same state as the first.
     pub(super) fn split(&mut self, index: SpanIndex, bytes: u64) -> SpanIndex {
         let span = self.spans[index];
         let second = self.spans.add(Span {
@@ -180,7 +180,7 @@ impl Heap {
         second
     }
 
-    /// An isolated part went back to the driver. Its block, if nothing in that is used.
+    /// An isolated part was returned to the driver. Returns its block if nothing in it is used.
     pub(crate) fn part_left(&mut self, part: SpanIndex) -> Option<BlockIndex> {
         let Span { bytes, block, .. } = self.spans[part];
         self.spans[part].state = SpanState::Absent;
@@ -194,7 +194,7 @@ impl Heap {
         None
     }
 
-    /// An isolated part could not go back: it is free again.
+    /// An isolated part could not be returned: it becomes free again.
     pub(crate) fn part_stays(&mut self, part: SpanIndex) -> Freed {
         let freed_at = self.spans[part].freed_at();
         self.spans[part].state = SpanState::Free { freed_at };

@@ -2,15 +2,15 @@
 //!
 //! The spans of one block form a list in address order (`before`, `after`); a
 //! free span is also in the list of its bin in one [`FreeIndex`](super::free_index::FreeIndex).
-//! Spans live in a table and refer to each other by index, so the whole pool is
-//! safe code without reference counting, and a retired slot is used again.
+//! Spans are stored in a table and refer to each other by index, so the whole pool is
+//! safe code without reference counting, and retired slots are reused.
 //!
-//! A span is one cache line: a request or a free reads and writes three or four of them,
-//! and in a program these are rarely still in the cache.
+//! A span is one cache line: a request or a free accesses three or four of them,
+//! and in a real program these are rarely still in the cache.
 
 use super::block::BlockIndex;
 
-/// Place of a span in the [`SpanTable`].
+/// Index of a span in the [`SpanTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct SpanIndex(u32);
 
@@ -18,7 +18,7 @@ impl SpanIndex {
     /// No span: the end of a list.
     pub(super) const NONE: SpanIndex = SpanIndex(u32::MAX);
 
-    /// A small number, used again once the span is gone.
+    /// A small number, reused once the span is gone.
     pub(crate) fn slot(self) -> usize {
         self.0 as usize
     }
@@ -32,17 +32,17 @@ impl SpanIndex {
     }
 }
 
-/// What a span is doing.
+/// The state of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpanState {
     /// In the free index of its arena.
     Free {
-        /// The number of the free among those of its owner's stream; 0 if it is anyone's.
+        /// The number of the free on its owner's stream; 0 if it is anyone's.
         freed_at: u64,
     },
-    /// Allocated by a request that is live.
+    /// Allocated by a live request.
     Used {
-        /// Bytes that the program asked for; those of the span are these, rounded up.
+        /// The requested bytes; the span's size is rounded up.
         requested: u64,
         /// Other streams were recorded on it.
         shared: bool,
@@ -52,17 +52,17 @@ pub(super) enum SpanState {
         /// As in [`SpanState::Used`].
         requested: u64,
     },
-    /// Free, and about to go back to the driver.
+    /// Free, and being returned to the driver.
     Leaving {
         /// As in [`SpanState::Free`].
         freed_at: u64,
     },
-    /// Gone back to the driver: an address that must not be touched.
+    /// Returned to the driver: an address that must not be used.
     Absent,
 }
 
 impl SpanState {
-    /// Taken for a request whose size is not noted yet.
+    /// Taken for a request whose size is not recorded yet.
     pub(super) const USED: SpanState = SpanState::Used {
         requested: 0,
         shared: false,
@@ -81,7 +81,7 @@ pub(super) struct Span {
     pub(super) after: SpanIndex,
     pub(super) bin_before: SpanIndex,
     pub(super) bin_after: SpanIndex,
-    /// The bin that it is in, while it is in one.
+    /// Its bin, while it is in one.
     pub(super) bin: u16,
     pub(super) block: BlockIndex,
     /// Which streams may use it while it is free, or did while it was used.
@@ -92,7 +92,7 @@ pub(super) struct Span {
 const _: () = assert!(size_of::<Span>() == 64, "one cache line");
 
 impl Span {
-    /// A free span that fills a block, in no index.
+    /// A free span that covers a block, in no index.
     pub(super) fn whole(
         block: BlockIndex,
         address: u64,
@@ -120,7 +120,7 @@ impl Span {
         matches!(self.state, SpanState::Free { .. })
     }
 
-    /// The last free on its stream that made it free; 0 where no stream matters.
+    /// The number of the last free that made it free; 0 if no stream matters.
     #[inline]
     pub(super) fn freed_at(&self) -> u64 {
         match self.state {
@@ -129,37 +129,37 @@ impl Span {
         }
     }
 
-    /// It has become part of a free span, and is as recent as the later of the two.
+    /// It was merged into a free span, and is as recent as the later of the two.
     #[inline]
     pub(super) fn freed_with(&mut self, other: &Span) {
         let freed_at = self.freed_at().max(other.freed_at());
         self.state = SpanState::Free { freed_at };
     }
 
-    /// Free for everyone: the number of a free means something to its own stream only.
+    /// Makes it free for everyone: the number of a free is meaningful to its own stream only.
     pub(super) fn give_to_anyone(&mut self) {
         self.owner = Owner::ANYONE;
         self.state = SpanState::Free { freed_at: 0 };
     }
 }
 
-/// Who may take a free span without waiting: one stream, or any.
+/// Who may use a free span without waiting: one stream, or any.
 ///
-/// Memory freed on a stream may be taken again on that stream at once, since
-/// work on one stream runs in order. For another stream it must first be known
+/// Memory freed on a stream may be reused on that stream at once, since
+/// work on one stream runs in order. Another stream must first know
 /// that the work is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct Owner(pub(crate) u16);
 
 impl Owner {
-    /// Nothing in flight touches it: any stream may take it.
+    /// No work in flight uses it: any stream may take it.
     pub(crate) const ANYONE: Owner = Owner(0);
 }
 
 /// All spans of a pool, by index.
 pub(super) struct SpanTable {
     spans: Vec<Span>,
-    /// The last one that retired; `after` leads to the one before it.
+    /// The last retired span; `after` leads to the one before it.
     retired: SpanIndex,
 }
 

@@ -1,4 +1,4 @@
-//! The step block: one large block for all that a step uses, filled from both ends.
+//! The step block: one large block for everything that a step uses, filled from both ends.
 //!
 //! ```text
 //!  | lasting | | lasting | |  middle            | brief | | brief |
@@ -6,24 +6,24 @@
 //!             lower holes                                 upper holes
 //! ```
 //!
-//! What lasts for a part of the step is stacked up from the front, what passes at once from the
-//! back; so holes that what passes leaves are filled by what passes, and at the end of every layer
-//! the upper part is free as a whole. Blocks of the driver cannot do that: one that served
-//! another size must go back before the one that is needed comes.
+//! Requests that last for a part of the step are stacked up from the front, brief ones from the
+//! back; so holes that brief requests leave are filled by brief requests, and at the end of every layer
+//! the upper part is completely free. Separate blocks from the driver cannot do that: one that served
+//! another size must be returned before the one that is needed is allocated.
 //!
-//! What holds between two calls:
+//! Invariants between calls:
 //! - the block belongs to one stream, and so does each of its spans;
-//! - the middle is the free span that the boundary lies in or at, in no index; there is none
-//!   where both parts meet;
-//! - any other free span is in the index of the part that it lies in.
+//! - the middle is the free span at the boundary, in no index; there is none
+//!   if both parts meet;
+//! - any other free span is in the index of the part that contains it.
 
 use super::block::{Block, BlockIndex};
 use super::free_index::FreeIndex;
 use super::span::{Owner, Span, SpanIndex, SpanState};
 use super::{Freed, Heap};
 
-/// Something brief fills a hole of at most so many times its size: larger ones are for what is
-/// larger, as long as there is a middle.
+/// A brief request fills a hole of at most this many times its size: larger holes are kept for
+/// larger requests, as long as there is a middle.
 const MOST_DISPARITY: u64 = 4;
 
 /// The free spans of the step block.
@@ -34,12 +34,12 @@ pub(super) struct StepBlock {
     upper: FreeIndex,
     /// The free span between the two parts, if there is one.
     middle: SpanIndex,
-    /// The position from which on a free span is in the upper part: where the middle begins.
+    /// The position from which free spans belong to the upper part: where the middle begins.
     boundary: u64,
 }
 
 impl Heap {
-    /// Lets a block that is one free span, in no index and no list, serve the steps of an owner.
+    /// Makes a block that is one free span, in no index and no list, the step block of an owner.
     pub(crate) fn begin_step_block(&mut self, block: BlockIndex, owner: Owner) {
         debug_assert!(self.step_block.is_none());
         self.blocks[block].serves_step = true;
@@ -55,14 +55,14 @@ impl Heap {
         });
     }
 
-    /// The step block, which is one free span, becomes an ordinary block.
+    /// Makes the step block, which is one free span, an ordinary block.
     pub(super) fn end_step_block(&mut self) {
         if let Some(step) = self.step_block.take() {
             self.blocks[step.block].serves_step = false;
         }
     }
 
-    /// As [`end_step_block`](Heap::end_step_block), where something of it may be in use.
+    /// Like [`end_step_block`](Heap::end_step_block), if some of it may be in use.
     pub(crate) fn retire_step_block(&mut self) {
         let Some(mut step) = self.step_block.take() else {
             return;
@@ -90,7 +90,7 @@ impl Heap {
         Some(&self.blocks[step.block])
     }
 
-    /// Whose most of the memory in empty blocks is.
+    /// The owner of most of the memory in empty blocks.
     pub(crate) fn owner_of_most_empty(&self) -> Option<Owner> {
         let mut sums: Vec<(Owner, u64)> = Vec::new();
         for block in &self.empty {
@@ -113,7 +113,7 @@ impl Heap {
             .is_some_and(|step| step.owner == owner)
     }
 
-    /// Takes `bytes` of the step block, if that is this owner's and has a place for them.
+    /// Takes `bytes` from the step block, if it belongs to this owner and has room for them.
     pub(crate) fn take_of_step(
         &mut self,
         owner: Owner,
@@ -150,7 +150,7 @@ impl Heap {
         Some(taken)
     }
 
-    /// The step block is in the list of empty ones, and in use from now on.
+    /// Takes the step block out of the list of empty ones, to use it from now on.
     fn open_step_block(&mut self, block: BlockIndex, owner: Owner) {
         if let Some(at) = self.empty.iter().position(|empty| *empty == block) {
             self.empty.remove(at);
@@ -161,7 +161,7 @@ impl Heap {
         self.spans[first].owner = owner;
     }
 
-    /// The front of a hole, or all of it.
+    /// Takes the front of a hole, or all of it.
     fn take_hole(&mut self, hole: SpanIndex, bytes: u64) -> SpanIndex {
         let whole = self.spans[hole].bytes;
         if whole == bytes {
@@ -179,7 +179,7 @@ impl Heap {
         taken
     }
 
-    /// The front of the middle, or its back for something brief.
+    /// Takes the front of the middle, or its back for a brief request.
     fn take_middle(&mut self, middle: SpanIndex, bytes: u64, brief: bool) -> SpanIndex {
         let Span {
             position,
@@ -203,7 +203,7 @@ impl Heap {
         taken
     }
 
-    /// A span of the step block that is free, but in no index, merges with its neighbours.
+    /// Merges a free span of the step block that is in no index with its neighbours.
     pub(super) fn free_in_step_block(&mut self, index: SpanIndex) -> Freed {
         let mut whole = index;
         let free = |heap: &Heap, neighbour: SpanIndex| {
@@ -242,7 +242,7 @@ impl Heap {
         }
     }
 
-    /// Takes a free span of the step block out of where it is kept.
+    /// Takes a free span of the step block out of its index.
     fn unlist_hole(&mut self, hole: SpanIndex) {
         let Some(step) = &mut self.step_block else {
             return;
@@ -266,7 +266,7 @@ mod tests {
     const GRANULE: u64 = 512;
     const OWNER: Owner = Owner(1);
 
-    /// A heap with a step block of so many granules, in the list of empty ones.
+    /// A heap with a step block of this many granules, in the list of empty ones.
     fn heap(granules: u64) -> Heap {
         let mut heap = Heap::new(GRANULE);
         let block = heap.add_block(
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Where a span begins, in granules.
+    /// The start of a span, in granules.
     fn at(heap: &Heap, span: SpanIndex) -> u64 {
         (heap.address(span) - (1 << 30)) / GRANULE
     }
@@ -305,7 +305,7 @@ mod tests {
         let placed = [(10, false), (20, true), (10, false), (5, true)]
             .map(|(granules, brief)| take(&mut heap, granules, brief).unwrap());
         assert_eq!(placed.map(|span| at(&heap, span)), [0, 80, 10, 75]);
-        // Its hole is for what lasts as it did, though it is as near for what is brief.
+        // Its hole is kept for lasting requests, although it is equally near for brief ones.
         free(&mut heap, placed[0]);
         let brief = take(&mut heap, 10, true).unwrap();
         assert_eq!(at(&heap, brief), 65);
@@ -376,8 +376,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and freed, spans fill the block without a gap, each hole is where it
-        /// is looked for, and at the end it is one empty block again.
+        /// Whatever is taken and freed, spans cover the block without gaps, each hole is in the right
+        /// index, and at the end it is one empty block again.
         #[test]
         fn spans_are_the_block_and_holes_are_found(
             acts in prop::collection::vec((1u64..40, any::<bool>(), any::<usize>(), 0u8..5), 1..300)

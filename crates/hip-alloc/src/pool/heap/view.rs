@@ -1,4 +1,4 @@
-//! What is in the heap, for snapshots and checks.
+//! The contents of the heap, for snapshots and checks.
 
 use super::span::SpanState;
 use super::{Heap, Owner};
@@ -6,7 +6,7 @@ use crate::pool::layout::{BlockLayout, SpanLayout, SpanUse};
 use crate::units::StreamId;
 
 impl Heap {
-    /// What is in use, as address and requested bytes, in no order.
+    /// The spans in use, as address and requested bytes, in no particular order.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u64, u64)> {
         let spans = self
             .blocks
@@ -18,14 +18,14 @@ impl Heap {
         })
     }
 
-    /// The blocks in address order. A block that has given back handles is shown as several,
-    /// one for each part that is still there.
+    /// The blocks in address order. A block of which handles were returned is shown as several,
+    /// one for each remaining part.
     pub(crate) fn layout(&self, stream_of: impl Fn(Owner) -> StreamId) -> Vec<BlockLayout> {
         let mut layout = Vec::new();
         for (index, block) in self.blocks.iter() {
             let mut part: Option<BlockLayout> = None;
             for span in self.spans_of(index) {
-                // An unused block is one span; where in it handles are missing is forgotten.
+                // An unused block is one span; the positions of missing handles are not kept.
                 let bytes = span.bytes.min(block.held());
                 let (state, requested) = match span.state {
                     SpanState::Used { requested, .. } => (SpanUse::Live, requested),

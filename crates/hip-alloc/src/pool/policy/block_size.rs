@@ -1,10 +1,10 @@
-//! How large a new block is.
+//! The size of new blocks.
 //!
-//! A block is a multiple of the request that it is opened for. The requests of a
+//! A block is a multiple of the request that it is allocated for. The requests of a
 //! step are multiples of each other (of tokens × width), so they fill such a block
-//! without a remainder, where one of a round size ends in a tail that nothing fits.
+//! without a remainder, while a block of a round size ends in an unusable tail.
 //!
-//! How many times the request depends on what is known. Below the highest live memory so
+//! The factor depends on what is known. Below the highest live memory so
 //! far, large blocks cost nothing at the peak and save driver calls; but one request that
 //! outlives the step pins a whole block, and how often that happens is only seen at the
 //! end of a step. So the limit grows while ends of steps are clean, and shrinks when they
@@ -14,44 +14,44 @@ use super::step_detector::StepBoundary;
 use super::{Held, Placement, Region};
 use crate::units::MIB;
 
-/// A block for several requests is at least this large.
+/// The minimum size of a block for several requests.
 const SHARED_BLOCK: u64 = 32 * MIB;
-/// But no more than one part in this many of the capacity.
+/// But no more than this fraction of the capacity.
 const SHARED_PART: u64 = 128;
-/// A block of several persistent requests is at most this large.
+/// The maximum size of a block for several persistent requests.
 const PERSISTENT_BLOCK: u64 = 96 * MIB;
 /// Blocks are multiples of this.
 const BLOCK_STEP: u64 = MIB / 2;
 /// The smallest and the largest block of the region for small requests.
 pub(in crate::pool) const SMALL_BLOCK: (u64, u64) = (2 * MIB, 32 * MIB);
-/// That region grows by one part in this many.
+/// That region grows by this fraction.
 const SMALL_GROWTH: u64 = 8;
-/// A request of which nothing is known gets a block of its own from this size on: if
-/// the guess is wrong it pins nothing but itself.
+/// A request of which nothing is known gets its own block from this size on: if
+/// the prediction is wrong it pins only itself.
 const ALONE: u64 = 8 * MIB;
 /// When memory is tight: from this size on.
 const ALONE_WHEN_TIGHT: u64 = MIB;
 /// Blocks for one request are multiples of this: the page of host and device.
 pub(in crate::pool) const DIRECT_STEP: u64 = 4096;
 
-/// The limit of [`LargeBlocks`] at the start, and the lowest.
+/// The initial and the lowest limit of [`LargeBlocks`].
 const LIMIT: (u64, u64) = (128 * MIB, 64 * MIB);
 /// With more holes than this at the end of a step, large blocks are too large.
 const MANY_HOLES: u64 = 256 * MIB;
 /// With fewer than this they may be larger.
 const FEW_HOLES: u64 = 128 * MIB;
 
-/// How large blocks for transient requests may be, as the ends of steps have shown.
+/// How large blocks for transient requests may be, according to the ends of steps.
 pub(super) struct LargeBlocks {
     limit: u64,
-    /// No limit is above this.
+    /// The maximum of the limit.
     most: u64,
-    /// The last end of a step that was judged.
+    /// The last end of a step that was evaluated.
     judged: u64,
 }
 
 impl LargeBlocks {
-    /// `most`: the largest block that is asked for.
+    /// `most`: the largest block to allocate.
     pub(super) fn new(most: u64) -> Self {
         LargeBlocks {
             limit: LIMIT.0,
@@ -60,7 +60,7 @@ impl LargeBlocks {
         }
     }
 
-    /// The limit after the last end of a step was judged.
+    /// The limit after evaluating the last end of a step.
     fn limit(&mut self, boundary: Option<StepBoundary>) -> u64 {
         if let Some(boundary) = boundary.filter(|boundary| boundary.event > self.judged) {
             self.judged = boundary.event;
@@ -82,8 +82,8 @@ impl LargeBlocks {
         boundary: Option<StepBoundary>,
     ) -> u64 {
         if placement.region == Region::Small {
-            // In proportion to what there is, so that many small requests need few calls and
-            // few small requests hold little.
+            // Proportional to existing blocks, so that many small requests need few calls and
+            // few small requests hold little memory.
             let (smallest, largest) = SMALL_BLOCK;
             return (held.small / SMALL_GROWTH)
                 .next_multiple_of(BLOCK_STEP)
@@ -116,10 +116,10 @@ impl LargeBlocks {
     }
 }
 
-/// Of the multiples of `bytes` from `fewest` to `most` times, rounded up to the step of
-/// blocks, the one that wastes the smallest share; of equals, the smallest.
+/// Of the multiples of `bytes` from `fewest` to `most` times, rounded up to the unit of
+/// blocks, the one that wastes the smallest fraction; among equals, the smallest.
 pub fn best_multiple(bytes: u64, fewest: u64, most: u64) -> u64 {
-    /// Shares of waste are told apart in 256ths.
+    /// The fraction of waste is compared in 256ths.
     const PARTS: u64 = 256;
     let mut best = (PARTS, u64::MAX);
     for count in fewest.max(1)..=most.max(fewest).max(1) {

@@ -1,20 +1,20 @@
-//! Guessing how long a request will live, from what happened just before it.
+//! Predicts how long a request will live, from what happened just before it.
 //!
 //! A training step does the same things in the same order again and again. So the
-//! pattern of requests and frees just before a request names the place in the
-//! program that asks, and how long the last request from that place lived tells
-//! what to expect of this one. The pattern knows sizes only by their ratios, so
-//! that it is the same for every sequence length and every layer. Where a place is
-//! new, the size alone is asked: gradients and optimizer state have exactly the
-//! sizes of weights. Where that is new too, the phase decides: while a program only
-//! loads, everything stays. Where the program is known to repeat what it did before
-//! ([`StepPredictor`]), how this very request ended then is better than all of these.
+//! pattern of requests and frees just before a request identifies the position in the
+//! program, and the lifetime of the last request from that position predicts
+//! that of this one. The pattern contains sizes only as ratios, so
+//! that it is the same for every sequence length and every layer. If a position is
+//! new, the size alone is used: gradients and optimizer state have exactly the
+//! sizes of weights. If that is new too, the phase decides: while a program only
+//! loads, everything stays. If the program is known to repeat what it did before
+//! ([`StepPredictor`]), the end of the corresponding request then is better than all of these.
 
 use super::step_detector::{StepBoundary, StepDetector};
 use super::step_predictor::{Ended, StepPredictor};
 use crate::units::MIB;
 
-/// What to expect of a request.
+/// The expected lifetime of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expectation {
     /// Freed after a few more requests: may go anywhere, since it pins nothing.
@@ -25,15 +25,15 @@ pub(super) enum Expectation {
     Persistent,
 }
 
-/// A guess, and whether anything is known behind it.
+/// A prediction, and whether it is based on observations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Guess {
     pub(super) expectation: Expectation,
-    /// The place or the size was seen to end before.
+    /// A request from this position or of this size was seen to end before.
     pub(super) known: bool,
 }
 
-/// What a live request remembers, to report when it is freed.
+/// The origin of a live request, to report it when it is freed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AllocationSite {
     place: u32,
@@ -44,17 +44,17 @@ pub(super) struct AllocationSite {
     event: u64,
 }
 
-/// Smaller requests are little in sum and always taken for persistent.
+/// Smaller requests are little in total and always considered persistent.
 pub(super) const SMALL: u64 = MIB;
-/// A request that sees fewer than this many others come was brief.
+/// A request that is freed before this many others was brief.
 const BRIEF: u64 = 64;
-/// Events that name a place: one bit each, a request or a free.
+/// The number of events that identify a position: one bit each, a request or a free.
 const PATTERN_EVENTS: u32 = 24;
-/// Ratios of sizes that name a place, eight bits each.
+/// The number of size ratios that identify a position, eight bits each.
 const PATTERN_RATIOS: u32 = 2;
-/// Places that are remembered. Two that share a slot displace each other.
+/// The number of positions that are remembered. Two in the same slot displace each other.
 const SITES_LOG2: u32 = 14;
-/// While fewer than one request in this many was freed, the program is loading.
+/// While fewer than this fraction of requests was freed, the program is loading.
 const LOADING: u64 = 8;
 
 /// What is known about lifetimes.
@@ -72,13 +72,13 @@ pub(super) struct Lifetimes {
     predictor: StepPredictor,
 }
 
-/// What was seen of requests from one place, or of one size.
+/// Observations of requests from one position, or of one size.
 #[derive(Clone, Copy, Default)]
 struct SiteRecord {
-    /// Tells sites that share a slot apart.
+    /// Distinguishes sites that share a slot.
     tag: u32,
     born_loading: bool,
-    /// How the last one that ended had lived.
+    /// The lifetime of the last one that ended.
     ended: Option<Expectation>,
 }
 
@@ -98,7 +98,7 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// Notes a request, and says what to expect. It is then [served](Lifetimes::served) or
+    /// Adds a request, and predicts its lifetime. It is then [served](Lifetimes::served) or
     /// [refused](Lifetimes::refused).
     #[inline(always)]
     pub(super) fn requested(&mut self, bytes: u64) -> (Guess, AllocationSite) {
@@ -124,7 +124,7 @@ impl Lifetimes {
         let size = self.slot(mix(bytes, 0));
         let known = self.sites[place].ended.or(self.sites[size].ended);
         let known = match self.predictor.next_ended() {
-            // Brief is only what is brief everywhere.
+            // A request is brief only if all its predictions are.
             Some(Ended::As(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
             Some(Ended::As(ended)) => Some(ended),
             Some(Ended::NotYet) => Some(Expectation::Persistent),
@@ -147,19 +147,19 @@ impl Lifetimes {
         (guess, site)
     }
 
-    /// The last request was served, with the memory used after it and the holes between.
+    /// The last request was served, with the memory used after it and the holes in between.
     #[inline]
     pub(super) fn served(&mut self, bytes: u64, used: u64, holes: u64) {
         self.note(true, bytes, self.last_log_size, used, holes);
     }
 
-    /// The last request was not served: what would have been used then is no level that
-    /// memory ever had.
+    /// The last request was not served: the memory that it would have used is not a level that
+    /// usage ever had.
     pub(super) fn refused(&mut self) {
         self.requests -= 1;
     }
 
-    /// Notes that a request was freed, with the memory used after it and the holes between.
+    /// A request was freed, with the memory used after it and the holes in between.
     #[inline(always)]
     pub(super) fn freed(
         &mut self,
@@ -195,13 +195,13 @@ impl Lifetimes {
         self.predictor.note(request, bytes, log_size, used);
     }
 
-    /// How many bytes more than now will be used before memory is next at its lowest, as
-    /// far as the program does what it did before.
+    /// How many more bytes than now will be used before the next minimum, as
+    /// far as the program repeats what it did before.
     pub(super) fn expected_growth(&self) -> u64 {
         self.predictor.expected_growth()
     }
 
-    /// Whether no more than now will be used before memory is next at its lowest.
+    /// Whether no more than now will be used before the next minimum.
     pub(super) fn is_falling(&self) -> bool {
         self.predictor.is_falling()
     }
@@ -211,13 +211,13 @@ impl Lifetimes {
         self.predictor.is_at_trough() && self.detector.is_lowest(self.predictor.used())
     }
 
-    /// The event at which memory was last at its lowest between two steps, and the
+    /// The event at which memory was last at its minimum between two steps, and the
     /// holes that were left then.
     pub(super) fn last_boundary(&self) -> Option<StepBoundary> {
         self.detector.last_boundary()
     }
 
-    /// The slot for a key; what another key left there is forgotten.
+    /// The slot for a key; data of another key there is dropped.
     fn slot(&mut self, key: u64) -> usize {
         let at = (key >> (64 - SITES_LOG2)) as usize;
         let tag = key as u32;
@@ -232,7 +232,7 @@ impl Lifetimes {
     }
 }
 
-/// log2 in eighths, rounded down, modulo 256: ratios are told apart by that.
+/// log2 in eighths, rounded down, modulo 256: enough to distinguish ratios.
 pub(super) fn log_size(bytes: u64) -> u8 {
     let bytes = bytes.max(8);
     let whole = bytes.ilog2();
@@ -243,7 +243,7 @@ fn low_bits(count: u32) -> u64 {
     (1 << count) - 1
 }
 
-/// Spreads two numbers over 64 bits, the high ones best.
+/// Mixes two numbers into 64 bits, the high ones best.
 fn mix(first: u64, second: u64) -> u64 {
     let folded = first.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) ^ second;
     folded.wrapping_mul(0xD6E8_FEB8_6659_FD93)

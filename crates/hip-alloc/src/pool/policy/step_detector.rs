@@ -1,36 +1,36 @@
-//! The rise and fall of used memory over the steps, and the level it falls back to.
+//! The rise and fall of memory usage over the steps, and the level it falls back to.
 //!
 //! A training step fills memory and empties it again. How much it swings is not known
-//! beforehand, and there are smaller swings within a step and larger ones around it
-//! (loading, evaluation). So used memory is watched at several scales at once: at each,
+//! in advance, and there are smaller swings within a step and larger ones around it
+//! (loading, evaluation). So usage is observed at several scales at once: at each,
 //! a trough is the lowest point between two rises of at least that scale. Two troughs
-//! in a row at about the same level confirm a scale, and the largest confirmed one tells
-//! where memory is between steps.
+//! in a row at about the same level confirm a scale, and the largest confirmed one determines
+//! the level between steps.
 
 use crate::units::MIB;
 
-/// The smallest swing that is watched.
+/// The smallest swing that is observed.
 const SMALLEST: u64 = 64 * MIB;
 /// Each scale is twice the one before: up to 128 GiB.
 const SCALES: usize = 12;
-/// Smaller changes than this are not looked at.
+/// Smaller changes than this are ignored.
 const STEP: u64 = 8 * MIB;
-/// Troughs that differ by no more than this part of the scale are at the same level.
+/// Troughs that differ by no more than this fraction of the scale are at the same level.
 const SAME_LEVEL: u64 = 4;
-/// Memory is low within this part of the scale from its last trough.
+/// Memory is low within this fraction of the scale above its last trough.
 const LOW_PART: u64 = 8;
-/// And at its lowest within this part.
+/// And at its minimum within this fraction.
 const LOWEST_PART: u64 = 32;
-/// So many scales below that of the steps, a swing still leaves the low part.
+/// Up to this many scales below that of the steps, a swing still leaves the low range.
 const FINER: usize = 2;
-/// A scale counts until it was quiet for this many of its periods.
+/// A scale is valid until it was quiet for this many of its periods.
 const QUIET_PERIODS: u64 = 4;
 
 /// The end of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepBoundary {
     pub(super) event: u64,
-    /// Free memory in blocks that could not go back.
+    /// Free memory in blocks that could not be returned.
     pub(super) holes: u64,
 }
 
@@ -38,18 +38,18 @@ pub(super) struct StepBoundary {
 #[derive(Default)]
 pub(super) struct StepDetector {
     scales: [Scale; SCALES],
-    /// Used memory when it was last looked at.
+    /// Used memory at the last observation.
     seen: u64,
-    /// The level between steps, as far as it is known.
+    /// The level between steps, if known.
     low: Option<Low>,
 }
 
 /// The level that memory falls back to between steps.
 #[derive(Clone, Copy)]
 struct Low {
-    /// When it was last there.
+    /// When usage was last there.
     event: u64,
-    /// Up to this, memory is at that level.
+    /// Up to this, usage counts as at that level.
     used: u64,
 }
 
@@ -60,7 +60,7 @@ struct Scale {
     extreme: Point,
     /// The last trough and the one before.
     troughs: [Point; 2],
-    /// Troughs so far.
+    /// Number of troughs so far.
     count: u64,
 }
 
@@ -73,8 +73,8 @@ struct Point {
 }
 
 impl StepDetector {
-    /// Notes how much is used after an event, and the holes then. Whether a trough has
-    /// come to an end at any scale.
+    /// Adds the memory used after an event, and the holes then. Returns whether a trough
+    /// ended at any scale.
     pub(super) fn note(&mut self, used: u64, holes: u64, event: u64) -> bool {
         if used.abs_diff(self.seen) < STEP {
             return false;
@@ -83,8 +83,8 @@ impl StepDetector {
         self.seen = used;
         let here = Point { used, holes, event };
         let mut ended = false;
-        // What does not turn a scale, and is no new extreme of it, is neither for a larger
-        // one: its extremes lie as far out, and its swing is larger.
+        // A point that does not turn a scale, and is no new extreme of it, is neither for a larger
+        // one, whose extremes are at least as far out, and whose swing is larger.
         for (number, scale) in self.scales.iter_mut().enumerate() {
             let swing = SMALLEST << number;
             match rises {
@@ -99,7 +99,7 @@ impl StepDetector {
         ended
     }
 
-    /// The scale of the steps and the event at which the last one ended, once that is known.
+    /// The scale of the steps and the event at which the last one ended, once known.
     pub(super) fn period(&self, event: u64) -> Option<(usize, u64)> {
         let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, event))?;
         Some((at, self.scales[at].troughs[0].event))
@@ -110,7 +110,7 @@ impl StepDetector {
         self.low.is_some_and(|low| low.event > event)
     }
 
-    /// The last time that a step ended.
+    /// The last end of a step.
     pub(super) fn last_boundary(&self) -> Option<StepBoundary> {
         let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0))?;
         let trough = self.scales[at].troughs[0];
@@ -120,12 +120,12 @@ impl StepDetector {
         })
     }
 
-    /// Whether memory is down at the level between steps.
+    /// Whether usage is down at the level between steps.
     pub(super) fn is_low(&self, used: u64) -> bool {
         self.low.is_some_and(|low| used <= low.used)
     }
 
-    /// Whether memory is as low as when the last step ended, but for a small part of the swing.
+    /// Whether usage is as low as when the last step ended, up to a small fraction of the swing.
     pub(super) fn is_lowest(&self, used: u64) -> bool {
         self.main().is_some_and(|at| {
             used <= self.scales[at].troughs[0].used + (SMALLEST << at) / LOWEST_PART
@@ -133,7 +133,7 @@ impl StepDetector {
     }
 
     /// The level between the steps of a scale. A step that has not risen by the whole scale
-    /// yet, after one that did, is seen at a finer one, if memory was as low before it.
+    /// yet, after one that did, is detected at a finer scale, if usage was as low before it.
     fn low(&self, at: usize) -> Low {
         let Point { event, used, .. } = self.scales[at].troughs[0];
         let used = used + (SMALLEST << at) / LOW_PART;
@@ -146,10 +146,10 @@ impl StepDetector {
         }
     }
 
-    /// The scale of the steps, as far as it is known.
+    /// The scale of the steps, if known.
     fn main(&self) -> Option<usize> {
         let confirmed = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0));
-        // The first trough is the beginning, where nothing was used.
+        // The first trough is the beginning, when nothing was used.
         confirmed.or_else(|| (0..SCALES).rev().find(|at| self.scales[*at].count > 1))
     }
 
@@ -168,7 +168,7 @@ impl Scale {
         self.troughs[0].event - self.troughs[1].event
     }
 
-    /// The highest point at which nothing changes.
+    /// The highest point without an effect.
     fn highest(&self, swing: u64) -> u64 {
         match self.rising {
             true => self.extreme.used,
@@ -176,7 +176,7 @@ impl Scale {
         }
     }
 
-    /// The lowest point at which nothing changes.
+    /// The lowest point without an effect.
     fn lowest(&self, swing: u64) -> u64 {
         match self.rising {
             true => (self.extreme.used + 1).saturating_sub(swing),
@@ -184,7 +184,7 @@ impl Scale {
         }
     }
 
-    /// Higher than the highest. Whether a trough has come to an end.
+    /// Handles a point above the highest. Returns whether a trough ended.
     fn rise(&mut self, here: Point) -> bool {
         let turns = !self.rising;
         if turns {
@@ -196,7 +196,7 @@ impl Scale {
         turns
     }
 
-    /// Lower than the lowest.
+    /// Handles a point below the lowest.
     fn fall(&mut self, here: Point) {
         self.rising = false;
         self.extreme = here;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     proptest! {
-        /// Only the scales that a look may change are looked at: those that are left out
+        /// Only the scales that an observation may change are updated: the others
         /// would not have changed.
         #[test]
         fn no_scale_misses_anything(moves in prop::collection::vec((0u32..16, any::<u32>()), 1..400)) {

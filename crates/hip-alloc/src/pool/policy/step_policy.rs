@@ -1,5 +1,5 @@
-//! The policy that the library uses: training steps repeat, and what the last one did tells
-//! what this one will do.
+//! The policy that the library uses: training steps repeat, so the last one predicts
+//! this one.
 
 use super::block_size::LargeBlocks;
 use super::lifetime::{AllocationSite, Expectation, Guess, Lifetimes, SMALL};
@@ -7,19 +7,19 @@ use super::{Held, Placement, Policy, Region};
 use crate::pool::PoolConfig;
 use crate::units::KIB;
 
-/// Smaller requests have a region of their own.
+/// Smaller requests have their own region.
 const SMALLEST_GUESSED: u64 = 256 * KIB;
-/// So many times what the step will use again may be held: requests of many sizes need
-/// more than one set of blocks between them.
+/// This multiple of what the step will use again may be held: requests of many sizes need
+/// more than one set of blocks.
 const GROWTH_HELD: u64 = 2;
 
-/// Guesses lifetimes from what happened before, and keeps what the rest of a step will need.
+/// Predicts lifetimes from past requests, and keeps what the rest of a step will need.
 pub struct StepPolicy {
     lifetimes: Lifetimes,
     large_blocks: LargeBlocks,
-    /// Of the request that was placed last.
+    /// For the last placed request.
     placed: AllocationSite,
-    /// Of live requests, by slot; small ones have none.
+    /// For live requests, by slot; small ones have none.
     sites: Vec<AllocationSite>,
 }
 
@@ -98,8 +98,8 @@ impl Policy for StepPolicy {
         self.lifetimes.is_between_steps()
     }
 
-    /// Twice what the rest of the step will use: which block serves which request is never
-    /// quite the same.
+    /// Twice what the rest of the step will use, since blocks serve requests slightly
+    /// differently in every step.
     fn slack(&self, floor: u64) -> u64 {
         floor.max(self.expected_growth().saturating_mul(GROWTH_HELD))
     }

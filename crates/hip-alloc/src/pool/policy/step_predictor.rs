@@ -1,7 +1,7 @@
-//! What the program is about to need, from the last time that it did the same.
+//! Predicts what the program is about to need, from the last time that it did the same.
 //!
-//! A training step does what the step before did. So every request and free is noted with
-//! the memory used after it, and the place where the same happened before is followed,
+//! A training step does what the step before did. So every request and free is recorded with
+//! the memory used after it, and the position where the same happened before is followed,
 //! event by event:
 //!
 //! ```text
@@ -13,18 +13,18 @@
 //!          followed   its trough   now
 //! ```
 //!
-//! From the place that is followed up to its next *trough*, the lowest point before memory
-//! rises again, the log tells how much more than now will be used: that much may stay in
-//! empty blocks, since it will be asked for again, and at the trough nothing may. It tells
-//! too how the request that comes next ended the last time ([`StepPredictor::next_ended`]).
+//! From the followed position up to its next *trough*, the lowest point before usage
+//! rises again, the log shows how much more than now will be used: that much may stay in
+//! empty blocks, since it will be requested again, and at the trough nothing may. It also shows
+//! how the next request ended the last time ([`StepPredictor::next_ended`]).
 //!
-//! The place is found by the requests and frees just before it, with ratios of sizes
-//! instead of sizes, and of equal places by the memory used. It is followed by the order
+//! The position is found by the requests and frees just before it, with ratios of sizes
+//! instead of sizes, and among equal positions by the memory used. It is followed by the order
 //! of requests and frees alone, so that another sequence length or resolution does not
-//! lose it, and what was used then is scaled to what is used now. A program that does
-//! something new is soon seen to, and then nothing is known.
+//! lose it, and the usage then is scaled to the usage now. If a program does
+//! something new, this is soon noticed, and then nothing is predicted.
 //!
-//! What is remembered, and how a place in it is found, is the part of [`log`].
+//! [`log`] stores the events and finds positions in them.
 
 mod log;
 
@@ -34,82 +34,82 @@ use super::lifetime::Expectation;
 use log::{Bucket, Event, LEVEL_LOG2, Log};
 use std::collections::VecDeque;
 
-/// Of the last 32 events, so many may be of another kind until the place is lost.
+/// Of the last 32 events, this many may differ before the position is lost.
 const MISSES: u32 = 10;
-/// A place that was lost is looked for again this many events to either side,
+/// A lost position is searched again this many events to either side,
 const NEIGHBOURHOOD: u64 = 96;
-/// and for this long.
+/// and for this many events.
 const PATIENCE: u64 = 512;
-/// While no place is known, it is looked for at every so many events,
+/// Without a position, a search is made every this many events,
 const INTERVAL: u64 = 16;
-/// and after so many times in vain more and more seldom,
+/// and after this many failed searches less and less often,
 const TRIES: u64 = 64;
 /// up to this.
 const LONGEST_INTERVAL: u64 = 1024;
-/// The scale of then to now is looked at again after so many events.
+/// The scale from then to now is updated after this many events.
 const SCALED_FOR: u64 = 16;
-/// Fractions have so many bits.
+/// The number of fractional bits.
 const FRACTION: u32 = 16;
-/// Memory is low within this part of the swing from the lowest.
+/// Usage is low within this fraction of the swing above the minimum.
 const LOW_PART: u32 = 8;
-/// A trough is reached so many events before its lowest point.
+/// A trough is reached this many events before its lowest point.
 const TROUGH_EVENTS: u64 = 4;
-/// Of a long stretch of low memory, so many events are looked at together.
+/// Of a long stretch of low usage, this many events are examined together.
 const LONGEST_LOW: u64 = 2048;
-/// How a request ended is believed where at least this many events lie between: nearer is
+/// The end of a request is a valid prediction if at least this many events are in between: nearer is
 /// a layer of the same step.
 const NEAREST_BELIEVED: u64 = 500;
-/// Step ends that are remembered.
+/// How many step ends are remembered.
 const BOUNDARIES: usize = 64;
 
-/// The log, and the place in it that the program is going through again.
+/// The log, and the position in it that the program is repeating.
 #[derive(Default)]
 pub(super) struct StepPredictor {
     log: Log,
-    /// Ends of steps, and the scale at which they were seen.
+    /// Ends of steps, and the scale at which they were detected.
     boundaries: VecDeque<u64>,
     boundary_scale: usize,
     followed: Option<Followed>,
-    /// The place that was followed and the event, when it was lost.
+    /// The followed position and the event, when it was lost.
     lost: Option<(u64, u64)>,
-    /// Not before this event is a place looked for again.
+    /// The event before which no search is made.
     search_at: u64,
-    /// How often that was in vain.
+    /// How many searches failed.
     tries: u64,
 }
 
-/// Where the program was the last time that it did what it does now.
+/// The position where the program last did what it does now.
 struct Followed {
     at: u64,
-    /// What was used after that event, in granules.
+    /// The usage after that event, in granules.
     level: u32,
     /// The event at which it was found.
     since: u64,
-    /// One bit for each of the last events: 1 was of another kind.
+    /// One bit for each of the last events: 1 if it differed.
     misses: u32,
-    /// How many of these.
+    /// How many of these differed.
     missed: u32,
-    /// The next event at which memory is at its lowest.
+    /// The next event at which usage is at its minimum.
     trough: u64,
-    /// Up to the trough, the events after which less is used than at them, the next last.
+    /// Up to the trough, the events after which less is used than at them, the next one last.
     peaks: Vec<(u64, u32)>,
-    /// The lowest and the highest level from there to now, and up to where they are of use.
+    /// The lowest and the highest level from there to now, and how long they are valid.
     range: (u32, u32),
     range_until: u64,
-    /// How high memory was above the lowest, now and then, in sum.
+    /// The sums of how high usage was above the minimum, now and then.
     heights: (u64, u64),
-    /// The one divided by the other, in fractions; one, where that is not known.
+    /// Their ratio as a fixed-point number; one if unknown.
     ratio: u32,
 }
 
 impl StepPredictor {
-    /// How much more than now will be used before memory is next at its lowest, in bytes.
-    /// Zero where nothing is known.
+    /// How many more bytes than now will be used before the next minimum.
+    /// Zero if unknown.
     pub(super) fn expected_growth(&self) -> u64 {
         let Some(place) = &self.followed else {
             return 0;
         };
-        // What is done now was not done then: the program may be somewhere else already.
+        // The last event differs: the program may already be doing something else.
         if place.misses & 1 == 1 {
             return 0;
         }
@@ -118,13 +118,13 @@ impl StepPredictor {
         ((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2
     }
 
-    /// Whether that is known to be nothing.
+    /// Whether that is known to be zero.
     pub(super) fn is_falling(&self) -> bool {
         let place = self.followed.as_ref();
         place.is_some_and(|place| place.misses & 1 == 0) && self.expected_growth() == 0
     }
 
-    /// What is used after the last event, in bytes.
+    /// The usage after the last event, in bytes.
     pub(super) fn used(&self) -> u64 {
         match self.log.now() {
             0 => 0,
@@ -132,7 +132,7 @@ impl StepPredictor {
         }
     }
 
-    /// Whether memory is known to fall no further, but for a small part of its swing, before it
+    /// Whether usage is known to fall no further, up to a small fraction of its swing, before it
     /// rises again.
     pub(super) fn is_at_trough(&self) -> bool {
         let Some(place) = self.followed.as_ref().filter(|_| self.is_falling()) else {
@@ -141,7 +141,7 @@ impl StepPredictor {
         place.trough.saturating_sub(place.at) <= TROUGH_EVENTS
     }
 
-    /// How the request that comes next ended the last time.
+    /// How the next request ended the last time.
     pub(super) fn next_ended(&self) -> Option<Ended> {
         let followed = self.followed.as_ref()?;
         let recently = followed.misses & 0xFFFF;
@@ -152,7 +152,7 @@ impl StepPredictor {
         next.is_request().then_some(next.ended)
     }
 
-    /// Notes a request or a free of `bytes`, whose logarithm that is, and what is used
+    /// Adds a request or a free of `bytes` with the logarithm `log_size`, and the usage
     /// after it.
     pub(super) fn note(&mut self, request: bool, bytes: u64, log_size: u8, used: u64) {
         let (event, bucket) = self.log.note(request, bytes, log_size, used);
@@ -174,8 +174,8 @@ impl StepPredictor {
         self.log.ended(request, ended);
     }
 
-    /// A step has ended at an event, seen at a scale of swings. Ends that were seen at
-    /// smaller scales were none.
+    /// A step ended at an event, detected at a scale of swings. Ends that were detected at
+    /// smaller scales were not ends of steps.
     pub(super) fn step_ended(&mut self, scale: usize, event: u64) {
         if self.boundaries.back() == Some(&event) {
             return;
@@ -190,7 +190,7 @@ impl StepPredictor {
         self.boundaries.push_back(event);
     }
 
-    /// Goes one event on from the place that is followed.
+    /// Advances the followed position by one event.
     fn follow(&mut self, here: Event) {
         let Some(place) = &mut self.followed else {
             return;
@@ -246,14 +246,14 @@ impl StepPredictor {
             place.range = self.log.range(from);
             place.range_until = place.at + (self.log.now() - place.at) / 4;
         }
-        // What was long ago counts little.
+        // Older observations have less weight.
         place.heights = (place.heights.0 / 256, place.heights.1 / 256);
         let end = self.boundaries.iter().find(|end| **end >= from);
         place.trough = self.next_low(place).min(end.copied().unwrap_or(u64::MAX));
         self.log.peaks(from, place.trough, &mut place.peaks);
     }
 
-    /// The lowest point of the stretch of low memory that a place is in, or of the next.
+    /// The lowest point of the current stretch of low usage, or of the next one.
     fn next_low(&self, place: &Followed) -> u64 {
         let (low, high) = place.range;
         let low = low.saturating_add(high.saturating_sub(low) / LOW_PART);
@@ -270,8 +270,8 @@ impl StepPredictor {
         next.map_or(now, |at| lowest(at).0)
     }
 
-    /// Looks for what happens now: near the place that was lost, else wherever the trail
-    /// was the same; of these, where the memory used is nearest.
+    /// Searches for the current events: near the lost position, or else wherever the trail
+    /// was the same; among these, where the usage is nearest.
     fn search(&mut self, bucket: Option<Bucket>) {
         let now = self.log.now();
         let recently = self.lost.filter(|(_, then)| now - then <= PATIENCE);
@@ -279,7 +279,7 @@ impl StepPredictor {
             recently.and_then(|(at, then)| self.log.alike_near(at + (now - then), NEIGHBOURHOOD));
         let found = near.or_else(|| self.log.alike(bucket?));
         let Some(at) = found else {
-            // The trail tells nothing where it was not noted.
+            // Events without a trail entry cannot be compared by it.
             if bucket.is_some() {
                 self.put_off();
             }
@@ -305,7 +305,7 @@ impl StepPredictor {
 }
 
 impl Followed {
-    /// Notes how what is used now compares to what was used then.
+    /// Updates the ratio of the usage now to the usage then.
     fn scale(&mut self) {
         let (now, then) = self.heights;
         if then > 0 {

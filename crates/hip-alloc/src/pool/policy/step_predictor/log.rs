@@ -1,31 +1,31 @@
-//! What a program did: its requests and frees, and how a place in them is found again.
+//! The log of a program's requests and frees, and how positions in it are found again.
 //!
 //! ```text
 //!  events      + + − + − − + …     the last half million, eight bytes each, numbered from 1
+//!  events      + + − + − − + …     the last half million, eight bytes each, numbered from 1
 //!  stretches   |low high|…         of 256 events each, so that the log is searched in strides
 //!  places      one event in sixteen, found by the hash of the sixteen events that led to it
-//! ```
 //!
 //! An event has a *sign*: whether it is a request, and the ratio of its size to the one
-//! before. Signs are the same for every sequence length and every resolution, so they tell
-//! whether the program does again what it did before.
+//! before. Signs are the same for every sequence length and every resolution, so they show
+//! whether the program repeats what it did before.
 
 use super::super::lifetime::{Expectation, SMALL, log_size};
 
-/// Events that are remembered: longer steps are not recognised.
+/// The number of events that are remembered: longer steps are not recognised.
 pub(super) const REMEMBERED: u64 = 1 << 19;
-/// So many events must agree to take a place for the same.
+/// How many events must agree for two positions to be considered the same.
 const ALIKE: u64 = 32;
-/// And at least this many lie between it and now,
+/// At least this many events must be between it and now,
 const NEAREST: u64 = 64;
-/// and at most this many: what led to it is still needed.
+/// and at most this many, since the events that led to it are still needed.
 const FARTHEST: u64 = REMEMBERED - 1024;
-/// Of the places noted in a bucket, the last so many are compared.
+/// The last this many positions in a bucket are compared.
 const CANDIDATES: usize = 64;
-/// Events of which the lowest and the highest level are kept.
+/// The number of events whose lowest and highest level are stored.
 const STRETCH: u64 = 256;
 const BUCKETS_LOG2: u32 = 12;
-/// Places that are noted, of one event in sixteen on average.
+/// The number of positions that are stored, one event in sixteen on average.
 const NOTED: u64 = REMEMBERED / 8;
 /// Levels are counted in granules.
 pub(super) const LEVEL_LOG2: u32 = 9;
@@ -33,16 +33,16 @@ pub(super) const LEVEL_LOG2: u32 = 9;
 /// The last events of a program.
 pub(super) struct Log {
     events: Vec<Event>,
-    /// The lowest and the highest level of each stretch that is complete.
+    /// The lowest and the highest level of each complete stretch.
     stretches: Vec<(u32, u32)>,
-    /// Of the stretch that the last event is in.
+    /// Those of the stretch of the last event.
     stretch: (u32, u32),
     /// Number of the last event.
     now: u64,
     last_log_size: u8,
     /// A hash of the last sixteen events.
     trail: u64,
-    /// For each bucket of that hash, the last place that was noted, by number; 0: none.
+    /// For each bucket of that hash, the last position that was stored, by number; 0: none.
     buckets: Box<[u64]>,
     places: Vec<TrailEntry>,
     noted: u64,
@@ -51,7 +51,7 @@ pub(super) struct Log {
 /// A request or a free.
 #[derive(Clone, Copy)]
 pub(super) struct Event {
-    /// Used after it, in granules.
+    /// The usage after it, in granules.
     pub(super) level: u32,
     /// The lowest bit: whether it is a request. Above: the ratio of its size to the one before.
     sign: u8,
@@ -62,7 +62,7 @@ pub(super) struct Event {
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::pool::policy) enum Ended {
-    /// A small one, or a free: nobody knows.
+    /// A small one, or a free: unknown.
     Unknown,
     NotYet,
     As(Expectation),
@@ -72,11 +72,11 @@ pub(in crate::pool::policy) enum Ended {
 #[derive(Clone, Copy)]
 struct TrailEntry {
     event: u64,
-    /// Number of the place before it in its bucket.
+    /// Number of the previous position in its bucket.
     before: u64,
 }
 
-/// Where the events that were led to by the same trail are kept.
+/// Where events with the same trail are stored.
 #[derive(Clone, Copy)]
 pub(super) struct Bucket(usize);
 
@@ -108,17 +108,17 @@ impl Log {
         self.now
     }
 
-    /// One of the events that are remembered, by its number.
+    /// A remembered event, by its number.
     pub(super) fn event(&self, number: u64) -> Event {
         self.events[slot(number)]
     }
 
-    /// What was used after it, in granules.
+    /// The usage after it, in granules.
     pub(super) fn level(&self, number: u64) -> u32 {
         self.event(number).level
     }
 
-    /// Notes a request or a free of `bytes`, whose logarithm that is, and what is used
+    /// Adds a request or a free of `bytes` with the logarithm `log_size`, and the usage
     /// after it. Some events can be found again by what led to them: these have a bucket.
     pub(super) fn note(
         &mut self,
@@ -165,7 +165,7 @@ impl Log {
         }
     }
 
-    /// Has the last event found again in its bucket.
+    /// Stores the last event in its bucket, so that it is found again.
     pub(super) fn note_place(&mut self, bucket: Bucket) {
         self.noted += 1;
         let place = TrailEntry {
@@ -185,8 +185,8 @@ impl Log {
         }
     }
 
-    /// Of the places with this trail before which the same happened as before now, the one
-    /// where the memory used was nearest.
+    /// Among the positions with this trail before which the same happened as before now, the one
+    /// with the nearest usage.
     pub(super) fn alike(&self, bucket: Bucket) -> Option<u64> {
         let mut next = self.buckets[bucket.0];
         let places = std::iter::from_fn(|| {
@@ -206,7 +206,7 @@ impl Log {
         let sign = self.event(self.now).sign;
         for by in 0..within {
             for at in [event.saturating_sub(by), event + by] {
-                // Nearly all are told apart by the last thing that happened.
+                // Nearly all are distinguished by the last event.
                 let last = self.events.get(slot(at.max(1)));
                 if last.is_some_and(|last| last.sign == sign) && self.is_alike(at) {
                     return Some(at);
@@ -216,7 +216,7 @@ impl Log {
         None
     }
 
-    /// Whether the same happened before an event as did before now.
+    /// Whether the same happened before an event as before now.
     fn is_alike(&self, at: u64) -> bool {
         let near = at + NEAREST > self.now;
         let gone = at < ALIKE || at + FARTHEST < self.now;
@@ -237,7 +237,7 @@ impl Log {
         })
     }
 
-    /// The first event from one to now at which no more is used than that.
+    /// The first event from `from` to now at which no more than `level` is used.
     pub(super) fn first_at_most(&self, level: u32, from: u64) -> Option<u64> {
         self.pieces(from, self.now)
             .filter(|piece| self.bounds(*piece).0 <= level)
@@ -249,7 +249,7 @@ impl Log {
     }
 
     /// From the first event on, the lowest of those up to the last that are no higher than
-    /// the level; of equals the last. And the event at which that ends.
+    /// the level; among equals the last. Also the event at which that ends.
     pub(super) fn lowest_of_low(&self, level: u32, first: u64, last: u64) -> (u64, u64) {
         let mut lowest = (u32::MAX, first);
         for piece in self.pieces(first, last) {
@@ -283,7 +283,7 @@ impl Log {
         }
     }
 
-    /// The events from the first to the last, in pieces that each lie in one stretch.
+    /// The events from the first to the last, in pieces within one stretch each.
     fn pieces(&self, first: u64, last: u64) -> impl DoubleEndedIterator<Item = Piece> + use<> {
         let stretches = (first - 1) / STRETCH..last.div_ceil(STRETCH);
         stretches.map(move |stretch| Piece {
@@ -297,7 +297,7 @@ impl Log {
         &self.events[first..first + (piece.last + 1 - piece.first) as usize]
     }
 
-    /// Between which levels all of a piece is: those of its stretch.
+    /// The bounds of a piece's levels: those of its stretch.
     fn bounds(&self, piece: Piece) -> (u32, u32) {
         let stretch = (piece.first - 1) / STRETCH;
         if (stretch + 1) * STRETCH > self.now {
