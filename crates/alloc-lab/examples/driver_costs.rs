@@ -1,15 +1,15 @@
-//! Where each choice of `keep` wins: recorded traces on drivers that clear memory at several rates and
-//! answer after several latencies, as a table.
+//! Which setting of `keep` is best: recorded traces on drivers with several rates of clearing memory and
+//! several latencies, as a table.
 //!
 //! ```text
 //! cargo run --release -p alloc-lab --example driver_costs -- [--json FILE] a.trace…
 //! ```
 //!
-//! Time is simulated: a program reads and writes what it asks for at 50 GB/s, and the driver takes its
-//! latency for each call and clears what it gives. A cache that never calls the driver takes no longer
-//! than the program; so `step` is the time of a step over that, the median of the traces, and `worst`
-//! the largest. `between` is what is held beyond the live memory between steps, as a share of the live
-//! peak. The choice that wins is the one that holds least among those within 5 %, or else the quickest.
+//! Time is simulated: a program reads and writes the memory it requests at 50 GB/s, and the driver needs its
+//! latency for each call and clears the memory that it returns. A cache that never calls the driver takes no longer
+//! than the program; so `step` is the time of a step relative to that, the median of the traces, and `worst`
+//! the largest. `between` is the memory held beyond live memory between steps, as a fraction of the live
+//! peak. The best setting is the one that holds least among those within 5 %, or otherwise the fastest.
 
 #![allow(clippy::unwrap_used, reason = "an example")]
 

@@ -1,17 +1,17 @@
-//! The table of `POLICIES.md`: every trace through the pool, beside what is promised.
+//! The table of `POLICIES.md`: replays every trace, and compares the results with the bounds.
 //!
 //! ```text
-//! cargo run --release -p alloc-lab --example explore             recorded and made-up traces
+//! cargo run --release -p alloc-lab --example explore             recorded and synthetic traces
 //! cargo run --release -p alloc-lab --example explore -- a.trace  these traces
-//! cargo run --release -p alloc-lab --example explore -- --wide   these and 150 more, in sum
-//! cargo run --release -p alloc-lab --example explore -- --policy uniform   beside the one in use
+//! cargo run --release -p alloc-lab --example explore -- --wide   these and 150 more, in total
+//! cargo run --release -p alloc-lab --example explore -- --policy uniform   compared with the current one
 //! cargo run --release -p alloc-lab --example explore -- --policy uniform --wide
 //! HIP_ALLOC_CONF=large_block_mb:128 cargo run …                  with other settings
 //! HANDLE_MB=64 cargo run …                                       memory mapped in handles
 //! ```
 //!
 //! Replays run with `keep:none` unless the settings say otherwise: with any other `keep`, the pool
-//! decides by itself what stays in empty blocks, and [`Policy::slack`] is not asked.
+//! itself decides what stays in empty blocks, and does not use [`Policy::slack`].
 //!
 //! [`Policy::slack`]: hip_alloc::pool::policy::Policy::slack
 
@@ -182,8 +182,8 @@ fn print(name: &str, trace: &Trace, config: &PoolConfig) {
     );
 }
 
-/// How many runs miss each promise: the recorded ones, those with all sizes multiplied, and
-/// made-up ones of random shapes. To tell a rule that is better from one that only fits.
+/// How many runs miss each bound: the recorded ones, those with all sizes multiplied, and synthetic
+/// ones of random shapes. This distinguishes a better rule from one that is overfitted.
 fn count_misses(run: Run, config: &PoolConfig) {
     println!(
         "{:22} {:>4} {:>5} {:>6} {:>6} {:>8}",

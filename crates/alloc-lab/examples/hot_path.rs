@@ -1,13 +1,13 @@
-//! Time of one request or free through the allocator as a program meets it (registry left
-//! out, lock and lookup of the address included), as one line of JSON.
+//! Time of one request or free through the allocator as a program sees it (without the registry,
+//! but with the lock and the lookup of the address), as one line of JSON.
 //!
 //! ```text
 //! cargo run --release -p alloc-lab --example hot_path -- gpt2.trace.zst …
 //! ```
 //!
 //! The driver is simulated and takes no time. With two threads each replays the whole
-//! trace, on a stream of its own: in one pool, where they wait for each other's lock, and
-//! each on a device of its own. Of several rounds the median counts.
+//! trace on its own stream: in one pool, where they compete for the lock, and
+//! each on its own device. The result is the median of several rounds.
 //!
 //! Where other programs take part of the machine, count instructions instead; `--once` replays
 //! once, in one thread, and prints a number that two programs share if they place every request

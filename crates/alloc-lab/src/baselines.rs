@@ -1,11 +1,10 @@
 //! What PyTorch's own allocator would hold: a model of its rules, for comparison.
 //!
-//! The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.13, for one
-//! device with memory to spare: sizes are rounded, small and large requests have pools of
-//! their own for each stream, the smallest free block that fits is taken and split, and
-//! nothing goes back to the driver. `tests/baselines.rs` holds the model against the real
-//! allocator on the simulated device: the same bytes. It leaves out what a trace does not
-//! have: events, graphs, several devices, running out of memory.
+//! The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.13, for one device with enough memory:
+//! sizes are rounded, small and large requests have separate pools for each stream, the smallest free block that fits
+//! is taken and split, and nothing is returned to the driver. `tests/baselines.rs` compares the model with the real
+//! allocator on the simulated device, byte for byte. It does not model what a trace does not contain: events, graphs,
+//! several devices, running out of memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +15,11 @@ use hip_alloc::units::MIB;
 const ROUNDING: u64 = 512;
 /// Requests up to this come from the small pool.
 const SMALL: u64 = MIB;
-/// What the small pool takes from the driver at a time.
+/// Segment size of the small pool.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// What the large pool takes for requests below [`LARGE`].
+/// Segment size of the large pool for requests below [`LARGE`].
 const LARGE_SEGMENT: u64 = 20 * MIB;
-/// Requests from here on get a segment of their own size.
+/// Requests of at least this size get a segment of their own.
 const LARGE: u64 = 10 * MIB;
 /// The size of such a segment is a multiple of this.
 const LARGE_ROUNDING: u64 = 2 * MIB;
@@ -28,13 +27,13 @@ const LARGE_ROUNDING: u64 = 2 * MIB;
 /// A setting of PyTorch's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// As it is out of the box.
+    /// The defaults.
     Default,
     /// `max_split_size_mb`, in MiB.
     MaxSplitSize(u64),
     /// `expandable_segments:True`.
     ExpandableSegments,
-    /// `PYTORCH_NO_CUDA_MEMORY_CACHING=1`: the driver is asked for every tensor.
+    /// `PYTORCH_NO_CUDA_MEMORY_CACHING=1`: one driver allocation per tensor.
     NoCaching,
 }
 
@@ -106,9 +105,9 @@ pub struct BaselineOutcome {
     /// At each step mark: live and held.
     pub marks: Vec<(u64, u64)>,
     /// Driver calls after the first mark: allocations and frees, and with expandable segments
-    /// the making and mapping of each page and the opening of each mapped range.
+    /// creating and mapping each page and reserving each address range.
     pub driver_calls_in_steps: u64,
-    /// Bytes taken from the driver and given back after the first mark, in sum.
+    /// Total bytes allocated from and returned to the driver after the first mark.
     pub driver_bytes_in_steps: u64,
 }
 
@@ -118,7 +117,7 @@ impl BaselineOutcome {
         self.peak_held as f64 / self.peak_live.max(1) as f64
     }
 
-    /// The most that was held beyond the live memory at a step mark.
+    /// The most that was held beyond live memory at a step mark.
     pub fn idle_excess(&self) -> u64 {
         let excess = self
             .marks
@@ -127,21 +126,21 @@ impl BaselineOutcome {
         excess.max().unwrap_or(0)
     }
 
-    /// Driver calls per step, once stepping.
+    /// Driver calls per step, after the first mark.
     pub fn calls_per_step(&self) -> f64 {
         self.driver_calls_in_steps as f64 / self.marks.len().max(1) as f64
     }
 }
 
-/// Addresses of the model: room for a segment without end on each of any number of streams.
+/// The model's address space: room for an unlimited segment on each of any number of streams.
 type Address = u128;
-/// What lies between the beginnings of two expandable segments.
+/// The distance between the starts of two expandable segments.
 const SEGMENT_ROOM: Address = 1 << 64;
 
 /// Which pool: the stream, and whether it is the small one.
 type PoolName = (u64, bool);
 
-/// A place in the model's address space, which begins anew with each segment.
+/// A position in the model's address space, which restarts with each segment.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     pool: PoolName,

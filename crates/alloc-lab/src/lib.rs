@@ -1,14 +1,14 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # How it is made
+//! # Overview
 //!
 //! ```text
 //! the recorder's text ───────┐          ┌─▶ replay     a policy of `hip-alloc` on its simulated driver: what is held,
-//! PyTorch's snapshot, pickle ┼─▶ Trace ─┤              beside the bounds that it is held to
+//! PyTorch's snapshot, pickle ┼─▶ Trace ─┤              compared with the bounds
 //! synthetic ─────────────────┘          └─▶ baselines  what PyTorch's own allocators would hold
 //! ```
 //!
-//! [`policies`] is where another placement policy is tried; CONTRIBUTING.md says how.
+//! [`policies`] is the place to try another placement policy; CONTRIBUTING.md explains how.
 
 pub mod baselines;
 pub mod pickle;

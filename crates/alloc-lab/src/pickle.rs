@@ -1,10 +1,10 @@
-//! Python's pickle format, for plain data: what PyTorch's memory snapshots are written in.
+//! Python's pickle format, for plain data: the format of PyTorch's memory snapshots.
 //!
 //! A pickle is a program for a small stack machine, and the instructions that call
 //! functions make untrusted ones dangerous. This machine has none of them: it knows
-//! dictionaries, lists, tuples, text, numbers, and nothing that runs. Values live in one
-//! list and refer to each other by number, so that a deep value needs no deep stack, and one
-//! that contains itself many times over takes its room once.
+//! dictionaries, lists, tuples, text, numbers, and nothing that can be executed. Values are stored in one
+//! list and refer to each other by index, so that a deeply nested value needs no deep stack, and a value
+//! that is contained many times is stored once.
 //!
 //! All protocols are read, from the printable one of old Pythons (0) to today's (5).
 //! Instructions and their bytes: `Lib/pickletools.py` of CPython.
@@ -156,7 +156,7 @@ impl<'a> Value<'a> {
         self.len() == 0
     }
 
-    /// Equal for two that are one value in the pickle. Walks over values need it: what is
+    /// Equal for two references to the same value in the pickle. Needed for walking over values: what is
     /// stored once may be referred to any number of times.
     pub fn identity(self) -> usize {
         self.id

@@ -1,5 +1,5 @@
-//! Policies to compare with the one that `hip-alloc` uses: a name, and how a trace is replayed
-//! with it. CONTRIBUTING.md says how to add one.
+//! Policies to compare with the one that `hip-alloc` uses: their names, and how a trace is replayed
+//! with them. CONTRIBUTING.md explains how to add one.
 
 use crate::replay::{Outcome, replay_with};
 use crate::trace::Trace;
@@ -8,10 +8,10 @@ use hip_alloc::pool::PoolConfig;
 use hip_alloc::pool::policy::{Held, Placement, Policy, Region, StepPolicy, best_multiple};
 use hip_alloc::units::MIB;
 
-/// Replays a trace with a policy of its own.
+/// Replays a trace with a certain policy.
 pub type Run = fn(&Trace, PoolConfig, SimConfig) -> Outcome;
 
-/// All policies by name, the one that is used first.
+/// All policies by name, the current one first.
 pub const POLICIES: &[(&str, Run)] = &[
     ("step", |trace, config, orders| {
         let policy = StepPolicy::new(&config);
@@ -23,7 +23,7 @@ pub const POLICIES: &[(&str, Run)] = &[
 ];
 
 /// One region for everything that is not small, and blocks that are a multiple of the request:
-/// what a policy does that knows nothing but the size.
+/// a policy that only knows the size.
 struct Uniform;
 
 impl Policy for Uniform {

@@ -1,4 +1,4 @@
-//! Replaying a trace on the simulated device, and measuring what is held.
+//! Replays a trace on the simulated device, and measures what is held.
 
 use crate::trace::{Event, Trace};
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
@@ -7,16 +7,16 @@ use hip_alloc::pool::{AllocateError, Keep, Pool, PoolConfig, PoolStats};
 use hip_alloc::units::{MIB, StreamId};
 use std::time::Duration;
 
-/// A program is taken to read and write what it asks for at so many bytes a second, some times
-/// over: the time of its own that is set beside the driver's. The memory of an APU does 200 GB/s.
+/// A program is assumed to read and write the memory it requests at this many bytes per second, several times
+/// over; that is its own time, to which the driver's is compared. The memory of an APU does 200 GB/s.
 const PROGRAM_RATE: u64 = 50_000_000_000;
 
-/// What a replay measured. Bytes and counts.
+/// The results of a replay, in bytes and counts.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Highest sum of live requests.
     pub peak_live: u64,
-    /// Most bytes that the pool held at any time.
+    /// The most bytes that the pool held at any time.
     pub peak_held: u64,
     /// At each step mark after the first: live and held.
     pub marks: Vec<(u64, u64)>,
@@ -24,7 +24,7 @@ pub struct Outcome {
     pub allocations: u64,
     /// Number of steps in the trace.
     pub steps: u64,
-    /// Driver calls in all, and in the steps (from the first mark on).
+    /// Driver calls in total, and in the steps (after the first mark).
     pub driver_calls: u64,
     /// Driver calls after the first mark.
     pub driver_calls_in_steps: u64,
@@ -82,27 +82,27 @@ impl Outcome {
         program_time(self.allocated_bytes_in_steps / self.steps.max(1))
     }
 
-    /// Driver calls per step without a pool, where each request is one and so is its free.
+    /// Driver calls per step without a pool, where each request and each free is one.
     pub fn uncached_calls_per_step(&self) -> f64 {
         2.0 * self.allocations_in_steps as f64 / self.steps.max(1) as f64
     }
 }
 
-/// What the allocator promises of a run: the bounds that its own replays are held to. Bytes
+/// The allocator's bounds for a run, which its own replays are tested against, in bytes
 /// and counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Most that is held at all: 1.05 × the live peak, or the warm-up floor where that is more.
+    /// The most that may be held: 1.05 × the live peak, or the warm-up floor if that is more.
     pub peak_allowed_bytes: u64,
-    /// Most that is held beyond the live memory between steps: the warm-up floor and 256 MiB with
-    /// `keep:none`, and else no more than at the peak.
+    /// The most that may be held beyond live memory between steps: the warm-up floor and 256 MiB with
+    /// `keep:none`, and otherwise no more than at the peak.
     pub idle_allowed_bytes: u64,
-    /// 2 % of no caching's, or three for each 256 MiB that a step swings, where that is more.
+    /// 2 % of the calls without caching, or three for each 256 MiB that a step swings, if that is more.
     pub calls_allowed_per_step: f64,
 }
 
 impl Bounds {
-    /// The bounds of a run with these settings that went as `outcome` tells.
+    /// The bounds of a run with these settings and this `outcome`.
     pub fn of(outcome: &Outcome, config: &PoolConfig) -> Self {
         let floor = config.warmup_bytes;
         let block = 256 * MIB;
@@ -118,23 +118,23 @@ impl Bounds {
         }
     }
 
-    /// Whether the peak was kept.
+    /// Whether the bound on the peak was met.
     pub fn peak(&self, outcome: &Outcome) -> bool {
         outcome.peak_held <= self.peak_allowed_bytes
     }
 
-    /// Whether the memory between steps was kept.
+    /// Whether the bound on memory between steps was met.
     pub fn idle(&self, outcome: &Outcome) -> bool {
         outcome.idle_excess() <= self.idle_allowed_bytes
     }
 
-    /// Whether the driver calls were kept.
+    /// Whether the bound on driver calls was met.
     pub fn calls(&self, outcome: &Outcome) -> bool {
         outcome.calls_per_step() <= self.calls_allowed_per_step
     }
 }
 
-/// How long a program works with `bytes` that it asks for, as it is taken to.
+/// The time that a program is assumed to work with `bytes` that it requests.
 fn program_time(bytes: u64) -> Duration {
     Duration::from_nanos(bytes / (PROGRAM_RATE / 1_000_000_000))
 }

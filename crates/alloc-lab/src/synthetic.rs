@@ -1,12 +1,10 @@
-//! Traces of training that never ran: what a model of a given shape would ask for.
+//! Synthetic traces: what a model of a given shape would request during training.
 //!
-//! Recorded traces show what a few programs did. A policy that was tuned on them
-//! must also hold on others, so this makes as many as wanted: weights that stay,
-//! optimizer state that appears in the first step, activations that are saved in
-//! the forward pass and freed in reverse in the backward pass, temporaries,
-//! sequence lengths that change from step to step, checkpointing, adapters,
-//! evaluation in between, and a second stream. The same shape and seed always give
-//! the same trace.
+//! Recorded traces show what a few programs did. A policy that was tuned on them must also work for others, so this
+//! generates any number of them: weights that stay, optimizer state that appears in the first step, activations that
+//! are saved in the forward pass and freed in reverse in the backward pass, temporaries, sequence lengths that change
+//! from step to step, checkpointing, adapters, evaluations in between, and a second stream. The same shape and seed
+//! always give the same trace.
 
 use crate::trace::{Event, Trace};
 use hip_alloc::units::KIB;

@@ -1,10 +1,10 @@
-//! Reading allocation traces: the text format that [`hip_alloc::recorder`] writes, or a
+//! Reads allocation traces: the text format that [`hip_alloc::recorder`] writes, or a
 //! snapshot of PyTorch's allocator ([`snapshot`]), either of them optionally zstd-compressed.
 //!
-//! Blank lines and what begins with `#` are passed over, and so is a stream that is left
-//! out: it is 0. Names of requests are numbers; a name may be used again after its `f`. A
-//! program that is killed leaves half a line at the end of its recording, or half a compressed
-//! block: what is cut off is left out, and [`Trace::is_cut_off`] says so.
+//! Blank lines and lines that begin with `#` are ignored. An omitted stream is 0. Requests are named by numbers; a
+//! number may be reused after its `f`. A program that is killed leaves an incomplete line at the end of its recording,
+//! or an incomplete compressed block: these are dropped, and
+//! [`Trace::is_cut_off`] reports it.
 
 pub mod snapshot;
 
@@ -19,15 +19,15 @@ use std::str::SplitAsciiWhitespace;
 /// A file begins with these bytes if it is zstd-compressed (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
-/// The most bytes that a trace may ask for in all: far beyond any machine, and far from
-/// where sums of sizes would overflow.
+/// The most bytes that a trace may request in total: far beyond any machine, and far below
+/// an overflow of sums of sizes.
 const MOST_BYTES: u64 = 1 << 60;
-/// How much is read, so that a small file which unpacks to a huge one does not take all memory.
+/// Limits for reading, so that a small file which unpacks to a huge one does not use up all memory.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// The longest trace or snapshot, unpacked, in bytes.
     input: u64,
-    /// The longest snapshot that was compressed: unlike a trace it is read as a whole.
+    /// The longest unpacked snapshot: unlike a trace it is read as a whole.
     packed_snapshot: u64,
     /// The most events: 24 bytes each.
     events: usize,
@@ -46,11 +46,11 @@ const LIMITS: Limits = Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes are more than any machine has, by themselves or with the requests before")]
 pub struct SizeError {
-    /// What was asked for.
+    /// The requested bytes.
     pub bytes: u64,
 }
 
-/// Adds up the sizes of a trace, so that whoever replays it may add without a thought.
+/// Sums the sizes of a trace, so that replays can add them without overflow checks.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     bytes: u64,
@@ -109,7 +109,7 @@ pub enum TraceError {
         /// What it probably is, and what to do.
         hint: Option<&'static str>,
     },
-    /// A snapshot of PyTorch's allocator that gives no trace.
+    /// A snapshot of PyTorch's allocator that cannot be converted to a trace.
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
     /// A line does not follow the format.
@@ -119,7 +119,7 @@ pub enum TraceError {
     Line {
         /// Counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
@@ -128,10 +128,10 @@ impl Trace {
     /// Reads a trace, or a snapshot of PyTorch's allocator; either may be zstd-compressed.
     ///
     /// # Errors
-    /// When the file cannot be read, is too long, or is something else.
+    /// If the file cannot be read, is too long, or has another format.
     pub fn read(path: &Path) -> Result<Trace, TraceError> {
         let file = File::open(path)?;
-        // Known before anything is read, but for pipes and their like.
+        // The size is known in advance, except for pipes and the like.
         if file.metadata()?.len() > LIMITS.input {
             let limit = LIMITS.input;
             return Err(TraceError::TooLong { limit });
@@ -139,10 +139,10 @@ impl Trace {
         read(BufReader::new(file), LIMITS)
     }
 
-    /// As [`Trace::read`], from memory.
+    /// Like [`Trace::read`], from memory.
     ///
     /// # Errors
-    /// As [`Trace::read`].
+    /// See [`Trace::read`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
         read(bytes, LIMITS)
     }
@@ -159,7 +159,7 @@ impl Trace {
     }
 }
 
-/// Reads what is compressed or not.
+/// Reads compressed or uncompressed bytes.
 fn read(mut source: impl BufRead, limits: Limits) -> Result<Trace, TraceError> {
     let mut start = Vec::new();
     let length = ZSTD_MAGIC.len() as u64;
@@ -175,7 +175,7 @@ fn read(mut source: impl BufRead, limits: Limits) -> Result<Trace, TraceError> {
     }
 }
 
-/// Reads what is not compressed, or not any more; of a snapshot at most `snapshot` bytes.
+/// Reads uncompressed bytes; of a snapshot at most `snapshot` bytes.
 fn read_plain(
     mut source: impl BufRead,
     limits: Limits,

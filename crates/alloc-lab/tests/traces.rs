@@ -96,7 +96,7 @@ fn under_pressure_nothing_that_fits_is_refused() {
     }
 }
 
-/// Other shapes than those the policy was tuned on, with looser bounds: what it must never do.
+/// Other shapes than those the policy was tuned on, with looser bounds that must never be exceeded.
 #[test]
 fn made_up_training_stays_near_its_live_memory() {
     for (name, shape) in Shape::examples() {
@@ -111,8 +111,8 @@ fn made_up_training_stays_near_its_live_memory() {
     }
 }
 
-/// The evaluation asks for blocks of 1.5 and 6 GiB again and again, for every layer, and
-/// the step ends there. What is kept for the next layer must not still be there then.
+/// The evaluation requests blocks of 1.5 and 6 GiB again and again, for every layer, and
+/// the step ends there. Blocks kept for the next layer must be gone by then.
 #[test]
 fn what_a_step_will_use_again_is_given_back_when_it_ends() {
     let (_, base) = Shape::examples().swap_remove(0);
@@ -139,7 +139,7 @@ fn what_a_step_will_use_again_is_given_back_when_it_ends() {
 fn pytorchs_own_recording_is_a_trace() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pytorch_snapshot.pickle");
     let trace = Trace::read(&path).unwrap();
-    // The first was live before the recording began, and shows when it is freed.
+    // The first was live before the recording began, and is known because it is freed.
     let sizes = [5 * MIB, 4000, MIB, 20 * MIB, 300 * MIB];
     let requests = sizes.iter().enumerate();
     let mut expected: String = requests
@@ -166,8 +166,8 @@ fn a_synthetic_trace_survives_being_written_and_read() {
     assert_eq!(Trace::parse(&trace.to_text()).unwrap(), trace);
 }
 
-/// What is kept between steps is what was needed at the peak: it saves most of what would go to the
-/// driver and back, and costs at most this at the peak.
+/// Memory that was needed at the peak is kept between steps: this avoids most of the traffic with the
+/// driver, and costs at most this at the peak.
 #[test]
 fn keeping_memory_saves_most_of_what_goes_through_the_driver() {
     let mut bytes = [0.0; 2];
@@ -187,8 +187,8 @@ fn keeping_memory_saves_most_of_what_goes_through_the_driver() {
     assert!(bytes[0] < bytes[1] / 2.0, "{bytes:?}");
 }
 
-/// Four resolutions whose layers ask for a quarter of a terabyte: what one step left serves the
-/// next only where sizes do not matter, in one large block.
+/// Four resolutions whose layers request a quarter of a terabyte: what one step left serves the
+/// next only if sizes do not matter, in one large block.
 #[test]
 fn steps_of_several_resolutions_share_what_is_kept() {
     let (_, trace) = recorded()
@@ -201,8 +201,8 @@ fn steps_of_several_resolutions_share_what_is_kept() {
     assert!(part < 0.25, "{part:.3}");
 }
 
-/// Gradients and optimizer state come after the peak, in other sizes than what was kept for it: they
-/// take its blocks, and do not displace them.
+/// Gradients and optimizer state come after the peak, with other sizes than what was kept for it: they
+/// use its blocks, and do not displace them.
 #[test]
 fn blocks_of_the_peak_serve_what_comes_after_it() {
     let (_, trace) = recorded()

@@ -1,9 +1,9 @@
 //! A trace from PyTorch's own recording: `torch.cuda.memory._record_memory_history()` and
 //! `torch.cuda.memory._dump_snapshot("snapshot.pickle")`.
 //!
-//! The snapshot has the requests and frees since the recording began, and what was live at
-//! its end. What was live before it began shows only when it is freed or still there at the
-//! end; it becomes requests at the beginning of the trace. Steps are not in a snapshot.
+//! The snapshot has the requests and frees since the recording began, and what was live at its end. Memory that was
+//! live before it began is known only if it is freed or still live at the end; it becomes requests at the beginning of
+//! the trace. A snapshot has no steps.
 
 use std::collections::{HashMap, HashSet};
 
