@@ -1,8 +1,8 @@
-//! From a [`Snapshot`] to a [`Machine`]: the pure heart of detection.
+//! From a [`Snapshot`] to a [`Machine`]: the pure core of detection.
 //!
 //! Needs no ROCm. KFD's topology gives the GPUs in HIP's order (its nodes sorted as
 //! numbers; HIP lists what ROCr lists, and ROCr lists KFD's nodes), DRM gives the
-//! memory of each, and the PCI bus tells what KFD keeps quiet about.
+//! memory of each, and the PCI bus has what KFD leaves out.
 
 mod host;
 mod windows;
@@ -302,7 +302,7 @@ fn unseen(snapshot: &Snapshot, machine: &Machine, mut hidden_nodes: usize) -> Ve
     found
 }
 
-/// What the bus was asked, if it was: its files, or the note that it lists none of interest.
+/// The result of searching the PCI bus, if that was done: its files, or the note that there are none of interest.
 fn pci_bus(snapshot: &Snapshot) -> Option<PciBus> {
     let names = snapshot.children("pci/");
     if names.is_empty() && !snapshot.has("pci-devices") {

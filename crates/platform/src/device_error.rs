@@ -4,7 +4,7 @@
 //! or gives wrong results, so the process must exit. Any other error leaves the device context intact. The
 //! allocator and the PyTorch bindings share this table.
 
-/// What a program can do after an error of the GPU runtime.
+/// How a program can continue after an error of the GPU runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
     /// The context is usable: free memory, or request less.
@@ -26,7 +26,7 @@ pub struct DeviceError {
     pub cuda: &'static str,
     /// The runtimes' message, in lower case and without articles.
     pub says: &'static str,
-    /// What a program can do.
+    /// How a program can continue.
     pub class: ErrorClass,
 }
 

@@ -13,7 +13,7 @@ pub struct Listing {
     pub free: Option<Bytes>,
 }
 
-/// Reads the output, among whatever else is in the text; `None` when there is none.
+/// Parses the output within any other text; `None` if it contains none.
 #[must_use]
 pub fn parse(text: &str) -> Option<Listing> {
     let is_hipinfo = text.contains("gcnArch") && text.lines().any(is_device_line);

@@ -1,16 +1,16 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # How it is made
+//! # Overview
 //!
-//! The lowest crate of the workspace: every other one may use it, and it uses none of them.
+//! The lowest crate of the workspace: every other crate may use it, and it uses none of them.
 //! It calls no driver. The kernel publishes what it needs as text, so a machine is a
-//! [`Snapshot`] of small files, and everything known about it follows from that:
+//! [`Snapshot`] of small files, from which all facts are derived:
 //!
 //! ```text
 //! this machine ──[source]──▶ Snapshot ──[detect]──▶ Machine ──[memory]──▶ Capacity
 //! ```
 //!
-//! Reading goes through the [`source::Source`] trait; everything behind it is a pure
+//! Reading goes through the [`source::Source`] trait; everything after it is a pure
 //! function, so any machine can be described in a test.
 
 #![forbid(unsafe_code)]

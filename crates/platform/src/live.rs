@@ -29,7 +29,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Reads what the doctor needs of this machine but for its Python.
+    /// Reads what the doctor needs from this machine, without Python.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         #[cfg(windows)]
@@ -38,7 +38,7 @@ impl Live {
         crate::source::collect(self)
     }
 
-    /// RAM and swap as they are now; all unknown where the system does not tell.
+    /// The current RAM and swap; all unknown if the system does not tell.
     #[must_use]
     pub fn host_memory(&self) -> HostMemory {
         #[cfg(windows)]
@@ -51,8 +51,8 @@ impl Live {
     }
 }
 
-/// Whether a path is one of Linux's. On Windows it would lead into the root of whatever drive is
-/// the current one, where nothing of that name is what is meant.
+/// Whether a path is a Linux path. On Windows it would refer to the root of the current
+/// drive, which is not what is meant.
 fn is_of_linux(path: &str) -> bool {
     cfg!(windows) && path.starts_with('/')
 }
@@ -199,7 +199,7 @@ fn words(path: &Path, prefix: &[u8]) -> io::Result<Vec<String>> {
     }
 }
 
-/// The name of an error as the kernel's documentation has it. Windows has numbers of its own.
+/// The name of an error in the kernel's documentation. Windows has its own numbers.
 fn error_name(error: &io::Error) -> String {
     if cfg!(windows) {
         let number = error.raw_os_error();
@@ -275,7 +275,7 @@ mod tests {
             (read(&cached), read(&opened)),
             ("after".into(), "before".into())
         );
-        // Nor is anything left beside it where it cannot be replaced.
+        // Remove the draft if the file cannot be replaced.
         let place = folder.path().join("place");
         fs::create_dir(&place).expect("a folder where the file would be");
         assert!(keep(&place, folder.path(), "after").is_err());

@@ -1,8 +1,8 @@
-//! The facts about a machine: what every finding is decided from.
+//! The facts about a machine, on which all findings are based.
 //!
 //! A [`Machine`] is made by [`crate::detect`] from a snapshot, or by
 //! `crate::dump` from the output of another tool; both fill the same structs, so
-//! nothing behind this point knows where a fact came from.
+//! nothing later depends on where a fact came from.
 
 mod windows;
 
@@ -92,7 +92,7 @@ impl Kernel {
     }
 }
 
-/// Everything known about a machine. What is not known is empty. A new fact needs a file that
+/// Everything known about a machine. Unknown facts are empty. A new fact needs a file that
 /// [`crate::source::collect`] reads, and a line in [`crate::detect::machine`].
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Machine {
@@ -134,7 +134,7 @@ pub struct Machine {
     /// The parameters of the kernel, one a line: its command line and modprobe.d.
     #[serde(skip)]
     pub kernel_parameters: Vec<Parameter>,
-    /// What the `/dev` files of the GPU answer; empty when that was not tried.
+    /// Results of opening the GPU's files in `/dev`; empty if that was not tried.
     #[serde(skip)]
     pub devices: Vec<DeviceFile>,
     /// Groups of this process, and the names of groups.
@@ -146,7 +146,7 @@ pub struct Machine {
     /// GPUs that are there and that HIP cannot use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<UnusableGpu>,
-    /// What the PCI bus was asked for; `None` when nobody asked it.
+    /// The GPUs on the PCI bus; `None` if it was not searched.
     #[serde(skip)]
     pub pci_bus: Option<PciBus>,
     /// Whether the library is there through which ROCm reaches the GPU of Windows; `None` outside of a
@@ -171,7 +171,7 @@ pub struct Machine {
     /// Numbers about memory that only a report contains.
     #[serde(skip)]
     pub reported: Reported,
-    /// What a posted text says about itself and about the program that printed it.
+    /// Facts about a posted text and the program that printed it.
     #[serde(skip)]
     pub posted: Posted,
     /// Whether the environment and limits above are those of the machine: a dump of
@@ -207,12 +207,12 @@ impl Machine {
             .is_some_and(|kernel| kernel.version < version)
     }
 
-    /// What a process can allocate on a GPU of this machine: the number that the allocator
-    /// enforces and the trainer plans with, as far as the facts give it. On a card `free` is an
-    /// upper bound, since what others hold there is the driver's to tell.
+    /// How much a process can allocate on a GPU of this machine: the number that the allocator
+    /// enforces and the trainer plans with, as far as it follows from the facts. On a card `free` is an
+    /// upper bound, since only the driver knows what other processes use there.
     ///
-    /// `None` where the pool of the GPU is not known, and for APUs outside of Linux, whose
-    /// drivers have rules of their own.
+    /// `None` if the pool of the GPU is unknown, and for APUs outside Linux, whose
+    /// drivers have their own rules.
     #[must_use]
     pub fn capacity(&self, gpu: &Gpu) -> Option<Capacity> {
         let kind = match gpu.class? {
@@ -279,7 +279,7 @@ pub struct Groups {
 pub enum Class {
     /// Shares the RAM of the host.
     Apu,
-    /// Has memory of its own.
+    /// It has its own memory.
     Dgpu,
 }
 
@@ -302,17 +302,17 @@ pub struct Gpu {
     pub compute_units: Option<u32>,
     /// PCI device id.
     pub device_id: Option<DeviceId>,
-    /// What it is sold as.
+    /// The product name.
     pub product: Option<String>,
     /// Its node in KFD.
     pub kfd_node: Option<u32>,
     /// The identity of the card; partitions share it.
     pub uuid: Option<String>,
-    /// What `hipMalloc` can hand out at most.
+    /// The most that `hipMalloc` can allocate.
     pub usable_bytes: Option<Bytes>,
     /// The rule that gives it.
     pub memory_rule: Option<MemoryRule>,
-    /// Memory of its own; on an APU the carve-out.
+    /// Its own memory; on an APU the carve-out.
     pub vram_bytes: Option<Bytes>,
     /// RAM it may map.
     pub gtt_bytes: Option<Bytes>,
@@ -353,7 +353,7 @@ impl Gpu {
     }
 }
 
-/// What the PCI bus says about GPUs of all vendors.
+/// GPUs of all vendors on the PCI bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciBus {
     /// How many of them are AMD's.
@@ -369,7 +369,7 @@ pub struct UnusableGpu {
     pub pci: Option<PciAddress>,
     /// PCI device id.
     pub device_id: Option<DeviceId>,
-    /// What it is sold as.
+    /// The product name.
     pub product: Option<String>,
     /// Why it is not there.
     pub reason: UnusableReason,
@@ -398,28 +398,28 @@ pub struct Reported {
     pub tool_total: Option<Bytes>,
     /// A total as HIP reports it.
     pub hip_total: Option<Bytes>,
-    /// The carve-out, as somebody says that the BIOS is set.
+    /// The carve-out, as the BIOS setting was described.
     pub carve_out: Option<Bytes>,
     /// What Windows lets all programs have: RAM and page file.
     pub commit_limit: Option<Bytes>,
 }
 
-/// What a posted text says about itself, and about the program that printed it.
+/// Facts about a posted text, and about the program that printed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
     /// It describes a machine, and ends (or begins) before it comes to a GPU.
     pub is_cut: bool,
-    /// What the program uses in the place of ROCm.
+    /// What the program uses instead of ROCm.
     pub instead_of_rocm: Option<InsteadOfRocm>,
     /// GPUs of other vendors, by name.
     pub other_gpus: Vec<String>,
     /// A program that looked for a GPU and computes on the CPU.
     pub cpu_only: Option<String>,
-    /// Architectures for which the libraries beside the program have no code, and those that they are for.
+    /// Architectures for which the program's libraries have no code, and those that they support.
     pub without_code: Option<(Vec<Gfx>, Vec<Gfx>)>,
-    /// The processor, where its name tells which graphics it has.
+    /// The processor, if its name determines its integrated graphics.
     pub processor: Option<String>,
-    /// No GPU has a name that tells it from others: `AMD Radeon Graphics`, or none.
+    /// No GPU has a specific name: `AMD Radeon Graphics`, or none.
     pub is_nameless: bool,
     /// An NPU is listed.
     pub has_npu: bool,

@@ -20,7 +20,7 @@ pub fn source_address(host: &str, port: u16) -> Option<IpAddr> {
                 "[::]:0"
             };
             let socket = UdpSocket::bind(any).ok()?;
-            // Connecting a datagram socket looks up the route, and no more.
+            // Connecting a datagram socket only looks up the route.
             socket.connect(target).ok()?;
             Some(socket.local_addr().ok()?.ip())
         })
@@ -31,9 +31,9 @@ pub fn source_address(host: &str, port: u16) -> Option<IpAddr> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Medium {
-    /// Ethernet, or whatever else has a device of its own.
+    /// Ethernet, or any other interface with a device.
     Cable,
-    /// The card that a virtual machine is given: what is behind it, only the host knows.
+    /// A virtual machine's network card: only its host knows the physical one.
     Guest,
     /// A Thunderbolt or USB4 cable.
     Thunderbolt,
@@ -79,7 +79,7 @@ pub struct Interface {
     pub name: String,
     /// What carries its packets.
     pub medium: Medium,
-    /// Its nominal speed in megabits a second, where its driver tells.
+    /// Its nominal speed in megabits per second, if its driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub megabits_per_second: Option<u64>,
     /// Its addresses, without those that hold on the link alone (`fe80::`).

@@ -1,4 +1,4 @@
-//! PCI addresses, and the products behind device ids.
+//! PCI addresses, and the product names for device ids.
 //!
 //! Drivers name half of the consumer cards "AMD Radeon Graphics". The device id, together with the number of
 //! compute units, identifies the product; and on kernels whose KFD has no `gfx_target_version` it identifies

@@ -33,7 +33,7 @@ pub struct Python {
 pub struct Torch {
     /// Its version, with the local part: `2.11.0+rocm7.2`.
     pub version: String,
-    /// What it computes on.
+    /// The device type that it computes on.
     pub build: Build,
     /// The ROCm it was built with, major and minor.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,7 +46,7 @@ pub struct Torch {
     pub architectures_from: Option<String>,
 }
 
-/// What a torch computes on.
+/// The device type that a torch computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Build {
@@ -56,7 +56,7 @@ pub enum Build {
     Cuda,
     /// Built for the CPU only.
     Cpu,
-    /// The version does not tell what it was built for.
+    /// The version does not show what it was built for.
     Unknown,
 }
 

@@ -39,8 +39,8 @@ pub fn collect_python(
     Some(prefix)
 }
 
-/// What `accelerate config` wrote: the few keys that can contradict the machine. The rest
-/// (addresses of other machines, paths) does not belong into what is made to be posted.
+/// The configuration by `accelerate config`: only the keys that can contradict the machine. The others
+/// (addresses of other machines, paths) do not belong in a text that will be posted.
 fn accelerate<'a>(
     source: &dyn Source,
     get: &dyn Fn(&str) -> Option<&'a str>,
@@ -83,7 +83,7 @@ fn accelerate<'a>(
     }
 }
 
-/// The environment that is activated, else the one of the first Python on PATH.
+/// The activated environment, or else the one of the first Python on PATH.
 fn active<'a>(source: &dyn Source, get: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         if let Some(prefix) = get(name).filter(|prefix| is_environment(source, prefix)) {
@@ -173,7 +173,7 @@ pub(crate) fn active_environment(source: &dyn Source, wanted: Option<&str>) -> O
     }
 }
 
-/// Where an environment's packages are, in the order in which Python looks.
+/// The package folders of an environment, in Python's search order.
 pub(crate) fn site_folders(source: &dyn Source, prefix: &str) -> Vec<String> {
     let variables = source.variables();
     let get = |name: &str| {
@@ -234,7 +234,7 @@ fn read_site(
             .lines()
             .any(|line| line.starts_with("hip") && !line.trim_end().ends_with("None"));
         snapshot.insert_text("python/torch/version.py", text);
-        // A gigabyte to read; device packages tell the same for nothing.
+        // Reading it would take a gigabyte; device packages contain the same information.
         if is_rocm
             && !packages
                 .iter()

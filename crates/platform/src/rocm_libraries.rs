@@ -1,31 +1,31 @@
-//! Where the libraries are that a native program needs to compute on an AMD GPU: PyTorch's own for
-//! HIP, and below them ROCm's.
+//! Finds the libraries that a native program needs to compute on an AMD GPU: PyTorch's own for
+//! HIP, and ROCm's.
 //!
 //! PyTorch's wheels come in three layouts. Those of pytorch.org carry ROCm in `torch/lib`. Those of
 //! TheRock carry none: `import torch` loads some twenty libraries of the packages `_rocm_sdk_core`
-//! and `_rocm_sdk_libraries_*` beside it. Distributions and images build against `/opt/rocm`. A
-//! program without Python gets nothing of this by itself, so whoever starts it names the folders.
+//! and `_rocm_sdk_libraries_*`. Distributions and container images build against `/opt/rocm`. For a
+//! program without Python none of these folders is searched automatically, so its launcher has to set them.
 //!
-//! Names of folders and one small file are read; nothing is started.
+//! Only names of folders and one small file are read; nothing is executed.
 
 use crate::python_source::{active_environment, site_folders};
 use crate::snapshot::Content;
 use crate::source::Source;
 use serde::Serialize;
 
-/// HIP's runtime, by the beginning of its file name.
+/// The beginning of the file name of the HIP runtime.
 const RUNTIME: &str = "libamdhip64.so";
-/// PyTorch's part for HIP.
+/// PyTorch's library for HIP.
 const DEVICE_LIBRARY: &str = "libtorch_hip.so";
 
 /// The PyTorch for HIP of an environment, and the ROCm that it would run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Libraries {
-    /// As in `2.13.0+rocm7.1`.
+    /// For example `2.13.0+rocm7.1`.
     pub torch: String,
     /// The folder with `libtorch_hip.so`.
     pub torch_folder: String,
-    /// ROCm's libraries; `None` when there are none in any known place.
+    /// ROCm's libraries; `None` if there are none in any known place.
     pub rocm: Option<Rocm>,
 }
 
@@ -138,10 +138,10 @@ fn environment(source: &dyn Source, wanted: Option<&str>) -> Option<Environment>
 }
 
 /// Finds the PyTorch for HIP of the environment that `python` would run in, or of `wanted`, a
-/// Python or an environment; `None` when there is none, or it is no build for HIP.
+/// Python or an environment; `None` if there is none, or it is not a build for HIP.
 ///
-/// `sdk_root` answers what `rocm-sdk path --root` does, and is asked only when the environment has
-/// that program and not its packages.
+/// `sdk_root` returns the output of `rocm-sdk path`, and is called only if the environment has
+/// that program but not its packages.
 pub fn find(
     source: &dyn Source,
     wanted: Option<&str>,

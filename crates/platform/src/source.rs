@@ -7,7 +7,7 @@
 use crate::memory::host::memory_cgroups;
 use crate::snapshot::{Content, Snapshot};
 
-/// The few things that must be asked of an operating system.
+/// The few things that must be read from an operating system.
 pub trait Source {
     /// The text of a file. `None` when it is not there.
     fn read(&self, path: &str) -> Option<Content>;
@@ -62,8 +62,8 @@ const VARIABLE_PREFIXES: [&str; 27] = [
     "UV_AMD",
 ];
 
-/// Whether a variable belongs into a snapshot. Everything else in an environment is
-/// nobody's business: a dump is made to be posted.
+/// Whether a variable belongs in a snapshot. The rest of the environment is
+/// private: a dump is meant to be posted.
 #[must_use]
 pub fn is_relevant_variable(name: &str) -> bool {
     VARIABLE_PREFIXES
@@ -300,7 +300,7 @@ impl Reader<'_> {
                 self.snapshot.insert_text(ROCDXG_PATH, "present\n");
             }
         }
-        // Of whom it is must not be told, and of several nobody knows which one holds.
+        // Its owner must not be revealed, and of several it is unknown which one applies.
         let users = self.source.list("/mnt/c/Users").into_iter();
         let configs: Vec<String> = users
             .map(|user| format!("/mnt/c/Users/{user}/.wslconfig"))

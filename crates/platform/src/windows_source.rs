@@ -1,9 +1,9 @@
-//! Reading a [`Snapshot`] from a live machine with Windows.
+//! Reads a [`Snapshot`] from a live Windows machine.
 //!
 //! The registry has the version and the display adapters with their drivers; folders have the HIP
-//! runtimes, of which the one of the driver comes first whatever PATH says. Which GPUs HIP can use,
-//! only a program of HIP tells: [`hipinfo_program`] says which one, and whoever reads a machine
-//! starts it.
+//! runtimes, of which the driver's comes first, whatever PATH is. Only a program that uses HIP can tell
+//! which GPUs HIP can use: [`hipinfo_program`] finds it, and the caller
+//! runs it.
 
 use crate::memory::HostMemory;
 use crate::python_source::site_folders;
@@ -11,27 +11,27 @@ use crate::snapshot::{Content, Snapshot};
 use crate::source::{self, Source};
 use std::fmt::Write as _;
 
-/// Where the parts of a snapshot stand that only Windows has.
+/// Paths of the parts of a snapshot that exist only on Windows.
 pub(crate) mod paths {
-    /// The version, a `key: value` a line, as the registry has it.
+    /// The version from the registry, one `key: value` per line.
     pub(crate) const VERSION: &str = "windows/version";
     /// One file for each display adapter, with such lines.
     pub(crate) const ADAPTERS: &str = "windows/adapters/";
-    /// RAM and page files, in the words of `/proc/meminfo`.
+    /// RAM and page files, in the format of `/proc/meminfo`.
     pub(crate) const MEMORY: &str = "windows/memory";
-    /// The HIP runtimes of the machine, a path a line, in the order in which a program finds them.
+    /// The HIP runtimes of the machine, one path per line, in the order in which a program finds them.
     pub(crate) const RUNTIMES: &str = "windows/hip-runtimes";
     /// The path of `hipInfo.exe`.
     pub(crate) const HIPINFO_PROGRAM: &str = "windows/hipinfo-program";
-    /// What it printed, or why it printed nothing.
+    /// Its output, or why there is none.
     pub(crate) const HIPINFO: &str = "windows/hipinfo";
 }
 
-/// What must be asked of Windows beside files.
+/// What must be read from Windows besides files.
 pub trait WindowsSource: Source {
-    /// The names of the keys right below a key of `HKEY_LOCAL_MACHINE`.
+    /// The names of the direct subkeys of a key of `HKEY_LOCAL_MACHINE`.
     fn keys(&self, key: &str) -> Vec<String>;
-    /// A value of such a key: text as it is, a number in decimal.
+    /// A value of such a key: text unchanged, a number in decimal.
     fn value(&self, key: &str, name: &str) -> Option<String>;
     /// RAM and page files; the page files are the swap.
     fn memory(&self) -> HostMemory;
@@ -42,7 +42,7 @@ const ADAPTERS: &str =
     r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}";
 const VERSION: &str = r"SOFTWARE\Microsoft\Windows NT\CurrentVersion";
 
-/// Of an adapter's key: what it is and which driver it has. Its other values name displays and people.
+/// Values of an adapter's key that identify the adapter and its driver. Others contain names of displays and people.
 const OF_AN_ADAPTER: [&str; 7] = [
     "DriverDesc",
     "ProviderName",
@@ -53,7 +53,7 @@ const OF_AN_ADAPTER: [&str; 7] = [
     "HardwareInformation.qwMemorySize",
 ];
 
-/// Reads what the doctor needs, but for Python and HIP's own list.
+/// Reads what the doctor needs, except for Python and HIP's own list.
 #[must_use]
 pub fn collect(source: &dyn WindowsSource) -> Snapshot {
     let mut snapshot = source::collect_process(source);
@@ -144,11 +144,11 @@ pub fn hipinfo_program(source: &dyn Source, python: Option<&str>) -> Option<Stri
     })
 }
 
-/// Adds what `hipInfo` printed, or why it printed nothing.
+/// Adds the output of `hipInfo`, or why there is none.
 pub fn insert_hipinfo(snapshot: &mut Snapshot, program: &str, printed: Result<String, String>) {
     snapshot.insert_text(paths::HIPINFO_PROGRAM, format!("{program}\n"));
     let content = match printed {
-        // A line that looks like the next file of a dump would end this one.
+        // A line that looks like the header of the next file would end this one.
         Ok(text) => Content::Text(text.replace("\n== ", "\n")),
         Err(reason) => Content::Error(reason.replace(['\n', '\r', '!'], " ")),
     };

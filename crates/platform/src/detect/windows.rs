@@ -1,7 +1,7 @@
-//! A machine with Windows, from what its registry and `hipInfo` say.
+//! A Windows machine, from its registry and the output of `hipInfo`.
 //!
-//! The registry lists every display adapter with its driver, in no order that HIP knows. `hipInfo`
-//! lists what HIP can use, in HIP's order; where there is none, the adapters of AMD stand in.
+//! The registry lists every display adapter with its driver, in an order that is unrelated to HIP's. `hipInfo`
+//! lists what HIP can use, in HIP's order; without it, AMD's adapters are used instead.
 
 use crate::Bytes;
 use crate::hipinfo;
@@ -61,8 +61,8 @@ fn why_no_list(snapshot: &Snapshot) -> String {
         .to_owned()
 }
 
-/// `Windows 11 Pro 24H2 (26100.2314)`. The registry of Windows 11 calls itself Windows 10; its
-/// build tells.
+/// `Windows 11 Pro 24H2 (26100.2314)`. The registry of Windows 11 calls itself Windows 10, but the
+/// build number distinguishes them.
 fn version(text: &str) -> Option<String> {
     const FIRST_BUILD_OF_11: u32 = 22_000;
     let get = |key: &str| {
@@ -88,7 +88,7 @@ fn version(text: &str) -> Option<String> {
     })
 }
 
-/// What the registry adds to a GPU of HIP: its adapter is the one of that name, if there is one only.
+/// Adds facts from the registry to a GPU of HIP: from the adapter with its name, if there is exactly one.
 fn with_adapter(mut gpu: Gpu, adapters: &[Adapter]) -> Gpu {
     let mut same = adapters
         .iter()
@@ -132,7 +132,7 @@ fn adapter(text: &str) -> Option<Adapter> {
     })
 }
 
-/// The four digits in `PCI\VEN_1002&DEV_744C&REV_C8` behind a key.
+/// The four digits after a key in `PCI\VEN_1002&DEV_744C&REV_C8`.
 fn hexadecimal_after(text: &str, key: &str) -> Option<DeviceId> {
     let text = text.to_ascii_uppercase();
     let start = text.find(key)? + key.len();

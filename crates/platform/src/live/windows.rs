@@ -11,7 +11,7 @@ impl WindowsSource for Live {
     fn keys(&self, key: &str) -> Vec<String> {
         let opened = LOCAL_MACHINE.open(key);
         let names = opened.and_then(|key| Ok(key.keys()?.collect()));
-        // What may not be read says nothing.
+        // Keys that must not be read are treated as missing.
         names.unwrap_or_default()
     }
 

@@ -18,9 +18,9 @@ pub struct Windows {
 /// A display adapter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Adapter {
-    /// What its driver calls it.
+    /// The name that its driver gives it.
     pub name: String,
-    /// Who made the driver.
+    /// The vendor of the driver.
     pub provider: Option<String>,
     /// Version of the driver, as in `32.0.12033.1030`.
     pub driver: Option<String>,
@@ -31,22 +31,22 @@ pub struct Adapter {
     pub vendor: Option<DeviceId>,
     /// PCI device id.
     pub device_id: Option<DeviceId>,
-    /// Memory of its own.
+    /// Its own memory.
     pub memory: Option<Bytes>,
 }
 
-/// Whether `hipInfo` could be asked.
+/// Whether `hipInfo` could be run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HipInfo {
-    /// There is none where it usually is.
+    /// It was not found in the usual places.
     #[default]
     Missing,
     /// It ended without a list.
     Failed {
         /// Which file.
         program: String,
-        /// What it said, or how it ended.
+        /// Its output, or how it ended.
         reason: String,
     },
     /// It listed the GPUs.
@@ -63,7 +63,7 @@ impl Adapter {
         }
     }
 
-    /// Whether AMD's driver runs it, rather than the one for every display that Windows brings.
+    /// Whether AMD's driver runs it, rather than the generic display driver of Windows.
     #[must_use]
     pub fn has_driver_of_amd(&self) -> bool {
         let provider = self.provider.as_deref().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! The one honest number: how much a process can still allocate on a device.
+//! How much a process can still allocate on a device.
 //!
-//! `hip-alloc` asks this before it goes to the driver, so that an allocation which
-//! cannot succeed fails as an ordinary out-of-memory error, and not as an
-//! over-committed host whose kernel kills something.
+//! `hip-alloc` checks this before it calls the driver, so that an allocation which
+//! cannot succeed fails with an ordinary out-of-memory error, and not with an
+//! over-committed host whose kernel kills a process.
 //!
 //! ```text
 //! discrete   the driver's numbers, with free held below total
