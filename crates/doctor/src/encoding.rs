@@ -68,9 +68,9 @@ pub fn decode(bytes: &[u8]) -> String {
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// Whether a decoded beginning is that of no text: an archive, a core, a picture.
+/// Whether a decoded beginning is not that of a text but of an archive, a core dump or a picture.
 ///
-/// Looks at the first 64 KiB: most of them are characters that no text has.
+/// Looks at the first 64 KiB: most of their characters do not occur in texts.
 #[must_use]
 pub fn is_binary(start: &[u8]) -> bool {
     let head = String::from_utf8_lossy(&start[..start.len().min(64 << 10)]);
@@ -82,18 +82,18 @@ pub fn is_binary(start: &[u8]) -> bool {
 
 /// Turns a text of any encoding into UTF-8, in pieces that may end anywhere.
 ///
-/// Bytes of a UTF-8 text are passed on as they are, broken ones too.
+/// UTF-8 text is passed on unchanged, even if it is malformed.
 #[derive(Debug, Default)]
 pub struct Decoder {
     encoding: Option<Encoding>,
-    /// The start of the text until its encoding is known; then what the last piece left over.
+    /// The start of the text until its encoding is known; then the remainder of the last piece.
     rest: Vec<u8>,
-    /// The first half of a pair of units that a piece ended within.
+    /// The first half of a surrogate pair at the end of a piece.
     surrogate: Option<u16>,
 }
 
 impl Decoder {
-    /// Takes the next piece and gives out what can be decoded of it.
+    /// Takes the next piece and returns what can be decoded so far.
     pub fn read(&mut self, piece: &[u8], mut out: impl FnMut(&[u8])) {
         match self.encoding {
             Some(encoding) => self.decode(encoding, piece, &mut out),
@@ -106,7 +106,7 @@ impl Decoder {
         }
     }
 
-    /// Gives out what is left at the end of the text.
+    /// Returns the remainder at the end of the text.
     pub fn finish(mut self, mut out: impl FnMut(&[u8])) {
         if self.encoding.is_none() {
             self.begin(&mut out);

@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// Which Python to look at.
+/// Which Python to examine.
 #[derive(Clone, Debug, Default)]
 pub enum Python {
     /// None: everything else takes a few milliseconds.
@@ -26,11 +26,11 @@ pub enum Python {
     At(String),
 }
 
-/// Reads this machine. `cache` is a folder for what takes long to read, and where
-/// `surefoot probe` keeps its results; without one, nothing is written.
+/// Reads this machine. `cache` is a folder for slow facts and for the results of
+/// `surefoot probe`; without one, nothing is written.
 ///
-/// Starts nothing but, for a ROCm build of torch that does not tell otherwise for which
-/// GPUs it was built, that Python (20 seconds at most), and on Windows `hipInfo.exe` (as long).
+/// Starts at most two processes: Python, for a ROCm build of torch whose architectures are not known otherwise
+/// (20 seconds at most), and on Windows `hipInfo.exe` (likewise).
 #[must_use]
 pub fn snapshot(python: &Python, cache: Option<PathBuf>) -> Snapshot {
     let source = Live {
@@ -57,8 +57,8 @@ pub fn snapshot(python: &Python, cache: Option<PathBuf>) -> Snapshot {
     snapshot
 }
 
-/// What an earlier `surefoot probe` found for the GPU that is picked, and this torch: the
-/// lines of [`probe_cache`], empty when there was none.
+/// The results of an earlier `surefoot probe` for the selected GPU and this torch: the
+/// lines of [`probe_cache`], empty if there was none.
 #[must_use]
 pub fn probe_results(machine: &Machine, cache: &std::path::Path) -> String {
     let picked = crate::plan::plan(machine).pick;
@@ -70,16 +70,16 @@ pub fn probe_results(machine: &Machine, cache: &std::path::Path) -> String {
     }
 }
 
-/// As long as a program is waited for that may hang on a broken driver.
+/// The timeout for a program that may hang on a broken driver.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Which GPUs HIP has on Windows, in HIP's own words.
+/// The output of `hipInfo`: the GPUs that HIP has on Windows.
 fn ask_hipinfo(source: &Live, prefix: Option<&str>, snapshot: &mut Snapshot) {
     let Some(program) = hipinfo_program(source, prefix) else {
         return;
     };
     let mut command = Command::new(&program);
-    // All of them: what the variables of this shell hide is judged apart.
+    // All of them: GPUs that the variables of this shell hide are handled separately.
     for name in crate::plan::VISIBILITY {
         command.env_remove(name);
     }
@@ -92,7 +92,7 @@ fn ask_hipinfo(source: &Live, prefix: Option<&str>, snapshot: &mut Snapshot) {
     insert_hipinfo(snapshot, &program, printed);
 }
 
-/// The last resort for the architectures of a ROCm wheel: torch itself, in a process
+/// The last resort for the architectures of a ROCm wheel: asks torch itself, in a process
 /// that may crash or hang.
 fn ask_torch(source: &Live, prefix: &str, snapshot: &mut Snapshot) {
     let machine = platform::detect::machine(snapshot);
@@ -119,7 +119,7 @@ fn ask_torch(source: &Live, prefix: &str, snapshot: &mut Snapshot) {
     }
 }
 
-/// How a command ended and what it printed; `None` if it did not end in time.
+/// The exit status and output of a command; `None` if it did not end in time.
 fn ended_within(mut command: Command, limit: Duration) -> io::Result<Option<(ExitStatus, String)>> {
     let mut child = command
         .stdin(Stdio::null())
@@ -133,7 +133,7 @@ fn ended_within(mut command: Command, limit: Duration) -> io::Result<Option<(Exi
         return Ok(None);
     };
     let mut printed = Vec::new();
-    // What it prints fits into a pipe, so that it could end before we read.
+    // The output fits into the pipe, so the program could end before we read.
     if let Some(mut stdout) = child.stdout.take() {
         stdout.read_to_end(&mut printed)?;
     }

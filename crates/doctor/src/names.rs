@@ -1,14 +1,14 @@
-//! Which chip a name means: codenames of the kernel and of the PCI id database, and
-//! what cards are sold as.
+//! Which chip a name refers to: codenames of the kernel and of the PCI id database, and
+//! product names.
 //!
-//! The last resort, behind the architecture itself and the device id: `amd-smi`'s
+//! This is the last resort, after the architecture itself and the device id: `amd-smi`'s
 //! table and old versions of `rocm-smi` print nothing else.
 
 use platform::Gfx;
 use regex::{Regex, RegexSet};
 use std::sync::LazyLock;
 
-/// Pattern and architecture; where two match, the earlier one is the closer one.
+/// Pattern and architecture; if two match, the earlier one is more specific.
 /// Sources: the device tables of the amdgpu driver, the PCI id database, LLVM's AMDGPU
 /// usage page. Card numbers need their `RX`: a `7600` alone is as often a processor.
 const NAMES: &[(&str, (u8, u8, u8))] = &[
@@ -190,7 +190,7 @@ static MODELS: LazyLock<Vec<(Regex, Gfx)>> = LazyLock::new(|| {
     PROCESSORS.iter().filter_map(compile).collect()
 });
 
-/// The architecture of the graphics that are a part of a processor, where its name or model tells.
+/// The architecture of a processor's integrated graphics, if its name or model determines it.
 pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
     let is_apu = |gfx: &Gfx| {
         gfx.architecture()
@@ -202,7 +202,7 @@ pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
         .or_else(|| of_model().map(|(_, gfx)| *gfx))
 }
 
-/// Whether a display adapter is one that the host of a virtual machine makes up.
+/// Whether a display adapter is the virtual one of a virtual machine's host.
 pub(crate) fn is_virtual_adapter(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     [
@@ -219,7 +219,7 @@ pub(crate) fn is_virtual_adapter(name: &str) -> bool {
     .any(|sign| name.contains(sign))
 }
 
-/// What the driver of Windows calls the graphics of many a processor, and no card.
+/// The name that the Windows driver gives to the graphics of many processors, but to no card.
 pub(crate) fn is_graphics_of_some_processor(name: &str) -> bool {
     let name = name.trim().to_ascii_lowercase();
     matches!(

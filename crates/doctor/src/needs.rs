@@ -1,19 +1,19 @@
-//! What something asks of a machine, and what of it is there.
+//! Requirements for a task, and whether a machine meets them.
 
 use serde::Serialize;
 
-/// One thing that is asked for.
+/// One requirement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Need {
-    /// What it is.
+    /// What is required.
     pub what: &'static str,
-    /// Whether this machine has it; `None` where that is not known.
+    /// Whether this machine has it; `None` if that is unknown.
     pub met: Option<bool>,
     /// What was seen, and what to do.
     pub text: String,
 }
 
-/// For people, one line a need, below a heading.
+/// The requirements as text, one per line, below a heading.
 #[must_use]
 pub fn text(heading: &str, needs: &[Need]) -> String {
     let lines = needs.iter().map(|need| {

@@ -1,7 +1,7 @@
 //! Which GPU to use, and the environment that it needs.
 //!
-//! Sets what is needed and nothing else: what the user has set already is left
-//! alone (findings name it when it is harmful), and no variable is set because a
+//! Sets only what is needed: what the user has set already is not changed
+//! (findings report it if it is harmful), and no variable is set just because a
 //! guide says so.
 
 use crate::{names, wheels};
@@ -25,9 +25,9 @@ pub struct Variable {
 /// What to train on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The GPU to train on; `None` when there is none that trains correctly.
+    /// The GPU to train on; `None` if none trains correctly.
     pub pick: Option<usize>,
-    /// All GPUs that stay visible, the picked one first.
+    /// All GPUs that stay visible, the selected one first.
     pub visible: Vec<usize>,
     /// GPUs to hide.
     pub hide: Vec<usize>,
@@ -113,7 +113,7 @@ fn runs(machine: &Machine, gpu: &Gpu) -> u8 {
     let Some(gfx) = gpu.gfx else { return 0 };
     match torch.and_then(|torch| torch.supports(gfx)) {
         Some(true) => 3,
-        // Which torch is installed is not known: the one of most people.
+        // The installed torch is unknown: assume the most common one.
         None if wheels::is_in_newest_upstream(gfx) => 3,
         None if wheels::install(gfx).is_empty() => 0,
         None => 2,
@@ -121,7 +121,7 @@ fn runs(machine: &Machine, gpu: &Gpu) -> u8 {
     }
 }
 
-/// An integrated GPU beside a card stops more than it adds: one visible GPU without
+/// An integrated GPU next to a card does more harm than good: one visible GPU without
 /// code in the wheel is enough to abort the process.
 fn must_hide(machine: &Machine, picked: &Gpu, other: &Gpu) -> bool {
     let beside_a_card = !picked.is_apu() && other.is_apu();
@@ -132,7 +132,7 @@ fn must_hide(machine: &Machine, picked: &Gpu, other: &Gpu) -> bool {
 fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
     let mut variables = Vec::new();
     let Some(picked) = plan.pick.and_then(|index| machine.gpus.get(index)) else {
-        // A live WSL shows no GPU to anybody but ROCm, which has to be told to look.
+        // Under WSL only ROCm can see the GPU, and it has to be told to look.
         return dxg_detection(machine).into_iter().collect();
     };
     let mut add = |name: &str, value: &str, why: String| {
@@ -188,7 +188,7 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
             why,
         });
     };
-    // Only what was tried: builds without kernels for the GPU abort, and some were wrong.
+    // Only if it was tested: builds without kernels for the GPU abort, and some were wrong.
     if machine.probed.get(AOTRITON_CHECK) == Some(&true)
         && torch.is_some_and(|torch| torch.build == Build::Rocm)
         && !machine.variables.contains_key(AOTRITON)
@@ -211,7 +211,7 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
     variables
 }
 
-/// What a ROCm before 7.13 needs to look for the GPU of WSL.
+/// What a ROCm before 7.13 needs to detect the GPU under WSL.
 fn dxg_detection(machine: &Machine) -> Option<Variable> {
     let torch = machine.python.as_ref()?.torch.as_ref()?;
     let is_old = torch.rocm.is_some_and(|rocm| rocm < (7, 13));
@@ -222,7 +222,7 @@ fn dxg_detection(machine: &Machine) -> Option<Variable> {
     })
 }
 
-/// The override that the installed torch needs for the picked GPU, if one works.
+/// The override that the installed torch needs for the selected GPU, if one works.
 #[must_use]
 pub fn missing_override(
     machine: &Machine,
@@ -244,8 +244,8 @@ pub fn missing_override(
     if !applies || is_set {
         return None;
     }
-    // The global variable relabels every GPU; beside another architecture only the
-    // form with the node of KFD will do.
+    // The global variable relabels every GPU; next to another architecture only the
+    // form with the KFD node will do.
     let mixed = plan
         .visible
         .iter()

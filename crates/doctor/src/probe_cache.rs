@@ -30,7 +30,7 @@ pub fn write<'a>(
     fs::write(path, text)
 }
 
-/// What is known, as it was written; empty when nothing is.
+/// The cached lines; empty if there are none.
 #[must_use]
 pub fn read(cache: &Path, architecture: &str, torch: &str) -> String {
     fs::read_to_string(path(cache, architecture, torch)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A text that can be posted: without the names of people and machines, addresses and serial
+//! Anonymises a text: removes names of people and machines, addresses and serial
 //! numbers.
 
 use crate::Report;
@@ -7,7 +7,7 @@ use regex::{Captures, Regex};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Each pattern keeps its first group (what stands before), and its last where there is a second.
+/// Each pattern keeps its first group (the prefix), and its last one if there are two.
 const PATTERNS: &[(&str, &str)] = &[
     // Home folders, on all systems.
     (
@@ -49,7 +49,7 @@ static IDENTITY: LazyLock<Option<Regex>> =
 
 static HOMES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(PATTERNS[0].0).ok());
 
-/// Names of home folders that name no person, many of which stand in a report for what they mean.
+/// Names of home folders that identify nobody; many of them occur in reports in another meaning.
 #[rustfmt::skip]
 const NOBODY: &[&str] = &[
     "admin", "administrator", "amdgpu", "arch", "build", "builder", "cache", "comfy",
@@ -61,7 +61,7 @@ const NOBODY: &[&str] = &[
     "wsluser",
 ];
 
-/// The people whose home folders stand in the text.
+/// The user names from home folders in the text.
 fn people(text: &str) -> Vec<String> {
     let mut people: Vec<String> = HOMES
         .iter()
@@ -75,10 +75,10 @@ fn people(text: &str) -> Vec<String> {
 }
 
 /// The text without what identifies people and machines. `names` are those of this user and this
-/// host, which are removed wherever they stand, as are the names of home folders in the text.
+/// host, which are removed everywhere, as are the names of home folders in the text.
 ///
-/// Identities of GPUs become numbers, the same for the same card: which partitions share one
-/// is still to be seen.
+/// Unique ids of GPUs become numbers, the same for the same card, so that partitions of one
+/// card are still recognisable.
 #[must_use]
 pub fn anonymous(text: &str, names: &[String]) -> String {
     let people = people(text);
@@ -127,9 +127,9 @@ pub fn anonymous(text: &str, names: &[String]) -> String {
     text
 }
 
-/// What a maintainer would ask for, in one text to post: the diagnosis as comments above what it was
-/// made from, a dump or a posted text, without what identifies people and machines. Of a dump the
-/// result is a dump again.
+/// What a maintainer needs, in one text to post: the diagnosis as comments above its source,
+/// a dump or a posted text, anonymised. If the source is a dump,
+/// the result is a dump, too.
 #[must_use]
 pub fn report_to_post(report: &Report, made_from: &str, names: &[String]) -> String {
     let (header, rest) = match made_from.strip_prefix(DUMP_HEADER) {

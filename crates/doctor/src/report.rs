@@ -1,8 +1,8 @@
-//! What `surefoot doctor` says: as JSON, for people, and as a script to review.
+//! The report of `surefoot doctor`: as JSON, as text, and as a script to review.
 //!
-//! The JSON shape is relied on by other programs; fields are added, never changed. What is
-//! not known is null, `class` too (`apu` or `dgpu` only where one of them is certain);
-//! `memory_rule` has a word for it, `unknown`.
+//! Other programs rely on the JSON shape; fields are added, but never changed. What is
+//! unknown is null, including `class` (`apu` or `dgpu` only if certain);
+//! `memory_rule` is then `unknown`.
 
 mod facts;
 mod text;
@@ -19,25 +19,25 @@ use std::fmt::Write as _;
 pub use text::explanation_text;
 use text::{Paint, wrap};
 
-/// The diagnosis of a machine: its facts, what is wrong, and a verdict.
+/// The diagnosis of a machine: its facts, problems, and a verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The facts that the diagnosis is made from.
+    /// The facts on which the diagnosis is based.
     pub machine: Machine,
     /// Its GPUs, in HIP's order.
     pub gpus: Vec<Entry>,
     /// The GPU to train on.
     pub pick: Option<usize>,
-    /// All GPUs that stay visible, the picked one first.
+    /// All GPUs that stay visible, the selected one first.
     #[serde(rename = "use")]
     pub visible: Vec<usize>,
     /// GPUs to hide.
     pub hide: Vec<usize>,
     /// The variables to set.
     pub env: BTreeMap<String, String>,
-    /// What is wrong, the worst first.
+    /// The problems, worst first.
     pub findings: Vec<Finding>,
-    /// Why each variable is to be set.
+    /// The reasons for the variables.
     #[serde(skip)]
     pub plan: Plan,
 }
@@ -49,9 +49,9 @@ pub struct Entry {
     #[serde(flatten)]
     pub gpu: Gpu,
     /// The value of `HSA_OVERRIDE_GFX_VERSION` under which PyTorch's own wheels run
-    /// on it; null when none is needed or none is safe.
+    /// on it; null if none is needed or none is safe.
     pub upstream_wheel_override: Option<&'static str>,
-    /// What a process can allocate on it, in bytes ([`Machine::capacity`]); null where that is not known.
+    /// What a process can allocate on it, in bytes ([`Machine::capacity`]); null if unknown.
     pub capacity: Option<Capacity>,
 }
 
@@ -138,7 +138,7 @@ fn build(machine: Machine, plan: Plan, findings: Vec<Finding>) -> Report {
     }
 }
 
-/// What is said of a GPU that can train as far as its text goes.
+/// The verdict on a GPU that can train according to the text.
 const NOTHING_AGAINST: &str = "Nothing in this text keeps the GPU from training.";
 
 impl Report {
@@ -150,7 +150,7 @@ impl Report {
             .any(|finding| finding.severity == Severity::Error)
     }
 
-    /// For people: one line a check, then what was found, then the verdict.
+    /// The report as text: one line per check, then the findings, then the verdict.
     #[must_use]
     pub fn to_text(&self, colour: bool) -> String {
         let paint = Paint { colour };

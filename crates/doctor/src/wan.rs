@@ -1,5 +1,5 @@
-//! What a LoRA for Wan asks of a machine: memory for its experts, attention that keeps no scores, and ffmpeg.
-//! What it does not ask for is told too, since other programs for Wan do.
+//! What training a LoRA for Wan needs: memory for its experts, attention that does not store scores, and ffmpeg.
+//! What it does not need is listed too, since other programs for Wan do need it.
 
 use platform::Bytes;
 use platform::machine::{Gpu, Machine};
@@ -7,9 +7,9 @@ use platform::machine::{Gpu, Machine};
 use crate::needs::{self, Need};
 use crate::plan::{AOTRITON, AOTRITON_CHECK};
 
-/// What A14B takes on the device with a LoRA of rank 16 on each expert, one clip at a time and every block
+/// Device memory that A14B needs with a LoRA of rank 16 on each expert, one clip at a time and every block
 /// checkpointed, in GiB: the estimate of `surefoot train`, which was within 3 % of what such runs allocated on a
-/// simulated device. By the keys that ask for it, the most comfortable first: at 480 × 832 with 81 frames, and at
+/// simulated device. By config keys, the fastest first: at 480 × 832 with 81 frames, and at
 /// 512 × 512 with one.
 const PLANS: [(&str, f64, f64); 6] = [
     ("bf16, both experts on the device", 82.5, 55.9),
@@ -28,7 +28,7 @@ const PLANS: [(&str, f64, f64); 6] = [
     ),
 ];
 
-/// All that a LoRA for Wan asks for, and what of it `machine` has.
+/// All requirements of a LoRA for Wan, and whether `machine` meets them.
 #[must_use]
 pub fn needs(machine: &Machine) -> Vec<Need> {
     let mut needs = vec![
@@ -124,7 +124,7 @@ fn memory(machine: &Machine, gpu: &Gpu) -> Need {
         return unknown();
     };
     let fits = |gib: f64| gib * (1u64 << 30) as f64 <= total.0 as f64;
-    // Both experts on the device are for one memory: beside a card, the other waits in the host's.
+    // Both experts are on the device only if it shares the host's memory; otherwise one waits in host memory.
     let plans = || PLANS.iter().skip(usize::from(!gpu.is_apu()));
     let video = plans().find(|(_, video, _)| fits(*video));
     let picture = plans().find(|(_, _, picture)| fits(*picture));
@@ -146,7 +146,7 @@ fn memory(machine: &Machine, gpu: &Gpu) -> Need {
     }
 }
 
-/// What the expert that does not learn needs of the host.
+/// Host memory for the expert that is not being trained.
 fn host(machine: &Machine, gpu: &Gpu) -> String {
     let Some(ram) = machine.memory.total.filter(|_| !gpu.is_apu()) else {
         return "Expected, not measured on a GPU".into();

@@ -11,7 +11,7 @@ const UPSTREAM_INDEX: &str = "https://download.pytorch.org/whl/rocm";
 /// AMD's index, whose wheels are split by architecture.
 const DEVICE_INDEX: &str = "https://repo.amd.com/rocm/whl-multi-arch/";
 
-/// The commands that install a torch with native code, best first. Empty when there is none.
+/// The commands that install a torch with native code, best first. Empty if there are none.
 #[must_use]
 pub fn install(gfx: Gfx) -> Vec<String> {
     let mut commands = Vec::new();

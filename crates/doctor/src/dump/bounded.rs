@@ -1,4 +1,4 @@
-//! A text of any size, of which what matters is kept: its beginning, its end, and between
+//! Keeps the relevant parts of a text of any size: its beginning, its end, and between
 //! them the lines that name a GPU, its software or an error.
 
 use crate::encoding::{Decoder, is_binary};
@@ -6,11 +6,11 @@ use regex::bytes::Regex;
 use std::io::{self, Read};
 use std::sync::LazyLock;
 
-/// Kept whole from the beginning.
+/// Size of the beginning that is kept whole.
 const HEAD: usize = 2 << 20;
-/// Kept of the lines in between.
+/// Limit for the lines in between.
 const MIDDLE: usize = 2 << 20;
-/// Kept whole from the end.
+/// Size of the end that is kept whole.
 const TAIL: usize = 1 << 20;
 
 static RELEVANT: LazyLock<Option<Regex>> = LazyLock::new(|| {
@@ -22,11 +22,11 @@ static RELEVANT: LazyLock<Option<Regex>> = LazyLock::new(|| {
 
 /// Reads a text and decodes it, in bounded memory.
 ///
-/// Lines that are left out of a long text become empty ones, so that the numbers of the others hold.
-/// Of what begins as no text does only that beginning is read; [`crate::dump::read`] refuses it.
+/// Lines that are left out of a long text become empty ones, so that line numbers stay right. Of a file that is not
+/// text, only the beginning is read; [`crate::dump::read`] refuses it.
 ///
 /// # Errors
-/// Those of the reader.
+/// I/O errors of the reader.
 pub fn read_text(mut from: impl Read) -> io::Result<String> {
     let mut decoder = Decoder::default();
     let mut kept = Kept::default();
@@ -49,13 +49,13 @@ pub fn read_text(mut from: impl Read) -> io::Result<String> {
     Ok(kept.into_text())
 }
 
-/// What is kept of a text so far.
+/// What has been kept so far.
 struct Kept {
-    /// The beginning, and what matters of what came behind it.
+    /// The beginning, and the relevant lines after it.
     text: Vec<u8>,
-    /// The newest part, which may be the end.
+    /// The latest part, which may be the end.
     tail: Vec<u8>,
-    /// Bytes that may still be kept of the middle.
+    /// Bytes that may still be kept from the middle.
     room: usize,
 }
 
@@ -79,7 +79,7 @@ impl Kept {
         self.tail.extend_from_slice(piece);
         if self.tail.len() > 2 * TAIL {
             let before = self.tail.len() - TAIL;
-            // To the end of a line; one without end is cut.
+            // Up to the end of a line; a line without an end is truncated.
             let end = self.tail[..before]
                 .iter()
                 .rposition(|&byte| byte == b'\n')

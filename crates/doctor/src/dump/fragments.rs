@@ -1,4 +1,4 @@
-//! Parts of the output of tools: what was pasted begins too late or ends too early to name a GPU.
+//! Fragments of tool output, pasted without the part that names a GPU.
 
 /// A tool with lines that only it prints. Three of them make a fragment, and every sign counts once.
 struct Tool {

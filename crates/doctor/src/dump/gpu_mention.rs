@@ -1,15 +1,15 @@
-//! GPUs as programs name them in passing, and which of them are the same one.
+//! GPUs that programs mention in passing, and which mentions are the same GPU.
 //!
 //! A start-up log, a form and a listing of another tool each name the GPUs of one machine in
-//! their own way: by product, chip, device id or architecture. The list that tells most is
-//! taken, and the others complete it.
+//! their own way: by product, chip, device id or architecture. The most informative list is
+//! used, and completed from the others.
 
 use crate::{names, wheels};
 use platform::machine::{Gpu, Machine};
 use platform::pci::DeviceId;
 use platform::{Bytes, Gfx};
 
-/// Whether a text names graphics of AMD: not a processor, nor a card of somebody else.
+/// Whether a text names AMD graphics, rather than a processor or another vendor's card.
 pub(super) fn is_amd_graphics(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
@@ -85,18 +85,18 @@ pub(super) fn is_other_vendor(name: &str) -> bool {
     .any(|vendor| lower.contains(vendor))
 }
 
-/// A GPU that one program named.
+/// A GPU named by one program.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GpuMention {
-    /// Which program, or which kind of line: GPUs of one kind are one list.
+    /// Which program, or which kind of line: GPUs of one kind form a list.
     pub(super) tool: &'static str,
-    /// Its number in that list.
+    /// Its index in that list.
     pub(super) index: Option<u32>,
-    /// What is known of it.
+    /// The known facts.
     pub(super) gpu: Gpu,
-    /// The architecture that a runtime reports, which believes an override.
+    /// The architecture that a runtime reports, which is affected by an override.
     pub(super) reported: Option<Gfx>,
-    /// What is free, or what some program calls its memory: enough to size a card.
+    /// Free memory, or what a program calls its memory: enough to estimate the size of a card.
     pub(super) about: Option<Bytes>,
 }
 
@@ -119,7 +119,7 @@ impl GpuMention {
         }
     }
 
-    /// With the name that a program gives it, from which decorations are removed.
+    /// Sets the name that a program gives it, without decorations.
     pub(super) fn named(mut self, name: &str) -> Self {
         let name = bare(name);
         self.gpu.gfx = self.gpu.gfx.or_else(|| names::architecture_of(name));
@@ -139,13 +139,13 @@ impl GpuMention {
         self
     }
 
-    /// Whether anything at all is known of it.
+    /// Whether anything is known about it.
     pub(super) fn says_something(&self) -> bool {
         self.gpu != Gpu::default() || self.reported.is_some() || self.about.is_some()
     }
 
-    /// The chip: its device id, its name, and what the runtime says of it. Where the runtime
-    /// takes it for another one that it can pass for, the override was set.
+    /// The chip, from its device id, its name, and the architecture that the runtime reports. If the runtime reports
+    /// another one that the chip can be overridden to, an override was set.
     fn settle(&mut self, machine: &mut Machine) {
         let chip = self.gpu.device_id.and_then(DeviceId::gfx).or(self.gpu.gfx);
         self.gpu.gfx = match (chip, self.reported) {
@@ -164,7 +164,7 @@ impl GpuMention {
         };
     }
 
-    /// The GPU alone, once its chip is settled.
+    /// The GPU, once its chip is determined.
     pub(super) fn settled(mut self, machine: &mut Machine) -> Gpu {
         self.settle(machine);
         self.gpu
@@ -175,8 +175,8 @@ impl GpuMention {
     }
 }
 
-/// Whether people make other GPUs pass for this architecture. One that is none of these, and not
-/// what the name says, comes from a name that two chips have (`610M`, `Vega 8`).
+/// Whether overrides to this architecture are common. Another architecture that differs from the name's comes from a
+/// name that two chips share (`610M`, `Vega 8`).
 fn is_passed_for(reported: Gfx, chip: Gfx) -> bool {
     const TARGETS: [(u8, u8, u8); 9] = [
         (9, 0, 0),
@@ -219,7 +219,7 @@ fn bare(name: &str) -> &str {
     name.split(" : ").next().unwrap_or(name).trim()
 }
 
-/// What it is sold as, out of all that a name says.
+/// The product name within everything that a name contains.
 fn product(name: &str) -> &str {
     let mut product = name;
     for end in [
@@ -262,7 +262,7 @@ fn product(name: &str) -> &str {
     product
 }
 
-/// One list of the GPUs that were seen: the list that tells most, completed by the others.
+/// Merges the mentioned GPUs into one list: the most informative one, completed from the others.
 pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gpu> {
     join_architecture(&mut seen);
     drop_pretended(&mut seen, machine);
@@ -276,7 +276,7 @@ pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gp
             None => lists.push((mention.tool, vec![mention])),
         }
     }
-    // The first of the best: `max_by_key` would take the last.
+    // The first of equally good ones; `max_by_key` would return the last.
     let best = (0..lists.len()).rev().max_by_key(|&at| {
         let list = &lists[at].1;
         (list.iter().filter(|one| one.tells()).count(), list.len())
@@ -292,8 +292,8 @@ pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gp
     gpus.into_iter().map(into_gpu).collect()
 }
 
-/// `AMD arch: gfx1030` above `Device: cuda:0 AMD Radeon RX 6700 XT` is what the runtime says of
-/// that device, where a program names one of each.
+/// `AMD arch: gfx1030` above `Device: cuda:0 AMD Radeon RX 6700 XT` is the runtime's architecture of
+/// that device, if a program names one of each.
 fn join_architecture(seen: &mut Vec<GpuMention>) {
     let places = |tool: &str| {
         let of_tool = seen.iter().enumerate().filter(|(_, one)| one.tool == tool);
@@ -313,8 +313,8 @@ fn join_architecture(seen: &mut Vec<GpuMention>) {
     }
 }
 
-/// A bare `gfx1030` beside an `RX 6600` is no second GPU, but what the card passes for under an
-/// override, where nothing reports the architecture of the card itself.
+/// A bare `gfx1030` next to an `RX 6600` is not a second GPU but the override of that card, if nothing reports
+/// the card's own architecture.
 fn drop_pretended(seen: &mut Vec<GpuMention>, machine: &mut Machine) {
     let is_bare = |one: &GpuMention| {
         let gpu = &one.gpu;

@@ -94,7 +94,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     ("radv", r"\((?P<n>RADV [A-Z0-9_]+)\)"),
     ("radv", r"\b(?P<n>AMD RADV [A-Z][A-Z0-9_]+)\b"),
-    // What a game engine says of the GPU that it renders with.
+    // The GPU that a game engine renders with.
     (
         "renders",
         r"(?i)(?:\bdedicated|\bdiscrete|\bUsing (?:Vulkan )?Device(?: #\d+)?: AMD -) (?P<n>(?:AMD )?Radeon [^,;()]{2,40})",
@@ -120,13 +120,13 @@ static COMPILED: LazyLock<Option<Compiled>> = LazyLock::new(|| {
     })
 });
 
-/// The GPUs that lines of a text name; what they say besides goes to the machine.
+/// The GPUs named by lines of a text; other facts in them are added to the machine.
 pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     let mut seen = Vec::new();
     let Some(compiled) = &*COMPILED else {
         return seen;
     };
-    // `rocm_agent_enumerator` prints one name a line, and nothing else.
+    // `rocm_agent_enumerator` prints only names, one per line.
     let mut enumerated = 0;
     for line in text.lines() {
         let line = crate::explain::clip(line, 4096);
@@ -169,9 +169,9 @@ static PRODUCTS: LazyLock<Option<[Regex; 2]>> = LazyLock::new(|| {
     Some([Regex::new(whole).ok()?, Regex::new(short).ok()?])
 });
 
-/// The product that a text names in passing, where it names one alone: in running text, in the
-/// output of a tool that nothing here reads. The graphics of a processor do not count, nor
-/// does what is too old, which lists of supported cards name.
+/// The product that a text mentions, if it mentions only one: in running text, or in the
+/// output of an unknown tool. Processor graphics do not count, nor do GPUs that are too old, since
+/// lists of supported cards name them.
 pub(super) fn only_product(text: &str) -> Option<GpuMention> {
     let patterns = PRODUCTS.as_ref()?;
     let names = patterns
@@ -205,7 +205,7 @@ fn mention<'a>(
     let mut one = GpuMention::new(tool, number("i"));
     if let Some(name) = group("n") {
         if is_other_vendor(name) {
-            // The adapter of a server board or of a processor says nothing about the cards beside it.
+            // The adapter of a server board or of a processor says nothing about other cards.
             if tool != "lspci" || names::is_virtual_adapter(name) {
                 other(name, machine);
             }

@@ -1,4 +1,4 @@
-//! Reading a machine from a text that somebody posted.
+//! Reads a machine from a posted text.
 //!
 //! The kind of text is recognised from its content: a dump of `surefoot doctor`, a
 //! flattened KFD tree, the output of `rocminfo`, `hipInfo`, `rocm-smi` or `amd-smi`,
@@ -35,7 +35,7 @@ use platform::pci::DeviceId;
 use platform::snapshot::{DUMP_HEADER, Snapshot};
 use platform::{describe, detect, source};
 
-/// The text is none of the kinds that can be read.
+/// The error for a text of no known kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not recognised; it can be a dump of `surefoot doctor --dump`, a KFD topology with its paths, \
@@ -137,7 +137,7 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
     Some(snapshot)
 }
 
-/// The machine as the first tool tells it whose output is in the text.
+/// The machine according to the first tool whose output is in the text.
 fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
     let readers: [(ReadFrom, Reader); 8] = [
@@ -191,7 +191,7 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
         let mut known = std::mem::take(&mut machine.gpus);
         if read_from == ReadFrom::Memory && !machine.posted.other_gpus.is_empty() && seen.is_empty()
         {
-            // The sizes are those of somebody else's card.
+            // These are the sizes of another vendor's card.
             known.clear();
             if !memory_report::is_meminfo(text) {
                 continue;
@@ -212,7 +212,7 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     None
 }
 
-/// The machine as programs name its GPUs in passing.
+/// The machine according to GPUs that programs mention.
 fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     let mut machine = Machine {
         read_from: ReadFrom::Listing,
@@ -228,7 +228,7 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     (!machine.gpus.is_empty()).then_some(machine)
 }
 
-/// What the whole text adds, and what follows from it.
+/// Adds facts from the whole text, and their consequences.
 fn finish(text: &str, machine: &mut Machine) {
     if let Some(system) = operating_system::of(text)
         && machine.system == System::Linux
@@ -237,7 +237,7 @@ fn finish(text: &str, machine: &mut Machine) {
     }
     for (index, gpu) in machine.gpus.iter_mut().enumerate() {
         gpu.index = index;
-        // No GPU has one: the number was cut.
+        // No GPU has so little: the number was truncated.
         gpu.compute_units = gpu.compute_units.filter(|&units| units > 1);
         if gpu.gfx.is_none() && gpu.device_id.and_then(DeviceId::gfx).is_none() {
             gpu.gfx = gpu.product.as_deref().and_then(names::architecture_of);
@@ -249,7 +249,7 @@ fn finish(text: &str, machine: &mut Machine) {
     remarks::reject_impossible(machine);
 }
 
-/// Assignments of variables that matter, on lines of their own, in any shell.
+/// Assignments of relevant variables on lines of their own, in the syntax of any shell.
 fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
     let assignment = |line: &str| {
         let line = line.trim();
@@ -269,7 +269,7 @@ fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
     text.lines().filter_map(assignment).collect()
 }
 
-/// The JSON documents in a text, among whatever warnings surround them: from the first
+/// The JSON documents in a text, among any warnings: from the first
 /// bracket of a line that begins one, to its end.
 fn json_documents(text: &str) -> Vec<serde_json::Value> {
     let mut found = Vec::new();
@@ -294,7 +294,7 @@ fn json_documents(text: &str) -> Vec<serde_json::Value> {
     found
 }
 
-/// The value behind the first colon of a line whose key is exactly `key`.
+/// The value after the first colon of a line whose key is exactly `key`.
 fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let (found, value) = line.split_once(':')?;
     (found.trim() == key).then(|| value.trim())

@@ -1,8 +1,8 @@
-//! GPUs in what tools print as keys and values: `clinfo`, `vulkaninfo`, `glxinfo`, `inxi`,
-//! `fastfetch`, `dxdiag`, `lshw`, forms of issues, and JSON of any of them, whole or cut.
+//! GPUs in tool output with keys and values: `clinfo`, `vulkaninfo`, `glxinfo`, `inxi`,
+//! `fastfetch`, `dxdiag`, `lshw`, issue forms, and JSON of any of them, complete or truncated.
 //!
-//! Every tool has its own keys, and few of them matter: a name, a device id, an address, a
-//! size. Pairs are collected into a record until one of them comes again.
+//! Every tool has its own keys, and only few matter: name, device id, address and
+//! size. Pairs are collected into a record until a key is repeated.
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::listing;
@@ -13,11 +13,11 @@ use platform::{Bytes, Gfx};
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// What a key means.
+/// The meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Name,
-    /// A device id in hexadecimal, or in decimal where the tool writes it so.
+    /// A device id in hexadecimal, or in decimal if the tool writes it so.
     DeviceId,
     Pci,
     /// The whole memory as the compute runtime has it.
@@ -429,7 +429,7 @@ fn pairs(line: &str) -> Vec<(String, &str)> {
     let Some((key, value)) = split(line) else {
         return pairs;
     };
-    // `chip-ID: 1002:73df` and `bus-ID: 03:00.0` at the end of a name are pairs of their own.
+    // `chip-ID: 1002:73df` and `bus-ID: 03:00.0` at the end of a name are separate pairs.
     for inner in ["chip-ID: ", "bus-ID: "] {
         if let Some((_, rest)) = value.split_once(inner) {
             let word = rest.split_whitespace().next().unwrap_or_default();
@@ -453,15 +453,15 @@ fn split(line: &str) -> Option<(String, &str)> {
         .or_else(|| line.find("\t= "))
         .map(|at| (at, 3));
     let columns = line.find("   ").map(|at| (at, 3));
-    // Columns only where nothing else parts key and value: art stands to the left of some keys.
+    // Columns only if nothing else separates key and value: some keys have ASCII art to their left.
     let first = [colon, equals]
         .into_iter()
         .flatten()
         .min_by_key(|(at, _)| *at);
     let (at, length) = first.or(columns).or(ends)?;
     let key = line[..at].trim().trim_end_matches(':');
-    // `GPU 1`, `GPU0`, `Device-1` are keys of the same kind; numbers do not tell them apart here,
-    // and the repeated key does. Art may stand to the left of fastfetch's keys.
+    // `GPU 1`, `GPU0` and `Device-1` are keys of the same kind; GPUs are separated by the repeated key, not by these
+    // numbers. fastfetch's keys may have ASCII art to their left.
     let key = key.rsplit("  ").next().unwrap_or(key).trim();
     let key = key
         .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#')
@@ -476,7 +476,7 @@ fn split(line: &str) -> Option<(String, &str)> {
     (!key.is_empty() && key.len() <= 40).then_some((key, value))
 }
 
-/// What a device id is written as: `0x73df`, `1002:73df`, `… (0x6939)`, and in decimal by
+/// A device id in any form: `0x73df`, `1002:73df`, `… (0x6939)`, or decimal, as by
 /// `amdgpu_top`.
 fn device_id(key: &str, value: &str) -> Option<DeviceId> {
     let hex = |digits: &str| u16::from_str_radix(digits.get(..4)?, 16).ok().map(DeviceId);
@@ -502,7 +502,7 @@ fn address(value: &str) -> Option<PciAddress> {
         .find_map(PciAddress::parse)
 }
 
-/// `(15.92 GiB)` behind a name.
+/// `(15.92 GiB)` after a name.
 fn size_in(value: &str) -> Option<Bytes> {
     value
         .split('(')

@@ -116,9 +116,9 @@ fn gpu_name(line: &str) -> Option<&str> {
         })
 }
 
-/// `AMD Radeon RX 6700 XT (gfx1031)`; a card of somebody else is none of ours.
+/// `AMD Radeon RX 6700 XT (gfx1031)`; other vendors' cards are ignored.
 fn gpu(name: &str, machine: &mut Machine) -> Option<Gpu> {
-    // vLLM's program writes this where torch does not tell the architecture.
+    // vLLM's program writes this if torch does not report the architecture.
     let name = name.split("NoGCNArchName").next().unwrap_or(name).trim();
     let is_amd = name.contains("AMD") || name.contains("Radeon");
     let gpu = GpuMention::default().named(name).settled(machine);

@@ -1,5 +1,5 @@
-//! What a posted text says about itself and its program: that it is cut off, that ZLUDA or
-//! DirectML stands in for ROCm, which packages and which ROCm are installed.
+//! Facts about a posted text and its program: that it is truncated, that ZLUDA or
+//! DirectML replaces ROCm, which packages and which ROCm are installed.
 
 use super::fragments;
 use crate::names;
@@ -42,7 +42,7 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
         no_gpu: pattern(
             r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)",
         )?,
-        // The answer is on the line of the question, or on one of the two after it.
+        // The answer is on the line of the question, or on one of the next two.
         available: pattern(
             r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$",
         )?,
@@ -55,7 +55,7 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
     })
 });
 
-/// Fills in what the whole text says, the GPUs being read.
+/// Fills in facts from the whole text, once the GPUs have been read.
 pub(super) fn read(text: &str, machine: &mut Machine) {
     let Some(patterns) = &*PATTERNS else { return };
     let lower = text.to_ascii_lowercase();
@@ -64,7 +64,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
     } else if lower.contains("directml") || lower.contains("privateuseone") {
         posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
-        // It tells programs a number that is the same for every card.
+        // It reports the same number to programs for every card.
         for gpu in &mut machine.gpus {
             (gpu.usable_bytes, gpu.vram_bytes) = (None, None);
         }
@@ -85,7 +85,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     ]
     .iter()
     .any(|index| lower.contains(index));
-    // What a program warns of did not stop it.
+    // A warning did not stop the program.
     posted.has_failed = text
         .lines()
         .any(|line| !line.contains("Warning:") && patterns.failed.is_match(line));
@@ -118,7 +118,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     }
 }
 
-/// The output of a tool without its GPU and without its end.
+/// The output of a tool without its GPU and its end.
 fn is_cut(text: &str) -> bool {
     let is_report = text.contains("Collecting environment information")
         || text.contains("ROCM used to build PyTorch");
@@ -134,7 +134,7 @@ fn is_cut(text: &str) -> bool {
         || text.contains("GPU[") && text.contains("]\t\t:")
 }
 
-/// The name of the processor, where its graphics are a part of it.
+/// The name of the processor, if it has integrated graphics.
 fn processor(text: &str, patterns: &Patterns) -> Option<String> {
     text.lines()
         .filter_map(|line| patterns.processor.find(line))
@@ -142,14 +142,14 @@ fn processor(text: &str, patterns: &Patterns) -> Option<String> {
         .find(|name| names::graphics_of_processor(name).is_some())
 }
 
-/// The group of `/dev/kfd` in an `ls -l`, where an `id` or `groups` in the same text is without it.
+/// The group of `/dev/kfd` in an `ls -l`, if an `id` or `groups` in the same text does not have it.
 fn lacking_group(text: &str) -> Option<String> {
     let owner = text.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let mode = words.find(|word| word.starts_with("crw"))?;
         let is_kfd = line.trim_end().ends_with("/dev/kfd") || line.trim_end().ends_with(" kfd");
         let group = words.nth(2)?;
-        // Everybody may, or nobody's name says who.
+        // Everybody has access, or the group is unknown.
         let is_limited = is_kfd && mode.get(7..9) == Some("--") && mode.get(4..6) == Some("rw");
         is_limited.then_some(group)
     })?;

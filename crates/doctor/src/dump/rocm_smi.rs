@@ -7,8 +7,8 @@ use platform::machine::{Gpu, Kernel, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The GPUs, in the order of their KFD nodes: rocm-smi has an order of its own,
-/// and HIP does not use it (pytorch #131901).
+/// The GPUs, in the order of their KFD nodes: rocm-smi has its own order,
+/// which HIP does not use (pytorch #131901).
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
     let mut nameless = BTreeSet::new();
@@ -23,7 +23,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             nameless.insert(number);
         } else if let Some(release) = line.strip_prefix("Driver version:") {
             // The kernel's own driver has the version of the kernel, with a suffix; AMD's
-            // (dkms) has numbers of its own, which look like an old kernel.
+            // (dkms) has its own version numbers, which look like an old kernel.
             let release = release.trim();
             if release.contains('-') {
                 machine.kernel = machine.kernel.take().or(Kernel::parse(release));

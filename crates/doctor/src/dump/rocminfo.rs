@@ -39,7 +39,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
 
 /// The lines of each agent, from `Agent 1` to the next one.
 fn blocks(text: &str) -> Vec<Vec<&str>> {
-    // What stands above the first heading is the rest of an agent, where the beginning is cut off.
+    // Lines above the first heading are the rest of an agent, if the beginning is missing.
     let head = text.lines().take_while(|line| agent(line).is_none());
     let mut blocks: Vec<Vec<&str>> = vec![head.collect()];
     if !is_rest_of_gpu(&blocks[0]) {
@@ -139,7 +139,7 @@ fn under_override(gpu: &mut Gpu, machine: &mut Machine) {
         .or_insert_with(|| reported.as_override());
 }
 
-/// `GPU-XX` stands for a card without a number of its own, and WSL prints all ones.
+/// `GPU-XX` means a card without a serial number, and WSL prints all ones.
 fn is_real_uuid(uuid: &str) -> bool {
     uuid.strip_prefix("GPU-").is_some_and(|hex| {
         hex.len() >= 8

@@ -1,13 +1,13 @@
-//! Files of DRM, TTM and `/proc` without a KFD tree: what somebody collects by hand
-//! about the memory of an APU (`cat /sys/class/drm/card1/device/mem_info_*`).
+//! Files of DRM, TTM and `/proc` without a KFD tree, as people collect them by hand
+//! for the memory of an APU (`cat /sys/class/drm/card1/device/mem_info_*`).
 
 use platform::Bytes;
 use platform::machine::Gpu;
 use platform::pci::{DeviceId, PciAddress};
 use platform::snapshot::Snapshot;
 
-/// One GPU for each folder of DRM that tells something about an AMD GPU. `card1` and
-/// `renderD128` are the same device; where the second is there, the first is not read.
+/// One GPU for each DRM folder with facts about an AMD GPU. `card1` and
+/// `renderD128` are the same device; if the second exists, the first is not read.
 pub(super) fn gpus(snapshot: &Snapshot) -> Vec<Gpu> {
     let names = snapshot.children("drm/");
     let has_render_nodes = names.iter().any(|name| name.starts_with("renderD"));

@@ -1,4 +1,4 @@
-//! What the rest of a log says: where it ran, which GPU it names, an override, a version.
+//! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
 use super::{Confidence, Match};
 use crate::{names, wheels};
@@ -99,12 +99,12 @@ impl Context {
         self.clues.system()
     }
 
-    /// Whether the log comes from Windows.
+    /// Whether the log is from Windows.
     pub(super) fn is_windows(&self) -> bool {
         self.system() == Some(System::Windows)
     }
 
-    /// Completes what is said of the messages by what else the text says.
+    /// Refines the explanations by the context.
     pub(super) fn sharpen(&self, matches: &mut Vec<Match>) {
         matches.extend(self.pairing.contradiction.clone());
         for found in matches {
@@ -125,7 +125,7 @@ impl Context {
         }
     }
 
-    /// Steps for another system go; those for this one lose their mark.
+    /// Removes steps for other systems, and the prefixes of those for this one.
     fn keep_what_fits_the_system(&self, found: &mut Match) {
         let system = self.system();
         for steps in [&mut found.fix, &mut found.ask] {
@@ -136,7 +136,7 @@ impl Context {
         }
     }
 
-    /// Several architectures in one process are a cause of their own.
+    /// Several architectures in one process are a possible cause of their own.
     fn name_the_architectures(&self, found: &mut Match) {
         let named = self.gpus.iter().map(|gpu| gpu.value.to_string());
         let named = named.collect::<Vec<_>>().join(", ");
@@ -192,11 +192,11 @@ impl Context {
         };
     }
 
-    /// Fills the places of an explanation that a GPU belongs to.
+    /// Fills the GPU's placeholders in an explanation.
     ///
     /// `{gpu}` is its architecture, `<gfx>` the same within a command, `{install}` the
     /// commands that install a torch with code for it, and `{override}` the value under which
-    /// the code of a neighbour runs on it (a step that asks for one where none is safe goes).
+    /// the code of a similar architecture runs on it (a step with `{override}` is removed if none is safe).
     fn name_the_gpu(&self, found: &mut Match) {
         let asks = |text: &String| {
             ["{gpu}", "<gfx>", "{install}", "{override}"]
@@ -242,7 +242,7 @@ impl Context {
         found.fix = steps;
     }
 
-    /// The GPU that a message is about: the one its own line names, else the only one of the text.
+    /// The GPU that a message is about: the one that its line names, or else the only one of the text.
     fn gpu_of(&self, found: &Match) -> Option<Fact<Gfx>> {
         if let [gfx] = gpus_of(&found.line)[..] {
             return Some(Fact {
@@ -264,7 +264,7 @@ impl Context {
     }
 }
 
-/// What a line must have for anything here to look at it: one search in place of fifty.
+/// What a line must contain to be examined further: one search instead of fifty.
 static INTERESTING: LazyLock<Option<Regex>> = LazyLock::new(|| {
     let words = [
         "HSA_OVERRIDE_GFX_VERSION",
@@ -316,7 +316,7 @@ fn product_of(line: &str) -> Option<Gfx> {
         .iter()
         .filter_map(|name| line.find(name))
         .min()?;
-    // A processor is sold under the name of the GPU in it; that GPU need not be the one in use.
+    // A processor may be sold under the name of its GPU; that GPU need not be the one in use.
     if line[..start].contains("Ryzen") || line[..start].contains("w/ ") {
         return None;
     }
@@ -337,7 +337,7 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
     }
 }
 
-/// A step, or nothing if it is for another system than the one that shows.
+/// A step, or `None` if it is for another system than the detected one.
 fn for_system(step: String, system: Option<System>) -> Option<String> {
     const MARKS: [(&str, &[System]); 4] = [
         ("Linux: ", &[System::Linux]),
@@ -476,7 +476,7 @@ pub(crate) fn is_drive(word: &str) -> bool {
             .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A product beside an architecture that is not its own, as an override makes it.
+/// A product next to an architecture that is not its own, as with an override.
 ///
 /// `rocminfo` prints the architecture and then the product, `clinfo` the product first.
 #[derive(Default)]

@@ -9,7 +9,7 @@ pub enum Ending {
     Signal(i32),
 }
 
-/// What the kernel did while the process ran, as far as counters tell.
+/// What the kernel did while the process ran, according to counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelEvents {
     /// `oom_kill` of `/proc/vmstat` went up by this much.
@@ -53,7 +53,7 @@ pub fn signal(number: i32) -> (&'static str, &'static str) {
     }
 }
 
-/// What Windows means by an exit code that is a status of its own.
+/// The meaning of a Windows exit code that is a status code.
 fn windows_status(code: i32) -> Option<&'static str> {
     Some(match code.cast_unsigned() {
         0xC000_0005 => "an access violation in native code",
@@ -74,7 +74,7 @@ fn windows_status(code: i32) -> Option<&'static str> {
 /// One sentence for how the process ended; `None` for success.
 #[must_use]
 pub fn describe(ending: Ending, events: KernelEvents) -> Option<String> {
-    // A shell turns a signal into 128 + its number, Windows has codes of its own.
+    // A shell turns a signal into 128 + its number; Windows has its own codes.
     let (code, number) = match ending {
         Ending::Code(0) => return None,
         Ending::Signal(number) => (None, number),

@@ -1,10 +1,10 @@
-//! What an error message means: `surefoot explain`, and the end of `surefoot run`.
+//! Explains error messages, for `surefoot explain` and at the end of `surefoot run`.
 //!
-//! A catalogue of known messages ([`catalogue`]) names causes line by line; the
-//! numbers of out-of-memory messages are read and judged ([`oom`]); and what the
-//! rest of the text says (where it ran, the GPU it names, an override, a version, a
-//! permission) sharpens both. Then all of it is weighed together: a message that another one
-//! explains better is not told, and neither is one that the rest of the text contradicts.
+//! A catalogue of known messages ([`catalogue`]) gives causes line by line; the
+//! numbers of out-of-memory messages are read and interpreted ([`oom`]); and the context from the
+//! rest of the text (where it ran, the GPU, an override, a version, a
+//! permission) refines both. Then everything is weighed together: a message that another one
+//! explains better is left out, and so is one that the rest of the text contradicts.
 
 pub mod catalogue;
 mod context;
@@ -110,11 +110,11 @@ pub const WHAT_TO_COLLECT: [&str; 4] = [
 ];
 
 impl Explanation {
-    /// The most commands that are asked for: nobody runs more for a stranger.
+    /// The most commands that are suggested: nobody runs more for a stranger.
     const MOST_TO_ASK: usize = 3;
 
-    /// The commands whose output would settle the most uncertain of what is told, at most
-    /// three; none when all of it is certain. With nothing told, what to collect.
+    /// The commands whose output would settle the most uncertain explanations, at most
+    /// three; none if all are certain. Without explanations, what to collect.
     #[must_use]
     pub fn to_ask(&self) -> Vec<&str> {
         if self.matches.is_empty() {
@@ -133,7 +133,7 @@ impl Explanation {
     }
 }
 
-/// What is known about the machine that a log comes from; sharpens judgements.
+/// Known facts about the machine that a log is from, which refine the explanations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hints {
     /// RAM of the host.
@@ -154,10 +154,10 @@ pub fn explain_with(text: &str, hints: Hints) -> Explanation {
     explainer.finish()
 }
 
-/// Explains a log piece by piece, so that one of any length fits into little memory.
+/// Explains a log piece by piece, so that a log of any length needs little memory.
 ///
-/// Colours are removed, and a carriage return ends a line as a newline does: progress
-/// bars overwrite themselves, and the error comes behind them on the same line.
+/// Colours are removed, and a carriage return ends a line like a newline: progress
+/// bars overwrite themselves, and an error may follow them on the same line.
 #[derive(Default)]
 pub struct Explainer {
     hints: Hints,
@@ -166,7 +166,7 @@ pub struct Explainer {
     matches: Vec<Match>,
     /// Which patterns of the catalogue were found at all.
     seen: Vec<bool>,
-    /// What was read of the line that is not over.
+    /// The part of the current line that has been read.
     partial: Vec<u8>,
     /// The number of that line, less one.
     lines: usize,
@@ -174,7 +174,7 @@ pub struct Explainer {
     asked: Option<usize>,
 }
 
-/// What is kept of a line; it can be one long JSON document.
+/// How much of a line is kept; it can be one long JSON document.
 const LONGEST_LINE: usize = 64 << 10;
 
 impl Explainer {
@@ -284,8 +284,8 @@ impl Explainer {
     }
 }
 
-/// Whether the program itself says that a line is for information or debugging: RCCL tells so
-/// of each plugin that it does without, ollama of each library that it looks for.
+/// Whether the program itself marks a line as information or debugging: RCCL reports
+/// every missing optional plugin, ollama every library that it looks for.
 fn is_remark(line: &str) -> bool {
     ["NCCL INFO", "NCCL TRACE", "level=DEBUG", "level=TRACE"]
         .iter()
@@ -293,7 +293,7 @@ fn is_remark(line: &str) -> bool {
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 
-/// Leaves out what another message of the text explains better.
+/// Removes messages that another message of the text explains better.
 fn drop_covered(matches: &mut Vec<Match>) {
     let covered: Vec<&str> = matches
         .iter()

@@ -1,9 +1,9 @@
-//! Out-of-memory messages: their numbers, and what the numbers say.
+//! Out-of-memory messages: their numbers, and what the numbers mean.
 //!
 //! PyTorch's message ends with advice about fragmentation whatever the cause. On
-//! consumer AMD hardware the cause is mostly another: a capacity that is half of the
+//! consumer AMD hardware there is usually another cause: a capacity that is half of the
 //! RAM (TTM's default), a capacity of 512 MiB (only the carve-out), a capacity that
-//! the driver does not honour. The numbers tell them apart.
+//! the driver does not honour. The numbers distinguish them.
 
 use super::context::Context;
 use super::{Confidence, Hints, Match, clip};
@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 /// The out-of-memory messages of a text, gathered line by line.
 ///
-/// They are judged at the end, because what a log says later (that it comes from Windows)
-/// counts too; until then only their numbers are kept.
+/// They are interpreted at the end, because what a log says later (that it is from Windows)
+/// matters too; until then only their numbers are kept.
 #[derive(Default)]
 pub(super) struct Messages {
     open: Option<Open>,
@@ -39,16 +39,16 @@ struct Kept {
 impl Messages {
     /// The longest message, wrapped or not.
     const LONGEST: usize = 1200;
-    /// A program that catches the error and goes on has thousands; these differ.
+    /// A program that catches the error and continues may have thousands; only different ones are kept.
     const DISTINCT: usize = 256;
 
-    /// Takes one more line.
+    /// Adds a line.
     pub(super) fn read(&mut self, line: &str, line_number: usize) {
         let mut rest = line;
         while let Some(at) = start_of_message(rest) {
             self.extend(&rest[..at]);
             self.close();
-            // The marker itself, so that the next search begins behind it.
+            // The marker itself, so that the next search begins after it.
             let marker = rest[at..].find(' ').map_or(rest.len(), |end| at + end + 1);
             self.open = Some(Open {
                 text: rest[at..marker].to_owned(),
@@ -228,7 +228,7 @@ fn fragmented(numbers: &OomNumbers, context: &Context) -> Option<Judgement> {
     let covers_request = numbers
         .requested
         .is_some_and(|requested| unallocated >= requested);
-    // A few per cent are what any cache holds: the device is full, whatever the request.
+    // Any cache holds a few per cent: the device is full, whatever the request.
     let is_little = numbers
         .capacity
         .is_some_and(|capacity| unallocated.share_of(capacity) < 0.04);

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 /// The catalogue, compiled.
 pub(super) struct Patterns {
     pub(super) entries: Vec<&'static Entry>,
-    /// Matches bytes and knows ASCII only: a class such as `\w` of Unicode would make the
-    /// automaton hundreds of times larger, and `\b` would stop it at every other letter.
+    /// Matches bytes and ASCII classes only: a Unicode class such as `\w` would make the
+    /// automaton hundreds of times larger, and Unicode `\b` would stop it at every non-ASCII character.
     set: RegexSet,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
@@ -16,12 +16,12 @@ pub(super) struct Patterns {
     unless: Vec<Vec<usize>>,
 }
 
-/// What it means that a pattern is found.
+/// The role of a pattern.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
     /// The line is the error of this entry.
     Names(usize),
-    /// It supports an entry, or speaks against one.
+    /// It supports an entry, or contradicts one.
     Supports,
 }
 
@@ -79,13 +79,13 @@ impl Patterns {
         found.into_iter().filter_map(with_role).collect()
     }
 
-    /// The place of an entry in the catalogue; for one that is not of it, the first.
+    /// The index of an entry in the catalogue; the first for one that is not part of it.
     pub(super) fn place(&self, id: &str) -> usize {
         let place = self.entries.iter().position(|entry| entry.id == id);
         place.unwrap_or(0)
     }
 
-    /// Whether what an entry asks of the rest of the text is so, by the patterns seen.
+    /// Whether an entry's conditions on the rest of the text are met by the patterns seen.
     pub(super) fn is_supported(&self, owner: usize, seen: &[bool]) -> bool {
         let found = |pattern: &usize| seen[*pattern];
         self.also[owner].iter().all(found) && !self.unless[owner].iter().any(found)

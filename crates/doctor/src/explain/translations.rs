@@ -6,7 +6,7 @@ use regex::{Captures, Regex};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// What a system says in its own language, and the same in English.
+/// System messages in other languages, and their English originals.
 /// Sources: the translations of glibc (`po/*.po`), bash, GNU make and Windows.
 const PHRASES: &[(&str, &str)] = &[
     // EACCES

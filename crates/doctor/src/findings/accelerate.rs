@@ -1,4 +1,4 @@
-//! Accelerate: whether what it is told fits this machine.
+//! Accelerate: whether its configuration fits this machine.
 //!
 //! Its configuration counts for every program that starts through it, and outlives the
 //! machine that it was written for.

@@ -22,7 +22,7 @@ fn none(machine: &Machine, found: &mut Vec<Finding>) {
     ) || machine.posted.is_cut
         || !machine.posted.other_gpus.is_empty()
         || is_without_torch(machine);
-    // What a live WSL lacks is told in `system.rs`.
+    // Problems of a live WSL are reported in `system.rs`.
     let is_live_wsl = machine.system == System::Wsl && machine.is_complete;
     if !machine.gpus.is_empty() || nothing_to_say || is_live_wsl {
         return;
@@ -37,7 +37,7 @@ fn none(machine: &Machine, found: &mut Vec<Finding>) {
     );
 }
 
-/// A report of a Python without torch asked nobody for GPUs.
+/// A report of a Python without torch says nothing about GPUs.
 fn is_without_torch(machine: &Machine) -> bool {
     machine.read_from == ReadFrom::PythonReport
         && machine
@@ -134,7 +134,7 @@ fn absence(machine: &Machine) -> Absence {
     }
 }
 
-/// The same where the registry and HIP were asked.
+/// The same if the registry and HIP were read.
 fn absence_on_windows(machine: &Machine) -> Absence {
     let windows = machine.windows.clone().unwrap_or_default();
     let amd: Vec<&str> = windows

@@ -1,4 +1,4 @@
-//! The memory of APUs: limits that nobody knows, and numbers that mislead.
+//! Memory of APUs: little-known limits, and misleading numbers.
 
 use super::{Check, Finding, Severity};
 use platform::Bytes;
@@ -74,7 +74,7 @@ fn raise_ttm(machine: &Machine, limit: Bytes) -> Vec<String> {
     ]
 }
 
-/// The same, after a parameter that does nothing good is gone.
+/// The same, after removing a harmful parameter.
 fn instead_of(parameter: &Parameter, machine: &Machine) -> Vec<String> {
     let mut steps = vec![format!(
         "# remove {} from {}",

@@ -1,5 +1,5 @@
-//! What is wrong with a machine: each finding says what was seen, why it matters,
-//! what to type, and where that is known from.
+//! Problems of a machine: each finding says what was seen, why it matters,
+//! what to type, and the source.
 //!
 //! A finding is emitted only for something that was seen. What a dump does not
 //! contain is not judged.
@@ -28,11 +28,11 @@ pub use visibility::seen_by_hip;
 /// Something that stops training, spoils it or wastes much.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its name, stable across versions.
+    /// Its id, stable across versions.
     pub id: String,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What is wrong, in one line.
+    /// The problem in one line.
     pub title: String,
     /// What was seen.
     pub seen: String,

@@ -104,7 +104,7 @@ fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
     }
 }
 
-/// What an override to `target` does on a GPU of architecture `gfx`.
+/// The effect of an override to `target` on a GPU of architecture `gfx`.
 fn judge_for(machine: &Machine, name: &str, seen: &str, target: Gfx, gfx: Gfx) -> Option<Finding> {
     let unset = [format!("unset {name}")];
     if target == gfx {

@@ -1,4 +1,4 @@
-//! What a posted text says about itself and about the program that printed it.
+//! Findings about a posted text and the program that printed it.
 
 use super::{Check, Finding, Severity};
 use crate::names;
@@ -20,7 +20,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     access(machine, found);
 }
 
-/// What the text itself lacks.
+/// Information that the text lacks.
 fn text(machine: &Machine, found: &mut Vec<Finding>) {
     let posted = &machine.posted;
     if posted.is_cut {
@@ -45,7 +45,7 @@ fn text(machine: &Machine, found: &mut Vec<Finding>) {
         );
     }
     if machine.system == System::Macos {
-        // Without one, it may be the Mac of somebody who trains elsewhere.
+        // Without one, it may be the Mac of a user who trains elsewhere.
         let severity = if machine.gpus.is_empty() {
             Severity::Info
         } else {
@@ -67,11 +67,11 @@ fn processor_graphics(machine: &Machine) -> Option<(&str, Gfx)> {
     Some((name, names::graphics_of_processor(name)?))
 }
 
-/// The graphics of desktop processors, beside which there mostly is a card.
+/// The graphics of desktop processors, which are usually accompanied by a card.
 const DISPLAY_ONLY: Gfx = Gfx::new(10, 3, 6);
 
-/// The only GPU is called what drivers call many, has the architecture of a card, and the
-/// processor has graphics of the same generation: an override makes one pass for the other.
+/// The only GPU has a generic name and the architecture of a card, and the
+/// processor has graphics of the same generation: probably the graphics under an override.
 fn under_override(machine: &Machine, found: &mut Vec<Finding>) {
     let ([gpu], Some((name, inside))) = (&machine.gpus[..], processor_graphics(machine)) else {
         return;
@@ -116,7 +116,7 @@ fn instead_of_rocm(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// What a program said about the GPUs it looked for.
+/// What a program said about the GPUs that it looked for.
 fn program(machine: &Machine, found: &mut Vec<Finding>) {
     let list = |list: &[Gfx]| {
         let names: Vec<String> = list.iter().map(ToString::to_string).collect();
@@ -150,7 +150,7 @@ fn program(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// GPUs of other vendors, where there is none of AMD.
+/// GPUs of other vendors, if there is none by AMD.
 fn others(machine: &Machine, found: &mut Vec<Finding>) {
     let others = &machine.posted.other_gpus;
     if others.is_empty() || !machine.gpus.is_empty() || !machine.unseen.is_empty() {
@@ -177,7 +177,7 @@ fn others(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// A GPU of which the text does not tell which one it is.
+/// A GPU that the text does not identify.
 fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
     let said_elsewhere = matches!(
         machine.read_from,
@@ -220,7 +220,7 @@ fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
     );
 }
 
-/// PyTorch sees no GPU, or its user may not open the device.
+/// PyTorch sees no GPU, or its user must not open the device.
 fn access(machine: &Machine, found: &mut Vec<Finding>) {
     if let Some(group) = &machine.posted.lacks_group {
         found.push(
@@ -235,7 +235,7 @@ fn access(machine: &Machine, found: &mut Vec<Finding>) {
         .python
         .as_ref()
         .and_then(|python| python.torch.as_ref());
-    // Another build has a finding of its own, and so has a machine without a GPU.
+    // Another build has its own finding, and so has a machine without a GPU.
     let is_of_another_build =
         torch.is_some_and(|torch| matches!(torch.build, Build::Cpu | Build::Cuda));
     if !machine.posted.torch_sees_none || is_of_another_build || machine.gpus.is_empty() {

@@ -21,9 +21,9 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     limits(machine, found);
 }
 
-/// `/dev/kfd` is judged by opening it: its mode alone does not tell.
+/// `/dev/kfd` is checked by opening it, since its mode alone is not enough.
 fn access(machine: &Machine, device: &DeviceFile, found: &mut Vec<Finding>) {
-    // A render node of a GPU of somebody else is none of our business.
+    // Render nodes of other vendors' GPUs are ignored.
     let is_ours = device.path == "/dev/kfd"
         || machine
             .gpus

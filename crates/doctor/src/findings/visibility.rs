@@ -25,7 +25,7 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     }
 }
 
-/// HIP numbers what ROCR_VISIBLE_DEVICES leaves from 0: a number from there on is wrong on
+/// HIP numbers the GPUs that ROCR_VISIBLE_DEVICES leaves from 0: an index beyond their number is wrong on
 /// any machine.
 fn beyond_rocr(machine: &Machine, found: &mut Vec<Finding>) {
     let (Some(rocr), Some(hip)) = (

@@ -1,4 +1,4 @@
-//! What only a Windows that was read as a whole tells: its drivers, and where HIP is.
+//! Findings for a live Windows machine: its drivers and HIP runtimes.
 
 use super::{Check, Finding, Severity};
 use crate::wheels;

@@ -44,7 +44,7 @@ const OF_LINUX: &[&str] = &[
 /// PyTorch's own index has wheels with ROCm for Linux only.
 const NO_WHEEL: &str = "# no published wheel for Windows has code for this GPU";
 
-/// Leaves out what has no meaning on a system, and says the rest in its shell.
+/// Removes what does not apply to a system, and rewrites the rest for its shell.
 pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
     let holds = |id: &str| match system {
         System::Linux | System::Macos => true,

@@ -1,4 +1,4 @@
-//! The facts behind each check, in one line.
+//! The facts for each check, in one line.
 
 use super::{Entry, Report};
 use crate::findings::Check;
@@ -7,8 +7,8 @@ use platform::machine::{Machine, ReadFrom, System};
 use platform::memory::MemoryRule;
 
 impl Report {
-    /// Whether a check without a finding is nevertheless not fine: without a GPU nobody
-    /// misses its devices.
+    /// Whether a check without findings is nevertheless not passed: without a GPU
+    /// its devices are not missed.
     pub(super) fn is_missing(&self, check: Check) -> bool {
         check == Check::Access
             && self.machine.system != System::Wsl
@@ -19,7 +19,7 @@ impl Report {
                 .any(|device| device.access != "ok")
     }
 
-    /// The facts behind a check; `None` when nothing is known about it.
+    /// The facts for a check; `None` if nothing is known about it.
     pub(super) fn summary(&self, check: Check) -> Option<String> {
         let machine = &self.machine;
         match check {

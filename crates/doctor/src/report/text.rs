@@ -1,4 +1,4 @@
-//! How answers look on a terminal: lines of a hundred columns, and colours where they are wanted.
+//! Terminal output: lines of at most a hundred columns, and colours if wanted.
 
 use crate::explain;
 use crate::explain::Severity;

@@ -1,4 +1,4 @@
-//! What the kernel says of the GPU after it has started: memory, sleep, the bus, faults of the hardware.
+//! Kernel messages about a running GPU: memory, sleep, the bus, hardware faults.
 
 use super::Scope::BareMetal;
 use super::{BASE, Entry};

@@ -1,4 +1,4 @@
-//! What the GPU ran, and how it crashed.
+//! Code that ran on the GPU, and how it crashed.
 
 use super::Scope::{BareMetal, Windows};
 use super::{BASE, Entry};

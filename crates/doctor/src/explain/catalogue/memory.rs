@@ -1,4 +1,4 @@
-//! Memory, as far as a message tells it without numbers (those are in `oom.rs`).
+//! Memory errors without numbers (those with numbers are in `oom.rs`).
 
 use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};

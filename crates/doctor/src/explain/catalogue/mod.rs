@@ -1,14 +1,12 @@
-//! The error catalogue: messages of the ROCm stack, what causes them, what mends them.
+//! The error catalogue: messages of the ROCm stack, their causes and remedies.
 //!
-//! Data, not code. The order within a file and of the files is the order of
-//! judgement: where two entries match, the earlier one is nearer to the cause. The file
-//! of an entry is that of the part of the stack that failed: `driver` the kernel driver and
-//! its installation, `kernels` what the GPU ran, `results` wrong results, `places` WSL
-//! and Windows, `compilers` what compiles kernels, `shared_objects` and `packages` what
-//! is installed, `installation` how, `programs` and `inference` llama.cpp, ollama, vLLM and their kin,
-//! `kernel_log` what the kernel says of a GPU that has started, `last_resort` what is told when
-//! nothing better is known.
-//! Every entry names a public source; add none without.
+//! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
+//! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
+//! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
+//! `compilers` compilers of kernels, `shared_objects` and `packages` what is installed, `installation` how, `programs`
+//! and `inference` llama.cpp, ollama, vLLM and similar, `kernel_log` the kernel's messages about a running GPU,
+//! `last_resort` answers for when nothing better is known.
+//! Every entry names a public source; do not add one without.
 
 mod architecture;
 mod compilers;
@@ -32,18 +30,18 @@ use platform::machine::System;
 
 /// One known error.
 ///
-/// In `cause` and `fix`, `{gpu}` is the architecture that the text names, or "the GPU". In
-/// the cause, `{kernel}` is the release of the kernel in brackets, or nothing. In
-/// `fix`, `<gfx>` is the same within a command, the step `{install}` becomes the commands that
-/// install a torch for it, and a step with `{override}` is told where an override is safe. A
-/// step that begins with `Linux: `, `WSL: `, `Windows: ` or `Linux, WSL: ` is not told of another system.
+/// In `cause` and `fix`, `{gpu}` is replaced by the architecture that the text names, or "the GPU". In
+/// `cause`, `{kernel}` is replaced by the kernel release in brackets, or nothing. In
+/// `fix`, `<gfx>` is the architecture within a command, the step `{install}` becomes the commands that
+/// install a torch for it, and a step with `{override}` is shown if an override is safe. A
+/// step that begins with `Linux: `, `WSL: `, `Windows: ` or `Linux, WSL: ` is not shown for other systems.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name, stable across versions.
+    /// Its id, stable across versions.
     pub id: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// How sure it is that the cause is this one, when the message is this one.
+    /// How certain the cause is, given the message.
     pub confidence: Confidence,
     /// Regular expressions over ASCII; a line that matches any of them is this error.
     pub patterns: &'static [&'static str],
@@ -51,13 +49,13 @@ pub struct Entry {
     pub also: &'static [&'static str],
     /// Regular expressions of which none may be found anywhere in the text.
     pub unless: &'static [&'static str],
-    /// Told only where no other error is: it knows the part that failed and no more.
+    /// Shown only if there is no other error: it only knows which part failed.
     pub last_resort: bool,
-    /// Where it means this.
+    /// The systems on which it applies.
     pub scope: Scope,
-    /// Entries that need not be told when this one is: they know less about the same error.
+    /// Less specific entries for the same error, which are hidden by this one.
     pub covers: &'static [&'static str],
-    /// What causes it.
+    /// The cause.
     pub cause: &'static str,
     /// What to do, most promising first.
     pub fix: &'static [&'static str],
@@ -67,7 +65,7 @@ pub struct Entry {
     pub source: &'static str,
 }
 
-/// What most entries have in common.
+/// Defaults that most entries share.
 const BASE: Entry = Entry {
     id: "",
     severity: Severity::Error,
@@ -84,14 +82,14 @@ const BASE: Entry = Entry {
     source: "",
 };
 
-/// The systems on which a message means what an entry says.
+/// The systems on which the meaning of an entry applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All of them.
     Anywhere,
-    /// Linux with its own kernel and driver; also where the text does not show the system.
+    /// Linux with its own kernel and driver; also if the text does not show the system.
     BareMetal,
-    /// All but Windows; also where the text does not show the system.
+    /// All but Windows; also if the text does not show the system.
     NotWindows,
     /// Only where the text shows WSL.
     Wsl,

@@ -1,4 +1,4 @@
-//! What apt and pip say.
+//! Messages of apt and pip.
 
 use super::Scope::NotWindows;
 use super::{BASE, Entry};

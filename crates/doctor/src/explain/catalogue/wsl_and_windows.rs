@@ -1,4 +1,4 @@
-//! WSL and Windows, where little of what is true on Linux holds.
+//! WSL and Windows, where little applies of what is true on Linux.
 
 use super::Scope::{Windows, Wsl};
 use super::{BASE, Entry};
