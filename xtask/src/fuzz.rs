@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: coverage-guided fuzzing of the parsers of the allocator, the doctor and the page's
 //! server.
 //!
-//! The targets are in `fuzz/`, a workspace of its own. libFuzzer needs the coverage
+//! The targets are in `fuzz/`, a separate workspace. libFuzzer needs the coverage
 //! instrumentation of LLVM, which the stable compiler has too: no nightly, no other tool.
 
 use std::path::{Path, PathBuf};
@@ -30,10 +30,10 @@ const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cov
      -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// Feed the parsers random input, guided by what it reaches.
+/// Feed the parsers random input, guided by coverage.
 ///
 /// A crash, a hang of 25 seconds, or more than 2 GiB of memory ends it, and the input is kept
-/// under target/fuzz/found. What was learned stays in target/fuzz/corpus, for the next time.
+/// under target/fuzz/found. The corpus stays in target/fuzz/corpus, for the next time.
 #[derive(clap::Args)]
 pub(crate) struct Fuzz {
     /// One target only [default: all]

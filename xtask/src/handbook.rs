@@ -16,7 +16,7 @@ const PAGE: &str = "docs/config-reference.md";
 /// Write the handbook's page of all config keys, from `configs/schema.json`.
 #[derive(clap::Args)]
 pub(crate) struct Handbook {
-    /// Write nothing; fail if the page is not what the schema gives
+    /// Write nothing; fail if the page does not match the schema
     #[arg(long)]
     check: bool,
 }
@@ -31,7 +31,7 @@ impl Handbook {
             return fs::write(path, page).context(PAGE);
         }
         if fs::read_to_string(path).context(PAGE)? != page {
-            bail!("{PAGE} is not what {SCHEMA} gives: run `cargo xtask handbook`");
+            bail!("{PAGE} does not match {SCHEMA}: run `cargo xtask handbook`");
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ enum Command {
     Tidy(tidy::Tidy),
     /// Measure this project against its peers, on this machine
     Bench(bench::Bench),
-    /// Feed the parsers random input, guided by what it reaches
+    /// Feed the parsers random input, guided by coverage
     Fuzz(fuzz::Fuzz),
     /// Write the handbook's page of all config keys, from `configs/schema.json`
     Handbook(handbook::Handbook),

@@ -1,4 +1,4 @@
-//! `cargo xtask package-check`: do the crates work for somebody who has only the packages?
+//! `cargo xtask package-check`: tests whether the crates work for somebody who has only the packages.
 //!
 //! ```text
 //! cargo package ──▶ a local registry ──▶ an empty folder for each crate: the dependencies and

@@ -1,10 +1,10 @@
 //! The threads of the allocator and of the simulated device under ThreadSanitizer and
 //! AddressSanitizer.
 //!
-//! Sanitizers are unstable options of a compiler that otherwise is the stable one:
-//! RUSTC_BOOTSTRAP opens them. The standard library stays as it comes, uninstrumented
-//! (its source, to build it again, is not part of every toolchain), and the stress tests
-//! are written such that this hides nothing of ours.
+//! Sanitizers are unstable options of the stable compiler: RUSTC_BOOTSTRAP enables them.
+//! The standard library is used precompiled, without instrumentation
+//! (its source, which is needed to rebuild it, is not part of every toolchain), and the stress tests
+//! are written such that this hides no error of ours.
 
 use anyhow::Result;
 use xshell::{Shell, cmd};
@@ -12,13 +12,13 @@ use xshell::{Shell, cmd};
 use crate::workspace;
 
 /// Runs the stress tests of both under both sanitizers. They are built into
-/// folders of their own: the ordinary build stays as it is.
+/// separate folders, so that the ordinary build is not affected.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
     let suppressions = workspace::root().join("crates/hip-alloc/tests/tsan.supp");
-    // Forked children of the tests start threads, as those of programs do.
+    // Forked children of the tests start threads, like those of real programs.
     let options = format!("suppressions={}:die_after_fork=0", suppressions.display());
     run_under(shell, "thread", "--cfg surefoot_tsan", &options)?;
-    // Blocks of the allocator stay mapped for the life of a program.
+    // Blocks of the allocator stay mapped until the program ends.
     run_under(shell, "address", "", "detect_leaks=0")
 }
 

@@ -13,8 +13,8 @@ use crate::workspace;
 
 /// Set up, build in release, and train a model.
 ///
-/// Everything after the config goes to `surefoot train` as it is; `cargo xtask train -- --help`
-/// lists what it understands.
+/// Everything after the config is passed to `surefoot train`; `cargo xtask train -- --help`
+/// lists its options.
 #[derive(clap::Args)]
 pub(crate) struct Train {
     /// The training config (YAML) [default: that of the run after `--resume RUN`, else
@@ -22,7 +22,7 @@ pub(crate) struct Train {
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
 
-    /// Set one value of the config, as in `--set train.learning_rate=1e-3`; may be repeated
+    /// Set one value of the config, such as `--set train.learning_rate=1e-3`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
 
@@ -30,11 +30,11 @@ pub(crate) struct Train {
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
 
-    /// Check everything, one step included, and train nothing
+    /// Check everything, including one step, without training
     #[arg(long)]
     dry_run: bool,
 
-    /// Passed to `surefoot train` as they are
+    /// Passed to `surefoot train` unchanged
     #[arg(last = true, value_name = "ARGUMENT")]
     rest: Vec<OsString>,
 }

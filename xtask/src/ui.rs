@@ -1,8 +1,8 @@
 //! `cargo xtask ui`: builds the page of `surefoot ui` into its crate.
 //!
 //! The bundle is committed, so that nobody needs node to build or install Surefoot. `crates/ui/bundle.json` has
-//! the hashes of what it was made from and of what was made; a test of the crate holds both against the files,
-//! and `cargo xtask tidy` builds the page again and compares, where node is there.
+//! the hashes of its sources and its files; a test of the crate compares both with the files,
+//! and `cargo xtask tidy` rebuilds the page and compares, if node is installed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ const BROWSER: &str = "/usr/bin/chromium";
 /// Build the page of `surefoot ui` again.
 #[derive(clap::Args)]
 pub(crate) struct Ui {
-    /// Compare what would be built with what is there, and write nothing
+    /// Compare a new build with the committed one, and write nothing
     #[arg(long)]
     check: bool,
 }
@@ -123,7 +123,9 @@ fn check(shell: &Shell) -> Result<()> {
     let wanted = hashes(built.path(), &files(built.path())?)?;
     let found = hashes(&dist, &files(&dist)?)?;
     if wanted != found {
-        bail!("crates/ui/dist is not what crates/ui/web gives: run `cargo xtask ui` and commit");
+        bail!(
+            "crates/ui/dist differs from a build of crates/ui/web: run `cargo xtask ui` and commit"
+        );
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask windows`: the program for Windows, built with mingw-w64 and tested under wine.
 //!
-//! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. The tests give wine's registry
-//! the display adapters of a machine, and compile a `hipInfo.exe` that answers as one of AMD's would.
+//! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. The tests add the display
+//! adapters of a machine to wine's registry, and compile a `hipInfo.exe` that answers like AMD's.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use xshell::{Shell, cmd};
 use crate::setup;
 use crate::workspace;
 
-/// The triple that is built for. That of Microsoft's compiler takes its SDK.
+/// The target triple. The one of Microsoft's compiler would need its SDK.
 pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
 
 /// Build the program for Windows and test it under wine.
@@ -28,7 +28,7 @@ impl Windows {
     }
 }
 
-/// Builds the program in this profile of cargo's, and returns where it is.
+/// Builds the program in this cargo profile, and returns its path.
 pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     cmd!(shell, "rustup target add {TARGET}")
@@ -46,7 +46,7 @@ pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
     Ok(built.join("surefoot.exe"))
 }
 
-/// Tests it with the pytest of `python`; where that cannot be done, says what is missing.
+/// Tests it with the pytest of `python`; if that is not possible, says what is missing.
 pub(crate) fn test_if_possible(shell: &Shell, python: &Path) -> Result<()> {
     match missing_to_build(shell).or_else(|| missing_to_test(shell)) {
         Some(missing) => eprintln!("not run: the tests of the program for Windows: {missing}"),
@@ -65,7 +65,7 @@ fn test(shell: &Shell, python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a build for Windows takes and this machine has not.
+/// What a build for Windows needs and this machine lacks.
 pub(crate) fn missing_to_build(shell: &Shell) -> Option<&'static str> {
     let compiler = "x86_64-w64-mingw32-gcc";
     let is_there = cmd!(shell, "{compiler} --version")
@@ -81,14 +81,14 @@ pub(crate) fn missing_to_build(shell: &Shell) -> Option<&'static str> {
         .run()
         .is_ok();
     match (is_there, is_added) {
-        (false, _) => Some("it takes mingw-w64 (on Debian: apt install gcc-mingw-w64-x86-64)"),
-        (_, false) => Some("it takes rustup, which adds Rust's library for Windows"),
+        (false, _) => Some("it needs mingw-w64 (on Debian: apt install gcc-mingw-w64-x86-64)"),
+        (_, false) => Some("it needs rustup, to add Rust's library for Windows"),
         _ => None,
     }
 }
 
 fn missing_to_test(shell: &Shell) -> Option<&'static str> {
-    // Debian's package has it beside the path of programs.
+    // Debian's package installs it outside PATH.
     let places = ["wine64", "/usr/lib/wine/wine64", "wine"];
     let is_there = places.iter().any(|program| {
         cmd!(shell, "{program} --version")
@@ -98,5 +98,5 @@ fn missing_to_test(shell: &Shell) -> Option<&'static str> {
             .run()
             .is_ok()
     });
-    (!is_there).then_some("it takes wine (on Debian: apt install wine64)")
+    (!is_there).then_some("it needs wine (on Debian: apt install wine64)")
 }

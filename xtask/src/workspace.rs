@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
-/// The workspace that xtask was started in, which cargo passes to what it runs. The path compiled into xtask
-/// may be of another checkout that shares the target folder.
+/// The workspace that xtask was started in, which cargo passes on. The path compiled into xtask
+/// may belong to another checkout that shares the target folder.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| root_of(env::var_os("CARGO_MANIFEST_DIR")))
@@ -41,7 +41,7 @@ pub(crate) fn target(shell: &Shell) -> Result<PathBuf> {
         "{cargo} metadata --format-version=1 --no-deps --offline"
     );
     let metadata: serde_json::Value = serde_json::from_str(&metadata.quiet().read()?)
-        .context("cannot read what `cargo metadata` says")?;
+        .context("cannot parse the output of `cargo metadata`")?;
     let folder = metadata["target_directory"].as_str();
     Ok(folder
         .context("`cargo metadata` names no target folder")?

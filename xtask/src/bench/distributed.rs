@@ -1,13 +1,13 @@
-//! `cargo xtask bench distributed`: two ranks over links of known rates, beside PyTorch's DDP.
+//! `cargo xtask bench distributed`: two ranks over links of known rates, compared with PyTorch's DDP.
 //!
 //! ```text
 //! namespace A, core 0          namespace B, core 1
 //!   rank 0 ── veth ── tbf ── tbf ── veth ── rank 1
 //! ```
 //!
-//! Each rank has one core and an end of a cable whose rate the kernel's token bucket limits in both
-//! directions. Both sides train the same LoRA from the same adapter on the same blocks; what two ranks do
-//! is compared with twice what one does on its core.
+//! Each rank has one core and one end of a link whose rate is limited by the kernel's token bucket filter in both
+//! directions. Both implementations train the same LoRA from the same adapter on the same blocks; the speed of two
+//! ranks is compared with twice that of one rank on its core.
 
 mod faults;
 
@@ -25,22 +25,22 @@ use super::train::cpu_name;
 use crate::{setup, train, workspace};
 
 const CONFIG: &str = "bench/lora/bench.yaml";
-/// Steps at the start that are not counted.
+/// Warm-up steps that are not measured.
 const WARM_UP: usize = 2;
-/// Losses that are compared with DDP's.
+/// How many losses are compared with DDP's.
 const COMPARED: usize = 10;
 const PORT: u16 = 29_711;
-/// Two ranks of which one has not ended by then hang.
+/// Timeout for two ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Training in two processes over links of known rates, against PyTorch's DDP; needs root.
+/// Training in two processes over links of known rates, compared with PyTorch's DDP; needs root.
 #[derive(clap::Args)]
 pub(crate) struct DistributedBench {
-    /// Rates of the link, in megabits a second
+    /// Rates of the link, in megabits per second
     #[arg(long, value_name = "MBIT,...", value_delimiter = ',', default_values_t = [100, 1000, 2500])]
     rates: Vec<u32>,
 
-    /// Samples of each rank in a step
+    /// Samples per rank and step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
@@ -48,11 +48,11 @@ pub(crate) struct DistributedBench {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(10..))]
     steps: u32,
 
-    /// Leave DDP out
+    /// Leave out DDP
     #[arg(long)]
     alone: bool,
 
-    /// Kill ranks, cut links and switch machines off instead, and compare the weights in the end
+    /// Instead, kill ranks, cut links and switch machines off, and compare the final weights
     #[arg(long, conflicts_with_all = ["rates", "batch", "steps", "alone"])]
     faults: bool,
 
@@ -60,7 +60,7 @@ pub(crate) struct DistributedBench {
     #[arg(long, default_value_t = 20, requires = "faults", value_parser = clap::value_parser!(u32).range(1..))]
     kills: u32,
 
-    /// Where the numbers go [default: bench/distributed.json in the target folder]
+    /// The output file [default: bench/distributed.json in the target folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -72,16 +72,16 @@ struct Report {
     cpu: String,
     batch: u32,
     steps: u32,
-    /// Bytes that two ranks sum in a step.
+    /// Bytes that two ranks sum per step.
     reduced_bytes: u64,
     versions: Vec<String>,
     one_rank: One,
-    /// Two runs of one rank each at the same time: what sharing a machine costs, without any link.
+    /// Two runs of one rank each at the same time: the cost of sharing a machine, without a link.
     two_at_once: One,
     links: Vec<Row>,
 }
 
-/// Tokens a second of one rank on its core, of either side.
+/// Tokens per second of one rank on its core, for both implementations.
 #[derive(Serialize)]
 struct One {
     surefoot: f64,
@@ -91,26 +91,26 @@ struct One {
 #[derive(Serialize)]
 struct Row {
     megabits_per_second: u32,
-    /// What a TCP stream had, both directions at once, in bytes a second: `surefoot probe --link`.
+    /// Throughput of a TCP stream in both directions at once, in bytes per second: `surefoot probe --link`.
     measured_bytes_per_second: f64,
     surefoot: Side,
     ddp: Option<Side>,
-    /// Of the first losses, relative, ours to DDP's.
+    /// The largest relative difference of the first losses between ours and DDP.
     loss_difference: Option<f64>,
 }
 
 #[derive(Serialize)]
 struct Side {
-    /// Of both ranks.
+    /// For both ranks.
     tokens_per_second: f64,
-    /// That by twice what one rank does alone.
+    /// Relative to twice the speed of one rank alone.
     of_one_alone: f64,
-    /// That by what two do at once without a link.
+    /// Relative to the speed of two at once without a link.
     of_two_at_once: f64,
     losses: Vec<f64>,
 }
 
-/// One run of one rank or two: tokens a second in all, and the losses.
+/// A run of one or two ranks: total tokens per second, and the losses.
 struct Run {
     tokens_per_second: f64,
     losses: Vec<f64>,
@@ -168,7 +168,7 @@ struct Prepared<'a> {
     scratch: PathBuf,
 }
 
-/// Two namespaces with a cable between them, taken away in the end.
+/// Two network namespaces with a link between them, which are removed on drop.
 struct Cable<'a> {
     shell: &'a Shell,
     names: [String; 2],
@@ -177,7 +177,7 @@ struct Cable<'a> {
 const ADDRESSES: [&str; 2] = ["10.77.31.1", "10.77.31.2"];
 
 impl<'a> Cable<'a> {
-    /// `megabits` a second in each direction.
+    /// Sets up `megabits` per second in each direction.
     fn lay(shell: &'a Shell, megabits: u32) -> Result<Self> {
         let names = ["a", "b"].map(|end| format!("surefoot-bench-{end}"));
         let cable = Self { shell, names };
@@ -195,7 +195,7 @@ impl<'a> Cable<'a> {
         .quiet()
         .run()?;
         for ((name, end), address) in cable.names.iter().zip(ends).zip(ADDRESSES) {
-            // A fiftieth of a second's worth, and never less than a packet as large as the kernel makes them.
+            // The bytes of a fiftieth of a second, but at least a packet of the kernel's maximum size.
             let burst = (u64::from(megabits) * 1_000_000 / 8 / 50)
                 .max(131_072)
                 .to_string();
@@ -218,12 +218,12 @@ impl<'a> Cable<'a> {
     fn cut(&self) {
         for name in &self.names {
             let delete = cmd!(self.shell, "ip netns delete {name}");
-            // None is left of an earlier run, mostly.
+            // There usually is none left of an earlier run.
             let _ = delete.quiet().ignore_status().ignore_stderr().run();
         }
     }
 
-    /// `program` in the namespace of `rank`.
+    /// A command that runs `program` in the namespace of `rank`.
     fn command(&self, rank: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[rank]]);
@@ -306,7 +306,7 @@ impl Prepared<'_> {
         })
     }
 
-    /// What a stream of our own measures, both directions at once.
+    /// The measurement of our own TCP stream, in both directions at once.
     fn probe(&self, cable: &Cable<'_>) -> Result<f64> {
         let mut listener = cable.command(0, &self.surefoot);
         listener
@@ -325,9 +325,9 @@ impl Prepared<'_> {
             if output.status.success() {
                 let found: serde_json::Value = serde_json::from_slice(&output.stdout)?;
                 let rate = found["bytes_per_second_both"].as_f64();
-                return rate.context("`surefoot probe --link` told no rate");
+                return rate.context("`surefoot probe --link` reported no rate");
             }
-            // It takes a moment until somebody listens.
+            // The listener needs a moment to start.
             ensure!(
                 Instant::now() < until,
                 "`surefoot probe --link` failed: {}",
@@ -355,7 +355,7 @@ impl Prepared<'_> {
         pinned(command, core)
     }
 
-    /// One rank for itself on each of these cores, all at once.
+    /// One independent rank on each of these cores, all at once.
     fn alone(&self, name: &str, cores: &[usize]) -> Result<Vec<Run>> {
         let folders: Vec<_> = cores
             .iter()
@@ -372,7 +372,7 @@ impl Prepared<'_> {
             .collect()
     }
 
-    /// Two ranks of ours, one at each end of the cable.
+    /// Two of our ranks, one at each end of the link.
     fn over(&self, cable: &Cable<'_>, rate: u32) -> Result<Run> {
         let folder = self.scratch.join(format!("link-{rate}"));
         let commands = [0, 1].map(|rank| {
@@ -384,7 +384,7 @@ impl Prepared<'_> {
         read(&folder.join("bench"))
     }
 
-    /// Hugging Face's Trainer, which is DDP where there are two ranks: over a cable, or each for itself.
+    /// Hugging Face's Trainer, which uses DDP if there are two ranks: over the link, or each independently.
     fn reference(
         &self,
         name: &str,
@@ -431,14 +431,14 @@ impl Prepared<'_> {
         Ok(runs)
     }
 
-    /// As a dry run tells.
+    /// The number of bytes according to a dry run.
     fn reduced_bytes(&self) -> Result<u64> {
         let mut command = self.ours(Command::new(&self.surefoot), &self.scratch.join("dry"), 0);
         let output = command.args(["--dry-run", "--json"]).output()?;
         let found: serde_json::Value =
-            serde_json::from_slice(&output.stdout).context("the dry run answers with no JSON")?;
+            serde_json::from_slice(&output.stdout).context("the dry run did not print JSON")?;
         let bytes = found["reduced_bytes"].as_u64();
-        bytes.context("the dry run does not tell what two ranks sum")
+        bytes.context("the dry run does not report what two ranks sum")
     }
 }
 
@@ -447,7 +447,7 @@ impl Run {
         self.tokens_per_second
     }
 
-    /// Both ranks, beside one alone and two without a link.
+    /// The result of both ranks, relative to one alone and to two without a link.
     fn beside(self, one: f64, two: f64) -> Side {
         Side {
             tokens_per_second: self.tokens_per_second,
@@ -458,7 +458,7 @@ impl Run {
     }
 }
 
-/// What `torchrun` tells a rank that has a machine of its own.
+/// The environment that `torchrun` sets for a rank on its own machine.
 fn variables(rank: usize, size: usize, master: &str) -> [(&'static str, String); 6] {
     [
         ("RANK", rank.to_string()),
@@ -485,18 +485,18 @@ fn pinned(command: Command, core: usize) -> Command {
     pinned
 }
 
-/// A process that ends with us.
+/// A process that is killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs all of these at once, to their ends.
+/// Runs all of these at once, until they end.
 fn all(commands: Vec<Command>) -> Result<()> {
     let mut running = Vec::new();
     for mut command in commands {
@@ -528,7 +528,7 @@ fn all(commands: Vec<Command>) -> Result<()> {
     Ok(())
 }
 
-/// The speed and losses of a run of ours, of all its ranks.
+/// The speed and losses of one of our runs, over all ranks.
 fn read(run: &Path) -> Result<Run> {
     let (losses, speeds) = metrics(run)?;
     Ok(Run {

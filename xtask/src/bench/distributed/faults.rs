@@ -1,4 +1,4 @@
-//! `cargo xtask bench distributed --faults`: what becomes of a run under the real `torchrun` when ranks are
+//! `cargo xtask bench distributed --faults`: the effect on a run under the real `torchrun` when ranks are
 //! killed, a link fails or a machine is switched off. `bench/distributed/faults.py` has the cases.
 
 use anyhow::{Result, ensure};
@@ -11,7 +11,7 @@ pub(super) fn run(options: &DistributedBench, shell: &Shell) -> Result<()> {
     let nft = cmd!(shell, "nft --version").quiet().ignore_stdout();
     ensure!(
         nft.run().is_ok(),
-        "a link that loses packets takes nft (Debian, Ubuntu: `apt install nftables`)"
+        "a link that loses packets needs nft (Debian, Ubuntu: `apt install nftables`)"
     );
     let libtorch = setup::ensure()?;
     let python = setup::reference_python()?;
