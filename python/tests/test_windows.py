@@ -444,8 +444,8 @@ def test_a_trace_is_replayed(windows):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("run", "--alloc", "--", "cmd"), "there is no hip-alloc for Windows"),
-        (("activate",), "there is no hip-alloc for Windows"),
+        (("run", "--alloc", "--", "cmd"), "hip-alloc is not available on Windows"),
+        (("activate",), "hip-alloc is not available on Windows"),
         (("train", "config.yaml"), "there is no trainer for Windows"),
         (("runs", "add", "config.yaml"), "there is no trainer for Windows"),
     ],

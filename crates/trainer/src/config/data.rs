@@ -10,7 +10,7 @@ use super::encoded_by::EncodedBy;
 use super::mixture::{MixtureSource, StoppingStrategy};
 use super::video::{FrameExtraction, Numbers};
 
-/// The text or videos to train on, and how they are split into samples.
+/// How the data is read and split into samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {

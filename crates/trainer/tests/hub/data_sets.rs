@@ -126,7 +126,7 @@ fn what_a_data_set_lacks_is_named() {
         (
             Some("code"),
             "train",
-            "`org/tiny` has no subset `code`: `data.subset` is one of chat, plain",
+            "`org/tiny` has no subset `code`: set `data.subset` to one of chat, plain",
         ),
     ] {
         let error = fetch(&place, subset, split).unwrap_err().to_string();
