@@ -1,19 +1,26 @@
 // Processes that train together: c10d's store and its Gloo group.
 //
 // All that the workspace knows of c10d is here, since its C++ interface changes between releases.
-// Tensors are on the CPU. Every call blocks until it is done or its time is over; what c10d and
-// Gloo throw when another process is gone or late becomes `kPeer`.
+// Tensors are on the CPU. Every call blocks until it is done or its time is over, but for the sums that
+// a `Reduction` starts in a backward pass; what c10d and Gloo throw when another process is gone or late
+// becomes `kPeer`.
 
 #define USE_C10D_GLOO
 
 #include "boundary.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -85,7 +92,243 @@ surefoot_store* open_store(
   return new surefoot_store{c10::make_intrusive<c10d::TCPStore>(std::string(host), options)};
 }
 
+// Sums of gradients over all ranks that start while the backward pass still computes other gradients:
+//
+//   buffer     | p0   p1   p2 | p3   p4 | p5 |   in the order of the parameters
+//   bucket           2             1      0      in the order in which they are started
+//
+// A bucket is started when its gradients are complete and every bucket before it was started, so that all
+// ranks start the same sums in the same order, whenever their gradients are ready. `finish` starts those
+// that the pass did not, also after a pass that failed: no other rank waits for a sum in vain.
+//
+// A gradient is complete after as many accumulations as the parameter had in an earlier pass: it has several
+// where checkpointed functions share it, since each of them is recomputed in a backward pass of its own. In
+// the first pass they are counted. One that comes after its bucket was started makes the sums incomplete,
+// which `finish` reports.
+//
+// This is not c10d::Reducer, because that expects to see every micro-batch, divides by the number of
+// ranks, and cannot be used again once a backward pass has failed.
+class Reduction : public std::enable_shared_from_this<Reduction> {
+ public:
+  // `counts` are the numbers of parameters in the buckets, in the order in which they are started.
+  static std::shared_ptr<Reduction> make(
+      c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo,
+      std::vector<at::Tensor> leaves,
+      const at::Tensor& buffer,
+      const std::vector<size_t>& counts) {
+    auto made = std::shared_ptr<Reduction>(new Reduction(std::move(gloo), std::move(leaves), buffer, counts));
+    made->register_hooks();
+    return made;
+  }
+
+  ~Reduction() {
+    for (size_t index = 0; index < hooked_; ++index) {
+      surefoot::guarded([&] {
+        torch::autograd::impl::set_post_acc_grad_hooks(parameters_[index].leaf, nullptr);
+      });
+    }
+  }
+
+  Reduction(const Reduction&) = delete;
+  Reduction& operator=(const Reduction&) = delete;
+
+  // The next backward pass is the last of a step: what it leaves in the leaves is to be summed.
+  void prepare() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_prepared_ = true;
+  }
+
+  // How many sums were started.
+  size_t started() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return started_;
+  }
+
+  // Starts what was not started, and waits for all sums. `gradients` has the complete gradients of this
+  // rank, or is null after a pass that failed, when the sums are of no use to anybody. False when a sum
+  // was started before its gradients were complete.
+  bool finish(const std::vector<at::Tensor>* gradients) {
+    if (gradients != nullptr) {
+      expect_places_for(*gradients);
+    }
+    std::exception_ptr failure;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      is_prepared_ = false;
+      while (started_ < buckets_.size()) {
+        const auto& bucket = buckets_[started_];
+        try {
+          for (size_t index = bucket.begin; gradients != nullptr && index < bucket.end; ++index) {
+            copy(index, (*gradients)[index]);
+          }
+        } catch (...) {
+          // The others are waiting for this sum, whatever is in it.
+          failure = std::current_exception();
+        }
+        start_next();
+      }
+    }
+    // The hooks are not called between two passes, so nothing below is shared with them.
+    for (auto& bucket : buckets_) {
+      bucket.work->wait();
+    }
+    const bool is_complete = !is_late_;
+    for (auto& bucket : buckets_) {
+      bucket.work.reset();
+      bucket.missing = bucket.end - bucket.begin;
+    }
+    for (auto& parameter : parameters_) {
+      parameter.expected = std::max(parameter.expected, parameter.seen);
+      parameter.seen = 0;
+    }
+    started_ = 0;
+    is_late_ = false;
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return is_complete;
+  }
+
+ private:
+  struct Parameter {
+    at::Tensor leaf;
+    at::Tensor place; // in the buffer, in the shape of the leaf
+    size_t bucket = 0;
+    size_t seen = 0; // accumulations in this pass
+    size_t expected = 0; // most accumulations in a pass so far
+  };
+
+  struct Bucket {
+    size_t begin; // of its parameters
+    size_t end;
+    at::Tensor values; // in the buffer
+    size_t missing; // gradients that are not complete
+    c10::intrusive_ptr<c10d::Work> work; // once started
+  };
+
+  // Called by autograd when a gradient was added to that of a leaf.
+  struct Hook : torch::autograd::PostAccumulateGradHook {
+    std::weak_ptr<Reduction> reduction;
+    size_t index;
+    Hook(std::weak_ptr<Reduction> reduction_, size_t index_)
+        : reduction(std::move(reduction_)), index(index_) {}
+    void operator()(const at::Tensor& leaf) override {
+      if (const auto owner = reduction.lock()) {
+        owner->accumulated(index, leaf.grad());
+      }
+    }
+  };
+
+  Reduction(
+      c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo,
+      std::vector<at::Tensor> leaves,
+      const at::Tensor& buffer,
+      const std::vector<size_t>& counts)
+      : gloo_(std::move(gloo)) {
+    int64_t numbers = 0;
+    for (const auto& leaf : leaves) {
+      if (!leaf.device().is_cpu() || !leaf.is_leaf() || !leaf.requires_grad()) {
+        throw Refusal{surefoot::kInvalidArgument, "only gradients of leaves on the CPU are summed in the backward pass"};
+      }
+      numbers += leaf.numel();
+    }
+    if (buffer.dim() != 1 || buffer.numel() != numbers) {
+      throw Refusal{
+          surefoot::kInvalidArgument,
+          "a buffer for " + std::to_string(numbers) + " gradients has " + std::to_string(buffer.numel()) + " numbers"};
+    }
+    int64_t offset = 0;
+    for (auto& leaf : leaves) {
+      auto place = buffer.narrow(0, offset, leaf.numel()).view(leaf.sizes());
+      offset += leaf.numel();
+      parameters_.push_back({std::move(leaf), std::move(place)});
+    }
+    size_t end = parameters_.size();
+    for (const size_t count : counts) {
+      if (count == 0 || count > end) {
+        throw Refusal{surefoot::kInvalidArgument, "buckets of other numbers of parameters than there are"};
+      }
+      const size_t begin = end - count;
+      int64_t length = 0;
+      for (size_t index = begin; index < end; ++index) {
+        parameters_[index].bucket = buckets_.size();
+        length += parameters_[index].place.numel();
+      }
+      offset -= length;
+      buckets_.push_back({begin, end, buffer.narrow(0, offset, length), count, nullptr});
+      end = begin;
+    }
+    if (end != 0) {
+      throw Refusal{surefoot::kInvalidArgument, "buckets of other numbers of parameters than there are"};
+    }
+  }
+
+  void register_hooks() {
+    for (const auto& parameter : parameters_) {
+      auto hook = std::make_unique<Hook>(weak_from_this(), hooked_);
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter.leaf, std::move(hook));
+      ++hooked_;
+    }
+  }
+
+  void accumulated(size_t index, const at::Tensor& gradient) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& parameter = parameters_[index];
+    if (!is_prepared_ || ++parameter.seen < parameter.expected || parameter.expected == 0) {
+      return;
+    }
+    auto& bucket = buckets_[parameter.bucket];
+    if (bucket.work) {
+      is_late_ = true;
+      return;
+    }
+    copy(index, gradient);
+    if (parameter.seen > parameter.expected) {
+      return;
+    }
+    --bucket.missing;
+    while (started_ < buckets_.size() && buckets_[started_].missing == 0) {
+      start_next();
+    }
+  }
+
+  void copy(size_t index, const at::Tensor& gradient) {
+    const c10::AutoGradMode no_gradient(false);
+    parameters_[index].place.copy_(gradient);
+  }
+
+  void start_next() {
+    auto& bucket = buckets_[started_];
+    auto tensors = one(bucket.values);
+    bucket.work = gloo_->allreduce(tensors);
+    ++started_;
+  }
+
+  void expect_places_for(const std::vector<at::Tensor>& gradients) const {
+    bool all_fit = gradients.size() == parameters_.size();
+    for (size_t index = 0; all_fit && index < gradients.size(); ++index) {
+      all_fit = gradients[index].sizes() == parameters_[index].place.sizes();
+    }
+    if (!all_fit) {
+      throw Refusal{surefoot::kInvalidArgument, "gradients of other parameters than those that are summed"};
+    }
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  size_t hooked_ = 0; // parameters with a hook
+  std::mutex mutex_; // the engine may call hooks from threads of its own
+  size_t started_ = 0;
+  bool is_prepared_ = false;
+  bool is_late_ = false;
+};
+
 } // namespace
+
+struct surefoot_reduction {
+  std::shared_ptr<Reduction> reduction;
+};
 
 extern "C" {
 
@@ -211,5 +454,52 @@ int32_t surefoot_group_gather(surefoot_group* group, at::Tensor* tensor, at::Ten
 
 int32_t surefoot_group_barrier(surefoot_group* group) {
   return with_peers([&] { group->gloo->barrier()->wait(); });
+}
+
+// Sums of the gradients of `leaves` in `buffer`, a vector as long as all of them. `counts` are the numbers of
+// leaves in each bucket, from the last leaf on.
+int32_t surefoot_reduction_new(
+    surefoot_group* group,
+    at::Tensor* const* leaves,
+    size_t leaf_count,
+    at::Tensor* buffer,
+    const size_t* counts,
+    size_t bucket_count,
+    surefoot_reduction** out) {
+  return guarded([&] {
+    *out = new surefoot_reduction{Reduction::make(
+        group->gloo,
+        surefoot::tensors_of(leaves, leaf_count),
+        one(*buffer)[0],
+        std::vector<size_t>(counts, counts + bucket_count))};
+  });
+}
+
+void surefoot_reduction_free(surefoot_reduction* reduction) {
+  delete reduction;
+}
+
+int32_t surefoot_reduction_prepare(surefoot_reduction* reduction) {
+  return guarded([&] { reduction->reduction->prepare(); });
+}
+
+int32_t surefoot_reduction_started(surefoot_reduction* reduction, size_t* out) {
+  return guarded([&] { *out = reduction->reduction->started(); });
+}
+
+// `gradients` is null after a pass that failed.
+int32_t surefoot_reduction_finish(
+    surefoot_reduction* reduction,
+    at::Tensor* const* gradients,
+    size_t count,
+    bool* is_complete) {
+  return with_peers([&] {
+    if (gradients == nullptr) {
+      *is_complete = reduction->reduction->finish(nullptr);
+      return;
+    }
+    const auto list = surefoot::tensors_of(gradients, count);
+    *is_complete = reduction->reduction->finish(&list);
+  });
 }
 }

@@ -226,6 +226,11 @@ int32_t surefoot_take_gradient(at::Tensor* leaf, at::Tensor** out) {
   });
 }
 
+// Replaces `leaf.grad`.
+int32_t surefoot_put_gradient(at::Tensor* leaf, const at::Tensor* gradient) {
+  return guarded([&] { leaf->mutable_grad() = *gradient; });
+}
+
 bool surefoot_gradients_are_recorded() {
   return c10::GradMode::is_enabled();
 }

@@ -5,6 +5,10 @@
 //! gathers tensors that are on the CPU, by Gloo; every process calls the same functions in the same
 //! order. Whoever does not answer in time, or is gone, is an [`Error::Peer`] for all others, after
 //! which the group is of no use.
+//!
+//! A [`Reduction`] of a group sums up gradients while the backward pass still computes other ones.
+
+mod reduction;
 
 use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
@@ -14,6 +18,8 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::raw;
+
+pub use reduction::Reduction;
 
 /// Keys and values that several processes see. Not to be shared by threads: a call that waits
 /// keeps all others waiting.
@@ -298,7 +304,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: ours alone, and not used again; no call is in progress, since each borrows it.
+        // SAFETY: ours alone, and not used again; no call is in progress, since each borrows it. A
+        // `Reduction` has a reference on c10d's group of its own.
         unsafe { raw::surefoot_group_free(self.handle.as_ptr()) };
     }
 }

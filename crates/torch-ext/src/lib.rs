@@ -99,6 +99,15 @@ pub fn take_gradient(leaf: &mut Tensor) -> Result<Option<Tensor>> {
     Ok(Some(unsafe { Tensor::from_ptr(gradient) }))
 }
 
+/// Gives a leaf a gradient, in place of the one that it has: the next backward pass adds to it.
+///
+/// # Errors
+/// When `leaf` is not a leaf of the graph.
+pub fn put_gradient(leaf: &mut Tensor, gradient: &Tensor) -> Result<()> {
+    // SAFETY: two valid tensors, borrowed for the call, the leaf exclusively.
+    raw::check(unsafe { raw::surefoot_put_gradient(leaf.as_mut_ptr(), gradient.as_ptr()) })
+}
+
 /// Whether operations on this thread are recorded for backward.
 pub fn gradients_are_recorded() -> bool {
     raw::surefoot_gradients_are_recorded()

@@ -113,6 +113,12 @@ pub(crate) struct GroupHandle {
     _private: [u8; 0],
 }
 
+/// Sums of gradients by a group, on the C++ heap.
+#[repr(C)]
+pub(crate) struct ReductionHandle {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn surefoot_last_message() -> *const c_char;
     fn surefoot_last_detail() -> i32;
@@ -197,6 +203,7 @@ unsafe extern "C" {
     ) -> i32;
 
     pub(crate) fn surefoot_take_gradient(leaf: *mut C_tensor, out: *mut *mut C_tensor) -> i32;
+    pub(crate) fn surefoot_put_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> i32;
 
     pub(crate) safe fn surefoot_gradients_are_recorded() -> bool;
 
@@ -310,6 +317,28 @@ unsafe extern "C" {
         rows: *mut C_tensor,
     ) -> i32;
     pub(crate) fn surefoot_group_barrier(group: *mut GroupHandle) -> i32;
+
+    pub(crate) fn surefoot_reduction_new(
+        group: *mut GroupHandle,
+        leaves: *const *const C_tensor,
+        leaf_count: usize,
+        buffer: *mut C_tensor,
+        counts: *const usize,
+        bucket_count: usize,
+        out: *mut *mut ReductionHandle,
+    ) -> i32;
+    pub(crate) fn surefoot_reduction_free(reduction: *mut ReductionHandle);
+    pub(crate) fn surefoot_reduction_prepare(reduction: *mut ReductionHandle) -> i32;
+    pub(crate) fn surefoot_reduction_started(
+        reduction: *mut ReductionHandle,
+        out: *mut usize,
+    ) -> i32;
+    pub(crate) fn surefoot_reduction_finish(
+        reduction: *mut ReductionHandle,
+        gradients: *const *const C_tensor,
+        count: usize,
+        is_complete: *mut bool,
+    ) -> i32;
 
     pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod reduction;
+
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +67,8 @@ fn one_rank() {
     let store = Store::connect("127.0.0.1", number(2) as u16, LONG).unwrap();
     match words[3] {
         "compute" => compute(&store, rank, size),
+        "reduce" => reduction::reduce(&join(&store, rank, size, LONG).unwrap()),
+        "leave-in-pass" => reduction::leave_in_pass(&join(&store, rank, size, LONG).unwrap()),
         "vanish" => {
             let group = join(&store, rank, size, LONG).unwrap();
             group.barrier().unwrap();
