@@ -1,7 +1,7 @@
 //! Several processes, perhaps on several machines, that train one model.
 //!
 //! Each is a *rank*. They are started by `torchrun` or by `surefoot train --nproc`, find each other
-//! by c10d's store, and exchange what a step needs: one sum of all gradients, by Gloo or RCCL, and a few
+//! by c10d's store, and exchange what a step needs: sums of all gradients, by Gloo or RCCL, and a few
 //! numbers, by Gloo. What decides how a run goes on is decided by all or none: rank 0 decides and
 //! [`Ranks::told_by_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
 //!
@@ -12,6 +12,7 @@ mod address;
 mod backend;
 mod begun;
 mod membership;
+mod overlap;
 mod process_group;
 mod roster;
 

@@ -263,6 +263,7 @@ impl<'a> Run<'a> {
             outer: outer.as_ref(),
         };
         ranks::share_trained(ranks, state.as_ref(), &mut trained, &mut placer)?;
+        ranks::overlap_sums(ranks, config, task.as_ref())?;
         if let Some(outer) = &mut outer {
             outer.anchor(parameters)?;
         }
@@ -474,14 +475,21 @@ impl<'a> Run<'a> {
         let has_learned = batches.iter().any(|(_, share)| *share > 0.0);
         let began = Instant::now();
         let mut samples = 0;
-        for (batch, batch_share) in batches {
+        let mut batches = batches.into_iter();
+        while let Some((batch, batch_share)) = batches.next() {
             samples += batch.rows()? as usize;
-            for (piece, share) in self.task.micro_batches(batch, self.oom.rows())? {
+            let pieces = self.task.micro_batches(batch, self.oom.rows())?;
+            let mut pieces = pieces.into_iter();
+            while let Some((piece, share)) = pieces.next() {
                 let piece = self.placer.batch(piece)?;
                 let mut loss = self.task.loss(&piece)?;
                 let share = share * batch_share;
                 if share != 1.0 {
                     loss = loss.f_mul_scalar(share)?;
+                }
+                if batches.len() == 0 && pieces.len() == 0 && self.ranks.overlaps_sums() {
+                    gradients.put_back(self.task.parameters())?;
+                    self.ranks.last_pass_begins()?;
                 }
                 gradients.accumulate(&loss, self.task.parameters())?;
                 losses.push(loss.f_detach()?);

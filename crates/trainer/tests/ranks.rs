@@ -7,13 +7,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use models::Parameters;
 use models::formats::write_tensors;
 use serde_json::{Value, json};
 use surefoot_trainer::task::{Batch, Task};
-use surefoot_trainer::{Allocator, Config, Error, Evaluation, Footprint, NoObserver, Sample, Stop};
+use surefoot_trainer::{
+    Allocator, Config, Error, Evaluation, Footprint, Observer, Sample, Start, Stop,
+};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_ext::distributed::Store;
 
@@ -24,10 +27,11 @@ const ROWS: i64 = 4;
 const FOLDER: &str = "SUREFOOT_TEST_FOLDER";
 const FAULT: &str = "SUREFOOT_TEST_FAULT";
 
-/// A matrix that learns to be another.
+/// Matrices, one after another, that learn to be one; mostly there is a single one.
 struct Waves {
     parameters: Parameters,
-    student: Tensor,
+    students: Vec<Tensor>,
+    width: i64,
     position: i64,
     rows: i64,
     /// What this rank meets.
@@ -36,15 +40,32 @@ struct Waves {
 
 impl Waves {
     fn new(rows: i64, rank: usize, fault: &str) -> Self {
-        // Of all ranks, the second meets it. Initial weights differ, as between unlike CPUs.
-        let numbers = Tensor::arange(WIDTH * WIDTH, (Kind::Float, Device::Cpu)) * 0.37;
-        let initial = numbers.sin().view([WIDTH, WIDTH]) * 0.1 + rank as f64 * 1e-6;
+        // Of gradients of 1.5 MiB, sums overlap with the backward pass.
+        let (depth, width) = match fault.starts_with("deep") {
+            true => (6, 256),
+            false => (1, WIDTH),
+        };
+        // Initial weights differ, as between unlike CPUs.
+        let numbers = Tensor::arange(width * width, (Kind::Float, Device::Cpu)) * 0.37;
         let mut parameters = Parameters::default();
+        let students = (0..depth).map(|index| {
+            let numbers = &numbers + f64::from(index);
+            let initial = numbers.sin().view([width, width]) * 0.1 + rank as f64 * 1e-6;
+            let initial = match depth {
+                1 => initial,
+                // So that a product of several is neither tiny nor huge.
+                _ => Tensor::eye(width, (Kind::Float, Device::Cpu)) * 0.9 + initial * 0.02,
+            };
+            let name = format!("student {index}");
+            parameters.register(&name, &initial, true).unwrap()
+        });
         Self {
-            student: parameters.register("student", &initial, true).unwrap(),
+            students: students.collect(),
             parameters,
+            width,
             position: 0,
             rows,
+            // Of all ranks, the second meets it.
             fault: if rank == 1 {
                 fault.into()
             } else {
@@ -77,11 +98,11 @@ impl Task for Waves {
 
     /// The next rows, whatever their number: so that batches of any size are cut from one order.
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let first = self.position * WIDTH;
+        let first = self.position * self.width;
         self.position += self.rows;
-        let numbers = Tensor::f_arange(self.rows * WIDTH, (Kind::Float, Device::Cpu))?;
+        let numbers = Tensor::f_arange(self.rows * self.width, (Kind::Float, Device::Cpu))?;
         let inputs = ((numbers + first as f64) * 0.7).sin();
-        let inputs = inputs.view([self.rows, WIDTH]);
+        let inputs = inputs.view([self.rows, self.width]);
         Ok(Batch::new(vec![("inputs", inputs)], self.rows as u64))
     }
 
@@ -93,7 +114,17 @@ impl Task for Waves {
         }
         let inputs = batch.get("inputs")?;
         let target = inputs.f_roll([1], [1])?;
-        let made = inputs.f_matmul(&self.student)?;
+        // In the first step no sum starts in the pass.
+        let ends_in_the_pass = self.fault.ends_with("in the pass")
+            && self.position > 5 * 2 * ROWS
+            && batch.rows()? > 2;
+        let mut made = inputs.shallow_clone();
+        for (index, student) in self.students.iter().enumerate() {
+            made = match ends_in_the_pass && index == 2 {
+                true => product_that_ends_the_pass(&made, student, self.fault.contains("short"))?,
+                false => made.f_matmul(student)?,
+            };
+        }
         let loss = made.f_sub(&target)?.f_square()?.f_mean(Kind::Float)?;
         // Steps 7 to 9 of two ranks; the step after a return has other data.
         let bad = (6 * 2 * ROWS + 1..=9 * 2 * ROWS).contains(&self.position);
@@ -103,14 +134,18 @@ impl Task for Waves {
         }
         match self.fault.as_str() {
             "still" => Ok(loss.f_mul_scalar(0.0)?),
-            "no number" | "apart, no number" if bad => Ok(loss.f_mul_scalar(f64::NAN)?),
-            "broken" if bad => Err(Error::Internal("the second rank is broken".into())),
+            "no number" | "apart, no number" | "deep, no number" if bad => {
+                Ok(loss.f_mul_scalar(f64::NAN)?)
+            }
+            "broken" | "deep, broken" if bad => {
+                Err(Error::Internal("the second rank is broken".into()))
+            }
             _ => Ok(loss),
         }
     }
 
     fn evaluate(&self, _: Option<u64>, _: &mut placement::Placer) -> Result<Evaluation, Error> {
-        let loss = self.student.f_square()?.f_mean(Kind::Double)?;
+        let loss = self.students[0].f_square()?.f_mean(Kind::Double)?;
         Ok(Evaluation {
             loss: f64::try_from(&loss)?,
             nats_per_byte: None,
@@ -135,10 +170,29 @@ impl Task for Waves {
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         fs::create_dir_all(folder).unwrap();
-        let tensors = [("student".to_owned(), &self.student)];
-        write_tensors(&folder.join("weights"), &tensors)?;
+        write_tensors(&folder.join("weights"), &self.parameters.named())?;
         Ok(())
     }
+}
+
+/// A product that runs out of memory when the backward pass comes to it, or fails otherwise.
+fn product_that_ends_the_pass(
+    inputs: &Tensor,
+    matrix: &Tensor,
+    is_short: bool,
+) -> Result<Tensor, Error> {
+    let (matrix, runs) = (matrix.shallow_clone(), AtomicUsize::new(0));
+    let product = move |inputs: &[Tensor]| match runs.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(vec![inputs[0].f_matmul(&matrix)?]),
+        _ if is_short => Err(torch_ext::Error::OutOfMemory {
+            message: "too small for the second run".into(),
+        }),
+        _ => Err(torch_ext::Error::InvalidArgument(
+            "the second rank is broken".into(),
+        )),
+    };
+    let mut outputs = torch_ext::checkpoint(&[inputs], product)?;
+    Ok(outputs.pop().unwrap())
 }
 
 /// What of the config a fault is about.
@@ -147,9 +201,21 @@ fn keys(fault: &str) -> &'static str {
         "bf16" => "max_steps: 20, ema_decay: 0.9, reduce_dtype: bfloat16",
         // What is exchanged is the mean, and nothing more is made of it.
         "still" => "max_steps: 1, sync_every: 2, outer_learning_rate: 1, outer_momentum: 0",
+        "deep, twice" => "max_steps: 20, gradient_accumulation_steps: 2",
+        "deep, bf16" => "max_steps: 20, reduce_dtype: bfloat16",
         "slow once" => "max_steps: 24, ema_decay: 0.9, resume_from_checkpoint: latest",
         fault if fault.starts_with("apart") => "max_steps: 20, sync_every: 4",
         _ => "max_steps: 20, ema_decay: 0.9",
+    }
+}
+
+/// What a run says of its ranks.
+#[derive(Default)]
+struct Link(String);
+
+impl Observer for Link {
+    fn started(&mut self, start: &Start<'_>) {
+        self.0 = start.ranks.unwrap_or_default().to_owned();
     }
 }
 
@@ -158,10 +224,15 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
     let text = format!(
         "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
          unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, {keys}, \
-         {size}, gradient_accumulation_steps: 1, learning_rate: 0.01, lr_scheduler_type: constant, \
+         {size}, learning_rate: {rate}, lr_scheduler_type: constant, \
          logging_steps: 1, eval_steps: 6, save_steps: 3, load_best_model_at_end: true}}}}",
         runs = folder.join("runs").display(),
         keys = keys(fault),
+        rate = if fault.starts_with("deep") {
+            0.0003
+        } else {
+            0.01
+        },
         size = match fault.starts_with("slow") {
             // Of both ranks together.
             true => format!("per_device_train_batch_size: auto, train_batch_size: {rows}"),
@@ -170,17 +241,22 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
     );
     let config = Config::parse("test.yaml", &text, &[]).unwrap();
     let task = Waves::new(rows, rank, fault);
-    let student = task.student.shallow_clone();
+    let students: Vec<_> = task.students.iter().map(Tensor::shallow_clone).collect();
+    let mut link = Link::default();
     let summary = surefoot_trainer::run_task(
         &config,
         &Allocator::torch(),
-        &mut NoObserver,
+        &mut link,
         &Stop::default(),
         |_, _| Ok(Box::new(task)),
     );
     let summary = summary.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
-    let weights = [("student".to_owned(), &student)];
+    let weights = students.iter().enumerate();
+    let weights: Vec<_> = weights
+        .map(|(index, student)| (format!("student {index}"), student))
+        .collect();
     write_tensors(&folder.join(format!("{name}-{rank}")), &weights).unwrap();
+    fs::write(folder.join(format!("{name}-{rank}.link")), link.0).unwrap();
     let summary = serde_json::to_string(&summary).unwrap();
     fs::write(folder.join(format!("{name}-{rank}.json")), summary).unwrap();
 }
@@ -340,8 +416,8 @@ fn ranks_that_learn_apart_take_the_mean_of_what_they_learned() {
     // The first rank's part of the first step is what one alone begins with; the second learns nothing.
     train(folder, "alone", ROWS, 0, "still");
     two_equal_ranks(folder, "still");
-    let initial =
-        Vec::<f32>::try_from(Waves::new(ROWS, 0, "").student.flatten(0, -1).detach()).unwrap();
+    let initial = &Waves::new(ROWS, 0, "").students[0];
+    let initial = Vec::<f32>::try_from(initial.flatten(0, -1).detach()).unwrap();
     let both = student(folder, "alone-0")
         .into_iter()
         .zip(student(folder, "ranks-0"));
@@ -367,4 +443,80 @@ fn ranks_that_learn_apart_end_equal_whatever_one_of_them_meets() {
             assert_eq!(summary["rollbacks"], rollbacks, "{fault}");
         }
     }
+}
+
+/// Losses of one process and of two ranks whose sums overlap with the backward pass.
+fn losses_of_one_and_two(folder: &Path, fault: &str) -> [f64; 4] {
+    let [two, _] = two_equal_ranks(folder, fault);
+    let link = fs::read_to_string(folder.join("ranks-0.link")).unwrap();
+    assert!(link.contains("in 6 buckets"), "{link}");
+    let text = fs::read_to_string(folder.join("alone-0.json")).unwrap();
+    let one: Value = serde_json::from_str(&text).unwrap();
+    let loss = |summary: &Value, key: &str| summary[key].as_f64().unwrap();
+    [
+        loss(&one, "first_loss"),
+        loss(&two, "first_loss"),
+        loss(&one, "last_loss"),
+        loss(&two, "last_loss"),
+    ]
+}
+
+#[test]
+fn sums_that_overlap_with_the_backward_pass_are_those_of_one() {
+    for fault in [
+        "deep",
+        "deep, twice",
+        "deep, short",
+        "deep, short in the pass",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        train(folder, "alone", 2 * ROWS, 0, fault);
+        let [one, two, last_one, last_two] = losses_of_one_and_two(folder, fault);
+        assert!(last_one < one / 2.0, "{fault}: nothing was learned");
+        let apart = ((one - two) / one)
+            .abs()
+            .max(((last_one - last_two) / last_one).abs());
+        println!("{fault}: losses differ by {apart:.1e}");
+        assert!(apart < 1e-6, "{fault}: {apart}");
+        let weights = fs::read(folder.join("ranks-0")).unwrap();
+        two_equal_ranks(folder, fault);
+        let again = fs::read(folder.join("ranks-0")).unwrap();
+        assert!(weights == again, "{fault}: another run ends elsewhere");
+    }
+}
+
+#[test]
+fn sums_that_overlap_are_of_no_use_to_any_rank_where_one_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    for fault in ["deep, short", "deep, short in the pass"] {
+        let folder = tempfile::tempdir().unwrap();
+        for summary in two_equal_ranks(folder.path(), fault) {
+            assert_eq!(summary["micro_batch"], 2, "{fault}");
+            assert_eq!(summary["steps"], 20, "{fault}");
+        }
+    }
+    for summary in two_equal_ranks(folder.path(), "deep, no number") {
+        assert_eq!(summary["skipped_steps"], 3);
+        assert_eq!(summary["rollbacks"], 1);
+        assert_eq!(summary["steps"], 20);
+    }
+    for fault in ["deep, broken", "deep, broken in the pass"] {
+        let outputs = two_ranks(folder.path(), fault);
+        assert!(outputs.iter().all(|output| !output.status.success()));
+        let told = said(&outputs[0]);
+        assert!(
+            told.contains("the second rank is broken"),
+            "{fault}: {told}"
+        );
+    }
+}
+
+#[test]
+fn overlapping_sums_of_bf16_leave_equal_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    two_equal_ranks(folder.path(), "deep, bf16");
+    let rounded = fs::read(folder.path().join("ranks-0")).unwrap();
+    two_equal_ranks(folder.path(), "deep");
+    assert!(rounded != fs::read(folder.path().join("ranks-0")).unwrap());
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{CONFIG, Place, assert_fine, distance, doubles};
+use super::{CONFIG, Place, assert_fine, distance, doubles, stderr};
 
 /// Of two blocks, with matrices that quantisation and states of eight bits take.
 const BASE: &str = "model: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}";
@@ -27,8 +27,8 @@ const CODES: Bounds = Bounds {
     weights: None,
 };
 
-/// Runs with these keys, by one and by two ranks.
-fn two_ranks_are_one(model: &str, further: &str, keys: &[&str], bounds: &Bounds) {
+/// Runs with these keys, by one and by two ranks; what the latter say.
+fn two_ranks_are_one(model: &str, further: &str, keys: &[&str], bounds: &Bounds) -> String {
     let place = Place::new();
     fs::write(place.path("config.yaml"), CONFIG.replace(ONE_BLOCK, BASE)).unwrap();
     let mut config = CONFIG.replace(ONE_BLOCK, BASE);
@@ -42,7 +42,9 @@ fn two_ranks_are_one(model: &str, further: &str, keys: &[&str], bounds: &Bounds)
     let run = |arguments: &[&str]| {
         let keys = keys.iter().flat_map(|key| ["--set", *key]);
         let arguments: Vec<&str> = keys.chain(arguments.iter().copied()).collect();
-        assert_fine(&place.train(&arguments));
+        let output = place.train(&arguments);
+        assert_fine(&output);
+        stderr(&output)
     };
     run(&[
         "--set",
@@ -50,7 +52,7 @@ fn two_ranks_are_one(model: &str, further: &str, keys: &[&str], bounds: &Bounds)
         "--set",
         "train.per_device_train_batch_size=4",
     ]);
-    run(&["--set", "name=two", "--nproc", "2"]);
+    let told = run(&["--set", "name=two", "--nproc", "2"]);
     let losses = distance(&place.losses("one"), &place.losses("two"));
     let evaluations = distance(&place.evaluations("one"), &place.evaluations("two"));
     println!("{keys:?} {model}: losses differ by {losses:.1e}, evaluations by {evaluations:.1e}");
@@ -64,6 +66,7 @@ fn two_ranks_are_one(model: &str, further: &str, keys: &[&str], bounds: &Bounds)
     println!("weights differ by {weights:.1e}");
     let bound = bounds.weights.unwrap_or(f64::INFINITY);
     assert!(weights < bound, "weights differ by {weights}");
+    told
 }
 
 #[test]
@@ -94,6 +97,18 @@ fn accumulation_with_checkpointing() {
         "train.gradient_accumulation_steps=2",
     ];
     two_ranks_are_one("max_memory: null", "adapter: {r: 4}", &keys, &ROUNDING);
+}
+
+#[test]
+fn sums_that_overlap_with_a_backward_pass_of_checkpointed_blocks() {
+    let keys = [
+        "train.gradient_checkpointing=true",
+        "train.gradient_accumulation_steps=2",
+    ];
+    // Of so high a rank that the gradients are several buckets.
+    let adapter = "adapter: {r: 64}";
+    let told = two_ranks_are_one("max_memory: null", adapter, &keys, &ROUNDING);
+    assert!(told.contains("buckets during the backward pass"), "{told}");
 }
 
 #[test]

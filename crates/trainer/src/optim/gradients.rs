@@ -69,6 +69,19 @@ impl Gradients {
         Ok(())
     }
 
+    /// Puts the sums so far back into the parameters, so that the next backward pass adds to them there, and
+    /// leaves the sums of all passes.
+    ///
+    /// # Errors
+    /// If libtorch fails.
+    pub(crate) fn put_back(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        let sums = std::mem::take(&mut self.list);
+        for (parameter, sum) in self.of_parameters(parameters).zip(&sums) {
+            torch_ext::put_gradient(&mut parameter.tensor.shallow_clone(), sum)?;
+        }
+        Ok(())
+    }
+
     /// Drops what a failed backward pass has left in the parameters.
     ///
     /// # Errors

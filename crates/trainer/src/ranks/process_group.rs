@@ -11,6 +11,7 @@ use torch_ext::rccl::Communicator;
 use super::address;
 use super::begun::{Begun, Known};
 use super::membership::Membership;
+use super::overlap::OverlappedSums;
 use super::roster::{self, Arrival};
 use crate::Error;
 use crate::stop::Stop;
@@ -25,8 +26,9 @@ const PROBE_BYTES: usize = 4 << 20;
 
 /// One of several ranks.
 pub(super) struct ProcessGroup {
-    // Dropped first: it holds the store.
-    group: Option<Group>,
+    // Dropped first: they hold the group, and that the store.
+    pub(super) overlapped: Option<OverlappedSums>,
+    pub(super) group: Option<Group>,
     /// Sums up tensors on the GPU, where all ranks can.
     pub(super) rccl: Option<Communicator>,
     pub(super) store: Store,
@@ -98,6 +100,7 @@ impl ProcessGroup {
             .map(|arrival| (arrival.host, arrival.address))
             .unzip();
         let mut joined = Self {
+            overlapped: None,
             group: None,
             rccl: None,
             store,
@@ -216,8 +219,7 @@ impl ProcessGroup {
     /// Writes why this rank ends. Who writes nothing is taken for dead, so a store that is gone
     /// matters no more.
     pub(super) fn report(&mut self, message: &str, lost: Option<Lost>) {
-        self.group = None;
-        self.rccl = None;
+        self.disconnect();
         let failure = Failure {
             host: self.host.clone(),
             message: message.to_owned(),
@@ -236,8 +238,15 @@ impl ProcessGroup {
         }
     }
 
+    /// Lets go of all connections to the others but that to the store.
+    fn disconnect(&mut self) {
+        self.overlapped = None;
+        self.group = None;
+        self.rccl = None;
+    }
+
     /// What a sum or a broadcast that `began` then and failed means: who is gone, or why it ended.
-    fn explain(&mut self, error: torch_ext::Error, began: Instant) -> Error {
+    pub(super) fn explain(&mut self, error: torch_ext::Error, began: Instant) -> Error {
         if !matches!(error, torch_ext::Error::Peer(_)) {
             return error.into();
         }
@@ -330,8 +339,7 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     /// The rank that hosts the store is the last to leave: for the others its end would be a failure.
     fn drop(&mut self) {
-        self.group = None;
-        self.rccl = None;
+        self.disconnect();
         if self.set("left", b"").is_err() || !self.hosts_store {
             return;
         }

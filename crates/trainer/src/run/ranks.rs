@@ -1,4 +1,4 @@
-//! What the ranks of a run do together: one sum of all gradients in each step, and what they agree
+//! What the ranks of a run do together: the sum of all gradients in each step, and what they agree
 //! on, so that a step is skipped, cut smaller, rolled back or the last one for all or none.
 
 use std::path::Path;
@@ -47,7 +47,7 @@ const OF_THE_MACHINE: [&str; 21] = [
 ];
 
 /// Where the numbers of who ran out of memory begin, in what ranks tell each other of a step.
-const SHORT: usize = 7;
+const SHORT: usize = 8;
 
 /// What somebody has asked a run for, as all its ranks know.
 #[derive(Debug, Clone, Copy, Default)]
@@ -135,6 +135,23 @@ pub(super) fn share_trained(
     Ok(())
 }
 
+/// Lets sums of gradients overlap with the backward pass, where that can be done in all ranks.
+pub(super) fn overlap_sums(
+    ranks: &mut Ranks,
+    config: &Config,
+    task: &dyn Task,
+) -> Result<(), Error> {
+    // Of ranks that learn apart none sends gradients, and groups that are trained in turns would need a buffer each.
+    if config.train.sync_every > 1 || !task.turns().is_empty() {
+        return Ok(());
+    }
+    // Streamed blocks are brought in and recomputed in the backward pass, and the time of each is planned: what
+    // runs then beside them was not tried, so that gradients are summed after it.
+    let is_possible = task.streamed().is_none();
+    let kind = config.train.reduce_dtype.kind();
+    ranks.overlap_sums(task.parameters(), kind, is_possible)
+}
+
 /// A copy in host memory, without gaps.
 pub(super) fn on_host(placer: &mut Placer, name: &str, tensor: &Tensor) -> Result<Tensor, Error> {
     match tensor.device() {
@@ -193,8 +210,9 @@ impl Run<'_> {
             return own;
         }
         let apart = self.learns_apart();
+        let overlaps = self.ranks.overlaps_sums();
         let own = own.and_then(|passes| {
-            if apart {
+            if apart || overlaps {
                 return Ok((passes, None));
             }
             let flat = flat(&passes.gradients, self.config.train.reduce_dtype.kind())?;
@@ -209,14 +227,26 @@ impl Run<'_> {
         {
             return own.map(|(passes, _)| passes);
         }
+        // Also by a rank that ran out of memory: the others wait for the sums that have started.
+        let finished = {
+            let gradients = own.as_ref().ok();
+            let gradients = gradients.map(|(passes, _)| passes.gradients.tensors());
+            self.ranks.finish_sums(gradients)
+        };
+        let (own, is_complete) = match finished {
+            Ok(is_complete) => (own, is_complete),
+            Err(error) if error.is_out_of_memory() => (Err(error), true),
+            Err(error) => return Err(error),
+        };
         // The loss; whether to stop, to sample, to save and to leave; of ranks that learn apart who has learned and whose
-        // norm is a number; and who ran out of memory.
+        // norm is a number; whether a sum started too early; and who ran out of memory.
         let flag = |is_set: bool| f64::from(u8::from(is_set));
         let mut told = vec![0.0; SHORT + size];
         told[1] = flag(stop.is_requested());
         told[4] = flag(stop.take_sample());
         told[5] = flag(stop.take_save());
         told[6] = flag(stop.is_to_leave());
+        told[7] = flag(!is_complete);
         if let Ok((passes, _)) = &own {
             told[0] = passes.loss;
             told[2] = flag(passes.has_learned);
@@ -229,7 +259,7 @@ impl Run<'_> {
         self.asked.sample |= told[4] > 0.0;
         self.asked.save |= told[5] > 0.0;
         let short = told[SHORT..].iter().position(|short| *short > 0.0);
-        let (mut passes, sum) = match (own, short) {
+        let (mut passes, flat) = match (own, short) {
             (Ok(own), None) => own,
             (Ok(_), Some(other)) => {
                 let message = format!("{} ran out of memory", self.ranks.name_of(other));
@@ -237,20 +267,33 @@ impl Run<'_> {
             }
             (Err(error), _) => return Err(error),
         };
-        let Some(sum) = sum else {
+        if apart {
             passes.loss = told[0] / told[2].max(1.0);
             // All skip the step in which one has no number.
             if !told[3].is_finite() {
                 passes.norm = f64::NAN;
             }
             return Ok(passes);
-        };
-        let sum = self.ranks.sum(sum)?;
-        let sum = match self.ranks.sums_on_device() {
-            true => sum,
-            false => self.placer.batch(sum)?,
-        };
-        passes.gradients.fill(&sum)?;
+        }
+        match flat {
+            Some(flat) => {
+                let sum = self.ranks.sum(flat)?;
+                let sum = match self.ranks.sums_on_device() {
+                    true => sum,
+                    false => self.placer.batch(sum)?,
+                };
+                passes.gradients.fill(&sum)?;
+            }
+            None => {
+                // Once more, by all, where one of them has started to sum a gradient before it was complete.
+                if told[7] > 0.0 {
+                    self.ranks.finish_sums(Some(passes.gradients.tensors()))?;
+                }
+                let sums = self.ranks.overlapped_sums();
+                let sums = sums.ok_or_else(|| Error::Internal("no sums of gradients".into()))?;
+                passes.gradients.fill(sums)?;
+            }
+        }
         passes.loss = told[0];
         // The same everywhere, also where CPUs round in different ways.
         let norm = f64::try_from(&passes.gradients.norm()?.f_to_kind(Kind::Double)?)?;
