@@ -266,6 +266,18 @@ impl Ranks {
         self.begun.as_ref().map(|begun| &*begun.path)
     }
 
+    /// Removes the folder of that run where it has neither a checkpoint nor anything else to keep, so that the run
+    /// is begun anew in its place. For rank 0.
+    pub(crate) fn remove_folder_without_results(&self) -> Result<(), Error> {
+        if let Some(begun) = &self.begun
+            && begun.remove_without_results()?
+        {
+            let folder = begun.path.display();
+            tracing::info!("`{folder}` had no checkpoint yet: the run is begun anew there");
+        }
+        Ok(())
+    }
+
     /// Tells the others why this rank ends, so that they need not wait for it.
     pub(crate) fn failed(&mut self, error: &Error) {
         if let Some(joined) = &mut self.joined {

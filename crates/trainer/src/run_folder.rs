@@ -35,6 +35,18 @@ const FILES: [&str; 9] = [
     "model",
 ];
 
+/// What a run may have written before its first checkpoint that it would write again if it was begun anew: the same
+/// numbers. Samples are not among it.
+const BEFORE_CHECKPOINTS: [&str; 5] = [
+    "config.yaml",
+    "metrics.jsonl",
+    "report.html",
+    "loss.svg",
+    "memory.svg",
+];
+/// How the names of TensorBoard's files begin, which are likewise.
+const EVENTS: &str = "events.out.tfevents.";
+
 /// The folder of one run, locked against other runs while this exists.
 #[derive(Debug, Clone)]
 pub struct RunFolder {
@@ -195,6 +207,46 @@ impl RunFolder {
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
+}
+
+/// Removes the folder of a run that has no results, for it to be begun anew in its place: one in which there is
+/// nothing but `mark` and what a run writes before its first checkpoint. Returns whether it did.
+///
+/// # Errors
+/// If it cannot be read or removed.
+pub(crate) fn remove_without_results(path: &Path, mark: &str) -> Result<bool, Error> {
+    // Who has the lock is still using it, and without locks nobody knows.
+    let folder = match RunFolder::locked(path.to_owned()) {
+        Ok(folder) if folder._lock.is_some() => folder,
+        _ => return Ok(false),
+    };
+    folder.sweep()?;
+    let failed = |error| Error::io("remove", path, error);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (name, kind) = (entry.file_name(), entry.file_type().map_err(failed)?);
+        let name = name.to_string_lossy();
+        let is_known = BEFORE_CHECKPOINTS.contains(&&*name) || name.starts_with(EVENTS);
+        match &*name {
+            name if name == mark && kind.is_file() => {}
+            _ if is_known && kind.is_file() => files.push(entry.path()),
+            // Below, if it is empty.
+            "checkpoints" if kind.is_dir() => {}
+            _ => return Ok(false),
+        }
+    }
+    match fs::remove_dir(folder.checkpoints()) {
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => return Ok(false),
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    // The mark is the last: who is interrupted here goes on by it.
+    files.push(path.join(mark));
+    let mut removed = files.iter().map(fs::remove_file);
+    removed.try_for_each(|removed| removed).map_err(failed)?;
+    fs::remove_dir(path).map_err(failed)?;
+    Ok(true)
 }
 
 /// Writes a file atomically: readers see all of the old or all of the new content.

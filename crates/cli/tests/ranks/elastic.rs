@@ -120,6 +120,37 @@ fn a_rank_that_is_left_alone_goes_on_from_the_last_checkpoint() {
 }
 
 #[test]
+fn a_run_without_a_checkpoint_is_begun_anew_in_its_place() {
+    let place = Place::new();
+    let machine = Machine {
+        place: &place,
+        name: "runs",
+    };
+    let settings = [
+        "train.max_steps=1000000",
+        "train.save_steps=1000000",
+        "train.eval_steps=0",
+        "sample.sample_steps=0",
+    ];
+    let metrics = place.path("runs/tiny/metrics.jsonl");
+    let first = store();
+    let ranks = [0, 1].map(|rank| machine.rank(&first, rank, 2, &settings));
+    wait_for("a step", || {
+        fs::read_to_string(&metrics).is_ok_and(|text| text.contains("train"))
+    });
+    kill(ranks);
+    assert_eq!(machine.runs(), 1);
+    assert!(machine.checkpoints().is_empty());
+    let next = store();
+    let steps = ["train.max_steps=2"];
+    let outputs = ended([0, 1].map(|rank| machine.rank(&next, rank, 2, &steps)));
+    outputs.iter().for_each(assert_fine);
+    assert_eq!(resumed_at(&outputs[0]), None);
+    assert_eq!(machine.runs(), 1);
+    assert_eq!(place.losses("tiny").len(), 2);
+}
+
+#[test]
 fn a_rank_that_joins_one_that_was_alone_goes_on_with_it() {
     let place = Place::new();
     let place = Machine {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::process_group::{PAUSE, host_name};
 use crate::stop::Stop;
-use crate::{Error, checkpoint};
+use crate::{Error, checkpoint, run_folder};
 
 /// The file in the run's folder.
 const MARK: &str = ".torchrun";
@@ -51,6 +51,15 @@ impl Begun {
     pub(super) fn mark(&self) -> Result<(), Error> {
         let file = self.path.join(MARK);
         fs::write(&file, &self.token).map_err(|error| Error::io("write", &file, error))
+    }
+
+    /// Removes its folder, if that is on this machine, has no checkpoint, and nothing that begun anew it would
+    /// not have again. Returns whether it did.
+    pub(super) fn remove_without_results(&self) -> Result<bool, Error> {
+        match self.saved_here()? {
+            Some(0) => run_folder::remove_without_results(&self.path, MARK),
+            _ => Ok(false),
+        }
     }
 
     /// The newest checkpoint, if the folder is on this machine; 0 where it has none.
@@ -216,6 +225,61 @@ mod tests {
         assert_eq!(again, begun);
         Begun::new(folder.path(), None).unwrap().mark().unwrap();
         assert_eq!(begun.saved_here().unwrap(), None);
+    }
+
+    #[test]
+    fn only_what_was_begun_and_has_no_results_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("run");
+        let make = |files: &[&str]| {
+            fs::create_dir_all(folder.join("checkpoints")).unwrap();
+            for file in files {
+                let file = folder.join(file);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, "text").unwrap();
+            }
+            let begun = Begun::new(&folder, None).unwrap();
+            begun.mark().unwrap();
+            begun
+        };
+        let usual = [
+            "config.yaml",
+            "metrics.jsonl",
+            "events.out.tfevents.1.surefoot.2",
+            "report.html",
+            ".config.yaml.tmp",
+            "checkpoints/.step-000003.tmp/state.json",
+        ];
+        let begun = make(&usual);
+        // Another run has taken the place of this one.
+        let other = Begun {
+            token: "another".into(),
+            ..begun.clone()
+        };
+        assert!(!other.remove_without_results().unwrap());
+        // A run is active in it.
+        let active = fs::File::open(&folder).unwrap();
+        active.lock().unwrap();
+        assert!(!begun.remove_without_results().unwrap());
+        drop(active);
+        assert!(begun.remove_without_results().unwrap());
+        assert!(!folder.exists());
+        assert!(!begun.remove_without_results().unwrap());
+
+        for kept in [
+            "notes.txt",
+            "samples.txt",
+            "samples/step-000001/0.mp4",
+            "checkpoints/step-000003/state.json",
+        ] {
+            let begun = make(&usual);
+            fs::create_dir_all(folder.join(kept).parent().unwrap()).unwrap();
+            fs::write(folder.join(kept), "text").unwrap();
+            assert!(!begun.remove_without_results().unwrap(), "{kept}");
+            assert!(folder.join(kept).exists());
+            assert!(folder.join("config.yaml").exists(), "{kept}");
+            fs::remove_dir_all(&folder).unwrap();
+        }
     }
 
     #[test]

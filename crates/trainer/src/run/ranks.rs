@@ -103,7 +103,10 @@ pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>,
                 other => other,
             })
         }
-        _ => Resumed::open(config),
+        _ => {
+            ranks.remove_folder_without_results()?;
+            Resumed::open(config)
+        }
     }
 }
 
