@@ -6,7 +6,8 @@ weights and moments of a run that nobody disturbed, bit for bit, or has failed:
 - `kills`: one of two ranks on one machine is killed (SIGKILL), at twenty random moments;
 - two machines, each a network namespace with an agent, a cache and an output folder of its own: a rank
   stopped for a minute; one packet in a hundred lost; the cable out for five seconds, and for a minute; the
-  second machine switched off and on again, with its agent.
+  second machine switched off and on again, with its agent; and, of `--nnodes 1:2`, off for good, when the first
+  one ends the run alone, with other weights.
 
 An agent that ends is started again, as systemd would. Needs root for the namespaces, `ip`, and `nft` for the
 loss (the kernel's `netem` is not everywhere). The numbers go to a JSON file.
@@ -224,10 +225,10 @@ def on_one_machine(options, name):
     return case
 
 
-def on_two_machines(options, name, steps=None, timeout=600):
+def on_two_machines(options, name, steps=None, timeout=600, machines="2"):
     case = Case(options, name, steps, timeout)
     for index, (machine, space, address) in enumerate(zip("ab", SPACES, ADDRESSES)):
-        arguments = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "100"]
+        arguments = ["--nnodes", machines, "--nproc-per-node", "1", "--max-restarts", "100"]
         arguments += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}"]
         arguments += ["--rdzv-id", name, "--local-addr", address, "--monitor-interval", "0.2"]
         arguments += ["--rdzv-conf", f"is_host={int(index == 0)},join_timeout=300,read_timeout=30"]
@@ -401,6 +402,20 @@ def reboot(options, cable):
     return case, {"off_seconds": 10}
 
 
+def left_alone(options, cable):
+    """The second machine goes for good, and the first one goes on without it."""
+    case = on_two_machines(options, "left-alone", machines="1:2")
+    agent = case.agents[1]
+
+    def off():
+        agent.switch_off()
+        case.agents.remove(agent)
+
+    once(case, case.steps // 3, off)
+    log = (case.folder / "a" / "log.txt").read_text(errors="replace")
+    return case, {"goes_on_with_one_rank": "ranks 2 → 1" in log}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainer", type=Path, required=True, help="the program surefoot-trainer")
@@ -427,6 +442,7 @@ def main():
         "cut-link-short": lambda cable: cut_link(options, cable, "cut-link-short", 5, 600),
         "cut-link-long": lambda cable: cut_link(options, cable, "cut-link-long", 60, 20),
         "reboot": lambda cable: reboot(options, cable),
+        "left-alone": lambda cable: left_alone(options, cable),
     }
     rows, failed = [], False
     for name, case in cases.items():
@@ -441,11 +457,16 @@ def main():
                 row |= told
                 row["restarts_that_resumed"] = ended.restarts()
                 row["checkpoints_lost"] = ended.checkpoints_lost()
-                row["weights_and_moments_equal"] = ended.result() == expected
+                # Two ranks with the same data each would have learned something else than one.
+                if name != "left-alone":
+                    row["weights_and_moments_equal"] = ended.result() == expected
+                elif row["restarts_that_resumed"] and ended.result():
+                    row["complete"] = row["goes_on_with_one_rank"]
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 row["error"] = str(error)
             row["seconds"] = round(time.monotonic() - began, 1)
-        is_fine = row.get("weights_and_moments_equal") is True and row.get("checkpoints_lost") == 0
+        is_fine = row.get("weights_and_moments_equal", row.get("complete")) is True
+        is_fine = is_fine and row.get("checkpoints_lost") == 0
         if "kills_wanted" in row:
             is_fine = is_fine and len(row["kills"]) == row["kills_wanted"]
         failed |= not is_fine
@@ -467,8 +488,10 @@ def main():
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     for row in rows:
-        fine = row.get("weights_and_moments_equal") is True and row.get("checkpoints_lost") == 0
-        print(f"{row['case']:<16} {'equal' if fine else row.get('error', 'NOT EQUAL')}, {row['seconds']} s")
+        told = "complete" if row.get("complete") else "equal" if row.get("weights_and_moments_equal") else "NOT EQUAL"
+        if row.get("checkpoints_lost") != 0:
+            told = "A CHECKPOINT WAS LOST"
+        print(f"{row['case']:<16} {row.get('error', told)}, {row['seconds']} s")
     if failed or options.keep:
         print(f"the runs are in {options.scratch}")
     else:
