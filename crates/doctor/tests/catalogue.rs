@@ -8,6 +8,8 @@ use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 mod messages;
 #[path = "catalogue/posted.rs"]
 mod posted;
+#[path = "catalogue/processes.rs"]
+mod processes;
 #[path = "catalogue/stack.rs"]
 mod stack;
 #[path = "catalogue/wsl_and_windows.rs"]
@@ -16,7 +18,7 @@ mod wsl_and_windows;
 /// What the log says, and the entry that must recognise it.
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
-    first.chain(stack::MESSAGES)
+    first.chain(stack::MESSAGES).chain(processes::MESSAGES)
 }
 
 /// What is around a message in every log.

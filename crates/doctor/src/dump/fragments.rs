@@ -149,6 +149,19 @@ const TOOLS: &[Tool] = &[
         ],
     },
     Tool {
+        name: "lshw",
+        signs: &[
+            "*-core",
+            "*-memory",
+            "*-cpu",
+            "*-firmware",
+            "physical id:",
+            "bus info:",
+            "capabilities:",
+            "configuration:",
+        ],
+    },
+    Tool {
         name: "dxdiag",
         signs: &[
             "DDI Version:",

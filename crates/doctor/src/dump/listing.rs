@@ -10,7 +10,7 @@ use regex::{Regex, RegexSet};
 use std::sync::LazyLock;
 
 /// Program and pattern. Groups: `i` its number, `n` name, `g` architecture, `d` device id, `p` PCI
-/// address, `t` the whole memory as HIP has it, `f` memory that is free or of unknown kind, `u` integrated,
+/// address, `m` major/minor/stepping, `t` the whole memory as HIP has it, `f` memory that is free or of unknown kind, `u` integrated,
 /// `c` compute units.
 const LINES: &[(&str, &str)] = &[
     (
@@ -44,6 +44,8 @@ const LINES: &[(&str, &str)] = &[
         r"(?i)(?:using agent|agents=\[')\s*(?P<g>gfx[0-9a-f]{3,5})",
     ),
     ("arch", r"(?i)unsupported GPU: (?P<g>gfx[0-9a-f]{3,5})"),
+    // HIP under AMD_LOG_LEVEL=3.
+    ("runtime", r"Gfx Major/Minor/Stepping: (?P<m>\d+/\d+/\d+)"),
     (
         "arch",
         r"(?i)\bGPU (?:dev(?:ice)? )?(?P<i>\d+):\s*(?P<g>gfx[0-9a-f]{3,5}) \((?P<f>[\d.]+ [GM]i?B)",
@@ -133,7 +135,9 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         for at in compiled.set.matches(line) {
             let (tool, pattern) = &compiled.patterns[at];
             // The properties of torch's form name it once.
-            if *tool == "props" && line.contains("_CudaDeviceProperties(") {
+            if *tool == "props" && line.contains("_CudaDeviceProperties(")
+                || *tool == "arch" && is_build_target(line)
+            {
                 continue;
             }
             for found in pattern.captures_iter(line).take(64) {
@@ -221,7 +225,8 @@ fn mention<'a>(
     one = one.reporting(
         group("g")
             .and_then(|name| name.parse::<Gfx>().ok())
-            .or(version),
+            .or(version)
+            .or_else(|| Gfx::from_override(&group("m")?.replace('/', "."))),
     );
     one.gpu.device_id = one.gpu.device_id.or_else(|| {
         let digits = group("d")?.trim_start_matches("0x");
@@ -240,6 +245,20 @@ fn mention<'a>(
         };
     }
     Some(one)
+}
+
+/// Whether a line names architectures that something is compiled for: no GPU need be there.
+fn is_build_target(line: &str) -> bool {
+    let lower = line.to_ascii_lowercase();
+    let is_refused = [
+        "unsupported cuda gpu",
+        "unsupported hip gpu",
+        "offload-arch",
+    ]
+    .iter()
+    .any(|words| lower.contains(words));
+    let is_of_cmake = lower.trim_start().starts_with("-- ") && lower.contains("target");
+    is_refused || is_of_cmake || Gfx::find_all(&lower).len() > 1 && lower.contains(";gfx")
 }
 
 /// The architecture of a graphics core; up to RDNA 3 the numbers are in another order.

@@ -402,7 +402,7 @@ impl Clues {
         "sources/wsl/",
         "/usr/lib/wsl",
     ];
-    const WINDOWS: [&str; 15] = [
+    const WINDOWS: [&str; 16] = [
         "win-x86_64",
         "win_amd64",
         "(Windows)",
@@ -418,6 +418,7 @@ impl Clues {
         "amd_windows.go",
         "MSC v.",
         "Press any key to continue",
+        "DXGI_ERROR_",
     ];
     const LINUX: [&str; 14] = [
         "/home/",

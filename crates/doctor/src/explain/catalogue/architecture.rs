@@ -268,7 +268,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "compiler-too-old-for-gpu",
         patterns: &[
-            r"(?i)(?:clang|hipcc|error).*(?:invalid target ID|unknown target CPU|unsupported HIP gpu architecture|unknown GPU) .?gfx\w+",
+            r"(?i)(?:clang|hipcc|error).*(?:invalid target ID|unknown target CPU|unsupported HIP gpu architecture|unknown GPU)\W{1,4}gfx\w+",
             r"(?i)cannot determine (?:amdgcn|AMDGPU) architecture",
             r"(?i)LLVM ERROR: .*(?:Cannot select|invalid|unknown).*gfx\w+",
         ],

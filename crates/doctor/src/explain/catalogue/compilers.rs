@@ -183,6 +183,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)No module named '?flash_attn'?",
             r"flash_attn_2_cuda\S*: undefined symbol",
             r"(?i)FlashAttention2 has been toggled on, but it cannot be used",
+            r"(?i)Could not build wheels for flash[-_]attn",
         ],
         covers: &["cuda-home-missing", "undefined-symbol-torch"],
         cause: "flash-attn (flash attention) from PyPI is the extension for CUDA: it was not built for ROCm, because its setup saw no ROCm build of torch (build isolation) or its version knows no ROCm. No CUDA toolkit is needed on an AMD card.",
@@ -238,7 +239,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "cuda-sources-not-hipified",
         patterns: &[
-            r"fatal error: .?(?:cuda_runtime(?:_api)?|cuda|cuda_fp16|cuda_bf16|cublas_v2|cublasLt|curand\w*|cusparse|cudnn|nvToolsExt|nvtx3/\w+|cuda_profiler_api|cooperative_groups|mma)\.(?:h|hpp|cuh)\b",
+            r"(?i)(?:use of undeclared identifier|unknown type name) '(?:__nv_\w+|nv_bfloat16\w*|cudaStream_t|cudaError_t|cublas\w+|cudnn\w+|CUDA_R_\w+)'",
+            r"(?:fatal )?error: '?(?:cuda_runtime(?:_api)?|cuda|cuda_fp16|cuda_bf16|cublas_v2|cublasLt|curand\w*|cusparse|cudnn|nvToolsExt|nvtx3/\w+|cuda_profiler_api|cooperative_groups|mma)\.(?:h|hpp|cuh)\b",
         ],
         cause: "CUDA sources are compiled as they are: this version of the extension does not support ROCm, or did not translate (hipify) its sources to HIP.",
         fix: &[
@@ -246,6 +248,36 @@ pub(super) const ENTRIES: &[Entry] = &[
             "without its compiled parts: DeepSpeed DS_BUILD_OPS=0",
         ],
         source: "https://github.com/deepspeedai/DeepSpeed/issues/3304",
+        ..BASE
+    },
+    Entry {
+        id: "warp-functions-of-cuda",
+        patterns: &[
+            r"(?i)(?:undeclared identifier|no matching function for call to) '__(?:shfl(?:_\w+)?|ballot|any|all|match_any|match_all|syncwarp|activemask|reduce_\w+)(?:_sync)?'",
+            r"(?i)The mask must be a 64-bit integer",
+            r"(?i)no member named '__shfl\w*'",
+        ],
+        cause: "The source uses CUDA's functions for a warp (__shfl_sync, __ballot_sync and their kin). HIP has those with _sync from ROCm 7 on, before only when they are switched on, and their masks have 64 bits.",
+        fix: &[
+            "a newer version of the program, which translates them for HIP, or one that is made for ROCm",
+            "ROCm 7 or newer; with ROCm 6.2 to 6.4 -DHIP_ENABLE_WARP_SYNC_BUILTINS=1 among the compiler's flags",
+        ],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/hip_cpp_language_extensions.html",
+        ..BASE
+    },
+    Entry {
+        id: "hip-source-as-cuda",
+        patterns: &[
+            r"(?i)unsupported CUDA gpu architecture: '?gfx",
+            r"(?i)cannot find CUDA installation.{0,40}--cuda-path",
+        ],
+        covers: &["compiler-too-old-for-gpu", "extension-build-failed"],
+        cause: "The compiler takes the sources (.cu) for CUDA and not for HIP, so an AMD architecture means nothing to it: plain clang reads .cu as CUDA.",
+        fix: &[
+            "compile with hipcc, or with ROCm's clang and -x hip; in CMake the language HIP for these files, CMAKE_HIP_COMPILER and CMAKE_HIP_ARCHITECTURES (llama.cpp: -DGGML_HIP=ON and no CMAKE_CXX_COMPILER of your own)",
+            "a newer version of the program, whose CMake files say so",
+        ],
+        source: "https://clang.llvm.org/docs/HIPSupport.html",
         ..BASE
     },
     Entry {
@@ -321,6 +353,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)LLVM ERROR: .*(?:Cannot select|unsupported|triton)",
             r"error: .*failed to legalize operation",
             r"(?i)triton\.runtime.*OutOfResources|out of resource: shared memory",
+            r"(?:llvm|mlir)::\S+.*: Assertion .* failed|Assertion .isa<\w+>",
+            r"(?i)fatal error: error in backend: (?:Cannot select|Unsupported|unsupported)",
         ],
         covers: &["torch-compile-failed"],
         cause: "The installed Triton cannot compile this kernel for {gpu}: a data type that the chip lacks (fp8 before RX 9000), more shared memory than it has, or a bug of this version.",

@@ -71,6 +71,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "card-bios-stuck",
+        patterns: &[
+            r"(?i)atombios stuck (?:in loop|executing)",
+            r"(?i)\bgpu post error\b",
+        ],
+        scope: BareMetal,
+        covers: &["gpu-init-failed", "kernel-driver-error-other"],
+        confidence: Medium,
+        cause: "The program in the card's own BIOS (VBIOS) does not finish, so the driver cannot start the card: it answers wrongly over its slot or riser, its power is not right, a reset (of a virtual machine) left it in a bad state, its VBIOS is damaged, or the card is defective. ROCm has no part in it.",
+        fix: &[
+            "power the machine off (not restart) and on again",
+            "another slot, no riser, all power cables; then another machine: a card that fails there too is defective",
+            "virtual machine: hand the card over with its VBIOS as a file, and no host driver that touched it before",
+            "a VBIOS that was flashed: the original one again",
+        ],
+        ask: &["dmesg | grep -iE 'amdgpu|atom' | tail -n 40", "lspci -vv"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/1320",
+        ..BASE
+    },
+    Entry {
         id: "gpu-init-failed",
         patterns: &[
             r"(?i)Fatal error during GPU init",
@@ -78,6 +98,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)PSP load \w+ failed|psp_hw_start.*ERROR",
             r"(?i)hw_init of IP block <\w+> failed",
             r"(?i)amdgpu: probe of \S+ failed with error",
+            r"(?i)amdgpu \S+: probe with driver amdgpu failed with error",
             r"(?i)amdgpu.*Unable to locate a BIOS ROM",
             r"(?i)trn=2 ACK should not assert",
         ],
@@ -125,6 +146,22 @@ pub(super) const ENTRIES: &[Entry] = &[
             "uname -r",
         ],
         source: "https://git.kernel.org/pub/scm/linux/kernel/git/firmware/linux-firmware.git",
+        ..BASE
+    },
+    Entry {
+        id: "drm-permission",
+        patterns: &[
+            r"(?i)amdgpu_query_info\(\w+\) failed \(-13\)",
+            r"(?i)(?:failed to open|cannot open|could not open) \S*/dev/dri/\S+.{0,10}Permission denied",
+        ],
+        scope: BareMetal,
+        cause: "The process may not use the GPU's device file in /dev/dri (error 13, permission denied): its user is not in the group that owns it (render, video), or it runs outside of the session or container that may.",
+        fix: &[
+            "sudo usermod -aG render,video $USER, and log in again",
+            "container: --device /dev/dri --device /dev/kfd, and the number of the render group with --group-add",
+        ],
+        ask: &["ls -ln /dev/dri /dev/kfd; id"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html",
         ..BASE
     },
     Entry {

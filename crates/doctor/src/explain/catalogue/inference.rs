@@ -12,6 +12,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)ErrorDeviceLost|vk::DeviceLost|VK_ERROR_DEVICE_LOST",
             r"(?i)radv/amdgpu: The CS has been cancelled because the context is lost",
+            r"(?i)\bwgpu\b.{0,40}Device (?:is |was )?lost",
         ],
         covers: &["mes-hang"],
         cause: "The Vulkan device was lost: the driver or the kernel reset the GPU, because a submission took longer than a job may (a timeout, mostly on integrated GPUs and with large batches), faulted, or found no memory. Vulkan does not use ROCm; no ROCm package and no override changes it.",
@@ -104,6 +105,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "ollama-little-vram",
+        severity: Warning,
+        patterns: &[
+            r"(?i)not enough vram available, falling back to CPU",
+            r"(?i)insufficient VRAM to load any model layers",
+            r"(?i)gpu has too little memory to allocate any layers",
+        ],
+        cause: "ollama finds too little free memory (VRAM) on the GPU for even a part of the model, and runs it on the CPU. On an APU older versions count only the carve-out, not the RAM that the GPU may map.",
+        fix: &[
+            "a smaller model or context; end what else is on the GPU (ollama ps, other programs)",
+            "APU: a newer ollama, which counts GTT, or its Vulkan backend (OLLAMA_VULKAN=1); else a larger carve-out (UMA frame buffer) in the BIOS",
+        ],
+        ask: &["the lines of the server's log with `inference compute` and `offload`"],
+        source: "https://github.com/ollama/ollama/issues/2566",
+        ..BASE
+    },
+    Entry {
         id: "ollama-rocm-library",
         patterns: &[
             r"(?i)no compatible rocm library",
@@ -167,6 +185,33 @@ pub(super) const ENTRIES: &[Entry] = &[
             "ollama --version",
         ],
         source: "https://github.com/likelovewant/ollama-for-amd/issues/8",
+        ..BASE
+    },
+    Entry {
+        id: "program-check-failed",
+        confidence: Medium,
+        patterns: &[
+            r"\bGGML_ASSERT\b",
+            r"\b(?:llama|ggml|whisper|sd|stable-diffusion)\S*: \S+:\d+: .*Assertion .* failed",
+            r"/bits/(?:stl_|basic_)\w+\.h:\d+:.*Assertion .* failed",
+        ],
+        unless: &[
+            r"(?i)out of memory|ROCm error|CUDA error|unable to allocate|failed to allocate|invalid device function",
+        ],
+        covers: &[
+            "segmentation-fault",
+            "native-abort",
+            "runner-crash",
+            "ended-by-abort",
+        ],
+        cause: "The program checked something that must hold, and it did not (an assertion): it and this model, this setting or this GPU do not fit together. The line names the file of the program; GPU, driver and ROCm are not at fault.",
+        fix: &[
+            "a newer version of the program, or the last one that worked",
+            "without what the failing file is about: fattn is flash attention (-fa off), mtmd and clip are images, cpy and rope the cache (-ctk f16 -ctv f16)",
+            "another file of the model, which fits this version; or the Vulkan backend",
+        ],
+        ask: &["the version of the program and the 30 lines above the assertion"],
+        source: "https://github.com/ggml-org/llama.cpp/issues/27674",
         ..BASE
     },
     Entry {
@@ -429,6 +474,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["Linux: ls /etc/OpenCL/vendors"],
         source: "https://github.com/ROCm/legacy-rocm-build/issues/760",
+        ..BASE
+    },
+    Entry {
+        id: "directml-other-torch",
+        patterns: &[r"(?i)DLL load failed while importing torch_directml_native"],
+        covers: &[
+            "undefined-symbol-torch",
+            "windows-dll-missing",
+            "directml-limits",
+            "missing-library",
+        ],
+        cause: "torch-directml is compiled for one version of torch and does not load with another: something replaced torch. DirectML is not ROCm, and it is no longer developed.",
+        fix: &[
+            "with DirectML: pip install --force-reinstall torch-directml in a fresh environment (Python 3.10), which brings the torch version that it needs",
+            "better: AMD's ROCm build of torch for Windows on RX 6000 and newer and Ryzen AI, without torch-directml",
+        ],
+        source: "https://learn.microsoft.com/windows/ai/directml/pytorch-windows",
         ..BASE
     },
     Entry {

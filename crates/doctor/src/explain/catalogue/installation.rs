@@ -213,13 +213,43 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "architecture-not-reported",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"has no attribute 'gcnArchName'"],
+        covers: &["package-versions-differ"],
+        cause: "The program asks torch for the AMD architecture of the GPU, and this torch does not tell it: it is a build for CUDA or the CPU, or older than 2.3.",
+        fix: &["{install}"],
+        ask: &["python -c \"import torch; print(torch.__version__, torch.version.hip)\""],
+        source: "https://github.com/pytorch/pytorch/pull/107477",
+        ..BASE
+    },
+    Entry {
+        id: "host-compiler-missing",
+        severity: Warning,
+        patterns: &[
+            r"(?i)error: command '\S*(?:gcc|g\+\+|cc|c\+\+|clang\+*)(?:-\d+)?' failed: No such file",
+            r"(?i)unable to execute '?\S*(?:gcc|g\+\+|cc|clang\+*)'?: No such file",
+            r"(?i)\b(?:gcc|g\+\+|make|cmake|ninja): (?:command )?not found",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "A package is built from its sources, and the compiler or build tool that the line names is not installed. It has nothing to do with the GPU.",
+        fix: &[
+            "Linux, WSL: sudo apt install build-essential python3-dev cmake ninja-build (Fedora: gcc-c++ python3-devel cmake ninja-build; Arch: base-devel cmake ninja)",
+            "or a version of the package with a ready wheel for this Python",
+        ],
+        source: "https://packaging.python.org/en/latest/discussions/package-formats/",
+        ..BASE
+    },
+    Entry {
         id: "types-differ",
         severity: Warning,
         confidence: Medium,
         patterns: &[
             r"(?i)expected scalar type \w+ but found \w+",
             r"(?i)Input type \(\S+\) and (?:bias|weight) type \(\S+\) should be the same",
-            r"(?i)expected (?:m1 and m2|mat1 and mat2) to have the same dtype|Found dtype \w+ but expected \w+",
+            r"(?i)(?:m1 and m2|mat1 and mat2|mat1 and mat3|self and \w+) (?:to|must|should) have the same dtype|Found dtype \w+ but expected \w+",
+            r"(?i)(?:query|key|value)\S* .{0,40}should (?:all )?have the same dtype|Expected (?:query, key, and value|both) to have the same dtype",
         ],
         cause: "Two parts of the model are in different precisions, such as weights in half and inputs in float: an error of the program or its settings, not of the GPU.",
         fix: &[

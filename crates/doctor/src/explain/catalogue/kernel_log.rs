@@ -241,6 +241,91 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "atomics-needed",
+        confidence: Medium,
+        patterns: &[r"(?i)(?:PCIE|PCI) atomic ops is not supported"],
+        also: &[
+            r"(?i)operation cannot be performed in the present state|hipErrorIllegalState|printf|hostcall",
+        ],
+        scope: BareMetal,
+        covers: &[
+            "kernel-statistics-harmless",
+            "hip-error-other",
+            "rccl-error",
+        ],
+        cause: "The GPU of this line sits in a slot without PCIe atomics (mostly one of the chipset, not of the processor). Most programs do without; kernels that call back to the host (RCCL, printf, assertions on the device) need them, and their launch is refused.",
+        fix: &[
+            "the card in a slot that is wired to the processor",
+            "this GPU left out: HIP_VISIBLE_DEVICES with the number of the other one",
+            "an RCCL that is built without calls back to the host (another version)",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/6520",
+        ..BASE
+    },
+    Entry {
+        id: "host-memory-limit",
+        patterns: &[
+            r"(?i)SVM mapping failed, exceeds resident system memory limit",
+            r"(?i)exceeds resident system memory limit",
+        ],
+        scope: BareMetal,
+        cause: "The kernel refuses to map more host memory for the GPU than its limit: everything that is mapped or pinned for GPUs together counts, a file that is mapped (mmap) among it.",
+        fix: &[
+            "models without mmap: --no-mmap in llama.cpp, use_mmap false in ollama; a smaller model or fewer pinned buffers",
+            "amdgpu.no_system_mem_limit=1 on the kernel command line, or a larger ttm.pages_limit; `surefoot doctor` tells which one binds",
+            "end other programs that hold memory for the GPU",
+        ],
+        ask: &[
+            "cat /sys/module/ttm/parameters/pages_limit; free -h",
+            "uname -r; cat /proc/cmdline",
+        ],
+        source: "https://docs.kernel.org/gpu/amdgpu/module-parameters.html",
+        ..BASE
+    },
+    Entry {
+        id: "gpu-off-the-bus",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unable to change power state from D3(?:cold|hot) to D0, device inaccessible",
+            r"(?i)amdgpu.{0,60}(?:device lost from bus|fallen off the bus)",
+            r"(?i)amdgpu \S+ (?:pci_channel_io_perm_failure|not ready \d+ms after (?:resume|\w+ reset); giving up)",
+            r"(?i)can't change power state from D3(?:cold|hot) to D0 \(config space inaccessible\)",
+        ],
+        scope: BareMetal,
+        cause: "The GPU no longer answers on the bus: power saving switched it off and it did not come back, or its power supply, slot or riser fails under load.",
+        fix: &[
+            "power the machine off (not restart) and on again",
+            "amdgpu.runpm=0 and pcie_aspm=off on the kernel command line keep it awake",
+            "power supply, its cables, slot and riser; a newer BIOS, and its settings for that slot (PCIe generation, clock, ASPM)",
+        ],
+        ask: &["dmesg | grep -iE 'amdgpu|pcieport|AER' | tail -n 60"],
+        source: "https://docs.kernel.org/gpu/amdgpu/module-parameters.html",
+        ..BASE
+    },
+    Entry {
+        id: "kernel-oops",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)BUG: unable to handle (?:kernel (?:NULL pointer|paging request)|page fault)",
+            r"(?i)BUG: kernel NULL pointer dereference",
+            r"(?i)\bOops: [0-9a-f]{4} \[#\d+\]",
+        ],
+        scope: BareMetal,
+        cause: "The kernel itself crashed (an oops). The module is the one in brackets behind RIP: [amdgpu] or [amdkfd] there is the GPU's driver, and no setting of the program mends that. Until a restart the GPU may hang.",
+        fix: &[
+            "restart, then another kernel: a newer one, or the last one that worked",
+            "with amdgpu-dkms installed: without it (sudo apt purge amdgpu-dkms), by the kernel's own driver, or the newest release of it",
+            "a newer BIOS, where it came with one",
+        ],
+        ask: &[
+            "the lines from BUG: to the end of the call trace",
+            "uname -r; dkms status",
+        ],
+        source: "https://docs.kernel.org/admin-guide/bug-hunting.html",
+        ..BASE
+    },
+    Entry {
         id: "kernel-statistics-harmless",
         severity: Info,
         patterns: &[

@@ -205,7 +205,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:torch_hip|c10_hip|amdhip64\w*|rocblas|hipblaslt|MIOpen|amd_comgr\w*)\.dll(?:\(0x[0-9a-f]+\))? ?\+ ?0x[0-9a-f]+",
             r"(?i)(?:SIGSEGV|segmentation fault|segfault).{0,80}lib(?:hsa-runtime64|amdhip64|rocblas|MIOpen|rccl|amd_comgr|torch_hip)\b",
-            r"segfault at .* in lib(?:hsa-runtime64|amdhip64|rocblas|MIOpen|hipblaslt|rccl|amd_comgr|torch_hip)\b?",
+            r"(?:segfault at|general protection fault|trap invalid opcode) .*in lib(?:hsa-runtime64|amdhip64|rocblas|MIOpen|hipblaslt|rccl|amd_comgr|torch_hip|c10_hip|rocsolver|hiprtc|rocprofiler\w*)\b?",
         ],
         covers: &["segmentation-fault", "nightly-crash"],
         cause: "The process crashed within the ROCm runtime or one of its libraries, which the line names (libhsa-runtime64 is ROCr): that version of it crashes on this machine.",
@@ -274,6 +274,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:CUDA|HIP) error: an illegal instruction was encountered",
             r"hipErrorIllegalInstruction",
+            r"(?i)amdgpu.{0,40}\*ERROR\* Illegal (?:opcode|instruction|register access) in command stream",
         ],
         cause: "The GPU was given an instruction that it does not have: code of another chip (an override), or a miscompiled kernel.",
         fix: &[

@@ -37,11 +37,28 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "miopen-temporary-folder",
+        patterns: &[
+            r"(?i)filesystem(?:_error|::\w+| error).{0,200}miopen-",
+            r"(?i)/miopen-[\w-]+.{0,120}(?:Directory not empty|No such file|Permission denied|Read-only file system|No space left)",
+        ],
+        covers: &["native-abort", "miopen-error-other", "miopen-unknown-error"],
+        cause: "MIOpen compiles its kernels in a temporary folder (miopen-…) and cannot create, use or remove it: TMPDIR (TEMP, or the folder that the program sets) lies on a disk that is full, read-only, a network share, or one whose file system keeps files that are still open (NTFS, FUSE, NFS).",
+        fix: &[
+            "a temporary folder on a local Linux file system: TMPDIR=/tmp (and TEMP, TMP where the program sets them)",
+            "free space there; keep programs and their environments off network and NTFS disks",
+        ],
+        ask: &["echo $TMPDIR $TEMP; df -hT /tmp \"${TMPDIR:-/tmp}\""],
+        source: "https://github.com/ROCm/MIOpen/blob/develop/src/tmp_dir.cpp",
+        ..BASE
+    },
+    Entry {
         id: "miopen-database-not-writable",
         severity: Warning,
         patterns: &[
             r"(?i)Internal error while accessing SQLite database",
             r"(?i)MIOpen.*(?:disk I/O error|database is locked|attempt to write a readonly database|unable to open database)",
+            r"(?i)(?:Permission denied|Read-only file system).{0,20}(?:\.cache|\.config)/miopen|(?:\.cache|\.config)/miopen\S*.{0,10}(?:Permission denied|Read-only)",
         ],
         covers: &["miopen-no-database", "miopen-unknown-error"],
         cause: "MIOpen cannot use its own database file, where it keeps what it has searched: the home folder is on a network disk, which SQLite cannot lock, or is read-only or full. Each start searches anew.",
@@ -115,6 +132,23 @@ pub(super) const ENTRIES: &[Entry] = &[
             "python -c 'import torch; print(torch.cuda.mem_get_info())'",
         ],
         source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+        ..BASE
+    },
+    Entry {
+        id: "cudnn-status",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"\bCUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|NOT_SUPPORTED|EXECUTION_FAILED|MAPPING_ERROR|BAD_PARAM)\w*",
+        ],
+        cause: "A build of torch for CUDA asks cuDNN, NVIDIA's library for convolutions, which is not there or does not fit. On an AMD card that is ZLUDA, which has no complete cuDNN; a ROCm build uses MIOpen instead.",
+        fix: &[
+            "torch.backends.cudnn.enabled = False, at the start of the program (UIs for ZLUDA have a setting or node for it)",
+            "AMD card: a ROCm build of torch instead of ZLUDA, where one has code for {gpu}",
+            "NVIDIA card: free memory on the GPU; torch and its nvidia-cudnn package of one version, and a newer driver",
+        ],
+        ask: &["python -c \"import torch; print(torch.__version__, torch.version.hip)\""],
+        source: "https://github.com/lshqqytiger/ZLUDA/issues/70",
         ..BASE
     },
     Entry {

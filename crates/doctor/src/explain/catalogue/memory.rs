@@ -43,6 +43,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)ErrorOutOfDeviceMemory",
             r"(?i)ggml_gallocr_reserve\w*: failed to allocate",
             r"(?i)failed to allocate compute (?:pp )?buffers",
+            r"(?i)failed to allocate buffer for (?:the )?kv cache",
+            r"(?i)(?:ROCm|CUDA) error: the resource allocation failed",
         ],
         covers: &["out-of-memory", "vae-out-of-memory"],
         cause: "Not enough memory on the GPU for the model, its context and its buffers: more layers were put on it than its free memory holds, and other programs use some of it.",

@@ -5,11 +5,12 @@
 //! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
 //! `compilers` compilers of kernels, `shared_objects` and `packages` what is installed, `installation` how, `programs`
 //! and `inference` llama.cpp, ollama, vLLM and similar, `kernel_log` the kernel's messages about a running GPU,
-//! `last_resort` answers for when nothing better is known.
+//! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
 
 mod architecture;
 mod compilers;
+mod distributed;
 mod driver;
 mod inference;
 mod installation;
@@ -21,6 +22,7 @@ mod memory;
 mod packages;
 mod programs;
 mod python;
+mod remarks;
 mod results;
 mod shared_objects;
 mod wsl_and_windows;
@@ -128,7 +130,9 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         installation::ENTRIES,
         programs::ENTRIES,
         inference::ENTRIES,
+        distributed::ENTRIES,
         python::ENTRIES,
+        remarks::ENTRIES,
         last_resort::ENTRIES,
     ]
     .into_iter()

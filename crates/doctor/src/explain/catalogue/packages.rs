@@ -30,6 +30,39 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "rpm-dependencies",
+        patterns: &[
+            r"(?i)nothing provides \S.* needed by \S*(?:rocm|hip|amdgpu|comgr|rocblas|roc\w+|miopen|rccl|hsa|llvm-amdgpu)\S*",
+            r"(?i)Problem:.* package (?:amd|rocm|hip|roc|comgr|miopen|rccl)\S* requires .*none of the providers can be installed",
+            r"(?i)rpm transaction failed|Error: Transaction test error.*(?:rocm|amdgpu)",
+        ],
+        scope: NotWindows,
+        cause: "The packages of ROCm need others that this system does not have: they were built for another release or distribution (the el8, el9, fc… in their names says which; a GLIBC or GLIBCXX that is missing means a newer one), or a repository that they build upon (EPEL, CodeReady Builder, PowerTools) is not enabled.",
+        fix: &[
+            "the repository of this very release; on Fedora the distribution's own ROCm packages (sudo dnf install rocm) instead of AMD's",
+            "RHEL and its kin: EPEL and CodeReady Builder first: sudo dnf install epel-release; sudo crb enable",
+            "nothing of it is needed for a torch wheel, which brings its own ROCm",
+        ],
+        ask: &["cat /etc/os-release; dnf repolist"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html",
+        ..BASE
+    },
+    Entry {
+        id: "package-half-installed",
+        patterns: &[
+            r"(?i)The package \S+ needs to be reinstalled, but I can't find an archive for it",
+            r"(?i)Package is in a very bad inconsistent state",
+        ],
+        scope: NotWindows,
+        cause: "An installation broke off, and apt refuses everything until the package that it left half installed is gone.",
+        fix: &[
+            "sudo dpkg --remove --force-remove-reinstreq <package>, then sudo apt --fix-broken install",
+            "amdgpu-dkms is seldom needed: the kernel's own amdgpu driver does (amdgpu-install --no-dkms)",
+        ],
+        source: "https://manpages.debian.org/dpkg",
+        ..BASE
+    },
+    Entry {
         id: "apt-repository-refused",
         patterns: &[
             r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",

@@ -79,6 +79,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"(?i)'NoneType' object has no attribute 'c(?:get|quantize|dequantize|gemm|adam)\w*'",
+            r"name 'str2optimizer\w+' is not defined",
             r"(?i)undefined symbol: c(?:get_col_row|quantize|dequantize|gemm)\w*",
             r"CUDA SETUP: (?:Required|Something|CUDA runtime|Problem|Failed|Solution|CUDA detection failed|The CUDA version|Setup Failed|Detected CUDA)",
             r"(?i)bitsandbytes.*(?:compiled without GPU support|CUDA Setup failed)",
@@ -164,7 +165,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "tensors-on-two-devices",
         confidence: Medium,
-        patterns: &[r"Expected all tensors to be on the same device"],
+        patterns: &[
+            r"Expected all tensors to be on the same device",
+            r"indices should be either on (?:cpu|CPU) or on the same device as the indexed tensor",
+        ],
         cause: "A part of the model or of the batch is still on the CPU. Switching device placement off (`device_placement=False`) to get round a failing copy ends here: nothing moves them later.",
         fix: &[
             "move model and batch to one device, and mend the copy that failed first",

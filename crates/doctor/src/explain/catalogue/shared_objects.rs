@@ -61,7 +61,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "rocprofiler-library-missing",
         patterns: &[
-            r"lib(?:rocprofiler\S*|roctracer\S*|roctx\S*|rocprof\S*)\.so\S*: cannot open shared object file",
+            r"lib(?:rocprofiler\S*|roctracer\S*|roctx\S*|rocprof\S*|hsa-amd-aqlprofile\S*)\.so\S*: cannot open shared object file",
         ],
         covers: &[
             "rocm-library-mismatch",

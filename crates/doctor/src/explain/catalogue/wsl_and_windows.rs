@@ -167,6 +167,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"\[WinError (?:126|127|193|1114)\]",
             r"DLL load failed while importing",
+            r"(?i)(?:MSVCP|VCRUNTIME|CONCRT|VCOMP)140(?:_\d)?\.dll.{0,40}(?:missing|not found|fehlt|introuvable)",
             r"(?i)Could not find module '.*\.dll'",
         ],
         cause: "A DLL, or one that it depends on, is missing or of another version than what loads it. The line names the one that was asked for, not the one that is missing.",
@@ -208,6 +209,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)display driver .{0,20}(?:stopped responding|has recovered)",
             r"(?i)LiveKernelEvent.{0,20}\b(?:141|117|1a8)\b",
             r"(?i)driver timeout (?:has )?occurred",
+            r"DXGI_ERROR_DEVICE_(?:REMOVED|HUNG|RESET)",
         ],
         cause: "The GPU hung or took too long, and Windows reset the driver (TDR): the program that used it lost its context.",
         fix: &[

@@ -1,0 +1,129 @@
+//! Several processes that train together, and how one of them ended.
+
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "fork-after-gpu",
+        patterns: &[
+            r"(?i)Cannot re-?initialize (?:CUDA|HIP|the GPU) in (?:a )?forked subprocess",
+            r"(?i)To use (?:CUDA|HIP) with multiprocessing, you must use the '?spawn",
+        ],
+        covers: &["no-hip-device", "launcher-reports"],
+        cause: "The program had used the GPU before it started a child process by fork, and a forked child cannot use a runtime that its parent initialised. It is an error of the program or of its settings; GPU and driver are fine.",
+        fix: &[
+            "start the children with spawn: torch.multiprocessing.set_start_method(\"spawn\") first of all, DataLoader(multiprocessing_context=\"spawn\"), vLLM: VLLM_WORKER_MULTIPROCESSING_METHOD=spawn",
+            "or no call of torch.cuda (is_available() counts) before the fork: data loaders that return CPU tensors, num_workers=0",
+            "PYTORCH_NVML_BASED_CUDA_CHECK=1, where only is_available() was asked",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/multiprocessing.html",
+        ..BASE
+    },
+    Entry {
+        id: "no-nccl",
+        patterns: &[
+            r"(?i)Distributed package doesn'?t have (?:NCCL|RCCL)\b",
+            r"(?i)(?:backend|ProcessGroup) ?'?NCCL'? is not (?:available|built|supported)",
+        ],
+        covers: &["launcher-reports"],
+        cause: "This torch has no NCCL (on AMD: RCCL), through which several GPUs exchange gradients. PyTorch for Windows is never built with it, and neither is the CPU wheel.",
+        fix: &[
+            "one process on one GPU: without torchrun, accelerate config with one process (num_processes: 1) and no distributed type",
+            "Windows: the backend gloo, where the program has a setting for it (PL_TORCH_DISTRIBUTED_BACKEND=gloo for Lightning); several GPUs need Linux or WSL",
+            "Linux, WSL: a ROCm wheel of torch: python -c \"import torch; print(torch.version.hip, torch.distributed.is_nccl_available())\"",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/distributed.html",
+        ..BASE
+    },
+    Entry {
+        id: "no-libuv",
+        patterns: &[r"(?i)use_libuv was requested but PyTorch was buil[dt] without libuv"],
+        covers: &["launcher-reports"],
+        cause: "torchrun asks for the libuv server by default (from torch 2.4 on), and this torch is built without libuv, as those for Windows are.",
+        fix: &[
+            "Linux, WSL: USE_LIBUV=0 in the environment",
+            "Windows: $env:USE_LIBUV=\"0\" before the command (cmd: set USE_LIBUV=0)",
+            "or without torchrun: one GPU needs no launcher",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/139990",
+        ..BASE
+    },
+    Entry {
+        id: "distributed-port-taken",
+        patterns: &[
+            r"(?i)The server socket has failed to (?:listen|bind)",
+            r"(?i)(?:DistNetworkError|torch|c10d|TCPStore|socket).{0,120}(?:EADDRINUSE|Address already in use)",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The port over which the processes of a run meet is taken: by another run, or by a process that an earlier one left.",
+        fix: &[
+            "another port: --master_port 29501 (torchrun), --main_process_port 29501 (accelerate), MASTER_PORT",
+            "end what an earlier run left; it holds GPU memory, too",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+    Entry {
+        id: "distributed-timeout",
+        confidence: Low,
+        patterns: &[
+            r"(?i)Watchdog caught collective operation timeout",
+            r"(?i)Timed out after \d+ seconds waiting for clients|DistStoreError.*Timed out",
+            r"(?i)\[Rank \d+\].{0,60}(?:collective|WorkNCCL).{0,200}ran for \d+ milliseconds before timing out",
+        ],
+        covers: &["launcher-reports"],
+        cause: "One process waited for the others until its patience ended: one of them has crashed, hangs, or does work of its own (caching, saving), or the GPUs cannot reach each other's memory.",
+        fix: &[
+            "the first process that reports anything else is the cause: look for its error",
+            "one GPU first; then NCCL_P2P_DISABLE=1, and NCCL_DEBUG=INFO to see how far it comes",
+            "Linux: iommu=pt on the kernel command line, where GPUs exchange data through the IOMMU",
+            "a longer timeout, where one process prepares data for long",
+        ],
+        ask: &[
+            "NCCL_DEBUG=INFO <your program> 2>&1 | tail -n 60",
+            "Linux: dmesg | grep -iE 'amdgpu|kfd' | tail -n 40",
+        ],
+        source: "https://rocm.docs.amd.com/projects/rccl/en/latest/how-to/troubleshooting-rccl.html",
+        ..BASE
+    },
+    Entry {
+        id: "device-number",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:ROCm|CUDA) error: invalid device ordinal",
+            r"(?i)AssertionError: Invalid device id\b",
+            r"(?i)torch\.cuda\.set_device\(.*invalid device",
+        ],
+        covers: &["no-hip-device"],
+        cause: "The program asks for a GPU by a number that does not exist: there are fewer GPUs than processes, or HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) hides some; those that are left are counted from 0 again.",
+        fix: &[
+            "the number of GPUs that torch sees: python -c \"import torch; print(torch.cuda.device_count())\"; as many processes at most",
+            "unset HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, or number within what they leave",
+        ],
+        source: "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html",
+        ..BASE
+    },
+    Entry {
+        id: "ended-by-abort",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)\b(?:crashed|exited|died|failed|terminated|ended|finished) (?:with|by|due to) (?:exit ?code:? |code:? |status |signal:? |<?Signals\.)?(?:-6\b|134\b|SIGABRT)",
+            r"(?i)\bexit ?code ?[:=] ?(?:-6|134)\b|\bSignal 6 \(SIGABRT\)",
+        ],
+        cause: "A process was ended by SIGABRT (exit code -6 or 134): native code met an error and gave up. Who reports it here does not know why; the last lines of that process itself say so.",
+        fix: &[
+            "look at the output of the process that ended, above this line: what(): …, Assertion …, Memory access fault, HSA_STATUS_ERROR",
+            "python -X faulthandler <your program> shows which call it was",
+        ],
+        ask: &[
+            "the last 50 lines of the process that ended, not of its launcher",
+            "Linux: dmesg | grep -iE 'amdgpu|kfd' | tail -n 40",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/elastic/errors.html",
+        ..BASE
+    },
+];
