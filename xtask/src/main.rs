@@ -10,6 +10,7 @@ mod dist;
 mod fuzz;
 mod gpu_check;
 mod handbook;
+mod matrix;
 mod package_check;
 mod references;
 mod sanitize;

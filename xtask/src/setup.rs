@@ -18,6 +18,7 @@ mod debian;
 mod fetch;
 mod hip_runtime;
 mod libtorch;
+mod matrix;
 mod model;
 mod pins;
 mod progress;
@@ -27,7 +28,7 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use xshell::Shell;
 
 use crate::workspace;
@@ -123,6 +124,31 @@ pub(crate) fn newest_python(todays: bool) -> Result<PathBuf> {
     };
     eprintln!("python    newest PyTorch: {}", python.display());
     Ok(python)
+}
+
+/// An interpreter of Python 3.`minor` on this machine.
+pub(crate) fn matrix_interpreter(minor: u32) -> Option<PathBuf> {
+    matrix::interpreter(minor)
+}
+
+/// The interpreter of a new environment of this name with this PyTorch, or why there can be none.
+pub(crate) fn matrix_environment(
+    interpreter: &Path,
+    name: &str,
+    torch: &str,
+) -> Result<Result<PathBuf, String>> {
+    let uv = dist_python()?.with_file_name("uv");
+    matrix::make(&Cache::open()?, &uv, interpreter, (name, torch))
+}
+
+/// Removes all environments of the matrix, and what they were made from.
+pub(crate) fn remove_matrix() -> Result<()> {
+    let folder = matrix::folder(&Cache::open()?);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot remove `{}`", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// The interpreter of the environment with what builds and checks the wheel.

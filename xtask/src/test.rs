@@ -9,6 +9,7 @@ use xshell::{Shell, cmd};
 use crate::bench;
 use crate::dist;
 use crate::fuzz;
+use crate::matrix::Matrix;
 use crate::package_check;
 use crate::references;
 use crate::sanitize;
@@ -33,10 +34,20 @@ pub(crate) struct Test {
     /// today
     #[arg(long, requires = "all")]
     newest_torch: bool,
+    /// In place of all that: the allocator in Python programs under each Python and each PyTorch that can be had
+    /// here (2.5 GB to download for each PyTorch; environments are removed again)
+    #[arg(long, conflicts_with = "heavy")]
+    matrix: bool,
+    #[command(flatten)]
+    of_matrix: Matrix,
 }
 
 impl Test {
     pub(crate) fn run(self) -> Result<()> {
+        if self.matrix {
+            // What is tested there knows no libtorch.
+            return self.of_matrix.run(&workspace::shell()?);
+        }
         let libtorch = setup::ensure()?;
         let shell = setup::shell(&libtorch)?;
         let cargo = workspace::cargo();
@@ -85,6 +96,7 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
     let python = setup::reference_python()?;
     let libraries = python_tests(shell, &python)?;
     windows::test_if_possible(shell, &python)?;
+    hub_cache(shell, &python)?;
     references::check(shell, libtorch, &python)?;
     let target = workspace::target(shell)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()?;
@@ -106,21 +118,10 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
 /// The tests in Python, in the environment of `python`; returns the options that name the libraries
 /// under test.
 fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
+    let libraries = python_libraries(shell)?;
     let cargo = workspace::cargo();
-    cmd!(
-        shell,
-        "{cargo} build --release --package device-sim --package hip-alloc"
-    )
-    .run()?;
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
     cmd!(shell, "{cargo} build --package harness --bin on-device").run()?;
-    let built = workspace::target(shell)?.join("release");
-    let libraries = vec![
-        "--device-sim".into(),
-        built.join("libdevice_sim.so").into(),
-        "--hip-alloc".into(),
-        built.join("libhip_alloc.so").into(),
-    ];
     let tests = || cmd!(shell, "{python} -m pytest python/tests").args(&libraries);
     let Err(error) = tests().run() else {
         return Ok(libraries);
@@ -134,6 +135,37 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
         .args(["--last-failed", "--last-failed-no-failures", "none"])
         .run()?;
     Ok(libraries)
+}
+
+/// Builds the libraries that the tests in Python are of; returns the options that name them.
+pub(crate) fn python_libraries(shell: &Shell) -> Result<Vec<OsString>> {
+    let cargo = workspace::cargo();
+    cmd!(
+        shell,
+        "{cargo} build --release --package device-sim --package hip-alloc"
+    )
+    .run()?;
+    let built = workspace::target(shell)?.join("release");
+    Ok(vec![
+        "--device-sim".into(),
+        built.join("libdevice_sim.so").into(),
+        "--hip-alloc".into(),
+        built.join("libhip_alloc.so").into(),
+    ])
+}
+
+/// The cache that Python's hub makes, and the one that it is given.
+fn hub_cache(shell: &Shell, python: &Path) -> Result<()> {
+    let cargo = workspace::cargo();
+    let test = "processes::pythons_hub_and_this_one_have_one_cache";
+    let said = cmd!(
+        shell,
+        "{cargo} test --workspace --test hub -- --ignored --exact {test}"
+    )
+    .env("SUREFOOT_HUB_PYTHON", python)
+    .read()?;
+    anyhow::ensure!(said.contains("1 passed"), "`{test}` was not run: {said}");
+    Ok(())
 }
 
 /// Whether a test that fails gets a second chance, by the variable that tells nextest the same: CI's

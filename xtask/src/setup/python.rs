@@ -91,7 +91,7 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 /// `(3, 11)` of an interpreter that runs and is a Python 3.
-fn version(python: &Path) -> Option<(u32, u32)> {
+pub(super) fn version(python: &Path) -> Option<(u32, u32)> {
     let program = "import sys; print(sys.version_info.major, sys.version_info.minor)";
     let printed = output(python, &["-c", program])?;
     let (major, minor) = printed.trim().split_once(' ')?;
