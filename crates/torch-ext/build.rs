@@ -2,7 +2,7 @@
 //! found, and tells dependants where that libtorch is, so that their binaries
 //! carry a run path and start without `LD_LIBRARY_PATH`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const SOURCES: [&str; 9] = [
     "cpp/boundary.cpp",
@@ -58,4 +58,34 @@ fn main() {
     println!("cargo::rustc-link-lib=dylib=c10");
     println!("cargo::rustc-link-arg=-Wl,-rpath={}", lib.display());
     println!("cargo::metadata=libtorch_lib={}", lib.display());
+    match release(&include) {
+        Some(release) => println!("cargo::metadata=libtorch_release={release}"),
+        None => println!(
+            "cargo::error=`{}` does not say which libtorch it is",
+            include.display()
+        ),
+    }
+}
+
+/// `2.13.0`, as the headers say.
+fn release(include: &Path) -> Option<String> {
+    // Newer releases keep the numbers in the first, older ones in the second.
+    let headers = [
+        "torch/headeronly/version.h",
+        "torch/csrc/api/include/torch/version.h",
+    ];
+    let texts = headers
+        .iter()
+        .filter_map(|header| std::fs::read_to_string(include.join(header)).ok());
+    let numbers = |text: String| {
+        let number = |part: &str| {
+            let definition = format!("#define TORCH_VERSION_{part} ");
+            let mut lines = text.lines();
+            let number = lines.find_map(|line| line.strip_prefix(&definition))?;
+            number.trim().parse::<u32>().ok()
+        };
+        Some([number("MAJOR")?, number("MINOR")?, number("PATCH")?])
+    };
+    let [major, minor, patch] = texts.filter_map(numbers).next()?;
+    Some(format!("{major}.{minor}.{patch}"))
 }

@@ -194,12 +194,17 @@ def losses(folder):
     return [row["loss"] for row in rows if "loss" in row]
 
 
-def test_the_trainers_wheel_says_which_torch_it_is_for(trainer_wheel):
+RELEASES = ["2.13.0", "2.15.0"]
+
+
+def test_the_trainers_wheel_says_which_torches_it_is_for(trainer_wheel):
     archive = zipfile.ZipFile(trainer_wheel)
     names = archive.namelist()
+    programs = sorted(name.split("/")[-1] for name in names if "/scripts/" in name)
+    assert programs == ["surefoot-trainer", *(f"surefoot-trainer-{release}" for release in RELEASES)]
     assert not [name for name in names if "libtorch" in name or "libc10" in name]
     metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    assert 'Requires-Dist: torch==2.13.0; extra == "torch"' in metadata
+    assert f'Requires-Dist: torch=={RELEASES[-1]}; extra == "torch"' in metadata
     # PyTorch is asked for by the extra alone: pip would replace another release for ROCm by one for CUDA.
     assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist: torch") and "extra" not in line] == []
 
@@ -213,8 +218,28 @@ def test_it_trains_on_the_torch_of_the_active_environment(trains, tmp_path):
 def test_it_finds_the_torch_beside_it_without_an_active_environment(trains, tmp_path):
     trains.run("surefoot", "train", str(tiny_config(tmp_path)), VIRTUAL_ENV="")
     assert len(losses(tmp_path)) == 20
-    # And started by itself, as torchrun does.
-    trains.run("surefoot-trainer", "--version", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
+    # And started as torchrun does, from wherever.
+    script = str(trains.prefix / "bin/surefoot-trainer")
+    trains.run(script, "train", str(tiny_config(tmp_path)), "--set", "name=again", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
+    assert (tmp_path / "runs/again/metrics.jsonl").is_file()
+
+
+def test_it_is_the_trainer_for_the_torch_that_is_there(wheel, trainer_wheel, tmp_path):
+    """Programs in the trainers' places that tell which they are, and environments that are made up."""
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    environment.install(trainer_wheel)
+    for release in RELEASES:
+        program = environment.prefix / "bin" / f"surefoot-trainer-{release}"
+        assert program.stat().st_mode & 0o111
+        program.write_text(f'#!/bin/sh\necho {release} "$LD_LIBRARY_PATH"\n')
+    torch = environment.site_packages / "torch"
+    (torch / "lib").mkdir(parents=True)
+    for release in RELEASES:
+        (torch / "version.py").write_text(f"__version__ = '{release}+cpu'\n")
+        process = environment.run("surefoot", "train", "x.yaml")
+        assert process.stdout.split()[0] == release
+        assert str(torch.resolve() / "lib") in process.stdout or str(torch / "lib") in process.stdout
 
 
 def test_an_exception_of_libtorch_is_an_error_of_the_trainer(trains, tmp_path):
@@ -232,9 +257,9 @@ def test_without_its_torch_it_names_the_one_that_it_needs(wheel, trainer_wheel, 
     assert process.returncode == 2 and "pip install surefoot-trainer" in process.stderr
     environment.install(trainer_wheel)
     process = environment.run("surefoot", "train", config, fails=True)
-    assert process.returncode == 2 and "PyTorch 2.13.0" in process.stderr and "no PyTorch was found" in process.stderr
+    assert process.returncode == 2 and "PyTorch 2.15.0 or 2.13.0" in process.stderr and "no PyTorch was found" in process.stderr
     torch = environment.site_packages / "torch"
     (torch / "lib").mkdir(parents=True)
-    (torch / "version.py").write_text("__version__ = '2.15.0+rocm7.2'\n")
+    (torch / "version.py").write_text("__version__ = '2.14.1+rocm7.2'\n")
     process = environment.run("surefoot", "train", config, fails=True)
-    assert process.returncode == 2 and "PyTorch 2.15.0+rocm7.2 is in" in process.stderr
+    assert process.returncode == 2 and "PyTorch 2.14.1+rocm7.2 is in" in process.stderr

@@ -8,11 +8,11 @@
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
 //! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a program that needs no library
 //! surefoot ───cargo, mingw-w64▶ surefoot.exe ─────────────▶ a zip
-//! surefoot ───cargo-zigbuild──▶ surefoot-trainer ──wheel pack──▶ the trainer's wheel
+//! surefoot ───cargo-zigbuild──▶ surefoot-trainer-2.13.0, surefoot-trainer-2.15.0 ──wheel pack──▶ the trainer's wheel
 //! ```
 //!
-//! The trainer links libtorch, which nobody wants a second time: it runs on that of the environment
-//! that it is installed into, and has a wheel of its own, for one release of PyTorch.
+//! A trainer links libtorch, which nobody wants a second time: it runs on that of the environment
+//! that it is installed into, and there is one for each of several releases of PyTorch, in a wheel of their own.
 //!
 //! zig links against the interface of glibc 2.28, which every Linux that PyTorch's own wheels run
 //! on has, wherever this is built. The C++ of hip-alloc is compiled by g++ and linked to libstdc++ all
@@ -35,7 +35,6 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use xshell::cmd;
 
-use crate::setup::{self, Libtorch};
 use crate::workspace;
 
 /// The triple that is built for; nothing else has been tried.
@@ -64,7 +63,7 @@ impl Dist {
             let tree = archive::tree(&built, &program, "-static", &folder)?;
             files.push(archive::tar(&tree, &folder)?);
             files.extend(windows_program::build(&folder)?);
-            files.push(trainer_wheel::build(&setup::ensure()?)?);
+            files.push(trainer_wheel::build()?);
         }
         write_digests(&folder, &files)?;
         for file in &files {
@@ -76,9 +75,9 @@ impl Dist {
 }
 
 /// Builds the wheels for their tests; returns pytest's options that name them and uv.
-pub(crate) fn test_options(python: &Path, libtorch: &Libtorch) -> Result<Vec<OsString>> {
+pub(crate) fn test_options(python: &Path) -> Result<Vec<OsString>> {
     let wheel = wheel::build()?.wheel;
-    let trainer = trainer_wheel::build(libtorch)?;
+    let trainer = trainer_wheel::build()?;
     let uv = python.with_file_name("uv");
     Ok(vec![
         "--wheel".into(),

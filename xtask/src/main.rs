@@ -36,7 +36,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Get what the build needs: libtorch 2.13.0 and the training text
+    /// Get what the build needs: libtorch and the training text
     Setup(setup::Setup),
     /// Set up, build in release, and train a model
     Train(train::Train),

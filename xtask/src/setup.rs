@@ -34,9 +34,9 @@ use xshell::Shell;
 use crate::workspace;
 use cache::Cache;
 pub(crate) use libtorch::Libtorch;
-pub(crate) use pins::TORCH_VERSION;
+pub(crate) use pins::{RELEASES, Release};
 
-/// Get what the build needs: libtorch 2.13.0 and the training text.
+/// Get what the build needs: libtorch (2.13.0, or 2.15.0) and the training text.
 ///
 /// Downloads go to the cache folder (`$SUREFOOT_CACHE`, else `$XDG_CACHE_HOME/surefoot`,
 /// else `~/.cache/surefoot`). What is there already is used as it is.
@@ -54,10 +54,20 @@ pub(crate) struct Setup {
     /// package dataset-fashion-mnist; about 31 MB to download, and nothing is installed)
     #[arg(long)]
     clips: bool,
+    /// Build against the CPU libtorch of this release of PyTorch in the cache (2.13.0 or 2.15.0), until
+    /// `.cargo/libtorch.toml` is deleted or LIBTORCH names another
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<String>,
 }
 
 impl Setup {
     pub(crate) fn run(self) -> Result<()> {
+        if let Some(version) = &self.torch {
+            let libtorch = libtorch::chosen(&Cache::open()?, version)?;
+            cargo_config::write(&libtorch)?;
+            eprintln!("libtorch  {libtorch}");
+            return Ok(());
+        }
         ensure()?;
         if self.python {
             reference_python()?;
@@ -70,6 +80,11 @@ impl Setup {
         }
         Ok(())
     }
+}
+
+/// A CPU libtorch of `release` in the cache, whatever the workspace is built against.
+pub(crate) fn libtorch_of(release: &'static Release) -> Result<Libtorch> {
+    libtorch::of_release(&Cache::open()?, release)
 }
 
 /// What a build needs, found or made, and told on stderr.

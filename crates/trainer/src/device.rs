@@ -6,8 +6,8 @@ use tch::{Cuda, Device};
 use crate::Error;
 use crate::ranks;
 
-/// tch 0.26 builds against this libtorch and no other.
-pub(crate) const LIBTORCH_VERSION: &str = "2.13.0";
+/// The libtorch that this was built against, as its headers say; it runs on no other.
+pub(crate) const LIBTORCH_VERSION: &str = env!("SUREFOOT_LIBTORCH_RELEASE");
 
 /// How tensors are moved. A kernel takes tensors of one device: what does not get there is an
 /// error, which the loop has an answer to when it is for lack of memory.

@@ -51,12 +51,20 @@ impl Wheel {
 
     /// Adds a program that pip puts among those of the environment.
     pub(super) fn add_program(&self, program: &Path) -> Result<()> {
-        let scripts = self.stage.join(format!("{}.data/scripts", self.name));
-        fs::create_dir_all(&scripts)?;
-        let to = scripts.join(name_of(program)?);
+        let to = self.scripts()?.join(name_of(program)?);
         fs::copy(program, &to).with_context(|| format!("cannot copy {}", program.display()))?;
-        fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
-        Ok(())
+        Ok(fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?)
+    }
+
+    /// The same of a script.
+    pub(super) fn add_script(&self, name: &str, text: &str) -> Result<()> {
+        let to = self.scripts()?.join(name);
+        fs::write(&to, text)?;
+        Ok(fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?)
+    }
+
+    fn scripts(&self) -> Result<PathBuf> {
+        super::make(self.stage.join(format!("{}.data/scripts", self.name)))
     }
 
     /// Writes what tells of it, and packs it with PyPA's `wheel`; returns the file.

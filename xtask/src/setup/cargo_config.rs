@@ -12,12 +12,17 @@ use anyhow::{Context, Result};
 use xshell::Shell;
 
 use super::libtorch::{Libtorch, Source};
+use super::pins::{RELEASES, Release, TORCH_VERSION};
 use crate::workspace;
 
 /// The folder that the last setup wrote, and [`FROM_USER`] if it came from `LIBTORCH`.
 const CHOSEN: &str = "SUREFOOT_SETUP_LIBTORCH";
 const SOURCE: &str = "SUREFOOT_SETUP_SOURCE";
 const FROM_USER: &str = "LIBTORCH";
+/// Torch-sys builds against one release alone unless this is set.
+const ANY_RELEASE: &str = "LIBTORCH_BYPASS_VERSION_CHECK";
+/// What every C++ compiler is given, behind the flags of torch-sys.
+const CXXFLAGS: &str = "CXXFLAGS";
 
 /// The libtorch that the user named with `LIBTORCH`, now or when an earlier setup ran.
 ///
@@ -42,6 +47,30 @@ pub(crate) fn apply(libtorch: &Libtorch, shell: &Shell) {
     shell.set_var("LIBTORCH", &libtorch.root);
     shell.set_var(CHOSEN, &libtorch.root);
     shell.set_var(SOURCE, source_name(&libtorch.source));
+    // What is set and changes nothing would still make plain cargo, which has it not, compile again.
+    let set = shell.var(CXXFLAGS).unwrap_or_default();
+    let flags = cxx_flags(libtorch.release, &set);
+    if flags != set {
+        shell.set_var(CXXFLAGS, flags);
+    }
+    if !is_bound(libtorch.release) {
+        shell.set_var(ANY_RELEASE, "1");
+    }
+}
+
+/// Whether it is the release that torch-sys asks for.
+fn is_bound(release: &Release) -> bool {
+    release.version == TORCH_VERSION
+}
+
+/// `set` with what this release needs, and without what another one does.
+fn cxx_flags(release: &Release, set: &str) -> String {
+    let ours: Vec<String> = RELEASES.iter().flat_map(Release::cxx_flags).collect();
+    let kept = set.split_whitespace().map(str::to_owned);
+    let kept = kept.filter(|flag| !ours.contains(flag));
+    kept.chain(release.cxx_flags())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn user_choice(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -54,10 +83,18 @@ fn user_choice(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 fn render(libtorch: &Libtorch) -> String {
     let root = quote(&libtorch.root.to_string_lossy());
     let source = quote(&source_name(&libtorch.source));
-    format!(
+    let mut text = format!(
         "# Written by `cargo xtask setup`. Delete this file to choose again.\n\
          [env]\nLIBTORCH = {root}\n{CHOSEN} = {root}\n{SOURCE} = {source}\n"
-    )
+    );
+    if !is_bound(libtorch.release) {
+        text += &format!("{ANY_RELEASE} = \"1\"\n");
+    }
+    let flags = cxx_flags(libtorch.release, "");
+    if !flags.is_empty() {
+        text += &format!("{CXXFLAGS} = {}\n", quote(&flags));
+    }
+    text
 }
 
 fn source_name(source: &Source) -> String {
@@ -111,6 +148,19 @@ mod tests {
     #[test]
     fn an_empty_variable_names_nothing() {
         assert_eq!(choice(&[("LIBTORCH", "")]), None);
+    }
+
+    #[test]
+    fn the_flags_of_a_release_come_and_go_with_it() {
+        let [older, newer] = &RELEASES;
+        let both = cxx_flags(newer, "-O1");
+        assert!(
+            both.starts_with("-O1 -std=c++20 -include/") && both.ends_with(".h"),
+            "{both}"
+        );
+        assert_eq!(cxx_flags(newer, &both), both);
+        assert_eq!(cxx_flags(older, &both), "-O1");
+        assert_eq!(cxx_flags(older, ""), "");
     }
 
     #[test]

@@ -218,7 +218,7 @@ fn advice_for(said: &str) -> &'static str {
         "ProxyError",
     ]) {
         "PyPI does not answer. Is there a network? Behind a proxy, set HTTPS_PROXY. Without a \
-         network, set LIBTORCH to the folder of a libtorch 2.13.0."
+         network, set LIBTORCH to the folder of a libtorch."
     } else {
         "pip failed."
     }
@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn a_wheel_is_asked_for_by_every_platform_tag_it_may_have() {
-        let artefact = &crate::setup::pins::libtorch_wheels().unwrap().cupti;
+        let release = &crate::setup::RELEASES[0];
+        let artefact = crate::setup::pins::libtorch_wheels(release).unwrap().cupti;
         let options = platform_options(artefact);
         let arch = std::env::consts::ARCH;
         assert!(options.contains(&format!("--platform=manylinux_2_25_{arch}")));

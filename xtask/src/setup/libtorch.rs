@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cache::Cache;
 use super::cargo_config;
-use super::pins::{self, LibtorchWheels, TORCH_VERSION};
+use super::pins::{self, LibtorchWheels, RELEASES, Release, versions};
 use super::{archive, fetch, python};
 
 /// In this order: newer releases keep the numbers in the first, older ones in the second.
@@ -27,6 +27,7 @@ pub(crate) struct Libtorch {
     /// The folder that has `include` and `lib`.
     pub(crate) root: PathBuf,
     pub(crate) source: Source,
+    pub(crate) release: &'static Release,
     accelerator: Accelerator,
 }
 
@@ -61,7 +62,23 @@ pub(crate) fn ensure(cache: &Cache) -> Result<Libtorch> {
             Err(error) => eprintln!("the torch of `{}` is not used: {error:#}", python.display()),
         }
     }
-    inspect(&cached(cache)?, Source::Cache)
+    inspect(&cached(cache, &RELEASES[0])?, Source::Cache)
+}
+
+/// The CPU libtorch of one release, in the cache.
+pub(crate) fn of_release(cache: &Cache, release: &'static Release) -> Result<Libtorch> {
+    inspect(&cached(cache, release)?, Source::Cache)
+}
+
+/// The same as if the user had named it, so that it stays the choice.
+pub(crate) fn chosen(cache: &Cache, version: &str) -> Result<Libtorch> {
+    let release = pins::release_of(version).with_context(|| {
+        format!(
+            "this workspace is built against PyTorch {}, not {version}",
+            versions()
+        )
+    })?;
+    inspect(&cached(cache, release)?, Source::Variable)
 }
 
 /// Looks whether `root` is a libtorch that this workspace can be built against.
@@ -81,8 +98,18 @@ fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
             VERSION_HEADERS[0]
         )
     })?;
-    if version != TORCH_VERSION {
-        bail!("it is PyTorch {version}, and this workspace is built against {TORCH_VERSION}");
+    let Some(release) = pins::release_of(&version) else {
+        bail!(
+            "it is PyTorch {version}, and this workspace is built against {}",
+            versions()
+        );
+    };
+    // They are told to the compiler in a variable that is cut at spaces.
+    let flags = release.cxx_flags();
+    if let Some(flag) = flags.iter().find(|flag| flag.contains(char::is_whitespace)) {
+        bail!(
+            "it takes the compiler flag `{flag}`, and a path with a space cannot be given in CXXFLAGS"
+        );
     }
     let accelerator = if root.join("lib/libtorch_hip.so").exists() {
         Accelerator::Hip
@@ -94,6 +121,7 @@ fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
     Ok(Libtorch {
         root: root.to_owned(),
         source,
+        release,
         accelerator,
     })
 }
@@ -116,13 +144,14 @@ fn version_in_headers(root: &Path) -> Option<String> {
 }
 
 /// The slim CPU libtorch in the cache, made when it is missing or damaged.
-fn cached(cache: &Cache) -> Result<PathBuf> {
-    let name = format!("libtorch-{TORCH_VERSION}-cpu");
+fn cached(cache: &Cache, release: &Release) -> Result<PathBuf> {
+    let version = release.version;
+    let name = format!("libtorch-{version}-cpu");
     let LibtorchWheels {
         torch,
         cudart,
         cupti,
-    } = pins::libtorch_wheels()?;
+    } = pins::libtorch_wheels(release)?;
     let sources = pins::sources([torch, cudart, cupti]);
     if let Some(root) = cache.whole(&name, &sources) {
         return Ok(root);
@@ -132,7 +161,7 @@ fn cached(cache: &Cache) -> Result<PathBuf> {
     if let Some(root) = cache.whole(&name, &sources) {
         return Ok(root);
     }
-    eprintln!("making a CPU libtorch {TORCH_VERSION} in the cache, once");
+    eprintln!("making a CPU libtorch {version} in the cache, once");
     let [torch_wheel, cudart_wheel, cupti_wheel] = [
         fetch::fetch(cache, &lock, torch)?,
         fetch::fetch(cache, &lock, cudart)?,
@@ -155,7 +184,7 @@ fn cached(cache: &Cache) -> Result<PathBuf> {
         // whatever there is, so the linker finds this script instead.
         let script = "INPUT(AS_NEEDED(libtorch_cpu.so))\n";
         fs::write(folder.join("lib/libtorch.so"), script)?;
-        fs::write(folder.join("build-version"), TORCH_VERSION)?;
+        fs::write(folder.join("build-version"), version)?;
         Ok(())
     })?;
     fetch::clean(cache, &lock, &[torch, cudart, cupti]);
@@ -191,7 +220,7 @@ impl fmt::Display for Libtorch {
             Accelerator::Cuda => "with CUDA",
             Accelerator::None => "CPU only",
         };
-        write!(formatter, "{TORCH_VERSION}, {accelerator}, ")?;
+        write!(formatter, "{}, {accelerator}, ", self.release.version)?;
         match &self.source {
             Source::Variable => write!(formatter, "from LIBTORCH: ")?,
             Source::Python(python) => write!(formatter, "from `{}`: ", python.display())?,
@@ -225,6 +254,18 @@ mod tests {
         write_libtorch(folder.path(), 13);
         let libtorch = inspect(folder.path(), Source::Variable).unwrap();
         assert_eq!(libtorch.accelerator, Accelerator::None);
+        assert!(libtorch.release.cxx_flags().is_empty());
+    }
+
+    #[test]
+    fn so_is_one_of_the_newer_release_which_is_another_c_plus_plus() {
+        let folder = tempfile::tempdir().unwrap();
+        write_libtorch(folder.path(), 15);
+        let libtorch = inspect(folder.path(), Source::Cache).unwrap();
+        let flags = libtorch.release.cxx_flags();
+        let header = flags[1].strip_prefix("-include").unwrap();
+        assert!(flags[0] == "-std=c++20" && Path::new(header).is_file());
+        assert!(libtorch.to_string().starts_with("2.15.0, CPU only"));
     }
 
     #[test]
@@ -237,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused_with_both_versions_named() {
+    fn another_version_is_refused_with_all_versions_named() {
         let folder = tempfile::tempdir().unwrap();
         write_libtorch(folder.path(), 9);
         let error = inspect(folder.path(), Source::Variable).unwrap_err();
         let message = error.to_string();
         assert!(
-            message.contains("2.9.0") && message.contains("2.13.0"),
+            message.contains("2.9.0") && message.contains("2.13.0 or 2.15.0"),
             "{message}"
         );
     }

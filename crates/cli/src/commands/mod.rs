@@ -14,5 +14,6 @@ pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod shell;
 mod trainer_libraries;
+mod trainers;
 pub(crate) mod ui;
 mod ui_dev;

@@ -13,7 +13,8 @@ mod link;
 
 use super::delegate;
 use super::doctor::write;
-use super::trainer_libraries;
+use super::trainer_libraries::{self, Start};
+use super::trainers;
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
@@ -180,11 +181,14 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             arguments: vec![script.path().into()],
             variables: Vec::new(),
         },
-        Torch::Own => Runner {
-            program: delegate::trainer_binary()?,
-            arguments: vec!["check".into()],
-            variables: trainer_libraries::choose()?,
-        },
+        Torch::Own => {
+            let Start { program, variables } = trainer_libraries::choose()?;
+            Runner {
+                program,
+                arguments: vec!["check".into()],
+                variables,
+            }
+        }
     };
 
     let device = if args.device == Device::Gpu {
@@ -266,7 +270,7 @@ fn whose_torch(args: &Args, machine: &Machine) -> Torch {
         .python
         .as_ref()
         .is_some_and(|python| python.torch.is_some());
-    if args.python.is_none() && !has_torch && delegate::trainer_binary().is_ok() {
+    if args.python.is_none() && !has_torch && trainers::beside().is_ok() {
         eprintln!("surefoot: there is no torch in the active Python; testing with our own");
         Torch::Own
     } else {

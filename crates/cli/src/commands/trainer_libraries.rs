@@ -1,12 +1,14 @@
-//! The libraries that the trainer is started with: PyTorch's for HIP, and ROCm's below it.
+//! What the trainer is started with: the one that was built for the PyTorch of the environment, and that
+//! PyTorch's libraries, with ROCm's below them where it is for HIP.
 //!
-//! The trainer may have been built against a libtorch for the CPU. Where the environment has the
-//! same release of PyTorch for HIP, the trainer runs on that one's libraries: they are put on the search
+//! A trainer may have been built against a libtorch for the CPU. Where the environment has the
+//! same release of PyTorch for HIP, it runs on that one's libraries: they are put on the search
 //! path of its process, and it loads `libtorch_hip.so` as it starts.
 //!
-//! A trainer that was installed with pip has no libtorch of its own, and runs on that of the
+//! Trainers that were installed with pip have no libtorch of their own, and run on that of the
 //! environment, whatever it is built for.
 
+use super::trainers::{self, Trainer, releases};
 use platform::live::Live;
 use platform::rocm_libraries::{self, Libraries, Torch};
 use serde::Serialize;
@@ -14,7 +16,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use surefoot_cli::TRAINER_TORCH;
+use surefoot_cli::TRAINER_RELEASES;
 use surefoot_cli::output::Failure;
 
 /// The search path of the dynamic linker.
@@ -26,6 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Variables of a process.
 pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
+/// What is started.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub(crate) program: PathBuf,
+    /// What its process gets beside the variables of this one.
+    pub(crate) variables: Variables,
+}
+
 /// What the trainer's process gets, and what to say of it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Choice {
@@ -35,27 +45,47 @@ struct Choice {
 }
 
 /// Whether the trainer beside this program was built with it, and so knows the libtorch that it was
-/// built against. That of a wheel does not.
+/// built against. Those of a wheel do not.
 const HAS_A_LIBTORCH: bool = cfg!(feature = "torch");
 
-/// What the trainer's process gets in the environment that is active here; says so on stderr.
+/// The trainer for the environment that is active here, and what its process gets; says so on stderr.
 ///
 /// # Errors
-/// When the trainer has no libtorch of its own, and no environment here has the one that it needs.
-pub(crate) fn choose() -> Result<Variables, Failure> {
+/// When there is no trainer, or none has a libtorch of its own, and no environment here has one that it
+/// needs.
+pub(crate) fn choose() -> Result<Start, Failure> {
+    let trainers = trainers::beside()?;
     let search_path = std::env::var_os(SEARCH_PATH);
-    let for_hip = find(None).map(|libraries| choice(&libraries, search_path.clone()));
-    if let Some(note) = for_hip.as_ref().and_then(|choice| choice.note.as_ref()) {
+    let libraries = find(None);
+    let for_hip = libraries
+        .as_ref()
+        .map(|libraries| choice(libraries, &trainers, search_path.clone()));
+    let Choice { variables, note } = for_hip.unwrap_or_default();
+    let of_release = |release: &str| trainers.iter().find(|one| one.release == release);
+    let on_hip = libraries
+        .filter(|_| !variables.is_empty())
+        .and_then(|libraries| of_release(libraries.release()));
+    let start = match (on_hip, trainers.first()) {
+        (Some(trainer), _) => Start {
+            program: trainer.program.clone(),
+            variables,
+        },
+        (None, Some(trainer)) if HAS_A_LIBTORCH => Start {
+            program: trainer.program.clone(),
+            variables: Variables::new(),
+        },
+        (None, _) => {
+            let active = rocm_libraries::find_torch(&Live::default(), None);
+            let own = own_environment()
+                .and_then(|folder| rocm_libraries::find_torch(&Live::default(), Some(&folder)));
+            borrowed(&trainers, [active, own], search_path)?
+        }
+    };
+    // What is refused has a message of its own, which says the same.
+    if let Some(note) = note {
         eprintln!("surefoot: {note}");
     }
-    let variables = for_hip.map_or_else(Variables::new, |choice| choice.variables);
-    if HAS_A_LIBTORCH || !variables.is_empty() {
-        return Ok(variables);
-    }
-    let active = rocm_libraries::find_torch(&Live::default(), None);
-    let own = own_environment()
-        .and_then(|folder| rocm_libraries::find_torch(&Live::default(), Some(&folder)));
-    borrowed([active, own], search_path)
+    Ok(start)
 }
 
 /// The environment that this program was installed into: the folder above `bin`.
@@ -65,22 +95,32 @@ fn own_environment() -> Option<String> {
     folder.to_str().map(str::to_owned)
 }
 
-/// The search path with the first PyTorch that the trainer can run on.
+/// The first PyTorch that a trainer can run on, on the search path of that trainer.
 fn borrowed(
+    trainers: &[Trainer],
     candidates: [Option<Torch>; 2],
     search_path: Option<OsString>,
-) -> Result<Variables, Failure> {
+) -> Result<Start, Failure> {
     let candidates: Vec<Torch> = candidates.into_iter().flatten().collect();
-    let fits = |torch: &&Torch| torch.release() == TRAINER_TORCH;
-    let Some(torch) = candidates.iter().find(fits) else {
+    let fitting = candidates.iter().find_map(|torch| {
+        let trainer = trainers.iter().find(|one| one.release == torch.release());
+        trainer.map(|trainer| (torch, trainer))
+    });
+    let Some((torch, trainer)) = fitting else {
         let found = match candidates.first() {
             Some(Torch { version, folder }) => format!("PyTorch {version} is in {folder}"),
             None => "no PyTorch was found in the active environment".to_owned(),
         };
+        let trainer = match trainers.len() {
+            1 => "this trainer runs",
+            _ => "the trainers here run",
+        };
+        let newest = trainers.first().map_or("", |trainer| &trainer.release);
         return Err(Failure::usage(format_args!(
-            "this trainer runs on the libraries of PyTorch {TRAINER_TORCH}, and {found}. Install torch \
-             {TRAINER_TORCH} for your GPU (or `pip install torch=={TRAINER_TORCH}` for the CPU) into the environment, \
-             and activate it"
+            "{trainer} on the libraries of PyTorch {}, and {found}. Install torch \
+             {newest} for your GPU (or `pip install torch=={newest}` for the CPU) into the environment, \
+             and activate it",
+            releases(trainers, "or")
         )));
     };
     let path = before([torch.folder.as_str()], search_path).map_err(|_| {
@@ -89,7 +129,10 @@ fn borrowed(
             "a folder with `:` in its name cannot be on {SEARCH_PATH}: {folder}"
         ))
     })?;
-    Ok(vec![(SEARCH_PATH, path)])
+    Ok(Start {
+        program: trainer.program.clone(),
+        variables: vec![(SEARCH_PATH, path)],
+    })
 }
 
 /// What `doctor` tells of it.
@@ -106,7 +149,15 @@ pub(crate) struct Listed {
 /// The same for `doctor`, of `python` or the active environment.
 pub(crate) fn list(python: Option<&str>) -> Option<Listed> {
     let libraries = find(python)?;
-    let Choice { variables, note } = choice(&libraries, None);
+    // Without a trainer, what the one to install would do.
+    let trainers = trainers::beside().unwrap_or_else(|_| {
+        let to_install = TRAINER_RELEASES.iter().map(|release| Trainer {
+            program: PathBuf::new(),
+            release: (*release).to_owned(),
+        });
+        to_install.collect()
+    });
+    let Choice { variables, note } = choice(&libraries, &trainers, None);
     Some(Listed {
         libraries,
         used: !variables.is_empty(),
@@ -128,18 +179,27 @@ fn before<'a>(
     std::env::join_paths(folders.into_iter().map(PathBuf::from).chain(set))
 }
 
-/// What those libraries mean for the trainer; `search_path` is the one that is set.
-fn choice(libraries: &Libraries, search_path: Option<OsString>) -> Choice {
+/// What those libraries mean for these trainers; `search_path` is the one that is set.
+fn choice(libraries: &Libraries, trainers: &[Trainer], search_path: Option<OsString>) -> Choice {
     let Libraries {
         torch,
         torch_folder,
         rocm,
     } = libraries;
-    if libraries.release() != TRAINER_TORCH {
+    if !trainers
+        .iter()
+        .any(|one| one.release == libraries.release())
+    {
+        let built = match trainers.len() {
+            1 => "this trainer was built for PyTorch",
+            _ => "the trainers here were built for PyTorch",
+        };
+        let newest = trainers.first().map_or("", |trainer| &trainer.release);
         return Choice {
             note: Some(format!(
-                "PyTorch {torch} in {torch_folder} is for ROCm, and this trainer was built for PyTorch \
-                 {TRAINER_TORCH}: it runs without it. Install torch {TRAINER_TORCH} for ROCm to train on the GPU"
+                "PyTorch {torch} in {torch_folder} is for ROCm, and {built} {}: it runs without it. Install \
+                 torch {newest} for ROCm to train on the GPU",
+                releases(trainers, "and")
             )),
             ..Choice::default()
         };
@@ -211,6 +271,14 @@ mod tests {
     use super::*;
     use platform::rocm_libraries::{Layout, Rocm};
 
+    fn trainers(releases: &[&str]) -> Vec<Trainer> {
+        let of = |release: &&str| Trainer {
+            program: format!("/bin/surefoot-trainer-{release}").into(),
+            release: (*release).to_owned(),
+        };
+        releases.iter().map(of).collect()
+    }
+
     fn libraries(torch: &str, folders: Option<&[&str]>) -> Libraries {
         Libraries {
             torch: torch.to_owned(),
@@ -225,7 +293,11 @@ mod tests {
     #[test]
     fn the_folders_come_before_what_the_user_has_set() {
         let libraries = libraries("2.13.0+rocm7.1", Some(&["/site/_rocm_sdk_core/lib"]));
-        let choice = choice(&libraries, Some("/mine".into()));
+        let choice = choice(
+            &libraries,
+            &trainers(&["2.15.0", "2.13.0"]),
+            Some("/mine".into()),
+        );
         assert_eq!(
             choice.variables,
             [
@@ -248,18 +320,34 @@ mod tests {
 
     #[test]
     fn another_release_is_told_and_not_taken() {
-        let choice = choice(&libraries("2.12.1+rocm7.0", Some(&["/opt/rocm/lib"])), None);
-        assert!(choice.variables.is_empty());
-        let note = choice.note.expect("a note");
-        assert!(
-            note.contains("2.12.1+rocm7.0") && note.contains("built for PyTorch 2.13.0"),
-            "{note}"
-        );
+        let libraries = libraries("2.12.1+rocm7.0", Some(&["/opt/rocm/lib"]));
+        for (releases, built) in [
+            (
+                &["2.13.0"][..],
+                "this trainer was built for PyTorch 2.13.0:",
+            ),
+            (
+                &["2.15.0", "2.13.0"],
+                "the trainers here were built for PyTorch 2.15.0 and 2.13.0:",
+            ),
+        ] {
+            let choice = choice(&libraries, &trainers(releases), None);
+            assert!(choice.variables.is_empty());
+            let note = choice.note.expect("a note");
+            assert!(
+                note.contains("2.12.1+rocm7.0") && note.contains(built),
+                "{note}"
+            );
+        }
     }
 
     #[test]
     fn a_pytorch_without_its_rocm_is_told_and_not_taken() {
-        let choice = choice(&libraries("2.13.0+rocm7.1", None), None);
+        let choice = choice(
+            &libraries("2.13.0+rocm7.1", None),
+            &trainers(&["2.13.0"]),
+            None,
+        );
         assert!(choice.variables.is_empty());
         let note = choice.note.expect("a note");
         assert!(note.contains("libraries are nowhere"), "{note}");
@@ -274,9 +362,20 @@ mod tests {
 
     #[test]
     fn a_trainer_without_libtorch_takes_the_first_that_fits() {
-        let candidates = [torch("2.15.0", "/active"), torch("2.13.0+cpu", "/own")];
-        let variables = borrowed(candidates, Some("/mine".into())).expect("one fits");
-        assert_eq!(variables, [("LD_LIBRARY_PATH", "/own:/mine".into())]);
+        let candidates = || [torch("2.15.0", "/active"), torch("2.13.0+cpu", "/own")];
+        for (releases, program, path) in [
+            (&["2.13.0"][..], "2.13.0", "/own:/mine"),
+            (&["2.14.1", "2.13.0"], "2.13.0", "/own:/mine"),
+            (&["2.15.0", "2.13.0"], "2.15.0", "/active:/mine"),
+        ] {
+            let start = borrowed(&trainers(releases), candidates(), Some("/mine".into()));
+            let Start {
+                program: found,
+                variables,
+            } = start.expect("one fits");
+            assert_eq!(variables, [("LD_LIBRARY_PATH", path.into())]);
+            assert!(found.ends_with(format!("surefoot-trainer-{program}")));
+        }
     }
 
     #[test]
@@ -289,11 +388,21 @@ mod tests {
             ([None, None], "no PyTorch was found"),
             ([torch("2.13.0", "/a:b"), None], "`:` in its name"),
         ] {
-            let said = match borrowed(candidates, None) {
+            let said = match borrowed(&trainers(&["2.13.0"]), candidates, None) {
                 Err(Failure::Usage(error)) => error.to_string(),
                 other => panic!("{other:?}"),
             };
             assert!(said.contains(found), "{said}");
+        }
+        let both = trainers(&["2.15.0", "2.13.0"]);
+        match borrowed(&both, [torch("2.14.1", "/active"), None], None) {
+            Err(Failure::Usage(error)) => assert_eq!(
+                error.to_string(),
+                "the trainers here run on the libraries of PyTorch 2.15.0 or 2.13.0, and PyTorch 2.14.1 is in \
+                 /active. Install torch 2.15.0 for your GPU (or `pip install torch==2.15.0` for the CPU) into \
+                 the environment, and activate it"
+            ),
+            other => panic!("{other:?}"),
         }
     }
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use surefoot_cli::link::{self, Link, PORT};
 use surefoot_cli::output::{self, Failure, Outcome};
 
-use super::super::{delegate, trainer_libraries};
+use super::super::trainer_libraries::{self, Start};
 use super::{clear_progress, show_progress};
 
 /// Clocks further apart than this make logs of two machines hard to read.
@@ -177,13 +177,13 @@ fn host_and_port(text: &str) -> Result<(&str, u16), Failure> {
 /// The config's name, the seconds of a step, and the bytes to sum in it: by a dry run.
 fn try_step(config: &Path) -> Result<(String, f64, u64), Failure> {
     let name = config.display().to_string();
-    let program = delegate::trainer_binary()?;
+    let Start { program, variables } = trainer_libraries::choose()?;
     show_progress(&format!("a dry run of {name}"));
     let output = Command::new(&program)
         .arg("train")
         .arg(config)
         .args(["--dry-run", "--json"])
-        .envs(trainer_libraries::choose()?)
+        .envs(variables)
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot start `{}`", program.display()))?;
