@@ -218,9 +218,10 @@ def test_it_trains_on_the_torch_of_the_active_environment(trains, tmp_path):
 def test_it_finds_the_torch_beside_it_without_an_active_environment(trains, tmp_path):
     trains.run("surefoot", "train", str(tiny_config(tmp_path)), VIRTUAL_ENV="")
     assert len(losses(tmp_path)) == 20
-    # And started as torchrun does, from wherever.
-    script = str(trains.prefix / "bin/surefoot-trainer")
-    trains.run(script, "train", str(tiny_config(tmp_path)), "--set", "name=again", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
+    # And by the name that torchrun is given, through a link from elsewhere.
+    link = tmp_path / "trainer"
+    link.symlink_to(trains.prefix / "bin/surefoot-trainer")
+    trains.run(str(link), "train", str(tiny_config(tmp_path)), "--set", "name=again", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
     assert (tmp_path / "runs/again/metrics.jsonl").is_file()
 
 

@@ -24,9 +24,10 @@ use crate::workspace;
 /// What the C++ of tch needs: `<memory>` of g++ 12 asks glibc 2.32 whether there is one thread alone.
 const GLIBC: &str = "2.34";
 const TAG: &str = "manylinux_2_34_x86_64";
-/// Starts the trainer for the PyTorch that is there. Beside it, and not by its name: another environment may
-/// come first in the search path.
-const SCRIPT: &str = "#!/bin/sh\nexec \"$(dirname -- \"$0\")/surefoot\" \"$@\"\n";
+/// Starts the trainer for the PyTorch that is there, by the `surefoot` beside this file and not the first in the
+/// search path, which may be another environment's; a link to this file may lie anywhere.
+const SCRIPT: &str =
+    "#!/bin/sh\nexec \"$(dirname -- \"$(readlink -f -- \"$0\")\")/surefoot\" \"$@\"\n";
 /// The releases of Python in whose environments a trainer looks that is started by itself.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=15;
 const METADATA: &str = include_str!("METADATA-trainer");
