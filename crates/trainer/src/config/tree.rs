@@ -249,10 +249,10 @@ fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
             "this line is not of the form `key: value`",
             "write a `:` and a space after the key",
         ),
-        ("expected key", "a `key: value` is expected here", ALIKE),
+        ("expected key", "a `key: value` should be here", ALIKE),
         (
             "'-' indicator",
-            "a `- ` is expected here, as before the other items of the list",
+            "a `- ` should be here, as before the other items of the list",
             ALIKE,
         ),
         ("unknown anchor", "`*` refers to nothing here", QUOTES),

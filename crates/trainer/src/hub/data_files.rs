@@ -528,7 +528,7 @@ mod tests {
                 &["set.py", "x.tar"],
                 "",
                 selection(None, "train"),
-                "set.py, x.tar; the branch `@refs/convert/parquet`",
+                "set.py, x.tar; its branch `@refs/convert/parquet`",
             ),
             (
                 &["a.csv", "b.csv"],
