@@ -57,7 +57,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "An installation broke off, and apt refuses everything until the package that it left half installed is gone.",
         fix: &[
             "sudo dpkg --remove --force-remove-reinstreq <package>, then sudo apt --fix-broken install",
-            "amdgpu-dkms is seldom needed: the kernel's own amdgpu driver does (amdgpu-install --no-dkms)",
+            "Linux: amdgpu-dkms is seldom needed: the kernel's own amdgpu driver does (amdgpu-install --no-dkms)",
         ],
         source: "https://manpages.debian.org/dpkg",
         ..BASE

@@ -10,9 +10,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "amdgpu-ids-harmless",
         severity: Info,
         patterns: &[r"(?i)amdgpu\.ids['\x22]?: No such file|amdgpu\.ids (?:not found|is missing)"],
-        cause: "Harmless: libdrm looks for a table of product names (amdgpu.ids) where AMD's driver packages put it, and it is not there. Without it the GPU is called \"AMD Radeon Graphics\"; it computes all the same.",
+        cause: "Harmless: libdrm looks for a table of product names where AMD's driver packages put it, and it is not there. Without it the GPU is called \"AMD Radeon Graphics\"; it computes all the same.",
         fix: &[
-            "nothing is needed; to be rid of the line, link the system's file to where it is looked for: sudo mkdir -p /opt/amdgpu/share/libdrm && sudo ln -s /usr/share/libdrm/amdgpu.ids /opt/amdgpu/share/libdrm/",
+            "Linux: nothing is needed; to be rid of the line, link the system's file to where it is looked for: sudo mkdir -p /opt/amdgpu/share/libdrm && sudo ln -s /usr/share/libdrm/amdgpu.ids /opt/amdgpu/share/libdrm/",
         ],
         source: "https://github.com/ROCm/pytorch/issues/984",
         scope: NotWindows,
