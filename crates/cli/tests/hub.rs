@@ -263,7 +263,7 @@ fn a_split_of_a_data_set_of_the_hub_is_trained_on_and_another_measured() {
         ),
         (
             &["data.dataset=shakespeare", "data.split=test"],
-            "`data.dataset: shakespeare` is",
+            "`data.dataset: shakespeare`",
         ),
     ] {
         let output = run("refused", data);

@@ -390,7 +390,7 @@ fn a_dry_run_finds_what_training_would() {
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         stderr(&output)
     };
-    assert!(refused(&["--set", "block_size=100000"]).contains("one block needs 100001"));
+    assert!(refused(&["--set", "block_size=100000"]).contains("a block needs 100001"));
     let groups = "parameter_groups=[{names: lora}]";
     assert!(refused(&["--set", groups]).contains("matches no parameter"));
     let nothing = place.train(&["--dry-run", "--resume"]);

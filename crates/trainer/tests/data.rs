@@ -522,7 +522,7 @@ fn a_run_does_not_go_on_with_other_shares_of_its_sets() {
     let said = place.run_mixed("a", &[&on[..], &[&other]].concat());
     let said = said.unwrap_err().to_string();
     assert!(
-        said.contains("`mixture` was [19,19], and is [38,19]"),
+        said.contains("`mixture` was [19,19], and is now [38,19]"),
         "{said}"
     );
     // The same shares in other numbers are the same data.

@@ -75,7 +75,7 @@ fn what_is_learned_apart_goes_on_where_it_stopped() {
 fn what_has_no_mean_is_refused() {
     let place = Place::new();
     for (key, told) in [
-        ("train.optim=adamw_8bit", "8-bit moments cannot be averaged"),
+        ("train.optim=adamw_8bit", "moments cannot be averaged"),
         ("train.ema_decay=0.9", "average its own weights"),
     ] {
         let refused = place.train(&[&APART[..], &["--set", key]].concat());

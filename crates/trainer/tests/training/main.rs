@@ -297,7 +297,7 @@ fn text_that_cannot_be_used_says_why() {
         "{missing}"
     );
     let short = refused(&["data.block_size=100000"]);
-    assert!(short.contains("one block needs 100001"), "{short}");
+    assert!(short.contains("a block needs 100001"), "{short}");
     let held_out = refused(&["data.block_size=500"]);
     assert!(held_out.contains("the held-out part"), "{held_out}");
     assert!(
