@@ -135,7 +135,7 @@ fn what_must_not_change_is_refused_by_name() {
         ),
         (
             "adapter.use_rslora=true",
-            "`adapter.use_rslora` was false, and is true",
+            "`adapter.use_rslora` was false, and is now true",
         ),
         ("seed=8", "`seed` was 7, and is now 8"),
         (
@@ -148,10 +148,10 @@ fn what_must_not_change_is_refused_by_name() {
         ),
         (
             "model.quantization=nf4",
-            "`model.quantization` was unset, and is \"nf4\"",
+            "`model.quantization` was unset, and is now \"nf4\"",
         ),
         ("train.optim=adamw_8bit", "`train.optim` was"),
-        ("adapter=null", "`adapter` was \"set\", and is unset"),
+        ("adapter=null", "`adapter` was \"set\", and is now unset"),
     ] {
         let refused = place.refused(&[change]);
         assert!(refused.contains(told), "{change}: {refused}");
