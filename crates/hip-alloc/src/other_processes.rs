@@ -9,18 +9,16 @@
 //! ```
 //!
 //! The file is read and written, but never mapped: truncating it does no harm. A lock that each
-//! process holds on it shows whether there are others.
+//! process holds on its first byte shows whether there are others; [`turns`](crate::turns) lock the second.
 
 use crate::driver::DriverCost;
+use crate::shared_file::{PRESENCE, lock, open, path_of};
 use rustix::time::{ClockId, clock_gettime};
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 
-/// The folder of the file: in memory, so that it disappears at a restart.
-const FOLDER: &str = "/dev/shm";
 /// The offset of the driver's cost in the file.
 const COST_AT: u64 = 16;
 
@@ -35,21 +33,12 @@ impl OtherProcesses {
     /// The processes that share `memory`: the address of a card, or `host`. `None` if the file
     /// cannot be created, or belongs to another user.
     pub(crate) fn of(memory: &str) -> Option<Self> {
-        let user = rustix::process::geteuid().as_raw();
-        Self::at(&Path::new(FOLDER).join(format!("hip-alloc.{user}.{memory}")))
+        Self::at(&path_of(memory))
     }
 
-    fn at(path: &PathBuf) -> Option<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).mode(0o600);
-        // Neither another user's symbolic link nor anything that blocks.
-        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let file = options.open(path).ok()?;
-        let about = file.metadata().ok()?;
-        let ours = about.uid() == rustix::process::geteuid().as_raw() && about.is_file();
-        if !ours || lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK).is_none() {
-            return None;
-        }
+    fn at(path: &Path) -> Option<Self> {
+        let file = open(path)?;
+        lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK, PRESENCE)?;
         let mut other_processes = OtherProcesses { file, seen: None };
         // Earlier needs no longer matter.
         other_processes.need();
@@ -58,7 +47,7 @@ impl OtherProcesses {
 
     /// Whether there are other processes.
     pub(crate) fn any(&self) -> bool {
-        let blocking = lock(&self.file, libc::F_OFD_GETLK, libc::F_WRLCK);
+        let blocking = lock(&self.file, libc::F_OFD_GETLK, libc::F_WRLCK, PRESENCE);
         blocking.is_some_and(|kind| kind != libc::F_UNLCK)
     }
 
@@ -110,18 +99,6 @@ impl OtherProcesses {
     }
 }
 
-/// Sets or queries a lock on a whole open file; returns the kind of the existing or conflicting lock.
-fn lock(file: &File, command: i32, kind: i32) -> Option<i32> {
-    // SAFETY: all bytes zero are a valid `flock`, which is plain numbers.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as _;
-    lock.l_whence = libc::SEEK_SET as _;
-    // SAFETY: the descriptor is open, and these commands take a `flock` to read and write,
-    // which lives through the call.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
-    (result == 0).then_some(i32::from(lock.l_type))
-}
-
 /// How long a request waits for memory that others may return.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// How often it retries meanwhile.
@@ -130,6 +107,7 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns::Turns;
 
     #[test]
     fn two_see_each_other_until_one_ends() {
@@ -176,6 +154,16 @@ mod tests {
             other_processes.remember(DriverCost { latency, per_byte });
             assert_eq!(other_processes.remembered(), None, "{latency} {per_byte}");
         }
+    }
+
+    #[test]
+    fn a_turn_is_no_presence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        let there = OtherProcesses::at(&path).unwrap();
+        let mut turns = Turns::in_file(&path).unwrap();
+        turns.begin();
+        assert!(!there.any());
     }
 
     #[test]

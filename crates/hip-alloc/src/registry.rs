@@ -16,10 +16,11 @@ use crate::driver::sim::{SimConfig, SimDriver};
 use crate::fork::{self, Opening, forking_on_its_own, making};
 use crate::lock::Slot;
 use crate::other_processes::OtherProcesses;
-use crate::pool::{Keep, PoolConfig};
+use crate::pool::PoolConfig;
 use crate::private_pools::Captured;
 use crate::recorder::Recorder;
 use crate::report;
+use crate::turns::Turns;
 use crate::units::{DeviceIndex, MIB};
 use platform::memory;
 use std::path::PathBuf;
@@ -237,6 +238,9 @@ impl Registry {
         {
             report::warn(&format!("{device}: memory is not mapped: {problem}"));
         }
+        if memory == HOST_MEMORY {
+            driver.take_turns(Turns::at(&memory));
+        }
         // The first call creates the device's context. If it fails, so does every request.
         let _ = driver.memory_info(0);
         let driver = Box::new(driver);
@@ -287,11 +291,9 @@ impl Registry {
         memory: &str,
         driver: impl Driver + 'static,
     ) -> Allocator {
-        let other_processes = (pool.keep != Keep::None).then(|| OtherProcesses::of(memory));
-        let other_processes = other_processes.flatten();
         let builder = Allocator::builder(device, driver)
             .config(pool)
-            .other_processes(other_processes)
+            .other_processes(OtherProcesses::of(memory))
             .looked_after(move || {
                 let registry = existing();
                 registry

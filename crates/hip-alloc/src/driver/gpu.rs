@@ -10,6 +10,7 @@ use super::{
 };
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
+use crate::turns::Turns;
 use crate::units::{DeviceIndex, StreamId};
 use libloading::os::unix::Library;
 use std::cell::Cell;
@@ -55,6 +56,8 @@ pub struct GpuDriver {
     device: DeviceIndex,
     bound: Bound,
     mapped: Option<MappedMemory>,
+    /// The turns of the processes that allocate the same memory, if nothing but free memory bounds them.
+    turns: Option<Turns>,
     held: u64,
     /// Unused events, to be recorded again.
     spare: Vec<*mut c_void>,
@@ -76,10 +79,41 @@ impl GpuDriver {
             device,
             bound,
             mapped: None,
+            turns: None,
             held: 0,
             spare: Vec::new(),
             mode_before: None,
         }
+    }
+
+    /// Looks for free memory and allocates it in these turns.
+    pub(crate) fn take_turns(&mut self, turns: Option<Turns>) {
+        self.turns = turns;
+    }
+
+    /// Calls `allocate` if there are `bytes` of free memory, which no other process that takes turns
+    /// allocates meanwhile.
+    ///
+    /// On unified memory the runtime provides more than the machine has, and the kernel later kills a
+    /// process for it: what is not free is refused here.
+    fn allocate_if_free(
+        &mut self,
+        bytes: u64,
+        allocate: impl FnOnce(&mut Self) -> Result<u64, DriverError>,
+    ) -> Result<u64, DriverError> {
+        if let Some(turns) = &mut self.turns {
+            turns.begin();
+        }
+        let allocated = match self.memory_info(self.held) {
+            Ok(info) if bytes > info.free => Err(DriverError::OutOfMemory),
+            Ok(_) => allocate(self),
+            Err(error) => Err(error),
+        };
+        if let Some(turns) = &mut self.turns {
+            turns.end();
+        }
+        self.held += allocated.as_ref().map_or(0, |_| bytes);
+        allocated
     }
 
     /// Maps memory in handles from now on, if a trial succeeds.
@@ -246,22 +280,18 @@ impl GpuDriver {
 
 impl Driver for GpuDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        // On unified memory the runtime provides more than the machine has, and the
-        // kernel later kills a process for it: refuse here instead.
-        if bytes > self.memory_info(self.held)?.free {
-            return Err(DriverError::OutOfMemory);
-        }
         let size = usize::try_from(bytes).map_err(|_| DriverError::OutOfMemory)?;
-        let mut address = std::ptr::null_mut();
-        self.on_device("Malloc", |runtime| {
-            // SAFETY: writes one pointer to a live local.
-            unsafe { (runtime.functions.malloc)(&mut address, size) }
-        })?;
-        if address.is_null() {
-            return Err(DriverError::OutOfMemory);
-        }
-        self.held += bytes;
-        Ok(address as u64)
+        self.allocate_if_free(bytes, |driver| {
+            let mut address = std::ptr::null_mut();
+            driver.on_device("Malloc", |runtime| {
+                // SAFETY: writes one pointer to a live local.
+                unsafe { (runtime.functions.malloc)(&mut address, size) }
+            })?;
+            match address.is_null() {
+                true => Err(DriverError::OutOfMemory),
+                false => Ok(address as u64),
+            }
+        })
     }
 
     fn mapping(&self) -> Option<Mapping> {
@@ -272,12 +302,9 @@ impl Driver for GpuDriver {
     }
 
     fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        if bytes > self.memory_info(self.held)?.free {
-            return Err(DriverError::OutOfMemory);
-        }
-        let address = self.on_mapped(|mapped| mapped.allocate(bytes))?;
-        self.held += bytes;
-        Ok(address)
+        self.allocate_if_free(bytes, |driver| {
+            driver.on_mapped(|mapped| mapped.allocate(bytes))
+        })
     }
 
     fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {

@@ -199,7 +199,7 @@ mod tests {
                 ("sys/fs/cgroup/slice/memory.current", &gib(10)),
             ],
         );
-        assert_eq!(host(root.path()), Some((GIB, 16 * GIB)));
+        assert_eq!(host(root.path()), Some((GIB / 2, 16 * GIB)));
         write(root.path(), &[("sys/fs/cgroup/slice/memory.max", &gib(4))]);
         assert_eq!(host(root.path()), Some((0, 4 * GIB)));
     }
@@ -267,10 +267,10 @@ mod tests {
                 ("proc/self/cgroup", "0::/slice/job\n"),
             ],
         );
-        assert_eq!(host(root.path()), Some((200 - 70, 200)));
+        assert_eq!(host(root.path()), Some((200 - 70 - 200 / 32, 200)));
         let version_one = "12:cpu,cpuacct:/slice\n9:memory:/box\n1:name=systemd:/\n";
         write(root.path(), &[("proc/self/cgroup", version_one)]);
-        assert_eq!(host(root.path()), Some((300 - 60, 300)));
+        assert_eq!(host(root.path()), Some((300 - 60 - 300 / 32, 300)));
     }
 
     #[test]

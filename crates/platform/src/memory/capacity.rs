@@ -10,6 +10,8 @@
 //! GTT        the smallest of: KFD pool, TTM limit, GTT size, RAM less the reserve, cgroup
 //! host       the smaller of: RAM less the reserve, cgroup
 //! ```
+//!
+//! Of a cgroup, too, a part stays free: a 32nd of its limit, and no more than the reserve.
 
 use super::{CgroupMemory, HostMemory, MemoryRule, apu};
 use crate::Bytes;
@@ -139,6 +141,10 @@ pub fn auto_reserve(ram: Bytes) -> Bytes {
     Bytes(ram.0 / 16).clamp(Bytes::gib(2), Bytes::gib(8))
 }
 
+/// This part of a cgroup's limit, and at most the reserve, is left free in it: the kernel kills a process of a
+/// full group that asks for one more page.
+const CGROUP_RESERVE_PART: u64 = 32;
+
 /// Combines the limits in `inputs`.
 #[must_use]
 pub fn capacity(inputs: &Inputs) -> Capacity {
@@ -215,7 +221,16 @@ fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
         inputs.host.available.map(|ram| ram.saturating_sub(reserve)),
         Limit::HostMemory,
     );
-    free.at_most_if_known(inputs.cgroup.headroom(), Limit::Cgroup);
+    free.at_most_if_known(
+        inputs
+            .cgroup
+            .limit
+            .zip(inputs.cgroup.headroom())
+            .map(|(limit, headroom)| {
+                headroom.saturating_sub(reserve.min(Bytes(limit.0 / CGROUP_RESERVE_PART)))
+            }),
+        Limit::Cgroup,
+    );
 }
 
 /// The smallest limit so far, and its source. On a tie, the first one stays.
@@ -375,9 +390,32 @@ mod tests {
             );
             assert_eq!(
                 (capacity.free, capacity.free_limited_by),
-                (Bytes::gib(30), Limit::Cgroup)
+                (Bytes::gib(29), Limit::Cgroup)
             );
         }
+    }
+
+    #[test]
+    fn of_a_cgroup_a_part_stays_free() {
+        let free = |limit, used, reserve| {
+            let inputs = Inputs {
+                cgroup: CgroupMemory {
+                    limit: Some(Bytes::gib(limit)),
+                    working_set: Some(Bytes::gib(used)),
+                },
+                reserve,
+                ..Inputs::new(DeviceKind::Host)
+            };
+            capacity(&inputs).free
+        };
+        assert_eq!(free(32, 16, Reserve::Auto), Bytes::gib(15));
+        assert_eq!(free(32, 32, Reserve::Auto), Bytes::ZERO);
+        assert_eq!(free(32, 16, Reserve::Fixed(Bytes::ZERO)), Bytes::gib(16));
+        assert_eq!(
+            free(256, 128, Reserve::Auto),
+            Bytes::gib(126),
+            "not above the reserve"
+        );
     }
 
     #[test]
@@ -418,7 +456,7 @@ mod tests {
             });
             assert_eq!(
                 (capacity.total, capacity.free),
-                (Bytes::gib(3), Bytes::gib(2))
+                (Bytes::gib(3), Bytes::mib(2048 - 96))
             );
             assert_eq!(capacity.limited_by, Limit::Cgroup);
         }

@@ -1,0 +1,96 @@
+//! Turns: processes that use the machine's own memory look for free memory and allocate it one at a time.
+
+use crate::shared_file::{TURN, lock, open, path_of};
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a process waits for its turn. Clearing the pages of a large block takes its time.
+const LONGEST_TURN: Duration = Duration::from_secs(2);
+
+/// The turns of the processes of this user that allocate the same memory.
+///
+/// Free memory is a number that all of them read: without turns, two that each find room for one
+/// request both allocate, and the kernel kills one of them. A process that ends gives up its turn.
+pub(crate) struct Turns {
+    file: File,
+    /// Whether the last turn was had: who holds one for too long, stopped by a signal for example,
+    /// delays the others only once.
+    had: bool,
+}
+
+impl Turns {
+    /// The turns at `memory`, the address of a card, or `host`.
+    pub(crate) fn at(memory: &str) -> Option<Self> {
+        Self::in_file(&path_of(memory))
+    }
+
+    pub(crate) fn in_file(path: &Path) -> Option<Self> {
+        let file = open(path)?;
+        Some(Turns { file, had: true })
+    }
+
+    /// Waits for a turn, at most [`LONGEST_TURN`].
+    pub(crate) fn begin(&mut self) {
+        let began = Instant::now();
+        loop {
+            let set = lock(&self.file, libc::F_OFD_SETLK, libc::F_WRLCK, TURN);
+            if set.is_some() || !self.had || began.elapsed() > LONGEST_TURN {
+                self.had = set.is_some();
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Ends the turn.
+    pub(crate) fn end(&mut self) {
+        let _ = lock(&self.file, libc::F_OFD_SETLK, libc::F_UNLCK, TURN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn one_has_its_turn_while_others_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        let inside = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut turns = Turns::in_file(&path).unwrap();
+                    for _ in 0..50 {
+                        turns.begin();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        turns.end();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn who_never_ends_a_turn_delays_others_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        let mut stuck = Turns::in_file(&path).unwrap();
+        stuck.begin();
+        let mut waiting = Turns::in_file(&path).unwrap();
+        waiting.begin();
+        assert!(!waiting.had);
+        let began = Instant::now();
+        for _ in 0..100 {
+            waiting.begin();
+        }
+        assert!(began.elapsed() < LONGEST_TURN, "no more waiting");
+        drop(stuck);
+        waiting.begin();
+        assert!(waiting.had);
+    }
+}
