@@ -124,7 +124,8 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     let libraries = python_libraries(shell)?;
     let cargo = workspace::cargo();
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
-    cmd!(shell, "{cargo} build --package harness --bin on-device").run()?;
+    // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
+    cmd!(shell, "{cargo} build --workspace --bin on-device").run()?;
     let tests = || cmd!(shell, "{python} -m pytest python/tests").args(&libraries);
     let Err(error) = tests().run() else {
         return Ok(libraries);
@@ -186,7 +187,7 @@ fn real_hip(shell: &Shell) -> Result<()> {
     };
     let cargo = workspace::cargo();
     let path = shell.var("LD_LIBRARY_PATH").unwrap_or_default();
-    cmd!(shell, "{cargo} test --package hip-alloc --test real_hip")
+    cmd!(shell, "{cargo} test --workspace --test real_hip")
         .env("LD_LIBRARY_PATH", format!("{}:{path}", folder.display()))
         .run()?;
     Ok(())

@@ -31,7 +31,7 @@ impl Tidy {
         drop(rustdoc);
         cmd!(
             shell,
-            "{cargo} test --package xtask --test tidy --test layers --test modules --test words"
+            "{cargo} test --workspace --test tidy --test layers --test modules --test words"
         )
         .run()?;
         ui::check_where_node_is(&shell)

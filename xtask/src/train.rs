@@ -133,17 +133,29 @@ fn train_base(binary: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a release build of the programs and their allocator; returns the path of `surefoot`.
+/// Builds the programs and their allocator; returns the path of `surefoot`.
+///
+/// With cargo's profile `release`, unless the variable [`PROFILE`] names another one: with `dev`, what the tests
+/// have built is used.
 pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let shell = setup::shell(libtorch)?;
     let cargo = workspace::cargo();
+    let profile = std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned());
     cmd!(
         shell,
-        "{cargo} build --release --package surefoot --package hip-alloc"
+        "{cargo} build --profile {profile} --package surefoot --package hip-alloc"
     )
     .run()?;
-    Ok(workspace::target(&shell)?.join("release/surefoot"))
+    let folder = match profile.as_str() {
+        "dev" => "debug",
+        other => other,
+    };
+    let target = workspace::target(&shell)?;
+    Ok(target.join(folder).join("surefoot"))
 }
+
+/// The environment variable that names cargo's profile for the trainer.
+const PROFILE: &str = "XTASK_PROFILE";
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ const UNSAFE_ALLOWED: [&str; 19] = [
     "crates/hip-alloc/src/ffi/pools.rs",      // as that, with functions of C++
     "crates/hip-alloc/src/ffi/stacks.rs",     // as that, with functions of Python
     "crates/hip-alloc/src/background_reclaim.rs", // blocks the signals of a thread
-    "crates/hip-alloc/src/other_processes.rs", // locks a file
+    "crates/hip-alloc/src/shared_file.rs",    // locks a file
     "crates/hip-alloc/src/lock.rs",           // is a mutex
     "crates/hip-alloc/src/python_stacks.rs",  // calls Python
     "crates/hip-alloc/tests/gpu.rs",          // calls the simulated runtime
