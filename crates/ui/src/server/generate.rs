@@ -247,18 +247,26 @@ fn take_complete_characters(bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// Reads to the end, so that the pipe never fills, and returns the last part; each piece is also sent to `told`, as
-/// long as there is a receiver.
+/// Reads to the end, so that the pipe never fills, and returns the last part; all of it is also sent to `told`, as
+/// long as there is a receiver: what it has no room for yet, together with the next piece.
 fn read_end(stream: Option<impl Read>, told: Option<&mpsc::Sender<String>>) -> String {
-    let (mut buffer, mut kept) = ([0; 4096], Vec::new());
+    let (mut buffer, mut kept, mut unsent) = ([0; 4096], Vec::new(), Vec::new());
     if let Some(mut stream) = stream {
         while let Ok(count @ 1..) = stream.read(&mut buffer) {
-            if let Some(told) = told {
-                let _ = told.try_send(plain(&String::from_utf8_lossy(&buffer[..count])));
-            }
             kept.extend_from_slice(&buffer[..count]);
-            kept.drain(..kept.len().saturating_sub(MAX_STDERR_BYTES));
+            if let Some(told) = told {
+                unsent.extend_from_slice(&buffer[..count]);
+                if let Ok(slot) = told.try_reserve() {
+                    slot.send(plain(&take_complete_characters(&mut unsent)));
+                }
+            }
+            for bytes in [&mut kept, &mut unsent] {
+                bytes.drain(..bytes.len().saturating_sub(MAX_STDERR_BYTES));
+            }
         }
+    }
+    if let Some(told) = told.filter(|_| !unsent.is_empty()) {
+        let _ = told.blocking_send(plain(&String::from_utf8_lossy(&unsent)));
     }
     plain(&String::from_utf8_lossy(&kept))
 }

@@ -138,10 +138,15 @@ async fn a_model_without_output_for_long_is_stopped() {
 
 /// A video run with an adapter of two experts, and a `surefoot` that makes its file.
 fn with_video() -> Place {
-    let place = with_program(
+    with_video_made_by(
         "for each; do echo \"[$each]\" >&2; file=$each; done; echo 'step 1 of 2' >&2; \
          printf made > \"$file\"; echo \"$file\"\n",
-    );
+    )
+}
+
+/// A video run with an adapter of two experts, and this `surefoot`.
+fn with_video_made_by(script: &str) -> Place {
+    let place = with_program(script);
     let run = place.runs.join("a");
     fs::write(
         run.join("config.yaml"),
@@ -154,6 +159,17 @@ fn with_video() -> Place {
         fs::write(run.join(format!("adapter/{name}.safetensors")), "").unwrap();
     }
     place
+}
+
+#[tokio::test]
+async fn progress_that_comes_faster_than_it_is_passed_on_is_complete() {
+    let place = with_video_made_by(
+        "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo \"at $i\" >&2; done; exit 3\n",
+    );
+    let found = lines(&place, json!({ "run": "a", "prompt": "x" })).await;
+    let progress = found.iter().filter_map(|line| line["progress"].as_str());
+    let expected: String = (1..=3000).map(|number| format!("at {number}\n")).collect();
+    assert_eq!(progress.collect::<String>(), expected);
 }
 
 #[tokio::test]
