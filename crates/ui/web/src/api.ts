@@ -35,7 +35,7 @@ export interface GpuMemory {
   total: number | null;
 }
 
-/** What the driver does not say is null. */
+/** Values that the driver does not report are null. */
 export interface Gpu {
   card: string;
   slot: string | null;
@@ -67,7 +67,7 @@ export interface Curves {
 export interface RunEvent {
   step: number;
   kind: string;
-  /** Missing of one that is very long. */
+  /** Null if the record is very long. */
   record: Record<string, unknown> | null;
 }
 
@@ -133,9 +133,9 @@ export interface Job {
   added: number;
   force: boolean;
   set: string[];
-  /** Where several go on at once: the device that was found for it. */
+  /** If several jobs run at once: the device that was chosen for it. */
   device: string | null;
-  /** It did not fit beside others. */
+  /** It did not fit next to other runs, and needs a device to itself. */
   alone: boolean;
   work: { kind: "train" | "resume"; run?: string; source?: string };
   state: "waiting" | "checking" | "running" | "ended";
@@ -162,7 +162,7 @@ export interface LogPart {
   text: string;
 }
 
-/** What a new job is made of. */
+/** The settings of a new job. */
 export interface NewJob {
   config?: string;
   like?: string;
@@ -196,7 +196,7 @@ export interface Asked<T> {
   error: string | null;
 }
 
-/** What the server refused, in its own words. */
+/** An error response of the server, with its message. */
 export class Refused extends Error {
   constructor(
     readonly status: number,
@@ -211,7 +211,7 @@ async function request(path: string, init?: RequestInit): Promise<Response> {
   try {
     response = await fetch(path, { credentials: "same-origin", ...init });
   } catch {
-    throw new Refused(0, "the server does not answer: is `surefoot ui` still running?");
+    throw new Refused(0, "the server does not respond: is `surefoot ui` still running?");
   }
   if (response.ok) return response;
   const text = await response.text();
@@ -219,7 +219,7 @@ async function request(path: string, init?: RequestInit): Promise<Response> {
   try {
     message = (JSON.parse(text) as { error: string }).error;
   } catch {
-    // Not one of the server's own sentences.
+    // Not an error message of this server.
   }
   throw new Refused(response.status, message);
 }
@@ -242,7 +242,7 @@ export async function send<T>(method: string, path: string, body?: unknown): Pro
   return response.status === 204 ? null : ((await response.json()) as T);
 }
 
-/** Sends, and gives each line of the answer as it comes. */
+/** Sends a request, and passes on each line of the response as it arrives. */
 export async function sendForStream(path: string, body: unknown, signal: AbortSignal, onLine: (line: string) => void) {
   const response = await request(path, {
     method: "POST",

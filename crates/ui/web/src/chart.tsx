@@ -1,4 +1,4 @@
-// A chart: lines over the steps, with the least and the most of each place behind them, and marks.
+// A chart: lines over the steps, with bands from minimum to maximum behind them, and marks.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { number } from "./format";
@@ -6,7 +6,7 @@ import { smooth, type Series } from "./series";
 
 export interface Line {
   label: string;
-  /** A variable of the style sheet. */
+  /** A CSS variable. */
   colour: string;
   series: Series | undefined;
   dashed?: boolean;
@@ -22,12 +22,12 @@ interface Props {
   title: string;
   lines: Line[];
   marks?: Mark[];
-  /** Horizontal line, as in a limit. */
+  /** A horizontal line, for example a limit. */
   level?: { label: string; value: number };
   format?: (value: number) => string;
   smoothing?: number;
   logarithmic?: boolean;
-  /** The numbers are bytes: the axis counts in powers of two. */
+  /** The values are bytes: the ticks of the axis are powers of two. */
   inBytes?: boolean;
   range: [number, number] | null;
   onRange: (range: [number, number] | null) => void;
@@ -46,14 +46,14 @@ function css(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** All steps of the lines, and each line's numbers at them. */
+/** All steps of the lines, and each line's values at them. */
 function table(lines: Line[], smoothing: number) {
   const steps = [...new Set(lines.flatMap((line) => line.series?.steps ?? []))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, index) => [step, index]));
   const columns: (number | null | undefined)[][] = [];
   for (const line of lines) {
     const spread = (values: (number | null)[]) => {
-      // `undefined` is no gap: another line has a number at this step.
+      // `undefined` is not a gap: another line has a value at this step.
       const column: (number | null | undefined)[] = new Array(steps.length).fill(undefined);
       line.series?.steps.forEach((step, index) => {
         column[place.get(step)!] = values[index] ?? null;
@@ -66,7 +66,7 @@ function table(lines: Line[], smoothing: number) {
   return [steps, ...columns] as uPlot.AlignedData;
 }
 
-/** What a chart is drawn from. Curves are replaced, or grow at their end, where the last number may still change. */
+/** The data that a chart shows. Curves are replaced, or grow at their end, where the last value may still change. */
 function contents(props: Props): unknown[] {
   const lines = props.lines.flatMap(({ series, smoothed }) => {
     const last = (series?.steps.length ?? 0) - 1;
@@ -87,10 +87,10 @@ function describe(props: Props): string {
   });
   const marks = (props.marks ?? []).map((mark) => `${mark.label} at step ${mark.step}`);
   const marked = marks.length > 0 ? ` Marks: ${marks.slice(-12).join("; ")}.` : "";
-  return `${props.title}. ${parts.join("; ") || "Nothing yet"}.${marked}`;
+  return `${props.title}. ${parts.join("; ") || "No data yet"}.${marked}`;
 }
 
-/** Work that waits for a frame of its own, so that a page of many charts stays responsive while they appear. */
+/** Work that is done in separate animation frames, so that a page with many charts stays responsive while they appear. */
 const waiting: (() => void)[] = [];
 
 function runNext() {
@@ -98,7 +98,7 @@ function runNext() {
   if (waiting.length > 0) requestAnimationFrame(runNext);
 }
 
-/** Creates a chart in one frame and draws its data in the next. The returned function destroys it, or cancels what is still to come. */
+/** Creates a chart in one frame and draws its data in the next. The returned function destroys it, or cancels what is still scheduled. */
 function schedule(create: () => { draw: () => void; destroy: () => void } | null): () => void {
   let cancelled = false;
   let destroy = () => {};
@@ -110,7 +110,7 @@ function schedule(create: () => { draw: () => void; destroy: () => void } | null
       if (!cancelled) chart.draw();
     });
   });
-  // The coming frame lays the page out, which is work enough for it.
+  // The next frame does the layout of the page, which takes long enough.
   if (waiting.length === 1) requestAnimationFrame(() => requestAnimationFrame(runNext));
   return () => {
     cancelled = true;
@@ -177,8 +177,8 @@ export function Chart(props: Props) {
               points: { show: (_, __, from, to) => to - from < 30, size: 5, fill: colour },
               value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
             },
-            { label: `${label} least`, stroke: "transparent", points: { show: false } },
-            { label: `${label} most`, stroke: "transparent", points: { show: false } },
+            { label: `${label} minimum`, stroke: "transparent", points: { show: false } },
+            { label: `${label} maximum`, stroke: "transparent", points: { show: false } },
           ]),
         ],
         bands: drawn.map(({ colour }, index) => ({
@@ -233,20 +233,20 @@ export function Chart(props: Props) {
         },
       };
       if (props.level && !props.logarithmic) {
-        // The line is to be seen, however far it is from the curves.
+        // The line is always visible, however far it is from the curves.
         options.scales!["y"]!.range = (_self, low, high) => {
           const value = current.current.level?.value ?? high;
           return [0 * low, Math.max(high, value) * 1.08];
         };
       }
       const made = new uPlot(options, options.series.map(() => []) as unknown as uPlot.AlignedData, element);
-      // The bounds are drawn, and listed nowhere.
+      // The bounds are drawn, but not listed in the legend.
       element.querySelectorAll<HTMLElement>(".u-series").forEach((row, index) => {
         if (index > 0 && (index - 1) % 3 !== 0) row.hidden = true;
       });
       plot.current = made;
       const observer = new ResizeObserver(() => {
-        // It tells the size that there is at first, too.
+        // It also reports the initial size.
         const width = element.clientWidth;
         if (width > 0 && width !== made.width) made.setSize({ width, height: props.height ?? 220 });
       });
@@ -263,7 +263,7 @@ export function Chart(props: Props) {
     return schedule(create);
   }, [shape, theme, props.height, props.level !== undefined]);
 
-  // The other charts of a page are drawn anew only for what is theirs; one that was just created waits for its frame.
+  // Other charts of a page are redrawn only for changes of their own data; a new one waits for its frame.
   useEffect(() => {
     if (shown.current?.plot === plot.current) update();
   });

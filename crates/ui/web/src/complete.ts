@@ -1,12 +1,12 @@
-// What may be typed next in a config: keys and values of the schema. It looks at lines alone, since a text in the
-// middle of a word is rarely YAML.
+// Completion for configs: keys and values of the schema. It works on lines, since an unfinished
+// text is rarely valid YAML.
 import { fieldAt, type Field } from "./schema";
 
 export interface Offer {
-  /** What is shown. */
+  /** The text shown. */
   label: string;
   detail: string;
-  /** What takes the place of the letters from `from` on to the caret. */
+  /** The replacement for the text between `from` and the caret. */
   insert: string;
   from: number;
 }
@@ -27,7 +27,7 @@ function above(lines: string[], at: number, indent: number): string[] {
   return path;
 }
 
-/** The keys beside a line: those of its indentation in its section. */
+/** The sibling keys of a line: those with its indentation in its section. */
 function beside(lines: string[], at: number, indent: number): Set<string> {
   const found = new Set<string>();
   for (const step of [-1, 1]) {
@@ -65,7 +65,7 @@ function ofValues(field: Field | null, path: string[], word: string, caret: numb
     .map((choice) => ({ label: choice.text, detail: choice.description, insert: choice.text, from: caret - word.length }));
 }
 
-/** What may stand at the caret, in the order of the schema. */
+/** The completions at the caret, in the order of the schema. */
 export function offers(fields: Field[], text: string, caret: number): Offer[] {
   const lines = text.split("\n");
   const at = text.slice(0, caret).split("\n").length - 1;

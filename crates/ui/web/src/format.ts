@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formatting of numbers.
 
 export const UNKNOWN = "unknown";
 
@@ -37,7 +37,7 @@ export function duration(seconds: number): string {
 export function when(seconds: number | null, now: number): string {
   if (seconds === null) return UNKNOWN;
   const ago = now - seconds;
-  // A clock that was set back: a point in the future is shown as a date.
+  // If the clock was set back, a time in the future is shown as a date.
   if (ago < -5 || ago > 86_400 * 2) return new Date(seconds * 1000).toLocaleDateString();
   return ago < 5 ? "now" : `${duration(ago)} ago`;
 }

@@ -1,4 +1,4 @@
-// The page: which view is shown stands in the fragment of the address.
+// The page: the fragment of the URL selects the view.
 import { signal } from "@preact/signals";
 import { render } from "preact";
 import type { ComponentType } from "preact";
@@ -27,7 +27,7 @@ function decoded(text: string): string {
   }
 }
 
-/** A view whose code comes when it is opened. */
+/** A view whose code is loaded when it is opened. */
 function later<P extends object>(load: () => Promise<ComponentType<P>>): ComponentType<P> {
   let loaded: ComponentType<P> | null = null;
   return function Later(props: P) {
@@ -50,7 +50,7 @@ function later<P extends object>(load: () => Promise<ComponentType<P>>): Compone
     return (
       <main>
         <p class="note" role="status">
-          {problem ? "The server does not answer: load the page again." : "Loading …"}
+          {problem ? "The server does not respond: reload the page." : "Loading …"}
         </p>
       </main>
     );
@@ -90,7 +90,7 @@ function useTheme(): [Theme, (theme: Theme) => void] {
     const query = matchMedia("(prefers-color-scheme: dark)");
     const change = () => {
       applyTheme(theme);
-      // Charts read the colours when they are made.
+      // Charts read the colours when they are created.
       route.value = location.hash;
     };
     query.addEventListener("change", change);
@@ -112,7 +112,7 @@ function App({ refused }: { refused: string | null }) {
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>
-        To the content
+        Skip to content
       </a>
       <header class="bar">
         <nav aria-label="Views">

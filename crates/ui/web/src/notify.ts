@@ -1,4 +1,4 @@
-// A notification of the browser when a run ends, while the list or the run is open somewhere.
+// A browser notification when a run ends, while the list or the run is open in a tab.
 import { signal } from "@preact/signals";
 import type { Overview } from "./api";
 import { number } from "./format";
@@ -7,17 +7,17 @@ const KEY = "notify";
 const possible = "Notification" in globalThis;
 
 export const wanted = signal(possible && localStorage.getItem(KEY) === "yes" && Notification.permission === "granted");
-/** Why there will be none. */
+/** Why notifications are not possible. */
 export const refused = signal<string | null>(null);
 
 export async function want(on: boolean) {
   refused.value = null;
   if (on && !possible) {
-    refused.value = "This browser shows notifications only to pages of this machine, or over https.";
+    refused.value = "This browser allows notifications only for pages on localhost or over HTTPS.";
     on = false;
   }
   if (on && (await Notification.requestPermission()) !== "granted") {
-    refused.value = "The browser does not let this page show notifications.";
+    refused.value = "The browser does not allow this page to show notifications.";
     on = false;
   }
   localStorage.setItem(KEY, on ? "yes" : "no");
@@ -26,7 +26,7 @@ export async function want(on: boolean) {
 
 const before = new Map<string, string>();
 
-/** Takes note of how runs stand, and tells of those that have ended since. */
+/** Remembers the states of runs, and shows a notification for those that have ended since. */
 export function saw(runs: Overview[]) {
   for (const run of runs) {
     const ended = before.get(run.name) === "running" && run.state !== "running";
@@ -36,7 +36,7 @@ export function saw(runs: Overview[]) {
       const body = `step ${run.latest.step.toLocaleString("en")}, loss ${number(run.latest.loss)}`;
       new Notification(`${run.name}: ${run.state}`, { body, tag: run.name });
     } catch {
-      refused.value = "This browser shows notifications of installed apps only.";
+      refused.value = "This browser shows notifications only for installed apps.";
       wanted.value = false;
     }
   }

@@ -1,4 +1,4 @@
-// What may stand in a config: the keys of configs/schema.json, as the form and the completion need them.
+// The keys of a config, read from configs/schema.json for the form and the completion.
 
 interface Node {
   $ref?: string;
@@ -19,12 +19,12 @@ export interface Schema extends Node {
 }
 
 export interface Choice {
-  /** As it stands in YAML. */
+  /** As written in YAML. */
   text: string;
   description: string;
 }
 
-/** How a value is given: one of a few, a number, a text, texts one a line, or YAML. */
+/** The kind of a value: one of a few, a number, a text, a list with one item per line, or YAML. */
 export type Kind = "choice" | "number" | "text" | "list" | "yaml";
 
 export interface Field {
@@ -33,13 +33,13 @@ export interface Field {
   kind: Kind;
   choices: Choice[];
   description: string;
-  /** What holds where nothing stands, as YAML on a line; empty where that is nothing. */
+  /** The default as one-line YAML; empty if there is none. */
   fallback: string;
-  /** The keys below it; none of a plain value. */
+  /** The keys below it; empty for a plain value. */
   fields: Field[];
 }
 
-/** A text as a plain YAML scalar where it can be one. */
+/** A text as a plain YAML scalar if possible. */
 function plain(value: unknown): string {
   if (value === null || value === undefined) return "";
   if (typeof value !== "string") return JSON.stringify(value);
@@ -89,7 +89,7 @@ function without(node: Node): Node {
   return rest;
 }
 
-/** The field at a path, or what is nearest above it. */
+/** The field at a path, or its nearest ancestor. */
 export function fieldAt(fields: Field[], path: string[]): Field | null {
   let [found, below]: [Field | null, Field[]] = [null, fields];
   for (const key of path) {

@@ -1,7 +1,7 @@
-// The curves of a run as the page keeps them: what the server decimated, and what came since.
+// The curves of a run on the page: decimated data from the server, and the records since.
 import type { Curves, Latest, Metrics, RunEvent } from "./api";
 
-/** Numbers of one name over their steps, with bounds where several steps share a place. */
+/** The values of one metric over the steps, with bounds where several steps share a point. */
 export interface Series {
   steps: number[];
   mean: (number | null)[];
@@ -19,7 +19,7 @@ export interface Kept {
   latest: Latest;
 }
 
-/** Points that may come before the server is asked to decimate anew. */
+/** The number of points after which the server has to decimate again. */
 const MOST = 4000;
 
 function take(series: Map<string, Series>, curves: Curves) {
@@ -72,7 +72,7 @@ function add(kept: Kept, name: string, step: number, value: unknown) {
   series.max.push(value);
 }
 
-/** Adds new records; false when the curves should be asked for anew. */
+/** Adds new records; returns false if the curves should be loaded again. */
 export function follow(kept: Kept, records: Record_[]): boolean {
   for (const record of records) {
     const step = Number(record["step"] ?? 0);
@@ -101,7 +101,7 @@ export function follow(kept: Kept, records: Record_[]): boolean {
   return [...kept.series.values()].every((series) => series.steps.length < MOST);
 }
 
-/** Exponential mean; `share` of 0 leaves the numbers as they are. */
+/** Exponential moving average; a `share` of 0 changes nothing. */
 export function smooth(values: (number | null)[], share: number): (number | null)[] {
   if (share <= 0) return values;
   let mean: number | null = null;

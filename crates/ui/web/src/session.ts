@@ -1,8 +1,8 @@
-// The token comes in the fragment of the address, which is sent to nobody, and becomes a cookie that scripts cannot
-// read. Then it is taken out of the address.
+// The token is in the fragment of the URL, which browsers never send, and is exchanged for a cookie that scripts cannot
+// read. Then it is removed from the URL.
 import { send } from "./api";
 
-/** Signs in with the token of the address, if it has one; says what went wrong. */
+/** Signs in with the token of the URL, if it has one; returns an error message, or null. */
 export async function signIn(): Promise<string | null> {
   const match = /^#token=([0-9a-f]{64})$/.exec(location.hash);
   if (!match) return null;

@@ -1,4 +1,4 @@
-// Small parts that several views use.
+// Small components that several views use.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Overview } from "./api";
@@ -16,7 +16,7 @@ const MARKS: Record<string, string> = {
   refused: "✕",
 };
 
-/** How a run stands: a word, and a mark beside its colour. */
+/** The state of a run: a word, a symbol and a colour. */
 export function Badge({ run }: { run: Pick<Overview, "state" | "stopping"> }) {
   return <Mark word={run.stopping ? "stopping" : run.state} />;
 }
@@ -64,7 +64,7 @@ export function Copy({ text }: { text: string }) {
       await navigator.clipboard.writeText(text);
       setDone(true);
     } catch {
-      // Pages that come from the network without encryption may not: the text can be selected.
+      // Browsers refuse this on unencrypted pages from the network: the text can still be selected.
       setDone(false);
     }
   };
@@ -78,7 +78,7 @@ export function Copy({ text }: { text: string }) {
   );
 }
 
-/** A button that asks once more before it does what it says. */
+/** A button that asks for confirmation. */
 export function Confirm(props: { what: string; question: string; onYes: () => void; disabled?: boolean }) {
   const [asking, setAsking] = useState(false);
   if (!asking) {

@@ -1,17 +1,17 @@
-// Reading and changing single values of a YAML text. The text around them, comments included, stays as it is.
+// Reads and changes single values of a YAML text. The text around them, including comments, is not changed.
 import { isAlias, isCollection, isMap, isScalar, isSeq, parseDocument, stringify, type Document, type Pair, type YAMLMap } from "yaml";
 
 export interface Value {
-  /** As it stands in the text. */
+  /** As written in the text. */
   source: string;
-  /** As a text, of a plain value; the items of a list of plain values, one a line. */
+  /** The text of a plain value, or the items of a list of plain values, one per line. */
   text: string | null;
   isList: boolean;
 }
 
 type Range = [number, number, number];
 
-/** A config as its text says it; `null` where that is no YAML. */
+/** A config, parsed from its text; `null` if that is not valid YAML. */
 export class Config {
   private constructor(
     readonly text: string,
@@ -29,7 +29,7 @@ export class Config {
     return isMap(this.document.contents) ? this.document.contents : null;
   }
 
-  /** The pair of a path, and the maps that lead to it. */
+  /** The pair at a path, and the maps that lead to it. */
   private find(path: string[]): { pair: Pair; maps: YAMLMap[] } | null {
     const maps: YAMLMap[] = [];
     let map = this.root();
@@ -44,7 +44,7 @@ export class Config {
     return null;
   }
 
-  /** The value at a path, if one stands there. */
+  /** The value at a path, if there is one. */
   get(path: string[]): Value | null {
     const value = this.find(path)?.pair.value;
     if (isScalar(value) && value.range) {
@@ -60,13 +60,13 @@ export class Config {
     return { source, text, isList: isSeq(value) };
   }
 
-  /** The keys of a section that the text has. */
+  /** The keys of a section in the text. */
   keys(path: string[]): string[] {
     const value = path.length === 0 ? this.root() : this.find(path)?.pair.value;
     return isMap(value) ? value.items.map((item) => nameOf(item) ?? "") : [];
   }
 
-  /** The path of what stands at an offset of the text. */
+  /** The path of the element at an offset of the text. */
   pathAt(offset: number): string[] {
     const path: string[] = [];
     let map = this.root();
@@ -81,8 +81,8 @@ export class Config {
   }
 
   /**
-   * The text with another value at a path, given as YAML on one line or as the items of a list; `null` takes the
-   * key out. `null` is returned where that cannot be done without changing more.
+   * The text with a new value at a path, given as one-line YAML or as the items of a list; `null` removes the
+   * key. Returns `null` if that is not possible without changing more.
    */
   set(path: string[], value: string | string[] | null): string | null {
     let map = this.root();
@@ -117,7 +117,7 @@ export class Config {
     if (map.flow) {
       const close = range[1] - 1;
       const before = this.text.slice(0, close).trimEnd();
-      // A comment there would swallow what is put behind it.
+      // A comment there would hide what is inserted after it.
       if (this.text.slice(range[0], close).includes("#")) return null;
       const comma = map.items.length > 0 && !before.endsWith(",") ? ", " : "";
       return before + comma + flow(path, value) + this.text.slice(close);
@@ -152,7 +152,7 @@ export class Config {
     const name = this.text.slice(key[0], key[1]);
     const end = this.endOf(pair);
     if (isPlain) return `${this.text.slice(0, key[0])}${name}: ${value}\n${this.text.slice(end)}`;
-    // What stands behind the colon in that line, a comment, stays there.
+    // A comment after the colon in that line stays there.
     const line = this.text.indexOf("\n", colon);
     const behind = line < 0 ? "" : this.text.slice(colon + 1, line);
     const comment = /^\s*#/.test(behind) ? behind : "";
@@ -162,7 +162,7 @@ export class Config {
 
   private remove(maps: [YAMLMap, Pair][]): string | null {
     let [map, pair] = maps.at(-1)!;
-    // A section without keys is none.
+    // A section without keys is removed.
     while (map.items.length === 1 && maps.length > 1) {
       maps.pop();
       [map, pair] = maps.at(-1)!;
@@ -187,7 +187,7 @@ export class Config {
     return range?.[1] ?? keyRange(pair)?.[1] ?? this.text.length;
   }
 
-  /** Where the line begins behind a pair and what belongs to it. */
+  /** The offset of the line that follows a pair and its contents. */
   private endOf(pair: Pair): number {
     let end = this.valueEnd(pair);
     if (isCollection(pair.value) && !pair.value.flow) {
@@ -202,7 +202,7 @@ export class Config {
     return line < 0 ? this.text.length : line + 1;
   }
 
-  /** What stands before a key in its line, if that is only space. */
+  /** The text before a key in its line, if that is only whitespace. */
   private indent(at: number): string | null {
     const before = this.text.slice(this.text.lastIndexOf("\n", at - 1) + 1, at);
     return /^ *$/.test(before) ? before : null;
@@ -225,7 +225,7 @@ function items(values: string[], indent: string): string {
   return values.map((value) => `${indent}- ${scalar(value)}\n`).join("");
 }
 
-/** Keys below each other, the last with the value. */
+/** Nested keys on separate lines, the last with the value. */
 function block(path: string[], value: string | string[], indent: string): string {
   const [key, ...rest] = path;
   if (rest.length > 0) return `${indent}${key}:\n${block(rest, value, `${indent}  `)}`;
@@ -246,11 +246,11 @@ function inline(path: string[], value: string | string[]): string {
 export function scalar(text: string): string {
   if (/[\n\r]/.test(text)) return JSON.stringify(text);
   const written = stringify(text, { lineWidth: 0 }).trimEnd();
-  // In `{}` and `[]` these end a plain one.
+  // Inside `{}` and `[]` these characters end a plain scalar.
   return written.includes("\n") || (/^[^"']/.test(written) && /[,[\]{}]/.test(written)) ? JSON.stringify(text) : written;
 }
 
-/** Whether a text is YAML that can stand on one line. */
+/** Whether a text is a valid one-line YAML value. */
 export function isValue(text: string): boolean {
   if (text.includes("\n") || text.trim() === "") return false;
   const document = parseDocument(`{a: ${text}}`);

@@ -66,8 +66,8 @@ after(() => place?.close());
 
 async function look(page, config) {
   await page.getByRole("textbox", { name: "Config", exact: true }).fill(config);
-  await page.waitForSelector("text=Nothing is wrong with the config.");
-  await page.getByRole("button", { name: "Look at the data" }).click();
+  await page.waitForSelector("text=The config is valid.");
+  await page.getByRole("button", { name: "Show the data" }).click();
 }
 
 test("rows of text have what is learned marked, and are shown as text", async () => {
@@ -75,7 +75,7 @@ test("rows of text have what is learned marked, and are shown as text", async ()
   await look(page, CONFIG);
   await page.waitForSelector("text=/20 of [0-9]+ rows/");
   const row = page.locator(".rows li").first();
-  assert.match(await row.textContent(), /17 tokens, 16 of them learned/);
+  assert.match(await row.textContent(), /17 tokens, 16 of them trained on/);
   const marked = (await row.locator("mark").allTextContents()).join("");
   assert.equal(Buffer.byteLength(marked), 16);
   assert.equal(await page.locator(".rows b").count(), 0);
@@ -92,7 +92,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   await look(page, PICTURES);
   const item = (name) => page.getByRole("listitem", { name });
   await item("boat.png").waitFor({ timeout: 60_000 });
-  assert.match(await item("boat.png").textContent(), /96 × 48, trained at \d+ × \d+/);
+  assert.match(await item("boat.png").textContent(), /96 × 48, training size \d+ × \d+/);
   assert.match(await item("tower.png").textContent(), /has no caption/);
   assert.match(await item("walk").textContent(), /clips: 0 to 4/);
   await page.waitForFunction(() => [...document.querySelectorAll(".media img")].every((each) => each.complete && each.naturalWidth > 0));
@@ -107,12 +107,12 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   assert.equal(caption("tower.txt"), "a tower\n");
   writeFileSync(join(place.folder, "pictures/boat.txt"), "somebody else's\n");
   await item("boat.png").getByLabel("Caption").fill("mine");
-  await item("boat.png").getByRole("button", { name: "Save the caption" }).click();
+  await item("boat.png").getByRole("button", { name: "Save caption" }).click();
   await item("boat.png").getByText("the caption has changed meanwhile").waitFor();
   assert.equal(caption("boat.txt"), "somebody else's\n");
-  await page.getByLabel("Size trained at").selectOption({ index: 1 });
+  await page.getByLabel("Training size").selectOption({ index: 1 });
   assert.ok((await page.locator(".media li").count()) < 3);
-  await page.getByLabel("Size trained at").selectOption("");
+  await page.getByLabel("Training size").selectOption("");
   await picture(page, "data", page.locator("section:has(.media)"));
   assert.deepEqual(await serious(page), []);
   await page.context().close();
@@ -178,7 +178,7 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
     .replace("block_size: 16", "block_size: 2048\n  validation_fraction: 0")
     .replace("per_device_train_batch_size: 2", "per_device_train_batch_size: 1");
   await page.getByRole("textbox", { name: "Config", exact: true }).fill(config);
-  await page.waitForSelector("text=Nothing is wrong with the config.");
+  await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   await page.waitForSelector('li[aria-label$="asked, completed"]', { timeout: 120_000 });
   assert.ok(existsSync(join(place.runs, "asked/model")));
@@ -186,19 +186,19 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
   await page.locator("form.ask textarea").fill("12 bottles");
   // The likeliest token is never the end of the text, which a random one may be.
   await page.getByLabel("Temperature").fill("0");
-  await page.getByLabel("Most tokens").fill("24");
-  await page.getByRole("button", { name: "Ask" }).click();
+  await page.getByLabel("Max. new tokens").fill("24");
+  await page.getByRole("button", { name: "Generate" }).click();
   await page.getByLabel("Answer").waitFor({ timeout: 60_000 });
   await page.waitForFunction(() => !document.querySelector("form.ask button[type=submit]").disabled);
   assert.ok((await page.getByLabel("Answer").textContent()).length > 3);
   await picture(page, "ask", page.locator("section:has(form.ask)"));
-  await page.getByLabel("Most tokens").fill("4096");
-  await page.getByRole("button", { name: "Ask" }).click();
+  await page.getByLabel("Max. new tokens").fill("4096");
+  await page.getByRole("button", { name: "Generate" }).click();
   await page.getByLabel("Answer").waitFor();
   await page.getByRole("button", { name: "Stop" }).click();
   await page.waitForSelector("text=Stopped.");
   // Nothing is left of it, so the next may ask at once.
-  await page.getByLabel("Most tokens").fill("1");
+  await page.getByLabel("Max. new tokens").fill("1");
   await page.waitForFunction(async () => {
     const response = await fetch("/api/generate", { method: "POST", body: JSON.stringify({ run: "asked", prompt: "x", max_new_tokens: 1 }) });
     await response.text();
@@ -215,7 +215,7 @@ test("a run of a video model has fields for a video, and says that a run uses th
   const page = await open(place, "#/run/horses");
   await page.getByLabel("Frames").fill("9");
   await page.getByLabel("Steps", { exact: true }).fill("2");
-  assert.equal(await page.getByLabel("Most tokens").count(), 0);
+  assert.equal(await page.getByLabel("Max. new tokens").count(), 0);
   await page.locator("form.ask textarea").fill("a horse");
   let asked = 0;
   await page.route("**/api/generate", (route) => {
@@ -228,12 +228,12 @@ test("a run of a video model has fields for a video, and says that a run uses th
   });
   const pixel = Buffer.from("UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA==", "base64");
   await page.route("**/api/tried/*", (route) => route.fulfill({ contentType: "image/webp", body: pixel }));
-  await page.getByRole("button", { name: "Ask", exact: true }).click();
+  await page.getByRole("button", { name: "Generate", exact: true }).click();
   await page.waitForSelector("text=`night` uses the GPU");
   // With the keyboard, as everything.
-  await page.getByRole("button", { name: "Ask all the same" }).focus();
+  await page.getByRole("button", { name: "Generate anyway" }).focus();
   await page.keyboard.press("Enter");
-  await page.getByRole("img", { name: "What the model made of: a horse" }).waitFor();
+  await page.getByRole("img", { name: "Output for: a horse" }).waitFor();
   assert.equal(asked, 2);
   assert.deepEqual(await serious(page), []);
   await page.context().close();

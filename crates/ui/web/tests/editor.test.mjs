@@ -7,7 +7,7 @@ import { Place } from "./place.mjs";
 import { CONFIG, open, PHONE, picture, serious, tooWide } from "./shared.mjs";
 
 let place;
-const fine = "text=Nothing is wrong with the config.";
+const fine = "text=The config is valid.";
 const text = (page) => page.getByRole("textbox", { name: "Config", exact: true });
 const form = (page) => page.getByRole("region", { name: "Form" });
 
@@ -46,7 +46,7 @@ test("the form and the text are kept in step, and comments stay", async () => {
   await picture(page, "new");
   // A text that is no YAML stays as it is.
   await text(page).fill("train: [\n");
-  await page.waitForSelector("text=The text is no YAML at the moment");
+  await page.waitForSelector("text=The text is not valid YAML at the moment");
   await page.getByRole("button", { name: /config:\d:\d/ }).waitFor();
   assert.ok(await form(page).getByLabel("name", { exact: true }).isDisabled());
   assert.deepEqual(page.complaints, []);
@@ -95,10 +95,10 @@ test("a dry run shows the memory of a step", async () => {
   await text(page).fill(CONFIG);
   await page.waitForSelector(fine);
   await page.getByRole("button", { name: "Dry run" }).click();
-  const table = page.getByRole("table", { name: "Memory of a step, as it is expected" });
+  const table = page.getByRole("table", { name: "Estimated memory of a step" });
   await table.waitFor();
-  assert.match(await table.textContent(), /weights[\d.]+ KiB.*most at a time[\d.]+ KiB/);
-  await page.waitForSelector("text=All of the model stays on the device");
+  assert.match(await table.textContent(), /weights[\d.]+ KiB.*peak[\d.]+ KiB/);
+  await page.waitForSelector("text=The whole model stays on the device");
   await page.context().close();
 });
 

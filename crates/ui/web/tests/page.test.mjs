@@ -82,7 +82,7 @@ test("names, samples and errors with markup are shown as text", async () => {
 test("the error of a broken run is explained with what helps", async () => {
   const page = await place.page();
   await at(page, "#/run/qwen3-lora");
-  await page.waitForSelector("h2:has-text('Why it broke')");
+  await page.waitForSelector("h2:has-text('Cause of the failure')");
   assert.ok((await page.locator(".finding a").first().getAttribute("href")).startsWith("https://"));
   await page.context().close();
 });
@@ -121,17 +121,17 @@ test("what was tried again is marked on the curves and told in words", async () 
   await page.goto(`http://127.0.0.1:${place.port}/#/run/tried`);
   const events = page.locator("ul.events");
   for (const text of [
-    "Blocks are swapped from here on: 1 GiB go through a ring of 1 MiB.",
-    "3 tensors needed another try, 1 arrived wrong.",
-    "Out of memory: repeated after caches were emptied.",
+    "Block swapping starts: 1 GiB of blocks share 1 MiB of buffers on the device.",
+    "3 tensors needed another attempt, 1 arrived damaged.",
+    "Out of memory: repeated after emptying caches.",
     "Out of memory: repeated with 1 GiB offloaded.",
-    "Out of memory: repeated with 2 samples at a time.",
+    "Out of memory: repeated with micro-batches of 2 samples.",
   ]) await events.getByText(text).waitFor();
   assert.equal(await events.locator("code b").count(), 0);
   // On each curve, and in what a screen reader is told of it.
   const told = await page.locator(".chart [role=img]").evaluateAll((charts) => charts.map((chart) => chart.ariaLabel));
   assert.ok(told.length >= 5);
-  for (const label of told) assert.match(label, /Marks: .*arrived wrong at step 20.*cut to 2 at step 51/);
+  for (const label of told) assert.match(label, /Marks: .*damaged copy at step 20.*micro-batch 2 at step 51/);
   await page.context().close();
 });
 
@@ -185,15 +185,15 @@ test("the GPUs are shown as they are, and what the driver does not say as unknow
   await at(page, "#/doctor");
   const figure = (name) => page.locator("article.gpu[aria-label=card0] .figure", { hasText: name }).locator("dd");
   assert.match(await figure("VRAM").textContent(), /^9\.5 GiB of 16 GiB/);
-  assert.equal(await figure("Busy").textContent(), "97 %");
+  assert.equal(await figure("Utilisation").textContent(), "97 %");
   assert.equal(await figure("Clock").textContent(), "2,450 MHz");
-  assert.equal(await figure("Hottest").textContent(), "unknown");
+  assert.equal(await figure("Hotspot").textContent(), "unknown");
   assert.deepEqual(await serious(page), []);
   if (pictures) await page.locator("section:has(article.gpu)").screenshot({ path: join(pictures, "ui-gpu.png") });
   // It comes anew, and an APU that is silent on something has no number there.
   writeGpu(system, "card0", { gpu_busy_percent: null, mem_info_gtt_used: 2 * 2 ** 30, "hwmon/hwmon3/power1_average": 0 });
   await page.waitForFunction(() => document.querySelector("article.gpu").textContent.includes("2 GiB of 31 GiB"));
-  assert.equal(await figure("Busy").textContent(), "unknown");
+  assert.equal(await figure("Utilisation").textContent(), "unknown");
   assert.equal(await figure("Power").textContent(), "0 W");
   // It stands beside a run that goes on, with what that takes of it.
   const folder = writeRun(place.runs, "busy", { done: 20, ending: "running" });
@@ -268,7 +268,7 @@ for (const colorScheme of ["light", "dark"]) {
     assert.deepEqual(await serious(page), []);
     if (colorScheme === "light") await picture(page, "run");
     await at(page, "#/run/qwen3-lora");
-    await page.waitForSelector("h2:has-text('Why it broke')");
+    await page.waitForSelector("h2:has-text('Cause of the failure')");
     assert.deepEqual(await serious(page), []);
     await at(page, "#/compare?run=small&run=small-2");
     await page.waitForSelector(".u-over");

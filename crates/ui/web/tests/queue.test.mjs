@@ -76,7 +76,7 @@ async function serious(page) {
 async function add(page, config) {
   await at(page, "#/new");
   await page.getByRole("textbox", { name: "Config" }).fill(config);
-  await page.waitForSelector("text=Nothing is wrong with the config.");
+  await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   await page.waitForSelector("h1:has-text('Queue')");
 }
@@ -132,21 +132,21 @@ test("what is wrong with a config is told while it is typed, with its place", as
   await page.waitForSelector(".problem, .problems button");
   assert.equal(await page.locator("main img").count(), 0);
   await box.fill(CONFIG);
-  await page.waitForSelector("text=Nothing is wrong with the config.");
+  await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Dry run" }).click();
   await page.waitForSelector("h2:has-text('Dry run')");
-  await page.waitForSelector("text=numbers are trained");
+  await page.waitForSelector("text=trainable parameters");
   await page.context().close();
 });
 
 test("a run is duplicated with one key changed, asked for a checkpoint and samples, stopped and resumed", async () => {
   const page = await open("#/run/tiny");
   await page.getByRole("link", { name: "Duplicate" }).click();
-  await page.waitForSelector("h1:has-text('A run like tiny')");
+  await page.waitForSelector("h1:has-text('Duplicate tiny')");
   await page.getByLabel("Name").fill("long");
   await page.getByLabel("Key to change").fill("train.max_steps");
-  await page.getByLabel("Its value").fill("10000000");
-  await page.waitForSelector("text=Nothing is wrong with the config.");
+  await page.getByLabel("New value").fill("10000000");
+  await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   await page.locator("li", { hasText: "long" }).getByRole("link", { name: "long" }).click();
   await page.waitForSelector("h1:has-text('long')");
@@ -155,7 +155,7 @@ test("a run is duplicated with one key changed, asked for a checkpoint and sampl
   const checkpoints = () => (existsSync(join(folder, "checkpoints")) ? readdirSync(join(folder, "checkpoints")).filter((name) => name.startsWith("step-")) : []);
   assert.deepEqual(checkpoints(), []);
   await page.getByRole("button", { name: "Save now" }).click();
-  await page.waitForSelector("text=A checkpoint comes after this step.");
+  await page.waitForSelector("text=A checkpoint will be saved after this step.");
   await page.getByRole("button", { name: "Sample now" }).click();
   await page.waitForSelector("section:has-text('Samples')");
   await page.locator("summary", { hasText: "Log" }).click();
@@ -222,7 +222,7 @@ for (const colorScheme of ["light", "dark"]) {
     await job(page, "Job 1, tiny, completed");
     for (const hash of ["#/queue", "#/new", "#/new?like=tiny"]) {
       await at(page, hash);
-      await page.waitForSelector(hash === "#/queue" ? "li.job" : "text=Nothing is wrong with the config.");
+      await page.waitForSelector(hash === "#/queue" ? "li.job" : "text=The config is valid.");
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wide <= 0, `${hash} is ${wide} pixels too wide`);
       assert.deepEqual(await serious(page), [], hash);

@@ -1,11 +1,11 @@
-// A prompt to what a run has made; the answer comes as it is written, beside that of the model without the adapter.
+// Sends a prompt to the model or adapter of a run, or to the model without the adapter; the answer is streamed.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused, sendForStream } from "../api";
 import { Problem, Section } from "../widgets";
 
 interface Line {
   text?: string;
-  /** Of a video: what is said of its steps. */
+  /** For a video: the progress of its steps. */
   progress?: string;
   end?: boolean;
   error?: string | null;
@@ -24,11 +24,11 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
   const [steps, setSteps] = useState("20");
   const [progress, setProgress] = useState("");
   const [file, setFile] = useState<string | null>(null);
-  /** A run uses the GPU: the question stands whether to ask all the same. */
+  /** A run uses the GPU: the user has to confirm. */
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState<string | null>(null);
   const running = useRef<AbortController | null>(null);
-  // Who leaves the page wants no answer.
+  // Leaving the page cancels the answer.
   useEffect(() => () => running.current?.abort(), []);
 
   const ask = async (beside = false) => {
@@ -57,21 +57,21 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
           setProblem(error ?? null);
         }
       });
-      if (!ended) setProblem("the answer broke off: is `surefoot ui` still running?");
+      if (!ended) setProblem("the answer was interrupted: is `surefoot ui` still running?");
       setState("done");
     } catch (error) {
       if (controller.signal.aborted) setState("stopped");
       else {
         setState("done");
         setBusy(error instanceof Refused && error.status === 409 && error.message.includes("uses the GPU"));
-        setProblem(error instanceof Refused ? error.message : "the connection broke off");
+        setProblem(error instanceof Refused ? error.message : "the connection was interrupted");
       }
     }
     running.current = null;
   };
   const going = state === "going";
   return (
-    <Section title="Try it" note="The model is loaded for the answer and leaves the memory with it.">
+    <Section title="Try it" note="The model is loaded for each answer, and unloaded afterwards.">
       <form
         class="ask"
         onSubmit={(event) => {
@@ -96,14 +96,14 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
           ) : (
             <>
           <label>
-            Most tokens <input type="number" min="1" max="4096" value={most} onInput={(event) => setMost(event.currentTarget.value)} />
+            Max. new tokens <input type="number" min="1" max="4096" value={most} onInput={(event) => setMost(event.currentTarget.value)} />
           </label>
           <label>
             Temperature{" "}
             <input type="number" min="0" max="100" step="0.1" value={temperature} onInput={(event) => setTemperature(event.currentTarget.value)} />
           </label>
           <label>
-            <input type="checkbox" checked={chat} onChange={() => setChat(!chat)} /> as a chat
+            <input type="checkbox" checked={chat} onChange={() => setChat(!chat)} /> with the chat template
           </label>
             </>
           )}
@@ -113,7 +113,7 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
             </label>
           )}
           <button type="submit" disabled={going || prompt === ""}>
-            Ask
+            Generate
           </button>
           <button type="button" disabled={!going} onClick={() => running.current?.abort()}>
             Stop
@@ -128,11 +128,11 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
           {answer}
         </pre>
       )}
-      {file && <img class="tried" src={file} alt={`What the model made of: ${prompt}`} />}
+      {file && <img class="tried" src={file} alt={`Output for: ${prompt}`} />}
       <Problem text={problem} />
       {busy && (
         <button type="button" onClick={() => void ask(true)}>
-          Ask all the same
+          Generate anyway
         </button>
       )}
     </Section>

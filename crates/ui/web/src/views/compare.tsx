@@ -1,4 +1,4 @@
-// Several runs: curves over each other, configs as a difference.
+// Several runs: overlaid curves, and the differences between their configs.
 import { useEffect, useState } from "preact/hooks";
 import { read, runPath, type Comparison, type Metrics } from "../api";
 import { Chart, type Line } from "../chart";
@@ -103,10 +103,10 @@ export function CompareView({ names }: { names: string[] }) {
             <Chart title="Held-out loss" lines={lines("eval_loss")} {...common} />
             <Chart title="Gradient norm" lines={lines("grad_norm", true)} smoothing={smoothing} {...common} />
           </div>
-          <Section title="What differs in their configs">
+          <Section title="Differences between the configs">
             {comparison.unreadable.map((text) => <Problem key={text} text={text} />)}
             {comparison.differences.length === 0 ? (
-              <p class="note">Nothing.</p>
+              <p class="note">None.</p>
             ) : (
               <div class="wide">
                 <table>

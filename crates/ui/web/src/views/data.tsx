@@ -1,4 +1,4 @@
-// What a config would train on: rows of text with what is learned marked, or pictures and videos with captions.
+// The training data of a config: rows of text with the trained tokens marked, or pictures and videos with captions.
 import { useEffect, useState } from "preact/hooks";
 import { read, Refused, runPath, send, type Asked, type Detail, type NewJob } from "../api";
 import { whole } from "../format";
@@ -80,7 +80,7 @@ export function DataPart({ job }: { job: NewJob }) {
       )}
       {!found && !problem && (
         <p class="note" role="status">
-          Looking at the data …
+          Reading the data …
         </p>
       )}
       {found?.text && <Texts rows={found.text} onMore={rows < 1000 ? () => setRows(Math.min(1000, rows * 5)) : null} />}
@@ -94,26 +94,26 @@ function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
     <>
       <p>{rows.data}</p>
       <p class="note">
-        {rows.rows.length} of {whole(rows.rows_in_epoch)} rows, in the order of training. What the model learns to say is{" "}
+        {rows.rows.length} of {whole(rows.rows_in_epoch)} rows, in the order of training. Tokens that are trained on are{" "}
         <mark class="learned">marked like this</mark>.
-        {rows.truncated > 0 && ` ${whole(rows.truncated)} examples are longer than data.block_size and end there.`}
-        {rows.left_out > 0 && ` ${whole(rows.left_out)} are left out, since nothing of them would be learned.`}
+        {rows.truncated > 0 && ` ${whole(rows.truncated)} examples are longer than data.block_size and are truncated.`}
+        {rows.left_out > 0 && ` ${whole(rows.left_out)} are skipped, since they have no tokens to train on.`}
       </p>
       <ol class="rows">
         {rows.rows.map((row, index) => (
           <li key={index}>
             <p class="note">
-              row {index + 1}: {whole(row.tokens)} tokens, {whole(row.learned)} of them learned
+              row {index + 1}: {whole(row.tokens)} tokens, {whole(row.learned)} of them trained on
               {row.examples.length > 1 && `, ${row.examples.length} examples`}
             </p>
             {row.examples.map((example, place) => (
               <pre key={place} tabIndex={0} aria-label={`Row ${index + 1}`}>
-                {example.tokens_before > 0 && <i>… ({whole(example.tokens_before)} tokens before) </i>}
+                {example.tokens_before > 0 && <i>… ({whole(example.tokens_before)} tokens before this) </i>}
                 {example.pieces.map((piece, number) => (piece.learned ? <mark class="learned" key={number}>{piece.text}</mark> : <span key={number}>{piece.text}</span>))}
                 {example.tokens_after > 0 && (
                   <i>
                     {" "}
-                    … ({whole(example.tokens_after)} tokens {rows.whole_examples ? "are cut off" : "behind, in other rows"})
+                    … ({whole(example.tokens_after)} tokens {rows.whole_examples ? "are cut off" : "after this, in other rows"})
                   </i>
                 )}
               </pre>
@@ -144,14 +144,14 @@ function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null
     <>
       <p>
         {whole(media.count)} pictures and videos in <code>{media.folder}</code>
-        {media.media.length < media.count && `, of which the first ${media.media.length} are here`}.
-        {media.trigger_word !== null && ` Captions get the word "${media.trigger_word}".`}
-        {wrong > 0 && <b class="wrong"> {wrong} cannot be trained on.</b>}
+        {media.media.length < media.count && `, the first ${media.media.length} of them shown here`}.
+        {media.trigger_word !== null && ` The word "${media.trigger_word}" is added to captions.`}
+        {wrong > 0 && <b class="wrong"> {wrong} cannot be used for training.</b>}
       </p>
-      {!media.editable && <p class="note">Captions can be changed in folders that configs from the page may use: start with --data FOLDER.</p>}
+      {!media.editable && <p class="note">These captions are read-only: to edit them, start surefoot ui with --data FOLDER.</p>}
       <div class="tools">
         <label>
-          Size trained at{" "}
+          Training size{" "}
           <select
             value={bucket}
             onChange={(event) => {
@@ -168,7 +168,7 @@ function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null
           </select>
         </label>
         <button type="button" disabled={at === 0} onClick={() => setPage(at - 1)}>
-          Before
+          Previous
         </button>
         <span>
           {at + 1} of {pages}
@@ -178,7 +178,7 @@ function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null
         </button>
         {onMore && media.media.length < media.count && (
           <button type="button" onClick={onMore}>
-            Look at more
+            Show more
           </button>
         )}
       </div>
@@ -214,12 +214,12 @@ function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: str
     <li aria-label={medium.file}>
       {isFilm && <video src={path} controls muted loop playsInline preload="metadata" aria-label={medium.file} />}
       {isPicture && <img src={path} loading="lazy" alt={known ?? medium.file} />}
-      {!isFilm && !isPicture && <p class="note">A browser does not play this kind.</p>}
+      {!isFilm && !isPicture && <p class="note">Browsers cannot play this format.</p>}
       <b class="file">{medium.file}</b>
       <p class="note">
         {medium.size ? `${medium.size.join(" × ")}` : "size unknown"}
-        {medium.bucket && `, trained at ${medium.bucket.join(" × ")}`}
-        {medium.kind !== "image" && medium.frames !== null && medium.frames > 1 && `, ${medium.frames} frames at ${fps} a second`}
+        {medium.bucket && `, training size ${medium.bucket.join(" × ")}`}
+        {medium.kind !== "image" && medium.frames !== null && medium.frames > 1 && `, ${medium.frames} frames at ${fps} per second`}
         {medium.clips.length > 0 && `, clips: ${medium.clips.slice(0, 6).map(([from, count]) => `${from} to ${from + count - 1}`).join(", ")}`}
         {medium.clips.length > 6 && ` and ${medium.clips.length - 6} more`}
       </p>
@@ -238,7 +238,7 @@ function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: str
       </label>
       {editable && medium.caption_file !== null && (
         <button type="button" disabled={typed === null} onClick={save}>
-          {saved ? "Saved" : "Save the caption"}
+          {saved ? "Saved" : "Save caption"}
         </button>
       )}
       <Problem text={said} />
@@ -257,7 +257,7 @@ export function DataView({ like }: { like: string }) {
       <p class="crumb">
         <a href={`#/run/${encodeURIComponent(like)}`}>{like}</a>
       </p>
-      <h1>What {like} trains on</h1>
+      <h1>Training data of {like}</h1>
       {exists === "" ? <DataPart job={{ like }} /> : <Problem text={exists} />}
     </main>
   );

@@ -1,4 +1,4 @@
-// What is wrong with this machine, and what a log means.
+// Problems of this machine, and the explanation of a log.
 import { useEffect, useState } from "preact/hooks";
 import { read, readText, send, type Doctor, type Explanation } from "../api";
 import { Gpus } from "./gpus";
@@ -20,7 +20,7 @@ export function DoctorView() {
         <h1>Doctor</h1>
       </div>
       <Problem text={problem} />
-      {!found && !problem && <p class="note" role="status">Looking at this machine …</p>}
+      {!found && !problem && <p class="note" role="status">Checking this machine …</p>}
       {found && (
         <>
           <p class={found.has_errors ? "verdict bad" : "verdict"}>{found.verdict}</p>
@@ -53,7 +53,7 @@ export function DoctorView() {
           Explain
         </button>
         <div aria-live="polite">
-          {explanation?.matches.length === 0 && <p class="note">Nothing in it is known here.</p>}
+          {explanation?.matches.length === 0 && <p class="note">No known error was found in it.</p>}
           {explanation?.matches.map((match, index) => (
             <article class="finding" key={index}>
               {match.line && <pre tabIndex={0}>{match.line}</pre>}
@@ -66,9 +66,9 @@ export function DoctorView() {
           ))}
         </div>
       </Section>
-      <Section title="A report to post" note="What the doctor read on this machine, with your home folder as ~. Look through it before you post it.">
+      <Section title="Report for posting" note="What the doctor read on this machine, with your home folder shortened to ~. Read it before you post it.">
         {dump === null ? (
-          <button type="button" onClick={() => tell(readText("/api/doctor/dump").then(setDump))}>Make it</button>
+          <button type="button" onClick={() => tell(readText("/api/doctor/dump").then(setDump))}>Create the report</button>
         ) : (
           <Copy text={dump} />
         )}

@@ -1,4 +1,4 @@
-// A config as text and as a form, which are two views of the same: what is typed in one stands in the other.
+// A config as text and as a form: two views of one config that are kept in sync.
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { read, type ConfigProblem } from "../api";
 import { offers, type Offer } from "../complete";
@@ -6,7 +6,7 @@ import { fieldsOf, type Field, type Schema } from "../schema";
 import { Section } from "../widgets";
 import { Config, isValue, scalar } from "../yaml";
 
-/** Offers that are shown at once. */
+/** The number of suggestions shown at once. */
 const SHOWN = 12;
 
 let known: Promise<Field[]> | null = null;
@@ -20,7 +20,7 @@ function useFields(): Field[] {
   return fields;
 }
 
-/** Where a line and a column in letters are in a text. */
+/** The offset of a line and a column (in characters) in a text. */
 export function position(text: string, line: number, column: number): number {
   const lines = text.split("\n");
   const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
@@ -63,7 +63,7 @@ function TextBox({ text, onText, problems, place, fields }: Shared & { place: { 
     const list = offers(fields, area.value, caret);
     const [first] = list;
     const typed = first ? caret - first.from : 0;
-    // Nobody is helped by what stands there already, nor by a list of everything that was not asked for.
+    // No suggestions if the only one is already typed, nor a list of everything unless it was requested.
     const isWhole = list.length === 1 && area.value.slice(first!.from, caret) === first!.label;
     if (list.length === 0 || (!asked && (typed === 0 || isWhole))) return setOpen(null);
     const before = area.value.slice(0, first!.from).split("\n");
@@ -74,7 +74,7 @@ function TextBox({ text, onText, problems, place, fields }: Shared & { place: { 
     if (!area) return;
     area.focus();
     area.setSelectionRange(taken.from, area.selectionStart);
-    // What is inserted like this can be undone like what is typed.
+    // Text inserted this way can be undone like typed text.
     if (!document.execCommand("insertText", false, taken.insert)) area.setRangeText(taken.insert, area.selectionStart, area.selectionEnd, "end");
     onText(area.value);
     setOpen(null);
@@ -153,7 +153,7 @@ function TextBox({ text, onText, problems, place, fields }: Shared & { place: { 
         </ul>
       )}
       <p id={`${id}-help`} class="note">
-        <kbd>Ctrl</kbd>+<kbd>Space</kbd> suggests what may stand there.
+        <kbd>Ctrl</kbd>+<kbd>Space</kbd> shows suggestions.
       </p>
       <span class="hidden" role="status">
         {open ? `${open.list.length} suggestions` : ""}
@@ -179,7 +179,7 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
   const set = (field: Field, value: string | string[] | null) => {
     const changed = config?.set(field.path, value) ?? null;
     const name = field.path.join(".");
-    setRefused(changed === null ? `\`${name}\` stands in the text in a way that the form cannot change: change it there.` : null);
+    setRefused(changed === null ? `The form cannot change \`${name}\` as it is written: change it in the text.` : null);
     if (changed !== null) onText(changed);
   };
   const isShown = (field: Field): boolean => {
@@ -212,11 +212,11 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
         <div class="tools">
           <input type="search" aria-label="Find a key" placeholder="find a key" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
           <label>
-            <input type="checkbox" checked={onlySet} onChange={() => setOnlySet(!onlySet)} /> only what is set
+            <input type="checkbox" checked={onlySet} onChange={() => setOnlySet(!onlySet)} /> only keys that are set
           </label>
         </div>
       </div>
-      {config === null && <p class="note">The text is no YAML at the moment: the form follows again once it is.</p>}
+      {config === null && <p class="note">The text is not valid YAML at the moment: the form is updated again once it is.</p>}
       {refused && (
         <p class="problem" role="alert">
           {refused}
@@ -241,7 +241,7 @@ interface EntryProps {
   onValue: (value: string | string[] | null) => void;
 }
 
-/** A key and its value. What is typed counts when the field is left or Enter is pressed. */
+/** A key and its value. The input is applied when the field loses focus or Enter is pressed. */
 function Entry({ field, config, problem, onValue }: EntryProps) {
   const id = useId();
   const [typed, setTyped] = useState<string | null>(null);
@@ -259,7 +259,7 @@ function Entry({ field, config, problem, onValue }: EntryProps) {
     if (field.kind === "number") return onValue(/^[-+.\w]+$/.test(text.trim()) ? text.trim() : scalar(text));
     if (field.kind === "choice" || isValue(text)) return onValue(text);
     setTyped(text);
-    setBad("This is no YAML that could stand on one line.");
+    setBad("This is not a valid one-line YAML value.");
   };
   const said = bad ?? problem;
   const common = {
@@ -304,7 +304,7 @@ function Entry({ field, config, problem, onValue }: EntryProps) {
       <p class="note" id={`${id}-about`}>
         {said && <b class="wrong">{said} </b>}
         {field.description.replaceAll("\n", " ")}
-        {field.kind === "list" && " One a line."}
+        {field.kind === "list" && " One per line."}
       </p>
     </div>
   );

@@ -1,10 +1,10 @@
-// The GPUs of this machine as they are now.
+// The current state of the GPUs of this machine.
 import { useEffect, useState } from "preact/hooks";
 import { read, type Gpu, type GpuMemory } from "../api";
 import { bytes, UNKNOWN, whole } from "../format";
 import { Figure, Section } from "../widgets";
 
-/** Between two looks, while somebody sees them. */
+/** The polling interval while the page is visible, in milliseconds. */
 const PERIOD = 2000;
 
 function useGpus(): Gpu[] {
@@ -15,7 +15,7 @@ function useGpus(): Gpu[] {
     const look = async () => {
       clearTimeout(timer);
       if (document.visibilityState === "visible") {
-        // What is old is not shown as if it were now.
+        // Outdated values are not shown as current ones.
         const found = await read<{ gpus: Gpu[] }>("/api/gpus").catch(() => ({ gpus: [] }));
         if (ended) return;
         setGpus(found.gpus);
@@ -51,7 +51,7 @@ function MemoryOf({ name, memory }: { name: string; memory: GpuMemory }) {
 
 const degrees = (value: number | null) => (value === null ? UNKNOWN : `${whole(value)} °C`);
 
-/** All GPUs; nothing where there are none, or nobody says. */
+/** All GPUs; nothing if there are none or none can be read. */
 export function Gpus() {
   const gpus = useGpus();
   if (gpus.length === 0) return null;
@@ -61,17 +61,17 @@ export function Gpus() {
         <article class="gpu" key={gpu.card} aria-label={gpu.card}>
           <p class="note">
             {[gpu.name, gpu.card, gpu.slot].filter(Boolean).join(" · ")}
-            {gpu.asleep && " · asleep, and not asked so as not to wake it"}
+            {gpu.asleep && " · suspended, and not read so as not to wake it"}
           </p>
           {!gpu.asleep && (
             <dl class="figures">
-              <MemoryOf name="Memory of the GPU (VRAM)" memory={gpu.vram} />
-              <MemoryOf name="Memory of the host (GTT)" memory={gpu.gtt} />
-              <Figure name="Busy" value={gpu.busy === null ? UNKNOWN : `${gpu.busy} %`} />
+              <MemoryOf name="GPU memory (VRAM)" memory={gpu.vram} />
+              <MemoryOf name="Host memory (GTT)" memory={gpu.gtt} />
+              <Figure name="Utilisation" value={gpu.busy === null ? UNKNOWN : `${gpu.busy} %`} />
               <Figure name="Clock" value={gpu.clock === null ? UNKNOWN : `${whole(gpu.clock / 1e6)} MHz`} />
               <Figure name="Power" value={gpu.watts === null ? UNKNOWN : `${whole(gpu.watts)} W`} />
               <Figure name="Temperature" value={degrees(gpu.temperature)} />
-              <Figure name="Hottest place" value={degrees(gpu.hottest)} />
+              <Figure name="Hotspot temperature" value={degrees(gpu.hottest)} />
             </dl>
           )}
           {gpu.runs.map((share) => (

@@ -1,8 +1,8 @@
-// What a run or a job printed, as text, its end first in sight.
+// The output of a run or a job as text, scrolled to its end.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { read, type LogPart } from "../api";
 
-/** Letters of the end that are kept. */
+/** Characters at the end that are kept. */
 const KEPT = 300_000;
 const PERIOD = 1500;
 
@@ -27,7 +27,7 @@ export function Log({ path, live }: { path: string; live: boolean }) {
           setText((before) => ((goesOn ? (before ?? "") : "") + part.text).slice(-KEPT));
         }
       } catch {
-        // The connection is told of elsewhere; the next look may have it.
+        // A lost connection is reported elsewhere; the next request may succeed.
       }
       if (!ended && live) timer = setTimeout(look, PERIOD);
     };
@@ -37,7 +37,7 @@ export function Log({ path, live }: { path: string; live: boolean }) {
       clearTimeout(timer);
     };
   }, [path, live, open]);
-  // Who has scrolled up reads there.
+  // After scrolling up, the position stays where it is.
   const atEnd = useRef(true);
   useEffect(() => {
     if (box.current && atEnd.current) box.current.scrollTop = box.current.scrollHeight;
@@ -46,7 +46,7 @@ export function Log({ path, live }: { path: string; live: boolean }) {
     <details open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Log</summary>
       {text === null ? (
-        <p class="note">Nothing is here: what was started in a terminal prints there.</p>
+        <p class="note">No log: the output of a run that was started in a terminal is shown there.</p>
       ) : (
         <pre
           class="log"

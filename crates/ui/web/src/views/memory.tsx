@@ -1,10 +1,10 @@
-// What a step is expected to take of the memory, and what lives where.
+// The memory estimate of a step, and where the parts of the model are kept.
 import { bytes, UNKNOWN } from "../format";
 
 const PARTS: [string, string][] = [
   ["weights", "weights"],
-  ["optimizer", "moments of the optimizer"],
-  ["averages", "averages of the weights"],
+  ["optimizer", "optimizer state"],
+  ["averages", "averaged weights (EMA)"],
   ["gradients", "gradients"],
   ["activations", "activations"],
   ["logits", "the loss"],
@@ -26,12 +26,12 @@ export function MemoryPart({ estimate, plan }: { estimate: Record<string, unknow
     <>
       <div class="wide">
         <table class="memory">
-          <caption class="hidden">Memory of a step, as it is expected</caption>
+          <caption class="hidden">Estimated memory of a step</caption>
           <thead>
             <tr>
               <th scope="col">Memory of a step</th>
               <th scope="col" class="number">
-                expected
+                estimated
               </th>
               <td class="extra" />
             </tr>
@@ -47,16 +47,16 @@ export function MemoryPart({ estimate, plan }: { estimate: Record<string, unknow
               </tr>
             ))}
             <tr>
-              <th scope="row">most at a time</th>
+              <th scope="row">peak</th>
               <td class="number">
                 <b>{bytes(peak)}</b>
               </td>
-              <td class="extra">of {free === null ? `${UNKNOWN} free memory` : `${bytes(free)} that are free`}</td>
+              <td class="extra">of {free === null ? `${UNKNOWN} free memory` : `${bytes(free)} free`}</td>
             </tr>
           </tbody>
         </table>
       </div>
-      {plan ? <Placed plan={plan as Plan} /> : <p class="note">All of the model stays on the device: the config asks for no other plan.</p>}
+      {plan ? <Placed plan={plan as Plan} /> : <p class="note">The whole model stays on the device.</p>}
     </>
   );
 }
@@ -69,11 +69,11 @@ function Placed({ plan }: { plan: Plan }) {
       <p>
         {plan.profile ? `Profile ${plan.profile}. ` : ""}
         {blocks - streamed.length} of {blocks} blocks stay on the device
-        {inMemory.length > 0 && `, ${inMemory.length} come from the host's memory in each pass (${ranges(inMemory)})`}
-        {from_file.length > 0 && `, ${from_file.length} from files${plan.folder ? ` in ${plan.folder}` : ""} (${ranges(from_file)})`}.
+        {inMemory.length > 0 && `, ${inMemory.length} are copied from host memory in each pass (${ranges(inMemory)})`}
+        {from_file.length > 0 && `, ${from_file.length} are read from files${plan.folder ? ` in ${plan.folder}` : ""} (${ranges(from_file)})`}.
       </p>
       <details>
-        <summary>The plan in full</summary>
+        <summary>Full plan</summary>
         <pre tabIndex={0}>{JSON.stringify(plan, null, 2)}</pre>
       </details>
     </>

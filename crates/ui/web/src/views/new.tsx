@@ -1,4 +1,4 @@
-// A new run: a config as text, or that of a run with one key changed; what is wrong with it is told while one types.
+// A new run: a config as text, or the config of another run with one key changed; errors are shown while the user types.
 import { useEffect, useState } from "preact/hooks";
 import { read, Refused, runPath, send, type Asked, type ConfigProblem, type Detail, type DryRun, type NewJob } from "../api";
 import { duration, whole } from "../format";
@@ -16,7 +16,7 @@ train:
   max_steps: 800
   learning_rate: 1e-3
 `;
-/** Between the last letter and a look at the config. */
+/** The delay from the last keystroke to a check of the config, in milliseconds. */
 const PAUSE = 400;
 const DRAFT = "draft";
 
@@ -112,7 +112,7 @@ export function NewView({ like }: { like: string | null }) {
       <p class="crumb">
         <a href="#/queue">Queue</a>
       </p>
-      <h1>{like === null ? "New run" : `A run like ${like}`}</h1>
+      <h1>{like === null ? "New run" : `Duplicate ${like}`}</h1>
       <section>
         <div class="fields">
           <label>
@@ -120,7 +120,7 @@ export function NewView({ like }: { like: string | null }) {
             <input
               type="text"
               value={name}
-              placeholder={like ?? "as the config says"}
+              placeholder={like ?? "from the config"}
               onInput={(event) => setName(event.currentTarget.value)}
             />
           </label>
@@ -142,7 +142,7 @@ export function NewView({ like }: { like: string | null }) {
             </datalist>
           </label>
           <label>
-            Its value
+            New value
             <input type="text" value={value} spellcheck={false} onInput={(event) => setValue(event.currentTarget.value)} />
           </label>
         </div>
@@ -151,7 +151,7 @@ export function NewView({ like }: { like: string | null }) {
         <Editor text={config} onText={type} problems={problems ?? []} place={place} />
       )}
       <div id="problems" role="status">
-        {problems?.length === 0 && <p class="note">Nothing is wrong with the config.</p>}
+        {problems?.length === 0 && <p class="note">The config is valid.</p>}
         <ul class="problems">
           {problems?.map((problem) => (
             <li key={`${problem.source}-${problem.line}-${problem.column}-${problem.message}`}>
@@ -173,10 +173,10 @@ export function NewView({ like }: { like: string | null }) {
       )}
       <div class="tools">
         <button type="button" disabled={wrong || looking} onClick={dryRun}>
-          {looking ? "Looking …" : "Dry run"}
+          {looking ? "Running …" : "Dry run"}
         </button>
         <button type="button" disabled={wrong} onClick={() => setData(job())}>
-          Look at the data
+          Show the data
         </button>
         <button type="button" disabled={wrong} onClick={add}>
           Add to the queue
@@ -193,7 +193,7 @@ function Found({ found }: { found: DryRun }) {
     <Section title="Dry run">
       {found.advice.length > 0 && (
         <div class="problem" role="alert">
-          It needs more memory than there is. What helps, most first:
+          It needs more memory than is available. These settings reduce it, the most effective first:
           <ul>
             {found.advice.map((advice) => (
               <li key={advice}>{advice}</li>
@@ -202,8 +202,8 @@ function Found({ found }: { found: DryRun }) {
         </div>
       )}
       <p>
-        {found.environment.device}; {found.environment.model}; {whole(found.trained_parameters)} numbers are trained.{" "}
-        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, evaluations and checkpoints left out.
+        {found.environment.device}; {found.environment.model}; {whole(found.trained_parameters)} trainable parameters.{" "}
+        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, without evaluations and checkpoints.
       </p>
       <p class="note">{found.environment.data}</p>
       <MemoryPart estimate={found.memory_estimate} plan={found.memory_plan} />

@@ -1,4 +1,4 @@
-// Runs to come, one after another or several at once.
+// The queue of runs, one after another or several at once.
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { send, type AtOnce, type Job, type Queue } from "../api";
@@ -78,18 +78,18 @@ export function QueueView() {
       <Problem text={refused} />
       {offline.value && (
         <p class="problem" role="status">
-          No connection to <code>surefoot ui</code>. The queue goes on without it.
+          No connection to <code>surefoot ui</code>. The queue continues.
         </p>
       )}
       {found?.paused && (
         <p class="note" role="status">
-          The queue pauses: what runs goes on, and nothing further is started.
+          The queue is paused: active runs continue, and no more are started.
         </p>
       )}
       {found?.unreadable.map((text) => <Problem key={text} text={text} />)}
       {found && jobs.length === 0 && (
         <div class="empty">
-          <p>No jobs. One run after another is started, or several at once, and one that breaks does not keep the next from starting.</p>
+          <p>No jobs. Runs in the queue start one after another, or several at once; if one fails, the next still starts.</p>
           <pre>surefoot runs add configs/small.yaml</pre>
         </div>
       )}
@@ -97,7 +97,7 @@ export function QueueView() {
       {waiting.length > 0 && (
         <Section
           title="Waiting"
-          {...(found?.paused || active.length > 0 ? {} : { note: "It begins when no other run of the folder is in its way." })}
+          {...(found?.paused || active.length > 0 ? {} : { note: "A job starts when the other runs in this folder leave room for it." })}
         >
           {list(waiting)}
         </Section>
@@ -109,7 +109,7 @@ export function QueueView() {
 
 interface RowProps {
   job: Job;
-  /** Among those that wait. */
+  /** The position among the waiting jobs. */
   place: number;
   of: number;
   act: (method: string, rest: string, body?: unknown) => Promise<void>;
@@ -127,10 +127,10 @@ function Row({ job, place, of, act }: RowProps) {
           <Mark word={word} />
           <span class="note">
             job {job.id}
-            {job.work.kind === "resume" && ", goes on"}
+            {job.work.kind === "resume" && ", resumes"}
             {job.force && ", without a check"}
             {job.device && `, on ${job.device}`}
-            {job.state === "waiting" && job.alone && ", for a device of its own"}
+            {job.state === "waiting" && job.alone && ", needs a device to itself"}
             {job.at !== undefined && `, ${when(job.at, Date.now() / 1000)}`}
           </span>
         </span>
@@ -157,7 +157,7 @@ function Row({ job, place, of, act }: RowProps) {
           )}
           {job.state === "ended" && (
             <button type="button" onClick={() => act("POST", `${path}/retry`)}>
-              Again
+              Retry
             </button>
           )}
           {job.how === "refused" && (

@@ -12,7 +12,7 @@ import { Gpus } from "./gpus";
 import { Log } from "./log";
 import { SamplesPart } from "./samples";
 
-/** A run as it comes in; `tick` counts what came. */
+/** Follows a run live; `tick` counts the updates. */
 function useRun(name: string, range: [number, number] | null) {
   const [detail, setDetail] = useState<Detail | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
@@ -21,7 +21,7 @@ function useRun(name: string, range: [number, number] | null) {
   const [, setTick] = useState(0);
   const kept = useRef<Kept | null>(null);
   const part = useRef<Kept | null>(null);
-  /** When the page saw which step: for the time that is left. */
+  /** The times at which steps were seen, to estimate the remaining time. */
   const seen = useRef<[number, number][]>([]);
   const [samples, setSamples] = useState<Samples | null>(null);
 
@@ -50,7 +50,7 @@ function useRun(name: string, range: [number, number] | null) {
           saw([overview]);
           seen.current = [...seen.current, [performance.now() / 1000, overview.latest.step] as [number, number]].slice(-120);
           setDetail((before) => {
-            // What stands in the folder changes with the state: the summary, the expected memory.
+            // The files in the folder change with the state: the summary, the memory estimate.
             if (before && (before.state !== overview.state || before.expected_memory === null)) {
               read<Detail>(runPath(name)).then((found) => !ended && setDetail(found), () => {});
             }
@@ -73,7 +73,7 @@ function useRun(name: string, range: [number, number] | null) {
       } catch (error) {
         if (ended) return;
         setProblem((error as Error).message);
-        // A run that the queue has just begun has no folder yet.
+        // A run that the queue has just started has no folder yet.
         retry = setTimeout(start, 2000);
       }
     };
@@ -85,7 +85,7 @@ function useRun(name: string, range: [number, number] | null) {
     };
   }, [name]);
 
-  // A part is read with more detail than the whole.
+  // A range of steps is loaded in more detail than the whole run.
   useEffect(() => {
     part.current = null;
     if (!range) return;
@@ -120,7 +120,7 @@ function Why({ name }: { name: string }) {
   const matches = found?.explanation?.matches ?? [];
   if (matches.length === 0) return null;
   return (
-    <Section title="Why it broke">
+    <Section title="Cause of the failure">
       {matches.map((match) => (
         <article class="finding" key={match.source + match.cause}>
           <p>{match.cause}</p>
@@ -136,7 +136,7 @@ function Why({ name }: { name: string }) {
   );
 }
 
-/** A field for a step. What is typed stays while the page is drawn again, and counts once it is confirmed. */
+/** An input for a step. The typed text survives a re-render, and is applied once it is confirmed. */
 function StepInput(props: { placeholder: string; value: number | undefined; onCommit: (step: number) => void }) {
   const [typed, setTyped] = useState<string | null>(null);
   const commit = () => {
@@ -209,12 +209,12 @@ export function RunView({ name }: { name: string }) {
   const counted = kept.series.has("live");
   const memory = counted
     ? [
-        of("in tensors, peak", "--one", "live_peak"),
-        of("held, peak", "--two", "held_peak"),
+        of("allocated, peak", "--one", "live_peak"),
+        of("reserved, peak", "--two", "held_peak"),
         of("process", "--three", "resident", { dashed: true }),
       ]
     : [of("process", "--one", "resident")];
-  const level = typeof peak === "number" ? { level: { label: "expected of a step", value: peak } } : {};
+  const level = typeof peak === "number" ? { level: { label: "estimated peak", value: peak } } : {};
   const step = (which: 0 | 1) => (value: number) => {
     const steps = kept.series.get("loss")?.steps ?? [];
     const next: [number, number] = range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
@@ -233,10 +233,10 @@ export function RunView({ name }: { name: string }) {
           <Badge run={detail} />
           {running && !detail.stopping && (
             <>
-              <button type="button" onClick={() => act("POST", runPath(name, "/save"), () => setAsked("A checkpoint comes after this step."))}>
+              <button type="button" onClick={() => act("POST", runPath(name, "/save"), () => setAsked("A checkpoint will be saved after this step."))}>
                 Save now
               </button>
-              <button type="button" onClick={() => act("POST", runPath(name, "/sample"), () => setAsked("Samples come after this step."))}>
+              <button type="button" onClick={() => act("POST", runPath(name, "/sample"), () => setAsked("Samples will be generated after this step."))}>
                 Sample now
               </button>
             </>
@@ -260,7 +260,7 @@ export function RunView({ name }: { name: string }) {
           {!running && (
             <Confirm
               what="Remove"
-              question="Remove the run and all it made?"
+              question="Remove the run and all its files?"
               onYes={() => act("DELETE", runPath(name), () => (location.hash = "#/"))}
             />
           )}
@@ -272,7 +272,7 @@ export function RunView({ name }: { name: string }) {
       </p>
       {offline && (
         <p class="problem" role="status">
-          No connection to <code>surefoot ui</code>. The run goes on without it.
+          No connection to <code>surefoot ui</code>. The run continues.
         </p>
       )}
       {detail.error && (
@@ -290,7 +290,7 @@ export function RunView({ name }: { name: string }) {
         <Figure name="Held-out loss" value={number(now.eval_loss)} />
         <Figure name="Learning rate" value={number(now.learning_rate, 3)} />
         <Figure name="Gradient norm" value={number(now.grad_norm, 3)} />
-        <Figure name="Tokens a second" value={whole(now.tokens_per_second)} />
+        <Figure name="Tokens per second" value={whole(now.tokens_per_second)} />
         <Figure name="Memory" value={bytes(now.memory)} />
       </dl>
       <fieldset class="controls">
@@ -322,7 +322,7 @@ export function RunView({ name }: { name: string }) {
       </fieldset>
       {!kept.series.has("loss") && (
         <p class="note">
-          {running ? "No step is logged yet: the run is getting ready." : "The run logged no step."}
+          {running ? "No step has been logged yet: the run is starting." : "The run logged no step."}
         </p>
       )}
       <div class="charts">
@@ -347,7 +347,7 @@ export function RunView({ name }: { name: string }) {
           {...common}
         />
         <Chart
-          title="Tokens a second"
+          title="Tokens per second"
           format={whole}
           lines={[of("tokens/s", "--one", "tokens_per_second", { smoothed: true })]}
           smoothing={smoothing}
@@ -356,7 +356,7 @@ export function RunView({ name }: { name: string }) {
         <Chart title="Memory of this run" inBytes format={bytes} lines={memory} {...level} {...common} />
       </div>
       {!counted && kept.series.has("resident") && (
-        <p class="note">What tensors take is unknown: the allocator of this run does not count it.</p>
+        <p class="note">The memory of tensors is unknown: the allocator of this run keeps no statistics.</p>
       )}
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
@@ -364,9 +364,9 @@ export function RunView({ name }: { name: string }) {
       {(kept.events.length > 0 || kept.unreadable > 0) && (
         <Section title="Events">
           {kept.unreadable > 0 && (
-            <p class="note">{kept.unreadable} lines of metrics.jsonl are damaged, and left out.</p>
+            <p class="note">{kept.unreadable} damaged lines of metrics.jsonl were skipped.</p>
           )}
-          {kept.droppedEvents > 0 && <p class="note">{kept.droppedEvents} earlier ones are not shown.</p>}
+          {kept.droppedEvents > 0 && <p class="note">{kept.droppedEvents} earlier events are not shown.</p>}
           <ul class="events">
             {kept.events
               .slice(-100)

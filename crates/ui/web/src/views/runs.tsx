@@ -47,24 +47,24 @@ export function RunsView() {
             me at the end
           </label>
           <label>
-            <span class="hidden">Find a run by its name</span>
+            <span class="hidden">Find a run by name</span>
             <input type="search" placeholder="Find" value={sought} onInput={(event) => seek(event.currentTarget.value)} />
           </label>
           <button type="button" disabled={compared.length < 2} onClick={() => (location.hash = link)}>
-            {compared.length < 2 ? "Compare: choose two" : `Compare ${compared.length}`}
+            {compared.length < 2 ? "Compare: select two" : `Compare ${compared.length}`}
           </button>
         </div>
       </div>
       <Problem text={refused.value} />
       {offline.value && (
         <p class="problem" role="status">
-          No connection to <code>surefoot ui</code>. Runs go on; the page does when it is back.
+          No connection to <code>surefoot ui</code>. Runs continue; the page reconnects automatically.
         </p>
       )}
       {list === null && !offline.value && <p class="note">Reading the folder …</p>}
       {list?.length === 0 && (
         <div class="empty">
-          <p>No runs yet. One that is started in a terminal appears here by itself:</p>
+          <p>No runs yet. A run that is started in a terminal appears here automatically:</p>
           <pre>surefoot train configs/small.yaml</pre>
         </div>
       )}
@@ -127,7 +127,7 @@ export function RunsView() {
           </table>
         </div>
       )}
-      {shown?.length === 0 && (list?.length ?? 0) > 0 && <p class="note">No run has “{sought}” in its name.</p>}
+      {shown?.length === 0 && (list?.length ?? 0) > 0 && <p class="note">No run name contains “{sought}”.</p>}
     </main>
   );
 }

@@ -1,9 +1,9 @@
-// Samples over the steps: a prompt at a time, two steps beside each other.
+// Samples of one prompt at two steps, side by side.
 import { useState } from "preact/hooks";
 import { runPath, type Samples } from "../api";
 import { Section } from "../widgets";
 
-/** Whether somebody asked for pages without movement. */
+/** Whether the user prefers pages without animation. */
 const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export function SamplesPart({ run, samples }: { run: string; samples: Samples }) {
@@ -34,7 +34,7 @@ export function SamplesPart({ run, samples }: { run: string; samples: Samples })
         </select>
       </label>
       <Files run={run} step={step} place={of(step).place} files={of(step).sample?.files ?? []} prompt={chosen} />
-      <pre tabIndex={0}>{of(step).sample?.text ?? "This prompt was not asked at that step."}</pre>
+      <pre tabIndex={0}>{of(step).sample?.text ?? "There is no sample of this prompt at that step."}</pre>
     </div>
   );
   return (
@@ -51,16 +51,16 @@ export function SamplesPart({ run, samples }: { run: string; samples: Samples })
       </label>
       <div class="pair">
         {side("Sample", first, setLeft)}
-        {side("And", last, setRight)}
+        {side("Compared with", last, setRight)}
       </div>
       {samples.steps.length > samples.sets.length && (
-        <p class="note">The newest {samples.sets.length} of {samples.steps.length} are here; samples.txt has all.</p>
+        <p class="note">The newest {samples.sets.length} of {samples.steps.length} are shown; samples.txt contains all.</p>
       )}
     </Section>
   );
 }
 
-/** Pictures and videos of a sample; a sheet of frames stands behind what moves. */
+/** The images and videos of a sample; after a video, its contact sheet of frames. */
 function Files({ run, step, place, files, prompt }: { run: string; step: number; place: number; files: string[]; prompt: string }) {
   return (
     <>
