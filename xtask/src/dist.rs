@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what people install, from this working tree.
+//! `cargo xtask dist`: builds the distributions from this working tree.
 //!
 //! ```text
 //! hip-alloc ──cargo-zigbuild──▶ libhip_alloc.so ─┐
@@ -6,17 +6,17 @@
 //! python/ ───────────────────────────────────────┘
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
-//! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a program that needs no library
+//! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a static program
 //! surefoot ───cargo, mingw-w64▶ surefoot.exe ─────────────▶ a zip
 //! surefoot ───cargo-zigbuild──▶ surefoot-trainer-2.13.0, surefoot-trainer-2.15.0 ──wheel pack──▶ the trainer's wheel
 //! ```
 //!
-//! A trainer links libtorch, which nobody wants a second time: it runs on that of the environment
-//! that it is installed into, and there is one for each of several releases of PyTorch, in a wheel of their own.
+//! The trainer links libtorch, which is too large to include: it uses the libtorch of the environment that it is
+//! installed in. There is one trainer for each of several PyTorch releases, all in a separate wheel.
 //!
-//! zig links against the interface of glibc 2.28, which every Linux that PyTorch's own wheels run
-//! on has, wherever this is built. The C++ of hip-alloc is compiled by g++ and linked to libstdc++ all
-//! the same: it throws PyTorch's exceptions, and zig's own libc++ has other strings and another
+//! zig links against the symbols of glibc 2.28, which is available on every Linux that PyTorch's own wheels run
+//! on, whatever machine this is built on. The C++ code of hip-alloc is still compiled by g++ and linked with libstdc++,
+//! since it throws PyTorch's exceptions, and zig's libc++ has a different string layout and a different
 //! unwinder.
 
 mod archive;
@@ -37,15 +37,15 @@ use xshell::cmd;
 
 use crate::workspace;
 
-/// The triple that is built for; nothing else has been tried.
+/// The target triple; no other has been tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Build what people install: the Python wheels, archives, a Debian package, a program for Windows.
+/// Build the distributions: Python wheels, archives, a Debian package, a program for Windows.
 ///
-/// It all goes to `packages` in cargo's target folder, with its digests. Nothing is uploaded.
+/// They are written to `packages` in cargo's target folder, with their digests. Nothing is uploaded.
 #[derive(clap::Args)]
 pub(crate) struct Dist {
-    /// The wheel of `surefoot` alone
+    /// Only the wheel `surefoot`
     #[arg(long)]
     wheel_only: bool,
 }
@@ -74,7 +74,7 @@ impl Dist {
     }
 }
 
-/// Builds the wheels for their tests; returns pytest's options that name them and uv.
+/// Builds the wheels for their tests; returns the pytest options with their paths and that of uv.
 pub(crate) fn test_options(python: &Path) -> Result<Vec<OsString>> {
     let wheel = wheel::build()?.wheel;
     let trainer = trainer_wheel::build()?;
@@ -89,18 +89,18 @@ pub(crate) fn test_options(python: &Path) -> Result<Vec<OsString>> {
     ])
 }
 
-/// What was built, and where.
+/// The program and the library, and the files about their licences.
 struct Built {
     wheel: PathBuf,
     program: PathBuf,
     library: PathBuf,
-    /// The licences of all that is linked into the two, as one text.
+    /// The licences of all packages linked into them, as one text.
     licences: PathBuf,
-    /// The same packages as a bill of materials (CycloneDX).
+    /// The same packages as a software bill of materials (CycloneDX).
     sbom: PathBuf,
 }
 
-/// The release, as `Cargo.toml` has it.
+/// The release number from `Cargo.toml`.
 fn release() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
@@ -110,8 +110,8 @@ fn folder() -> Result<PathBuf> {
     make(workspace::target(&workspace::shell()?)?.join("packages"))
 }
 
-/// When the newest commit was made, in seconds: the time of all files, so that the same tree gives
-/// the same archive. Zero outside of a repository.
+/// The time of the newest commit, in seconds. All files get this time, so that the same tree gives
+/// the same archive. Zero outside a repository.
 fn commit_time() -> Result<String> {
     let shell = workspace::shell()?;
     let time = cmd!(shell, "git log -1 --format=%ct")
@@ -120,7 +120,7 @@ fn commit_time() -> Result<String> {
     Ok(time.read().unwrap_or_else(|_| "0".to_owned()))
 }
 
-/// Writes `SHA256SUMS`, as `sha256sum --check` reads it.
+/// Writes `SHA256SUMS` in the format of `sha256sum --check`.
 fn write_digests(folder: &Path, files: &[PathBuf]) -> Result<()> {
     let mut lines = String::new();
     for file in files {
@@ -134,10 +134,10 @@ fn write_digests(folder: &Path, files: &[PathBuf]) -> Result<()> {
 
 fn name_of(file: &Path) -> Result<&str> {
     let name = file.file_name().and_then(|name| name.to_str());
-    name.with_context(|| format!("{} has no name that is text", file.display()))
+    name.with_context(|| format!("the name of {} is not valid UTF-8", file.display()))
 }
 
-/// An empty folder of this name, whatever was there.
+/// An empty folder of this name; previous contents are removed.
 fn empty(folder: PathBuf) -> Result<PathBuf> {
     if folder.exists() {
         fs::remove_dir_all(&folder)
@@ -148,11 +148,11 @@ fn empty(folder: PathBuf) -> Result<PathBuf> {
 
 /// A folder of this name.
 fn make(folder: PathBuf) -> Result<PathBuf> {
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     Ok(folder)
 }
 
-/// Refuses machines that this was never tried on.
+/// Refuses machines on which this was never tried.
 fn require_linux_on_x86_64() -> Result<()> {
     use std::env::consts::{ARCH, OS};
     if (OS, ARCH) != ("linux", "x86_64") {

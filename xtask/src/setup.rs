@@ -4,11 +4,11 @@
 //!   libtorch::choose ──▶ LIBTORCH │ an active Python │ the cache ──▶ .cargo/libtorch.toml
 //!                                                        │
 //!   text::ensure ────────────────────────────────────────┤   fetch: pip, digests
-//!   reference::ensure (--python) ────────────────────────┘   cache: whole or absent
+//!   reference::ensure (--python) ────────────────────────┘   cache: complete or absent
 //! ```
 //!
-//! Every step looks first and works only when something is missing, so the other
-//! commands call [`ensure`] each time they start.
+//! Each step does nothing if its result already exists, so the other commands call
+//! [`ensure`] each time they start.
 
 mod archive;
 mod cache;
@@ -36,26 +36,26 @@ use cache::Cache;
 pub(crate) use libtorch::Libtorch;
 pub(crate) use pins::{RELEASES, Release};
 
-/// Get what the build needs: libtorch (2.13.0, or 2.15.0) and the training text.
+/// Download what the build needs: libtorch (2.13.0, or 2.15.0) and the training text.
 ///
 /// Downloads go to the cache folder (`$SUREFOOT_CACHE`, else `$XDG_CACHE_HOME/surefoot`,
-/// else `~/.cache/surefoot`). What is there already is used as it is.
+/// else `~/.cache/surefoot`). Files that already exist are reused.
 #[derive(clap::Args)]
 pub(crate) struct Setup {
-    /// Also make the Python reference environment that the benchmarks and the heavy tests use
+    /// Also create the Python reference environment that the benchmarks and the heavy tests use
     /// (PyTorch 2.13.0; about 2.5 GB to download, 5 GB on the disk)
     #[arg(long)]
     python: bool,
-    /// Also unpack AMD's HIP runtime, which the heavy tests load (from the Debian or Ubuntu that
-    /// this machine runs; about 50 MB to download, and nothing is installed)
+    /// Also unpack AMD's HIP runtime, which the heavy tests load (from the packages of this machine's Debian or
+    /// Ubuntu; about 50 MB to download, and nothing is installed)
     #[arg(long)]
     hip: bool,
-    /// Also make the clips of moving garments that `configs/video-small.yaml` learns (from Debian's
+    /// Also create the clips of moving garments that `configs/video-small.yaml` trains on (from Debian's
     /// package dataset-fashion-mnist; about 31 MB to download, and nothing is installed)
     #[arg(long)]
     clips: bool,
     /// Build against the CPU libtorch of this release of PyTorch in the cache (2.13.0 or 2.15.0), until
-    /// `.cargo/libtorch.toml` is deleted or LIBTORCH names another
+    /// `.cargo/libtorch.toml` is deleted or LIBTORCH is set to another folder
     #[arg(long, value_name = "VERSION")]
     torch: Option<String>,
 }
@@ -73,7 +73,9 @@ impl Setup {
             reference_python()?;
         }
         if self.hip && hip_runtime()?.is_none() {
-            bail!("setup gets AMD's HIP runtime through apt-get, which this machine has not");
+            bail!(
+                "setup downloads AMD's HIP runtime with apt-get, which this machine does not have"
+            );
         }
         if self.clips {
             clips()?;
@@ -82,12 +84,12 @@ impl Setup {
     }
 }
 
-/// A CPU libtorch of `release` in the cache, whatever the workspace is built against.
+/// A CPU libtorch of `release` in the cache, independent of what the workspace is built against.
 pub(crate) fn libtorch_of(release: &'static Release) -> Result<Libtorch> {
     libtorch::of_release(&Cache::open()?, release)
 }
 
-/// What a build needs, found or made, and told on stderr.
+/// Finds or creates what a build needs, and lists it on stderr.
 pub(crate) fn ensure() -> Result<Libtorch> {
     let cache = Cache::open()?;
     let libtorch = libtorch::ensure(&cache)?;
@@ -105,7 +107,7 @@ pub(crate) fn clips() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The model that `config` fine-tunes and the clips that it learns, if they are such that setup knows.
+/// Provides the model that `config` fine-tunes and the clips that it trains on, if setup can create them.
 pub(crate) fn needed_by(config: &str) -> Result<()> {
     if clips::NAMES.iter().any(|name| config.contains(name)) {
         clips()?;
@@ -122,15 +124,15 @@ pub(crate) fn published_model(surefoot: &Path) -> Result<PathBuf> {
     model::converted(&Cache::open()?, surefoot)
 }
 
-/// The interpreter of the reference environment, which is made when it is not there.
+/// The interpreter of the reference environment, which is created if it does not exist.
 pub(crate) fn reference_python() -> Result<PathBuf> {
     let python = reference::ensure(&Cache::open()?)?;
     eprintln!("python    reference environment: {}", python.display());
     Ok(python)
 }
 
-/// The interpreter of an environment with the newest PyTorch that is tested; `todays` takes
-/// whatever PyPI has instead.
+/// The interpreter of an environment with the newest PyTorch that is tested; `todays` uses
+/// the latest release on PyPI instead.
 pub(crate) fn newest_python(todays: bool) -> Result<PathBuf> {
     let cache = Cache::open()?;
     let python = match todays {
@@ -146,7 +148,7 @@ pub(crate) fn matrix_interpreter(minor: u32) -> Option<PathBuf> {
     matrix::interpreter(minor)
 }
 
-/// The interpreter of a new environment of this name with this PyTorch, or why there can be none.
+/// The interpreter of a new environment of this name with this PyTorch, or the reason why it cannot be created.
 pub(crate) fn matrix_environment(
     interpreter: &Path,
     name: &str,
@@ -156,7 +158,7 @@ pub(crate) fn matrix_environment(
     matrix::make(&Cache::open()?, &uv, interpreter, (name, torch))
 }
 
-/// Removes all environments of the matrix, and what they were made from.
+/// Removes all environments of the matrix and their downloads.
 pub(crate) fn remove_matrix() -> Result<()> {
     let folder = matrix::folder(&Cache::open()?);
     if folder.exists() {
@@ -166,7 +168,7 @@ pub(crate) fn remove_matrix() -> Result<()> {
     Ok(())
 }
 
-/// The interpreter of the environment with what builds and checks the wheel.
+/// The interpreter of the environment with the tools that build and check the wheel.
 pub(crate) fn dist_python() -> Result<PathBuf> {
     reference::ensure_dist(&Cache::open()?)
 }

@@ -1,4 +1,4 @@
-//! The archive and the Debian package: one tree of files, packed in two ways.
+//! The archive and the Debian package: the same files in two formats.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use xshell::cmd;
 use super::{Built, commit_time, empty, release};
 use crate::workspace;
 
-/// Where each shell looks for completions, relative to a prefix.
+/// The path at which each shell looks for completions, relative to a prefix.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/surefoot"),
     ("zsh", "share/zsh/vendor-completions/_surefoot"),
@@ -65,7 +65,7 @@ pub(super) fn tar(tree: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Builds a Debian package of the tree; without `dpkg-deb`, says so and returns `None`.
+/// Builds a Debian package of the tree; without `dpkg-deb`, prints a message and returns `None`.
 pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
     let shell = workspace::shell()?;
     let asked = cmd!(shell, "dpkg-deb --version")
@@ -73,7 +73,7 @@ pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
         .ignore_stdout()
         .ignore_stderr();
     if asked.run().is_err() {
-        eprintln!("not made: the Debian package, which takes dpkg-deb");
+        eprintln!("skipped: the Debian package, which needs dpkg-deb");
         return Ok(None);
     }
     let root = empty(folder.join("deb"))?;
@@ -84,7 +84,7 @@ pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
         let page = page?.path();
         cmd!(shell, "gzip -9n {page}").run()?;
     }
-    // Debian's name for the file with the licences.
+    // Debian's name for the licence file.
     let documents = usr.join("share/doc/surefoot");
     let copyright = ["LICENSE-MIT", "LICENSE-APACHE", "THIRD-PARTY-LICENSES.md"]
         .map(|name| fs::read_to_string(documents.join(name)))
@@ -135,5 +135,5 @@ fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
 
 fn make_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
-    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))
 }

@@ -1,4 +1,4 @@
-//! The licences of all that is linked into the program and the library, as one text; and what that is.
+//! The licences of all packages that are linked into the program and the library, and a list of these packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,25 +10,25 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// How the files are called that licences ask to be passed on.
+/// Names of the files that licences require to be distributed.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
-/// Packages of this workspace that are linked into what is given away.
+/// Packages of this workspace that are linked into a distribution.
 pub(super) struct Shipped {
-    /// The distribution, as PyPI calls it.
+    /// The name of the distribution on PyPI.
     pub(super) name: &'static str,
-    /// Its files with code, for people.
+    /// A description of its files with code.
     pub(super) files: &'static str,
-    /// The triple that it is built for.
+    /// Its target triple.
     pub(super) target: &'static str,
-    /// cargo's options that choose the packages and their features.
+    /// Cargo options that select the packages and their features.
     pub(super) options: &'static [&'static str],
 }
 
-/// A Markdown text: each package with its licence, then each text once with the packages it is of.
+/// A Markdown text: each package with its licence, then each licence text once with its packages.
 ///
 /// # Errors
-/// When a package has neither a licence in its manifest nor a file with one.
+/// If a package has neither a licence in its manifest nor a licence file.
 pub(super) fn text(shell: &Shell, shipped: &Shipped) -> Result<String> {
     let folders = folders(shell)?;
     let mut packages = String::new();
@@ -36,11 +36,11 @@ pub(super) fn text(shell: &Shell, shipped: &Shipped) -> Result<String> {
     for (package, licence) in linked(shell, shipped)? {
         let folder = folders
             .get(&package)
-            .with_context(|| format!("cargo knows no folder of {package}"))?;
+            .with_context(|| format!("cargo lists no folder for {package}"))?;
         let files = licence_files(folder)?;
         ensure!(
             !licence.is_empty() || !files.is_empty(),
-            "{package} says nothing of its licence"
+            "{package} does not state its licence"
         );
         packages.push_str(&format!("- {package}: {licence}\n"));
         for file in files {
@@ -66,14 +66,14 @@ pub(super) fn text(shell: &Shell, shipped: &Shipped) -> Result<String> {
     Ok(all)
 }
 
-/// The same packages as a bill of materials: CycloneDX, as PEP 770 has it in wheels.
+/// The same packages as a software bill of materials in CycloneDX format, as PEP 770 specifies for wheels.
 pub(super) fn sbom(shell: &Shell, shipped: &Shipped) -> Result<String> {
     let name = shipped.name;
     let components: Vec<Value> = linked(shell, shipped)?
         .iter()
         .map(|(package, licence)| {
             let (name, version) = package.split_once(' ').unwrap_or((package, ""));
-            // Older manifests write `MIT/Apache-2.0`, which is no expression.
+            // Older manifests write `MIT/Apache-2.0`, which is not a valid SPDX expression.
             let licence = licence.replace(" / ", " OR ").replace('/', " OR ");
             json!({
                 "type": "library",
@@ -99,7 +99,7 @@ pub(super) fn sbom(shell: &Shell, shipped: &Shipped) -> Result<String> {
     Ok(serde_json::to_string_pretty(&bill)? + "\n")
 }
 
-/// Each package of another's that is linked, as `name version`, and its licence.
+/// Each linked third-party package, as `name version`, and its licence.
 fn linked(shell: &Shell, shipped: &Shipped) -> Result<BTreeMap<String, String>> {
     let cargo = workspace::cargo();
     let Shipped {
@@ -113,7 +113,7 @@ fn linked(shell: &Shell, shipped: &Shipped) -> Result<BTreeMap<String, String>> 
     let said = tree.quiet().read()?;
     let lines = said.lines().filter_map(|line| line.split_once('|'));
     Ok(lines
-        // Ours are named with their folder.
+        // Packages of this workspace are listed with their folder.
         .filter(|(package, _)| !package.contains("(/"))
         .map(|(package, licence)| (name_and_version(package), licence.to_owned()))
         .collect())
@@ -127,7 +127,7 @@ fn name_and_version(package: &str) -> String {
     format!("{name} {version}")
 }
 
-/// The folder of each package that cargo knows, by `name version`.
+/// The folder of each package in the output of `cargo metadata`, by `name version`.
 fn folders(shell: &Shell) -> Result<BTreeMap<String, PathBuf>> {
     let cargo = workspace::cargo();
     let metadata = cmd!(shell, "{cargo} metadata --locked --format-version=1");

@@ -1,4 +1,4 @@
-//! Packs a wheel: what every wheel has beside its own files.
+//! Packs a wheel: the metadata that every wheel has besides its own files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,30 +12,30 @@ use super::licences::{self, Shipped};
 use super::{commit_time, folder, name_of, release};
 use crate::workspace;
 
-/// A wheel that is put together in a folder of its own.
+/// A wheel that is assembled in its own folder.
 pub(super) struct Wheel {
-    /// Its files as they lie in it.
+    /// The folder with its files.
     stage: PathBuf,
-    /// `surefoot-0.1.0`: what its own folders are called after.
+    /// `surefoot-0.1.0`: the prefix of its metadata folders.
     name: String,
-    /// The platform that its files need.
+    /// Its platform tag.
     tag: &'static str,
 }
 
-/// What tells of a wheel.
+/// The metadata of a wheel.
 pub(super) struct About {
     /// Its `METADATA` up to the description.
     pub(super) metadata: String,
-    /// In Markdown.
+    /// The description, in Markdown.
     pub(super) description: String,
-    /// The licences of all that is linked into its files.
+    /// The licences of all packages that are linked into its files.
     pub(super) licences: PathBuf,
-    /// The same packages as a bill of materials (CycloneDX).
+    /// The same packages as a software bill of materials (CycloneDX).
     pub(super) sbom: PathBuf,
 }
 
 impl Wheel {
-    /// An empty one of the distribution `name`.
+    /// An empty wheel of the distribution `name`.
     pub(super) fn begin(name: &str, tag: &'static str) -> Result<Self> {
         Ok(Self {
             stage: super::empty(folder()?.join(format!("stage-{name}")))?,
@@ -44,19 +44,19 @@ impl Wheel {
         })
     }
 
-    /// Where its files are put.
+    /// The folder for its files.
     pub(super) fn folder(&self) -> &Path {
         &self.stage
     }
 
-    /// Adds a program that pip puts among those of the environment.
+    /// Adds a program that pip installs into the `bin` folder of the environment.
     pub(super) fn add_program(&self, program: &Path) -> Result<()> {
         let to = self.scripts()?.join(name_of(program)?);
         fs::copy(program, &to).with_context(|| format!("cannot copy {}", program.display()))?;
         Ok(fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?)
     }
 
-    /// The same of a script.
+    /// The same for a script.
     pub(super) fn add_script(&self, name: &str, text: &str) -> Result<()> {
         let to = self.scripts()?.join(name);
         fs::write(&to, text)?;
@@ -67,7 +67,7 @@ impl Wheel {
         super::make(self.stage.join(format!("{}.data/scripts", self.name)))
     }
 
-    /// Writes what tells of it, and packs it with PyPA's `wheel`; returns the file.
+    /// Writes the metadata, and packs it with PyPA's `wheel`; returns the file.
     pub(super) fn pack(self, shell: &Shell, python: &Path, about: &About) -> Result<PathBuf> {
         let root = workspace::root();
         let Self { stage, name, tag } = self;
@@ -95,7 +95,7 @@ impl Wheel {
     }
 }
 
-/// Writes the licences of what is linked into `shipped`, and the bill of materials; returns both files.
+/// Writes the licences of the packages linked into `shipped`, and the bill of materials; returns both files.
 pub(super) fn write_licences(shell: &Shell, shipped: &Shipped) -> Result<(PathBuf, PathBuf)> {
     let folder = super::make(folder()?.join(shipped.name))?;
     let licences = folder.join("THIRD-PARTY-LICENSES.md");
@@ -105,17 +105,21 @@ pub(super) fn write_licences(shell: &Shell, shipped: &Shipped) -> Result<(PathBu
     Ok((licences, sbom))
 }
 
-/// Asks auditwheel, which reads the versions of all symbols in all files of the wheel, for the
-/// oldest platform that has them, by `key` of its answer.
+/// Checks the platform tag with auditwheel, which finds the oldest platform that provides the versioned symbols of
+/// all files in the wheel; `key` selects the field of its output.
 pub(super) fn check_tag(shell: &Shell, wheel: &Path, key: &str, tag: &str) -> Result<()> {
     let said = cmd!(shell, "auditwheel show --json {wheel}")
         .quiet()
         .read()?;
-    let said: Value = serde_json::from_str(&said).context("cannot read what auditwheel says")?;
+    let said: Value =
+        serde_json::from_str(&said).context("cannot parse the output of auditwheel")?;
     let found = platform_version(said[key].as_str().unwrap_or_default());
     match found {
         Some(version) if Some(version) <= platform_version(tag) => Ok(()),
-        _ => bail!("{} is no {tag}: auditwheel says\n{said:#}", wheel.display()),
+        _ => bail!(
+            "{} is not compatible with {tag}; output of auditwheel:\n{said:#}",
+            wheel.display()
+        ),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program without any library: for a Linux that is older than glibc 2.28, or has another libc.
+//! The statically linked program, for Linux systems with glibc older than 2.28 or with another libc.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::workspace;
 
 const TARGET: &str = "x86_64-unknown-linux-musl";
 
-/// Builds and checks it.
+/// Builds and checks the program.
 pub(super) fn build() -> Result<PathBuf> {
     require_linux_on_x86_64()?;
     let shell = tools_shell(&setup::dist_python()?)?;
@@ -34,7 +34,7 @@ pub(super) fn build() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Checks the headers of the program, and starts it in an empty root.
+/// Checks the ELF headers of the program, and runs it in an empty root file system.
 fn check(program: &Path) -> Result<()> {
     let shell = workspace::shell()?;
     let headers = cmd!(shell, "readelf --program-headers --dynamic {program}")
@@ -42,10 +42,10 @@ fn check(program: &Path) -> Result<()> {
         .read()?;
     ensure!(
         !headers.contains("INTERP") && !headers.contains("(NEEDED)"),
-        "`{}` asks for libraries",
+        "`{}` is not statically linked",
         program.display()
     );
-    let root = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let root = tempfile::tempdir().context("cannot create a temporary folder")?;
     let root = root.path();
     cmd!(shell, "cp {program} {root}/surefoot").run()?;
     let said = cmd!(
@@ -55,7 +55,7 @@ fn check(program: &Path) -> Result<()> {
     .read()?;
     ensure!(
         said.starts_with("surefoot "),
-        "`surefoot --version` said {said:?}"
+        "`surefoot --version` printed {said:?}"
     );
     Ok(())
 }

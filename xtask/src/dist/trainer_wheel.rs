@@ -1,12 +1,12 @@
 //! The wheel with the trainer: one program for each of several releases of PyTorch.
 //!
-//! It holds no libtorch: a trainer runs on that of the environment, which `surefoot train` puts on its
-//! search path, of the trainers the one for that release. `surefoot-trainer`, which `torchrun` starts, is a
-//! script that does as `surefoot` does.
+//! It does not contain libtorch. `surefoot train` finds the libtorch of the environment, adds it to the library
+//! search path and starts the program for that release. `surefoot-trainer`, which `torchrun` starts, is a
+//! script that calls `surefoot`.
 //!
-//! Why a program for each, and not one that calls libtorch by its stable ABI: that has no automatic
-//! differentiation, no hooks, no statistics of memory and no collectives, so each of them would be reached by
-//! symbols that are promised to nobody, which is what a release of PyTorch changes. A program costs 10 MB.
+//! There is a program for each release because libtorch's stable ABI has no autograd, hooks, memory statistics
+//! or collectives. A single program would have to use unstable symbols for these, which change between releases of
+//! PyTorch. Each program takes 10 MB.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,14 +21,14 @@ use super::{TARGET, require_linux_on_x86_64};
 use crate::setup::{self, RELEASES, Release};
 use crate::workspace;
 
-/// What the C++ of tch needs: `<memory>` of g++ 12 asks glibc 2.32 whether there is one thread alone.
+/// Required by tch's C++ code: with g++ 12, `<memory>` uses a symbol of glibc 2.32 to check for a single thread.
 const GLIBC: &str = "2.34";
 const TAG: &str = "manylinux_2_34_x86_64";
-/// Starts the trainer for the PyTorch that is there, by the `surefoot` beside this file and not the first in the
-/// search path, which may be another environment's; a link to this file may lie anywhere.
+/// Starts the trainer through the `surefoot` in the same folder, since the first one in PATH may belong to another
+/// environment; symbolic links to this file are resolved.
 const SCRIPT: &str =
     "#!/bin/sh\nexec \"$(dirname -- \"$(readlink -f -- \"$0\")\")/surefoot\" \"$@\"\n";
-/// The releases of Python in whose environments a trainer looks that is started by itself.
+/// The Python releases whose environments are searched for libraries by a trainer that is started directly.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=15;
 const METADATA: &str = include_str!("METADATA-trainer");
 const DESCRIPTION: &str = include_str!("trainer.md");
@@ -63,12 +63,12 @@ pub(super) fn build() -> Result<PathBuf> {
         sbom,
     };
     let wheel = wheel.pack(&shell, &python, &about)?;
-    // By the versions of symbols alone: libtorch, which no platform has, comes with the environment.
+    // Only by symbol versions: libtorch is not part of any platform, but of the environment.
     check_tag(&shell, &wheel, "sym_tag", TAG)?;
     Ok(wheel)
 }
 
-/// The trainer for one release, under a name that says which.
+/// Builds the trainer for one release, with the release in its name.
 fn program(shell: &Shell, release: &'static Release) -> Result<PathBuf> {
     let libtorch = setup::libtorch_of(release)?;
     eprintln!("trainer   for {libtorch}");
@@ -93,13 +93,14 @@ fn program(shell: &Shell, release: &'static Release) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A folder with the OpenMP of g++ alone, which torch-sys names to the linker and the trainer does not
-/// need: zig has none, and would take more than that from the folder of g++.
+/// A folder that contains only g++'s OpenMP library, which torch-sys passes to the linker although the trainer does
+/// not need it: zig does not have it, and would use other libraries too if it searched g++'s own folder.
 fn openmp(shell: &Shell) -> Result<PathBuf> {
     let said = cmd!(shell, "g++ -print-file-name=libgomp.so")
         .quiet()
         .read()?;
-    let library = fs::canonicalize(&said).context("g++ has no libgomp: is it installed whole?")?;
+    let library =
+        fs::canonicalize(&said).context("g++ has no libgomp: is the installation complete?")?;
     let folder = super::empty(super::folder()?.join("openmp"))?;
     std::os::unix::fs::symlink(library, folder.join("libgomp.so"))?;
     Ok(folder)

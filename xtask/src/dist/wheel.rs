@@ -1,7 +1,7 @@
 //! The wheel: the program, the library and the Python packages, for glibc 2.28.
 //!
-//! Cargo makes the two, and PyPA's `wheel pack` the wheel. maturin would compile everything a second
-//! time with flags of its own, for one tag and one list of files.
+//! Cargo builds the program and the library, and PyPA's `wheel pack` packs the wheel. maturin would compile everything again
+//! with its own flags, and would only add a tag and a list of files.
 
 use std::fs;
 use std::path::Path;
@@ -15,12 +15,12 @@ use super::{Built, TARGET, require_linux_on_x86_64};
 use crate::setup;
 use crate::workspace;
 
-/// The oldest glibc that it runs on, as in the tag of PyTorch's own wheels.
+/// The oldest supported glibc, as in the tag of PyTorch's own wheels.
 const GLIBC: &str = "2.28";
 const TAG: &str = "manylinux_2_28_x86_64";
-/// How cargo builds what people install; see `Cargo.toml`.
+/// The cargo profile for distributions; see `Cargo.toml`.
 pub(super) const PROFILE: &str = "dist";
-/// What of `python/` goes into the wheel.
+/// The packages of `python/` that go into the wheel.
 const PACKAGES: [&str; 3] = ["surefoot", "surefoot_activate", "surefoot_placement"];
 const LIBRARY: &str = "libhip_alloc.so";
 const METADATA: &str = include_str!("METADATA");
@@ -50,8 +50,8 @@ pub(super) fn build() -> Result<Built> {
         "cargo-zigbuild rustc --package hip-alloc --lib {options...} {platform}"
     )
     .run()?;
-    // lld wants to know of every symbol that a program's libraries need, and those of g++ here
-    // need newer ones than 2.28 has; where it runs, both are of one age.
+    // By default lld requires all symbols that the linked libraries need, and this machine's libstdc++ needs newer ones
+    // than glibc 2.28 has; on the user's machine, libstdc++ and glibc match.
     cmd!(
         shell,
         "cargo-zigbuild rustc --package surefoot --bin surefoot --no-default-features {options...} {platform}
@@ -91,25 +91,25 @@ pub(super) fn build() -> Result<Built> {
 }
 
 /// A shell in which cargo, for this target, compiles C++ with g++ and links with zig to the
-/// libstdc++ and libgcc of g++. Where zig would take its own libunwind in place of the latter, an
-/// exception would be raised by one unwinder and continued by another.
+/// libstdc++ and libgcc of g++. With zig's own libunwind instead of libgcc, an exception would be thrown with one
+/// unwinder and caught with another.
 pub(super) fn linking_shell(python: &Path) -> Result<Shell> {
     let shell = tools_shell(python)?;
     let variable = TARGET.replace('-', "_");
     shell.set_var(format!("CXX_{variable}"), "g++");
-    // Empty: the compiler's own is named below, since zig takes `-lstdc++` to mean its libc++.
+    // Empty: g++'s library is added below, since zig replaces `-lstdc++` with its own libc++.
     shell.set_var(format!("CXXSTDLIB_{variable}"), "");
     let mut flags = Vec::new();
     for name in ["libstdc++.so.6", "libgcc_s.so.1"] {
         let said = cmd!(shell, "g++ -print-file-name={name}").quiet().read()?;
         let file = fs::canonicalize(&said)
-            .with_context(|| format!("g++ has no {name}: is it installed whole?"))?;
+            .with_context(|| format!("g++ has no {name}: is the installation complete?"))?;
         flags.push(format!("-Clink-arg={}", file.display()));
     }
-    // Cargo reads one of the three, and these come first.
+    // Cargo uses only one of the three, and these take precedence.
     for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
         if shell.var(name).is_ok_and(|value| !value.is_empty()) {
-            bail!("{name} is set: `cargo xtask dist` has flags of its own; unset it");
+            bail!("{name} is set, but `cargo xtask dist` sets its own flags: unset it");
         }
     }
     let name = format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase());
@@ -117,10 +117,12 @@ pub(super) fn linking_shell(python: &Path) -> Result<Shell> {
     Ok(shell)
 }
 
-/// A shell that finds what is installed beside `python`, in which cargo builds for others.
+/// A shell with the programs of the environment of `python` in PATH, in which cargo builds distributions.
 pub(super) fn tools_shell(python: &Path) -> Result<Shell> {
     let shell = workspace::shell()?;
-    let programs = python.parent().context("a Python without a folder")?;
+    let programs = python
+        .parent()
+        .context("the path of Python has no parent folder")?;
     let path = shell.var("PATH").unwrap_or_default();
     shell.set_var("PATH", format!("{}:{path}", programs.display()));
     shell.set_var("CARGO_INCREMENTAL", "0");

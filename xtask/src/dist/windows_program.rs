@@ -23,14 +23,14 @@ const SHIPPED: Shipped = Shipped {
     options: &["--package", "surefoot", "--no-default-features"],
 };
 
-/// Where Debian has the terms of what mingw-w64 links into every program.
+/// The licence of the mingw-w64 code that is linked into every program, as installed by Debian.
 const MINGW: &str = "/usr/share/doc/mingw-w64-x86-64-dev/copyright";
 
-/// Builds it; none, which is said, where that cannot be done.
+/// Builds the archive; prints a message and returns `None` if that is not possible.
 pub(super) fn build(folder: &Path) -> Result<Option<PathBuf>> {
     let shell = workspace::shell()?;
     if let Some(missing) = windows::missing_to_build(&shell) {
-        eprintln!("not made: the program for Windows: {missing}");
+        eprintln!("skipped: the program for Windows: {missing}");
         return Ok(None);
     }
     shell.set_var("CARGO_INCREMENTAL", "0");
@@ -49,7 +49,7 @@ pub(super) fn build(folder: &Path) -> Result<Option<PathBuf>> {
     let name = format!("surefoot-{}-x86_64-windows", release());
     let archive = folder.join(format!("{name}.zip"));
     let mut zip = ZipWriter::new(File::create(&archive)?);
-    // No time: the same tree gives the same bytes.
+    // A fixed time, so that the same tree gives the same bytes.
     let options = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Deflated)
         .last_modified_time(zip::DateTime::default());
@@ -58,29 +58,29 @@ pub(super) fn build(folder: &Path) -> Result<Option<PathBuf>> {
         zip.start_file(format!("{name}/{}", name_of(file)?), options)?;
         zip.write_all(&text)?;
     }
-    let terms =
-        fs::read(MINGW).with_context(|| format!("the terms of mingw-w64 are not in {MINGW}"))?;
+    let terms = fs::read(MINGW)
+        .with_context(|| format!("cannot read the licence of mingw-w64 in {MINGW}"))?;
     zip.start_file(format!("{name}/MINGW-W64-LICENSES.txt"), options)?;
     zip.write_all(&terms)?;
     zip.finish()?;
     Ok(Some(archive))
 }
 
-/// Refuses a program that asks for libraries of mingw-w64, which no Windows has.
+/// Refuses a program that needs DLLs of mingw-w64, which are not part of Windows.
 fn check(headers: &str) -> Result<()> {
     let names = headers.lines().filter_map(|line| {
         let (_, name) = line.split_once("DLL Name:")?;
         Some(name.trim().to_ascii_lowercase())
     });
     let names: Vec<String> = names.collect();
-    ensure!(!names.is_empty(), "objdump lists no libraries of it");
+    ensure!(!names.is_empty(), "objdump lists no DLLs");
     let foreign: Vec<&String> = names
         .iter()
         .filter(|name| name.starts_with("lib"))
         .collect();
     ensure!(
         foreign.is_empty(),
-        "`surefoot.exe` asks for {foreign:?}, which Windows has not"
+        "`surefoot.exe` needs {foreign:?}, which are not part of Windows"
     );
     Ok(())
 }

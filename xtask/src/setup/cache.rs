@@ -1,9 +1,9 @@
 //! The cache folder. An entry is either complete or absent.
 //!
 //! An entry is prepared in a staging folder beside its final place and moved there by one rename. Its
-//! manifest lists all of its files with their sizes, and the digests of what it was made from. A process
+//! manifest lists all of its files with their sizes, and the digests of its sources. A process
 //! killed at any moment leaves a staging folder, which the next setup removes, and never an incomplete entry.
-//! A damaged entry (a deleted file, a full disk) no longer matches its manifest and is made again.
+//! A damaged entry (a deleted file, a full disk) no longer matches its manifest and is created again.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -28,7 +28,7 @@ pub(crate) struct Cache {
     root: PathBuf,
 }
 
-/// Held while an entry is made. The kernel releases it when the process ends for any reason.
+/// Held while an entry is created. The kernel releases it when the process ends for any reason.
 pub(crate) struct Lock {
     _file: File,
 }
@@ -53,14 +53,14 @@ impl Cache {
         } else if let Some(home) = variable("HOME") {
             Path::new(&home).join(".cache/surefoot")
         } else {
-            bail!("no place for the cache: set SUREFOOT_CACHE to a folder, or HOME")
+            bail!("cannot locate the cache folder: set SUREFOOT_CACHE or HOME")
         };
         Cache::at(root)
     }
 
     fn at(root: PathBuf) -> Result<Cache> {
         fs::create_dir_all(&root)
-            .with_context(|| format!("cannot make the cache folder `{}`", root.display()))?;
+            .with_context(|| format!("cannot create the cache folder `{}`", root.display()))?;
         // Canonical, because build scripts that run elsewhere get the path of libtorch.
         let root = fs::canonicalize(&root)
             .with_context(|| format!("cannot open the cache folder `{}`", root.display()))?;
@@ -75,7 +75,7 @@ impl Cache {
     /// The folder of the entry `name`, if it is complete and was made from `sources`.
     pub(crate) fn whole(&self, name: &str, sources: &BTreeMap<String, String>) -> Option<PathBuf> {
         let entry = self.path(name);
-        // Fails if there is none, as in every entry of this version.
+        // Fails if there is none, which is normal for entries of this version.
         let _ = fs::rename(entry.join(VISIBLE_MANIFEST), entry.join(MANIFEST));
         let manifest = fs::read(entry.join(MANIFEST)).ok()?;
         let manifest: Manifest = serde_json::from_slice(&manifest).ok()?;
@@ -86,7 +86,7 @@ impl Cache {
         whole.then_some(entry)
     }
 
-    /// Waits until no other setup uses this cache, then removes what a killed one left.
+    /// Waits until no other setup uses this cache, then removes the leftovers of a killed one.
     pub(crate) fn lock(&self) -> Result<Lock> {
         let path = self.path(LOCK);
         let context = || format!("cannot lock the cache with `{}`", path.display());
@@ -108,8 +108,8 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// Makes the entry `name`: `fill` writes its files into an empty folder, which then
-    /// takes the entry's place in one step.
+    /// Creates the entry `name`: `fill` writes its files into an empty folder, which is then
+    /// renamed to the entry atomically.
     pub(crate) fn make(
         &self,
         _lock: &Lock,
@@ -120,7 +120,7 @@ impl Cache {
         let entry = self.path(name);
         let parent = entry.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent)
-            .with_context(|| format!("cannot make the folder `{}`", parent.display()))?;
+            .with_context(|| format!("cannot create the folder `{}`", parent.display()))?;
         let staging = self.staging()?;
         let folder = staging.path();
         fill(folder)?;
@@ -134,7 +134,7 @@ impl Cache {
         // reveal a power loss.
         let _ = Command::new("sync").arg("-f").arg(folder).output();
         self.put_in_place(&staging.keep(), &entry)
-            .with_context(|| format!("cannot move `{}` into its place", entry.display()))?;
+            .with_context(|| format!("cannot move `{}` to its final place", entry.display()))?;
         Ok(entry)
     }
 
@@ -149,7 +149,7 @@ impl Cache {
 
     fn put_in_place(&self, staging: &Path, entry: &Path) -> io::Result<()> {
         if entry.exists() {
-            // A folder cannot replace one that has files by a rename.
+            // A rename cannot replace a folder that is not empty.
             let old = self.path(&format!("{STAGING}old-{}", std::process::id()));
             fs::rename(entry, &old)?;
             fs::rename(staging, entry)?;

@@ -1,8 +1,8 @@
 //! `.cargo/libtorch.toml`: tells plain cargo and rust-analyzer which libtorch was chosen.
 //!
-//! `.cargo/config.toml` includes the file when it exists. Cargo then sets its variables
-//! for everything it runs, xtask too: what the user set and what an earlier setup wrote
-//! look alike from here. So the file also records the choice under names of its own.
+//! `.cargo/config.toml` includes the file if it exists. Cargo then sets its variables
+//! for everything it runs, including xtask, which therefore cannot distinguish values set by the user from those written
+//! by an earlier setup. So the file also records the choice in separate variables.
 
 use std::env;
 use std::fs;
@@ -19,15 +19,15 @@ use crate::workspace;
 const CHOSEN: &str = "SUREFOOT_SETUP_LIBTORCH";
 const SOURCE: &str = "SUREFOOT_SETUP_SOURCE";
 const FROM_USER: &str = "LIBTORCH";
-/// Torch-sys builds against one release alone unless this is set.
+/// Unless this is set, torch-sys builds against one release only.
 const ANY_RELEASE: &str = "LIBTORCH_BYPASS_VERSION_CHECK";
-/// What every C++ compiler is given, behind the flags of torch-sys.
+/// Additional flags for every C++ compiler, after those of torch-sys.
 const CXXFLAGS: &str = "CXXFLAGS";
 
-/// The libtorch that the user named with `LIBTORCH`, now or when an earlier setup ran.
+/// The libtorch that the user selected with `LIBTORCH`, now or when an earlier setup ran.
 ///
-/// An earlier choice of the user holds until `LIBTORCH` names another folder or the file is
-/// deleted; an earlier choice of ours does not, since another Python may be active by now.
+/// An earlier choice of the user remains valid until `LIBTORCH` is set to another folder or the file is
+/// deleted; an earlier automatic choice does not, since another Python may be active by now.
 pub(crate) fn libtorch_of_user() -> Option<PathBuf> {
     user_choice(|name| env::var(name).ok()).map(PathBuf::from)
 }
@@ -42,12 +42,12 @@ pub(crate) fn write(libtorch: &Libtorch) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
-/// Gives what `shell` starts the chosen libtorch: this process may still carry an older choice.
+/// Sets the chosen libtorch for the commands of `shell`, since the environment of this process may contain an older choice.
 pub(crate) fn apply(libtorch: &Libtorch, shell: &Shell) {
     shell.set_var("LIBTORCH", &libtorch.root);
     shell.set_var(CHOSEN, &libtorch.root);
     shell.set_var(SOURCE, source_name(&libtorch.source));
-    // What is set and changes nothing would still make plain cargo, which has it not, compile again.
+    // A variable without effect would still make cargo compile again when it is run without xtask.
     let set = shell.var(CXXFLAGS).unwrap_or_default();
     let flags = cxx_flags(libtorch.release, &set);
     if flags != set {
@@ -58,12 +58,12 @@ pub(crate) fn apply(libtorch: &Libtorch, shell: &Shell) {
     }
 }
 
-/// Whether it is the release that torch-sys asks for.
+/// Whether it is the release that torch-sys expects.
 fn is_bound(release: &Release) -> bool {
     release.version == TORCH_VERSION
 }
 
-/// `set` with what this release needs, and without what another one does.
+/// `set` with the flags that this release needs, and without those of other releases.
 fn cxx_flags(release: &Release, set: &str) -> String {
     let ours: Vec<String> = RELEASES.iter().flat_map(Release::cxx_flags).collect();
     let kept = set.split_whitespace().map(str::to_owned);

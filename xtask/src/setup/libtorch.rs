@@ -1,8 +1,8 @@
 //! Which libtorch the workspace builds against.
 //!
-//! In this order: the folder that `LIBTORCH` names; the torch package of the active
+//! In this order: the folder that `LIBTORCH` is set to; the torch package of the active
 //! Python environment, which is how a ROCm or a CUDA build is used; a slim CPU libtorch
-//! in the cache, made from PyPI's wheels.
+//! in the cache, extracted from PyPI's wheels.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +15,7 @@ use super::cargo_config;
 use super::pins::{self, LibtorchWheels, RELEASES, Release, versions};
 use super::{archive, fetch, python};
 
-/// In this order: newer releases keep the numbers in the first, older ones in the second.
+/// In this order: newer releases define the version numbers in the first, older ones in the second.
 const VERSION_HEADERS: [&str; 2] = [
     "include/torch/headeronly/version.h",
     "include/torch/csrc/api/include/torch/version.h",
@@ -24,14 +24,14 @@ const VERSION_HEADERS: [&str; 2] = [
 /// A libtorch of the right version, with headers.
 #[derive(Debug)]
 pub(crate) struct Libtorch {
-    /// The folder that has `include` and `lib`.
+    /// The folder that contains `include` and `lib`.
     pub(crate) root: PathBuf,
     pub(crate) source: Source,
     pub(crate) release: &'static Release,
     accelerator: Accelerator,
 }
 
-/// What named the libtorch.
+/// How the libtorch was found.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Source {
     /// The environment variable `LIBTORCH`, now or when an earlier setup ran.
@@ -42,7 +42,7 @@ pub(crate) enum Source {
     Cache,
 }
 
-/// What a build of libtorch computes on, beside the CPU.
+/// The accelerator that a build of libtorch supports.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Accelerator {
     Hip,
@@ -50,7 +50,7 @@ enum Accelerator {
     None,
 }
 
-/// Finds the libtorch to use; makes the cached one when there is no other.
+/// Finds the libtorch to use; creates the cached one if there is no other.
 pub(crate) fn ensure(cache: &Cache) -> Result<Libtorch> {
     if let Some(root) = cargo_config::libtorch_of_user() {
         return inspect(&root, Source::Variable)
@@ -70,7 +70,7 @@ pub(crate) fn of_release(cache: &Cache, release: &'static Release) -> Result<Lib
     inspect(&cached(cache, release)?, Source::Cache)
 }
 
-/// The same as if the user had named it, so that it stays the choice.
+/// Treated as if the user had selected it, so that it remains the choice.
 pub(crate) fn chosen(cache: &Cache, version: &str) -> Result<Libtorch> {
     let release = pins::release_of(version).with_context(|| {
         format!(
@@ -81,10 +81,10 @@ pub(crate) fn chosen(cache: &Cache, version: &str) -> Result<Libtorch> {
     inspect(&cached(cache, release)?, Source::Variable)
 }
 
-/// Looks whether `root` is a libtorch that this workspace can be built against.
+/// Checks that `root` is a libtorch that this workspace can be built against.
 fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
     if !root.is_dir() {
-        bail!("there is no folder `{}`", root.display());
+        bail!("the folder `{}` does not exist", root.display());
     }
     for file in ["lib/libtorch_cpu.so", "lib/libtorch.so", "lib/libc10.so"] {
         if !root.join(file).exists() {
@@ -104,11 +104,11 @@ fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
             versions()
         );
     };
-    // They are told to the compiler in a variable that is cut at spaces.
+    // They are passed to the compiler in a variable that is split at spaces.
     let flags = release.cxx_flags();
     if let Some(flag) = flags.iter().find(|flag| flag.contains(char::is_whitespace)) {
         bail!(
-            "it takes the compiler flag `{flag}`, and a path with a space cannot be given in CXXFLAGS"
+            "it needs the compiler flag `{flag}`, but CXXFLAGS cannot contain a path with a space"
         );
     }
     let accelerator = if root.join("lib/libtorch_hip.so").exists() {
@@ -126,7 +126,7 @@ fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
     })
 }
 
-/// The version that C++ code compiled against `root` sees.
+/// The version in the headers of `root`.
 fn version_in_headers(root: &Path) -> Option<String> {
     let header = VERSION_HEADERS
         .iter()
@@ -143,7 +143,7 @@ fn version_in_headers(root: &Path) -> Option<String> {
     Some(format!("{}.{}.{}", major?, minor?, patch?))
 }
 
-/// The slim CPU libtorch in the cache, made when it is missing or damaged.
+/// The slim CPU libtorch in the cache, created if it is missing or damaged.
 fn cached(cache: &Cache, release: &Release) -> Result<PathBuf> {
     let version = release.version;
     let name = format!("libtorch-{version}-cpu");
@@ -157,17 +157,17 @@ fn cached(cache: &Cache, release: &Release) -> Result<PathBuf> {
         return Ok(root);
     }
     let lock = cache.lock()?;
-    // Another setup may have made it while this one waited for the lock.
+    // Another setup may have created it while this one waited for the lock.
     if let Some(root) = cache.whole(&name, &sources) {
         return Ok(root);
     }
-    eprintln!("making a CPU libtorch {version} in the cache, once");
+    eprintln!("extracting a CPU libtorch {version} into the cache, once");
     let [torch_wheel, cudart_wheel, cupti_wheel] = [
         fetch::fetch(cache, &lock, torch)?,
         fetch::fetch(cache, &lock, cudart)?,
         fetch::fetch(cache, &lock, cupti)?,
     ];
-    // What is taken out of the wheel is about as large as the wheel is.
+    // The extracted files are about as large as the wheel.
     fetch::require_space(&cache.path("."), torch.bytes)?;
     let root = cache.make(&lock, &name, sources, |folder| {
         archive::unzip(&torch_wheel, folder, place_of_torch_file)?;
@@ -180,8 +180,8 @@ fn cached(cache: &Cache, release: &Release) -> Result<PathBuf> {
                     .then(|| Path::new("lib").join(library))
             })?;
         }
-        // The wheel's own libtorch.so needs libtorch_cuda.so. torch-sys links `-ltorch`
-        // whatever there is, so the linker finds this script instead.
+        // The wheel's own libtorch.so needs libtorch_cuda.so. torch-sys always links `-ltorch`,
+        // so the linker gets this script instead.
         let script = "INPUT(AS_NEEDED(libtorch_cpu.so))\n";
         fs::write(folder.join("lib/libtorch.so"), script)?;
         fs::write(folder.join("build-version"), version)?;
@@ -191,9 +191,9 @@ fn cached(cache: &Cache, release: &Release) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Where a member of the torch wheel goes in the slim libtorch; `None` leaves it out.
+/// The path of a member of the torch wheel in the slim libtorch; `None` if it is left out.
 fn place_of_torch_file(name: &str) -> Option<PathBuf> {
-    /// CUDA, Python, and what only they use.
+    /// Libraries of CUDA and Python, and those that only they use.
     const LEFT_OUT: [&str; 7] = [
         "libtorch.so",
         "libtorch_cuda",

@@ -1,8 +1,8 @@
 //! Interpreters of several releases of Python, and environments with several of PyTorch, for
 //! `cargo xtask test --matrix`.
 //!
-//! uv makes the environments: what several of them have in common it links, so that the gigabytes
-//! below one PyTorch are on the disk once, whatever Python they are for.
+//! uv creates the environments. It hard-links files that several of them have in common, so that the gigabytes
+//! of dependencies of one PyTorch are on the disk only once for all Python releases.
 
 use std::env;
 use std::fs;
@@ -14,19 +14,19 @@ use anyhow::{Context, Result};
 use super::cache::Cache;
 use super::{fetch, python};
 
-/// Where environments are, and what uv has downloaded for them.
+/// The folder of the environments and of the downloads of uv.
 const FOLDER: &str = "matrix";
-/// What the tests need beside PyTorch, in whatever version that Python takes.
+/// Packages that the tests need besides PyTorch, in any version that supports the Python release.
 const NEEDED: [&str; 3] = ["numpy", "pytest", "safetensors"];
-/// On the disk below one PyTorch for CUDA, with the wheels that it is unpacked from; measured with 2.13.
+/// Disk usage of one PyTorch for CUDA, including its wheels; measured with 2.13.
 const SPACE: u64 = 8_000_000_000;
 
-/// The folder of all of it.
+/// The folder of the matrix.
 pub(crate) fn folder(cache: &Cache) -> PathBuf {
     cache.path(FOLDER)
 }
 
-/// An interpreter of Python 3.`minor` on this machine: on the search path, of pyenv, or of uv.
+/// An interpreter of Python 3.`minor` on this machine: in PATH, from pyenv, or from uv.
 pub(crate) fn interpreter(minor: u32) -> Option<PathBuf> {
     let named = [
         format!("python3.{minor}"),
@@ -58,10 +58,10 @@ fn folders_in(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The interpreter of an environment with this PyTorch, or why there can be none.
+/// The interpreter of an environment with this PyTorch, or the reason why it cannot be created.
 ///
 /// # Errors
-/// When uv cannot be run, or the disk is full.
+/// If uv cannot be run, or the disk is full.
 pub(crate) fn make(
     cache: &Cache,
     uv: &Path,
@@ -75,10 +75,10 @@ pub(crate) fn make(
     let run = |arguments: &[&Path]| -> Result<Result<(), String>> {
         let output = Command::new(uv)
             .args(arguments)
-            // A user's own config could name another index, and another place.
+            // The user's config could set another index, or another folder.
             .arg("--no-config")
             .env("UV_CACHE_DIR", folder(cache).join("uv"))
-            // Certificates of this machine, as pip takes them.
+            // Use the system's certificates, as pip does.
             .env("UV_NATIVE_TLS", "1")
             .stdin(Stdio::null())
             .output()
@@ -105,7 +105,7 @@ pub(crate) fn make(
     Ok(run(&arguments)?.map(|()| python))
 }
 
-/// What a program said at last, on one line.
+/// The last output of a program, on one line.
 fn last_words(said: &str) -> String {
     let lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
     let lines: Vec<&str> = lines.collect();

