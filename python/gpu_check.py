@@ -3,21 +3,21 @@
     python gpu_check.py [--out report.json] [--steps 20]
 
 Needs Python and a PyTorch (2.8 or newer, for ROCm or CUDA); `libhip_alloc.so` and
-`surefoot_activate` lie beside this file. Every run is a process of its own. What is checked:
+`surefoot_activate` must be next to this file. Each run is a separate process. The checks:
 
-- the losses of every loop are those that PyTorch's allocator gives: equal to the bit where two
-  runs of PyTorch are, else as near to them as those are to each other
-- memory that another stream still uses is not given out (`record_stream`)
-- out of memory is `torch.OutOfMemoryError`, and the program can go on
+- the losses of each loop equal those with PyTorch's allocator: bit-identical if two
+  runs of PyTorch are, otherwise within the difference between these two
+- memory that another stream still uses is not reused (`record_stream`)
+- running out of memory raises `torch.OutOfMemoryError`, and the program can continue
 - tensors arrive on the device intact, also from and to pinned memory and on two streams
-- with `mapped:on`, memory that is mapped holds what is written to it
-- a captured graph keeps its memory until it is gone
-- what programs ask about memory is answered
+- with `mapped:on`, mapped memory keeps the values that are written to it
+- a captured graph keeps its memory until it is deleted
+- the memory functions of `torch.cuda` work
 
-Step time and memory are reported, not judged. Losses that are all zero or no numbers say
-nothing, and nothing that ran on a simulated device does: then no check has failed, and yet
-none counts as passed. Exit codes: 0 all checks passed, 1 one did not, 2 there is nothing to
-check with, 3 none failed, and some say nothing.
+Step time and memory are reported, but not checked. Losses that are all zero or not finite are
+inconclusive, and so is every result on a simulated device: such a check counts neither as failed nor as
+passed. Exit codes: 0 all checks passed, 1 a check failed, 2 the checks could not
+run, 3 no check failed but some are inconclusive.
 """
 
 import argparse
@@ -43,17 +43,17 @@ ALLOCATORS = {
     "hip-alloc": {"HIP_ALLOC": "1"},
     "hip-alloc, mapped": {"HIP_ALLOC": "1", "HIP_ALLOC_CONF": "mapped:on"},
 }
-# A run that hangs must not take the others with it, and the whole is to end in ten minutes.
+# A run that hangs must not block the others, and the whole check should take at most ten minutes.
 LONGEST_RUN_S = 150
 LONGEST_CHECK_S = 600
-PASSED, FAILED, SILENT = "passed", "failed", "says nothing"
+PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where to write the report (default: standard output)")
     parser.add_argument("--steps", type=int, default=20, help="steps per loop (default: %(default)s)")
-    parser.add_argument("--loop", action="append", choices=LOOPS, help="only this one; may be repeated")
+    parser.add_argument("--loop", action="append", choices=LOOPS, help="run only this loop; may be repeated")
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error("--steps: at least 1")
@@ -78,9 +78,9 @@ def main():
     if facts["simulated"]:
         for check in report["checks"].values():
             if check["verdict"] == PASSED:
-                check.update(verdict=SILENT, why=f"the device is simulated ({check['why']})")
+                check.update(verdict=INCONCLUSIVE, why=f"the device is simulated ({check['why']})")
     verdicts = [check["verdict"] for check in report["checks"].values()]
-    report["verdict"] = next((verdict for verdict in (FAILED, SILENT) if verdict in verdicts), PASSED)
+    report["verdict"] = next((verdict for verdict in (FAILED, INCONCLUSIVE) if verdict in verdicts), PASSED)
     report["passed"] = report["verdict"] == PASSED
     report["seconds"] = round(runs.elapsed())
     text = json.dumps(report, indent=1)
@@ -92,12 +92,12 @@ def main():
     for name, check in report["checks"].items():
         print(f"{check['verdict']:12}  {name}: {check['why']}", file=sys.stderr)
     if facts["simulated"]:
-        print("the device is simulated: its losses mean nothing, and neither do its times", file=sys.stderr)
-    return {PASSED: 0, FAILED: 1, SILENT: 3}[report["verdict"]]
+        print("the device is simulated: its losses and times are meaningless", file=sys.stderr)
+    return {PASSED: 0, FAILED: 1, INCONCLUSIVE: 3}[report["verdict"]]
 
 
 class Runs:
-    """Runs parts in processes of their own; what went wrong is part of the result."""
+    """Runs parts in separate processes; errors are part of the result."""
 
     def __init__(self, steps):
         self._steps = steps
@@ -109,7 +109,7 @@ class Runs:
     def run(self, what, variables):
         left = LONGEST_CHECK_S - self.elapsed()
         if left < 5:
-            return {"not run": True, "error": f"not run: {LONGEST_CHECK_S} s were over (fewer --steps take less)"}
+            return {"not run": True, "error": f"not run: the limit of {LONGEST_CHECK_S} s was reached (use fewer --steps)"}
         ours = ("HIP_ALLOC", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_")
         environment = {name: value for name, value in os.environ.items() if name == "HIP_ALLOC_LIB" or not name.startswith(ours)}
         environment.update(variables, PYTHONPATH=str(HERE), CUBLAS_WORKSPACE_CONFIG=":4096:8")
@@ -122,13 +122,13 @@ class Runs:
             result = json.loads(process.stdout.splitlines()[-1])
         except (IndexError, json.JSONDecodeError):
             return {"error": f"ended with {process.returncode}", "stderr": process.stderr[-2000:]}
-        # Also of runs that end well: that memory could not be mapped is said there.
+        # Also of successful runs: a message says if memory could not be mapped.
         words = [line for line in process.stderr.splitlines() if line.startswith(("surefoot:", "hip-alloc:"))]
         return result | ({"said": words} if words else {})
 
 
 def what_is_wrong_with_the_library():
-    """Why it cannot be loaded on this machine, before any run fails of it."""
+    """The reason why the library cannot be loaded on this machine, found before any run fails because of it."""
     path = os.environ.get("HIP_ALLOC_LIB") or HERE / "libhip_alloc.so"
     try:
         Library(path)
@@ -138,33 +138,33 @@ def what_is_wrong_with_the_library():
 
 
 def compare(results, name):
-    """Whether our losses are PyTorch's, measured by how far two runs of PyTorch are from each other."""
+    """Compares our losses with PyTorch's; two runs of PyTorch determine the tolerance."""
     first, second, ours = (numbers(results[each]) for each in ("pytorch", "pytorch, again", name))
     if ours is None:
-        return SILENT if "not run" in results[name] else FAILED, results[name].get("error", "there are no losses")
+        return INCONCLUSIVE if "not run" in results[name] else FAILED, results[name].get("error", "there are no losses")
     if first is None or second is None:
-        return SILENT, "PyTorch's own allocator did not get through: " + str(results["pytorch"].get("error"))
+        return INCONCLUSIVE, "the run with PyTorch's own allocator failed: " + str(results["pytorch"].get("error"))
     everything = first + second
     if not all(map(math.isfinite, everything)) or not any(everything):
-        return SILENT, "PyTorch's own losses are all zero, or no numbers"
+        return INCONCLUSIVE, "PyTorch's own losses are all zero, or not finite"
     if len(set(first)) == 1 and len(first) > 1:
-        return SILENT, "PyTorch's own losses are the same in every step: nothing was trained"
+        return INCONCLUSIVE, "PyTorch's own losses are the same in every step: nothing was trained"
     noise, distance = apart(first, second), min(apart(first, ours), apart(second, ours))
     if distance == 0:
-        return PASSED, "equal to the bit"
-    words = f"{distance:.2g} from PyTorch's, which are {noise:.2g} from run to run"
-    # Another order of atomic additions in a third run may well be somewhat further away.
+        return PASSED, "bit-identical"
+    words = f"they differ from PyTorch's by {distance:.2g}; two runs of PyTorch differ by {noise:.2g}"
+    # With another order of atomic additions, a third run may differ somewhat more.
     return (PASSED if distance <= 4 * noise else FAILED), words
 
 
 def numbers(result):
-    """The losses of a run, None if it has none. What is no number is null in JSON."""
+    """The losses of a run, None if it has none. JSON has null for values that are not finite."""
     losses = result.get("losses")
     return losses and [math.nan if loss is None else loss for loss in losses]
 
 
 def apart(some, others):
-    """The largest difference of two runs, as a part of the losses; infinite where one has no number."""
+    """The largest relative difference between two runs; infinite if a value is not finite."""
     if len(some) != len(others):
         return math.inf
     gaps = [abs(one - other) / max(abs(one), abs(other), 1e-12) for one, other in zip(some, others)]
@@ -173,12 +173,12 @@ def apart(some, others):
 
 def judge(check, result):
     if "passed" not in result:
-        return {"verdict": SILENT if "not run" in result else FAILED, "why": result.get("error", "it ended without a result")}
-    why = result.get("message") or "; ".join(result.get("said", [])) or "as it should be"
+        return {"verdict": INCONCLUSIVE if "not run" in result else FAILED, "why": result.get("error", "it exited without a result")}
+    why = result.get("message") or "; ".join(result.get("said", [])) or "as expected"
     if not result["passed"]:
         return {"verdict": FAILED, "why": json.dumps(result)[:500]}
     if check == "mapped" and any("not mapped" in line for line in result.get("said", [])):
-        return {"verdict": SILENT, "why": why}
+        return {"verdict": INCONCLUSIVE, "why": why}
     return {"verdict": PASSED, "why": why.splitlines()[0][:200]}
 
 
@@ -186,7 +186,7 @@ def tell(loop, allocator, result):
     """Progress: one line per run."""
     if "losses" in result:
         held = f"{result['held_mib']:8.0f}" if result["held_mib"] else " unknown"
-        words = f"{result['step_ms']:8.2f} ms/step, held {held} MiB at most, {result['idle_mib']:8.0f} MiB taken between steps"
+        words = f"{result['step_ms']:8.2f} ms/step, peak held {held} MiB, {result['idle_mib']:8.0f} MiB in use between steps"
     else:
         words = result["error"]
     print(f"{loop:14} {allocator:30} {words}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The parts of the GPU check, each run in a process of its own: `python gpu_check_parts.py WHAT STEPS`.
+"""The parts of the GPU check, each run in a separate process: `python gpu_check_parts.py WHAT STEPS`.
 
 `gpu_check.py` starts them, with PyTorch's allocator or ours, and compares what they print: one
 line of JSON.
@@ -15,16 +15,16 @@ CHECKS = ("streams", "out_of_memory", "transfers", "pinned_copies", "mapped", "g
 
 
 def built_for(torch):
-    """Why it may see no GPU, as far as PyTorch itself knows."""
+    """A possible reason why PyTorch sees no GPU."""
     if torch.version.hip:
         return (
-            f"for ROCm {torch.version.hip} sees no GPU: is there a /dev/kfd, may this user open it (group render), "
-            "and does no HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES hide it?"
+            f"for ROCm {torch.version.hip} sees no GPU: does /dev/kfd exist, may this user open it (group render), "
+            "and is it not hidden by HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES?"
         )
     if torch.version.cuda:
         return (
             f"for CUDA {torch.version.cuda} sees no GPU: does nvidia-smi list one? "
-            "(For an AMD GPU this is the wrong PyTorch: it takes a build for ROCm.)"
+            "(For an AMD GPU this is the wrong PyTorch: install a build for ROCm.)"
         )
     return "sees no GPU, since it was built for the CPU only: install a build for ROCm or CUDA"
 
@@ -41,7 +41,7 @@ def facts(torch):
 
 
 def train(torch, loop, steps):
-    """One loop; its losses, the middle step time, what the allocator held, and what the device lacked between steps."""
+    """Runs one loop; returns its losses, the median step time, the memory held by the allocator, and the device memory in use between steps."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
     step = {"gpt": gpt, "convolutions": convolutions, "lora": lora}[loop](torch)
@@ -64,12 +64,12 @@ def train(torch, loop, steps):
 
 
 def peak(torch, what):
-    """None where the allocator keeps no count (PyTorch without caching)."""
+    """None if the allocator has no statistics (PyTorch without caching)."""
     return torch.cuda.memory_stats().get(f"{what}_bytes.all.peak", 0) / 2**20 or None
 
 
 def used(torch):
-    """What the runtime says is gone from the device: also what no allocator tells."""
+    """Device memory in use according to the runtime, including memory outside the allocator."""
     free, total = torch.cuda.cudart().cudaMemGetInfo(0)
     return max(total - free, 0)
 
@@ -154,7 +154,7 @@ def finish(torch, model, optimizer, loss):
 
 
 def streams(torch):
-    """Memory that is freed while another stream still reads it must keep its content until that is done."""
+    """Memory that is freed while another stream still reads it must keep its contents until that stream has finished."""
     side = torch.cuda.Stream()
     ballast = torch.ones(2048, 2048, device="cuda")
     wrong = 0
@@ -163,11 +163,11 @@ def streams(torch):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(8):
-                ballast @ ballast  # keeps the stream busy while the host goes on
+                ballast @ ballast  # keeps the stream busy while the host continues
             copy = value.clone()
             value.record_stream(side)
         del value
-        torch.full((1 << 20,), -1.0).to("cuda")  # wants the same memory
+        torch.full((1 << 20,), -1.0).to("cuda")  # would reuse the same memory
         side.synchronize()
         wrong += int((copy.cpu() != float(number)).any())
     return {"passed": wrong == 0, "wrong": wrong}
@@ -198,7 +198,7 @@ def transfers(torch):
 
 
 def pinned_copies(torch):
-    """Copies from and to pinned memory that overlap on two streams, with the host waiting at the end alone."""
+    """Copies from and to pinned memory that overlap on two streams, with the host waiting only at the end."""
     streams = [torch.cuda.Stream() for _ in range(2)]
     sources = [torch.arange(1 << 20, dtype=torch.float32).add(number).pin_memory() for number in range(8)]
     targets = [torch.empty(1 << 20).pin_memory() for _ in sources]
@@ -211,7 +211,7 @@ def pinned_copies(torch):
 
 
 def mapped(torch):
-    """`mapped:on`: the probe maps and writes; then values in blocks, some of which have holes that went back."""
+    """`mapped:on`: the probe maps and writes; then values in blocks, some of which have holes that were released."""
     values = [torch.full((8 << 20,), float(number), device="cpu").to("cuda") for number in range(24)]
     del values[1::2]
     torch.cuda.empty_cache()
@@ -222,7 +222,7 @@ def mapped(torch):
 
 
 def graphs(torch):
-    """A captured graph gives what its work gives, whatever was asked for and freed beside it, and its memory goes back."""
+    """A captured graph gives the right results, whatever is allocated and freed meanwhile, and its memory is released afterwards."""
     static = torch.zeros(1 << 20, device="cuda")
     kept = [torch.ones(16 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
     graph = torch.cuda.CUDAGraph()
@@ -247,7 +247,7 @@ def graphs(torch):
 
 
 def questions(torch):
-    """What programs ask about memory, against the runtime's own words and against each other."""
+    """Compares the memory functions with the runtime's numbers and with each other."""
     kept = torch.zeros(64 << 20, dtype=torch.uint8).to("cuda")
     free, total = torch.cuda.mem_get_info()
     runtime_free, runtime_total = torch.cuda.cudart().cudaMemGetInfo(0)

@@ -1,6 +1,6 @@
-"""Imported by Python as it starts, when this folder is on PYTHONPATH: switches hip-alloc on if HIP_ALLOC=1.
+"""Imported when Python starts, if this folder is in PYTHONPATH: activates hip-alloc if HIP_ALLOC=1.
 
-Only one `sitecustomize` is imported, so the one that this hides is run too.
+Python imports only one `sitecustomize`, so this one also runs the one that it hides.
 """
 
 import os
@@ -14,7 +14,7 @@ def _run_hidden():
     elsewhere = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != _here]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
-        # Under its own name it would find this module, which is still being imported.
+        # An import by name would find this module, which is still being imported.
         spec.loader.exec_module(sys.modules[__name__])
 
 

@@ -1,23 +1,23 @@
-"""Puts hip-alloc under PyTorch when the environment says `HIP_ALLOC=1`.
+"""Installs hip-alloc as PyTorch's allocator if `HIP_ALLOC=1` is set.
 
-With this folder's parent on the path, `sitecustomize.py` calls :func:`activate`
-as Python starts; in an environment that was given it (`python -m surefoot_activate install`), `torch` does at
-the end of its import, or a `.pth` as Python starts.
+With this folder's parent in PYTHONPATH, `sitecustomize.py` calls :func:`activate`
+when Python starts. In an environment in which it is installed (`python -m surefoot_activate install`), it is called by
+`torch` at the end of its import, or by a `.pth` file when Python starts.
 Nothing happens until the program imports `torch`: then the allocator is
-installed, before the device is initialised, and `torch.cuda`'s questions about
-memory are answered from it.
+installed, before the device is initialised, and the memory functions of `torch.cuda`
+return its statistics.
 
-    _hook      waits for `torch`
-    _library   finds libhip_alloc.so and speaks its C interface
+    _hook      runs code after the import of `torch`
+    _library   finds libhip_alloc.so and calls its C interface
     _install   makes it PyTorch's allocator
-    _features  what it needs of PyTorch, and whether that is there
-    _answers   answers torch.cuda.memory_allocated and its sisters
-    _history   the memory history: events and Python's stacks
-    _summary   torch.cuda.memory_summary, of what is really known
-    _pools     memory pools of the program's own, and captured graphs
-    _refusals  says plainly what does not work under it
-    _installer puts all of this into an environment
-    _startup   what calls it there
+    _features  checks which functions of PyTorch are available
+    _answers   implements torch.cuda.memory_allocated and related functions
+    _history   the memory history: events and Python stacks
+    _summary   torch.cuda.memory_summary, with the rows that apply
+    _pools     memory pools and captured graphs
+    _refusals  raises clear errors for unsupported features
+    _installer installs all of this into an environment
+    _startup   the code that calls it there
 
 Pure Python without dependencies; works with PyTorch 2.8 and newer, for ROCm and CUDA.
 """
@@ -37,12 +37,12 @@ _switched_on = False
 
 
 def activate():
-    """Installs the allocator as soon as `torch` is there, if `HIP_ALLOC=1`; returns whether it will be."""
+    """Installs the allocator as soon as `torch` is imported, if `HIP_ALLOC=1`; returns whether it will be installed."""
     value = os.environ.get(SWITCH, "")
     if value in ("", "0"):
         return False
     if value != "1":
-        raise ActivationError(f"{SWITCH}={value}: expected 1 (use hip-alloc) or 0 (leave PyTorch's allocator)")
+        raise ActivationError(f"{SWITCH}={value}: expected 1 (use hip-alloc) or 0 (use PyTorch's allocator)")
     global _switched_on
     if _switched_on:
         return True
@@ -58,7 +58,7 @@ def activate():
 
 
 def _install_after_import(torch):
-    """The error is told here too: libraries catch what an import raises and say something else."""
+    """Prints the error as well: libraries catch errors of an import and report something else."""
     from . import _install
 
     try:
@@ -70,10 +70,10 @@ def _install_after_import(torch):
 
 
 def activate_at_startup():
-    """As :func:`activate`, from the code that Python runs as it starts: ends the process where that fails.
+    """As :func:`activate`, from the code that Python runs when it starts: exits if that fails.
 
-    Python would bury the error under its own trouble with a failed `site` and run on, but
-    a program that asked for hip-alloc must not run without it.
+    Python would report a failed `site` module and continue, but a program that
+    requested hip-alloc must not run without it.
     """
     try:
         activate()
@@ -85,8 +85,8 @@ def activate_at_startup():
 def activate_after_torch():
     """As :func:`activate`, from the entry point that `torch` calls at the end of its import.
 
-    PyTorch says of what is raised here that its plugin can be switched off, which a program that asked for
-    hip-alloc must not do in silence: the reason comes first, and under our name.
+    For errors raised here, PyTorch only advises to disable the plugin, after which the program would silently
+    run without hip-alloc. So the reason is printed first, under Surefoot's name.
     """
     try:
         activate()

@@ -1,7 +1,7 @@
-"""Answers what programs ask `torch.cuda` about memory.
+"""Implements the memory functions of `torch.cuda`.
 
-Under any pluggable allocator these raise ("does not yet support getDeviceStats").
-The answers are given below `torch.cuda.memory`, at the functions of `torch._C`
+With any pluggable allocator these raise ("does not yet support getDeviceStats").
+The replacements are made below `torch.cuda.memory`, at the functions of `torch._C`
 that it calls, so everything built on them works: `memory_allocated`,
 `max_memory_allocated`, `memory_reserved`, `memory_stats`, `memory_summary`,
 `memory_snapshot`, `set_per_process_memory_fraction`, the `torch.accelerator` forms, and
@@ -22,7 +22,7 @@ def answer(torch, library):
     beginnings = {}
 
     def known(device):
-        """The library has numbers of its own, and the host among them: programs ask about PyTorch's devices."""
+        """The library numbers devices differently, including the host: programs use PyTorch's device numbers."""
         count = torch.cuda.device_count()
         if not 0 <= device < count:
             raise RuntimeError(f"Invalid device argument {device}: there are {count} devices, numbered from 0")
@@ -43,7 +43,7 @@ def answer(torch, library):
     history = History(library)
 
     def snapshot(pool=None, **_options):
-        """Of a pool, where two numbers name one; PyTorch 2.13 puts behind them whether traces are wanted, too."""
+        """Of a pool, if two numbers identify one; in PyTorch 2.13 a flag follows that also requests traces."""
         snapshot = history.snapshot()
         if pool is not None and any(pool[:2]):
             snapshot["segments"] = of_pool(snapshot["segments"], pool[:2])
@@ -52,7 +52,7 @@ def answer(torch, library):
     fractions = {}
 
     def set_fraction(fraction, device):
-        if not 0 <= fraction <= 1:  # which PyTorch checks in a way that lets NaN through
+        if not 0 <= fraction <= 1:  # PyTorch's own check accepts NaN
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
         library.set_memory_fraction(known(device), fraction)
         fractions[device] = fraction
@@ -95,7 +95,7 @@ def answer(torch, library):
 
 
 def index_of(torch, device):
-    """The number of a device in any of the forms that PyTorch takes; the current one for None."""
+    """The index of a device in any form that PyTorch accepts; the current one for None."""
     if isinstance(device, int):
         return device
     if isinstance(device, torch.cuda.device):
@@ -111,8 +111,8 @@ def index_of(torch, device):
 def as_nested_dict(stats, since):
     """hip-alloc's numbers under PyTorch's names; totals count from `since`, earlier statistics of the same device.
 
-    Allocated and requested is what is live, active adds what was freed but may
-    still be in use by another stream, reserved is what the driver gave. There is one
+    Allocated and requested mean live memory, active adds memory that was freed but may
+    still be in use by another stream, reserved is memory allocated from the driver. There is only one
     kind of memory, for requests of every size: what PyTorch calls the large pool. So
     the small one is empty, and no request is oversized.
     """
@@ -127,8 +127,8 @@ def as_nested_dict(stats, since):
         stats.driver_alloc_bytes - since.driver_alloc_bytes,
         _returned_bytes(stats) - _returned_bytes(since),
     )
-    # Every byte enters the slack when the driver gives it or the program frees it, and
-    # leaves it when it is allocated or goes back.
+    # Each byte is added to the slack when it is allocated from the driver or freed by the program, and
+    # removed when it is allocated by the program or released to the driver.
     slack = _stat(
         max(held["current"] - active["current"], 0), None,
         held["allocated"] + live["freed"], held["freed"] + live["allocated"],
@@ -151,7 +151,7 @@ def as_nested_dict(stats, since):
     nested.update(
         num_alloc_retries=stats.alloc_retries - since.alloc_retries, num_ooms=stats.out_of_memory - since.out_of_memory,
         num_sync_all_streams=stats.stream_syncs - since.stream_syncs, max_split_size=-1,
-        num_oom_rejections=0,  # those of PyTorch's throw_on_cudamalloc_oom, which is not known here
+        num_oom_rejections=0,  # those of PyTorch's throw_on_cudamalloc_oom, which is not supported
         num_device_alloc=blocks["allocated"], num_device_free=blocks["freed"],
         hip_alloc={  # what PyTorch does not count
             "driver_alloc_bytes": stats.driver_alloc_bytes, "driver_free_bytes": stats.driver_free_bytes,

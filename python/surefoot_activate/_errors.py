@@ -1,16 +1,16 @@
-"""What goes wrong while activating, and how it is said."""
+"""Errors of the activation, and how they are printed."""
 
 import sys
 
 
 class ActivationError(RuntimeError):
-    """The program asked for hip-alloc and cannot have it; running on would be something else than it asked for."""
+    """hip-alloc was requested but cannot be installed; the program must not continue without it."""
 
 
 class NotUnderHipAlloc(RuntimeError):
-    """A feature of PyTorch's own allocator was used."""
+    """The program used a feature that only PyTorch's own allocator supports."""
 
 
 def say(message):
-    """A line on standard error; results of the program stay clean."""
+    """Prints a line on standard error, so that the output of the program is not affected."""
     print(f"surefoot: {message}", file=sys.stderr)

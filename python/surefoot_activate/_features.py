@@ -1,9 +1,9 @@
-"""What the activation uses of PyTorch, looked for before anything is changed.
+"""Checks which parts of PyTorch are available before anything is changed.
 
-Most of it is private, and a release may move it. Versions are not compared for that: a name
-is there or it is not. Without one of `NEEDED` hip-alloc cannot be PyTorch's allocator, and the
-program ends with a message that says so; without one of `ASKED` one question stays unanswered,
-and a line on standard error names it.
+Most of them are private, and a release may move them. So names are looked up instead of comparing
+versions. Without one of `NEEDED` hip-alloc cannot be PyTorch's allocator, and the
+program exits with an error; without one of `ASKED` one function does not work,
+and a warning on standard error names it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ NEEDED = (
     "_C._CUDAPluggableAllocator.set_reset_fn",
 )
 
-# What programs call, and what has to be replaced for it: one of the names for each.
+# Functions that programs call, and the names to replace for each, of which one must exist.
 ASKED = {
     "torch.cuda.memory_stats": ("_C._cuda_memoryStats", "_C._accelerator_getDeviceStats"),
     "torch.cuda.reset_peak_memory_stats": ("_C._cuda_resetPeakMemoryStats", "_C._accelerator_resetPeakStats"),
@@ -40,25 +40,25 @@ PROFILER_HOOK = ("_ZN3c1022memoryProfilingEnabledEv", "_ZN3c1027reportMemoryUsag
 
 
 def check(torch, tested):
-    """Raises where hip-alloc cannot be installed; says what will not be answered."""
+    """Raises an error if hip-alloc cannot be installed; warns of functions that will not work."""
     missing = [name for name in NEEDED if find(torch, name) is None]
     if missing:
         raise ActivationError(
             f"PyTorch {torch.__version__} has no {', '.join(f'torch.{name}' for name in missing)}, "
-            f"which hip-alloc is installed with: take PyTorch {tested}, or set HIP_ALLOC=0"
+            f"which is required to install hip-alloc: use PyTorch {tested}, or set HIP_ALLOC=0"
         )
     silent = [asked for asked, names in ASKED.items() if not any(find(torch, name) for name in names)]
     if not _has_profiler_hook():
         silent.append("torch.profiler.profile(profile_memory=True)")
     if silent:
         say(
-            f"PyTorch {torch.__version__} has moved what {', '.join(silent)} ask: under hip-alloc they "
-            f"do not answer here, as they do with PyTorch {tested}"
+            f"{', '.join(silent)} do not work under hip-alloc with PyTorch {torch.__version__}, "
+            f"which has moved the functions they need; they work with PyTorch {tested}"
         )
 
 
 def _has_profiler_hook():
-    """Whether hip-alloc will find what it tells PyTorch's profiler with (`crates/hip-alloc/cpp/profiler.cpp`)."""
+    """Whether hip-alloc will find the functions with which it reports to PyTorch's profiler (`crates/hip-alloc/cpp/profiler.cpp`)."""
     try:
         libc10 = ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
@@ -67,7 +67,7 @@ def _has_profiler_hook():
 
 
 def find(torch, name):
-    """What `torch.NAME` is, or None."""
+    """The value of `torch.NAME`, or None."""
     found = torch
     for part in name.split("."):
         found = getattr(found, part, None)

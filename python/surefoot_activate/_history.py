@@ -24,12 +24,12 @@ class History:
         self._library = library
         self._enabled = False
         self._context = None
-        # The texts that were set, by their tags: 0 is none.
+        # The metadata texts by their tags; 0 means none.
         self._tags, self._metadata = {"": 0}, ""
-        # While code objects are looked at, nobody else forgets them.
+        # While code objects are being read, no other thread may release them.
         self._keeping = threading.Lock()
         self._skipped = frozenset()
-        # Tensors are freed until the very end, when there is no Python left to ask.
+        # Tensors are still freed at exit, when the interpreter is no longer usable.
         atexit.register(self._forget_stacks)
 
     def record(
@@ -47,7 +47,7 @@ class History:
             ("record_pinned_host_memory", record_pinned_host_memory),
         ) if value]
         if unknown:
-            warnings.warn(f"under HIP_ALLOC=1 the memory history knows no {', '.join(unknown)}", stacklevel=4)
+            warnings.warn(f"under HIP_ALLOC=1 the memory history does not support {', '.join(unknown)}", stacklevel=4)
         self._enabled = enabled is not None and record_cuda
         if not self._enabled:
             self._forget_stacks()
@@ -57,11 +57,11 @@ class History:
             self._library.record_history(0)
         self._context, self._skipped = context, frozenset(skip_actions or ())
         self._ask_for_stacks()
-        # With 'state' PyTorch notes where what is live comes from, and keeps one entry.
+        # With 'state' PyTorch records the stacks of live allocations, and keeps one entry.
         self._library.record_history(1 if enabled == "state" else max_entries)
 
     def record_by_old_names(self, enabled, record_context=True, max_entries=1, *_rest, **_others):
-        """The form that takes True and False."""
+        """The legacy interface with booleans."""
         self.record("all" if enabled else None, "all" if record_context else None, max_entries=max_entries)
 
     def is_enabled(self):
@@ -69,7 +69,7 @@ class History:
         return self._enabled
 
     def set_metadata(self, metadata):
-        """`torch._C._cuda_setMemoryMetadata`: a text that goes with every event from now on."""
+        """`torch._C._cuda_setMemoryMetadata`: a text that is attached to every event from now on."""
         self._metadata = str(metadata)
         if self._enabled:
             self._ask_for_stacks()
@@ -88,7 +88,7 @@ class History:
             self._tags = {"": 0}
 
     def snapshot(self):
-        """What hip-alloc holds and recorded, with frames for stacks."""
+        """The memory that hip-alloc holds and the recorded events, with frames for stacks."""
         snapshot = self._library.snapshot()
         with self._keeping:
             self._add_frames(snapshot)
@@ -101,7 +101,7 @@ class History:
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
             for block in segment["blocks"]:
                 block["frames"], _ = named(block.pop("stack", 0))
-        # With 'state' only what is live has a stack, and with 'alloc' what was asked for, too.
+        # With 'state' only live allocations have a stack, with 'alloc' all allocations.
         told = {"alloc": ("alloc", "oom", "segment_alloc"), "state": (), None: ()}.get(self._context)
         for number, trace in enumerate(snapshot["device_traces"]):
             trace = [entry for entry in trace if entry["action"] not in self._skipped]
@@ -117,7 +117,7 @@ class History:
         return next((block["frames"] for block in live if block["frames"]), None)
 
     def _stack(self, texts, number):
-        """The frames behind a number in the form of PyTorch's snapshots, the innermost first, and the text that was set then."""
+        """The frames of a stack number in the format of PyTorch's snapshots, innermost first, and the metadata text at that time."""
         tag, frames = self._library.stack(number) if number else (0, [])
         return [
             {"filename": code.co_filename, "name": code.co_name, "line": line_of(code, place)} for code, place in frames
@@ -125,7 +125,7 @@ class History:
 
 
 def line_of(code, place):
-    """The line of a place in a code object; before Python 3.11 a place is a line."""
+    """The line number for a position in a code object; before Python 3.11 the position is the line."""
     if sys.version_info < (3, 11):
         return place
     lines = (line for start, end, line in code.co_lines() if start <= place < end)

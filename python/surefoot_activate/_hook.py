@@ -1,8 +1,8 @@
 """Waits for a module to be imported, at the cost of one string comparison per import.
 
-A module whose callback fails is not imported, and stays so: programs try again (a library
-catches the error of the first import and imports another part of itself), and without its
-callback the module would do something else than was asked for.
+If the callback of a module fails, the module cannot be imported, not even later: programs may import it again (a
+library catches the error of the first import and imports another submodule), and without its
+callback the module would not use the allocator that the user requested.
 """
 
 import sys
@@ -14,7 +14,7 @@ def after_import(name, callback):
 
 
 class _Waiting:
-    """A finder that finds nothing itself: it lets the others find the module and wraps what they found."""
+    """A finder that delegates to the other finders and wraps the loader of the module they find."""
 
     def __init__(self, name, callback):
         self._name = name
@@ -24,7 +24,7 @@ class _Waiting:
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
-        # Stays in place: programs also ask whether torch is there without importing it.
+        # The finder stays installed: programs also look up the module spec without importing torch.
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is self or find is None or (spec := find(name, path, target)) is None:
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 class _Loader:
-    """Has the finder execute a module, with the module's own loader."""
+    """Lets the finder execute a module, with the module's own loader."""
 
     def __init__(self, loader, finder):
         self._loader = loader
@@ -59,7 +59,7 @@ class _Loader:
 
     def exec_module(self, module):
         # From here on the module is an ordinary one: pickling, reloading and
-        # reading its source find its own loader.
+        # reading its source use its own loader.
         module.__loader__ = module.__spec__.loader = self._loader
         self._finder.execute(module, self._loader)
 

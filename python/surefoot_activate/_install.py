@@ -20,7 +20,7 @@ _kept = []
 
 
 def install(torch):
-    """Installs hip-alloc into an imported `torch` whose device was not used yet."""
+    """Installs hip-alloc into an imported `torch` whose device has not been used yet."""
     version, tested = _version(torch), " to ".join(f"{major}.{minor}" for major, minor in TESTED)
     if not _for_a_gpu(torch):
         say(f"HIP_ALLOC=1 has no effect: PyTorch {torch.__version__} was built for the CPU only")
@@ -40,8 +40,8 @@ def install(torch):
         _put_under(torch, library)
     except (AttributeError, TypeError, RuntimeError) as problem:
         raise ActivationError(
-            f"PyTorch {torch.__version__} does not take hip-alloc as its allocator ({type(problem).__name__}: {problem}): "
-            f"take PyTorch {tested}, or set HIP_ALLOC=0"
+            f"PyTorch {torch.__version__} does not accept hip-alloc as its allocator ({type(problem).__name__}: {problem}): "
+            f"use PyTorch {tested}, or set HIP_ALLOC=0"
         ) from problem
     _name_settings_without_effect()
     if not TESTED[0] <= version <= TESTED[1]:
@@ -49,10 +49,10 @@ def install(torch):
 
 
 def _name_settings_without_effect():
-    """PyTorch reads them for its own allocator alone, which is no longer there."""
+    """PyTorch reads them only for its own allocator, which is replaced."""
     if found := [name for name in OF_PYTORCHS_ALLOCATOR if os.environ.get(name)]:
         have = "have" if len(found) > 1 else "has"
-        say(f"{', '.join(found)} {have} no effect on device memory under HIP_ALLOC=1: hip-alloc is set with HIP_ALLOC_CONF")
+        say(f"{', '.join(found)} {have} no effect on device memory under HIP_ALLOC=1: hip-alloc is configured with HIP_ALLOC_CONF")
 
 
 def _for_a_gpu(torch):
@@ -76,7 +76,7 @@ def _put_under(torch, library):
 
 
 def _connect(torch, allocator, library):
-    """Sets what the constructor has no arguments for."""
+    """Sets the callbacks for which the constructor has no arguments."""
     native = allocator.allocator()
     native.set_record_stream_fn(library.address("hip_alloc_record_stream"))
 
@@ -92,6 +92,6 @@ def _connect(torch, allocator, library):
 
 
 def _version(torch):
-    """Major and minor; zeros where it says no numbers (a build of one's own may say anything)."""
+    """Major and minor version; zeros if it is not numeric (a custom build may have any version string)."""
     numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return tuple(map(int, numbers.groups())) if numbers else (0, 0)

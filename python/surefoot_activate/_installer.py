@@ -19,7 +19,7 @@ from ._errors import ActivationError
 
 PACKAGE = "surefoot_activate"
 PLACEMENT = "surefoot_placement"
-# The wheel that brings the packages; where there is none, a distribution of the first one's name is made.
+# The wheel that contains the packages; without it, a distribution with the name of the first package is created.
 WHEEL = "surefoot"
 OWN = "surefoot_activate-{release}.dist-info"
 
@@ -30,7 +30,7 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", required=True)
     install_command = commands.add_parser("install", help="install it into this Python's environment")
     install_command.add_argument("--library", type=Path, help=f"the {_library.NAME} to install (default: the one found)")
-    commands.add_parser("remove", help="take it out again")
+    commands.add_parser("remove", help="uninstall it")
     chosen = parser.parse_args(arguments)
     wheel = _wheel()
     site_packages = wheel.parent if wheel else Path(sysconfig.get_path("purelib"))
@@ -72,26 +72,26 @@ def _wheel():
 
 
 def add_to_wheel(wheel):
-    """What pip has installed stays as it is; says what is wrong with it before anything changes."""
+    """Leaves the files installed by pip unchanged; reports errors in them before anything is changed."""
     _library.Library(wheel.parent / PACKAGE / _library.NAME)
     _startup.remove(wheel.parent, wheel)
     return wheel
 
 
 def install(site_packages, library):
-    """Copies the package with its library, replacing an older one whole; returns its `dist-info` folder."""
+    """Copies the package with its library, replacing an older version completely; returns its `dist-info` folder."""
     if not Path(library).is_file():
-        raise ActivationError(f"{library}: there is no such file")
-    _library.Library(library)  # says what is wrong with it before anything changes
+        raise ActivationError(f"{library}: no such file")
+    _library.Library(library)  # reports errors before anything is changed
     source, target = Path(__file__).resolve().parent, site_packages / PACKAGE
     if source == target.resolve():
-        raise ActivationError(f"{target} is the installed one already")
+        raise ActivationError(f"{target} is already the installed package")
     new = site_packages / f".{PACKAGE}-{os.getpid()}"
     try:
         for package in (PACKAGE, PLACEMENT):
             shutil.copytree(source.with_name(package), new / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         shutil.copyfile(library, new / PACKAGE / _library.NAME)
-        # A running program has the old files open and keeps them.
+        # A running program keeps using the old files, which it has open.
         remove(site_packages)
         for package in (PLACEMENT, PACKAGE):
             (new / package).rename(site_packages / package)
@@ -101,7 +101,7 @@ def install(site_packages, library):
 
 
 def _describe(site_packages):
-    """Makes what pip knows a distribution by, with which `pip list` names it and `pip uninstall` removes it."""
+    """Writes the metadata of a distribution, so that `pip list` shows it and `pip uninstall` removes it."""
     folder = site_packages / OWN.format(release=_library.RELEASE)
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: surefoot-activate\nVersion: {_library.RELEASE}\nSummary: hip-alloc under PyTorch\n"
@@ -115,7 +115,7 @@ def _describe(site_packages):
 
 
 def remove(site_packages):
-    """Takes what calls it out first: a Python that starts meanwhile must not look for a package that is gone."""
+    """Removes the start-up code first: a Python that starts meanwhile must not import a package that no longer exists."""
     packages = [site_packages / PACKAGE, site_packages / PLACEMENT]
     distributions = list(site_packages.glob(OWN.format(release="*")))
     was_called = _startup.remove(site_packages, None)

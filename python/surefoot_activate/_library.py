@@ -1,4 +1,4 @@
-"""libhip_alloc.so: where it is, and its C interface (`hip_alloc.h`, version 1)."""
+"""Finds libhip_alloc.so and calls its C interface (`hip_alloc.h`, version 1)."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from ._errors import ActivationError
 NAME = "libhip_alloc.so"
 VARIABLE = "HIP_ALLOC_LIB"
 ABI_VERSION = 1
-# The release that this activation is of, and its library should be.
+# The release of this package, which the library should match.
 RELEASE = "0.1.0"
 
 
@@ -36,7 +36,7 @@ class PoolId(ctypes.Structure):
 
 
 class PythonInterface(ctypes.Structure):
-    """`struct hip_alloc_python`; the library finds a stack with these."""
+    """`struct hip_alloc_python`: the functions with which the library walks a stack."""
 
     NAMES = (
         "PyGILState_GetThisThreadState", "PyGILState_Ensure", "PyGILState_Release", "PyThreadState_GetFrame",
@@ -47,7 +47,7 @@ class PythonInterface(ctypes.Structure):
 
 
 class Library:
-    """The loaded library. Functions that fail raise with the library's code; it has said why on standard error."""
+    """The loaded library. Functions that fail raise an error with the library's code; the library prints the reason on standard error."""
 
     def __init__(self, path):
         self.path = os.path.abspath(path)
@@ -69,7 +69,7 @@ class Library:
         return stats
 
     def memory_info(self, device):
-        """Free and total bytes: what can still be allocated, and what this process could hold in all."""
+        """Free and total bytes: what can still be allocated, and the most that this process could hold."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("hip_alloc_mem_info", device, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
@@ -84,26 +84,26 @@ class Library:
         self._call("hip_alloc_set_memory_fraction", device, fraction)
 
     def retain_pool(self, device, pool, use_on_oom=False):
-        """One user more of a private pool, which is two numbers; made for the first."""
+        """Increments the use count of a private pool, identified by two numbers; the first call creates it."""
         self._call("hip_alloc_retain_pool", device, PoolId(*pool), use_on_oom)
 
     def release_pool(self, device, pool):
-        """One user less."""
+        """Decrements the use count."""
         self._functions.hip_alloc_release_pool(device, PoolId(*pool))
 
     def pool_users(self, device, pool):
-        """How many have it."""
+        """The use count."""
         return self._functions.hip_alloc_pool_users(device, PoolId(*pool))
 
     def record_stacks(self, walks, tag):
-        """Names Python's stack at every request and free: its frames if `walks`, and the number `tag`, where 0 is none."""
+        """Records the Python stack at every request and free: its frames if `walks`, and the number `tag` (0: none)."""
         python = PythonInterface(*(
             ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in PythonInterface.NAMES
         ))
         self._call("hip_alloc_record_python_stacks", ctypes.byref(python), ctypes.sizeof(python), walks, tag)
 
     def forget_stacks(self):
-        """Names no more of them. Those that were named have no frames from now on."""
+        """Stops recording stacks. Those recorded so far lose their frames."""
         self._call("hip_alloc_record_python_stacks", None, 0, 0, 0)
 
     def stack(self, number):
@@ -121,7 +121,7 @@ class Library:
         self._call("hip_alloc_record_history", entries)
 
     def snapshot(self):
-        """What PyTorch's memory_viz reads: segments, blocks, history."""
+        """The data for PyTorch's memory_viz: segments, blocks, history."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "snapshot.pickle")
             self._call("hip_alloc_snapshot", os.fsencode(path))
@@ -129,7 +129,7 @@ class Library:
                 return _PlainUnpickler(file).load()
 
     def check_settings(self):
-        """Raises where HIP_ALLOC_CONF cannot be read, which every request would."""
+        """Raises an error if HIP_ALLOC_CONF is invalid, instead of at every request."""
         message = ctypes.create_string_buffer(1024)
         if self._functions.hip_alloc_check_settings(message, len(message)) != 0:
             raise ActivationError(message.value.decode(errors="replace"))
@@ -142,7 +142,7 @@ class Library:
         if version != ABI_VERSION:
             raise ActivationError(
                 f"{self.path} has interface version {version}, this activation needs {ABI_VERSION}: "
-                "take both from the same release"
+                "use both from the same release"
             )
 
     def _declare(self):
@@ -177,7 +177,7 @@ class Library:
         except AttributeError:
             raise ActivationError(
                 f"{self.path} ({self._release()}) has no {name}, which this activation (release {RELEASE}) needs: "
-                "take both from the same release"
+                "use both from the same release"
             ) from None
 
     def _release(self):
@@ -194,50 +194,50 @@ class Library:
 
 
 def _check_whole(path):
-    """Raises for a file that was cut off, as by a full disk: the loader would map what is not there, and the process die of SIGBUS."""
+    """Raises an error for a truncated file (for example after a full disk): the loader would map missing pages, and the process would die of SIGBUS."""
     try:
         with open(path, "rb") as file:
             header = file.read(64)
             size = os.fstat(file.fileno()).st_size
     except OSError:
-        return  # the loader says why
+        return  # the loader reports the reason
     if header[:4] != b"\x7fELF":
         return
     needed = 64
-    # ELF64, little endian (every machine that PyTorch has GPU builds for): the table of
-    # sections is the last thing that a linker writes.
+    # ELF64, little endian (on every machine for which PyTorch has GPU builds): the section
+    # header table is at the end of the file.
     if len(header) == 64 and header[4:6] == b"\2\1":
         sections, entry_size, count = struct.unpack_from("<Q10xHH", header, 0x28)
         needed = sections + entry_size * count
     if size < needed:
-        raise ActivationError(f"{path} is cut off: it has {size} of at least {needed} bytes; copy or install it again")
+        raise ActivationError(f"{path} is truncated: it has {size} of at least {needed} bytes; copy or install it again")
 
 
 def _advice(path, problem):
-    """What the loader's words do not say: for a library of another processor they are that there is no such file."""
+    """Explains errors of the loader that are misleading: for a library for another processor it reports that there is no such file."""
     if "GLIBC" in str(problem):
         libc = " ".join(platform.libc_ver())
-        return f"; this machine has {libc}, and the library was built on one with a newer C library: build it on one as old as this"
+        return f"; this machine has {libc}, and the library was built for a newer one: build it on this machine, or on one with the same or an older C library"
     if Path(path).is_file():
-        return f"; the file is there, and this machine is a {platform.machine()}: is the library built for that?"
+        return f"; the file exists, and this machine is {platform.machine()}: was the library built for it?"
     return ""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, text, lists and dictionaries, and nothing that could run code."""
+    """Unpickles only numbers, text, lists and dictionaries, so that no code can run."""
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"a snapshot holds plain data only, not {module}.{name}")
+        raise pickle.UnpicklingError(f"a snapshot contains only plain data, not {module}.{name}")
 
 
 def make_variable_absolute():
-    """A relative HIP_ALLOC_LIB is meant from where the program starts, also after it or a child of its changes the folder."""
+    """Makes HIP_ALLOC_LIB absolute: a relative path refers to the initial working directory, also for child processes and after a chdir."""
     if named := os.environ.get(VARIABLE):
         os.environ[VARIABLE] = os.path.abspath(named)
 
 
 def find():
-    """The path of the library: what HIP_ALLOC_LIB says, else beside this package, else a build of the repository."""
+    """The path of the library: HIP_ALLOC_LIB, or else next to this package, or else in a build of the repository."""
     named = os.environ.get(VARIABLE)
     if named:
         if not Path(named).is_file():

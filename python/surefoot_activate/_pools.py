@@ -1,4 +1,4 @@
-"""`torch.cuda.MemPool`, `use_mem_pool` and captured graphs: pools of memory beside that of the device.
+"""`torch.cuda.MemPool`, `use_mem_pool` and captured graphs: memory pools in addition to the default one of the device.
 
 PyTorch tells a pluggable allocator where requests go: `use_mem_pool` and a capture begin and end
 that, and a graph that is gone, or was captured anew, lets its pool go. For these three there are
@@ -13,7 +13,7 @@ import weakref
 from ._errors import NotUnderHipAlloc
 from ._features import find
 
-# What PyTorch's allocator object has, and the function of hip-alloc for it.
+# The setters of PyTorch's allocator object, and the hip-alloc function for each.
 SETTERS = {
     "set_begin_allocate_to_pool": "hip_alloc_begin_allocate_to_pool",
     "set_end_allocate_to_pool_fn": "hip_alloc_end_allocate_to_pool",
@@ -22,18 +22,18 @@ SETTERS = {
 
 
 def are_known(torch):
-    """Whether this PyTorch tells of pools in the way that hip-alloc understands."""
+    """Whether this PyTorch supports pools in the way that hip-alloc expects."""
     return all(find(torch, f"_C._CUDAPluggableAllocator.{setter}") is not None for setter in SETTERS)
 
 
 def connect(native, library):
-    """Has PyTorch tell hip-alloc where requests go."""
+    """Registers hip-alloc's functions, which PyTorch calls when requests should go to a pool."""
     for setter, function in SETTERS.items():
         getattr(native, setter)(library.address(function))
 
 
 def replace(torch, library):
-    """Puts a `MemPool` of ours in the place of PyTorch's, if there is one."""
+    """Replaces PyTorch's `MemPool`, if it exists, with our own class."""
     original = find(torch, "cuda.memory.MemPool")
     handle = find(torch, "_C._graph_pool_handle")
     if original is None or handle is None:
@@ -50,43 +50,43 @@ def _pool_class(torch, library, original, handle):
         def __init__(self, allocator=None, use_on_oom=False, no_split=False):
             if allocator is not None:
                 raise NotUnderHipAlloc(
-                    "torch.cuda.MemPool takes no allocator of its own under HIP_ALLOC=1 (the memory of every pool comes from "
-                    "hip-alloc; PyTorch hands a pool's allocator to createOrIncrefPool, which its pluggable allocators lack: "
-                    "pytorch/pytorch#98481): leave the allocator out, or run with HIP_ALLOC=0"
+                    "torch.cuda.MemPool does not accept an allocator under HIP_ALLOC=1 (the memory of every pool comes from "
+                    "hip-alloc; PyTorch passes a pool's allocator to createOrIncrefPool, which its pluggable allocators do not "
+                    "support: pytorch/pytorch#98481): do not pass an allocator, or run with HIP_ALLOC=0"
                 )
             if no_split:
                 raise NotUnderHipAlloc(
-                    "torch.cuda.MemPool(no_split=True) does not work under HIP_ALLOC=1 (a block of hip-alloc serves several requests): "
-                    "leave no_split out, or run with HIP_ALLOC=0"
+                    "torch.cuda.MemPool(no_split=True) does not work under HIP_ALLOC=1 (hip-alloc always splits blocks): "
+                    "do not pass no_split, or run with HIP_ALLOC=0"
                 )
             torch.cuda.init()
             self._device = torch.cuda.current_device()
             self._id = tuple(handle())
             library.retain_pool(self._device, self._id, use_on_oom)
-            # Not as the process ends, when the memory goes anyway.
+            # Not at process exit, when the memory is released anyway.
             weakref.finalize(self, library.release_pool, self._device, self._id).atexit = False
 
         @property
         def id(self):
-            """The number of the pool, as a tuple of two; `torch.cuda.graph` takes it as `pool`."""
+            """The ID of the pool, a tuple of two numbers, as expected by the argument `pool` of `torch.cuda.graph`."""
             return self._id
 
         @property
         def device(self):
-            """The index of the device whose memory it is."""
+            """The index of the device."""
             return self._device
 
         def use_count(self):
-            """How many have the pool: this object, graphs that were captured into it, and `use_mem_pool` while it lasts."""
+            """The number of users: this object, graphs captured into the pool, and active `use_mem_pool` contexts."""
             return library.pool_users(self._device, self._id)
 
         def snapshot(self, include_traces=True):
-            """What the pool holds, in the form of `torch.cuda.memory_snapshot`."""
+            """The segments of the pool, in the format of `torch.cuda.memory_snapshot`."""
             return of_pool(torch.cuda.memory_snapshot(), self._id)
 
     return MemPool
 
 
 def of_pool(segments, pool):
-    """Those of the segments that belong to a pool."""
+    """The segments that belong to a pool."""
     return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)]

@@ -1,10 +1,10 @@
-"""What calls the activation in an environment: each is one line, and looks at one variable.
+"""The code that calls the activation in an environment: each is one line, and checks one variable.
 
-    entry point   PyTorch calls the group `torch.backends` at the end of its import; nothing runs as Python starts
-    .pth          Python 3.17 and older run its line as they start
-    .start        Python 3.15 and newer call its function as they start (PEP 829), and then leave the `.pth` alone
+    entry point   PyTorch calls the group `torch.backends` at the end of its import; nothing runs when Python starts
+    .pth          Python 3.17 and older run its line when they start
+    .start        Python 3.15 and newer call its function when they start (PEP 829), and then ignore the `.pth`
 
-The entry point is taken where the environment has a PyTorch that knows the group (2.5 and newer).
+The entry point is used if the environment has a PyTorch that supports the group (2.5 and newer).
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ START_LINE = f"{PACKAGE}:activate_at_startup\n"
 
 
 def add(site_packages, distribution):
-    """Writes what fits this environment, as files of the distribution; returns a few words on it."""
+    """Writes the files for this environment, as part of the distribution; returns a short description."""
     if _torch_knows_the_group():
         _write(distribution / ENTRY_POINTS, ENTRY_POINT, site_packages, distribution)
         return f"called by torch: {distribution.name}/{ENTRY_POINTS}"
@@ -38,7 +38,7 @@ def add(site_packages, distribution):
 
 
 def remove(site_packages, distribution):
-    """Takes it out again, and out of the distribution's RECORD; returns whether there was any."""
+    """Removes it, also from the distribution's RECORD; returns whether there was anything to remove."""
     files = [site_packages / PTH, site_packages / START]
     if distribution and (entry_points := distribution / ENTRY_POINTS).is_file() and entry_points.read_text() == ENTRY_POINT:
         files.append(entry_points)
@@ -54,7 +54,7 @@ def remove(site_packages, distribution):
 
 
 def _write(file, text, site_packages, distribution):
-    """The RECORD first: a file that is listed and missing does not keep pip from its work."""
+    """Writes the RECORD first: pip can handle a listed file that is missing."""
     with open(distribution / "RECORD", "a", encoding="utf-8") as record:
         record.write(_line(file, site_packages) + "\n")
     file.write_text(text)
@@ -65,7 +65,7 @@ def _line(file, site_packages):
 
 
 def _torch_knows_the_group():
-    """Read from its source: to import torch takes seconds."""
+    """Read from its source, since importing torch takes seconds."""
     try:
         spec = importlib.util.find_spec("torch")
         return spec is not None and spec.origin is not None and f'"{GROUP}"' in Path(spec.origin).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`torch.cuda.memory_summary` under hip-alloc: PyTorch's table, with the rows that mean something here.
+"""`torch.cuda.memory_summary` under hip-alloc: PyTorch's table, with the rows that apply.
 
 PyTorch's own has rows for its two pools and for split blocks; hip-alloc has neither, and a
 zero that means "not counted" would be read as a number.

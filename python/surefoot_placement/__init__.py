@@ -1,4 +1,4 @@
-"""Every tensor arrives on the device, or you know why.
+"""Moves tensors to a device and verifies them.
 
     from surefoot_placement import to_device, safe_prepare
 
@@ -7,27 +7,27 @@
     model, optimizer, loader = safe_prepare(accelerator, model, optimizer, loader)
 
 On some AMD GPUs copies are reported to arrive as zeros or NaN, and one large
-`.to(device)` dies as a whole. Here each tensor is moved by the first strategy that works:
+`.to(device)` fails for the whole model. Here each tensor is moved by the first strategy that works:
 
-    direct copy -> once more -> through pinned memory -> in chunks -> cast on the host first
+    direct copy -> direct copy again -> through pinned memory -> in chunks -> cast on the host first
 
-What arrives is compared with what was sent, by a checksum of its bytes that every
-changed, missing or swapped byte changes; on a device that computes nonsense it is
+The copy is compared with the source by a checksum of its bytes, which detects
+changed, missing and swapped bytes; on a device that computes wrong results it is
 read back and compared instead. Errors after which the device is unusable end the
-move at once, since carrying on corrupts training.
+move at once, since continuing would corrupt training.
 
-Needs PyTorch only; works with any device type. Verification modes:
+Needs only PyTorch; works with any device type. Verification modes:
 
     off      trust every copy
-    first    verify what belongs to a module, and each field of a batch the first time it takes a strategy
-    sample   what belongs to a module, and of each field of a batch the first and then one in 64
+    first    verify all tensors of a module, and each field of a batch the first time it is moved by a strategy
+    sample   verify all tensors of a module, and of each field of a batch the first and then one in 64
     always   verify every tensor
 
-After one wrong arrival, `first` and `sample` verify all that goes to that device. `docs/transfer.md` of the
+After one damaged copy, `first` and `sample` verify everything that is moved to that device. `docs/transfer.md` of the
 repository specifies all of this, for this package and for the Rust crate `surefoot-placement` alike.
 
-`_mover` traverses what it is given, `_parts` takes apart what is no plain tensor, `_transfer` brings one tensor
-over by the strategies of `_strategy`, `_verify` decides what is verified, `_checksum` compares, `_prepare` is for
+`_mover` traverses objects, `_parts` splits composite tensors, `_transfer` moves one tensor
+with the strategies of `_strategy`, `_verify` decides what is verified, `_checksum` compares, `_prepare` is for
 Accelerate.
 """
 
@@ -42,16 +42,16 @@ __all__ = ["DeviceLost", "PlacementError", "PlacementReport", "safe_prepare", "t
 def to_device(obj, device=None, dtype=None, verify: str = "first", report: PlacementReport | None = None, stay_on_cpu: bool = False):
     """Moves a tensor, a module (in place) or anything nested of tensors, and returns it.
 
-    Containers keep their types, dimensions their order in memory (`channels_last`). A
-    tensor that occurs twice is moved once, as tied weights are, also those that are two
-    parameters of one memory; other views of one memory become tensors of their own. A
-    leaf that requires a gradient arrives as a leaf that does, with the gradient that it
-    has; through anything else gradients flow back to where it came from. A generator
-    moves what it yields when it yields it.
+    Containers keep their types, and tensors their memory format (`channels_last`). A
+    tensor that occurs twice is moved once; so are tied weights, including separate
+    parameters that share memory. Other views that share memory become independent tensors. A
+    leaf that requires a gradient stays a leaf and keeps its gradient;
+    for other tensors, gradients flow back to the source. The items of a generator
+    are moved when they are requested.
 
     `dtype` (`torch.bfloat16` or its name) casts floating-point tensors only, as
-    `Module.to` does. With `stay_on_cpu` a tensor that arrives on no way is left where it
-    is, with a warning; otherwise PlacementError is raised.
+    `Module.to` does. With `stay_on_cpu` a tensor for which all strategies fail is left on the CPU,
+    with a warning; otherwise PlacementError is raised.
     """
     device, dtype = checked(device, dtype, verify)
     report = PlacementReport() if report is None else report

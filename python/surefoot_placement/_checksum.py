@@ -1,4 +1,4 @@
-"""Whether what arrived is what was sent: the checksum of `docs/transfer.md`, in tensor operations."""
+"""The checksum of `docs/transfer.md`, which compares a copy with its source, in tensor operations."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from ._report import raise_if_lost
 
 ROW_WORDS = 4096
 ROW_BYTES = 4 * ROW_WORDS
-# Rows that are summed at once: on a device few launches count, on a CPU that all of it stays in the caches.
+# Rows that are summed at once: large on a device for few kernel launches, small on a CPU so that the data stay in the caches.
 _SLAB_ROWS = {"cpu": 16}
 _SLAB_ROWS_ON_DEVICES = 1024
 
@@ -35,7 +35,7 @@ class Checksum:
 
 
 def arrived_intact(source: torch.Tensor, arrived: torch.Tensor) -> bool:
-    """Compares the bytes of two tensors, each where it is; on the CPU where a device's sums cannot be believed."""
+    """Compares the bytes of two tensors, each on its own device, or on the CPU if the device computes wrong sums."""
     if all(_computes(side.device) for side in (source, arrived)):
         return checksum(source) == checksum(arrived)
     return torch.equal(_bytes(source.cpu()), _bytes(arrived.cpu()))
@@ -85,7 +85,7 @@ def _bytes(tensor):
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as they lie in contiguous memory: a conjugate or a negative that was only noted is computed."""
+    """The values in contiguous memory: lazy conjugation and negation are resolved."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
@@ -93,7 +93,7 @@ _computing = {}
 
 
 def _computes(device):
-    """Whether the device's own sums can be believed: found out once, by a sum whose result is known."""
+    """Whether the device computes correct sums: tested once, with a sum whose result is known."""
     if device not in _computing:
         known = torch.arange(4099 + ROW_WORDS, dtype=torch.int32)
         try:

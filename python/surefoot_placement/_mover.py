@@ -1,4 +1,4 @@
-"""Traverses modules and containers, and has every tensor in them moved."""
+"""Traverses modules and containers, and moves every tensor in them."""
 
 import collections
 import collections.abc
@@ -35,7 +35,7 @@ class Mover:
                 if parameter is None:
                     continue
                 if _moves_itself(parameter) or torch.nn.parameter.is_lazy(parameter):
-                    # Such as weights that are quantised on their way: new objects, as `Module.to` would make them.
+                    # For example weights that are quantised while they are moved: new objects, as `Module.to` would create them.
                     if id(parameter) not in seen:
                         seen[id(parameter)] = (parameter, self.by_itself(parameter, path))
                     child._parameters[name] = seen[id(parameter)][1]
@@ -68,7 +68,7 @@ class Mover:
         if isinstance(obj, (str, bytes, int, float, complex, type(None), type)):
             return obj
         if id(obj) in self.inside:
-            raise PlacementError(f"{path or 'it'} contains itself, and cannot be made anew on {self.device}")
+            raise PlacementError(f"{path or 'it'} contains itself, and cannot be recreated on {self.device}")
         self.inside.add(id(obj))
         try:
             return self.container(obj, path)
@@ -77,7 +77,7 @@ class Mover:
 
     def container(self, obj, path):
         if isinstance(obj, torch.nn.utils.rnn.PackedSequence):
-            # The sizes stay on the CPU, where PyTorch wants them.
+            # The sizes stay on the CPU, as PyTorch requires.
             names = ("data", "sorted_indices", "unsorted_indices")
             data, to_sorted, from_sorted = (self.nested(getattr(obj, name), f"{path}.{name}") for name in names)
             return type(obj)(data, obj.batch_sizes, to_sorted, from_sorted)
@@ -94,7 +94,7 @@ class Mover:
             for field in dataclasses.fields(obj):
                 if hasattr(obj, field.name):
                     value = self.nested(getattr(obj, field.name), f"{path}.{field.name}")
-                    object.__setattr__(moved, field.name, value)  # also where the class is frozen
+                    object.__setattr__(moved, field.name, value)  # works for frozen dataclasses too
             return moved
         if isinstance(obj, types.SimpleNamespace):
             return type(obj)(**{name: self.nested(value, f"{path}.{name}") for name, value in vars(obj).items()})
@@ -105,21 +105,21 @@ class Mover:
         return obj
 
     def generator(self, generator, path):
-        """What it yields, each moved when it is asked for; nothing of what came before is kept."""
+        """Yields the items of a generator, each moved when it is requested; earlier items are not kept."""
         engine = self.engine
         for index, value in enumerate(generator):
             mover = Mover(self.device, self.dtype, engine.verify, self.report, engine.stay_on_cpu)
             yield mover.nested(value, f"{path}[{index}]")
 
     def by_itself(self, obj, path):
-        """Something with a way of its own to the device: that is taken, and said in the report."""
+        """Moves an object by its own `to` method, and lists it in the report."""
         self.report.unknown.append(f"{path or 'it'} ({type(obj).__name__})")
         moved = obj.to(self.device)
         synchronize(self.device)
         return obj if moved is None else moved
 
     def with_gradient(self, tensor, path):
-        """The tensor where it is wanted, with its place in the graph of gradients."""
+        """The tensor on the target device, connected to the autograd graph."""
         if _moves_itself(tensor):
             return self.by_itself(tensor, path)
         if not tensor.requires_grad:
@@ -135,7 +135,7 @@ class Mover:
         return leaf
 
     def tensor(self, tensor, path):
-        """The tensor's values where they are wanted, in the type that was asked for."""
+        """The tensor's values on the target device, in the requested type."""
         return self.values(tensor, self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype, path)
 
     def values(self, tensor, dtype, path):
@@ -149,16 +149,16 @@ class Mover:
         if taken := take_apart(tensor, path):
             moved = {name: self.part(part, f"{path}.{name}") for name, part in taken.parts.items()}
             if any(part.device != self.device for part in moved.values()):
-                return tensor.to(dtype)  # a part had to stay on the CPU, and so does the whole
+                return tensor.to(dtype)  # a part had to stay on the CPU, so the whole tensor does
             return taken.put_together(moved, self.device).to(dtype)
         if hasattr(tensor, "device_mesh"):
             return self.by_itself(tensor, path)
         if tensor.device.type != "cpu":
-            # Copies from one device straight to another are reported to arrive as zeros.
+            # Direct copies from one device to another are reported to arrive as zeros.
             tensor = self.engine.to_host(tensor, path)
             if self.device.type == "cpu":
                 return tensor.to(dtype)
-        # With its dimensions in the order in which they lie in memory nothing has to be rearranged.
+        # With the dimensions in memory order nothing has to be rearranged.
         order = sorted(range(tensor.dim()), key=lambda number: (-tensor.stride(number), number))
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
             there = self.engine.to_device(tensor.permute(order), dtype, path)
@@ -166,14 +166,14 @@ class Mover:
         return self.engine.to_device(tensor, dtype, path)
 
     def part(self, part, path):
-        """A part of a tensor; one that several have (the offsets of ragged tensors) stays one."""
+        """Moves a part of a tensor; a part that several tensors share (the offsets of ragged tensors) stays shared."""
         if id(part) not in self.moved:
             self.moved[id(part)] = (part, self.values(part, part.dtype, path))
         return self.moved[id(part)][1]
 
 
 class _Carried(torch.autograd.Function):
-    """A move that gradients follow backwards."""
+    """A move through which gradients flow back."""
 
     @staticmethod
     def forward(context, tensor, mover, path):
@@ -188,7 +188,7 @@ class _Carried(torch.autograd.Function):
 
 
 class _Aliases:
-    """Which tensors of a module are the same memory as another, though not the same object: tied by `.data` or `detach`."""
+    """The tensors of a module that share memory with another one without being the same object: tied by `.data` or `detach`."""
 
     def __init__(self, module):
         tensors = {id(each): each for each in (*module.parameters(), *module.buffers())}
@@ -206,7 +206,7 @@ class _Aliases:
 
 
 def _memory(tensor):
-    """The memory of a plain tensor and how it is looked at; None where there is none, or none that can be seen."""
+    """The memory of a plain tensor with its shape and strides; None if it has none, or none that is accessible."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
         return None
     if tensor.is_quantized or not tensor.numel() or hasattr(tensor, "__tensor_flatten__"):
@@ -215,12 +215,12 @@ def _memory(tensor):
 
 
 def _moves_itself(tensor):
-    """Whether its class has a way of its own to a device, such as one that quantises meanwhile."""
+    """Whether its class overrides how it is moved to a device, for example to quantise it."""
     return type(tensor).to is not torch.Tensor.to
 
 
 def _refilled(original, moved):
-    """A mapping of the original's type, with what else it knows: dictionaries of every kind, and Hugging Face's batches."""
+    """A mapping of the original's type with its other attributes: dictionaries of every kind, and Hugging Face's batches."""
     if type(original) is dict:
         return moved
     if not isinstance(original, collections.abc.MutableMapping):
@@ -235,7 +235,7 @@ def _refilled(original, moved):
 
 
 def _remade(original, values):
-    """A sequence or set of the original's type, also of one that is made in another way than from its members."""
+    """A sequence or set of the original's type, also of types that are not constructed from their items."""
     kind = type(original)
     if isinstance(original, (tuple, frozenset)):
         try:

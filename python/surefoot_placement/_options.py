@@ -1,4 +1,4 @@
-"""What callers ask for, checked before anything moves."""
+"""Checks the arguments of callers before anything moves."""
 
 import difflib
 
@@ -9,14 +9,14 @@ from ._verify import MODES
 
 
 def checked(device, dtype, verify: str) -> tuple[torch.device, torch.dtype | None]:
-    """The device and the type as PyTorch's own objects; ValueError names what is allowed."""
+    """The device and the dtype as PyTorch objects; a ValueError lists the allowed values."""
     if verify not in MODES:
         raise ValueError(f"verify={verify!r}: expected one of {', '.join(MODES)}")
     return _device(device), _dtype(dtype)
 
 
 def _device(wanted):
-    """`cuda` means the current device of that type; None the GPU, where there is one."""
+    """`cuda` means the current device of that type; None means the GPU, if there is one."""
     if wanted is None:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -24,17 +24,17 @@ def _device(wanted):
     except (RuntimeError, TypeError):
         raise ValueError(f"device={wanted!r}: expected a device such as cpu, cuda or cuda:1{_meant(wanted, ('cpu', 'cuda'))}") from None
     if device.type == "meta":
-        raise ValueError("device='meta': nothing arrives there, as it has no memory")
+        raise ValueError("device='meta': nothing can be moved there, as it has no memory")
     if device.type == "hip":
-        raise ValueError(f"device={wanted!r}: PyTorch calls AMD's devices cuda, too")
+        raise ValueError(f"device={wanted!r}: PyTorch uses the name cuda for AMD devices too")
     if device.type == "cpu":
         return device
     backend = getattr(torch, device.type, None)
     if backend is None or not getattr(backend, "is_available", lambda: True)():
-        raise PlacementError(f"there is no device {device} here: PyTorch {torch.__version__} sees none of that type")
+        raise PlacementError(f"this machine has no device {device}: PyTorch {torch.__version__} sees none of that type")
     count = getattr(backend, "device_count", lambda: None)()
     if count is not None and (device.index or 0) >= count:
-        raise PlacementError(f"there is no device {device} here: PyTorch sees {count} of that type")
+        raise PlacementError(f"this machine has no device {device}: PyTorch sees {count} of that type")
     return torch.device(device.type, backend.current_device()) if device.index is None else device
 
 

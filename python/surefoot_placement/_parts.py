@@ -1,4 +1,4 @@
-"""Takes apart what is no plain tensor: its plain parts move each for itself, and are put together on the device."""
+"""Splits composite tensors into plain ones, which are moved separately and reassembled on the device."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _COMPRESSED = {torch.sparse_csr: _BY_ROW, torch.sparse_bsr: _BY_ROW, torch.spars
 
 @dataclasses.dataclass
 class TakenApart:
-    """A tensor's parts by name, and what makes it of them once they are on a device."""
+    """A tensor's parts by name, and a function that reassembles it on a device."""
 
     parts: dict
     put_together: Callable
@@ -28,7 +28,7 @@ def take_apart(tensor, path):
     if tensor.layout in _COMPRESSED:
         return _compressed(tensor)
     if tensor.layout != torch.strided:
-        raise PlacementError(f"{path} has the layout {tensor.layout}, which is for the CPU only: move `to_dense()` of it")
+        raise PlacementError(f"{path} has the layout {tensor.layout}, which works on the CPU only: move its `to_dense()` instead")
     if tensor.is_nested:
         return _nested(tensor)
     if tensor.is_quantized:
@@ -37,7 +37,7 @@ def take_apart(tensor, path):
 
 
 def _wrapped(tensor):
-    """A class of tensors around others: ragged ones (`torch.jagged`), those of torchao."""
+    """A wrapper subclass of tensors: ragged tensors (`torch.jagged`), those of torchao."""
     names, context = tensor.__tensor_flatten__()
     build = lambda parts, _: type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
     return TakenApart({name: getattr(tensor, name) for name in names}, build)
@@ -57,14 +57,14 @@ def _compressed(tensor):
 
 
 def _nested(tensor):
-    """Its numbers lie in one buffer; where each tensor begins is known on the CPU."""
+    """A nested tensor: its values are in one buffer, and the offsets of its tensors on the CPU."""
     whole = tensor.contiguous()
     where = (whole._nested_tensor_size(), whole._nested_tensor_strides(), whole._nested_tensor_storage_offsets())
     return TakenApart({"values": whole.values()}, lambda parts, _: torch._nested_view_from_buffer(parts["values"], *where))
 
 
 def _quantized(tensor):
-    """The bytes as they lie in memory, and for each channel its scale and zero point."""
+    """A quantised tensor: its bytes, and the scale and zero point of each channel."""
     whole = tensor.contiguous()
     parts = {"bytes": torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(whole.untyped_storage())}
     by_channel = tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams)

@@ -1,4 +1,4 @@
-"""Accelerate's `prepare`, with nothing moved but by :func:`to_device`."""
+"""Accelerate's `prepare`, with all transfers done by :func:`to_device`."""
 
 import dataclasses
 
@@ -12,16 +12,16 @@ from ._report import PlacementError, PlacementReport
 def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None):
     """`accelerator.prepare`, with models, the state of optimizers and batches moved by :func:`to_device`.
 
-    Nothing is moved by Accelerate itself; order and number of what is returned are
-    those of the arguments. Optimizers that were made before their model moved stay
-    valid, and their state is where its parameters are. What was prepared before may be
-    prepared again.
+    Accelerate itself moves nothing; the results have the same order and number
+    as the arguments. Optimizers that were created before their model moved stay
+    valid, and their state is moved to the device of the parameters. Objects may be
+    prepared more than once.
 
-    For one process, and for several that each have the whole model (DDP), which first
-    makes the weights of all those of process 0. Accelerate's ways that divide or move a
-    model by themselves are refused with PlacementError before anything moves: FSDP,
+    Works with one process, and with several that each have the whole model (DDP), which first
+    copies the weights of process 0 to the others. Features of Accelerate that divide or move a
+    model themselves are refused with PlacementError before anything moves: FSDP,
     DeepSpeed, Megatron-LM, XLA (TPU), tensor and context parallelism, and models whose
-    `device_map` has several places.
+    `device_map` lists several devices.
     """
     device, dtype = checked(accelerator.device, dtype, verify)
     _refuse_what_moves_by_itself(accelerator, objects)
@@ -49,17 +49,17 @@ def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None)
     return prepared
 
 
-# How Accelerate names them, what they are called, and what they do to a model.
+# Their names in Accelerate, their usual names, and what they do to a model.
 _DIVIDE = {
     "FSDP": ("FSDP", "shards the model over the processes"),
-    "DEEPSPEED": ("DeepSpeed", "makes its own model and optimizer, and moves them"),
+    "DEEPSPEED": ("DeepSpeed", "creates its own model and optimizer, and moves them"),
     "MEGATRON_LM": ("Megatron-LM", "builds its own model in parts"),
-    "XLA": ("XLA (TPU)", "makes new weights on its device"),
+    "XLA": ("XLA (TPU)", "creates new weights on its device"),
 }
 
 
 def _refuse_what_moves_by_itself(accelerator, objects):
-    """PlacementError for what would be moved by others, where nothing could be verified."""
+    """Raises PlacementError for objects that others would move without verification."""
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
     if kind in _DIVIDE:
         name, deed = _DIVIDE[kind]
@@ -74,13 +74,13 @@ def _refuse_what_moves_by_itself(accelerator, objects):
         places = getattr(each, "hf_device_map", None) or {}
         if len(set(map(str, places.values()))) > 1:
             raise PlacementError(
-                f"safe_prepare does not support a model in several places (argument {number}, a {type(each).__name__} with"
-                f" device_map {places}): its hooks move it by themselves; load it without device_map, or use accelerator.prepare"
+                f"safe_prepare does not support a model on several devices (argument {number}, a {type(each).__name__} with"
+                f" device_map {places}): its hooks move it themselves; load it without device_map, or use accelerator.prepare"
             )
 
 
 def _follow(optimizer, replaced):
-    """Weights with a way of their own to the device are new objects there: the optimizer must update those."""
+    """Weights that override how they are moved become new objects: the optimizer must update those."""
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group["params"]):
             if id(parameter) in replaced:
@@ -91,11 +91,11 @@ def _follow(optimizer, replaced):
 
 
 def _place_state(optimizer, verify, report):
-    """Brings the state of an optimizer to its parameters. Counts of steps stay on the CPU where the optimizer counts there."""
+    """Moves the state of an optimizer to the device of its parameters. Step counters stay on the CPU if the optimizer keeps them there."""
     for number, group in enumerate(optimizer.param_groups):
         counts_there = group.get("capturable") or group.get("fused")
         for index, parameter in enumerate(group["params"]):
-            # `get`, since a look at the state of a parameter that has none would make one.
+            # `get`, since indexing would create a state for a parameter that has none.
             state = optimizer.state.get(parameter, {})
             mover = Mover(parameter.device, None, verify, report, False)
             mover.engine.lasting = True
@@ -105,7 +105,7 @@ def _place_state(optimizer, verify, report):
 
 
 def _place_batches(loader, verify, report):
-    """Has a loader that Accelerate prepared move its batches through :func:`to_device`.
+    """Makes a loader that Accelerate prepared move its batches through :func:`to_device`.
 
     Accelerate moves whatever has a method `to`, so batches leave the loader in a
     wrapper with one. It lives in the loader's collate function, which also the
@@ -140,7 +140,7 @@ class _Collate:
 
 @dataclasses.dataclass
 class _Batch:
-    """A batch on its way to the device."""
+    """A batch that is being moved to the device."""
 
     content: object
     key: int

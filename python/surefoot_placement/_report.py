@@ -1,4 +1,4 @@
-"""What is told about a move, and what ends it."""
+"""The report about a move, and the errors that end it."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ RECOVERABLE = {1, 2, 205, 304, 712, 713, 801}
 
 
 class PlacementError(RuntimeError):
-    """A tensor did not arrive on any way; names it and says what each way did."""
+    """A tensor could not be moved by any strategy; the message names it and the result of each strategy."""
 
 
 class DeviceLost(RuntimeError):
@@ -17,11 +17,11 @@ class DeviceLost(RuntimeError):
 
 @dataclasses.dataclass
 class PlacementReport:
-    """What happened to each tensor that did not arrive at once, and totals.
+    """What happened to each tensor that did not arrive at the first attempt, and totals.
 
-    `unknown` names what has a method `to` of its own and was moved by that, unseen.
-    `left` names objects of unknown types that have tensors in them and no such method:
-    they are as they were.
+    `unknown` lists objects that were moved by their own method `to`, without verification.
+    `left` lists objects of unknown types that contain tensors but have no such method:
+    they are not moved.
     """
 
     tensors: int = 0
@@ -34,21 +34,21 @@ class PlacementReport:
     def __str__(self):
         lines = [f"{self.tensors} tensors, {self.bytes / 2**20:.1f} MiB, {self.verified} verified"]
         if self.unknown:
-            lines.append(f"moved by their own means, not verified: {', '.join(self.unknown)}")
+            lines.append(f"moved by their own `to` method, not verified: {', '.join(self.unknown)}")
         if self.left:
-            lines.append(f"left where they were, with tensors in them: {', '.join(self.left)}")
+            lines.append(f"not moved, although they contain tensors: {', '.join(self.left)}")
         return "\n".join(lines + [f"{name}: {'; '.join(steps)}" for name, steps in self.failures])
 
 
 def raise_if_lost(problem, path):
-    """Only errors of the runtime's own that leave the device usable are worth another try."""
+    """Raises DeviceLost unless the device is still usable after the error, so that another attempt makes sense."""
     code = getattr(problem, "error_code", None)
     text = str(problem)
     if code is None and "CUDA error" not in text and "HIP error" not in text:
         return
     if code not in RECOVERABLE:
         raise DeviceLost(
-            f"the device failed while {path} was moved and cannot be used any more in this process: {first_line(problem)}"
+            f"the device failed while {path} was moved, and can no longer be used in this process: {first_line(problem)}"
         ) from problem
 
 

@@ -1,4 +1,4 @@
-"""The strategies of a transfer, and when one makes no sense, as `docs/transfer.md` specifies. Needs no PyTorch."""
+"""The strategies of a transfer, and when each applies, as `docs/transfer.md` specifies. Needs no PyTorch."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ ALL = ("direct", "retry", "staged", "chunked", "other_stream", "zero_copy", "cas
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the device can do, and what is to be moved."""
+    """Properties of the device and of the tensor."""
 
     unified_memory: bool = False
     zero_copy: bool = False

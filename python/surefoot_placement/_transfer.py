@@ -1,4 +1,4 @@
-"""How one plain tensor gets to a device or back: by the first strategy that brings it there intact."""
+"""Moves one plain tensor to a device or back, by the first strategy that delivers it intact."""
 
 import warnings
 
@@ -13,7 +13,7 @@ CHUNK_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
 ATTEMPTS_TO_HOST = 3
 
-# What was verified of the batches that went to each device, for the whole process.
+# Which fields of batches were verified on each device, for the whole process.
 trackers: dict[tuple[torch.device, str], VerificationTracker] = {}
 
 _LABELS = {
@@ -27,16 +27,16 @@ _DAMAGE = {"wrong_bytes": "arrived damaged", "wrong_cast": "arrived, but the cas
 
 
 class TransferEngine:
-    """Brings the tensors of one call to a device, or from one to the CPU."""
+    """Moves the tensors of one call to a device, or from one to the CPU."""
 
     def __init__(self, device: torch.device, verify: str, report: PlacementReport, stay_on_cpu: bool):
         self.device, self.verify, self.report, self.stay_on_cpu = device, verify, report, stay_on_cpu
-        # What belongs to a module: a weight, and not part of a batch.
+        # Whether the tensors belong to a module, not to a batch.
         self.lasting = False
         self.weights = VerificationTracker(verify)
 
     def expect_new_names(self) -> None:
-        """Another module comes, whose weights may have the names of one before it."""
+        """Starts a new module, whose weights may have the same names as those of an earlier one."""
         self.weights = VerificationTracker(self.verify)
 
     def to_host(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
@@ -56,7 +56,7 @@ class TransferEngine:
         raise PlacementError(f"{path} did not arrive on the CPU: {'; '.join(steps)}")
 
     def to_device(self, tensor: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
-        """From the CPU to the device, as `dtype`. Tries one strategy after the other, and keeps what each said."""
+        """From the CPU to the device, as `dtype`. Tries one strategy after the other, and records the result of each."""
         source = readable(tensor)
         role, tracker = ("weight", self.weights) if self.lasting else ("batch", self._batches())
         sampled = tracker.begin(path, role)
@@ -67,7 +67,7 @@ class TransferEngine:
         )
         steps, last_failure, out_of_memory, cast = [], None, None, None
         for strategy, copy in _COPIES:
-            # When the device was full, once more after its caches are empty; `direct` leaves that to `retry`.
+            # If the device was out of memory, tries again after emptying the caches; for `direct`, `retry` does that.
             for may_repeat in (strategy != "direct", False):
                 if not is_open(strategy, facts, last_failure):
                     break
@@ -106,7 +106,7 @@ class TransferEngine:
         return tensor.to(dtype)
 
     def _attempt(self, copy, source, dtype, wanted):
-        """One copy and one cast, with what is wrong with them if something is."""
+        """Makes one copy and one cast; returns the result and the kind of failure, if any."""
         arrived = copy(source, self.device)
         synchronize(self.device)
         if wanted and not arrived_intact(source, arrived):
@@ -150,7 +150,7 @@ def _chunked(source, device):
     return arrived
 
 
-# In their order; the strategies of `docs/transfer.md` that PyTorch offers on every device.
+# In the order in which they are tried; the strategies of `docs/transfer.md` that PyTorch offers on every device.
 _COPIES = (
     ("direct", _direct),
     ("retry", _direct),
@@ -162,14 +162,14 @@ _COPIES = (
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in contiguous memory of the process's own: copies straight from mapped files hang on some APUs."""
+    """The tensor in contiguous anonymous memory: copies directly from mapped files hang on some APUs."""
     source = plain(tensor)
     return source if source.data_ptr() != tensor.data_ptr() else _unmapped(source)
 
 
 def _unmapped(source):
     if source.numel() * source.element_size() < SMALL_BYTES:
-        return source.clone()  # cheaper than finding out
+        return source.clone()  # cheaper than checking
     address = source.data_ptr()
     try:
         with open("/proc/self/maps") as maps:
@@ -184,7 +184,7 @@ def _unmapped(source):
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for all that the device was given."""
+    """Waits for all work on the device."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize(device)
 

@@ -1,11 +1,11 @@
-"""Which arrivals are verified, as `docs/transfer.md` specifies. Needs no PyTorch."""
+"""Which copies are verified, as `docs/transfer.md` specifies. Needs no PyTorch."""
 
 MODES = ("off", "first", "sample", "always")
 SAMPLE_ONE_IN = 64
 
 
 class VerificationTracker:
-    """Remembers what was verified, and decides what will be.
+    """Records what was verified, and decides what has to be.
 
     `role` is "weight" (the parameters, buffers and optimizer state of a module) or "batch"; `strategy` one of
     :data:`surefoot_placement._strategy.ALL`.
@@ -19,7 +19,7 @@ class VerificationTracker:
         self.distrusts = False
 
     def begin(self, name: str, role: str) -> bool:
-        """A transfer begins; whether `sample` draws it: of each field of a batch the first, and then one in 64."""
+        """Called when a transfer begins; returns whether `sample` selects it: the first of each field of a batch, and then one in 64."""
         if self.mode != "sample" or role != "batch":
             return False
         number = self.batches.get(name, 0)
@@ -27,7 +27,7 @@ class VerificationTracker:
         return number % SAMPLE_ONE_IN == 0
 
     def wants(self, sampled: bool, name: str, role: str, strategy: str) -> bool:
-        """Whether what arrives by this strategy is to be verified."""
+        """Whether a copy by this strategy has to be verified."""
         if self.mode in ("off", "always"):
             return self.mode == "always"
         if self.distrusts:
@@ -37,12 +37,12 @@ class VerificationTracker:
         return (name, strategy) not in self.seen_batches if self.mode == "first" else sampled
 
     def passed(self, name: str, role: str, strategy: str) -> None:
-        """What arrived was verified, and right."""
+        """A copy was verified and is correct."""
         if self.mode in ("first", "sample") and role == "weight":
             self.seen_weights.add(name)
         elif self.mode == "first":
             self.seen_batches.add((name, strategy))
 
     def distrust(self) -> None:
-        """Something arrived wrong: from now on every mode but `off` verifies everything."""
+        """A copy was damaged: from now on every mode except `off` verifies everything."""
         self.distrusts = True

@@ -216,12 +216,12 @@ def out_of_memory_observer():
 
 
 REFUSED = {
-    pool_past_python: "take torch.cuda.MemPool",
-    pool_with_an_allocator: "leave the allocator out",
-    pool_without_splitting: "leave no_split out",
+    pool_past_python: "use torch.cuda.MemPool",
+    pool_with_an_allocator: "do not pass an allocator",
+    pool_without_splitting: "do not pass no_split",
     compiled_with_graphs: "torch._inductor.config.triton.cudagraph_trees = False",
     shared_with_another_process: "tensor.cpu()",
-    another_allocator: "change_current_allocator out",
+    another_allocator: "remove the call of torch.cuda.memory.change_current_allocator",
     out_of_memory_observer: "catch torch.OutOfMemoryError",
 }
 
@@ -374,7 +374,7 @@ def test_a_library_of_another_version_is_refused(run, build):
 def test_an_older_library_is_refused_with_both_releases(run, build):
     library = build("unsigned hip_alloc_abi_version(void) { return 1; }\nconst char *hip_alloc_release(void) { return \"0.0.9\"; }")
     process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB=str(library))
-    assert "(release 0.0.9) has no hip_alloc_stats, which this activation (release 0.1.0) needs: take both" in process.stderr
+    assert "(release 0.0.9) has no hip_alloc_stats, which this activation (release 0.1.0) needs: use both" in process.stderr
 
 
 def test_the_release_of_the_activation_is_that_of_the_workspace():

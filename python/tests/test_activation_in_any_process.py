@@ -120,7 +120,7 @@ def test_a_library_that_is_cut_off_is_an_error_and_no_signal(python, libraries, 
         cut.write_bytes(whole[:size])
         process = python("import torch", HIP_ALLOC_LIB=str(cut))
         assert process.returncode == 1
-        assert f"surefoot: {cut} is cut off: it has {size} of at least " in process.stderr
+        assert f"surefoot: {cut} is truncated: it has {size} of at least " in process.stderr
 
 
 def test_a_relative_library_is_meant_from_where_the_program_starts(python, libraries, tmp_path):
