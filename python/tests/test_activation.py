@@ -329,7 +329,7 @@ def memory_history():
 
 def test_what_the_history_cannot_do_is_said(run):
     assert run(memory_history, hip_alloc=True) == [
-        "under HIP_ALLOC=1 the memory history knows no compile_context",
+        "under HIP_ALLOC=1 the memory history does not support compile_context",
         "context='everything': expected None, 'state', 'alloc', 'all'",
         "stacks='c++': expected 'python', 'all'",
         "enabled='always': expected None, 'state', 'all'",

@@ -1,11 +1,11 @@
-// Throws the exceptions that PyTorch expects: c10::OutOfMemoryError when memory runs out,
-// c10::Error when the device fails (asking for less would not help then, and a program that
-// tries smaller batches must not be told that it would).
+// Throws the exceptions that PyTorch expects: c10::OutOfMemoryError if memory runs out,
+// c10::Error if the device fails (so that a program does not retry with smaller batches, which
+// would not help).
 //
-// PyTorch takes NULL from a pluggable allocator as a valid address, so both must be thrown.
-// Rust cannot throw a C++ exception, and this library may link neither libtorch nor its
-// headers: the classes are looked up in whatever libc10 the process has. Where they are
-// missing, a std::bad_alloc or a std::runtime_error carries the message.
+// PyTorch treats NULL from a pluggable allocator as a valid address, so both must be thrown.
+// Rust cannot throw C++ exceptions, and this library must not depend on libtorch or its
+// headers, so the classes are looked up in the libc10 of the process. If they are
+// missing, a std::bad_alloc or a std::runtime_error with the message is thrown.
 
 #include "libc10.h"
 
@@ -29,8 +29,8 @@ struct SourceLocation {
 using Constructor = void (*)(void *self, SourceLocation, std::string);
 using Destructor = void (*)(void *self);
 
-// c10::Error is 136 bytes in torch 2.13; the runtime frees what it was given, so
-// a generous size is safe for other versions.
+// c10::Error has 136 bytes in torch 2.13; the C++ runtime frees the whole allocation, so
+// a larger size is safe for other versions.
 constexpr std::size_t object_bytes = 1024;
 
 #define STRING_ABI "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
@@ -46,7 +46,7 @@ struct Class {
 constexpr Class out_of_memory_error{
     "_ZTIN3c1016OutOfMemoryErrorE",
     "_ZTVN3c1016OutOfMemoryErrorE",
-    // Since 2.13 the class has a constructor of its own; before, it inherited c10::Error's.
+    // Since 2.13 the class has its own constructor; before, it inherited that of c10::Error.
     {"_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationE" STRING_ABI,
      "_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI},
 };
@@ -58,7 +58,7 @@ constexpr Class error{
      "_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI},
 };
 
-// What a program without libtorch catches: std::bad_alloc itself has no message.
+// The exception for programs without libtorch: std::bad_alloc itself has no message.
 class OutOfMemory : public std::bad_alloc {
 public:
   explicit OutOfMemory(const char *message) noexcept {
@@ -67,11 +67,11 @@ public:
   const char *what() const noexcept override { return message_; }
 
 private:
-  // Memory has just run out: no string that allocates.
+  // Memory has just run out, so the message must not be allocated.
   char message_[1024] = {};
 };
 
-// Throws an object of a class of libc10; returns where that cannot be done.
+// Throws an object of a class of libc10; returns if that is not possible.
 void throw_as(const Class &wanted, const char *message) {
   auto *type = static_cast<std::type_info *>(find_in_libc10(wanted.type));
   auto *table = static_cast<char *>(find_in_libc10(wanted.table));
@@ -83,7 +83,7 @@ void throw_as(const Class &wanted, const char *message) {
     return;
   }
   // A virtual table begins with the offset to top and the type (Itanium C++ ABI,
-  // 2.5.2); objects point behind these two. The destructors come first.
+  // 2.5.2); the pointer in an object points after these two. The destructors come first.
   char *entries = table + 2 * sizeof(void *);
   Destructor destroy;
   std::memcpy(&destroy, entries, sizeof destroy);

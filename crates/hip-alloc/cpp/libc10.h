@@ -1,15 +1,15 @@
-// Symbols of whatever libc10 the process has: this library may link neither libtorch nor its
+// Looks up symbols in the libc10 of the process, since this library must not depend on libtorch or its
 // headers.
 
 #pragma once
 
 #include <dlfcn.h>
 
-// Where c10's symbols are. Up to 2.12, OutOfMemoryError was all in its header, and each library
-// that throws or catches it has a copy of its type (which compare equal: by their names).
+// The libraries with c10's symbols. Up to 2.12, OutOfMemoryError was defined only in a header, and each library
+// that throws or catches it has a copy of its type (copies compare equal by name).
 inline constexpr const char *libraries_of_c10[] = {"libc10.so", "libc10_hip.so", "libc10_cuda.so", "libtorch_python.so"};
 
-// Keeps the library of a symbol loaded: what is found is kept, and called later.
+// Keeps the library of a symbol loaded, since the address is stored and called later.
 inline void *kept_loaded(void *symbol) {
   Dl_info about;
   if (dladdr(symbol, &about) && about.dli_fname) {
@@ -24,8 +24,8 @@ inline void *find_in_libc10(const char *name) {
   if (void *symbol = dlsym(RTLD_DEFAULT, name)) {
     return kept_loaded(symbol);
   }
-  // Python loads extension modules without adding them to the global scope. Looked for each
-  // time: they may be loaded later than we first look.
+  // Python loads extension modules without adding them to the global scope. They are searched each
+  // time, since they may be loaded after the first search.
   for (const char *library : libraries_of_c10) {
     void *loaded = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
     if (!loaded) {
@@ -35,7 +35,7 @@ inline void *find_in_libc10(const char *name) {
     if (symbol) {
       kept_loaded(symbol);
     }
-    // Only our own count of it.
+    // Only our own reference to it.
     dlclose(loaded);
     if (symbol) {
       return symbol;

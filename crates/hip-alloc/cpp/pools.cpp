@@ -1,4 +1,4 @@
-// PyTorch says which requests a memory pool is for with a std::function, which only C++ can copy
+// PyTorch passes the filter for the requests of a memory pool as a std::function, which only C++ can copy
 // and call.
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace {
 
-// PyTorch's is std::function<bool(cudaStream_t)>, or of hipStream_t: for every pointer that it
-// takes, a std::function has the same layout and the same calls (two words for what it holds, one
-// function that copies and destroys it and one that calls it), and pointers are passed alike.
+// PyTorch's type is std::function<bool(cudaStream_t)>, or with hipStream_t. For every pointer
+// argument, a std::function has the same layout and calling convention (two words of storage, one
+// function that copies and destroys it, and one that calls it).
 using Filter = std::function<bool(void *)>;
 
 void tell(char *message, std::size_t size, const char *what) {
@@ -22,7 +22,7 @@ void tell(char *message, std::size_t size, const char *what) {
 
 } // namespace
 
-// A copy of the filter at this address; NULL where there is no memory for one, or it is empty.
+// A copy of the filter at this address; NULL if there is no memory for it, or if it is empty.
 extern "C" void *hip_alloc_copy_filter(const void *filter) noexcept {
   try {
     const auto &original = *static_cast<const Filter *>(filter);
@@ -34,8 +34,8 @@ extern "C" void *hip_alloc_copy_filter(const void *filter) noexcept {
 
 extern "C" void hip_alloc_drop_filter(void *filter) noexcept { delete static_cast<Filter *>(filter); }
 
-// 1 if the filter takes a request for work on the stream, 0 if not, and -1 where asking failed, for
-// the reason that is in the first `size` bytes of `message` then.
+// 1 if the filter accepts a request for work on the stream, 0 if not, and -1 if the call failed; then
+// the reason is in the first `size` bytes of `message`.
 extern "C" int hip_alloc_ask_filter(const void *filter, void *stream, char *message,
                                     std::size_t size) noexcept {
   try {

@@ -1,6 +1,6 @@
-// Tells PyTorch's profiler about memory, as PyTorch's own allocators do: without it
-// torch.profiler.profile(profile_memory=True) shows no device memory, in silence. The functions
-// are those of c10/core/Allocator.h, by their mangled names.
+// Reports memory to PyTorch's profiler, as PyTorch's own allocators do: without it
+// torch.profiler.profile(profile_memory=True) silently shows no device memory. The functions
+// are those of c10/core/Allocator.h, found by their mangled names.
 
 #include "libc10.h"
 
@@ -16,16 +16,16 @@ struct Device {
   int8_t index;
 };
 
-// c10::DeviceType::CUDA, which is what ROCm builds call their devices too.
+// c10::DeviceType::CUDA, which ROCm builds use as well.
 constexpr int8_t type_cuda = 1;
 
 using Enabled = bool (*)();
 using Report = void (*)(void *address, int64_t change, size_t allocated, size_t reserved, Device);
 
-// Looked for until found, now and then: libc10 may be loaded after the first request. Two threads
-// that look at once find the same.
+// Searched from time to time until found: libc10 may be loaded after the first request. Two threads
+// that search at the same time get the same result.
 std::atomic<uint32_t> asked{0};
-// In a forked child: not looked for any more.
+// In a forked child: no longer searched.
 std::atomic<bool> given_up{false};
 std::atomic<Enabled> enabled{nullptr};
 std::atomic<Report> report{nullptr};
@@ -39,7 +39,7 @@ void look() {
   }
 }
 
-// Whether to look, at a request where nothing was found yet: soon at first, and then once in a
+// Whether to search at a request if nothing has been found yet: often at first, then once in a
 // thousand times, since it takes as long as a hundred requests.
 bool to_look() {
   if (given_up.load(std::memory_order_relaxed)) {
@@ -51,7 +51,7 @@ bool to_look() {
 
 } // namespace
 
-// Whether somebody profiles the memory of this thread.
+// Whether the memory of this thread is being profiled.
 extern "C" bool hip_alloc_profiler_listens() noexcept {
   Enabled asks = enabled.load(std::memory_order_acquire);
   if (!asks && to_look()) {
@@ -65,17 +65,17 @@ extern "C" bool hip_alloc_profiler_listens() noexcept {
   }
 }
 
-// In the child of a fork, on its only thread. Another thread of the parent may have been inside the
-// loader, whose lock nobody gives back then (glibc before 2.36), or was sent there by us. A parent
-// that allocated has given the child no device to profile; one that did not leaves it to the child.
+// Called in the child of a fork, on its only thread. Another thread of the parent may have been in the
+// loader, possibly because of us, and its lock is then never released (glibc before 2.36). If the parent
+// has allocated, the child cannot use the device anyway; otherwise the child may search itself.
 extern "C" void hip_alloc_profiler_after_fork() noexcept {
   if (!enabled.load(std::memory_order_relaxed) && asked.load(std::memory_order_relaxed) != 0) {
     given_up.store(true, std::memory_order_relaxed);
   }
 }
 
-// `change` bytes at `address`, below zero for a free, and what is allocated and held then. Only
-// after hip_alloc_profiler_listens said so.
+// Reports `change` bytes at `address`, negative for a free, and the totals allocated and held afterwards. Only
+// called if hip_alloc_profiler_listens returned true.
 extern "C" void hip_alloc_tell_profiler(void *address, int64_t change, size_t allocated, size_t reserved,
                                         int device) noexcept {
   Report tells = report.load(std::memory_order_relaxed);
@@ -84,6 +84,6 @@ extern "C" void hip_alloc_tell_profiler(void *address, int64_t change, size_t al
       tells(address, change, allocated, reserved, Device{type_cuda, static_cast<int8_t>(device)});
     }
   } catch (...) {
-    // A profile with an entry less; the memory is the program's all the same.
+    // The profile lacks an entry, but the memory is valid.
   }
 }

@@ -1,4 +1,4 @@
-// Devices, streams, events and memory of whatever accelerator libtorch has.
+// Devices, streams, events and memory of the accelerator of libtorch.
 //
 // Everything goes through at::accelerator and c10's device guards, which
 // dispatch at run time: the same object file serves CPU, CUDA and ROCm builds.
@@ -46,22 +46,22 @@ surefoot_stream pack(const c10::Stream& stream) {
   return {data.stream_id, data.device_index, static_cast<int32_t>(data.device_type)};
 }
 
-// Before pinned memory goes that kernels may still read: on the stream that was current when
-// it was mapped, or on the one that is now.
+// Called before pinned memory is freed that kernels may still read, on the stream that was current when
+// it was mapped or on the current one.
 void outlive_kernels(const at::Tensor& pinned, const c10::Stream& mapped) noexcept {
   try {
     const auto device = mapped.device_index();
     const auto& memory = pinned.storage().data_ptr();
     auto* const cache = at::getHostAllocator(mapped.device_type());
     for (const auto& stream : {mapped, at::accelerator::getCurrentStream(device)}) {
-      // Memory that the cache does not know of was pinned by somebody else, and stays theirs.
+      // Memory that is unknown to the cache was pinned by other code, and is not freed here.
       if (!cache->record_event(memory.get(), memory.get_context(), stream)) {
         at::accelerator::synchronizeDevice(device);
         return;
       }
     }
   } catch (...) {
-    // The device is lost, or the process ends: no kernel will read anything.
+    // The device is lost, or the process exits: no kernel will read anything.
   }
 }
 
@@ -74,7 +74,7 @@ c10::Stream unpack(const surefoot_stream& stream) {
 
 extern "C" {
 
-// Whether this libtorch was built for ROCm, whatever devices there are.
+// Whether this libtorch was built for ROCm, independent of the devices.
 int32_t surefoot_has_hip(bool* answer) {
   return guarded([&] { *answer = at::Context::hasROCM() || at::Context::hasHIP(); });
 }
@@ -185,7 +185,7 @@ int32_t surefoot_event_record(c10::Event* event, const surefoot_stream* stream) 
   return guarded([&] { event->record(unpack(*stream)); });
 }
 
-// Makes the stream wait for the event; the caller does not wait.
+// Makes the stream wait for the event without blocking the caller.
 int32_t surefoot_event_block(const c10::Event* event, const surefoot_stream* stream) {
   return guarded([&] { event->block(unpack(*stream)); });
 }
@@ -203,7 +203,7 @@ int32_t surefoot_event_query(const c10::Event* event, bool* done) {
 int32_t surefoot_pin_memory(const at::Tensor* tensor, at::Tensor** out) {
   return guarded([&] {
     accelerator_of(0);
-    // Not `pin_memory()`: of a tensor that is pinned already it makes no copy.
+    // Not `pin_memory()`, which makes no copy if the tensor is already pinned.
     const c10::AutoGradMode no_gradient(false);
     auto pinned = at::empty(tensor->sizes(), tensor->options().device(at::kCPU).pinned_memory(true));
     pinned.copy_(*tensor);
@@ -211,15 +211,15 @@ int32_t surefoot_pin_memory(const at::Tensor* tensor, at::Tensor** out) {
   });
 }
 
-// tch's `is_pinned` names a device, which libtorch warns about each time.
+// tch's `is_pinned` passes a device, about which libtorch warns each time.
 int32_t surefoot_is_pinned(const at::Tensor* tensor, bool* answer) {
   return guarded([&] { *answer = tensor->is_pinned(); });
 }
 
-// A device tensor over the same pinned host memory: no copy is made. The pinned
-// tensor lives as long as the alias does, and its memory is not given to anybody else
-// before the device is done with what was queued when the alias went: the cache of
-// pinned memory knows only of copies, and not that kernels read it.
+// A device tensor over the same pinned host memory, without a copy. The pinned
+// tensor lives as long as the alias, and its memory is not reused
+// before the device has finished all work that was queued when the alias was destroyed: the cache of
+// pinned memory only tracks copies, not kernels that read it.
 int32_t surefoot_map_pinned(const at::Tensor* pinned, int32_t device, at::Tensor** out) {
   return guarded([&] {
     const auto where = accelerator_of(device);

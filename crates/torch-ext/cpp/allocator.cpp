@@ -1,13 +1,13 @@
-// Puts a foreign allocator (the C ABI of hip_alloc.h) under libtorch.
+// Installs an external allocator (with the C ABI of hip_alloc.h) in libtorch.
 //
 // For the CPU: a c10::Allocator that calls the C functions with the host's
-// device index. A tensor's memory carries its own deleter, so what an earlier
-// allocator gave out still goes back to that one.
+// device index. A tensor's memory has its own deleter, so memory of an earlier
+// allocator is still freed by that one.
 //
-// For an accelerator: libtorch's own CUDAPluggableAllocator, which lives in
-// libtorch_cuda or libtorch_hip. This file may include no header of either, so
-// it forward-declares the stream types, and finds the functions by their
-// mangled names in whatever is loaded.
+// For an accelerator: libtorch's own CUDAPluggableAllocator, which is in
+// libtorch_cuda or libtorch_hip. This file must not include headers of either, so
+// it forward-declares the stream types, and looks up the functions by their
+// mangled names in the loaded libraries.
 
 #include <atomic>
 #include <cstring>
@@ -40,7 +40,7 @@ constexpr int kHost = -1;            // HIP_ALLOC_HOST
 constexpr uintptr_t kAlignment = 64; // c10::gAlignment: vector kernels rely on it
 
 // The library that serves the CPU. Set once, before the allocator is installed,
-// and never taken back: deleters of live tensors point here.
+// and never reset, since deleters of live tensors use it.
 surefoot_allocator_functions host_functions{};
 
 void* host_allocate(const surefoot_allocator_functions& functions, size_t size) {
@@ -57,7 +57,7 @@ void host_release(void* pointer) {
     return;
   }
   c10::profiledCPUMemoryReporter().Delete(pointer);
-  // A deleter learns no size; the library knows its own blocks by address.
+  // A deleter does not get the size; the library finds its blocks by address.
   host_functions.free(pointer, 0, kHost, nullptr);
 }
 
@@ -81,8 +81,8 @@ struct HostAllocator final : c10::Allocator {
   }
 };
 
-// A library that returns misaligned or unusable memory must be found out here,
-// not in the middle of somebody's vector kernel.
+// A library that returns misaligned or unusable memory must be detected here,
+// not later in a vectorised kernel.
 void try_out(const surefoot_allocator_functions& functions) {
   for (const size_t size : {size_t{1}, size_t{4097}, size_t{1} << 20}) {
     void* pointer = host_allocate(functions, size);
@@ -98,10 +98,10 @@ void try_out(const surefoot_allocator_functions& functions) {
   }
 }
 
-// An instance of c10::cuda::CUDACachingAllocator::CUDAAllocator, never looked into.
+// An opaque instance of c10::cuda::CUDACachingAllocator::CUDAAllocator.
 struct OpaqueAllocator;
 
-// The same three functions under the two spellings of the stream type. In a ROCm
+// The same three functions with either stream type. In a ROCm
 // build only the stream type changes: the namespaces stay `cuda` (since 2.11).
 template <typename Stream>
 struct Pluggable {
@@ -137,7 +137,7 @@ struct Pluggable {
     const std::shared_ptr<OpaqueAllocator> allocator = create(
         [functions](size_t size, int device, Stream* stream) {
           void* pointer = functions.malloc(size, device, stream);
-          // PyTorch would take null for the address of a tensor.
+          // PyTorch would use null as the address of a tensor.
           if (pointer == nullptr && size != 0) {
             TORCH_CHECK_WITH(
                 OutOfMemoryError,
@@ -152,7 +152,7 @@ struct Pluggable {
         [functions](void* pointer, size_t size, int device, Stream* stream) {
           functions.free(pointer, size, device, stream);
         });
-    // `set_record_stream_fn` belongs to CUDAPluggableAllocator, and what we hold is
+    // `set_record_stream_fn` belongs to CUDAPluggableAllocator, but this is a pointer to
     // its base class. With single inheritance both have one address; the vtable's
     // offset-to-top (Itanium C++ ABI 2.5.2) says whether that is still so.
     const auto vtable = *reinterpret_cast<const ptrdiff_t* const*>(allocator.get());
@@ -171,7 +171,7 @@ struct Pluggable {
 
 extern "C" {
 
-// Makes `functions` serve libtorch's CPU tensors from now on. At most once.
+// Makes `functions` serve libtorch's CPU tensors from now on. Can be called only once.
 int32_t surefoot_install_cpu_allocator(const surefoot_allocator_functions* functions) {
   return surefoot::guarded([&] {
     static std::atomic<bool> installed{false};
@@ -180,8 +180,8 @@ int32_t surefoot_install_cpu_allocator(const surefoot_allocator_functions* funct
       throw surefoot::Refusal{surefoot::kInvalidArgument, "an allocator library already serves the CPU"};
     }
     host_functions = *functions;
-    // Never destroyed: c10 keeps the pointer for ever, and destructors that run when the process ends
-    // make tensors still.
+    // Never destroyed: c10 keeps the pointer for the lifetime of the process, and destructors that run at exit
+    // still create tensors.
     static auto* const allocator = new HostAllocator;
     c10::SetCPUAllocator(allocator);
     if (c10::GetCPUAllocator() != allocator) {
@@ -191,7 +191,7 @@ int32_t surefoot_install_cpu_allocator(const surefoot_allocator_functions* funct
   });
 }
 
-// Makes `functions` serve the accelerator. Before the device is initialised.
+// Makes `functions` serve the accelerator. Must be called before the device is initialised.
 int32_t surefoot_install_accelerator_allocator(const surefoot_allocator_functions* functions) {
   return surefoot::guarded([&] {
     if (const auto cuda = Pluggable<CUstream_st>::find("11CUstream_st")) {

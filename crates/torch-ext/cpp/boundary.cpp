@@ -1,4 +1,4 @@
-// What happens to an exception on its way to Rust: see boundary.h.
+// Converts exceptions to error codes for Rust: see boundary.h.
 
 #include "boundary.h"
 
@@ -44,7 +44,7 @@ int32_t record_current_exception() noexcept {
   } catch (const std::exception& error) {
     return keep(kTorch, error.what());
   } catch (...) {
-    return keep(kTorch, "an exception that is no std::exception");
+    return keep(kTorch, "an exception that is not a std::exception");
   }
 }
 
@@ -87,7 +87,7 @@ const char* surefoot_last_message() {
   return last_message.c_str();
 }
 
-// The accelerator's own error number of the last failure, 0 if it had none.
+// The accelerator's error number of the last failure, 0 if it had none.
 int32_t surefoot_last_detail() {
   return last_detail;
 }

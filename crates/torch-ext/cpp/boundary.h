@@ -3,11 +3,11 @@
 // Rust calls the `extern "C"` functions of this folder. A C++ exception must
 // never cross into Rust, so every one of them wraps its body in `guarded`,
 // which returns a code and keeps the message for `surefoot_last_message`. The
-// code says which *class* of exception it was, because the message alone does
-// not tell a full device from a broken one; what the class means is decided in
+// code identifies the *class* of the exception, because the message alone does
+// not distinguish a full device from a broken one; the class is interpreted in
 // Rust (`src/error.rs`).
 //
-// Device-agnostic: only headers of libtorch_cpu and libc10, none of CUDA or HIP.
+// Device-agnostic: includes only headers of libtorch_cpu and libc10, none of CUDA or HIP.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ enum Code : int32_t {
   kInvalidArgument = 5, // refused here, before libtorch saw it
   kNotImplemented = 6,  // c10::NotImplementedError: no kernel for this dtype or device
   kCallback = 7,        // a Rust callback failed; Rust kept its error
-  kPeer = 8,            // another process did not answer, or the connection to it broke
-  kDeviceLost = 9,      // as a Rust callback says: the device's context is unusable
+  kPeer = 8,            // another process did not respond, or the connection to it was lost
+  kDeviceLost = 9,      // reported by a Rust callback: the device's context is unusable
 };
 
-// Thrown by this shim itself, with the code that Rust shall see. A std::exception,
-// because autograd's engine ends the process for anything else.
+// Thrown by this shim itself, with the code for Rust. A std::exception,
+// because autograd's engine terminates the process for anything else.
 struct Refusal : std::exception {
   Code code;
   std::string message;
@@ -63,10 +63,10 @@ int32_t guarded(Body&& body) noexcept {
 // tch's numbering: -1 is the CPU, an index from zero is an accelerator.
 c10::Device device_of(int32_t index);
 
-// The accelerator's device of this index, or a `Refusal` when there is none.
+// The accelerator device with this index; throws a `Refusal` if there is none.
 c10::Device accelerator_of(int32_t index);
 
-// The tensors behind an array of pointers from Rust; null is refused.
+// The tensors for an array of pointers from Rust; null pointers are refused.
 std::vector<at::Tensor> tensors_of(at::Tensor* const* tensors, size_t count);
 
 } // namespace surefoot

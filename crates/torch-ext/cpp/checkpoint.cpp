@@ -1,15 +1,15 @@
 // Gradient checkpointing: run a function without keeping its activations, and
 // run it again in the backward pass.
 //
-//   forward   outputs = f(inputs)      no graph; inputs and generator state kept
+//   forward   outputs = f(inputs)      no graph; inputs and generator state are kept
 //             (with `offload` the inputs are kept in host memory)
 //   backward  outputs' = f(inputs')    under the same generator and autocast state
-//             outputs'.backward(grads) reaches inputs' and whatever leaves f captured
+//             outputs'.backward(grads) reaches inputs' and all leaves that f has captured
 //             returns the gradients of inputs'
 //
 // `f` is a Rust closure behind a pointer and a trampoline (src/checkpoint.rs).
-// It lives as long as the node of the graph does. The engine may call it on a
-// thread of its own (it has one per accelerator), so the closure is `Send`.
+// It lives as long as the node of the graph. The engine may call it on one of its
+// own threads (it has one per accelerator), so the closure is `Send`.
 
 #include <algorithm>
 #include <mutex>
@@ -29,7 +29,7 @@
 #include "closure.h"
 
 extern "C" {
-// Receives one tensor, and owns it from then on. Never throws.
+// Takes ownership of one tensor. Never throws.
 typedef void (*surefoot_take)(void* context, at::Tensor* tensor);
 
 int32_t surefoot_results_push(void* results, const at::Tensor* tensor) {
@@ -44,7 +44,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// State of the default generators that a recomputation has to see again.
+// State of the default generators, restored for a recomputation.
 struct GeneratorState {
   at::Tensor cpu;
   std::vector<std::pair<c10::Device, at::Tensor>> accelerators;
@@ -59,7 +59,7 @@ struct GeneratorState {
     generator.set_state(state);
   }
 
-  // The CPU's, and that of every accelerator that holds one of the inputs.
+  // That of the CPU, and of every accelerator that holds one of the inputs.
   static GeneratorState capture(const variable_list& inputs) {
     GeneratorState state;
     state.cpu = read(at::detail::getDefaultCPUGenerator());
@@ -81,7 +81,7 @@ struct GeneratorState {
   }
 };
 
-// Puts the generators back where they were when the recomputation began.
+// Restores the state that the generators had when the recomputation began.
 struct GeneratorGuard {
   GeneratorState outside;
   explicit GeneratorGuard(const variable_list& inputs, const GeneratorState& inside)
@@ -93,7 +93,7 @@ struct GeneratorGuard {
   }
 };
 
-// Autocast as it was in the forward pass, for the CPU and the accelerator.
+// The autocast state of the forward pass, for the CPU and the accelerator.
 struct AutocastState {
   struct OfDevice {
     c10::DeviceType type;
@@ -136,8 +136,8 @@ struct AutocastGuard {
   }
 };
 
-// Inputs that wait for the backward pass in host memory, page-locked where they came
-// from an accelerator. Both copies are ordered by the stream that computes.
+// Inputs that are offloaded to host memory until the backward pass, to pinned memory if they came
+// from an accelerator. Both copies are ordered by the compute stream.
 struct Offloaded {
   struct One {
     at::Tensor host;
@@ -168,7 +168,7 @@ struct Offloaded {
   }
 };
 
-// What the backward pass needs besides the inputs; rides in `saved_data`.
+// The data that the backward pass needs besides the inputs; stored in `saved_data`.
 struct Recipe : torch::CustomClassHolder {
   c10::intrusive_ptr<Closure> closure;
   std::optional<GeneratorState> generators;
@@ -178,11 +178,11 @@ struct Recipe : torch::CustomClassHolder {
 };
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  // A TensorList and not a vector: of its arguments, `apply` sees the tensors only
-  // in these two shapes, and takes everything else for a constant.
+  // A TensorList instead of a vector: `apply` finds tensors only in arguments of type Tensor or
+  // TensorList, and treats everything else as a constant.
   static variable_list forward(AutogradContext* context, at::TensorList list, c10::intrusive_ptr<Recipe> recipe) {
     const auto inputs = list.vec();
-    // Custom functions run their forward without grad mode: no graph is built.
+    // Custom functions run their forward pass without grad mode: no graph is built.
     auto outputs = (*recipe->closure)(inputs);
     if (recipe->offload) {
       recipe->offloaded = Offloaded::take(inputs);
@@ -237,7 +237,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     for (const auto& input : inputs) {
       result.push_back(input.requires_grad() ? input.grad() : Variable());
     }
-    result.emplace_back(); // the recipe has no gradient
+    result.emplace_back(); // the closure has no gradient
     return result;
   }
 };
@@ -246,7 +246,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 extern "C" {
 
-// Takes ownership of the closure, also when it fails.
+// Takes ownership of the closure, even on failure.
 int32_t surefoot_checkpoint(
     const surefoot_closure* closure,
     at::Tensor* const* inputs,
@@ -267,7 +267,7 @@ int32_t surefoot_checkpoint(
     auto recipe = c10::make_intrusive<Recipe>();
     recipe->closure = owner;
     recipe->autocast = AutocastState::capture();
-    // Without a backward pass to come, nothing is kept anywhere.
+    // Without a later backward pass, nothing needs to be kept.
     recipe->offload = offload && c10::GradMode::is_enabled();
     if (preserve_generators) {
       recipe->generators = GeneratorState::capture(list);

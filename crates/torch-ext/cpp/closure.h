@@ -12,8 +12,8 @@
 #include "boundary.h"
 
 extern "C" {
-// Runs the closure on borrowed inputs. It hands its results to
-// `surefoot_results_push` one by one, or returns a code other than zero.
+// Runs the closure on borrowed inputs. It passes its results to
+// `surefoot_results_push` one by one, or returns a nonzero code.
 typedef int32_t (*surefoot_recompute)(void* closure, at::Tensor* const* inputs, size_t input_count, void* results);
 typedef void (*surefoot_drop)(void* closure);
 typedef const char* (*surefoot_failure)(void* closure);
@@ -29,7 +29,7 @@ struct surefoot_closure {
 
 namespace surefoot {
 
-// A Rust closure, freed with the last node that may call it.
+// A Rust closure, dropped with the last node that may call it.
 struct Closure : torch::CustomClassHolder {
   surefoot_closure raw;
   explicit Closure(surefoot_closure raw_) : raw(raw_) {}

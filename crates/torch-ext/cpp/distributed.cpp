@@ -1,9 +1,9 @@
-// Processes that train together: c10d's store and its Gloo group.
+// Distributed training: c10d's store and Gloo process group.
 //
-// All that the workspace knows of c10d is here, since its C++ interface changes between releases.
-// Tensors are on the CPU. Every call blocks until it is done or its time is over, but for the sums that
-// a `Reduction` starts in a backward pass; what c10d and Gloo throw when another process is gone or late
-// becomes `kPeer`.
+// All uses of c10d in the workspace are here, since its C++ interface changes between releases.
+// Tensors are on the CPU. Every call blocks until it is done or times out, except the all-reduces that
+// a `Reduction` starts in a backward pass. Exceptions of c10d and Gloo about a lost or late process
+// become `kPeer`.
 
 #define USE_C10D_GLOO
 
@@ -38,8 +38,8 @@ struct surefoot_group {
 
 namespace {
 
-// Runs what talks to other processes. Out of memory stays what it is; anything else that is
-// thrown there is about them.
+// Runs code that communicates with other processes. Out-of-memory errors are kept; any other
+// exception is attributed to a peer.
 template <typename Body>
 int32_t with_peers(Body&& body) noexcept {
   return guarded([&] {
@@ -67,7 +67,7 @@ std::vector<std::string> keys_of(const char* const* keys, size_t count) {
   return std::vector<std::string>(keys, keys + count);
 }
 
-// Gloo takes dense tensors in host memory; what it does with others is not ours to find out.
+// Gloo needs dense tensors in host memory; its behaviour for others is undefined.
 std::vector<at::Tensor> one(const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
     throw Refusal{
@@ -92,18 +92,18 @@ surefoot_store* open_store(
   return new surefoot_store{c10::make_intrusive<c10d::TCPStore>(std::string(host), options)};
 }
 
-// Sums of gradients over all ranks that start while the backward pass still computes other gradients:
+// Sums of gradients over all ranks that overlap with the backward pass:
 //
 //   buffer     | p0   p1   p2 | p3   p4 | p5 |   in the order of the parameters
 //   bucket           2             1      0      in the order in which they are started
 //
-// A bucket is started when its gradients are complete and every bucket before it was started, so that all
-// ranks start the same sums in the same order, whenever their gradients are ready. `finish` starts those
-// that the pass did not, also after a pass that failed: no other rank waits for a sum in vain.
+// A bucket is started when its gradients are complete and all earlier buckets have been started, so that all
+// ranks start the same sums in the same order. `finish` starts the remaining ones,
+// even after a failed pass, so that no other rank waits forever.
 //
-// A gradient is complete after as many accumulations as the parameter had in an earlier pass: it has several
-// where checkpointed functions share it, since each of them is recomputed in a backward pass of its own. In
-// the first pass they are counted. One that comes after its bucket was started makes the sums incomplete,
+// A gradient is complete after as many accumulations as the parameter had in an earlier pass: there are several
+// if checkpointed functions share the parameter, since each of them is recomputed in a separate backward pass. In
+// the first pass they are counted. An accumulation after the start of its bucket makes the sums incomplete,
 // which `finish` reports.
 //
 // This is not c10d::Reducer, because that expects to see every micro-batch, divides by the number of
@@ -132,20 +132,20 @@ class Reduction : public std::enable_shared_from_this<Reduction> {
   Reduction(const Reduction&) = delete;
   Reduction& operator=(const Reduction&) = delete;
 
-  // The next backward pass is the last of a step: what it leaves in the leaves is to be summed.
+  // Declares that the next backward pass is the last of a step, whose gradients are to be summed.
   void prepare() {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_prepared_ = true;
   }
 
-  // How many sums were started.
+  // The number of sums started.
   size_t started() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return started_;
   }
 
-  // Starts what was not started, and waits for all sums. `gradients` has the complete gradients of this
-  // rank, or is null after a pass that failed, when the sums are of no use to anybody. False when a sum
+  // Starts the remaining sums, and waits for all of them. `gradients` contains the complete gradients of this
+  // rank, or is null after a failed pass, when the sums are not used. Returns false if a sum
   // was started before its gradients were complete.
   bool finish(const std::vector<at::Tensor>* gradients) {
     if (gradients != nullptr) {
@@ -162,13 +162,13 @@ class Reduction : public std::enable_shared_from_this<Reduction> {
             copy(index, (*gradients)[index]);
           }
         } catch (...) {
-          // The others are waiting for this sum, whatever is in it.
+          // The other ranks wait for this sum, whatever its values are.
           failure = std::current_exception();
         }
         start_next();
       }
     }
-    // The hooks are not called between two passes, so nothing below is shared with them.
+    // The hooks are not called between two passes, so no lock is needed below.
     for (auto& bucket : buckets_) {
       bucket.work->wait();
     }
@@ -199,14 +199,14 @@ class Reduction : public std::enable_shared_from_this<Reduction> {
   };
 
   struct Bucket {
-    size_t begin; // of its parameters
+    size_t begin; // first parameter
     size_t end;
     at::Tensor values; // in the buffer
     size_t missing; // gradients that are not complete
     c10::intrusive_ptr<c10d::Work> work; // once started
   };
 
-  // Called by autograd when a gradient was added to that of a leaf.
+  // Called by autograd after a gradient has been accumulated into a leaf.
   struct Hook : torch::autograd::PostAccumulateGradHook {
     std::weak_ptr<Reduction> reduction;
     size_t index;
@@ -318,7 +318,7 @@ class Reduction : public std::enable_shared_from_this<Reduction> {
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   size_t hooked_ = 0; // parameters with a hook
-  std::mutex mutex_; // the engine may call hooks from threads of its own
+  std::mutex mutex_; // the engine may call hooks from its own threads
   size_t started_ = 0;
   bool is_prepared_ = false;
   bool is_late_ = false;
@@ -332,8 +332,8 @@ struct surefoot_reduction {
 
 extern "C" {
 
-// A client of the store at `host`; with `server`, a store in this process too, on a free port
-// where `port` is 0. `bound` is the port in use.
+// A client of the store at `host`; with `server`, this process also runs the store, on a free port
+// if `port` is 0. `bound` is the port in use.
 int32_t surefoot_store_open(
     const char* host,
     uint16_t port,
@@ -360,7 +360,7 @@ int32_t surefoot_store_set(
       [&] { store->store->set(key, std::vector<uint8_t>(value, value + length)); });
 }
 
-// The value as a tensor of bytes; the key is waited for.
+// Waits for the key and returns its value as a tensor of bytes.
 int32_t surefoot_store_get(
     surefoot_store* store,
     const char* key,
@@ -398,8 +398,8 @@ int32_t surefoot_store_wait(
       [&] { store->store->wait(keys_of(keys, count), milliseconds(timeout_ms)); });
 }
 
-// A group of `size` processes that find each other by the keys below `prefix`. `interface` is the
-// name of a network interface, or an address of this machine with `is_address`.
+// A group of `size` processes that find each other with the keys below `prefix`. `interface` is the
+// name of a network interface or, with `is_address`, an address of this machine.
 int32_t surefoot_group_new(
     surefoot_store* store,
     const char* prefix,
@@ -443,7 +443,7 @@ int32_t surefoot_group_broadcast(surefoot_group* group, at::Tensor* tensor, int3
   });
 }
 
-// Fills `rows`, whose first dimension is the ranks, with the tensors of all of them.
+// Fills `rows`, whose first dimension is the rank, with the tensors of all ranks.
 int32_t surefoot_group_gather(surefoot_group* group, at::Tensor* tensor, at::Tensor* rows) {
   return with_peers([&] {
     auto inputs = one(*tensor);

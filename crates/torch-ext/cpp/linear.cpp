@@ -1,11 +1,11 @@
-// A linear layer whose weight is made when it is needed, and made again in the
-// backward pass: for frozen weights that are stored in fewer bits.
+// A linear layer whose weight is computed when it is needed, and again in the
+// backward pass: for frozen weights that are stored in quantised form.
 //
 //   forward   output = input @ w()ᵀ + bias      w() is dropped at once
 //   backward  gradient of input = gradient @ w()
 //
-// The stock function would keep w() for the backward pass, and with it the memory
-// that the fewer bits were to save. `w` is a Rust closure (src/linear.rs).
+// The standard function would keep w() for the backward pass, and so use the memory
+// that quantisation should save. `w` is a Rust closure (src/linear.rs).
 
 #include <optional>
 
@@ -24,7 +24,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Rides in `saved_data`.
+// Stored in `saved_data`.
 struct Layer : torch::CustomClassHolder {
   c10::intrusive_ptr<Closure> closure;
   std::optional<at::Tensor> bias;
@@ -63,7 +63,7 @@ struct Linear : torch::autograd::Function<Linear> {
 
 extern "C" {
 
-// Takes ownership of the closure, also when it fails. `bias` may be null.
+// Takes ownership of the closure, even on failure. `bias` may be null.
 int32_t surefoot_linear(
     const surefoot_closure* closure,
     const at::Tensor* input,

@@ -1,4 +1,4 @@
-// Operations that tch's generated bindings leave out: fused AdamW, foreach
+// Operations that tch's generated bindings lack: fused AdamW, foreach
 // norms, non-blocking copies, generator state, loops on libtorch's threads, autocast
 // with a dtype, backward with seeds.
 
@@ -41,7 +41,7 @@ struct surefoot_adamw_options {
 
 namespace {
 
-// Tensors that one call of a foreach kernel can take together.
+// Groups of tensors that one call of a foreach kernel can process together.
 using Kinship = std::tuple<c10::Device, at::ScalarType>;
 
 struct KinshipOrder {
@@ -58,8 +58,8 @@ Kinship kinship_of(const at::Tensor& tensor) {
   return {tensor.device(), tensor.scalar_type()};
 }
 
-// Whether one walk over the memory of both, first byte to last, meets the same elements in both: that is how the
-// fused kernel of the CPU goes, which does not look at strides. (Strides of dimensions of one element say nothing.)
+// Whether both tensors have their elements in the same order in memory: the fused
+// CPU kernel ignores strides and processes memory linearly. (Strides of dimensions of size one do not matter.)
 bool one_walk(const at::Tensor& a, const at::Tensor& b) {
   const bool plain = a.is_contiguous() && b.is_contiguous();
   return plain || (a.strides() == b.strides() && a.is_non_overlapping_and_dense());
@@ -73,7 +73,7 @@ std::map<Kinship, std::vector<at::Tensor>, KinshipOrder> by_kinship(const std::v
   return groups;
 }
 
-// One norm over all tensors together, in float32, where the first tensor lives.
+// One norm over all tensors, in float32, on the device of the first tensor.
 at::Tensor total_norm(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) {
     throw surefoot::Refusal{surefoot::kInvalidArgument, "the norm of no tensors at all is undefined"};
@@ -102,8 +102,8 @@ c10::DeviceType type_of(int32_t device) {
 
 extern "C" {
 
-// One AdamW step over `count` parameters of any devices and dtypes. `steps` are
-// float32 scalars beside their parameter, and are counted up here.
+// One AdamW step over `count` parameters on any devices and with any dtypes. `steps` are
+// float32 scalars on the same device as their parameter, and are incremented here.
 int32_t surefoot_fused_adamw(
     at::Tensor* const* parameters,
     at::Tensor* const* gradients,
@@ -181,8 +181,8 @@ int32_t surefoot_total_norm(at::Tensor* const* tensors, size_t count, at::Tensor
   });
 }
 
-// Scales the tensors so that their common norm is at most `max_norm`, without
-// waiting for the device, and returns the norm they had.
+// Scales the tensors so that their total norm is at most `max_norm`, without
+// waiting for the device, and returns the original norm.
 int32_t surefoot_clip_norm(at::Tensor* const* tensors, size_t count, double max_norm, at::Tensor** out) {
   return guarded([&] {
     const c10::AutoGradMode no_gradient(false);
@@ -206,7 +206,7 @@ int32_t surefoot_copy(at::Tensor* destination, const at::Tensor* source, bool no
 
 // --- backward ----------------------------------------------------------------
 
-// `gradients` may be null: every output is then a scalar and is seeded with one.
+// `gradients` may be null: then every output must be a scalar, and its gradient is one.
 int32_t surefoot_backward(at::Tensor* const* outputs, at::Tensor* const* gradients, size_t count) {
   return guarded([&] {
     const auto seeds = gradients == nullptr ? std::vector<at::Tensor>() : tensors_of(gradients, count);
@@ -214,7 +214,7 @@ int32_t surefoot_backward(at::Tensor* const* outputs, at::Tensor* const* gradien
   });
 }
 
-// Moves `leaf.grad` out, so that the leaf has none. `*out` is null when it had none.
+// Takes `leaf.grad` out of the leaf. `*out` is null if there was none.
 int32_t surefoot_take_gradient(at::Tensor* leaf, at::Tensor** out) {
   return guarded([&] {
     *out = nullptr;
@@ -269,9 +269,9 @@ int32_t surefoot_num_threads(int32_t* threads) {
 
 typedef void (*surefoot_share)(void* work, size_t begin, size_t end);
 
-// Calls `share` for parts of 0..count, no more than there are grains, on the threads that libtorch's own
-// operators run on. A parallel loop compiled here would need an OpenMP runtime, and libtorch
-// brings its own; so an iterator over so many bytes carries it, of which only their positions are used.
+// Calls `share` for ranges of 0..count, no more than there are grains, on the threads of libtorch's own
+// operators. A parallel loop compiled here would need an OpenMP runtime, and libtorch
+// has its own; so a tensor iterator over this number of bytes is used, of which only the positions matter.
 int32_t surefoot_in_shares(size_t count, size_t grain, surefoot_share share, void* work) {
   return guarded([&] {
     const auto numbers = at::empty({static_cast<int64_t>(count)}, at::kByte);
@@ -279,7 +279,7 @@ int32_t surefoot_in_shares(size_t count, size_t grain, surefoot_share share, voi
     auto iterator = at::TensorIterator::borrowing_nullary_op(numbers);
     iterator.for_each(
         [&](char** data, const int64_t*, int64_t length, int64_t rows) {
-          // One dimension has one row, whose bytes lie one after the other.
+          // One dimension has one row of contiguous bytes.
           const auto begin = static_cast<size_t>(data[0] - zero);
           share(work, begin, begin + static_cast<size_t>(length * rows));
         },

@@ -1,4 +1,4 @@
-// Which operators ran on this thread: a callback at the dispatcher, which counts names.
+// Counts the operators that run on this thread, with a callback of the dispatcher.
 
 #include <cstdint>
 #include <map>
@@ -33,7 +33,7 @@ void stop() {
 
 extern "C" {
 
-// Begins to count from zero.
+// Starts counting from zero.
 int32_t surefoot_operators_start() {
   return guarded([] {
     stop();
@@ -44,12 +44,12 @@ int32_t surefoot_operators_start() {
   });
 }
 
-// Ends it.
+// Stops counting.
 int32_t surefoot_operators_stop() {
   return guarded([] { stop(); });
 }
 
-// Calls `visit` with each name and how often it ran, in the order of the names.
+// Calls `visit` with each name and its count, sorted by name.
 int32_t surefoot_operators_counted(void (*visit)(const char*, uint64_t, void*), void* context) {
   return guarded([&] {
     for (const auto& [name, times] : counts) {

@@ -1,19 +1,19 @@
 // fp32 matrix products on the CPU by oneDNN.
 //
-// libtorch gives fp32 products to its BLAS library, which is MKL, and those in
-// bfloat16 to oneDNN. MKL looks at the maker of the CPU: one that is not Intel's
-// gets AVX2 kernels (`mkl_blas_def_sgemm_kernel_0_zen` in a profile) also where
-// it has AVX-512. oneDNN looks at the instruction set. So on a CPU of AMD's with
-// AVX-512 the same libtorch multiplies twice as fast through the other door.
+// libtorch computes fp32 products with its BLAS library, which is MKL, and those in
+// bfloat16 with oneDNN. MKL checks the vendor of the CPU: CPUs not from Intel
+// get AVX2 kernels (`mkl_blas_def_sgemm_kernel_0_zen` in a profile) even if
+// they have AVX-512. oneDNN checks the instruction set. So on an AMD CPU with
+// AVX-512 the same libtorch multiplies twice as fast with oneDNN.
 //
 //   mm, addmm, bmm, baddbmm ─▶ autograd ─▶ CPU: these kernels ─┬─▶ oneDNN   dense fp32
 //                                                              └─▶ libtorch everything else
 //
-// The kernels take the place of libtorch's in the dispatcher, below autograd, so
-// that backward passes, `linear`, `matmul` and what else is made of these four
-// come here too. libtorch's door to oneDNN, `at::native::mkldnn_matmul`, is in no
-// header; it is looked up by its symbol, whose name holds its types. A libtorch
-// without it, or with another one, keeps its own kernels.
+// The kernels replace those of libtorch in the dispatcher, below autograd, so
+// that backward passes, `linear`, `matmul` and everything else that uses these four
+// operators uses them too. libtorch's oneDNN function, `at::native::mkldnn_matmul`, is not declared in any
+// header; it is looked up by its mangled name, which includes its types. A libtorch
+// without it, or with a different signature, keeps its own kernels.
 
 #include <atomic>
 #include <memory>
@@ -48,7 +48,7 @@ bool is_plain(const Tensor& tensor, int64_t dimensions) {
       tensor.device().is_cpu() && !tensor.is_neg() && tensor.numel() > 0;
 }
 
-// Whether oneDNN can take `a @ b`. What it cannot take is libtorch's to compute or to refuse.
+// Whether oneDNN supports `a @ b`. Everything else is left to libtorch.
 bool fits(const Tensor& a, const Tensor& b, int64_t dimensions) {
   return is_plain(a, dimensions) && is_plain(b, dimensions) && a.size(-1) == b.size(-2) &&
       (dimensions == 2 || a.size(0) == b.size(0));
@@ -60,7 +60,7 @@ std::vector<int64_t> product_size(const Tensor& a, const Tensor& b) {
   return size;
 }
 
-// Whether `out` is memory that the product can be written to at once.
+// Whether the product can be written directly to `out`.
 bool is_ready(const Tensor& out, const Tensor& a, const Tensor& b) {
   return is_plain(out, a.dim()) && out.is_contiguous() && out.sizes() == at::IntArrayRef(product_size(a, b)) &&
       !out.is_alias_of(a) && !out.is_alias_of(b);
@@ -77,7 +77,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return result;
 }
 
-// Whether `beta * self + alpha * (a @ b)` can be had by adding to a copy of `self`.
+// Whether `beta * self + alpha * (a @ b)` can be computed by adding to a copy of `self`.
 bool adds(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
   return self.scalar_type() == at::kFloat && self.device().is_cpu() && self.layout() == at::kStrided &&
       !beta.isComplex() && !alpha.isComplex() && alpha.toDouble() != 0 &&
@@ -87,7 +87,7 @@ bool adds(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& be
 Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
   auto result = at::empty(product_size(a, b), a.options());
   const auto weight = beta.to<float>();
-  // With a weight of zero what is in `self` counts for nothing, not even what is no number.
+  // If `beta` is zero, `self` is ignored, including NaN and infinity.
   if (weight != 0) {
     result.copy_(self.expand(result.sizes()));
   }
@@ -147,14 +147,14 @@ Tensor& baddbmm_in_place(Tensor& self, const Tensor& a, const Tensor& b, const S
   return self;
 }
 
-// --- putting them in place -------------------------------------------------------
+// --- installation ----------------------------------------------------------------
 
-// libtorch warns of a kernel that takes another's place, which here is the purpose.
+// libtorch warns if a kernel is replaced, which is intended here.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Whether what was found computes what it should, in every form that is used of it.
+// Whether the function that was found computes correct results, in every form in which it is used.
 bool computes(Multiply found) {
   const c10::InferenceMode no_graph;
   const auto a = at::arange(6, at::kFloat).reshape({2, 3}), b = at::arange(12, at::kFloat).reshape({3, 4});
@@ -175,7 +175,7 @@ Multiply find_onednn() {
   try {
     return found != nullptr && computes(found) ? found : nullptr;
   } catch (const std::exception&) {
-    return nullptr; // built without oneDNN, or for a CPU that it refuses
+    return nullptr; // built without oneDNN, or the CPU is not supported
   }
 }
 
@@ -193,12 +193,12 @@ bool surefoot_onednn_is_faster() {
 #endif
 }
 
-// Stays in force until the process ends. `installed` is false when this libtorch has no
-// oneDNN that can be had.
+// Takes effect until the process exits. `installed` is false if this libtorch has no
+// usable oneDNN.
 int32_t surefoot_use_onednn(bool* installed) {
   return surefoot::guarded([&] {
     static std::mutex mutex;
-    static torch::Library* library = nullptr; // never destroyed: nobody knows who multiplies last
+    static torch::Library* library = nullptr; // never destroyed: products may still be computed at exit
     const std::lock_guard<std::mutex> lock(mutex);
     *installed = library != nullptr;
     if (*installed) {
@@ -225,7 +225,7 @@ int32_t surefoot_use_onednn(bool* installed) {
   });
 }
 
-// How many products oneDNN has made this way.
+// The number of products that oneDNN has computed this way.
 uint64_t surefoot_onednn_products() {
   return taken.load(std::memory_order_relaxed);
 }

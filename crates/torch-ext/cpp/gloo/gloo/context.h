@@ -1,5 +1,5 @@
-// What ProcessGroupGloo.hpp names of Gloo, which a libtorch contains and has no headers of. Only
-// pointers to these types are held there, so declarations do; nothing here is defined.
+// Declarations of the Gloo types that ProcessGroupGloo.hpp uses: libtorch contains Gloo but not its headers. Only
+// pointers to these types are used there, so declarations are sufficient.
 #pragma once
 
 #include <chrono>

@@ -1,2 +1,2 @@
-// Nothing of it is named by ProcessGroupGloo.hpp.
+// Empty: ProcessGroupGloo.hpp uses nothing of this header.
 #pragma once

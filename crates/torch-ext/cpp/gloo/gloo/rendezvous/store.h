@@ -1,5 +1,5 @@
-// See context.h. `c10d::ProcessGroupGloo::GlooStore` derives from this class in the header; it is
-// made inside libtorch only, so that its true layout does not matter here.
+// See context.h. `c10d::ProcessGroupGloo::GlooStore` derives from this class in the header; objects are
+// only created inside libtorch, so the real layout does not matter here.
 #pragma once
 
 #include <chrono>
