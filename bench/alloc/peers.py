@@ -1,4 +1,4 @@
-"""Replays a trace through PyTorch's own allocator, in each of its settings, and prints what it held as JSON.
+"""Replays a trace through PyTorch's own allocator, with each setting, and prints the memory held as JSON.
 
     python bench/alloc/peers.py crates/alloc-lab/tests/traces/gpt2.trace.zst
 
@@ -35,8 +35,8 @@ SETTINGS = {
     "no caching": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
 }
 
-# What an allocator can ask a driver for, and give back. Reserving addresses and
-# setting access are counted too: each is a call that a real driver takes time for.
+# Driver calls that allocate and release memory. Reserving addresses and
+# setting access are counted too, since they take time in a real driver.
 DRIVER_CALLS = {
     "cudaMalloc", "cudaFree", "cudaMallocAsync", "cudaFreeAsync", "cuMemCreate", "cuMemRelease", "cuMemMap",
     "cuMemUnmap", "cuMemSetAccess", "cuMemAddressReserve", "cuMemAddressFree",
@@ -62,14 +62,14 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", help="text, or compressed with zstd if its name ends in .zst")
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this one; may be repeated")
-    parser.add_argument("--capacity", default="512G", help="what the device has (default: %(default)s)")
+    parser.add_argument("--capacity", default="512G", help="memory of the device (default: %(default)s)")
     parser.add_argument("--device-sim", help="libdevice_sim.so; default: the newest build under target/")
     parser.add_argument("--here", action="store_true", help="replay in this process, with the environment as it is")
     return parser.parse_args()
 
 
 def run(trace, variables):
-    """One setting in a process of its own."""
+    """Runs one setting in a separate process."""
     ours = ("PYTORCH_", "HIP_ALLOC", "DEVICE_SIM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     process = subprocess.run(
@@ -108,7 +108,7 @@ def read(path):
 
 
 def replay(events):
-    """Gives every event to the allocator of this process's PyTorch, and looks at the device at each step."""
+    """Replays every event with PyTorch's allocator in this process, and reads the device statistics at each step."""
     import torch
 
     from device import report
@@ -151,7 +151,7 @@ def replay(events):
     device, calls = look()
     calls_at_marks.append(calls)
     held_at_first = marks[0][1] if marks else 0
-    # A cache that gives nothing back takes what it grows by; without one, each request is taken and given back.
+    # A cache that releases nothing allocates only its growth; without a cache, each request is allocated and released.
     grown = device["held_bytes"] - at_start["held_bytes"] - held_at_first
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
     moved = 2 * (requested - requested_at_first) if uncached else max(grown, 0)

@@ -1,4 +1,4 @@
-"""A training program whose device memory is host pages, under PyTorch's cache and under hip-alloc; prints a table and JSON.
+"""A training program on simulated device memory, with PyTorch's caching allocator and with hip-alloc; prints a table and JSON.
 
     python bench/alloc/steps.py [--layers 24] [--mib 64] [--steps 12] [--out steps.json]
 
@@ -32,14 +32,14 @@ def main():
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--mib", type=int, default=64, help="size of an activation")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3, help="times that each setting runs; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per setting; the median is reported")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--here", action="store_true", help="run in this process, with the environment as it is")
     arguments = parser.parse_args()
     if arguments.here:
         print(json.dumps(train(arguments.layers, arguments.mib, arguments.steps)))
         return
-    # One after the other in each round: what else the machine does meets all of them.
+    # Interleaved in each round, so that other load on the machine affects all of them.
     runs = {name: [] for name in SETTINGS}
     for _ in range(arguments.rounds):
         for name, keep in SETTINGS.items():
@@ -77,7 +77,7 @@ def run(keep, arguments):
 
 
 def train(layers, mib, steps):
-    """Step times in this process, and what the device gave."""
+    """Step times in this process, and statistics of the device."""
     import torch
 
     from device import report
@@ -107,7 +107,7 @@ def train(layers, mib, steps):
         began = time.perf_counter()
         kept = [batch]
         for layer in range(layers):
-            # Two temporaries beside each activation, one of them larger.
+            # Two temporaries per activation, one of them larger.
             wide = torch.cat([kept[-1], kept[-1]])
             kept.append(wide[:size].clone())
             del wide

@@ -1,4 +1,4 @@
-"""What becomes of a run of two ranks under torchrun when something breaks.
+"""Tests runs of two ranks under torchrun with injected faults.
 
 Each case trains the same small model to the same step, breaks something on the way, and ends with the
 weights and moments of a run that nobody disturbed, bit for bit, or has failed:
@@ -46,14 +46,14 @@ train:
 ADDRESSES = ["10.77.32.1", "10.77.32.2"]
 SPACES = ["surefoot-faults-a", "surefoot-faults-b"]
 PORT = 29_721
-# A run that takes longer hangs.
+# A run that takes longer is considered hung.
 PATIENCE = 900
-# In the environment of every process of a case, by which its ranks are found.
+# A variable in the environment of every process of a case, with which its ranks are found.
 MARK = "SUREFOOT_FAULTS"
 
 
 class Agent:
-    """torchrun on one machine, which is started again when it fails."""
+    """torchrun on one machine, restarted when it fails."""
 
     def __init__(self, case, machine, arguments, space=None):
         self.case, self.machine, self.space = case, machine, space
@@ -76,8 +76,8 @@ class Agent:
             OMP_NUM_THREADS="1",
             SUREFOOT_CACHE=str(folder / "cache"),
             HIP_ALLOC="0",
-            # Where the store of torchrun's agent is told to ranks once and for all, a machine that comes back is
-            # told nothing; without, the rank with the lowest number has the store, and each start tells it anew.
+            # If the ranks share the store of torchrun's agent, its address is published only once, and a machine that
+            # comes back does not get it; without sharing, rank 0 runs the store, and each start publishes it.
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
             **{MARK: self.case.mark(self.machine)},
         )
@@ -89,7 +89,7 @@ class Agent:
         self.is_off = False
 
     def is_done(self):
-        """Whether it has ended well; one that failed is started again."""
+        """Whether it has succeeded; restarts it if it has failed."""
         if self.is_off:
             return False
         status = self.process.poll()
@@ -104,7 +104,7 @@ class Agent:
         return False
 
     def switch_off(self):
-        """Ends the agent and its ranks at once, as when the power is gone."""
+        """Kills the agent and its ranks at once, as in a power failure."""
         self.is_off = True
         for pid in self.case.processes(self.machine):
             kill(pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ class Agent:
 
 
 class Case:
-    """One run, in a folder of its own."""
+    """One run, in its own folder."""
 
     def __init__(self, options, name, steps=None, timeout=600):
         self.options, self.name = options, name
@@ -131,7 +131,7 @@ class Case:
         return f"{os.getpid()}-{self.name}-{machine}"
 
     def processes(self, machine, rank=None):
-        """The processes of a machine, or its rank of this number in the whole."""
+        """The processes of a machine, or only the one with this global rank."""
         mark = f"{MARK}={self.mark(machine)}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -151,22 +151,22 @@ class Case:
         return found
 
     def run_folders(self):
-        """The folders of runs on all machines, the last begun one last."""
+        """The run folders on all machines, the newest last."""
         def begun(folder):
             try:
                 return (folder / ".torchrun").stat().st_mtime
             except OSError:
-                # It is being made, or its rank was killed then.
+                # It is being created, or its rank was killed at that moment.
                 return 0
 
         return sorted(self.folder.glob("*/runs/*"), key=begun)
 
     def run_folder(self):
-        """Where the run is, on whichever machine."""
+        """The run folder, on any machine."""
         return (self.run_folders() or [None])[-1]
 
     def step(self):
-        """The last step that is recorded."""
+        """The last recorded step."""
         folder = self.run_folder()
         if folder is None:
             return 0
@@ -174,21 +174,21 @@ class Case:
             lines = (folder / "metrics.jsonl").read_text().splitlines()
             return json.loads(lines[-1])["step"]
         except (OSError, IndexError, ValueError):
-            # Not there yet, or being written.
+            # It does not exist yet, or is being written.
             return 0
 
     def checkpoints_lost(self):
-        """Checkpoints of runs that were not gone on with. One that had none yet is begun anew."""
+        """Checkpoints of runs that were not continued. A run without a checkpoint starts again."""
         before = self.run_folders()[:-1]
         return sum(len(list(folder.glob("checkpoints/step-*"))) for folder in before)
 
     def wait(self, tick=lambda: None):
-        """Waits until all agents have ended well."""
+        """Waits until all agents have succeeded."""
         began = time.monotonic()
         try:
             while not all([agent.is_done() for agent in self.agents]):
                 if time.monotonic() - began > PATIENCE:
-                    raise RuntimeError(f"{self.name}: no end after {PATIENCE} s: {self.folder}")
+                    raise RuntimeError(f"{self.name}: not finished after {PATIENCE} s: {self.folder}")
                 tick()
                 time.sleep(0.02)
         finally:
@@ -204,7 +204,7 @@ class Case:
         return {file.name: file.read_bytes() for file in files}
 
     def restarts(self):
-        """How often ranks were started beyond the first time."""
+        """The number of restarts of ranks."""
         return sum(
             log.read_text(errors="replace").count("resumed    after step")
             for log in self.folder.glob("*/log.txt")
@@ -237,7 +237,7 @@ def on_two_machines(options, name, steps=None, timeout=600, machines="2"):
 
 
 class Cable:
-    """Two namespaces with a cable between them."""
+    """Two network namespaces with a link between them."""
 
     def __enter__(self):
         self.cut()
@@ -262,7 +262,7 @@ class Cable:
         run("ip", "-n", SPACES[1], "link", "set", "sffault1", state)
 
     def lose(self, share):
-        """Loses one packet in so many, of both directions."""
+        """Drops one packet in `share`, in both directions."""
         for space in SPACES:
             rules = (
                 "table inet loss { chain in { type filter hook input priority 0; "
@@ -271,7 +271,7 @@ class Cable:
             run("ip", "netns", "exec", space, "nft", rules)
 
     def lost(self):
-        """Packets that were dropped."""
+        """The number of dropped packets."""
         dropped = 0
         for space in SPACES:
             command = ["ip", "netns", "exec", space, "nft", "-j", "list", "ruleset"]
@@ -287,7 +287,7 @@ def run(*command):
 
 
 def undisturbed(options):
-    """The run, the seconds until its first step, and those of its steps."""
+    """The run, the time until its first step, and the time of its steps, in seconds."""
     case = on_one_machine(options, "undisturbed")
     seen = {}
 
@@ -302,8 +302,8 @@ def undisturbed(options):
 
 
 def kills(options, starting, training):
-    """Kills one of the ranks so often, at random moments: one in four while all of them start, the others once a
-    step was made since."""
+    """Kills one of the ranks repeatedly, at random moments: one in four times while they start, otherwise after
+    at least one step since the last start."""
     case = on_one_machine(options, "kills")
     dice = random.Random(options.seed)
     done, now = [], {"ranks": None}
@@ -317,7 +317,7 @@ def kills(options, starting, training):
         step = case.step()
         if ranks != now["ranks"]:
             early = dice.random() < 0.25
-            # So that the run lasts for all of them.
+            # So that the run is long enough for all kills.
             delay = dice.uniform(0, starting if early else 1.4 * training / options.kills)
             now.update(ranks=ranks, began=time.monotonic(), delay=delay, least=step)
             now["until"] = now["began"] + delay if early else None
@@ -356,7 +356,7 @@ def once(case, step, act):
 
     case.wait(tick)
     if plan["next"] is not None:
-        raise RuntimeError(f"{case.name}: the run was over before the fault")
+        raise RuntimeError(f"{case.name}: the run ended before the fault")
 
 
 def stopped_rank(options, cable):
@@ -403,7 +403,7 @@ def reboot(options, cable):
 
 
 def left_alone(options, cable):
-    """The second machine goes for good, and the first one goes on without it."""
+    """The second machine is switched off permanently, and the first one continues without it."""
     case = on_two_machines(options, "left-alone", machines="1:2")
     agent = case.agents[1]
 
@@ -419,13 +419,13 @@ def left_alone(options, cable):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainer", type=Path, required=True, help="the program surefoot-trainer")
-    parser.add_argument("--out", type=Path, required=True, help="where the numbers go")
+    parser.add_argument("--out", type=Path, required=True, help="output file")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--save", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=19)
-    parser.add_argument("--only", action="append", help="leave the other cases out")
-    parser.add_argument("--keep", action="store_true", help="leave the folder of the runs")
+    parser.add_argument("--only", action="append", help="run only this case; may be repeated")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     options = parser.parse_args()
     options.trainer = options.trainer.resolve()
     options.scratch = Path(tempfile.mkdtemp(prefix="surefoot-faults-"))

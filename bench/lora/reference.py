@@ -1,4 +1,4 @@
-"""Trains with Hugging Face's Trainer and PEFT what a `config.yaml` of a Surefoot run says.
+"""Trains the `config.yaml` of a Surefoot run with Hugging Face's Trainer and PEFT.
 
     python reference.py CONFIG --model FOLDER --make-adapter FOLDER
     python reference.py CONFIG --model FOLDER --adapter FOLDER --out FILE
@@ -36,9 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="a config of surefoot")
     parser.add_argument("--model", type=Path, required=True, help="the model's folder")
-    parser.add_argument("--make-adapter", type=Path, help="write a fresh adapter here and end")
+    parser.add_argument("--make-adapter", type=Path, help="write a new adapter here and exit")
     parser.add_argument("--adapter", type=Path, help="the adapter to start from")
-    parser.add_argument("--out", type=Path, help="where the result goes (JSON)")
+    parser.add_argument("--out", type=Path, help="output file (JSON)")
     arguments = parser.parse_args()
     config = yaml.safe_load(arguments.config.read_text())
     if config.get("threads"):
@@ -66,7 +66,7 @@ def make_adapter(config: dict, folder: Path, target: Path) -> None:
 def train(config: dict, folder: Path, adapter: Path) -> dict:
     settings = config["train"]
     bf16 = settings["bf16"]
-    # As on the other side: a base in bf16, adapters in fp32 (PEFT sees to that).
+    # As in Surefoot: a base in bf16, adapters in fp32 (PEFT does this by itself).
     kind = torch.bfloat16 if bf16 else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
     model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
@@ -130,7 +130,7 @@ class Blocks(Dataset):
         starts = block_starts(config["seed"], kept, self.length)
         rank, size = (int(os.environ.get(name, default)) for name, default in RANKS)
         every = [start for _, start in zip(range(size * count * settings["max_steps"]), starts)]
-        # Of the blocks of a step, rank 0 takes the first, rank 1 those that follow, and so on.
+        # Rank 0 gets the first blocks of a step, rank 1 the next, and so on.
         steps = range(0, len(every), size * count)
         self.starts = [
             start for step in steps for start in every[step + rank * count : step + (rank + 1) * count]
@@ -142,19 +142,19 @@ class Blocks(Dataset):
     def __getitem__(self, index: int) -> dict:
         start = self.starts[index]
         block = self.tokens[start : start + self.length + 1]
-        # Targets of their own: shifted labels would leave the last token out.
+        # Explicit targets: shifting the labels internally would drop the last token.
         return {"input_ids": block[:-1], "labels": block[1:], "shift_labels": block[1:]}
 
 
 class InOrder(Trainer):
-    """Trainer shuffles; the blocks come shuffled."""
+    """Disables the shuffling of Trainer, since the blocks are already shuffled."""
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=self._train_batch_size)
 
 
 class Clock(TrainerCallback):
-    """How long each step takes, and its loss."""
+    """Records the duration and the loss of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

@@ -16,7 +16,7 @@ OUT = Path(__file__).resolve().parents[2] / "crates/placement/tests/fixtures/acc
 
 
 def modules(*sizes, tied=()):
-    """Modules of these sizes in bytes; pairs in `tied` are one memory."""
+    """Modules of these sizes in bytes; pairs in `tied` share memory."""
     storages = list(range(len(sizes)))
     for first, second in tied:
         storages[second] = storages[first]

@@ -12,7 +12,7 @@ from accelerate import infer_auto_device_map
 
 
 class Block(torch.nn.Module):
-    """One module, never split, of so many bytes."""
+    """One module of this many bytes that is never split."""
 
     def __init__(self, weight: torch.nn.Parameter):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parts that the recorded models are made of: plain PyTorch, in the shapes that people train."""
+"""Building blocks of the recorded models: plain PyTorch, with common shapes."""
 
 import math
 
@@ -47,7 +47,7 @@ def add_lora(model, names, rank=16):
 
 
 class Attention(nn.Module):
-    """Multi-head attention; keys and values may come from elsewhere and have fewer heads."""
+    """Multi-head attention, optionally cross-attention and with fewer heads for keys and values."""
 
     def __init__(self, width, heads, kv_heads=None, bias=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""More workloads, recorded after the placement policy was made and unlike those it was made with.
+"""More workloads, recorded after the placement policy was designed, and different from those used to design it.
 
 What a policy does on these at first sight says what it will do on yours; `POLICIES.md` has
 the numbers of that first look.
@@ -17,7 +17,7 @@ DEVICE = "cuda"
 
 
 class PackedLinear(nn.Module):
-    """A frozen layer of four-bit numbers, two to a byte, that is unpacked whenever it is used."""
+    """A frozen layer of four-bit weights, two per byte, unpacked whenever it is used."""
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -106,7 +106,7 @@ def qwen_qlora():
 
 
 def wan_swapped():
-    """A 14B video transformer of which 8 blocks stay and 32 come and go, after a text encoder that came and went."""
+    """A 14B video transformer with 8 resident and 32 swapped blocks, after a text encoder that is loaded and unloaded."""
     width, heads, layers, resident, text = 5120, 40, 40, 8, 4096
     clips = random.Random(4)
 
@@ -166,7 +166,7 @@ def wan_swapped():
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
 
     class Block(torch.autograd.Function):
-        """Computes without a graph, and again with one when the gradient comes."""
+        """Computes without a graph, and again with one in the backward pass."""
 
         @staticmethod
         def forward(context, x, text, time, number, rotate):
@@ -332,7 +332,7 @@ def gpt_medium_generating():
 
 
 def speech_prefetched():
-    """A 300M speech encoder whose batches come on a side stream, every length another, with an 8-bit optimizer."""
+    """A 300M speech encoder with batches of varying lengths copied on a side stream, and an 8-bit optimizer."""
     width, heads, layers, vocabulary = 1024, 16, 24, 32
     lengths = random.Random(17)
 
@@ -397,7 +397,7 @@ def speech_prefetched():
 
 
 def dpo_pairs():
-    """Preference pairs: a 0.6B policy with LoRA beside its frozen twin, answers of all lengths, chunked logits."""
+    """Preference pairs: a 0.6B policy with LoRA and its frozen reference model, answers of all lengths, chunked logits."""
     width, heads, layers, vocabulary = 1024, 16, 28, 151936
     lengths = random.Random(31)
 
@@ -448,7 +448,7 @@ def dpo_pairs():
 
 
 def experts():
-    """A small mixture of experts trained whole: every expert gets another number of tokens in every layer and step."""
+    """A small mixture of experts fully trained: the number of tokens per expert varies with every layer and step."""
     width, heads, layers, count, inner, vocabulary, length = 768, 12, 12, 8, 2048, 32000, 512
     routes = random.Random(13)
 

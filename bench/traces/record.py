@@ -1,4 +1,4 @@
-"""Records what real PyTorch asks its allocator for, as a trace for `surefoot replay`.
+"""Records the requests of real PyTorch to its allocator, as a trace for `surefoot replay`.
 
 Run it on the simulated device, with large copies moving nothing and room for any
 model (kernels do nothing there, so the values of the training are meaningless):
@@ -21,7 +21,7 @@ from held_out import HELD_OUT
 from unseen import UNSEEN
 from workloads import WORKLOADS
 
-# A request of this size says "a step begins": nothing else asks for it.
+# A request of this size marks the start of a step: nothing else uses it.
 STEP = 1_234_567_891
 
 

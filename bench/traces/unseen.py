@@ -1,4 +1,4 @@
-"""Workloads that were recorded when the step before was first followed, to see what that does at first sight.
+"""Workloads recorded after the step predictor was finished, to test it on unseen data.
 
 As with `held_out.py`, `POLICIES.md` has the numbers of that look. Nothing was changed for them.
 """

@@ -1,4 +1,4 @@
-"""What is recorded: each workload is a generator that trains one step per `next`.
+"""The recorded workloads: each is a generator that trains one step per `next`.
 
 Sizes are those of real fine-tuning runs. Kernels do nothing on the simulated
 device, so a 5B model costs addresses, not memory or time.

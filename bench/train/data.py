@@ -1,4 +1,4 @@
-"""Text to batches, in exactly the order in which `surefoot train` takes them.
+"""Batches of text in exactly the order of `surefoot train`.
 
 The order is part of the trainer's checkpoint format, so it is documented and fixed:
 SplitMix64 seeded with the run's seed and the pass over the text gives an offset and
@@ -43,7 +43,7 @@ class SplitMix64:
 
 
 def training_tokens(path: Path, held_out: float) -> list[int]:
-    """The tokens of the text at `path`, less the share at its end that is held out."""
+    """The tokens of the text at `path`, without the held-out share at its end."""
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     documents = [file.read_bytes() for file in files]
     keep = round(sum(len(document) for document in documents) * (1.0 - held_out))
@@ -66,7 +66,7 @@ def training_tokens(path: Path, held_out: float) -> list[int]:
 
 
 def block_starts(seed: int, tokens: int, block_size: int) -> Iterator[int]:
-    """Where each block starts, pass after pass, without end."""
+    """Yields the start of each block, epoch after epoch, endlessly."""
     last = tokens - block_size - 1
     epoch = 0
     while True:
@@ -83,7 +83,7 @@ def block_starts(seed: int, tokens: int, block_size: int) -> Iterator[int]:
 def batches(
     tokens: list[int], seed: int, block_size: int, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, each `[batch_size, block_size]`, without end."""
+    """Inputs and targets, each `[batch_size, block_size]`, endlessly."""
     text = torch.tensor(tokens, dtype=torch.int64)
     starts = block_starts(seed, len(tokens), block_size)
     while True:

@@ -1,4 +1,4 @@
-"""Makes the golden fixture of the trainer's parity test.
+"""Creates the golden fixture of the trainer's parity test.
 
     python bench/train/golden.py crates/trainer/tests/fixtures/golden.safetensors
 

@@ -123,7 +123,7 @@ class CausalLm(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape) * deviation)
 
     def groups(self, weight_decay: float) -> list[dict]:
-        """Weight decay is for the matrices, not for norms and embeddings."""
+        """Weight decay applies to matrices, not to norms and embeddings."""
         decayed, others = [], []
         for name, parameter in self.named_parameters():
             plain = "norm" in name or "embed_tokens" in name
@@ -143,6 +143,6 @@ def rotary_tables(theta: float, width: int, positions: int) -> tuple[Tensor, Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (i, i + width/2) of the last dimension by its position's angle."""
+    """Rotates each pair (i, i + width/2) of the last dimension by the angle of its position."""
     low, high = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat((-high, low), dim=-1) * sin.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Trains in plain PyTorch what a `config.yaml` of a Surefoot run says.
+"""Trains the `config.yaml` of a Surefoot run in plain PyTorch.
 
 The same model, data order, batches, optimizer and schedule, from the same initial
 weights. Writes one JSON object: the loss of each step, and how fast it went. What a
@@ -24,7 +24,7 @@ from model import CausalLm, ModelConfig
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="the config.yaml of a run folder")
-    parser.add_argument("--out", type=Path, required=True, help="where the result goes (JSON)")
+    parser.add_argument("--out", type=Path, required=True, help="output file (JSON)")
     parser.add_argument("--steps", type=int, help="stop after this many steps")
     arguments = parser.parse_args()
 
@@ -36,7 +36,7 @@ def main() -> None:
 def train(config: dict, steps: int) -> dict:
     settings, data = config["train"], config["data"]
     if data["tokenizer"] != "bytes":
-        sys.exit("the reference knows the `bytes` tokenizer only")
+        sys.exit("the reference supports only the `bytes` tokenizer")
     if not isinstance(settings["bf16"], bool):
         sys.exit("the reference needs `train.bf16` to be `true` or `false`")
     if config.get("threads"):
@@ -118,7 +118,7 @@ def learning_rate(settings: dict, done: int) -> float:
         case "cosine":
             height = 0.5 * (1.0 + math.cos(math.pi * progress))
         case other:
-            sys.exit(f"the reference does not know the schedule `{other}`")
+            sys.exit(f"the reference does not support the schedule `{other}`")
     return minimum + (peak - minimum) * height
 
 

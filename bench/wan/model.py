@@ -1,4 +1,4 @@
-"""Writes a folder with a model of Wan and clips for `cargo xtask bench wan`.
+"""Writes a folder with a Wan model and clips for `cargo xtask bench wan`.
 
     python model.py OUT --layers 6 --heads 3 --width 256 --height 160 --frames 17
     python model.py OUT --real a14b --width 832 --height 480 --frames 81
@@ -22,7 +22,7 @@ REAL = {
     "1.3b": dict(num_attention_heads=12, ffn_dim=8960, num_layers=30),
     "a14b": dict(num_attention_heads=40, ffn_dim=13824, num_layers=40),
     "i2v-a14b": dict(num_attention_heads=40, ffn_dim=13824, num_layers=40, in_channels=36),
-    # Two experts of the size of 1.3B, which no published model has.
+    # Two experts with 1.3B parameters each, unlike any published model.
     "pair": dict(num_attention_heads=12, ffn_dim=8960, num_layers=30),
 }
 BOUNDARIES = {"a14b": 0.875, "i2v-a14b": 0.9, "pair": 0.875}
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--real", choices=REAL)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=3)
-    parser.add_argument("--encoder-channels", type=int, default=4, help="of the autoencoder's first layer; 96 in Wan")
+    parser.add_argument("--encoder-channels", type=int, default=4, help="channels of the autoencoder's first layer; 96 in Wan")
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--height", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True)
@@ -45,7 +45,7 @@ def main() -> None:
     torch.manual_seed(0)
     real = arguments.real
     if real is None:
-        # As many numbers within a feed-forward layer for each of the stream as 1.3B has.
+        # The same ratio of feed-forward width to model width as in 1.3B.
         width = 128 * arguments.heads
         sizes = dict(num_attention_heads=arguments.heads, ffn_dim=width * 35 // 6, num_layers=arguments.layers)
         text = 256
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def holes(model: torch.nn.Module, path: Path) -> None:
-    """The weights in bf16, of which only the names and shapes are written."""
+    """A bf16 weights file of which only the names and shapes are written."""
     header, end = {}, 0
     for name, tensor in model.state_dict().items():
         start, end = end, end + 2 * tensor.numel()
@@ -94,7 +94,7 @@ def holes(model: torch.nn.Module, path: Path) -> None:
 
 
 def picture(path: Path, width: int, height: int, number: int) -> None:
-    """Stripes that move, as a bitmap."""
+    """Moving stripes, as a bitmap."""
     row = bytes((x * 3 + number * 8 + channel * 40) % 256 for x in range(width) for channel in range(3))
     row += b"\0" * (-len(row) % 4)
     size = len(row) * height

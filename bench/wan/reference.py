@@ -1,4 +1,4 @@
-"""Trains a LoRA on a Wan with diffusers and PEFT, on what `surefoot cache` has encoded.
+"""Trains a LoRA on a Wan model with diffusers and PEFT, on clips encoded by `surefoot cache`.
 
     python reference.py CONFIG --model FOLDER --cache FOLDER --out FILE
 
@@ -44,7 +44,7 @@ def main() -> None:
     model = get_peft_model(model, LoraConfig(r=adapter["r"], lora_alpha=adapter["lora_alpha"], target_modules=LAYERS))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
-        # As on the other side.
+        # As in Surefoot.
         parameter.data = parameter.data.float()
     optimizer = torch.optim.AdamW(parameters, lr=settings["learning_rate"], weight_decay=0.0)
     clean = load_file(next((arguments.cache / "latents").glob("*.safetensors")))["latents"][None].float()
