@@ -1,4 +1,4 @@
-"""For programs on the simulated device: orders, counters, and a model to train."""
+"""For programs on the simulated device: its settings and counters, and a model to train."""
 
 import ctypes
 import json
@@ -11,8 +11,8 @@ from torch import nn
 _simulator = ctypes.CDLL(None)
 
 
-def order(text):
-    """Gives the simulator orders while the program runs."""
+def configure(text):
+    """Changes settings of the simulator while the program runs."""
     assert _simulator.device_sim_control(text.encode()) == 0, text
 
 

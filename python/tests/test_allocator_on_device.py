@@ -34,10 +34,10 @@ def test_out_of_memory_is_pytorchs_own_error_and_leaves_all_intact(run):
 
 def streams():
     """What is freed on one stream while another still uses it must not be given out."""
-    from device import order
+    from device import configure
 
     side = torch.cuda.Stream()
-    order("device_time=kernel:300ms")
+    configure("device_time=kernel:300ms")
     tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     address = tensor.data_ptr()
     with torch.cuda.stream(side):
@@ -88,13 +88,13 @@ def test_where_memory_cannot_be_mapped_it_is_had_without(run):
 
 
 def lose_the_device():
-    from device import order
+    from device import configure
 
     tensors = [torch.ones(1 << 20, device="cuda") for _ in range(100)]
     side = torch.cuda.Stream()
     for tensor in tensors:
         tensor.record_stream(side)
-    order("lose=*@1+:illegal_address")
+    configure("lose=*@1+:illegal_address")
     seen = []
     for use in [torch.cuda.synchronize, tensors.clear] + [lambda: torch.empty(1 << 29, device="cuda")] * 20:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from device import Gpt, calls, order, train
+from device import Gpt, calls, configure, train
 
 import surefoot_placement
 from surefoot_placement import DeviceLost, PlacementError, PlacementReport, safe_prepare, to_device
@@ -20,10 +20,10 @@ def damaged(fault, **options):
     """Moves one tensor while copies to the device go wrong; returns how it arrived and what was reported."""
     source = torch.randn(LARGE)
     to_device(torch.ones(4), "cuda")  # the device is found out about before copies go wrong
-    order(f"copy=h2d>=1K{fault}")
+    configure(f"copy=h2d>=1K{fault}")
     report = PlacementReport()
     arrived = to_device(source, "cuda", verify="always", report=report, **options)
-    order("reset_faults")
+    configure("reset_faults")
     return [torch.equal(arrived.cpu(), source), report.failures]
 
 
@@ -39,7 +39,7 @@ def test_a_copy_that_arrives_damaged_is_made_again(run):
 
 def damaged_until_chunks():
     surefoot_placement._transfer.CHUNK_BYTES = 1 << 20
-    order("copy=h2d>=2M:nan")
+    configure("copy=h2d>=2M:nan")
     report = PlacementReport()
     source = torch.randn(LARGE)
     arrived = to_device(source, "cuda", report=report)
@@ -70,7 +70,7 @@ def left_on_cpu():
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        order("copy=h2d>=1K:zeros")
+        configure("copy=h2d>=1K:zeros")
         stayed = to_device({"weight": torch.ones(LARGE)}, "cuda", stay_on_cpu=True)["weight"]
     return [str(stayed.device), str(caught[0].message)]
 
@@ -83,7 +83,7 @@ def test_a_tensor_may_stay_on_the_cpu_if_asked(run):
 
 def unverified():
     to_device(torch.ones(4), "cuda")
-    order("copy=h2d>=1K:zeros")
+    configure("copy=h2d>=1K:zeros")
     return to_device(torch.ones(LARGE), "cuda", verify="off").cpu().sum().item()
 
 
@@ -110,7 +110,7 @@ def test_modes_verify_what_they_say(run):
 
 def refused_copy():
     to_device(torch.ones(4), "cuda")
-    order("fail=cudaMemcpyAsync@1:invalid_value")
+    configure("fail=cudaMemcpyAsync@1:invalid_value")
     report = PlacementReport()
     arrived = to_device(torch.ones(LARGE), "cuda", report=report)
     return [arrived.cpu().sum().item(), report.failures[0][1]]
@@ -123,7 +123,7 @@ def test_a_refused_copy_is_tried_again(run):
 
 
 def lost():
-    order("lose=cudaMemcpyAsync@1:illegal_address")
+    configure("lose=cudaMemcpyAsync@1:illegal_address")
     try:
         to_device({"a": torch.ones(LARGE)}, "cuda")
     except DeviceLost as problem:
@@ -205,7 +205,7 @@ def accelerated():
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     data = torch.utils.data.TensorDataset(torch.arange(64 * 32).float().view(64, 32), torch.arange(64) % 2)
     loader = torch.utils.data.DataLoader(data, batch_size=16, num_workers=1, pin_memory=True)
-    order("copy=h2d>=1K@1:zeros")
+    configure("copy=h2d>=1K@1:zeros")
     report = PlacementReport()
     model, optimizer, loader, scheduler = safe_prepare(
         accelerator, model, optimizer, loader, scheduler, verify="always", report=report
@@ -243,7 +243,7 @@ def odd_things():
     from torch.nn.utils.rnn import pack_sequence
     from transformers import BatchEncoding
 
-    order("copy=h2d>=1K@1:zeros")  # whatever comes first is damaged, and repaired
+    configure("copy=h2d>=1K@1:zeros")  # whatever comes first is damaged, and repaired
     report = PlacementReport()
     move = lambda thing: to_device(thing, "cuda", verify="always", report=report)
     image = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
@@ -288,7 +288,7 @@ def test_odd_things_arrive_as_what_they_were(run):
 
 def damaged_on_the_way_back():
     there = to_device(torch.arange(LARGE), "cuda")
-    order("copy=d2h>=1M@1:zeros")
+    configure("copy=d2h>=1M@1:zeros")
     report = PlacementReport()
     back = to_device(there, "cpu", verify="always", report=report)
     return [torch.equal(back, torch.arange(LARGE)), report.failures]

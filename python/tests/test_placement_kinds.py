@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from device import order
+from device import configure
 
 from surefoot_placement import PlacementError, PlacementReport, to_device
 
@@ -49,13 +49,13 @@ def every_kind():
     to_device(torch.ones(4), "cuda")  # the device is found out about before copies go wrong
     seen = {}
     for name, tensor in kinds().items():
-        order("copy=h2d>=1K@1:zeros")
+        configure("copy=h2d>=1K@1:zeros")
         there, back = PlacementReport(), PlacementReport()
         moved = to_device(tensor, "cuda", verify="always", report=there)
-        order("reset_faults")
-        order("copy=d2h>=1K@1:zeros")
+        configure("reset_faults")
+        configure("copy=d2h>=1K@1:zeros")
         returned = to_device(moved, "cpu", verify="always", report=back)
-        order("reset_faults")
+        configure("reset_faults")
         seen[name] = {
             "device": moved.device.type, "kind": type(moved) is type(returned) is type(tensor),
             "shape": moved.is_nested or moved.shape == tensor.shape, "dtype": moved.dtype == returned.dtype == tensor.dtype,

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from device import order
+from device import configure
 
 from surefoot_placement import PlacementError, PlacementReport, safe_prepare, to_device
 
@@ -48,10 +48,10 @@ def repaired():
         moments = [{name: value.clone() for name, value in state.items()} for state in optimizer.state.values()]
         to_device(torch.ones(4), "cuda")
         accelerator, report = Accelerator(), PlacementReport()
-        order("copy=" + ",".join(f"h2d>=1K@{number}:{fault}" for number in range(1, 40, 3)))
+        configure("copy=" + ",".join(f"h2d>=1K@{number}:{fault}" for number in range(1, 40, 3)))
         model, optimizer, loader = safe_prepare(accelerator, model, optimizer, loader, verify="always", report=report)
         batches = [features.cpu() for features, _ in loader]
-        order("reset_faults")
+        configure("reset_faults")
         now = optimizer.state
         seen[fault] = {
             "weights": all(torch.equal(a.cpu(), b) for a, b in zip(model.parameters(), weights)),

@@ -21,9 +21,9 @@ CHECKS = under_device_sim.REPOSITORY / "crates/cli/src/commands/probe/checks.py"
 def check(simulator):
     """Runs a check; returns its answer, or how its process ended."""
 
-    def run_check(name, timeout=120, **orders):
+    def run_check(name, timeout=120, **settings):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
-        environment |= simulator | orders
+        environment |= simulator | settings
         command = [sys.executable, str(CHECKS), name, "cuda"]
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -42,7 +42,7 @@ def test_a_device_without_faults_passes(check, name):
 
 
 @pytest.mark.parametrize(
-    ("order", "verdict"),
+    ("setting", "verdict"),
     [
         ({"DEVICE_SIM_COPY": "h2d@2:zeros"}, "zeros"),
         ({"DEVICE_SIM_COPY": "h2d@3:nan"}, "nan"),
@@ -52,8 +52,8 @@ def test_a_device_without_faults_passes(check, name):
         ({"DEVICE_SIM_CRASH": "cudaMemcpyAsync@3"}, "crash"),
     ],
 )
-def test_every_fault_has_an_answer_of_its_own(check, order, verdict):
-    assert check("copy_small", **order) == verdict
+def test_every_fault_has_an_answer_of_its_own(check, setting, verdict):
+    assert check("copy_small", **setting) == verdict
 
 
 def test_a_hang_is_a_result(check):
@@ -76,10 +76,10 @@ def probe(simulator, tmp_path):
     """Runs `surefoot probe` on the simulated device; returns exit code, result and the written report."""
     program = under_device_sim.find_library("surefoot", "SUREFOOT_PROGRAM")
 
-    def run_probe(*arguments, device=simulator, **orders):
+    def run_probe(*arguments, device=simulator, **settings):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
         # What is found out about this "GPU" is nobody else's.
-        environment |= device | orders | {"SUREFOOT_CACHE": str(tmp_path / "cache")}
+        environment |= device | settings | {"SUREFOOT_CACHE": str(tmp_path / "cache")}
         report = tmp_path / "report.json"
         command = [str(program), "probe", "--json", "--python", sys.executable, "--report", str(report), *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -90,7 +90,7 @@ def probe(simulator, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "outcome"),
+    ("setting", "outcome"),
     [
         ({"DEVICE_SIM_COPY": "h2d@2:zeros"}, "zeros"),
         ({"DEVICE_SIM_COPY": "h2d@3:nan"}, "nan"),
@@ -100,8 +100,8 @@ def probe(simulator, tmp_path):
         ({"DEVICE_SIM_CRASH": "cudaMemcpyAsync@3"}, "crash"),
     ],
 )
-def test_the_command_tells_the_kinds_of_failure_apart(probe, order, outcome):
-    code, result, report = probe("--only", "copy-small", **order)
+def test_the_command_tells_the_kinds_of_failure_apart(probe, setting, outcome):
+    code, result, report = probe("--only", "copy-small", **setting)
     imported, copied = result["checks"]
     assert (code, imported["outcome"], copied["outcome"]) == (3, "ok", outcome), copied
     assert copied["advice"], "what to do about it"

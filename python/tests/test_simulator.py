@@ -4,7 +4,7 @@ import signal
 import time
 
 import torch
-from device import Gpt, calls, order, report, train
+from device import Gpt, calls, configure, report, train
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
@@ -122,17 +122,17 @@ def damaged_copies():
     arrived = {}
     for damage in ("zeros", "nan", "truncate", "flip"):
         target = torch.full((1000,), 7.0).to("cuda")
-        order(f"copy=h2d@2:{damage}")
+        configure(f"copy=h2d@2:{damage}")
         target.copy_(source)
         first = target.cpu()
         target.copy_(source)
         second = target.cpu()
-        order("reset_faults")
+        configure("reset_faults")
         arrived[damage] = [torch.equal(first, source), second.nan_to_num(nan=-1.0).tolist()]
     return arrived
 
 
-def test_copies_arrive_damaged_when_ordered_and_only_then(run):
+def test_copies_arrive_damaged_when_configured_and_only_then(run):
     source = [float(value) for value in range(1, 1001)]
     arrived = run(damaged_copies)
     assert all(first for first, _ in arrived.values()), "the fault is about the second copy"
@@ -144,7 +144,7 @@ def test_copies_arrive_damaged_when_ordered_and_only_then(run):
 
 def late_copy():
     source, target = torch.ones(1000).pin_memory(), torch.zeros(1000).to("cuda")
-    order("copy=h2d:late(300ms)")
+    configure("copy=h2d:late(300ms)")
     target.copy_(source, non_blocking=True)
     torch.cuda.synchronize()
     at_once = target.cpu().sum().item()
@@ -157,7 +157,7 @@ def test_a_late_copy_arrives_after_the_stream_said_it_was_done(run):
 
 
 def asynchronous_copy():
-    order("device_time=copy:200ms")
+    configure("device_time=copy:200ms")
     source = torch.ones(1000).pin_memory()
     target = torch.empty(1000).pin_memory()
     stream = torch.cuda.Stream()
@@ -197,7 +197,7 @@ def allocate_and_free():
     return torch.cuda.memory_reserved()
 
 
-def test_a_call_fails_when_ordered(run):
+def test_a_call_fails_when_configured(run):
     process = run(allocate_and_free, fails=True, DEVICE_SIM_FAIL="cudaFree@2:unknown")
     assert "unknown error" in process.stderr
 
@@ -207,13 +207,13 @@ def test_a_lost_device_fails_every_later_call(run):
     assert "an illegal memory access was encountered" in process.stderr
 
 
-def test_the_process_crashes_when_ordered(run):
+def test_the_process_crashes_when_configured(run):
     process = run(allocate_and_free, fails=True, DEVICE_SIM_CRASH="cudaMalloc@2")
     assert process.returncode == -signal.SIGABRT
-    assert "crashing in cudaMalloc, as ordered" in process.stderr
+    assert "crashing in cudaMalloc, as configured" in process.stderr
 
 
-def test_an_order_that_is_not_understood_stops_the_program(run):
+def test_an_invalid_setting_stops_the_program(run):
     process = run(memory_info, fails=True, DEVICE_SIM_CAPACITY="lots")
     assert process.returncode == 2
     assert "DEVICE_SIM_CAPACITY" in process.stderr and "expected a size" in process.stderr

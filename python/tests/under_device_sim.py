@@ -1,7 +1,7 @@
 """Runs a program on the simulated device: `python under_device_sim.py python train.py`.
 
-Orders to the simulator are environment variables (`DEVICE_SIM_CAPACITY=16G`, ...);
-`crates/device-sim/src/orders.rs` describes them.
+Settings of the simulator are environment variables (`DEVICE_SIM_CAPACITY=16G`, ...);
+`crates/device-sim/src/settings.rs` describes them.
 """
 
 import os

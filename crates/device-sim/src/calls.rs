@@ -1,5 +1,5 @@
-//! Every call into the simulator passes here: it is counted, takes the time it
-//! was ordered to take, and goes wrong when it was ordered to.
+//! Every call into the simulator passes through here: it is counted, takes the configured
+//! time, and fails if a fault is configured.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::orders::{CallEffect, CallFault, Pattern};
 use crate::process::{forked, tell};
+use crate::settings::{CallEffect, CallFault, Pattern};
 use crate::status::Status;
 
 /// One exported function: its name and how often it was called.
@@ -23,8 +23,8 @@ pub(crate) struct CallSite {
 /// All functions that were called at least once.
 static SITES: Mutex<Vec<&'static CallSite>> = Mutex::new(Vec::new());
 
-/// Orders about calls; `ACTIVE` spares the lock when there are none.
-static ORDERS: Mutex<CallOrders> = Mutex::new(CallOrders {
+/// Settings for calls; `ACTIVE` avoids taking the lock if there are none.
+static SETTINGS: Mutex<CallSettings> = Mutex::new(CallSettings {
     latencies: Vec::new(),
     faults: Vec::new(),
 });
@@ -33,7 +33,7 @@ static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// The status every call returns once the context is lost; 0 while it is not.
 static LOST: AtomicU32 = AtomicU32::new(0);
 
-struct CallOrders {
+struct CallSettings {
     latencies: Vec<(Pattern, Duration)>,
     faults: Vec<(CallFault, u64)>,
 }
@@ -52,8 +52,8 @@ impl CallSite {
         }
     }
 
-    /// Counts the call in a child, which finds our locks as other threads of its parent left
-    /// them, and waits for none.
+    /// Counts the call in a forked child, without waiting for locks: other threads of the parent may have
+    /// held them.
     pub(crate) fn count_in_child(&'static self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some(mut sites) = sites()
@@ -63,12 +63,12 @@ impl CallSite {
         }
     }
 
-    /// Counts the call and lets orders about it take effect.
+    /// Counts the call and applies the settings for it.
     pub(crate) fn enter(&'static self) -> Result<(), Status> {
         self.registered.get_or_init(|| SITES.lock().push(self));
         self.calls.fetch_add(1, Ordering::Relaxed);
         if ACTIVE.load(Ordering::Relaxed) {
-            obey(self.name)?;
+            apply(self.name)?;
         }
         match LOST.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -78,8 +78,8 @@ impl CallSite {
     }
 }
 
-/// Whether a function still works when the context is lost: what only asks about
-/// devices or chooses one does, on real devices too.
+/// Whether a function still works after the context is lost: as on real devices, functions that only query
+/// or select devices do.
 fn outlives_context(name: &str) -> bool {
     const PREFIXES: [&str; 11] = [
         "cudaGetDevice",
@@ -97,10 +97,10 @@ fn outlives_context(name: &str) -> bool {
     name != "cuCtxSynchronize" && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Keeps a panic, which is a mistake of ours, from leaving through a C function. What it
-/// left half done is not used again: the context is lost.
+/// Catches a panic (a bug in the simulator) before it unwinds into C. State that it
+/// left inconsistent is not used again: the context is lost.
 pub(crate) fn guarded<R>(body: impl FnOnce() -> Result<R, Status>) -> Result<R, Status> {
-    // Unwind-safe: whatever was broken is behind `LOST` from now on.
+    // Unwind-safe: inconsistent state is guarded by `LOST` from now on.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         LOST.store(Status::UNKNOWN.0, Ordering::Relaxed);
         Err(Status::UNKNOWN)
@@ -124,26 +124,26 @@ pub(crate) fn last_error(forget: bool) -> Status {
     }
 }
 
-/// Adds latencies to the standing orders.
+/// Adds latencies to the settings.
 pub(crate) fn add_latencies(latencies: Vec<(Pattern, Duration)>) {
-    ORDERS.lock().latencies.extend(latencies);
+    SETTINGS.lock().latencies.extend(latencies);
     ACTIVE.store(true, Ordering::Relaxed);
 }
 
-/// Adds faults to the standing orders; each counts its own matches from now.
+/// Adds faults to the settings; each counts its own matches from now on.
 pub(crate) fn add_faults(faults: Vec<CallFault>) {
-    ORDERS
+    SETTINGS
         .lock()
         .faults
         .extend(faults.into_iter().map(|fault| (fault, 0)));
     ACTIVE.store(true, Ordering::Relaxed);
 }
 
-/// Forgets all faults, and that the context was lost.
+/// Removes all faults, and restores a lost context.
 pub(crate) fn reset_faults() {
-    let mut orders = ORDERS.lock();
-    orders.faults.clear();
-    ACTIVE.store(!orders.latencies.is_empty(), Ordering::Relaxed);
+    let mut settings = SETTINGS.lock();
+    settings.faults.clear();
+    ACTIVE.store(!settings.latencies.is_empty(), Ordering::Relaxed);
     LOST.store(0, Ordering::Relaxed);
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn reset_counters() {
     }
 }
 
-/// Functions that were called, with how often, by name.
+/// The functions that were called and their counts, by name.
 pub(crate) fn counters() -> Vec<(&'static str, u64)> {
     let sites = sites();
     let mut counters: Vec<_> = sites
@@ -167,7 +167,7 @@ pub(crate) fn counters() -> Vec<(&'static str, u64)> {
     counters
 }
 
-/// How often one function was called.
+/// The number of calls of one function.
 pub(crate) fn count_of(name: &str) -> u64 {
     let sites = sites();
     sites
@@ -178,7 +178,7 @@ pub(crate) fn count_of(name: &str) -> u64 {
         .sum()
 }
 
-/// The functions that were called; in a child none, if the lock was left closed.
+/// The functions that were called; none in a forked child if the lock was held during the fork.
 fn sites() -> Option<MutexGuard<'static, Vec<&'static CallSite>>> {
     match forked() {
         true => SITES.try_lock(),
@@ -186,16 +186,16 @@ fn sites() -> Option<MutexGuard<'static, Vec<&'static CallSite>>> {
     }
 }
 
-fn obey(name: &str) -> Result<(), Status> {
-    let mut orders = ORDERS.lock();
-    let time: Duration = orders
+fn apply(name: &str) -> Result<(), Status> {
+    let mut settings = SETTINGS.lock();
+    let time: Duration = settings
         .latencies
         .iter()
         .filter(|(pattern, _)| pattern.matches(name))
         .map(|(_, time)| *time)
         .fold(Duration::ZERO, Duration::saturating_add);
     let mut effect = None;
-    for (fault, seen) in &mut orders.faults {
+    for (fault, seen) in &mut settings.faults {
         if fault.function.matches(name) {
             *seen += 1;
             if fault.occurrence.covers(*seen) {
@@ -203,7 +203,7 @@ fn obey(name: &str) -> Result<(), Status> {
             }
         }
     }
-    drop(orders);
+    drop(settings);
     spend(time);
     match effect {
         None => Ok(()),
@@ -213,11 +213,11 @@ fn obey(name: &str) -> Result<(), Status> {
             Err(status)
         }
         Some(CallEffect::Crash) => {
-            tell(&format!("crashing in {name}, as ordered"));
+            tell(&format!("crashing in {name}, as configured"));
             std::process::abort()
         }
         Some(CallEffect::Hang) => {
-            tell(&format!("hanging in {name}, as ordered"));
+            tell(&format!("hanging in {name}, as configured"));
             loop {
                 std::thread::park();
             }
@@ -225,7 +225,7 @@ fn obey(name: &str) -> Result<(), Status> {
     }
 }
 
-/// Lets time pass. Short times are spun, since a sleep costs 50 µs or more.
+/// Waits. Short times are spent spinning, since a sleep takes 50 µs or more.
 pub(crate) fn spend(time: Duration) {
     if time >= Duration::from_micros(200) {
         std::thread::sleep(time);

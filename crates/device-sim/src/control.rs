@@ -1,4 +1,4 @@
-//! How tests talk to the simulator: orders in, counters out.
+//! The interface for tests: settings and statistics.
 
 use std::ffi::{CStr, c_char};
 use std::sync::Once;
@@ -8,23 +8,23 @@ use serde_json::{Map, Value, json};
 use crate::calls;
 use crate::engine::Engine;
 use crate::environment::REPORT;
-use crate::orders;
 use crate::process::{forked, tell};
+use crate::settings;
 
-/// Takes orders while the program runs (see [`crate::orders`] for the grammar).
+/// Changes settings while the program runs (see [`crate::settings`] for the grammar).
 ///
-/// Returns 0, or -1 with a message on stderr when an order is not understood (then
-/// none is taken), or when there is no device.
+/// Returns 0, or -1 with a message on stderr if a setting is invalid (then
+/// none is applied), or if there is no device.
 ///
 /// # Safety
-/// `orders` points to a terminated string.
+/// `settings` points to a terminated string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn device_sim_control(orders: *const c_char) -> i32 {
-    if orders.is_null() {
+pub unsafe extern "C" fn device_sim_control(settings: *const c_char) -> i32 {
+    if settings.is_null() {
         return -1;
     }
     // SAFETY: promised by the caller; null was excluded.
-    let text = unsafe { CStr::from_ptr(orders) }.to_string_lossy();
+    let text = unsafe { CStr::from_ptr(settings) }.to_string_lossy();
     match calls::guarded(|| Ok(take(&text))) {
         Ok(Ok(())) => 0,
         Ok(Err(problem)) => {
@@ -36,9 +36,13 @@ pub unsafe extern "C" fn device_sim_control(orders: *const c_char) -> i32 {
 }
 
 fn take(text: &str) -> Result<(), String> {
-    let orders = orders::parse_all(text).map_err(|problem| problem.to_string())?;
+    let settings = settings::parse_all(text).map_err(|problem| problem.to_string())?;
     let engine = Engine::get().map_err(|status| status.message().to_string_lossy().into_owned())?;
-    engine.with(|state| orders.into_iter().for_each(|order| state.obey(order)));
+    engine.with(|state| {
+        settings
+            .into_iter()
+            .for_each(|setting| state.apply(setting))
+    });
     Ok(())
 }
 
@@ -62,7 +66,7 @@ pub unsafe extern "C" fn device_sim_report(buffer: *mut c_char, size: usize) -> 
     text.len() + 1
 }
 
-/// How often the function of this name was called.
+/// The number of calls of the function with this name.
 ///
 /// # Safety
 /// `name` points to a terminated string.
@@ -75,11 +79,11 @@ pub unsafe extern "C" fn device_sim_calls(name: *const c_char) -> u64 {
     calls::count_of(&unsafe { CStr::from_ptr(name) }.to_string_lossy())
 }
 
-/// Has the report written to `DEVICE_SIM_REPORT` when the process ends.
+/// Writes the report to `DEVICE_SIM_REPORT` at exit.
 pub(crate) fn report_at_exit() {
     extern "C" fn write() {
         let _ = calls::guarded(|| {
-            // A child that ends in the ordinary way has no report, and must not write over its parent's.
+            // A forked child that exits normally has no report, and must not overwrite that of its parent.
             if let Some(path) = std::env::var_os(REPORT).filter(|_| !forked())
                 && let Err(problem) = std::fs::write(&path, report().to_string())
             {
@@ -97,7 +101,7 @@ pub(crate) fn report_at_exit() {
     });
 }
 
-/// Calls by function, and what is and was held.
+/// Calls by function, and current and peak memory.
 fn report() -> Value {
     let calls: Map<_, _> = calls::counters()
         .into_iter()

@@ -1,22 +1,22 @@
-//! Orders that the environment gives, and where it wants the report.
+//! Settings from the environment, and the path for the report.
 
-use crate::orders::{self, KEYS, Order};
 use crate::process::stop;
+use crate::settings::{self, KEYS, Setting};
 
-/// Every variable of ours starts so.
+/// The prefix of all variables.
 const PREFIX: &str = "DEVICE_SIM_";
 
-/// Where to write the report when the process ends.
+/// Where to write the report at exit.
 pub(crate) const REPORT: &str = "DEVICE_SIM_REPORT";
-/// What goes wrong between processes (`api/rccl.rs`).
+/// Faults between processes (`api/rccl.rs`).
 pub(crate) const RCCL: &str = "DEVICE_SIM_RCCL";
 
-/// The orders in the environment. One that is not understood ends the program:
-/// a test that thinks it ordered a fault must not run without it.
-pub(crate) fn orders_of_environment() -> Vec<Order> {
-    let mut orders = Vec::new();
+/// The settings in the environment. An invalid one terminates the program:
+/// a test that relies on a fault must not run without it.
+pub(crate) fn settings_from_environment() -> Vec<Setting> {
+    let mut settings = Vec::new();
     for (name, value) in std::env::vars_os() {
-        // What is no text is none of ours, and a value that is none is understood by no order.
+        // A name that is not UTF-8 is not ours, and a value that is not UTF-8 is invalid for every setting.
         let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else {
             continue;
         };
@@ -29,12 +29,12 @@ pub(crate) fn orders_of_environment() -> Vec<Order> {
         let key = key.to_ascii_lowercase();
         match KEYS
             .contains(&key.as_str())
-            .then(|| orders::parse(&key, &value))
+            .then(|| settings::parse(&key, &value))
         {
-            Some(Ok(order)) => orders.push(order),
+            Some(Ok(setting)) => settings.push(setting),
             Some(Err(problem)) => stop(&format!("{name}: {problem}")),
             None => stop(&format!("{name}: unknown; known are {}", KEYS.join(", "))),
         }
     }
-    orders
+    settings
 }

@@ -1,4 +1,4 @@
-//! Where the shared library is, and the environment that puts it under a program.
+//! Finds the shared library, and creates the environment for programs that use it.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// File names under which programs look for the simulator's parts.
 const LINKS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// Our shared library, found from a program of the same build: tests are in
-/// `target/<profile>/deps`, and so is it.
+/// The path of the shared library, which is in `target/<profile>/deps` like the tests of the same
+/// build.
 pub fn library_path() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = program.ancestors().skip(1).take(2);
@@ -23,12 +23,12 @@ pub fn library_path() -> Option<PathBuf> {
         .find(|file| file.exists())
 }
 
-/// The environment for a program that is to see a simulated device: the library
-/// preloaded, and a folder on the library path (made in `folder`) where the
-/// driver's names lead to it.
+/// The environment for a program that uses the simulated device: the library is
+/// preloaded, and the library path has a folder (created in `folder`) with links
+/// to it under the names of the driver.
 ///
 /// # Errors
-/// When the links cannot be made.
+/// If the links cannot be created.
 pub fn environment(library: &Path, folder: &Path) -> io::Result<Vec<(&'static str, OsString)>> {
     std::fs::create_dir_all(folder)?;
     for name in LINKS {

@@ -1,22 +1,22 @@
 //! Tests only: a simulated GPU for real programs.
 //!
-//! Preloaded into a process, the shared library plays CUDA's runtime and driver,
+//! Preloaded into a process, the shared library replaces CUDA's runtime and driver,
 //! cuBLAS, NVML and HIP. Device memory is host memory, so copies, memsets,
-//! streams, events, pinned and virtual memory are real; kernels do nothing. That
+//! streams, events, pinned and virtual memory really work; kernels do nothing. That
 //! is enough for real PyTorch to run whole training loops on a machine without a
-//! GPU, with values that survive copies and an allocator that cannot tell the
-//! difference. It goes wrong to order: see [`orders`].
+//! GPU, with intact copies and an allocator that works as on a
+//! real device. Capacity, latencies and faults are configurable: see [`settings`].
 //!
 //! ```text
 //! PyTorch, hip-alloc, …
 //!     │ cudaMalloc, hipMalloc, cuMemMap, cublasSgemm_v2, nvmlInit_v2, …
 //! api/      C functions, each written once for all APIs that have it
-//!     │ counted, delayed or failed to order: calls
+//!     │ counted, delayed or failed as configured: calls
 //! engine/    memory, streams and events, copies, captures
 //! ```
 //!
-//! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on the disk,
-//! are links to the same file; [`install`] makes them.
+//! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on disk,
+//! are links to the same file; [`install`] creates them.
 
 mod api;
 mod calls;
@@ -24,8 +24,8 @@ mod control;
 mod engine;
 mod environment;
 pub mod install;
-pub mod orders;
 mod process;
+pub mod settings;
 pub mod status;
 
 pub use control::{device_sim_calls, device_sim_control, device_sim_report};

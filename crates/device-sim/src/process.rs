@@ -1,25 +1,25 @@
-//! What the simulator knows of its process: whether it is a fork of one that had used the
-//! device, and whom to tell.
+//! State of the process: whether it was forked from one that had used the
+//! device; and messages.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether anybody asked for the engine yet.
+/// Whether the engine has been used yet.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// Set in a child of a process that had used the device: as with CUDA and HIP,
-/// the child cannot use it any more.
+/// the child cannot use it.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs when the library is loaded: a thread that forks while another one starts the
-/// engine must not leave a child that waits for the start to end.
+/// Runs when the library is loaded, so that the child of a thread that forks while another one starts the
+/// engine does not wait for that forever.
 #[used]
-// SAFETY: the section holds the addresses of functions that the loader calls, of which
-// this is one; what it does needs nothing that is set up later.
+// SAFETY: the section contains the addresses of functions that the loader calls, and
+// this function needs nothing that is initialised later.
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn watch_forks() {
-        // SAFETY: the handler only loads and stores atomics, which is allowed in a child. Where
+        // SAFETY: the handler only loads and stores atomics, which is allowed in a child. If
         // there is no memory for it, tests of forked children fail; nothing else uses this.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
     }
@@ -37,18 +37,18 @@ pub(crate) fn mark_used() {
     USED.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process is the child of one that had used the device. No lock may be waited
-/// for in it.
+/// Whether this process is the child of one that had used the device. It must not wait for
+/// locks.
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Writes a message to standard error, where somebody may or may not listen.
+/// Writes a message to standard error, and ignores failures.
 pub(crate) fn tell(message: &str) {
     let _ = writeln!(std::io::stderr(), "device-sim: {message}");
 }
 
-/// Writes a message and ends the process.
+/// Writes a message and terminates the process.
 pub(crate) fn stop(message: &str) -> ! {
     tell(message);
     // SAFETY: ends the process without running handlers, which may be what

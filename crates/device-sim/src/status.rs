@@ -1,7 +1,7 @@
 //! Status codes, as the programs under test see them.
 //!
-//! The CUDA runtime, the CUDA driver and HIP give the same numbers to the
-//! conditions a simulator can be in, so one newtype serves every API; only the
+//! The CUDA runtime, the CUDA driver and HIP use the same numbers for the
+//! errors of the simulator, so one newtype serves every API; only the
 //! names differ.
 
 use std::ffi::CStr;
@@ -67,7 +67,7 @@ pub enum Api {
 }
 
 impl Status {
-    /// The enumerator's name in the given API, or that API's word for "unknown".
+    /// The enumerator's name in the given API, or that API's name for an unknown error.
     pub fn name(self, api: Api) -> &'static CStr {
         let entry = self.entry();
         match api {
@@ -77,12 +77,12 @@ impl Status {
         }
     }
 
-    /// The sentence `cudaGetErrorString` and its sisters return.
+    /// The message that `cudaGetErrorString` and related functions return.
     pub fn message(self) -> &'static CStr {
         self.entry().message
     }
 
-    /// Reads a status out of an order: a number, or one of our words for it.
+    /// Parses the status of a setting: a number, or one of our names.
     pub fn parse(text: &str) -> Option<Status> {
         if let Ok(code) = text.parse() {
             return Some(Status(code));
@@ -93,7 +93,7 @@ impl Status {
             .map(|entry| entry.status)
     }
 
-    /// The words [`Status::parse`] knows, for its error message.
+    /// The names that [`Status::parse`] accepts, for its error message.
     pub fn words() -> impl Iterator<Item = &'static str> {
         ENTRIES.iter().map(|entry| entry.word)
     }

@@ -68,8 +68,8 @@ macro_rules! call {
     }};
 }
 
-fn order(library: &Library, text: &str) {
-    let text = CString::new(text).expect("no zero byte in an order");
+fn configure(library: &Library, text: &str) {
+    let text = CString::new(text).expect("no zero byte in a setting");
     assert_eq!(
         call!(library, "device_sim_control", text.as_ptr() => *const c_char),
         0
@@ -110,7 +110,7 @@ fn hip_functions_are_exported() {
 #[test]
 fn hip_memory_lives_through_its_life() {
     let library = library();
-    order(&library, "capacity=64M; reset_faults");
+    configure(&library, "capacity=64M; reset_faults");
 
     // Allocation, copies both ways, and the number left.
     let (free_before, total) = info(&library);
@@ -143,11 +143,11 @@ fn hip_memory_lives_through_its_life() {
     assert_eq!(call!(library, "hipGetLastError"), 2);
     assert_eq!(call!(library, "hipGetLastError"), 0);
 
-    // A fault to order hits the HIP name, once.
-    order(&library, "fail=*Malloc@1:unknown");
+    // A configured fault applies to the HIP name, once.
+    configure(&library, "fail=*Malloc@1:unknown");
     assert_eq!(allocate(&library, MIB), Err(999));
     free(&library, allocate(&library, MIB).unwrap());
-    order(&library, "reset_faults");
+    configure(&library, "reset_faults");
 
     // Freed once; a second time is an error, and so is reading it.
     assert_eq!((free(&library, pointer), free(&library, pointer)), (0, 1));
@@ -158,7 +158,7 @@ fn hip_memory_lives_through_its_life() {
     assert_eq!(info(&library).0, 64 * MIB);
 
     // Work on a stream takes its time, and freeing waits for it.
-    order(&library, "device_time=copy:30ms");
+    configure(&library, "device_time=copy:30ms");
     let pointer = allocate(&library, MIB).unwrap();
     let (mut stream, mut event) = (0_u64, 0_u64);
     assert_eq!(
@@ -180,7 +180,7 @@ fn hip_memory_lives_through_its_life() {
     assert_eq!(call!(library, "hipEventQuery", event => u64), 600);
     assert_eq!(free(&library, pointer), 0);
     assert_eq!(call!(library, "hipEventQuery", event => u64), 0);
-    order(&library, "device_time=copy:0ns");
+    configure(&library, "device_time=copy:0ns");
 
     // Virtual memory: reserve, create, map, allow, write through a copy, and back.
     let properties: [i32; 8] = [1, 0, 1, 0, 0, 0, 0, 0]; // pinned, no handle type, on device 0
@@ -266,7 +266,7 @@ fn report(library: &Library) -> String {
 }
 
 #[test]
-fn an_order_that_is_not_understood_is_refused_and_named() {
+fn an_invalid_setting_is_refused_and_named() {
     let library = library();
     assert_eq!(
         call!(library, "device_sim_control", c"capacity=lots".as_ptr() => *const c_char) as i32,

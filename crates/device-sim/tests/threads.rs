@@ -8,7 +8,7 @@ use std::thread;
 // Linked for its C functions.
 use device_sim as _;
 
-// SAFETY: the signatures are those of HIP's headers and, for the orders, of `control.rs`.
+// SAFETY: the signatures are those of HIP's headers and, for the settings, of `control.rs`.
 unsafe extern "C" {
     fn hipMalloc(pointer: *mut u64, size: usize) -> u32;
     fn hipFree(pointer: u64) -> u32;
@@ -32,7 +32,7 @@ unsafe extern "C" {
         data: *mut c_void,
     ) -> u32;
     fn hipMemGetInfo(free: *mut u64, total: *mut u64) -> u32;
-    fn device_sim_control(orders: *const c_char) -> i32;
+    fn device_sim_control(settings: *const c_char) -> i32;
 }
 
 const THREADS: u64 = 4;
@@ -93,8 +93,8 @@ fn rounds(thread: u64) {
             ok(hipEventDestroy(event));
             ok(hipFree(lasting));
             if round % 50 == thread {
-                let orders = c"device_time=copy:20us;reset_counters;latency=*Nothing:1ns";
-                assert_eq!(device_sim_control(orders.as_ptr()), 0);
+                let settings = c"device_time=copy:20us;reset_counters;latency=*Nothing:1ns";
+                assert_eq!(device_sim_control(settings.as_ptr()), 0);
             }
         }
         ok(hipHostFree(pinned));

@@ -7,7 +7,7 @@ use super::handles::{self, export_kernels};
 use super::{Out, export, export_nothing};
 use crate::status::Status;
 
-/// As `cublasGetVersion` and `cublasLtGetVersion` tell it: 13.1.0.
+/// The result of `cublasGetVersion` and `cublasLtGetVersion`: 13.1.0.
 const VERSION: u64 = 130_100;
 
 /// `cublasLtMatmulHeuristicResult_t`
@@ -53,14 +53,14 @@ export! {
         version.set(VERSION as i32)
     }
 
-    /// Descriptions of operations and layouts: only their being there matters.
+    /// Descriptors of operations and layouts, whose contents are ignored.
     fn describe(engine, description: Out<u64>) as driver cublasLtMatmulDescCreate,
         driver cublasLtMatmulPreferenceCreate, driver cublasLtMatrixLayoutCreate
     {
         description.set(handles::create(engine))
     }
 
-    /// Always one algorithm, which wants no workspace.
+    /// Always one algorithm, which needs no workspace.
     fn heuristic(
         engine, _handle: u64, _operation: u64, _a: u64, _b: u64, _c: u64, _d: u64, _preference: u64, wanted: i32,
         results: Out<HeuristicResult>, count: Out<i32>,

@@ -1,9 +1,9 @@
 //! cuDNN: convolutions and normalisations that compute nothing.
 //!
-//! PyTorch describes a convolution by "backend descriptors" with attributes, asks
-//! for engines that can run it, makes a plan of one, and executes it. Here every
+//! PyTorch describes a convolution by "backend descriptors" with attributes, queries
+//! the engines that can run it, creates a plan with one, and executes it. Here every
 //! description is accepted, there is always one engine, and its plan launches a
-//! kernel. Functions that only tell a version are left to the real library.
+//! kernel. Functions that only return a version are left to the real library.
 
 use super::handles::{self, export_kernels};
 use super::{Out, export, export_nothing};
@@ -12,14 +12,14 @@ use crate::status::Status;
 /// `CUDNN_STATUS_NOT_SUPPORTED`
 const NOT_SUPPORTED: Status = Status(3000);
 
-/// Attributes that are answered: see [`get_attribute`].
+/// Supported attributes: see [`get_attribute`].
 const HEURISTIC_RESULTS: i32 = 202;
 const CONFIGURATION_ENGINE: i32 = 300;
 const PLAN_WORKSPACE: i32 = 402;
 const OPERATION_GRAPH_ENGINES: i32 = 802;
 const ENGINE_INDEX: i32 = 1301;
 
-/// What a plan wants as scratch memory: a common size, so that traces have it.
+/// The workspace size of a plan: a common size, so that it appears in traces.
 const WORKSPACE_BYTES: i64 = 8 << 20;
 
 /// The seeds of dropout: PyTorch allocates this many bytes for them.
@@ -57,8 +57,8 @@ export! {
         descriptor.set(handles::create(engine))
     }
 
-    /// Where the caller passes descriptors to be filled (engines found, the engine
-    /// of a configuration), they stay as they are: all are alike.
+    /// Descriptors that the caller passes to be filled (engines found, the engine
+    /// of a configuration) are not changed: all are equal.
     fn get_attribute(
         engine, _descriptor: u64, attribute: i32, _kind: i32, wanted: i64, count: Out<i64>, values: Out<i64>,
     ) as driver cudnnBackendGetAttribute

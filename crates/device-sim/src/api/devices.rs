@@ -1,4 +1,4 @@
-//! Devices: how many, what they are, which one a thread uses, and errors.
+//! Devices: count, properties, the current device of a thread, and errors.
 
 use std::ffi::{CStr, c_char};
 
@@ -25,7 +25,7 @@ export! {
         Ok(())
     }
 
-    /// What `cudaSetDevice` does to the thread, with its context made at once.
+    /// Like `cudaSetDevice`, and creates the context immediately.
     fn init_device(engine, device: i32, _device_flags: u32, _flags: u32) as runtime cudaInitDevice {
         checked(engine, device).map(drop)
     }
@@ -112,9 +112,9 @@ export! {
         pool.set(checked(engine, device)? as u64 + 1)
     }
 
-    /// Pools keep nothing back: what they reserve, what of it is used and what the
-    /// device holds are one number. Attributes from 5 on are reserved now and at
-    /// most, used now and at most; those before are switches.
+    /// Pools cache nothing: the memory they reserve, the memory in use and the memory held by the
+    /// device are the same. Attributes from 5 on are current and peak reserved memory,
+    /// and current and peak used memory; the earlier ones are flags.
     fn pool_attribute(engine, pool: u64, attribute: i32, value: Out<u64>)
         as runtime cudaMemPoolGetAttribute, runtime hipMemPoolGetAttribute
     {
@@ -124,7 +124,7 @@ export! {
         match attribute {
             5 | 7 => value.set(usage.held),
             6 | 8 => value.set(usage.peak),
-            // The threshold of release has the width of a size too; the rest are switches.
+            // The release threshold is 64-bit too; the rest are flags.
             4 => value.set(0),
             _ => value.set_narrow(0),
         }
@@ -139,7 +139,7 @@ export! {
         mode.set(before as u32)
     }
 
-    /// A function of the driver by its name, for those who ask the runtime for it.
+    /// Looks up a driver function by name, through the runtime API.
     fn driver_entry_point(
         engine, symbol: Text, function: Out<usize>, _version: u32, _flags: u64, outcome: Out<i32>,
     ) as runtime cudaGetDriverEntryPointByVersion
@@ -228,7 +228,7 @@ fn text_of(words: &'static CStr, text: &Out<*const c_char>) -> Status {
     text.set(words.as_ptr()).err().unwrap_or(Status::SUCCESS)
 }
 
-/// A device number of the program's, if there is such a device.
+/// Checks a device number of the program.
 pub(super) fn checked(engine: &Engine, device: i32) -> Result<usize, Status> {
     let devices = engine.with(|state| state.devices);
     usize::try_from(device)

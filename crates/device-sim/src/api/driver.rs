@@ -1,4 +1,4 @@
-//! What only CUDA's driver API has: contexts, and functions by their names.
+//! Functions that only CUDA's driver API has: contexts, and looking up functions by name.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use super::{Out, Text, export, export_nothing};
 use crate::engine::{current_device, set_current_device};
 use crate::status::Status;
 
-/// Contexts count from here: one per device, its primary one.
+/// Context handles start here: one per device, the primary context.
 const FIRST_CONTEXT: u64 = 0x100;
 
 /// The primary context of a device.
@@ -48,7 +48,7 @@ export! {
         Ok(())
     }
 
-    /// What a context allows: the size of a stack, of a heap; nothing has one here.
+    /// Limits of a context, such as the sizes of stack and heap, which do not exist here.
     fn context_limit(engine, value: Out<u64>, _limit: i32) as driver cuCtxGetLimit, runtime cudaDeviceGetLimit {
         let _ = engine;
         value.set(0)
@@ -64,7 +64,7 @@ export! {
         Ok(())
     }
 
-    /// A function of this API by its name, in the newest version there is here.
+    /// Looks up a function of this API by name, in the newest version available here.
     fn function_by_name(engine, symbol: Text, function: Out<usize>, _version: i32, _flags: u64, outcome: Out<i32>)
         as driver cuGetProcAddress_v2
     {
@@ -76,7 +76,7 @@ export! {
         found.map(drop).ok_or(Status::NOT_FOUND)
     }
 
-    /// That of CUDA 11, whose caller passes nowhere to put an outcome.
+    /// The CUDA 11 version, without an output argument for the status.
     fn function_by_name_of_cuda_11(engine, symbol: Text, function: Out<usize>, _version: i32, _flags: u64)
         as driver cuGetProcAddress
     {
@@ -129,7 +129,7 @@ fn own_symbol(name: &str) -> Option<usize> {
     (!found.is_null()).then_some(found as usize)
 }
 
-/// A handle of the library that this very function is in.
+/// A handle of the library that contains this function.
 fn own_handle() -> usize {
     // SAFETY: an all-zero Dl_info is a valid value of that plain structure.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

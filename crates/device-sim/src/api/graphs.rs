@@ -58,7 +58,7 @@ export! {
         tell_capture(engine, stream, &status, &id, &graph, &dependencies, &count)
     }
 
-    /// That of CUDA 12: edges have no data of their own.
+    /// The CUDA 12 version, without edge data.
     fn capture_info_of_cuda_12(
         engine, stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<u64>,
     ) as runtime cudaStreamGetCaptureInfo_v2
@@ -106,7 +106,7 @@ export! {
         engine.with(|state| state.timeline.captures.destroy(graph))
     }
 
-    /// How many nodes there are; nodes themselves cannot be had.
+    /// The number of nodes; the nodes themselves are not available.
     fn nodes(engine, graph: u64, _nodes: u64, count: Out<u64>)
         as runtime cudaGraphGetNodes, runtime hipGraphGetNodes
     {
@@ -121,7 +121,7 @@ export! {
     }
 }
 
-// User objects tie the life of something to a graph; the program keeps its own count too.
+// User objects tie the lifetime of a resource to a graph; the program keeps its own reference count too.
 export_nothing! { cudaGraphDebugDotPrint cudaUserObjectCreate cudaUserObjectRelease cudaGraphRetainUserObject }
 
 #[allow(

@@ -1,4 +1,4 @@
-//! Handles of the math libraries: each remembers the stream that its work goes to.
+//! Handles of the math libraries, each with the stream for its work.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use crate::engine::{Effect, Engine, current_device};
 use crate::status::Status;
 
-/// Which stream each handle was told to use; the default stream otherwise.
+/// The stream set for each handle; otherwise the default stream is used.
 static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 
-/// A handle, or a description of something: a number that is used nowhere else.
+/// A handle or descriptor: a unique number.
 pub(super) fn create(engine: &Engine) -> u64 {
     engine.with(|state| state.timeline.handle())
 }
@@ -34,7 +34,7 @@ pub(super) fn stream_of(handle: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// Puts a library's kernel on a stream.
+/// Submits a library's kernel to a stream.
 pub(super) fn launch(engine: &Engine, stream: u64) -> Result<(), Status> {
     engine.with(|state| {
         let cost = state.device_time.kernel.as_nanos() as u64;

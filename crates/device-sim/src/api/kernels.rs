@@ -1,4 +1,4 @@
-//! Kernels: they are registered, asked about and launched, and do nothing.
+//! Kernels: they are registered, queried and launched, but do nothing.
 //!
 //! Programs built by `nvcc` register their kernels and device variables when
 //! they are loaded, long before they use a device: that part must not touch the
@@ -41,7 +41,7 @@ struct FunctionAttributes {
 
 const _: () = assert!(size_of::<FunctionAttributes>() == 144);
 
-/// The head of `cudaLaunchConfig_t`
+/// The first fields of `cudaLaunchConfig_t`
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LaunchConfiguration {
@@ -51,7 +51,7 @@ struct LaunchConfiguration {
     stream: u64,
 }
 
-/// The head of `CUlaunchConfig`
+/// The first fields of `CUlaunchConfig`
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct DriverLaunchConfiguration {
@@ -61,7 +61,7 @@ struct DriverLaunchConfiguration {
     stream: u64,
 }
 
-/// A device variable: its size, and where it lives once somebody asked.
+/// A device variable: its size, and its address once it has been requested.
 struct Variable {
     size: u64,
     address: Option<u64>,
@@ -134,7 +134,7 @@ export! {
         blocks.set(MAX_THREADS_PER_PROCESSOR / threads.clamp(1, MAX_THREADS_PER_PROCESSOR))
     }
 
-    /// Clusters belong to cards that are newer than what this one says it is.
+    /// Clusters need a newer architecture than that of the simulated device.
     fn clusters(engine) as driver cuOccupancyMaxActiveClusters, runtime cudaOccupancyMaxActiveClusters {
         let _ = engine;
         Err(Status::NOT_SUPPORTED)
@@ -147,7 +147,7 @@ export! {
         blocks.set(MAX_THREADS_PER_PROCESSOR / threads.clamp(1, MAX_THREADS_PER_PROCESSOR))
     }
 
-    /// A kernel is known by the address of its stub on the host.
+    /// A kernel is identified by the address of its host stub.
     fn get_kernel(engine, kernel: Out<usize>, function: usize) as runtime __cudaGetKernel {
         let _ = engine;
         kernel.set(function)
@@ -199,7 +199,7 @@ export_nothing! {
     hipFuncSetAttribute
 }
 
-/// A handle for a fat binary; only its being non-null matters.
+/// A handle for a fat binary, which only has to be non-null.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFatBinary(binary: usize) -> usize {
     binary.max(1)
@@ -216,7 +216,7 @@ extern "C" fn __cudaInitModule(_handle: usize) -> u8 {
     0
 }
 
-/// Hundreds of thousands of kernels pass here while PyTorch is loaded.
+/// Called for hundreds of thousands of kernels while PyTorch is loaded.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFunction() {}
 
@@ -235,7 +235,7 @@ extern "C" fn __cudaRegisterVar(
         size,
         address: None,
     };
-    // In a child of this process another thread may have had the lock, and no copy works there.
+    // In a forked child another thread of the parent may have held the lock, and copies do not work anyway.
     if !crate::process::forked() {
         VARIABLES
             .lock()
@@ -298,7 +298,7 @@ fn launch_on(
     })
 }
 
-/// Where a device variable lives, and its size; it takes memory when it is first asked for.
+/// The address and size of a device variable, which is allocated when it is first requested.
 fn variable(engine: &Engine, symbol: usize) -> Result<(u64, u64), Status> {
     // Inside the engine's lock, which is open while functions of the program run.
     engine.with(|state| {

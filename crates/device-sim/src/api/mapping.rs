@@ -1,9 +1,9 @@
-//! Virtual memory: `cuMem*` and `hipMem*`, which differ in name only.
+//! Virtual memory management: `cuMem*` and `hipMem*`, which differ only in their names.
 
 use super::{In, Out, export};
 use crate::status::Status;
 
-/// What mappings are a multiple of.
+/// The granularity of mappings.
 const GRANULARITY: u64 = 2 << 20;
 
 /// `CUmemLocation`
@@ -92,7 +92,7 @@ export! {
         engine.with(|state| state.memory.unmap(pointer, size))
     }
 
-    /// Access is for all devices or none: the last description decides.
+    /// Access applies to all devices or none: the last descriptor decides.
     fn set_access(engine, pointer: u64, size: u64, descriptions: In<AccessDescription>, count: u64)
         as driver cuMemSetAccess, runtime hipMemSetAccess
     {
@@ -121,7 +121,7 @@ export! {
         })
     }
 
-    /// There is no other process to share with.
+    /// Sharing with other processes is not supported.
     fn share(engine) as driver cuMemExportToShareableHandle, driver cuMemImportFromShareableHandle,
         runtime hipMemExportToShareableHandle, runtime hipMemImportFromShareableHandle,
         driver cuMulticastCreate, driver cuMulticastAddDevice, driver cuMulticastBindMem, driver cuMulticastUnbind

@@ -1,4 +1,4 @@
-//! Memory: allocating it, asking about it, copying and setting it.
+//! Memory: allocations, queries, copies and memsets.
 
 use super::{Out, export};
 use crate::engine::{Effect, Engine, Kind, Region, Transfer, current_device};
@@ -33,7 +33,7 @@ struct HipPointerAttributes {
     allocation_flags: u32,
 }
 
-/// What `cudaPointerGetAttributes` and its sisters have to tell.
+/// The attributes for `cudaPointerGetAttributes` and related functions.
 struct Described {
     kind: i32,
     device: i32,
@@ -61,7 +61,7 @@ export! {
         allocate(engine, pointer, size, Kind::Device)
     }
 
-    /// The memory is there at once; only its return follows the stream. Graphs cannot hold memory.
+    /// The memory is available immediately; only the free is stream-ordered. Graphs cannot own memory.
     fn malloc_async(engine, pointer: Out<u64>, size: u64, stream: u64)
         as runtime cudaMallocAsync, runtime hipMallocAsync, driver cuMemAllocAsync
     {
@@ -179,7 +179,7 @@ export! {
         attributes.set(HipPointerAttributes { kind, device, device_pointer, host_pointer, is_managed, allocation_flags: 0 })
     }
 
-    /// The attributes that programs ask for: context, memory type, addresses, ordinal.
+    /// The supported attributes: context, memory type, addresses, ordinal.
     fn pointer_attribute(engine, value: Out<u64>, attribute: i32, pointer: u64)
         as driver cuPointerGetAttribute
     {
@@ -281,7 +281,7 @@ impl Out<u64> {
     }
 }
 
-/// Puts a transfer on a stream. As on real devices, a copy that touches pageable
+/// Submits a transfer to a stream. As on real devices, a copy that touches pageable
 /// host memory does not return before that memory may be reused.
 pub(super) fn start(
     engine: &Engine,

@@ -1,4 +1,4 @@
-//! The C functions that programs find instead of a real runtime.
+//! The C functions that replace those of a real runtime.
 //!
 //! CUDA's runtime, CUDA's driver and HIP agree on most signatures, so most
 //! functions are written once and exported under all their names by [`export!`].
@@ -27,12 +27,12 @@ use crate::engine::{Engine, in_host_function};
 use crate::process::forked;
 use crate::status::Status;
 
-/// Where the program wants a result. Only C code makes one: it is an argument.
+/// An output argument of the program. Created only by C code.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Refuses a null pointer, before anything is made that only the result would name.
+    /// Refuses a null pointer, before a resource is created whose handle could not be returned.
     pub(crate) fn required(self) -> Result<Self, Status> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
@@ -52,7 +52,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Stores a result unless the program does not want it.
+    /// Stores a result unless the pointer is null.
     pub(crate) fn set_if_wanted(&self, value: T) {
         if !self.0.is_null() {
             // SAFETY: as in `set`.
@@ -60,7 +60,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// What the program put there, for arguments that go both ways.
+    /// The value that the program has stored, for in-out arguments.
     pub(crate) fn get(&self) -> Result<T, Status>
     where
         T: Copy,
@@ -74,7 +74,7 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Stores a terminated string in a buffer of `size` bytes, cut to fit.
+    /// Stores a terminated string in a buffer of `size` bytes, truncated if necessary.
     pub(crate) fn set_text(&self, text: &str, size: usize) -> Result<(), Status> {
         if self.0.is_null() || size == 0 {
             return Err(Status::INVALID_VALUE);
@@ -91,7 +91,7 @@ impl Out<c_char> {
     }
 }
 
-/// A structure of the program's that is only read.
+/// An input structure of the program.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
@@ -105,7 +105,7 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The last of `count` structures, one after the other.
+    /// The last of `count` contiguous structures.
     pub(crate) fn last_of(&self, count: u64) -> Result<T, Status> {
         let before = count.checked_sub(1).ok_or(Status::INVALID_VALUE)?;
         if self.0.is_null() {
@@ -116,7 +116,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A terminated string of the program's.
+/// A null-terminated string of the program.
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
 
@@ -144,14 +144,14 @@ pub(crate) fn call(
     }
     control::report_at_exit();
     let result = calls::guarded(|| {
-        // The engine first: it reads the environment, whose orders are about the first call too.
+        // The engine first: it reads the settings in the environment, which apply to the first call too.
         let engine = Engine::get();
         site.enter().and(engine).and_then(body)
     });
     result.err().unwrap_or(Status::SUCCESS)
 }
 
-/// A function of a runtime API: failures are remembered for `cudaGetLastError`.
+/// A function of a runtime API: failures are stored for `cudaGetLastError`.
 pub(crate) fn runtime(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
@@ -167,8 +167,8 @@ pub(crate) fn driver(
     call(site, body)
 }
 
-/// Writes a function once and exports it under several names, each with the
-/// manners of its API (`runtime` or `driver`).
+/// Defines a function once and exports it under several names, each with the
+/// error handling of its API (`runtime` or `driver`).
 macro_rules! export {
     ($(
         $(#[doc = $doc:literal])*

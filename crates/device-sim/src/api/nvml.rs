@@ -1,5 +1,5 @@
-//! NVML, as far as PyTorch asks it: counting devices without touching them, and
-//! who else uses one.
+//! The part of NVML that PyTorch uses: counting devices without initialising them, and
+//! listing the processes that use one.
 
 use std::ffi::c_char;
 

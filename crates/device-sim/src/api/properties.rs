@@ -1,12 +1,12 @@
-//! What the simulated device says it is.
+//! Properties of the simulated device.
 //!
 //! To CUDA programs it is an Ampere card (compute capability 8.6), so PyTorch
 //! picks kernels that any wheel has; to HIP programs a `gfx1151`.
 
-/// The name it goes by.
+/// Its name.
 pub(super) const NAME: &str = "Surefoot device-sim";
 
-/// What HIP calls its architecture.
+/// Its architecture in HIP.
 const ARCHITECTURE: &str = "gfx1151";
 
 /// CUDA 13.0, as `major * 1000 + minor * 10`.
@@ -42,7 +42,7 @@ pub(super) fn pci_bus(device: usize) -> i32 {
     device as i32 + 1
 }
 
-/// Sixteen bytes that name a device.
+/// The UUID of a device.
 pub(super) fn uuid(device: usize) -> [u8; 16] {
     let mut uuid = *b"surefoot-sim-000";
     uuid[15] = b'0' + (device as u8 % 10);
@@ -61,7 +61,7 @@ pub(super) type CudaProperties = Properties<1008>;
 pub(super) type HipProperties = Properties<1472>;
 
 impl<const SIZE: usize> Properties<SIZE> {
-    /// What both structures have at the same place.
+    /// Fields at the same offset in both structures.
     fn common(device: usize, memory: u64) -> Self {
         let mut properties = Properties([0; SIZE]);
         properties.bytes(0, NAME.as_bytes());

@@ -1,10 +1,10 @@
-//! RCCL, or NCCL: sums over processes of this machine, in host memory, by TCP within it.
+//! RCCL, or NCCL: all-reduce between processes of this machine, in host memory, over local TCP.
 //!
-//! Rank 0 gets everybody's numbers, adds them up in the order of the ranks, and sends the sum back. As
-//! with the real one, a call only starts a sum; what goes wrong then is an asynchronous error.
+//! Rank 0 receives the values of all ranks, adds them in rank order, and sends the sum back. As
+//! with the real library, a call only starts a sum; later failures are asynchronous errors.
 //!
-//! `DEVICE_SIM_RCCL=FAULT:RANK[:SUM]` has one rank go wrong, in the sum of this number (1 unless it is
-//! there): `init-fails`, `init-hangs`, `wrong-sum`, `call-fails`, `async-error`, `hangs`, `dies`.
+//! `DEVICE_SIM_RCCL=FAULT:RANK[:SUM]` makes one rank fail, in the sum with this number (default
+//! 1): `init-fails`, `init-hangs`, `wrong-sum`, `call-fails`, `async-error`, `hangs`, `dies`.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -25,7 +25,7 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_ARGUMENT: c_int = 4;
 const REMOTE_ERROR: c_int = 6;
 
-/// Where rank 0 listens, by port, from the id to the communicator.
+/// The listeners of rank 0 by port, from the creation of the ID to that of the communicator.
 static LISTENERS: Mutex<Option<HashMap<u16, TcpListener>>> = Mutex::new(None);
 
 /// `ncclUniqueId`: a port of this machine, and zeros.
@@ -66,7 +66,7 @@ impl Fault {
     }
 }
 
-/// A sum in progress: the program leaves both addresses alone until it is finished.
+/// A sum in progress: the program does not access either buffer until it is finished.
 struct Sum {
     from: *const u8,
     to: *mut u8,
@@ -152,7 +152,7 @@ unsafe extern "C" fn ncclCommInitRank(
     SUCCESS
 }
 
-/// Of rank 0 those to all others, in their order; of another the one to rank 0.
+/// Connections: for rank 0 those to all others in rank order, otherwise the one to rank 0.
 fn connect(port: u16, rank: c_int, size: c_int) -> std::io::Result<Vec<TcpStream>> {
     if rank > 0 {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
@@ -243,7 +243,7 @@ unsafe extern "C" fn ncclCommGetAsyncError(
     SUCCESS
 }
 
-/// Whether all sums are finished, which with a real library streams and events tell.
+/// Whether all sums are finished, which a real library reports through streams and events.
 ///
 /// # Safety
 /// `communicator` is live.
@@ -287,7 +287,7 @@ unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> c_int {
     SUCCESS
 }
 
-/// The words of the real one.
+/// The messages of the real library.
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
     let words = match status {
@@ -301,7 +301,7 @@ extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
 }
 
 impl Communicator {
-    /// Hands a sum to the thread that does them, which begins with the first.
+    /// Passes a sum to the worker thread, which starts with the first sum.
     fn start(&mut self, sum: Sum) -> std::io::Result<()> {
         if self.work.is_none() {
             let (sender, sums) = mpsc::channel::<Sum>();
@@ -327,7 +327,7 @@ impl Communicator {
         }
     }
 
-    /// Lets the thread finish what it has, and waits for it.
+    /// Waits until the thread has finished all its sums.
     fn end(&mut self) {
         if let Some((sender, thread)) = self.work.take() {
             drop(sender);

@@ -12,7 +12,7 @@ const NON_BLOCKING: u32 = 1;
 /// `cudaEventDisableTiming`, `hipEventDisableTiming`
 const DISABLE_TIMING: u32 = 2;
 
-/// Lower is more urgent; as on real devices of the last years.
+/// The priority range of recent real devices; lower means higher priority.
 const PRIORITIES: (i32, i32) = (0, -5);
 
 export! {
@@ -164,7 +164,7 @@ export! {
     }
 }
 
-/// Puts work without a cost of its own on a stream.
+/// Submits work that takes no time to a stream.
 pub(super) fn submit(engine: &Engine, stream: u64, effect: Effect) -> Result<(), Status> {
     engine
         .with(|state| state.timeline.submit(stream, current_device(), 0, effect))

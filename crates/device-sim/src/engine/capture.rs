@@ -1,27 +1,27 @@
-//! Graph capture: work that is remembered instead of done, and done again later.
+//! Graph capture: work that is recorded instead of executed, and replayed later.
 
 use std::collections::HashMap;
 
 use super::timeline::{Effect, Nanos};
 use crate::status::Status;
 
-/// Names a capture while it runs.
+/// The ID of an active capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CaptureId(pub(crate) u64);
 
-/// How strict a capture is about calls that may disturb it.
+/// Which calls invalidate a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// No thread may make such calls.
+    /// Unsafe calls of any thread.
     Global,
-    /// The capturing thread may not.
+    /// Unsafe calls of the capturing thread.
     ThreadLocal,
-    /// Anything goes.
+    /// None.
     Relaxed,
 }
 
 impl Strictness {
-    /// Reads `cudaStreamCaptureMode`.
+    /// Converts from `cudaStreamCaptureMode`.
     pub(crate) fn from_code(code: u32) -> Result<Self, Status> {
         match code {
             0 => Ok(Strictness::Global),
@@ -44,7 +44,7 @@ struct Capture {
     work: Work,
 }
 
-/// Captures that run, and graphs that came of others.
+/// Active captures, and the graphs of completed ones.
 #[derive(Default)]
 pub(crate) struct Captures {
     next: u64,
@@ -72,14 +72,14 @@ impl Captures {
         id
     }
 
-    /// Remembers work.
+    /// Records work.
     pub(crate) fn add(&mut self, id: CaptureId, cost: Nanos, effect: Effect) {
         if let Some(capture) = self.running.get_mut(&id) {
             capture.work.push((cost, effect));
         }
     }
 
-    /// The graph that a running capture will become.
+    /// The graph that an active capture will produce.
     pub(crate) fn graph_of(&self, id: CaptureId) -> Option<u64> {
         self.running.get(&id).map(|capture| capture.graph)
     }
@@ -101,8 +101,8 @@ impl Captures {
         Ok(capture.graph)
     }
 
-    /// Refuses a call that disturbs captures (allocating, freeing, waiting), and
-    /// spoils those that it disturbed. `strictness` is the calling thread's own.
+    /// Refuses a call that is unsafe during captures (allocating, freeing, waiting), and
+    /// invalidates the captures concerned. `strictness` is the calling thread's own.
     pub(crate) fn forbid(&mut self, strictness: Strictness) -> Result<(), Status> {
         if self.running.is_empty() || strictness == Strictness::Relaxed {
             return Ok(());
@@ -137,14 +137,14 @@ impl Captures {
         self.graphs.insert(graph, Work::new());
     }
 
-    /// Keeps a graph under another handle, for launching.
+    /// Copies a graph to another handle, for launching.
     pub(crate) fn instantiate(&mut self, graph: u64, handle: u64) -> Result<(), Status> {
         let work = self.graph(graph)?.clone();
         self.graphs.insert(handle, work);
         Ok(())
     }
 
-    /// Forgets a graph.
+    /// Deletes a graph.
     pub(crate) fn destroy(&mut self, graph: u64) -> Result<(), Status> {
         self.graphs
             .remove(&graph)

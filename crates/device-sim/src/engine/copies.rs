@@ -1,13 +1,13 @@
 //! Copies and memsets: the bytes, and how they may arrive damaged.
 
 use super::memory::{Memory, MemoryType};
-use crate::orders::{CopyFault, Damage, Direction};
+use crate::settings::{CopyFault, Damage, Direction};
 use crate::status::Status;
 
-/// With `data=none`, transfers above this many bytes move nothing.
+/// With `data=none`, transfers larger than this copy nothing.
 const SMALL: u64 = 64 << 10;
 
-/// Zeroing at least this much device memory gives its pages back instead.
+/// To zero at least this much device memory, its pages are released instead.
 const LARGE: u64 = 1 << 20;
 
 /// Bytes to move or to set.
@@ -30,7 +30,7 @@ pub(crate) enum Transfer {
         width: u64,
         count: u64,
     },
-    /// What a late copy carries.
+    /// The data of a late copy.
     Arrival {
         to: u64,
         rows: Vec<Vec<u8>>,
@@ -38,7 +38,7 @@ pub(crate) enum Transfer {
     },
 }
 
-/// What goes wrong with copies, and what was moved.
+/// Faults of copies, and statistics.
 pub(crate) struct Copies {
     pub(crate) data: bool,
     faults: Vec<(CopyFault, u64)>,
@@ -85,8 +85,8 @@ impl Copies {
 }
 
 impl Transfer {
-    /// Checks that all addresses may be touched, as far as the simulator knows
-    /// them, and names the direction of a copy.
+    /// Checks that all addresses are accessible, as far as the simulator knows
+    /// them, and returns the direction of a copy.
     pub(crate) fn check(&self, memory: &Memory) -> Result<Option<Direction>, Status> {
         match *self {
             Transfer::Copy {
@@ -123,7 +123,7 @@ impl Transfer {
         }
     }
 
-    /// Whether host memory is involved that the program may reuse at once.
+    /// Whether host memory is involved that the program may reuse immediately.
     pub(crate) fn touches_pageable(&self, memory: &Memory) -> bool {
         let pageable = |address, size| memory.classify(address, size) == Ok(MemoryType::Pageable);
         match *self {
@@ -143,7 +143,7 @@ impl Transfer {
         }
     }
 
-    /// Bytes that are moved or set; of more than there can be, as many as can be counted.
+    /// The number of bytes that are moved or set, saturating.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Transfer::Copy { width, height, .. } => width.saturating_mul(*height),
@@ -152,7 +152,7 @@ impl Transfer {
         }
     }
 
-    /// Does it. A late copy gives back what still has to arrive.
+    /// Executes the transfer. For a late copy, returns the data that have to be written later.
     ///
     /// Ranges were checked when the work was submitted; what the program freed
     /// since is checked again here, so that stale work touches nothing.
@@ -217,8 +217,8 @@ impl Transfer {
             } => {
                 for (row, bytes) in rows.iter().enumerate() {
                     let to = to + row as u64 * pitch;
-                    // Host memory may be somebody else's by now, unless it is pinned: there a late
-                    // copy gets as far as the runtime's own buffer.
+                    // Unless it is pinned, host memory may have been reused by now: then a late
+                    // copy only reaches the runtime's own buffer.
                     let place = memory.classify(to, bytes.len() as u64);
                     if place.is_ok_and(|place| place != MemoryType::Pageable) {
                         // SAFETY: the destination is live, checked just now.
@@ -253,7 +253,7 @@ unsafe fn read(from: u64, width: u64) -> Vec<u8> {
 }
 
 /// # Safety
-/// `width` bytes at `from` can be read, and at `to` written; with [`Damage::Mutate`], which is ordered for host
+/// `width` bytes at `from` can be read, and at `to` written; with [`Damage::Mutate`], which is configured for host
 /// memory of programs under test, those at `from` can be written too.
 unsafe fn copy_row(to: u64, from: u64, width: u64, height: u64, damage: Option<Damage>) {
     let (target, source, bytes) = (to as *mut u8, from as *const u8, width as usize);

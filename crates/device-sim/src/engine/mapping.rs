@@ -1,7 +1,7 @@
 //! Virtual memory: handles to physical memory, mapped into reserved addresses.
 //!
 //! Physical memory is a part of one sparse file, so the same handle can be
-//! mapped twice and shows the same bytes, and punching a hole gives it back.
+//! mapped twice with the same contents, and punching a hole frees it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,24 +10,24 @@ use super::memory::{Kind, Memory};
 use super::pages::{self, PhysicalFile};
 use crate::status::Status;
 
-/// The file is this large; nothing of it is real until it is written.
+/// The size of the file, which takes no memory until it is written.
 const FILE_SIZE: u64 = 1 << 42;
 
-/// Handles count from here, so that a small number is never one.
+/// Handles start here, so that small numbers are never valid.
 const FIRST_HANDLE: u64 = 0x5000_0000;
 
-/// What a handle stands for.
+/// The physical memory of a handle.
 struct Physical {
     device: usize,
     offset: u64,
     size: u64,
     /// Whether the program still holds the handle.
     owned: u32,
-    /// How many places it is mapped at.
+    /// The number of its mappings.
     mapped: u32,
 }
 
-/// One handle (or a part of it) at one range of addresses.
+/// A mapping of a handle (or a part of it).
 struct Mapping {
     handle: u64,
     size: u64,
@@ -65,7 +65,7 @@ impl Mappings {
         true
     }
 
-    /// The device and size behind a handle.
+    /// The device and size of a handle.
     pub(crate) fn describe(&self, handle: u64) -> Option<(usize, u64)> {
         self.handles
             .get(&handle)
@@ -130,7 +130,7 @@ impl Memory {
         Ok(handle)
     }
 
-    /// The program lets go of a handle; its memory goes when nothing shows it.
+    /// Releases a handle; its memory is freed when it has no mappings.
     pub(crate) fn release_handle(&mut self, handle: u64) -> Result<(), Status> {
         let physical = self
             .mappings
@@ -142,7 +142,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Shows `size` bytes of a handle from `offset` at `start`.
+    /// Maps `size` bytes of a handle from `offset` at `start`.
     pub(crate) fn map(
         &mut self,
         start: u64,
@@ -192,7 +192,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes away what is mapped at exactly this range (of one or more mappings).
+    /// Removes the mappings of exactly this range (of one or more mappings).
     pub(crate) fn unmap(&mut self, start: u64, size: u64) -> Result<(), Status> {
         let starts = self
             .mappings

@@ -1,4 +1,4 @@
-//! Device, managed and pinned memory: who holds what, and how much there is.
+//! Device, managed and pinned memory: allocations and capacity.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use super::mapping::Mappings;
 use super::pages;
 use crate::status::Status;
 
-/// What a range of addresses is.
+/// The kind of an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Memory of a device.
@@ -23,37 +23,37 @@ pub(crate) enum Kind {
     Reserved,
 }
 
-/// Names a region for good, which its address does not: that is given out again.
+/// A unique ID of a region, since addresses are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionId(pub(crate) u64);
 
-/// A range of addresses that the program was given, or registered.
+/// A range of addresses that was allocated for the program, or that it registered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) id: RegionId,
     pub(crate) start: u64,
-    /// What was asked for; the region may hold more.
+    /// The requested size; the region may be larger.
     pub(crate) size: u64,
-    /// What it takes from the device.
+    /// The memory that it takes from the device.
     pub(crate) held: u64,
     pub(crate) kind: Kind,
     pub(crate) device: usize,
-    /// Whether it was freed on a stream that has not come to it yet.
+    /// Whether it was freed on a stream that has not reached the free yet.
     pub(crate) leaving: bool,
 }
 
-/// What the devices have, and how memory info speaks of it.
+/// The capacity of the devices, and how memory info reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Bytes per device.
     pub(crate) capacity: u64,
     /// One pool for devices and pinned host memory, instead of `capacity`.
     pub(crate) unified: Option<u64>,
-    /// What is called the total, true or not.
+    /// The reported total, which may be false.
     pub(crate) report_total: Option<u64>,
     /// Allocations are multiples of this.
     pub(crate) granularity: u64,
-    /// Whether allocations take real memory at once.
+    /// Whether allocations use real memory immediately.
     pub(crate) populate: bool,
 }
 
@@ -131,7 +131,7 @@ impl Memory {
         };
         self.usage[device].live += 1;
         if self.budget.populate {
-            // SAFETY: the region was just carved out of the arena; nobody knows it yet.
+            // SAFETY: the region was just allocated from the arena; nothing else uses it yet.
             unsafe { pages::populate(start, held.next_multiple_of(pages::PAGE)) };
         }
         Ok(start)
@@ -155,8 +155,8 @@ impl Memory {
         Ok(start)
     }
 
-    /// The region that one of the `allocate`s gave and nobody freed yet; `host` says which
-    /// kind is meant.
+    /// The live region at an address; `host` selects the
+    /// kind.
     pub(crate) fn freeable(&self, start: u64, host: bool) -> Result<Region, Status> {
         let region = self.regions.get(&start).ok_or(Status::INVALID_VALUE)?;
         match region.kind {
@@ -177,8 +177,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees device memory in stream order: from now on it is nobody's to free again, and
-    /// [`Memory::free_leaving`] gives it back when the stream comes to it.
+    /// Starts to free device memory in stream order: from now on it cannot be freed again, and
+    /// [`Memory::free_leaving`] releases it when the stream reaches the free.
     pub(crate) fn leave(&mut self, start: u64) -> Result<RegionId, Status> {
         let id = self.freeable(start, false)?.id;
         if let Some(region) = self.regions.get_mut(&start) {
@@ -212,7 +212,7 @@ impl Memory {
         self.space.release(start, size);
     }
 
-    /// Remembers host memory that the program pinned itself.
+    /// Registers host memory that the program allocated itself.
     pub(crate) fn register(&mut self, start: u64, size: u64) -> Result<(), Status> {
         let end = start.checked_add(size).ok_or(Status::INVALID_VALUE)?;
         if size == 0 || start < pages::PAGE {
@@ -222,7 +222,7 @@ impl Memory {
         if overlaps.is_some_and(|(_, region)| region.start + region.size > start) {
             return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        // What is free in the arena will be given to somebody.
+        // Free memory of the arena will be allocated later.
         if self.touches_arena(start, end) {
             return Err(Status::INVALID_VALUE);
         }
@@ -250,7 +250,7 @@ impl Memory {
         }
     }
 
-    /// Forgets registered host memory.
+    /// Unregisters host memory.
     pub(crate) fn unregister(&mut self, start: u64, id: RegionId) -> Result<(), Status> {
         if self.registered(start)? != id {
             return Err(Status::HOST_MEMORY_NOT_REGISTERED);
@@ -259,7 +259,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Sets addresses aside for mappings.
+    /// Reserves addresses for mappings.
     pub(crate) fn reserve(&mut self, size: u64, alignment: u64) -> Result<u64, Status> {
         let alignment = alignment.max(pages::PAGE);
         if size == 0 || !size.is_multiple_of(pages::PAGE) || !alignment.is_power_of_two() {

@@ -23,8 +23,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls;
 use crate::environment;
-use crate::orders::{DeviceTime, Order};
 use crate::process;
+use crate::settings::{DeviceTime, Setting};
 use crate::status::Status;
 
 pub(crate) use capture::Strictness;
@@ -39,28 +39,28 @@ pub(crate) struct Engine {
     state: Mutex<State>,
 }
 
-/// Everything behind the lock.
+/// The state protected by the lock.
 pub(crate) struct State {
     pub(crate) memory: Memory,
     pub(crate) timeline: Timeline,
     pub(crate) copies: Copies,
     pub(crate) device_time: DeviceTime,
     pub(crate) devices: usize,
-    /// When the function of the program was due that some thread is in just now.
+    /// The due time of the program's function that a thread is currently executing.
     calling: Option<Nanos>,
 }
 
 static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread is in a function of the program that a stream came to.
+    /// Whether this thread is executing a function of the program for a stream.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     static DEVICE: Cell<usize> = const { Cell::new(0) };
     static STRICTNESS: Cell<Strictness> = const { Cell::new(Strictness::Global) };
 }
 
 impl Engine {
-    /// The engine, made on first use from the orders in the environment.
+    /// The engine, created on first use with the settings in the environment.
     pub(crate) fn get() -> Result<&'static Engine, Status> {
         if process::forked() {
             return Err(Status::NOT_INITIALIZED);
@@ -73,9 +73,9 @@ impl Engine {
     }
 
     fn start() -> Option<Engine> {
-        let orders = environment::orders_of_environment();
-        let devices = orders.iter().rev().find_map(|order| match order {
-            Order::Devices(count) => Some(*count as usize),
+        let settings = environment::settings_from_environment();
+        let devices = settings.iter().rev().find_map(|setting| match setting {
+            Setting::Devices(count) => Some(*count as usize),
             _ => None,
         });
         let devices = devices.unwrap_or(1);
@@ -96,13 +96,15 @@ impl Engine {
             devices,
             calling: None,
         };
-        orders.into_iter().for_each(|order| state.obey(order));
+        settings
+            .into_iter()
+            .for_each(|setting| state.apply(setting));
         (devices > 0).then_some(Engine {
             state: Mutex::new(state),
         })
     }
 
-    /// Runs `body` on the state after everything that is due, and what is due
+    /// Runs `body` on the state after all effects that are due, and then those that became due
     /// because of it. The program's own functions run outside the lock.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
@@ -112,8 +114,8 @@ impl Engine {
         result
     }
 
-    /// Does what is due, in its order. A function of the program runs without the lock, and
-    /// nothing that comes after it happens until it is back, whichever thread is in it.
+    /// Applies due effects in order. A function of the program runs without the lock, and
+    /// later effects wait until it returns, whichever thread executes it.
     fn progress(&self, state: &mut MutexGuard<'_, State>) {
         while state.calling.is_none()
             && let Some((at, function)) = state.advance()
@@ -124,64 +126,64 @@ impl Engine {
         }
     }
 
-    /// Lets host time pass until all that was to happen up to `at` has happened.
+    /// Waits on the host until all effects up to `at` have been applied.
     pub(crate) fn wait_until(&self, at: Nanos) {
         loop {
             let (now, done) = self.with(|state| (state.timeline.now(), state.done(at)));
             if done {
                 return;
             }
-            // Time is up, but another thread is in a function of the program's.
+            // The time has come, but another thread is still executing a function of the program.
             let rest = at.saturating_sub(now).max(20_000);
             calls::spend(Duration::from_nanos(rest).min(Duration::from_millis(50)));
         }
     }
 }
 
-/// Whether this thread is in a function that was put on a stream: it may not call the runtime.
+/// Whether this thread is executing a host function of a stream, which must not call the runtime.
 pub(crate) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-/// The device that this thread uses.
+/// The current device of this thread.
 pub(crate) fn current_device() -> usize {
     DEVICE.get()
 }
 
-/// Makes this thread use another device.
+/// Sets the current device of this thread.
 pub(crate) fn set_current_device(device: usize) {
     DEVICE.set(device);
 }
 
-/// How much this thread minds disturbing captures; returns what was set before.
+/// Sets the capture mode of this thread; returns the previous one.
 pub(crate) fn exchange_strictness(strictness: Strictness) -> Strictness {
     STRICTNESS.replace(strictness)
 }
 
 impl State {
-    /// Takes an order. Orders about calls go on to [`calls`].
-    pub(crate) fn obey(&mut self, order: Order) {
-        match order {
-            Order::Capacity(bytes) => self.memory.budget.capacity = bytes,
-            Order::Devices(_) => {}
-            Order::Unified(bytes) => self.memory.budget.unified = Some(bytes),
-            Order::ReportTotal(bytes) => self.memory.budget.report_total = Some(bytes),
-            Order::Granularity(bytes) => self.memory.budget.granularity = bytes,
-            Order::Data(moves) => self.copies.data = moves,
-            Order::Populate(on) => self.memory.budget.populate = on,
-            Order::Latency(latencies) => calls::add_latencies(latencies),
-            Order::DeviceTime(times) => self.device_time = times,
-            Order::CallFaults(faults) => calls::add_faults(faults),
-            Order::CopyFaults(faults) => self.copies.add_faults(faults),
-            Order::ResetFaults => {
+    /// Applies a setting. Settings for calls are passed on to [`calls`].
+    pub(crate) fn apply(&mut self, setting: Setting) {
+        match setting {
+            Setting::Capacity(bytes) => self.memory.budget.capacity = bytes,
+            Setting::Devices(_) => {}
+            Setting::Unified(bytes) => self.memory.budget.unified = Some(bytes),
+            Setting::ReportTotal(bytes) => self.memory.budget.report_total = Some(bytes),
+            Setting::Granularity(bytes) => self.memory.budget.granularity = bytes,
+            Setting::Data(moves) => self.copies.data = moves,
+            Setting::Populate(on) => self.memory.budget.populate = on,
+            Setting::Latency(latencies) => calls::add_latencies(latencies),
+            Setting::DeviceTime(times) => self.device_time = times,
+            Setting::CallFaults(faults) => calls::add_faults(faults),
+            Setting::CopyFaults(faults) => self.copies.add_faults(faults),
+            Setting::ResetFaults => {
                 calls::reset_faults();
                 self.copies.reset_faults();
             }
-            Order::ResetCounters => {
+            Setting::ResetCounters => {
                 calls::reset_counters();
                 self.copies.moved = Default::default();
             }
-            Order::ResetPeaks => self
+            Setting::ResetPeaks => self
                 .memory
                 .usage
                 .iter_mut()
@@ -189,12 +191,12 @@ impl State {
         }
     }
 
-    /// Refuses calls that may not be made while a graph is captured.
+    /// Refuses calls that are not allowed during a graph capture.
     pub(crate) fn forbid_in_capture(&mut self) -> Result<(), Status> {
         self.timeline.captures.forbid(STRICTNESS.get())
     }
 
-    /// Puts a copy or memset on a stream; returns when it is done.
+    /// Submits a copy or memset to a stream; returns the time at which it completes.
     pub(crate) fn transfer(
         &mut self,
         stream: u64,
@@ -206,9 +208,9 @@ impl State {
             return Ok(self.timeline.now());
         }
         let direction = transfer.check(&self.memory)?;
-        let ordered = self.copies.damage(direction, bytes);
+        let fault = self.copies.damage(direction, bytes);
         if let Transfer::Copy { damage, .. } = &mut transfer {
-            *damage = ordered;
+            *damage = fault;
         }
         let times = self.device_time;
         let moving = times.mib.as_nanos() * u128::from(bytes) / (1 << 20);
@@ -217,14 +219,14 @@ impl State {
             .submit(stream, device, cost, Effect::Transfer(transfer))
     }
 
-    /// Whether all that was to happen up to `at` has happened.
+    /// Whether all effects up to `at` have been applied.
     pub(crate) fn done(&self, at: Nanos) -> bool {
         self.timeline.now() >= at
             && self.calling.is_none_or(|calling| calling > at)
             && self.timeline.next_due().is_none_or(|next| next > at)
     }
 
-    /// Does what is due, up to the next function of the program, which is given back.
+    /// Applies due effects up to the next function of the program, which is returned.
     fn advance(&mut self) -> Option<(Nanos, HostFunction)> {
         let now = self.timeline.now();
         while let Some((at, effect)) = self.timeline.due(now) {

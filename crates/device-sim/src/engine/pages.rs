@@ -1,21 +1,21 @@
-//! The only code that asks the operating system for memory.
+//! The only code that allocates memory from the operating system.
 //!
-//! All device, managed and pinned memory lives in one arena: a large stretch of
-//! addresses reserved without committing anything, so a simulated device may be
-//! larger than the machine as long as no more than the machine has is touched.
+//! All device, managed and pinned memory is in one arena: a large address
+//! range that is reserved without committing memory, so a simulated device may have
+//! more memory than the machine as long as the program does not touch more than the machine has.
 
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// What a device allocation is a multiple of, and what mappings must fit.
+/// The granularity of device allocations and mappings.
 pub(crate) const PAGE: u64 = 4096;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const RESERVED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// Reserves the arena: 16 TiB, or what the machine grants down to 16 GiB.
+/// Reserves the arena: 16 TiB, or as much as possible, but at least 16 GiB.
 pub(crate) fn reserve_arena() -> io::Result<(u64, u64)> {
     let mut size: usize = 1 << 44;
     loop {
@@ -23,7 +23,7 @@ pub(crate) fn reserve_arena() -> io::Result<(u64, u64)> {
         // overlays nothing; the result is checked before it is used.
         let start = unsafe { libc::mmap(ptr::null_mut(), size, READ_WRITE, RESERVED, -1, 0) };
         if start != libc::MAP_FAILED {
-            // Large pages would make a touched byte cost 2 MiB.
+            // With huge pages, touching one byte would commit 2 MiB.
             // SAFETY: the range is the mapping made above; the advice changes no content.
             unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
             return Ok((start as u64, size as u64));
@@ -35,7 +35,7 @@ pub(crate) fn reserve_arena() -> io::Result<(u64, u64)> {
     }
 }
 
-/// Gives the pages of a range back to the machine; it reads as zeros afterwards.
+/// Releases the pages of a range to the system; it reads as zeros afterwards.
 ///
 /// # Safety
 /// The range lies inside the arena, is page-aligned and not mapped to a file,
@@ -45,14 +45,14 @@ pub(crate) unsafe fn discard(start: u64, size: u64) {
     // SAFETY: the caller promises a private anonymous range that nobody reads; the arena can
     // be written to where no file is mapped.
     unsafe {
-        // Pages of a program that locked all its memory stay where they are.
+        // If the program has locked all its memory, the pages stay.
         if libc::madvise(at, bytes, libc::MADV_DONTNEED) != 0 {
             at.cast::<u8>().write_bytes(0, bytes);
         }
     }
 }
 
-/// Makes the machine really provide the pages of a range.
+/// Commits the pages of a range.
 ///
 /// # Safety
 /// The range lies inside the arena, is page-aligned and writable, and is not yet
@@ -64,7 +64,7 @@ pub(crate) unsafe fn populate(start: u64, size: u64) {
     }
 }
 
-/// The sparse file that stands for memory which can be mapped at will.
+/// The sparse file that represents physical memory for mappings.
 pub(crate) struct PhysicalFile(OwnedFd);
 
 impl PhysicalFile {
@@ -84,7 +84,7 @@ impl PhysicalFile {
         }
     }
 
-    /// Shows `size` bytes from `offset` at `start`, without access yet.
+    /// Maps `size` bytes from `offset` at `start`, without access rights yet.
     ///
     /// # Safety
     /// The range lies inside a reserved part of the arena that holds no mapping.
@@ -122,7 +122,7 @@ pub(crate) unsafe fn set_access(start: u64, size: u64, access: bool) -> io::Resu
     }
 }
 
-/// Turns a mapped range into plain arena again.
+/// Turns a mapped range into ordinary arena memory again.
 ///
 /// # Safety
 /// The range lies inside the arena and nobody uses what is mapped there.

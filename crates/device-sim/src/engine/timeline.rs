@@ -1,10 +1,10 @@
 //! Streams, events, and when work is done.
 //!
-//! A stream is a point in time up to which it is busy. Work put on it starts when
-//! both it and the host are there, and takes the time it was ordered to take
-//! (none, by default). Effects on memory happen when their time has come, in the
-//! order of their times, driven by whoever calls the simulator next: a program
-//! that reads a buffer before it waited sees the old bytes, as on a real device.
+//! A stream is represented by the time until which it is busy. Work starts when
+//! the stream is free and the host has submitted it, and takes the configured time
+//! (zero by default). Effects on memory are applied when they are due, in the
+//! order of their times, during the next call of the simulator: a program
+//! that reads a buffer before waiting sees the old bytes, as on a real device.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -23,21 +23,21 @@ pub(crate) type Nanos = u64;
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
-/// Handles count from here, above every special value.
+/// Handles start here, above all special values.
 const FIRST_HANDLE: u64 = 0x1000;
 
-/// What work does when it is done.
+/// The effect of work when it completes.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     /// A kernel: nothing.
     Kernel,
-    /// Bytes move or are set.
+    /// Bytes are copied or set.
     Transfer(Transfer),
-    /// Memory goes back, in stream order.
+    /// Memory is freed, in stream order.
     Free {
         /// Where the region is.
         start: u64,
-        /// Which region that is, of all that were and will be there.
+        /// The unique ID of the region, since addresses are reused.
         id: RegionId,
     },
     /// The program's function is called.
@@ -62,7 +62,7 @@ pub(crate) enum HostFunction {
 
 struct Stream {
     device: usize,
-    /// Whether it keeps in step with the default stream of its device.
+    /// Whether it synchronises with the default stream of its device.
     blocking: bool,
     priority: i32,
     busy_until: Nanos,
@@ -71,7 +71,7 @@ struct Stream {
 
 struct Event {
     timed: bool,
-    /// When what was recorded is done; `None` before the first record.
+    /// When the recorded work completes; `None` before the first record.
     done_at: Option<Nanos>,
     capture: Option<CaptureId>,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Timeline {
     started: Instant,
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
-    /// By device, until when its streams that were destroyed are busy: the blocking ones, and all.
+    /// For each device, the time until which its destroyed streams are busy: the blocking ones, and all.
     destroyed: Vec<(Nanos, Nanos)>,
     pending: BinaryHeap<Reverse<Pending>>,
     sequence: u64,
@@ -123,7 +123,7 @@ impl Timeline {
         self.started.elapsed().as_nanos() as Nanos
     }
 
-    /// A number that is no other stream, event, graph or module.
+    /// A new number for a stream, event, graph or module.
     pub(crate) fn handle(&mut self) -> u64 {
         self.next_handle += 16;
         self.next_handle
@@ -196,8 +196,8 @@ impl Timeline {
             .ok_or(Status::INVALID_HANDLE)
     }
 
-    /// Puts work on a stream; returns when it is done. A stream that is being
-    /// captured only remembers it.
+    /// Submits work to a stream; returns the time at which it completes. A stream that is being
+    /// captured only records it.
     pub(crate) fn submit(
         &mut self,
         stream: u64,
@@ -219,7 +219,7 @@ impl Timeline {
         Ok(done)
     }
 
-    /// Lets an effect happen at a given time, whatever streams do.
+    /// Schedules an effect at a given time, independent of streams.
     pub(crate) fn schedule(&mut self, at: Nanos, effect: Effect) {
         self.sequence += 1;
         self.pending.push(Reverse(Pending {
@@ -229,7 +229,7 @@ impl Timeline {
         }));
     }
 
-    /// The next effect whose time has come, with that time.
+    /// The next effect that is due, with its time.
     pub(crate) fn due(&mut self, now: Nanos) -> Option<(Nanos, Effect)> {
         self.next_due().filter(|at| *at <= now)?;
         let Reverse(next) = self.pending.pop()?;
@@ -241,7 +241,7 @@ impl Timeline {
         self.pending.peek().map(|next| next.0.at)
     }
 
-    /// When everything on a stream is done.
+    /// When all work on a stream completes.
     pub(crate) fn stream_done(&self, stream: u64, device: usize) -> Result<Nanos, Status> {
         if self.stream(stream, device)?.capture.is_some() {
             return Err(Status::CAPTURE_UNSUPPORTED);
@@ -249,7 +249,7 @@ impl Timeline {
         self.settled(stream, device)
     }
 
-    /// When everything on a device is done.
+    /// When all work on a device completes.
     pub(crate) fn device_done(&self, device: usize) -> Nanos {
         let streams = self
             .streams
@@ -259,7 +259,7 @@ impl Timeline {
         busy.max(self.destroyed[device].1)
     }
 
-    /// When everything is done, on all devices.
+    /// When all work on all devices completes.
     pub(crate) fn all_done(&self) -> Nanos {
         let devices = 0..self.destroyed.len();
         devices
@@ -280,8 +280,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Makes a stream wait for an event. An event of a capture draws the stream
-    /// into that capture, unless it is in another one already.
+    /// Makes a stream wait for an event. An event of a capture adds the stream
+    /// to that capture, unless it is already in another one.
     pub(crate) fn wait_event(
         &mut self,
         stream: u64,
@@ -301,7 +301,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// When what an event recorded is done.
+    /// When the work recorded by an event completes.
     pub(crate) fn event_done(&self, event: u64) -> Result<Nanos, Status> {
         let event = self.events.get(&event).ok_or(Status::INVALID_HANDLE)?;
         match event.capture {
@@ -310,7 +310,7 @@ impl Timeline {
         }
     }
 
-    /// Milliseconds between two events that keep time.
+    /// Milliseconds between two events with timing.
     pub(crate) fn elapsed(&self, start: u64, end: u64) -> Result<f32, Status> {
         let time = |event: u64| {
             let event = self
@@ -335,7 +335,7 @@ impl Timeline {
         self.stream(stream, device).map(|stream| stream.capture)
     }
 
-    /// Refuses what a graph cannot hold, on a stream that is being captured.
+    /// Refuses work that a graph cannot contain, on a stream that is being captured.
     pub(crate) fn forbid_in_capture_of(&self, stream: u64, device: usize) -> Result<(), Status> {
         match self.capture_of(stream, device)? {
             Some(_) => Err(Status::CAPTURE_UNSUPPORTED),
@@ -354,7 +354,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Every stream and event that took part in a capture leaves it.
+    /// Removes all streams and events from a capture.
     pub(crate) fn leave_capture(&mut self, id: CaptureId) {
         self.streams
             .values_mut()
@@ -405,7 +405,7 @@ fn special(stream: u64) -> bool {
     matches!(stream, 0 | LEGACY | PER_THREAD)
 }
 
-/// Where a stream is kept: default streams under the number of their device.
+/// The key of a stream: default streams are stored under the number of their device.
 fn key(stream: u64, device: usize) -> u64 {
     if special(stream) {
         device as u64

@@ -25,7 +25,7 @@ template <typename... Arguments> static int call_mem(const char *name, Arguments
   return call_as((prefix == "hip" ? "hip" : "cu") + std::string(name), arguments...);
 }
 
-static void order(const char *text) {
+static void configure(const char *text) {
   if (call_as("device_sim_control", text) != 0) {
     _exit(4);
   }
@@ -173,9 +173,9 @@ static void mapping() {
 static void freed_twice() {
   void *stream = new_stream();
   char *memory = device_memory(4096), *other = device_memory(4096);
-  order("device_time=copy:30ms");
+  configure("device_time=copy:30ms");
   call("MemsetAsync", other, 1, Bytes{4096}, stream);
-  order("device_time=copy:0ns");
+  configure("device_time=copy:0ns");
   print("freed_twice", {
       call("FreeAsync", memory, stream),
       call("FreeAsync", memory, stream),
@@ -211,9 +211,9 @@ static void destroyed() {
 static void orphaned() {
   char *memory = device_memory(4096);
   void *stream = new_stream();
-  order("device_time=copy:100ms");
+  configure("device_time=copy:100ms");
   call("MemsetAsync", memory, 7, Bytes{4096}, stream);
-  order("device_time=copy:0ns");
+  configure("device_time=copy:0ns");
   call("StreamDestroy", stream);
   call("DeviceSynchronize");
   std::printf("orphaned %d\n", first_byte(memory));
@@ -223,7 +223,7 @@ static void orphaned() {
 static void unregistered() {
   char *memory = device_memory(4096), *host = pages(4096);
   call("HostRegister", host, Bytes{4096}, 0u);
-  order("device_time=copy:100ms");
+  configure("device_time=copy:100ms");
   call("MemcpyAsync", host, memory, Bytes{4096}, 2, new_stream());
   int code = call("HostUnregister", host);
   munmap(host, 4096);
@@ -231,10 +231,10 @@ static void unregistered() {
   print("unregistered", {code, call("DeviceSynchronize")});
 }
 
-// A copy that is ordered to come late finds that the program's memory is gone.
+// A copy that is configured to be late finds that the program's memory is gone.
 static void late() {
   char *memory = device_memory(4096), *host = pages(4096);
-  order("copy=d2h:late(50ms)");
+  configure("copy=d2h:late(50ms)");
   int code = call("Memcpy", host, memory, Bytes{4096}, 2);
   munmap(host, 4096);
   sleep_ms(70);
@@ -246,7 +246,7 @@ static void half_registered() {
   char *memory = device_memory(8192), *host = pages(8192);
   call("HostRegister", host, Bytes{4096}, 0u);
   call("Memset", memory, 5, Bytes{8192});
-  order("device_time=copy:50ms");
+  configure("device_time=copy:50ms");
   call("MemcpyAsync", host, memory, Bytes{8192}, 2, new_stream());
   std::printf("half_registered %d\n", host[8191]);
 }
@@ -275,11 +275,11 @@ static void in_order() {
   call(pinned_alloc(), &data.pinned, Bytes{4096}, 0u);
   char *memory = device_memory(4096);
   void *stream = new_stream();
-  order("device_time=copy:20ms");
+  configure("device_time=copy:20ms");
   call("MemsetAsync", memory, 1, Bytes{4096}, stream);
   call("LaunchHostFunc", stream, &told, static_cast<void *>(&data));
   call("MemcpyAsync", memory, data.pinned, Bytes{4096}, 1, stream);
-  order("device_time=copy:0ns");
+  configure("device_time=copy:0ns");
   sleep_ms(100);
   call("StreamSynchronize", stream);
   std::printf("in_order %d, a call from inside %d\n", first_byte(memory), data.code.load());
@@ -309,7 +309,7 @@ static void forks() {
   for (int number = 0; number < 3; number++) {
     threads.emplace_back([&] {
       while (!stop) {
-        order("reset_counters;reset_faults;latency=*Nothing:1ns");
+        configure("reset_counters;reset_faults;latency=*Nothing:1ns");
         char *memory = device_memory(4096);
         call("Memset", memory, 1, Bytes{4096});
         call("Free", memory);
@@ -370,7 +370,7 @@ static void numbers() {
 
 // Times that add up to more than there are nanoseconds.
 static void ages() {
-  order("device_time=copy:31000000s,mib:31000000s");
+  configure("device_time=copy:31000000s,mib:31000000s");
   char *memory = device_memory(4096);
   void *stream = new_stream();
   int codes = 0;

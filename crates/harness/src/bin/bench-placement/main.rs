@@ -1,4 +1,4 @@
-//! What placement costs on this machine, and how good its plans are; started by
+//! Measures the cost of placement on this machine and the quality of its plans; started by
 //! `cargo xtask bench placement`. Prints JSON.
 
 mod plans;
@@ -13,7 +13,7 @@ use tch::Device;
 
 #[derive(Serialize)]
 struct Report {
-    /// Where to: `cpu`, or the first accelerator.
+    /// The target: `cpu`, or the first accelerator.
     device: String,
     routes: Vec<routes::RouteCost>,
     streaming: Vec<streaming::StreamCost>,

@@ -1,7 +1,7 @@
-//! How many bytes stay on the device under a budget, for models of the field.
+//! How many bytes stay on the device under a budget, for well-known models.
 //!
 //! The module sizes go into the result, so that `bench/placement/accelerate_plan.py` plans the same models.
-//! One slot is what accelerate reserves for the layer in in_flight; two is what prefetching needs.
+//! accelerate reserves one slot for the layer in use; prefetching needs two.
 
 use placement::Bytes;
 use placement::plan::{
@@ -15,12 +15,12 @@ pub(crate) struct PlanQuality {
     model: &'static str,
     budget: Bytes,
     modules: Vec<Size>,
-    /// Bytes that stay on the device beside a ring of one and of two slots; `None` where nothing fits.
+    /// Bytes that stay on the device with a ring of one and of two slots; `None` if nothing fits.
     resident_one_slot: Option<Bytes>,
     resident_two_slots: Option<Bytes>,
 }
 
-/// A module. Modules of one storage are tied.
+/// A module. Modules that share storage are tied.
 #[derive(Clone, Serialize)]
 struct Size {
     name: String,
@@ -156,7 +156,7 @@ fn framed(mut blocks: Vec<Size>, parameters: u64) -> Vec<Size> {
     blocks
 }
 
-/// The same with one memory for both.
+/// The same with tied embedding and head.
 fn tied(blocks: Vec<Size>, parameters: u64) -> Vec<Size> {
     let mut blocks = framed(blocks, parameters);
     if let Some(head) = blocks.last_mut() {

@@ -1,11 +1,11 @@
-//! Each route that is open on the device against a bare memcpy, and verification against none.
+//! Each available transfer strategy compared with a plain memcpy, and with and without verification.
 //!
-//! Weights move once: from memory that no cache holds, to memory that nobody has touched. So a row is not one
-//! tensor again and again, which the caches would serve, but a module of many tensors, as large together
-//! as no cache is, all of which are kept until the last one has arrived. (glibc hands freed memory out again; its
-//! tunable `glibc.malloc.mmap_threshold`, which `cargo xtask bench placement` sets, keeps it from doing so.)
+//! Weights are moved once: from memory that is not cached to memory that has not been touched. So a row does not move the
+//! same tensor repeatedly, from the caches, but a module of many tensors that is larger
+//! than the caches, and keeps all of them until the last one has arrived. (glibc reuses freed memory, which its
+//! tunable `glibc.malloc.mmap_threshold`, set by `cargo xtask bench placement`, prevents.)
 //!
-//! Everything is measured in turn within a round, so that a machine that slows down slows all of it; the
+//! All variants are interleaved within a round, so that other load affects all of them; the
 //! reported numbers are medians over the rounds.
 
 use std::error::Error;
@@ -19,25 +19,25 @@ use placement::{Bytes, Placed, Policy, Request, Role, TransferEngine, Verify};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
-/// What the tensors of one row have together, at least: more than the caches of most machines.
+/// The minimum total size of the tensors in a row: more than the caches of most machines.
 const TOGETHER: Bytes = Bytes::mib(256);
 
-/// What moving tensors of one size costs.
+/// The cost of moving tensors of one size.
 #[derive(Serialize)]
 pub(crate) struct RouteCost {
     /// The size of one tensor.
     bytes: Bytes,
-    /// How many of them move.
+    /// The number of tensors.
     tensors: usize,
-    /// Bytes per second of each way, a bare memcpy first.
+    /// Bytes per second of each strategy, a plain memcpy first.
     rates: Vec<Rate>,
-    /// Median over the rounds of the time that `always` adds to `off`, by the time of `off`.
+    /// Median over the rounds of the overhead of `always`, relative to `off`.
     verify_overhead: f64,
-    /// The middle half of those shares lies between these.
+    /// The quartiles of that overhead.
     verify_overhead_between: (f64, f64),
 }
 
-/// Bytes per second of one way.
+/// Bytes per second of one strategy.
 #[derive(Serialize)]
 struct Rate {
     way: &'static str,
@@ -85,7 +85,7 @@ fn measure_size(device: Device, bytes: Bytes, rounds: usize) -> Result<RouteCost
         for (way, method) in ways(device) {
             times.note(way, || copy_all(&mut transport, &sources, method))?;
         }
-        // In the other order each time, so that neither always has the other's caches.
+        // In alternating order, so that neither always benefits from the caches of the other.
         let mut pair = |verify| {
             let way = match verify {
                 Verify::Off => "engine, off",
@@ -113,7 +113,7 @@ fn measure_size(device: Device, bytes: Bytes, rounds: usize) -> Result<RouteCost
     })
 }
 
-/// The ways to copy that a device has.
+/// The strategies that a device supports.
 fn ways(device: Device) -> Vec<(&'static str, CopyMethod)> {
     let chunk = Bytes::mib(16);
     let mut ways = vec![
@@ -164,12 +164,12 @@ fn place_all(
     Ok(arrived)
 }
 
-/// The seconds of each way, round by round.
+/// The seconds of each strategy, by round.
 #[derive(Default)]
 struct Times(Vec<(&'static str, Vec<f64>)>);
 
 impl Times {
-    /// Measures some work, without the freeing of what it made.
+    /// Measures some work, without freeing its result.
     fn note<T>(
         &mut self,
         way: &'static str,

@@ -1,9 +1,9 @@
-//! What streaming costs against a resident run of the same blocks.
+//! The cost of streaming compared with a resident run of the same blocks.
 //!
 //! A training step of a stack of frozen linear blocks, with gradient checkpointing on both sides, so that the
-//! difference is the streaming alone. On the CPU the "device" is the same memory and copies do not overlap
-//! with computation: this is the worst case, and its share falls as a block computes longer per byte, which is
-//! what `tokens` is for.
+//! difference is only the streaming. On the CPU the "device" is the same memory and copies do not overlap
+//! with computation: this is the worst case. The overhead is smaller the longer a block computes per byte, which
+//! `tokens` varies.
 
 use std::error::Error;
 use std::time::Instant;
@@ -16,18 +16,18 @@ use tch::{Device, Kind, Tensor};
 const BLOCKS: usize = 12;
 const WIDTH: i64 = 1024;
 
-/// One way of streaming, with one number of tokens.
+/// One streaming mode, with one number of tokens.
 #[derive(Serialize)]
 pub(crate) struct StreamCost {
-    /// Rows that go through each block at a time.
+    /// Rows in each block's input.
     tokens: i64,
     way: &'static str,
     verify: Verify,
-    /// Bytes that streaming holds on the device.
+    /// Bytes that streaming uses on the device.
     device: Bytes,
     /// Median time of a step, forward and backward.
     seconds: f64,
-    /// Median over the rounds of what it adds to the resident step, by the resident step's time.
+    /// Median over the rounds of the overhead, relative to the resident step.
     overhead: f64,
 }
 

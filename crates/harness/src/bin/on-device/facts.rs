@@ -1,4 +1,4 @@
-//! Single things that only a device has: what it says of itself, pinned batches, and streams that hang.
+//! Separate tests that need a device: its properties, pinned batches, and streams that hang.
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex};
 
 use crate::DEVICE;
-use crate::simulator::order;
+use crate::simulator::configure;
 
 #[derive(Serialize)]
 pub(crate) struct Facts {
-    /// What the runtime says, and what a transport makes of it with and without being told.
+    /// The properties in the runtime, and those of a transport with and without options.
     shares_host_memory: Option<bool>,
     unified: bool,
     unified_overridden: bool,
-    /// Batches of a loader that pins: whether each is, and what it holds on the device.
+    /// Batches of a loader that pins memory: whether each is pinned, and its values on the device.
     pinned: Vec<bool>,
     batches: Vec<Vec<i64>>,
-    /// What a stream says whose copies hang, when it is used and when it is used again.
+    /// The errors of a stream whose copies hang, at the first and at a later use.
     hang: [String; 2],
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<Facts, Box<dyn Error>> {
     })
 }
 
-/// Samples are their own numbers.
+/// Each sample is its own index.
 struct Numbers;
 
 impl Source for Numbers {
@@ -107,12 +107,12 @@ fn hang() -> Result<[String; 2], Box<dyn Error>> {
         ..SwapOptions::default()
     };
     let stream = BlockSwapper::new(DEVICE, blocks, options)?;
-    order("hang=cudaMemcpyAsync@1")?;
+    configure("hang=cudaMemcpyAsync@1")?;
     let use_it = || match stream.evaluate(0, &[], |_| Ok(())) {
-        Ok(()) => "it went well".to_owned(),
+        Ok(()) => "no error".to_owned(),
         Err(error) => error.to_string(),
     };
     let said = [use_it(), use_it()];
-    order("reset_faults")?;
+    configure("reset_faults")?;
     Ok(said)
 }

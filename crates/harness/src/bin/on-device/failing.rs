@@ -1,4 +1,4 @@
-//! A module whose move fails on its way: what the caller holds afterwards, and what was freed.
+//! A module whose move fails: the tensors of the caller afterwards, and the memory that was freed.
 
 use std::error::Error;
 
@@ -8,17 +8,17 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::allocator::Library;
 
 use crate::DEVICE;
-use crate::simulator::order;
+use crate::simulator::configure;
 
-/// More than move together: there are three groups of them.
+/// The number of tensors: three groups.
 const TENSORS: i64 = 600;
 
 #[derive(Serialize)]
 pub(crate) struct Row {
     error: String,
-    /// The caller's tensors are those they were, in the same memory.
+    /// Whether the caller's tensors are unchanged, in the same memory.
     unchanged: bool,
-    /// Tensors that the device still holds, as the allocator counts them.
+    /// Tensors still on the device, as counted by the allocator.
     live: u64,
 }
 
@@ -43,10 +43,10 @@ fn fail(fault: &str, library: &Library) -> Result<Row, Box<dyn Error>> {
     let mut weights: Vec<Tensor> = (1..=TENSORS).map(tensor).collect::<Result<_, _>>()?;
     let places: Vec<_> = weights.iter().map(Tensor::data_ptr).collect();
     let before = library.stats(0)?.live_allocations;
-    order(fault)?;
+    configure(fault)?;
     let names = (0..).map(|number| format!("{number}.weight"));
     let outcome = placer.module(names.zip(&mut weights), None);
-    order("reset_faults")?;
+    configure("reset_faults")?;
     let live = library.stats(0)?.live_allocations.saturating_sub(before);
     let mut unchanged = true;
     for ((weight, place), number) in weights.iter().zip(places).zip(1..) {

@@ -1,5 +1,5 @@
-//! A transport that refuses the routes before the one under test, and gives the simulator its order just before
-//! the copy of that one is made.
+//! A transport that refuses the strategies before the one under test, and configures the simulator's fault just before
+//! the copy of that one.
 
 use placement::checksum::Checksum;
 use placement::torch_transport::{HostTensor, TorchTransport};
@@ -12,15 +12,15 @@ use tch::Tensor;
 
 use crate::simulator;
 
-/// The real transport behind a gate.
+/// A wrapper around the real transport.
 pub(crate) struct Gate {
     pub(crate) inner: TorchTransport,
     first_open: TransferStrategy,
-    order: Option<String>,
+    fault: Option<String>,
     direct_copies: u32,
 }
 
-/// A host tensor, and which step of a route made it.
+/// A host tensor, and which step of a strategy produced it.
 pub(crate) struct Host(HostTensor, Provenance);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -44,19 +44,19 @@ impl Gate {
         Gate {
             inner,
             first_open: TransferStrategy::Direct,
-            order: None,
+            fault: None,
             direct_copies: 0,
         }
     }
 
-    /// A new move, in which the routes before `first_open` are refused and its first copy meets the order.
-    pub(crate) fn begin(&mut self, first_open: TransferStrategy, order: Option<String>) {
+    /// Starts a new move, in which the strategies before `first_open` are refused and the first copy gets the fault.
+    pub(crate) fn begin(&mut self, first_open: TransferStrategy, fault: Option<String>) {
         self.first_open = first_open;
-        self.order = order;
+        self.fault = fault;
         self.direct_copies = 0;
     }
 
-    /// Refuses, or lets a copy through after its order was given.
+    /// Refuses a copy, or configures the fault and allows it.
     fn pass(&mut self, host: &Host, method: CopyMethod) -> Result<(), TransportError> {
         let route = match (method, host.1) {
             (CopyMethod::OtherStream, _) => TransferStrategy::OtherStream,
@@ -78,8 +78,8 @@ impl Gate {
         if route < self.first_open {
             return Err(refused(format!("`{route}` is closed")));
         }
-        match self.order.take() {
-            Some(order) => simulator::order(&order).map_err(|error| refused(error.to_string())),
+        match self.fault.take() {
+            Some(fault) => simulator::configure(&fault).map_err(|error| refused(error.to_string())),
             None => Ok(()),
         }
     }
@@ -131,7 +131,7 @@ impl Transport for Gate {
         &mut self,
         loads: &[(&Host, bool)],
     ) -> Vec<Result<ChecksummedCopy<Tensor>, TransportError>> {
-        // They are all on the direct route, and what is copied directly after that is on the next one.
+        // All of them use the direct strategy, and a later direct copy belongs to the next strategy.
         let passed = match loads.first() {
             Some((first, _)) => self.pass(first, CopyMethod::Direct),
             None => Ok(()),

@@ -1,15 +1,15 @@
-//! The engine and block streaming on a real runtime: real libtorch, real calls of its GPU runtime, and below them
-//! `device-sim`, which does wrong what it is told. Started by `python/tests/test_rust_placement.py`, which puts
-//! the simulator and the libtorch of a CUDA wheel under this program; it was built against a CPU libtorch of the
-//! same version, and needs nothing else of a GPU.
+//! The transfer engine and block streaming with the real libtorch and its real calls of the GPU runtime, which
+//! `device-sim` implements, with faults. Started by `python/tests/test_rust_placement.py` with
+//! the simulator and the libtorch of a CUDA wheel; the program itself is built against a CPU libtorch of the
+//! same version.
 //!
 //! ```text
-//! on-device matrix    every fault × route × way to verify, as JSON
-//! on-device stream    what a streamed model holds on the device, counted by hip-alloc, as JSON
-//! on-device phases    what the device holds while components come and go, as JSON
-//! on-device failing   what the caller and the device hold after a module's move has failed, as JSON
-//! on-device facts     single things that only a device has, as JSON
-//! on-device times     what verifying adds to a copy at the latencies that the simulator was told, as JSON
+//! on-device matrix    every fault × strategy × verification mode, as JSON
+//! on-device stream    device memory of a streamed model, counted by hip-alloc, as JSON
+//! on-device phases    device memory while components are loaded and offloaded, as JSON
+//! on-device failing   the caller's tensors and device memory after a failed move of a module, as JSON
+//! on-device facts     separate tests that need a device, as JSON
+//! on-device times     the cost of verification at the configured latencies, as JSON
 //! ```
 
 mod facts;

@@ -1,7 +1,7 @@
 //! The fault matrix on the simulated device; see `placement::matrix` for what the cells mean.
 //!
-//! The simulator runs no kernels, so nothing is cast, and the transport finds out by itself that the device's sums
-//! prove nothing and reads back what arrived.
+//! The simulator runs no kernels, so nothing is cast, and the transport detects that the device's checksums
+//! are wrong and reads copies back.
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use tch::{Device, Kind, Tensor};
 
 use crate::DEVICE;
 use crate::gate::{Gate, Host};
-use crate::simulator::order;
+use crate::simulator::configure;
 
-/// Floats of the tensor that moves: more than one piece of every route.
+/// Elements of the tensor: more than one chunk for every strategy.
 const COUNT: i64 = 100_000;
 
-/// Copies that count as the tensor's own.
+/// Copies to which the fault applies.
 const LARGE: &str = ">=4K";
 
-/// A fault, and how the simulator is told of it.
+/// A fault, and the settings that cause it in the simulator.
 struct Fault {
     name: &'static str,
     /// Once, and every time from then on.
-    orders: [Option<&'static str>; 2],
-    /// It is about copies, of which the zero-copy route has none.
+    settings: [Option<&'static str>; 2],
+    /// It affects copies, and zero-copy has none.
     of_copies: bool,
-    /// How long anybody waits.
+    /// The deadline.
     deadline: Duration,
 }
 
-/// A call that answers takes far less, also on a busy machine.
+/// A successful call takes far less, even on a busy machine.
 const PATIENT: Duration = Duration::from_secs(60);
 
 fn faults() -> Vec<Fault> {
@@ -51,7 +51,7 @@ fn faults() -> Vec<Fault> {
         .into_iter()
         .map(|(name, damage)| Fault {
             name,
-            orders: [
+            settings: [
                 Some(leak(format!("copy=h2d{LARGE}@1:{damage}"))),
                 Some(leak(format!("copy=h2d{LARGE}:{damage}"))),
             ],
@@ -103,7 +103,7 @@ fn faults() -> Vec<Fault> {
             .into_iter()
             .map(|(name, once, always, of_copies)| Fault {
                 name,
-                orders: [Some(once), always],
+                settings: [Some(once), always],
                 of_copies,
                 deadline: match name.starts_with("hang") {
                     true => Duration::from_millis(300),
@@ -115,7 +115,7 @@ fn faults() -> Vec<Fault> {
 }
 
 pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
-    // Where the fault strikes, and how many tensors move at once.
+    // The strategy with the fault, and the number of tensors that move together.
     let routes = [
         (FaultMatrix::BATCHED, TransferStrategy::Direct, 3),
         (TransferStrategy::Direct.name(), TransferStrategy::Direct, 1),
@@ -141,7 +141,7 @@ pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
     let mut cells = Vec::new();
     for fault in faults() {
         eprintln!("{}", fault.name);
-        for (every_time, text) in [false, true].into_iter().zip(fault.orders) {
+        for (every_time, text) in [false, true].into_iter().zip(fault.settings) {
             let Some(text) = text else { continue };
             for (name, route, tensors) in routes {
                 if route == TransferStrategy::ZeroCopy && fault.of_copies {
@@ -170,9 +170,9 @@ fn cell(
     tensors: u8,
     verify: Verify,
 ) -> Result<CellOutcome, Box<dyn Error>> {
-    order("reset_faults")?;
+    configure("reset_faults")?;
     let options = TransportOptions {
-        // So that the zero-copy route is open.
+        // To enable zero-copy.
         unified_memory: Some(true),
         deadline: fault.deadline,
         ..TransportOptions::default()
@@ -198,16 +198,16 @@ fn cell(
         }
     };
     let batches = || -> Result<Vec<Host>, Box<dyn Error>> { (0..tensors).map(batch).collect() };
-    // The batch before this one takes the same route without a fault.
+    // The previous batch uses the same strategy without a fault.
     gate.begin(route, None);
     place(&mut gate, &batches()?)?;
 
     let hosts = batches()?;
-    // Memory that PyTorch has cached would be given without a call.
+    // Memory in the cache of PyTorch would be allocated without a driver call.
     torch_ext::accelerator::empty_cache()?;
     gate.begin(route, Some(text.to_owned()));
     let placed = place(&mut gate, &hosts);
-    order("reset_faults")?;
+    configure("reset_faults")?;
     let mut outcome = CellOutcome::Recovered;
     match placed {
         Ok(placed) => {
@@ -227,7 +227,7 @@ fn cell(
         Err(_) => outcome = CellOutcome::Reported,
     }
     if fault.name == "late_copy" {
-        // Nothing late may land in the next cell.
+        // A late copy must not affect the next cell.
         std::thread::sleep(Duration::from_millis(60));
     }
     Ok(outcome)
@@ -238,7 +238,7 @@ fn batch_values(number: u8) -> Result<Tensor, Box<dyn Error>> {
     Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(first)?)
 }
 
-/// In memory of its own each time, since a fault may change it.
+/// In new memory each time, since a fault may change it.
 fn batch(number: u8) -> Result<Host, Box<dyn Error>> {
     Ok(Host::new(HostTensor::new(&batch_values(number)?)?))
 }

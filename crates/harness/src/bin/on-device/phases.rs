@@ -1,5 +1,5 @@
-//! A text encoder and a transformer that do not fit the device together: what the device holds while the plan's
-//! phases are entered, as the allocator counts it.
+//! A text encoder and a transformer that do not fit on the device together: device memory during the
+//! phases of the plan, as counted by the allocator.
 
 use std::error::Error;
 
@@ -22,10 +22,10 @@ const TRANSFORMER: u64 = 40 << 20;
 pub(crate) struct Row {
     phase: String,
     entered: PhaseTransfers,
-    /// What the device holds afterwards, and at most until then.
+    /// Device memory afterwards, and the peak until then.
     live: u64,
     peak: u64,
-    /// Arrivals until then, and how many of them were verified.
+    /// Copies until then, and how many of them were verified.
     arrived: u64,
     verified: u64,
 }

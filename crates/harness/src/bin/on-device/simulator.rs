@@ -1,12 +1,12 @@
-//! Orders to the simulator below this process.
+//! Changes settings of the simulator in this process.
 
 use std::error::Error;
 use std::ffi::{CString, c_char, c_int};
 
 use libloading::os::unix::Library;
 
-/// Tells the simulator what to be or to do wrong from now on, in the words of its `orders.rs`.
-pub(crate) fn order(text: &str) -> Result<(), Box<dyn Error>> {
+/// Changes settings of the simulator, in the syntax of its `settings.rs`.
+pub(crate) fn configure(text: &str) -> Result<(), Box<dyn Error>> {
     let text_for_c = CString::new(text)?;
     let process = Library::this();
     // SAFETY: device-sim's header declares `int device_sim_control(const char *)`; no other library has a function

@@ -1,4 +1,4 @@
-//! A model of 40 blocks, streamed: what the device holds at its peak, as the allocator counts it.
+//! A streamed model of 40 blocks: peak device memory, as counted by the allocator.
 
 use std::error::Error;
 
@@ -13,16 +13,16 @@ use torch_ext::allocator::Library;
 use crate::DEVICE;
 
 const BLOCKS: usize = 40;
-/// Four MiB of floats in a block.
+/// The size of a block: four MiB of floats.
 const FLOATS: i64 = 1 << 20;
 
 #[derive(Serialize)]
 pub(crate) struct Row {
     way: &'static str,
-    /// What streaming says that it holds on the device.
+    /// Device memory according to the block swapper.
     resident: u64,
     ring: u64,
-    /// What the allocator saw beyond what was there before.
+    /// Additional device memory according to the allocator.
     peak: u64,
     report: SwapReport,
 }
@@ -111,7 +111,7 @@ fn measure(
     })
 }
 
-/// Forward and, under gradient checkpointing, backward. What arrives is read back and looked at, block by block.
+/// Forward and, under gradient checkpointing, backward. Copies are read back and checked, block by block.
 fn pass(stream: &BlockSwapper) -> Result<(), Box<dyn Error>> {
     let mut x = Tensor::f_zeros([16], (Kind::Float, DEVICE))?.set_requires_grad(true);
     for block in 0..BLOCKS {

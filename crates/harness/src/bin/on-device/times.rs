@@ -1,7 +1,7 @@
-//! What verifying adds to a copy, at the latencies that the simulator was told (`DEVICE_SIM_DEVICE_TIME`).
+//! The cost of verifying a copy, at the configured latencies of the simulator (`DEVICE_SIM_DEVICE_TIME`).
 //!
-//! The simulator launches kernels and runs none, so the sum on the device takes the time of its launches and its
-//! result means nothing: the calls are timed as the engine makes them, for one tensor and for a group of them, and nothing is compared.
+//! The simulator launches kernels but does not run them, so a checksum on the device takes the time of its launches and its
+//! result is meaningless: the calls of the engine are timed, for one tensor and for a group of tensors, and nothing is compared.
 
 use std::error::Error;
 use std::time::Instant;
@@ -15,20 +15,20 @@ use crate::DEVICE;
 
 const ROUNDS: usize = 25;
 
-/// What several tensors have together.
+/// Total bytes of a group of tensors.
 const TOGETHER: i64 = 64;
 
 #[derive(Serialize)]
 pub(crate) struct Row {
-    /// Of one tensor, of which so many move at once.
+    /// The size of a tensor, and the number of tensors that move together.
     mib: i64,
     tensors: usize,
     pinned: bool,
     /// Medians, in seconds.
     copy: f64,
     verified: f64,
-    /// What the second adds to the first: the median of the rounds, and of the fastest of each, which is what a
-    /// machine does that is not busy with something else.
+    /// The overhead of verification: the median over the rounds, and from the fastest rounds, which approximate an
+    /// idle machine.
     overhead: f64,
     overhead_of_fastest: f64,
 }
@@ -76,12 +76,12 @@ fn measure(
         let seconds = start.elapsed().as_secs_f64();
         match copied.iter().all(|one| one.arrived.is_some() == summed) {
             true => Ok(seconds),
-            false => Err("the sums were not taken".into()),
+            false => Err("the checksums were not computed".into()),
         }
     };
     let (mut copies, mut verified, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        // In the other order each time.
+        // In alternating order.
         let (copy, with_sums) = match round % 2 {
             0 => (once(false)?, once(true)?),
             _ => {

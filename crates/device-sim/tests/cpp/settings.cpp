@@ -47,7 +47,7 @@ static long resident_mib() {
 
 static void act(const std::string &what) {
   const std::string value = what.substr(what.find('=') + 1);
-  if (what.rfind("order=", 0) == 0) {
+  if (what.rfind("setting=", 0) == 0) {
     auto control = reinterpret_cast<int (*)(const char *)>(dlsym(library, "device_sim_control"));
     if (control(value.c_str()) != 0) {
       _exit(4);
@@ -109,5 +109,5 @@ int main(int count, char **arguments) {
     act(arguments[i]);
   }
   std::fflush(stdout);
-  _exit(0); // does not wait for a stream that was ordered to be busy for an hour
+  _exit(0); // does not wait for a stream that is configured to be busy for an hour
 }

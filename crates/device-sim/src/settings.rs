@@ -1,24 +1,24 @@
-//! What the simulator was told to be and to do wrong.
+//! Settings of the simulator: properties of the device, and faults.
 //!
-//! One grammar, two ways in. The environment gives an order per variable
-//! (`DEVICE_SIM_CAPACITY=16G`); `device_sim_control` takes the same as
-//! `key=value` pairs between semicolons, while the program runs:
+//! In the environment there is one variable for each setting
+//! (`DEVICE_SIM_CAPACITY=16G`); `device_sim_control` accepts the same settings as
+//! `key=value` pairs separated by semicolons, while the program runs:
 //!
 //! ```text
-//! capacity=16G              bytes a device has (K, M, G, T: powers of 1024)
-//! devices=2                 how many devices there are (environment only)
+//! capacity=16G              bytes of memory per device (K, M, G, T: powers of 1024)
+//! devices=2                 number of devices (environment only)
 //! unified=32G               one pool of this size shared by device and pinned host memory
-//! report_total=8G           lie about the total in memory info (free may then exceed it)
-//! granularity=4K            every device allocation takes a multiple of this
-//! data=none                 copies and memsets above 64 KiB move nothing: cheap traces of huge models
-//! populate=on               device memory is really taken from the machine at once
+//! report_total=8G           total in memory info, regardless of the truth (free may exceed it)
+//! granularity=4K            device allocations are rounded up to a multiple of this
+//! data=none                 copies and memsets above 64 KiB are skipped, for traces of huge models
+//! populate=on               device memory is committed when it is allocated
 //! latency=cudaMalloc:14us,*Free:100us          host time of calls, by name
 //! device_time=kernel:5us,copy:10us,mib:40us    time on the stream
 //! fail=cudaMalloc@3:out_of_memory              third call; @3+ from then on; no @: every call
-//! lose=cudaLaunchKernel@7:illegal_address      the same, and the context is unusable afterwards
+//! lose=cudaLaunchKernel@7:illegal_address      the same, and the context is lost afterwards
 //! crash=cudaLaunchKernel@100    hang=cudaMemcpyAsync@2
 //! copy=h2d@2:zeros,d2h>=1M:nan,any@5+:truncate,h2d:late(20ms),h2d:flip
-//! copy=h2d:stale,h2d:swap,h2d:mutate           nothing arrives; quarters change places; the source changes first
+//! copy=h2d:stale,h2d:swap,h2d:mutate           nothing is copied; quarters are swapped; the source is changed first
 //! reset_faults   reset_counters   reset_peaks
 //! ```
 
@@ -26,20 +26,20 @@ use std::time::Duration;
 
 use crate::status::Status;
 
-/// One order, understood.
+/// A parsed setting.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Order {
+pub enum Setting {
     /// Bytes of memory per device.
     Capacity(u64),
     /// Number of devices.
     Devices(u32),
     /// Device and pinned host memory share one pool of this many bytes.
     Unified(u64),
-    /// What memory info calls "total", true or not.
+    /// The total in memory info, which may be false.
     ReportTotal(u64),
     /// Allocations are rounded up to this, a power of two.
     Granularity(u64),
-    /// Whether large copies and memsets move bytes.
+    /// Whether large copies and memsets are executed.
     Data(bool),
     /// Whether device memory is touched when it is allocated.
     Populate(bool),
@@ -47,19 +47,19 @@ pub enum Order {
     Latency(Vec<(Pattern, Duration)>),
     /// Time that work takes on a stream.
     DeviceTime(DeviceTime),
-    /// Calls that go wrong.
+    /// Faults of calls.
     CallFaults(Vec<CallFault>),
-    /// Copies that go wrong.
+    /// Faults of copies.
     CopyFaults(Vec<CopyFault>),
-    /// Forget every fault.
+    /// Remove all faults.
     ResetFaults,
-    /// Calls are counted from zero again.
+    /// Reset the counters of calls.
     ResetCounters,
-    /// Peaks start from what is held now.
+    /// Reset peaks to the current values.
     ResetPeaks,
 }
 
-/// Time that work takes on a stream; all zero unless ordered.
+/// Time that work takes on a stream; zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceTime {
     /// Per kernel launch.
@@ -74,18 +74,18 @@ pub struct DeviceTime {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(String);
 
-/// Which of the matching events an order is about, counted from 1.
+/// The matching events to which a fault applies, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Occurrence {
     /// All of them.
     Every,
     /// The n-th only.
     Nth(u64),
-    /// The n-th and all after it.
+    /// The n-th and all later ones.
     From(u64),
 }
 
-/// A call that goes wrong.
+/// A fault of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallFault {
     /// Which function.
@@ -96,7 +96,7 @@ pub struct CallFault {
     pub effect: CallEffect,
 }
 
-/// What happens instead of the call.
+/// The effect that replaces the call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CallEffect {
     /// It returns this status.
@@ -109,20 +109,20 @@ pub enum CallEffect {
     Hang,
 }
 
-/// A copy that goes wrong without saying so.
+/// A silent fault of a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyFault {
-    /// Which way it goes; `None` is any.
+    /// The direction; `None` means any.
     pub direction: Option<Direction>,
     /// Only copies of at least this many bytes count.
     pub at_least: u64,
     /// Which of those.
     pub occurrence: Occurrence,
-    /// How the data arrives.
+    /// The damage.
     pub damage: Damage,
 }
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Host to device.
@@ -133,37 +133,37 @@ pub enum Direction {
     DeviceToDevice,
 }
 
-/// How a damaged copy arrives.
+/// The damage to a copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Damage {
     /// All bytes zero.
     Zeros,
     /// All bits set, which is NaN in every floating-point format.
     Nan,
-    /// Only the first half; the rest keeps what was there.
+    /// Only the first half is copied; the rest keeps its previous contents.
     Truncate,
-    /// After this long, although the stream says it is done.
+    /// The copy is delayed by this time, although the stream reports completion.
     Late(Duration),
     /// With one bit in the middle inverted.
     Flip,
-    /// Not at all: everything keeps what was there.
+    /// Nothing is copied: the destination keeps its previous contents.
     Stale,
-    /// With the second and the fourth quarter in each other's place.
+    /// The second and the fourth quarter are swapped.
     Swap,
-    /// As the source is when somebody has written to it before it is read: each byte of its second half is
-    /// one more. The source in host memory really changes.
+    /// As if the source was written to before it is read: each byte of its second half is
+    /// incremented. The source in host memory really changes.
     Mutate,
 }
 
-/// What was wrong with an order.
+/// Why a setting is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("`{text}`: {problem}")]
-pub struct OrderError {
+pub struct SettingError {
     text: String,
     problem: String,
 }
 
-/// Keys that take a value, as they are called in the environment too.
+/// Keys with a value, also used for the environment variables.
 pub const KEYS: &[&str] = &[
     "capacity",
     "devices",
@@ -181,27 +181,27 @@ pub const KEYS: &[&str] = &[
     "copy",
 ];
 
-/// No order takes longer, so that times can be added up in nanoseconds.
+/// The longest time allowed, so that sums of times in nanoseconds do not overflow.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Reads a whole control text: orders between semicolons.
+/// Parses a control text: settings separated by semicolons.
 ///
 /// # Errors
-/// The first order that cannot be understood, with what was expected.
-pub fn parse_all(text: &str) -> Result<Vec<Order>, OrderError> {
-    let orders = text
+/// The first invalid setting, with the expected syntax.
+pub fn parse_all(text: &str) -> Result<Vec<Setting>, SettingError> {
+    let settings = text
         .split(';')
         .map(str::trim)
-        .filter(|order| !order.is_empty());
-    orders
-        .map(|order| match order.split_once('=') {
+        .filter(|setting| !setting.is_empty());
+    settings
+        .map(|setting| match setting.split_once('=') {
             Some((key, value)) => parse(key.trim(), value.trim()),
-            None => match order {
-                "reset_faults" => Ok(Order::ResetFaults),
-                "reset_counters" => Ok(Order::ResetCounters),
-                "reset_peaks" => Ok(Order::ResetPeaks),
+            None => match setting {
+                "reset_faults" => Ok(Setting::ResetFaults),
+                "reset_counters" => Ok(Setting::ResetCounters),
+                "reset_peaks" => Ok(Setting::ResetPeaks),
                 _ => Err(error(
-                    order,
+                    setting,
                     "expected key=value, reset_faults, reset_counters or reset_peaks",
                 )),
             },
@@ -209,34 +209,36 @@ pub fn parse_all(text: &str) -> Result<Vec<Order>, OrderError> {
         .collect()
 }
 
-/// Reads one `key=value` order.
+/// Parses one `key=value` setting.
 ///
 /// # Errors
 /// An unknown key, or a value that does not fit it.
-pub fn parse(key: &str, value: &str) -> Result<Order, OrderError> {
+pub fn parse(key: &str, value: &str) -> Result<Setting, SettingError> {
     match key {
-        "capacity" => bytes(value).map(Order::Capacity),
+        "capacity" => bytes(value).map(Setting::Capacity),
         "devices" => match value.parse() {
-            Ok(count @ 0..=16) => Ok(Order::Devices(count)),
+            Ok(count @ 0..=16) => Ok(Setting::Devices(count)),
             _ => Err(error(value, "expected a number of devices from 0 to 16")),
         },
-        "unified" => bytes(value).map(Order::Unified),
-        "report_total" => bytes(value).map(Order::ReportTotal),
+        "unified" => bytes(value).map(Setting::Unified),
+        "report_total" => bytes(value).map(Setting::ReportTotal),
         "granularity" => match bytes(value)? {
-            size if size.is_power_of_two() => Ok(Order::Granularity(size)),
+            size if size.is_power_of_two() => Ok(Setting::Granularity(size)),
             _ => Err(error(value, "expected a power of two")),
         },
-        "data" => switch(value, "all", "none").map(Order::Data),
-        "populate" => switch(value, "on", "off").map(Order::Populate),
-        "latency" => list(value, latency).map(Order::Latency),
-        "device_time" => device_time(value).map(Order::DeviceTime),
-        "fail" => list(value, |item| failing_call(item, CallEffect::Fail)).map(Order::CallFaults),
-        "lose" => list(value, |item| failing_call(item, CallEffect::Lose)).map(Order::CallFaults),
+        "data" => switch(value, "all", "none").map(Setting::Data),
+        "populate" => switch(value, "on", "off").map(Setting::Populate),
+        "latency" => list(value, latency).map(Setting::Latency),
+        "device_time" => device_time(value).map(Setting::DeviceTime),
+        "fail" => list(value, |item| failing_call(item, CallEffect::Fail)).map(Setting::CallFaults),
+        "lose" => list(value, |item| failing_call(item, CallEffect::Lose)).map(Setting::CallFaults),
         "crash" => {
-            list(value, |item| stopping_call(item, CallEffect::Crash)).map(Order::CallFaults)
+            list(value, |item| stopping_call(item, CallEffect::Crash)).map(Setting::CallFaults)
         }
-        "hang" => list(value, |item| stopping_call(item, CallEffect::Hang)).map(Order::CallFaults),
-        "copy" => list(value, copy_fault).map(Order::CopyFaults),
+        "hang" => {
+            list(value, |item| stopping_call(item, CallEffect::Hang)).map(Setting::CallFaults)
+        }
+        "copy" => list(value, copy_fault).map(Setting::CopyFaults),
         _ => Err(error(
             key,
             &format!("unknown key; known are {}", KEYS.join(", ")),
@@ -270,7 +272,7 @@ impl Pattern {
 }
 
 impl Occurrence {
-    /// Whether the order is about the event with this number (the first is 1).
+    /// Whether the fault applies to the event with this number (the first is 1).
     pub fn covers(self, number: u64) -> bool {
         match self {
             Occurrence::Every => true,
@@ -280,18 +282,21 @@ impl Occurrence {
     }
 }
 
-fn error(text: &str, problem: &str) -> OrderError {
-    OrderError {
+fn error(text: &str, problem: &str) -> SettingError {
+    SettingError {
         text: text.to_owned(),
         problem: problem.to_owned(),
     }
 }
 
-fn list<T>(text: &str, item: impl Fn(&str) -> Result<T, OrderError>) -> Result<Vec<T>, OrderError> {
+fn list<T>(
+    text: &str,
+    item: impl Fn(&str) -> Result<T, SettingError>,
+) -> Result<Vec<T>, SettingError> {
     text.split(',').map(str::trim).map(item).collect()
 }
 
-fn switch(text: &str, yes: &str, no: &str) -> Result<bool, OrderError> {
+fn switch(text: &str, yes: &str, no: &str) -> Result<bool, SettingError> {
     match text {
         _ if text == yes => Ok(true),
         _ if text == no => Ok(false),
@@ -300,7 +305,7 @@ fn switch(text: &str, yes: &str, no: &str) -> Result<bool, OrderError> {
 }
 
 /// `512`, `64K`, `16M`, `8G`, `1T`; powers of 1024.
-fn bytes(text: &str) -> Result<u64, OrderError> {
+fn bytes(text: &str) -> Result<u64, SettingError> {
     let problem = || {
         error(
             text,
@@ -321,7 +326,7 @@ fn bytes(text: &str) -> Result<u64, OrderError> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, OrderError> {
+fn duration(text: &str) -> Result<Duration, SettingError> {
     let problem = || {
         error(
             text,
@@ -345,14 +350,14 @@ fn duration(text: &str) -> Result<Duration, OrderError> {
     Ok(time)
 }
 
-fn latency(item: &str) -> Result<(Pattern, Duration), OrderError> {
+fn latency(item: &str) -> Result<(Pattern, Duration), SettingError> {
     let (function, time) = item
         .rsplit_once(':')
         .ok_or_else(|| error(item, "expected function:time"))?;
     Ok((Pattern(function.to_owned()), duration(time)?))
 }
 
-fn device_time(text: &str) -> Result<DeviceTime, OrderError> {
+fn device_time(text: &str) -> Result<DeviceTime, SettingError> {
     let mut times = DeviceTime::default();
     for item in text.split(',').map(str::trim) {
         let problem = || error(item, "expected kernel:time, copy:time or mib:time");
@@ -368,7 +373,7 @@ fn device_time(text: &str) -> Result<DeviceTime, OrderError> {
 }
 
 /// `name`, `name@3` or `name@3+`.
-fn numbered(text: &str) -> Result<(&str, Occurrence), OrderError> {
+fn numbered(text: &str) -> Result<(&str, Occurrence), SettingError> {
     let Some((name, number)) = text.split_once('@') else {
         return Ok((text, Occurrence::Every));
     };
@@ -383,7 +388,7 @@ fn numbered(text: &str) -> Result<(&str, Occurrence), OrderError> {
     }
 }
 
-fn failing_call(item: &str, effect: fn(Status) -> CallEffect) -> Result<CallFault, OrderError> {
+fn failing_call(item: &str, effect: fn(Status) -> CallEffect) -> Result<CallFault, SettingError> {
     let (call, status) = item
         .rsplit_once(':')
         .ok_or_else(|| error(item, "expected function[@n]:status"))?;
@@ -397,7 +402,7 @@ fn failing_call(item: &str, effect: fn(Status) -> CallEffect) -> Result<CallFaul
     stopping_call(call, effect(status))
 }
 
-fn stopping_call(item: &str, effect: CallEffect) -> Result<CallFault, OrderError> {
+fn stopping_call(item: &str, effect: CallEffect) -> Result<CallFault, SettingError> {
     let (function, occurrence) = numbered(item)?;
     Ok(CallFault {
         function: Pattern(function.to_owned()),
@@ -406,7 +411,7 @@ fn stopping_call(item: &str, effect: CallEffect) -> Result<CallFault, OrderError
     })
 }
 
-fn copy_fault(item: &str) -> Result<CopyFault, OrderError> {
+fn copy_fault(item: &str) -> Result<CopyFault, SettingError> {
     let (which, damage) = item
         .split_once(':')
         .ok_or_else(|| error(item, "expected direction[>=size][@n]:damage"))?;
@@ -453,14 +458,14 @@ fn copy_fault(item: &str) -> Result<CopyFault, OrderError> {
 mod tests {
     use super::*;
 
-    fn one(text: &str) -> Order {
+    fn one(text: &str) -> Setting {
         parse_all(text).unwrap().remove(0)
     }
 
     #[test]
     fn sizes_take_binary_suffixes() {
-        assert_eq!(one("capacity=16G"), Order::Capacity(16 << 30));
-        assert_eq!(one("granularity=4096"), Order::Granularity(4096));
+        assert_eq!(one("capacity=16G"), Setting::Capacity(16 << 30));
+        assert_eq!(one("granularity=4096"), Setting::Granularity(4096));
         for wrong in [
             "capacity=",
             "capacity=0",
@@ -493,12 +498,12 @@ mod tests {
 
     #[test]
     fn call_faults_name_function_occurrence_and_effect() {
-        let Order::CallFaults(faults) = one("fail=*Malloc@3+:out_of_memory") else {
+        let Setting::CallFaults(faults) = one("fail=*Malloc@3+:out_of_memory") else {
             panic!("not a fault")
         };
         assert_eq!(faults[0].occurrence, Occurrence::From(3));
         assert_eq!(faults[0].effect, CallEffect::Fail(Status::OUT_OF_MEMORY));
-        let Order::CallFaults(faults) = one("crash=cudaFree") else {
+        let Setting::CallFaults(faults) = one("crash=cudaFree") else {
             panic!("not a fault")
         };
         assert_eq!(
@@ -509,7 +514,7 @@ mod tests {
 
     #[test]
     fn copy_faults_name_direction_size_and_damage() {
-        let Order::CopyFaults(faults) = one("copy=h2d>=1M@2:zeros, any:late(20ms)") else {
+        let Setting::CopyFaults(faults) = one("copy=h2d>=1M@2:zeros, any:late(20ms)") else {
             panic!("not a fault")
         };
         assert_eq!(faults[0].direction, Some(Direction::HostToDevice));
@@ -522,7 +527,7 @@ mod tests {
 
     #[test]
     fn every_documented_example_is_understood() {
-        let source = include_str!("orders.rs");
+        let source = include_str!("settings.rs");
         let examples = source.lines().take_while(|line| !line.starts_with("use "));
         let examples = examples
             .filter_map(|line| line.strip_prefix("//! "))
@@ -531,12 +536,12 @@ mod tests {
         for line in
             examples.filter(|line| KEYS.iter().any(|key| line.starts_with(&format!("{key}="))))
         {
-            for order in line
+            for setting in line
                 .split_whitespace()
                 .take_while(|word| !word.starts_with("third"))
                 .filter(|word| word.contains('='))
             {
-                assert!(parse_all(order).is_ok(), "{order}");
+                assert!(parse_all(setting).is_ok(), "{setting}");
                 seen += 1;
             }
         }

@@ -1,5 +1,5 @@
-//! Every order, given in the environment and by a control call, to a program that uses
-//! HIP's names and to one that uses CUDA's: each has an effect that the program sees.
+//! Every setting, in the environment and by a control call, for a program that uses
+//! HIP's names and for one that uses CUDA's: each has a visible effect.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
-/// How an order is given.
+/// How a setting is passed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Environment,
@@ -20,16 +20,16 @@ enum Way {
 const WAYS: [Way; 2] = [Way::Environment, Way::Control];
 const RUNTIMES: [&str; 2] = ["hip", "cuda"];
 
-/// The program, told `order` in one of the two ways and then to do `what`.
-fn command(way: Way, runtime: &str, order: &str, what: &[&str]) -> Command {
-    let mut command = Command::new(compiled("orders.cpp"));
+/// The program, with `setting` passed in one of the two ways, which then does `what`.
+fn command(way: Way, runtime: &str, setting: &str, what: &[&str]) -> Command {
+    let mut command = Command::new(compiled("settings.cpp"));
     let library = device_sim::install::library_path().expect("cargo builds it with the tests");
     command.arg(library).arg(runtime);
     if way == Way::Control {
-        command.arg(format!("order={order}"));
+        command.arg(format!("setting={setting}"));
     } else {
-        for order in order.split(';') {
-            let (key, value) = order.split_once('=').unwrap();
+        for setting in setting.split(';') {
+            let (key, value) = setting.split_once('=').unwrap();
             command.env(format!("DEVICE_SIM_{}", key.to_uppercase()), value);
         }
     }
@@ -38,21 +38,21 @@ fn command(way: Way, runtime: &str, order: &str, what: &[&str]) -> Command {
 }
 
 /// What the program prints, the same each time.
-fn expect(order: &str, what: &[&str], expected: &str) {
-    expect_in(&WAYS, order, what, expected);
+fn expect(setting: &str, what: &[&str], expected: &str) {
+    expect_in(&WAYS, setting, what, expected);
 }
 
-fn expect_in(ways: &[Way], order: &str, what: &[&str], expected: &str) {
+fn expect_in(ways: &[Way], setting: &str, what: &[&str], expected: &str) {
     for way in ways {
         for runtime in RUNTIMES {
-            let output = command(*way, runtime, order, what).output().unwrap();
+            let output = command(*way, runtime, setting, what).output().unwrap();
             let printed = String::from_utf8_lossy(&output.stdout);
             let printed: Vec<_> = printed.lines().collect();
             let told = String::from_utf8_lossy(&output.stderr);
             assert_eq!(
                 printed.join("; "),
                 expected,
-                "{order} by {way:?} under {runtime}: {told}"
+                "{setting} by {way:?} under {runtime}: {told}"
             );
         }
     }
@@ -124,7 +124,7 @@ fn time_on_the_stream() {
 }
 
 #[test]
-fn the_nth_call_fails_with_the_error_that_was_ordered() {
+fn the_nth_call_fails_with_the_configured_error() {
     let what = ["malloc=1", "malloc=1", "malloc=1"];
     expect(
         "fail=*Malloc@2:out_of_memory",
@@ -157,9 +157,9 @@ fn a_lost_device_fails_every_call_from_then_on() {
 fn faults_are_forgotten_and_calls_are_counted_anew() {
     let what = [
         "malloc=1",
-        "order=reset_faults",
+        "setting=reset_faults",
         "malloc=1",
-        "order=reset_counters",
+        "setting=reset_counters",
         "malloc=1",
         "calls",
     ];
@@ -216,7 +216,7 @@ fn a_crash() {
             let told = String::from_utf8_lossy(&stderr);
             assert_eq!(
                 told,
-                format!("device-sim: crashing in {runtime}Malloc, as ordered\n")
+                format!("device-sim: crashing in {runtime}Malloc, as configured\n")
             );
         }
     }
@@ -238,7 +238,7 @@ fn a_hang() {
                 .unwrap();
             assert_eq!(
                 told,
-                format!("device-sim: hanging in {runtime}Malloc, as ordered\n")
+                format!("device-sim: hanging in {runtime}Malloc, as configured\n")
             );
             assert_eq!(child.try_wait().unwrap(), None, "it is still there");
             child.kill().unwrap();
