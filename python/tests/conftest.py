@@ -14,10 +14,10 @@ TESTS = Path(__file__).resolve().parent
 PYTHON = TESTS.parent
 sys.path.insert(0, str(PYTHON))  # for tests of what needs no device
 
-# Runs `module:function` of this folder and prints what it returned as the last line.
-# The wait at the end: a thread of PyTorch's that still lets go of Python objects when the
-# interpreter ends is ended by CPython in a way that aborts the process ("terminate called
-# without an active exception"); it was seen once.
+# Runs `module:function` of this folder and prints its result as the last line.
+# The wait at the end: if a thread of PyTorch still releases Python objects while the
+# interpreter exits, CPython terminates the thread in a way that aborts the process ("terminate called
+# without an active exception"); this was seen once.
 RUNNER = (
     "import importlib, json, sys, time\n"
     f"sys.path.insert(0, {str(TESTS)!r})\n"
@@ -52,7 +52,7 @@ def libraries(request):
 
 @pytest.fixture(scope="session")
 def simulator(libraries, tmp_path_factory):
-    """The environment of a program that sees a simulated device."""
+    """The environment of a program that uses the simulated device."""
     return under_device_sim.environment(libraries["--device-sim"], tmp_path_factory.mktemp("links"))
 
 

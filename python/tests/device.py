@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# The tests themselves import this too, outside the simulator: nothing is looked up yet.
+# The tests import this module outside the simulator too, so symbols are looked up later.
 _simulator = ctypes.CDLL(None)
 
 
@@ -17,19 +17,19 @@ def configure(text):
 
 
 def report():
-    """What the simulator counted: calls by function, bytes held."""
+    """The statistics of the simulator: calls by function, bytes held."""
     buffer = ctypes.create_string_buffer(1 << 20)
     assert _simulator.device_sim_report(buffer, ctypes.c_size_t(len(buffer))) <= len(buffer)
     return json.loads(buffer.value)
 
 
 def calls(*names):
-    """How often functions with these names were called, together."""
+    """The total number of calls of these functions."""
     return sum(count for name, count in report()["calls"].items() if name in names)
 
 
 class Gpt(nn.Module):
-    """A small GPT: embeddings, causal attention, a tied nothing; enough to use every kind of operation."""
+    """A small GPT: embeddings, causal attention, no tied weights; enough to use every kind of operation."""
 
     def __init__(self, width=128, heads=4, layers=2, vocabulary=500, length=64):
         super().__init__()

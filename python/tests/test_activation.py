@@ -54,7 +54,7 @@ def test_a_training_loop_runs_and_its_memory_is_told(run):
     assert (ours["backend"], theirs["backend"]) == ("pluggable", "native")
     assert ours["intact"]
     assert ours["between"][1:] == [ours["between"][1]] * 5, "the same memory between steps once states exist"
-    # PyTorch counts its own rounding to 512 bytes, we count what was asked for.
+    # PyTorch counts sizes rounded to 512 bytes, hip-alloc counts requested sizes.
     assert 0.9 * theirs["between"][-1] < ours["between"][-1] <= theirs["between"][-1]
     assert ours["between"][-1] < ours["peak"] <= ours["most_reserved"]
 
@@ -233,7 +233,7 @@ def use_what_is_refused():
             use()
         except RuntimeError as problem:
             seen[use.__name__] = str(problem)
-        # The program goes on, and its memory is what it was.
+        # The program continues, and its memory is intact.
         assert torch.arange(1000.0).to("cuda").cpu().sum().item() == sum(range(1000))
     return seen
 
@@ -274,7 +274,7 @@ def test_what_does_not_work_says_so_and_what_to_do_instead(run):
 
 
 def profiled():
-    """What a profile of memory says of requests and frees on the device, by operation."""
+    """The device memory in a memory profile, by operation."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.zeros(1, device="cuda")
@@ -354,7 +354,7 @@ def test_a_missing_library_is_an_error_that_names_it(run):
 
 @pytest.fixture
 def build(tmp_path):
-    """Compiles a C library that is not quite hip-alloc."""
+    """Compiles a C library that lacks parts of hip-alloc."""
 
     def compile(source):
         code, library = tmp_path / "library.c", tmp_path / "libother.so"

@@ -1,4 +1,4 @@
-"""HIP_ALLOC=1 in processes of every kind: it may be set for a whole session, and must break none of them."""
+"""HIP_ALLOC=1 in processes of every kind: it may be set for a whole session, and must not break any of them."""
 
 import os
 import subprocess
@@ -139,7 +139,7 @@ def asked_for_torch_first():
 
 
 def test_asking_whether_torch_is_there_does_not_switch_it_off(run, tmp_path):
-    """As transformers does before it imports it."""
+    """As transformers does before it imports torch."""
     (tmp_path / "sitecustomize.py").write_text("import importlib.util\nassert importlib.util.find_spec('torch')\n")
     assert run(asked_for_torch_first, hip_alloc=True, PYTHONPATH=f"{PYTHON}:{tmp_path}") == "pluggable"
 
@@ -158,7 +158,7 @@ def in_a_process_of_its_own():
 
 
 def test_a_spawned_process_has_an_allocator_of_its_own(run):
-    # 100 floats, as they were asked for.
+    # 100 floats, the requested size.
     assert run(spawned, hip_alloc=True) == [["pluggable", 400, sum(range(100))], sum(range(1000))]
 
 

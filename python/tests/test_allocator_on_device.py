@@ -33,7 +33,7 @@ def test_out_of_memory_is_pytorchs_own_error_and_leaves_all_intact(run):
 
 
 def streams():
-    """What is freed on one stream while another still uses it must not be given out."""
+    """Memory that is freed on one stream while another still uses it must not be reused."""
     from device import configure
 
     side = torch.cuda.Stream()
@@ -57,7 +57,7 @@ def test_record_stream_keeps_memory_until_the_stream_is_done(run):
 
 
 def holes():
-    """Frees most of what it filled, so that each block keeps one tensor; values must survive."""
+    """Frees most tensors, so that each block keeps one; values must survive."""
     from device import calls
 
     tensors = [torch.full((4 * MIB,), number, dtype=torch.uint8).to("cuda") for number in range(240)]
@@ -108,7 +108,7 @@ def lose_the_device():
 
 
 def test_a_lost_device_is_told_once_and_is_no_lack_of_memory(run):
-    """A program that tries smaller batches when memory runs out must not go on trying."""
+    """A program that retries with smaller batches when memory runs out must not retry forever."""
     process = run(lose_the_device, fails=True, hip_alloc=True)
     seen = json.loads(process.stdout)
     assert len(seen) >= 20 and not any("out of memory" in message for message in seen)
@@ -126,7 +126,7 @@ def holes_filled_again():
 
 
 def test_memory_that_does_not_go_back_as_it_should_is_not_given_out(run):
-    """Nobody may get addresses behind which nothing is mapped any more."""
+    """Addresses that are no longer mapped must not be allocated."""
     failing = "*MemUnmap@6:unknown,*MemRelease@4+:unknown,*MemAddressFree@2+:unknown"
     values = run(holes_filled_again, hip_alloc=True, HIP_ALLOC_CONF="mapped:on,warmup_mb:1024", DEVICE_SIM_CAPACITY="8G", DEVICE_SIM_FAIL=failing)
     assert values == [[number] for number in range(0, 240, 30)] + [[255]] * 240
@@ -187,7 +187,7 @@ def benchmarked_convolutions():
 
 
 def test_a_program_that_wants_cudnn_to_benchmark_is_told_and_runs(run):
-    """Without this the first convolution raises: the trials ask for `cacheInfo`."""
+    """Without this the first convolution raises an error: the trials need `cacheInfo`."""
     warned, inside, between = run(benchmarked_convolutions, hip_alloc=True)
     assert len(warned) == 2 and all("HIP_ALLOC=1" in warning for warning in warned)
     assert not inside

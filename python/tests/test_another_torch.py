@@ -1,4 +1,4 @@
-"""A PyTorch that has moved what the activation uses: a clear message, neither a crash nor silence."""
+"""A PyTorch that has moved functions that the activation uses: a clear message instead of a crash or a silent failure."""
 
 import os
 import sys

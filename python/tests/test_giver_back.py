@@ -1,4 +1,4 @@
-"""What is kept between steps goes back when the program pauses, and survives forks, exits and a second training."""
+"""Memory kept between steps is released when the program is idle; also with forks, exits and a second training."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ from test_memory_group import group  # noqa: F401 (a fixture)
 
 LAYERS, LAYER = 8, 64 * MIB
 KEEP = {"HIP_ALLOC_CONF": "keep:auto,warmup_mb:32,reserve_mb:64", "DEVICE_SIM_UNIFIED": "20G"}
-# What one part of the peak and blocks for small requests may hold (`FLOOR_PART_OF_USED` in the pool).
+# The memory that the floor and blocks for small requests may hold (`FLOOR_PART_OF_USED` in the pool).
 FLOOR = LAYERS * LAYER // 4
 
 
 def step(layers=LAYERS):
-    """The device's part of a training step: activations that grow and go."""
+    """The device part of a training step: activations are allocated and freed."""
     kept = [torch.zeros(LAYER, dtype=torch.uint8, device="cuda") for _ in range(layers)]
     kept[-1].copy_(kept[0])
     del kept
@@ -32,7 +32,7 @@ def held():
 
 
 def train_until_kept():
-    """Steps until their memory is kept for the next one."""
+    """Runs steps until their memory is kept for the next one."""
     for _ in range(1000):
         step()
         if held() > LAYERS * LAYER // 2:
@@ -42,7 +42,7 @@ def train_until_kept():
 
 
 def wait_for_floor():
-    """Waits until no more than the floor is held; what is held then."""
+    """Waits until no more than the floor is held; returns the memory held."""
     until = time.monotonic() + 60
     while held() > FLOOR and time.monotonic() < until:
         time.sleep(0.05)
@@ -63,13 +63,13 @@ def test_a_program_that_pauses_is_at_its_floor(run):
 
 
 def forking():
-    """Forks while memory is kept, in the way of a data loader, and while a thread gives it back."""
+    """Forks like a data loader while memory is kept, and while a thread releases it."""
     train_until_kept()
     ended = []
     for turn in range(20):
         child = os.fork()
         if child == 0:
-            # The child has the parent's objects, and leaves the device alone.
+            # The child has the parent's objects, but does not use the device.
             os._exit(0 if torch.arange(10).sum().item() == 45 else 1)
         step()
         ended.append(os.waitpid(child, 0)[1])
@@ -77,7 +77,7 @@ def forking():
     train_until_kept()
     child = os.fork()
     if child == 0:
-        # As long as the parent's thread is at work.
+        # While the thread of the parent is active.
         time.sleep(2)
         os._exit(0)
     at_rest = wait_for_floor()
@@ -93,7 +93,7 @@ def test_forks_neither_stop_nor_disturb_it(run):
 
 
 def ending():
-    """Trains, and ends at some moment in some way."""
+    """Trains, and exits at some moment in some way."""
     way, after = os.environ["ENDING"].split(":")
     train_until_kept()
     until = time.monotonic() + float(after)
@@ -111,7 +111,7 @@ def ending():
 
 @pytest.mark.parametrize(("way", "code"), [("exception", 1), ("signal", -signal.SIGTERM), ("os_exit", 3), ("exit", 4)])
 def test_a_program_may_end_at_any_moment(run, way, code):
-    """While its memory is used, kept, or on its way back (a second after the last step)."""
+    """While its memory is used, kept, or being released (a second after the last step)."""
     for after in ("0", "0.11"):
         process = run(ending, hip_alloc=True, fails=True, ENDING=f"{way}:{after}", **KEEP)
         assert process.returncode == code, process.stderr
@@ -119,7 +119,7 @@ def test_a_program_may_end_at_any_moment(run, way, code):
 
 
 def training():
-    """Steps that need more than half of the group, until so many were done; how many were refused."""
+    """Runs a number of steps that need more than half of the group; returns how many were refused."""
     layers, wanted = int(os.environ["LAYERS"]), int(os.environ["WANTED"])
     Path(os.environ["READY"]).touch()
     done = refused = 0
@@ -134,7 +134,7 @@ def training():
 
 
 def test_two_trainings_share_what_one_of_them_alone_could_fill(run, group, tmp_path):  # noqa: F811
-    """Together their peaks are more than the group has: each gets its steps, and nobody is killed."""
+    """The sum of their peaks exceeds the group: each completes its steps, and none is killed."""
     variables = {
         "DEVICE_SIM_UNIFIED": "20G", "DEVICE_SIM_POPULATE": "on", "LAYERS": "18", "WANTED": "30",
         "HIP_ALLOC_CONF": "keep:auto,warmup_mb:32,reserve_mb:512",

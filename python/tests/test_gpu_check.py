@@ -1,4 +1,4 @@
-"""The GPU check, on the simulated device: that it runs everything, and that it can fail."""
+"""The GPU check on the simulated device: it runs everything, and it can fail."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 PYTHON = Path(__file__).resolve().parents[1]
 
 
-# What `cargo xtask gpu-check --bundle` takes along.
+# The files of `cargo xtask gpu-check --bundle`.
 SOURCE = (PYTHON.parent / "xtask/src/gpu_check.rs").read_text()
 PARTS, PACKAGES = (
     re.findall(r'"([\w.]+)"', re.search(rf"const {name}: [^=]+ = \[([^]]+)\]", SOURCE)[1]) for name in ("PARTS", "PACKAGES")
@@ -24,7 +24,7 @@ import gpu_check  # noqa: E402
 
 @pytest.fixture
 def check(simulator, libraries, tmp_path):
-    """Runs the check from a folder of its own, as a bundle does; returns exit status, report and messages."""
+    """Runs the check from a separate folder, like a bundle; returns exit status, report and messages."""
     for part in PARTS:
         shutil.copy(PYTHON / part, tmp_path)
     for package in PACKAGES:
@@ -94,7 +94,7 @@ def test_what_there_was_no_time_for_is_no_failure_and_no_success():
     assert gpu_check.judge("streams", result)["verdict"] == "inconclusive" and "s was reached" in result["error"]
     results = {"pytorch": {"losses": [1.0]}, "pytorch, again": {"losses": [1.0]}, "hip-alloc": result}
     assert gpu_check.compare(results, "hip-alloc")[0] == "inconclusive"
-    # But a run of ours that broke is one.
+    # But a failed run with hip-alloc is a failure.
     assert gpu_check.compare(results | {"hip-alloc": {"error": "ended with -11"}}, "hip-alloc")[0] == "failed"
 
 

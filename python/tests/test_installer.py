@@ -1,4 +1,4 @@
-"""`python -m surefoot_activate install`: HIP_ALLOC=1 in an environment, for good."""
+"""`python -m surefoot_activate install`: HIP_ALLOC=1 permanently in an environment."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_it_brings_its_library(installed, call):
 
 
 def test_it_brings_the_verified_way_to_the_device(installed, call):
-    # Without PyTorch in that environment it is found, and cannot be imported.
+    # Without PyTorch in that environment the package is found but cannot be imported.
     found = call("-c", "import importlib.util; print(importlib.util.find_spec('surefoot_placement').origin)")
     assert found.stdout.strip().endswith("site-packages/surefoot_placement/__init__.py"), found.stderr
     assert "No module named 'torch'" in call("-c", "import surefoot_placement").stderr

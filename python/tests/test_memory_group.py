@@ -1,4 +1,4 @@
-"""Under a control group of the kernel's own, a program is refused memory, and not killed."""
+"""In a real control group, requests of a program fail with out of memory, and it is not killed."""
 
 import os
 import time
@@ -26,7 +26,7 @@ class Group:
             raise
 
     def leave(self):
-        """Takes the group away; the last process may still be leaving it."""
+        """Removes the group; its last process may still be exiting."""
         for _ in range(100):
             try:
                 return self.folder.rmdir()
@@ -60,7 +60,7 @@ def group():
 
 
 def fill():
-    """Takes memory that the device shares with the host, and writes to all of it, until there is no more."""
+    """Allocates memory that the device shares with the host, and writes to all of it, until it runs out."""
     piece, kept = torch.ones(64 * MIB, dtype=torch.uint8), []
     try:
         while len(kept) * 64 * MIB < 2 * LIMIT:

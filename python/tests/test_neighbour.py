@@ -1,4 +1,4 @@
-"""Beside programs under hip-alloc, another process gets the memory that it would get if nothing were kept."""
+"""While programs run with hip-alloc, another process gets the memory that it would get if nothing were kept."""
 
 import json
 import os
@@ -19,13 +19,13 @@ STEP = 256 * MIB
 SLICE = 8 * MIB
 # Of the group, for what is not counted at once and for Python itself. Trainings leave a 32nd of it: 96 MiB.
 MARGIN = 192 * MIB
-# Within this time memory is there that somebody waits for.
+# Within this time, memory that another process waits for must become available.
 PATIENCE = 0.1
 LAYER = 64 * MIB
 TRAININGS = {1: 16, 2: 8}  # how many there are, and how many layers each has
 assert SLICE + LAYER < MARGIN
 
-# Asks the group for all of its memory in steps, and waits for each a moment; prints how many it got.
+# Allocates all memory of the group in steps, and waits a moment for each; prints how many succeeded.
 TAKE = f"""
 import mmap, sys, time
 from pathlib import Path
@@ -57,7 +57,7 @@ print(steps)
 
 
 def train():
-    """Steps of activations that are freed again, until a file says that it is enough."""
+    """Steps of activations that are freed again, until a file tells it to stop."""
     folder = Path(os.environ["NEIGHBOUR"])
     steps = refused = 0
     while not (folder / "stop").exists():
@@ -70,13 +70,13 @@ def train():
         torch.cuda.synchronize()
         steps += 1
         (folder / "steps").write_text(str(steps))
-        # The host's part of a step.
+        # The host part of a step.
         time.sleep(0.02)
     return {"steps": steps, "refused": refused, "kept": torch.cuda.memory_stats()["reserved_bytes.all.current"]}
 
 
 def beside(run, group, folder, keep, trainings):  # noqa: F811
-    """How many steps of memory another process gets beside trainings, and what these did."""
+    """The number of memory steps that another process gets while others train, and the results of these."""
     folders = [folder / str(number) for number in range(trainings)]
     results = []
 
@@ -108,7 +108,7 @@ def beside(run, group, folder, keep, trainings):  # noqa: F811
 
 @pytest.mark.parametrize("trainings", TRAININGS)
 def test_another_process_gets_what_is_kept(run, group, tmp_path, trainings):  # noqa: F811
-    # Beside two that compete it gets sometimes more and sometimes less: the most of several attempts.
+    # With two competing processes the result varies, so the maximum of several attempts counts.
     attempts = range(2 * trainings - 1)
     strict = max(beside(run, group, tmp_path / f"none-{attempt}", "none", trainings)[0] for attempt in attempts)
     of_kept = [beside(run, group, tmp_path / f"auto-{attempt}", "auto", trainings) for attempt in attempts]

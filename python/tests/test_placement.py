@@ -17,7 +17,7 @@ LARGE = 1 << 20  # elements
 
 
 def damaged(fault, **options):
-    """Moves one tensor while copies to the device go wrong; returns how it arrived and what was reported."""
+    """Moves one tensor with faulty copies to the device; returns the result and the report."""
     source = torch.randn(LARGE)
     to_device(torch.ones(4), "cuda")  # the device is found out about before copies go wrong
     configure(f"copy=h2d>=1K{fault}")
@@ -239,7 +239,7 @@ def test_accelerate_trains_on_what_was_placed_safely(run):
 
 
 def odd_things():
-    """Each arrives on the device as what it was; what cannot be compared as a whole is compared in parts."""
+    """Each arrives on the device with its type and values; composite tensors are compared by their parts."""
     from torch.nn.utils.rnn import pack_sequence
     from transformers import BatchEncoding
 
@@ -300,7 +300,7 @@ def test_the_way_back_is_verified_too(run):
     assert failures == [["tensor", ["copy to the CPU: arrived damaged"]]]
 
 
-# What needs no device.
+# Tests without a device.
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -320,7 +320,7 @@ def test_nested_things_keep_their_shape():
 
 
 class Batch(collections.UserDict):
-    """As those of Hugging Face's libraries: a mapping that is no dictionary, and knows more than its values."""
+    """Like those of Hugging Face's libraries: a mapping that is not a dictionary, and has additional attributes."""
 
     def __init__(self, data, origin):
         super().__init__(data)
@@ -338,7 +338,7 @@ class Frozen:
 
 
 class OwnWay:
-    """Neither container nor tensor, with a method of its own."""
+    """Neither a container nor a tensor, but with its own method `to`."""
 
     def to(self, device):
         return ("moved", str(device))

@@ -12,11 +12,11 @@ from surefoot_placement import PlacementError, PlacementReport, to_device
 
 
 class Labelled(torch.Tensor):
-    """A class of tensors without a way of its own, as torchvision's images are."""
+    """A tensor subclass that does not override `to`, like torchvision's images."""
 
 
 def kinds():
-    """Tensors of at least 2 KiB, by what is odd about them."""
+    """Tensors of at least 2 KiB, by their special property."""
     torch.manual_seed(0)
     whole, rows = torch.randn(64, 64), [torch.randn(700), torch.randn(40)]
     scales, zeros = torch.rand(64).double() + 0.1, torch.randint(5, (64,))
@@ -37,7 +37,7 @@ def kinds():
 
 
 def numbers(tensor):
-    """What a tensor on the CPU says, in a form that can be compared bit by bit."""
+    """The contents of a tensor on the CPU, in a form that can be compared bit by bit."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return torch.cat([each.flatten() for each in tensor.unbind()])
@@ -120,7 +120,7 @@ def test_devices_that_are_not_there_are_named(run):
 
 
 def tied_by_data():
-    """Two parameters of one memory, which `Module.to` would make two memories; and a buffer of theirs."""
+    """Two parameters and a buffer that share memory, which `Module.to` would separate."""
     model = torch.nn.ModuleDict({"tokens": torch.nn.Embedding(100, 8), "head": torch.nn.Linear(8, 100, bias=False)})
     model["head"].weight = torch.nn.Parameter(model["tokens"].weight.data)
     model["tokens"].weight.grad = torch.ones(100, 8)
@@ -135,7 +135,7 @@ def test_parameters_of_one_memory_move_once_and_stay_of_one_memory(run):
     assert run(tied_by_data) == [1, 2, "cuda", True]
 
 
-# What needs no device.
+# Tests without a device.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pools of a program's own and captured graphs under hip-alloc, with real PyTorch on the simulated device."""
+"""Private memory pools and captured graphs under hip-alloc, with real PyTorch on the simulated device."""
 
 import gc
 import sysconfig
@@ -66,7 +66,7 @@ def test_what_is_asked_for_in_a_pool_stays_in_it(run, keep):
 
 
 def captured_while_memory_comes_and_goes():
-    """All that ends a capture where it is done carelessly: memory of this and of another thread, given back meanwhile."""
+    """Operations that would invalidate a capture if they were not handled: memory of this and of another thread is released meanwhile."""
     static = torch.zeros(4, device="cuda")
     before = [torch.ones(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     shared = torch.ones(8 * MIB, device="cuda")

@@ -38,7 +38,7 @@ def step(accelerator, model, optimizer, loader):
 
 
 def repaired():
-    """Every way to arrive damaged, on the weights, the state of the optimizer and the batches."""
+    """Every kind of damage, for the weights, the state of the optimizer and the batches."""
     from accelerate import Accelerator
 
     seen = {}
@@ -104,7 +104,7 @@ def test_preparing_twice_moves_nothing_and_places_batches_once(run):
 
 
 class Arrives(torch.nn.Parameter):
-    """A weight with a way of its own to a device, where it is a new object; as those that are quantised on their way."""
+    """A weight that overrides `to` and becomes a new object on a device, like those that are quantised when moved."""
 
     def to(self, *arguments, **options):
         there = torch.Tensor.to(self.data, *arguments, **options)
@@ -129,7 +129,7 @@ def test_an_optimizer_follows_weights_that_are_new_objects(run):
 
 
 def shared():
-    """One weight in two models, and a model that is there already."""
+    """One weight in two models, and a model that is already on the device."""
     from accelerate import Accelerator
 
     encoder, decoder, there = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32), torch.nn.Linear(4, 4).to("cuda")
@@ -171,7 +171,7 @@ def free_port():
 
 
 def process(rank, count):
-    """What a launcher tells a process of a run."""
+    """The variables that a launcher sets for a process."""
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
 
 

@@ -1,4 +1,4 @@
-"""`surefoot probe` with real PyTorch on the simulated device: each fault gives the answer of its own.
+"""`surefoot probe` with real PyTorch on the simulated device: each fault gives its own result.
 
 First the checks one by one, then the command that starts them. Kernels compute nothing
 here, so only copies and memory can be shown to be right. Ways to end that need no torch
@@ -19,7 +19,7 @@ CHECKS = under_device_sim.REPOSITORY / "crates/cli/src/commands/probe/checks.py"
 
 @pytest.fixture
 def check(simulator):
-    """Runs a check; returns its answer, or how its process ended."""
+    """Runs a check; returns its result, or how its process exited."""
 
     def run_check(name, timeout=120, **settings):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
@@ -68,7 +68,7 @@ def test_memory_that_cannot_be_had_is_told(check):
     assert check("memory", DEVICE_SIM_FAIL="cudaMalloc@2+:out_of_memory") == "oom"
 
 
-# The command itself: it starts each check, waits for it, and tells how it ended.
+# The command itself: it starts each check, waits for it, and reports the result.
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def probe(simulator, tmp_path):
 
     def run_probe(*arguments, device=simulator, **settings):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
-        # What is found out about this "GPU" is nobody else's.
+        # The results for this "GPU" must not be stored in the user's cache.
         environment |= device | settings | {"SUREFOOT_CACHE": str(tmp_path / "cache")}
         report = tmp_path / "report.json"
         command = [str(program), "probe", "--json", "--python", sys.executable, "--report", str(report), *arguments]

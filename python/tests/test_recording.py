@@ -1,4 +1,4 @@
-"""HIP_ALLOC_TRACE in a program that is killed: what it asked for until then is in the file, compressed or not."""
+"""HIP_ALLOC_TRACE in a program that is killed: its requests until then are in the file, compressed or not."""
 
 import os
 import signal

@@ -21,7 +21,7 @@ BUILT_FOR = "2.13."
 
 @pytest.fixture(scope="session")
 def on_device(simulator, libraries):
-    """Runs the program with a word; returns what it printed."""
+    """Runs the program with a subcommand; returns its output."""
     if not torch.__version__.startswith(BUILT_FOR):
         pytest.skip(f"the program is built for libtorch {BUILT_FOR}*, and this is {torch.__version__}")
     program = under_device_sim.find_library("on-device", "SUREFOOT_ON_DEVICE")
@@ -52,7 +52,7 @@ def test_always_misses_nothing_on_a_real_runtime(matrix):
 
 
 def test_every_silent_fault_strikes_on_every_route_that_copies(matrix):
-    """Seen by its damage where nobody looks; otherwise `always` would be praised for finding what is not there."""
+    """Each fault must cause damage without verification; otherwise the success of `always` would prove nothing."""
     seen = collections.defaultdict(set)
     for cell in matrix["cells"]:
         if cell["verify"] == "off" and cell["fault"] in SILENT:
@@ -67,7 +67,7 @@ def test_what_strikes_once_is_recovered(matrix):
     for cell in matrix["cells"]:
         if cell["verify"] != "always" or cell["every_time"]:
             continue
-        # The caller's own memory is not what it was; a copy of it in a buffer was.
+        # The caller's own memory has changed; a staging copy of it has not.
         gone = cell["fault"] == "mutated_source" and cell["route"] in ("together", "direct", "retry", "other_stream")
         expected = "reported" if cell["fault"] in fatal or gone else "recovered"
         assert cell["outcome"] == expected, cell
@@ -85,7 +85,7 @@ def test_loud_faults_are_missed_in_no_mode(matrix):
 
 
 def test_a_streamed_model_holds_what_stays_and_the_ring(on_device):
-    """40 blocks of 4 MiB, forward and backward; peaks as hip-alloc counts them, each block's values looked at."""
+    """40 blocks of 4 MiB, forward and backward; peaks as hip-alloc counts them, each block's values are checked."""
     granule = 2 << 20
     rows = {row["way"]: row for row in on_device("stream")}
     block = 4 << 20
@@ -94,7 +94,7 @@ def test_a_streamed_model_holds_what_stays_and_the_ring(on_device):
         "half, from memory": (20 * block, 2 * block),
         "all, from a file": (0, 2 * block),
         "all, half of them from a file": (0, 2 * block),
-        # Host memory that the device sees: nothing is allocated on it.
+        # Host memory mapped into the device: nothing is allocated on the device.
         "all, from a file, unified": (0, 2 * block),
         "half mapped, half from a file, unified": (0, 2 * block),
         "all, mapped, unified": (0, 0),
@@ -145,5 +145,5 @@ def test_a_module_that_failed_stays_as_it_was(on_device):
     wrong, lost = on_device("failing")
     assert wrong["unchanged"] and lost["unchanged"]
     assert "no strategy could move this tensor to the device" in wrong["error"] and wrong["live"] == 0
-    # On a context that is lost nothing is freed: neither what has arrived nor what was on its way.
+    # After a lost context nothing is freed: neither tensors that have arrived nor those in transfer.
     assert "unusable" in lost["error"] and 256 + 100 < lost["live"] <= 512

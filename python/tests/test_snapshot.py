@@ -1,4 +1,4 @@
-"""What hip-alloc holds, as PyTorch's own tools read it: memory_snapshot, _dump_snapshot, memory_viz."""
+"""The memory of hip-alloc in PyTorch's own tools: memory_snapshot, _dump_snapshot, memory_viz."""
 
 import inspect
 import pickle
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def look():
-    """Three tensors, one of them freed while another stream still uses it; then what the tools say."""
+    """Three tensors, one of them freed while another stream still uses it; returns the output of the tools."""
     from torch.cuda import _memory_viz
 
     kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
@@ -46,7 +46,7 @@ def test_pytorchs_tools_see_what_is_held(run):
 
 
 def follow():
-    """Requests and frees under hip-alloc's own recording, one of them while another stream works; then what the tools say."""
+    """Requests and frees under hip-alloc's own recording, one of them while another stream is busy; returns the output of the tools."""
     from torch.cuda import _memory_viz
 
     before = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
@@ -63,7 +63,7 @@ def follow():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     except torch.cuda.OutOfMemoryError:
         pass
-    # A request later the simulated stream is done, and the pool knows.
+    # One request later the simulated stream has finished, and the pool has noticed.
     torch.cuda.synchronize()
     last = torch.empty(MIB // 2, dtype=torch.uint8, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def test_our_history_is_one_that_pytorchs_tools_read(run):
     ]
     completed = sorted(size for action, size, _ in history if action == "free_completed")
     assert completed == [MIB, 2 * MIB, 5 * MIB]
-    # Out of memory gave back what was empty, which the history tells before it.
+    # Running out of memory released empty blocks, which the history shows before it.
     [opened] = [size for action, size, stream in history if action == "segment_alloc" and stream == other]
     assert history.index(("segment_free", opened, other)) < history.index(("oom", 1 << 50, default))
     assert result["in_order"] and result["addresses"]
@@ -139,7 +139,7 @@ def test_pytorchs_recording_is_the_one_that_replay_is_tested_with(run):
 
 
 def where_memory_comes_from():
-    """A history with Python's stacks, through backward passes and threads; then what a snapshot tells of one tensor."""
+    """A history with Python's stacks, through backward passes and threads; returns the data of one tensor in a snapshot."""
     from device import Gpt, train
 
     torch.cuda.memory._record_memory_history(stacks="python")
@@ -193,7 +193,7 @@ def test_the_history_says_where_the_program_was_and_what_the_driver_did(run):
     assert "torch.empty(3 * MIB" in Path(__file__).read_text().splitlines()[result["innermost"]["line"] - 1]
     assert result["by address"][0] == result["innermost"]
     assert result["large"] == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
-    # The last is that of empty_cache.
+    # The last one is from empty_cache.
     assert result["framed"] == [True] * 5 and not result["leftovers"] and result["page"] > 1000
     happened = ["alloc", "free_requested"]
     assert result["contexts"] == {
@@ -203,7 +203,7 @@ def test_the_history_says_where_the_program_was_and_what_the_driver_did(run):
 
 
 def threads_that_ask_and_look():
-    """Eight threads ask for memory and free it, some of it from garbage cycles, while others take snapshots and statistics."""
+    """Eight threads allocate and free memory, some of it from garbage cycles, while others take snapshots and statistics."""
     import gc
     import threading
 
@@ -242,7 +242,7 @@ def test_stacks_are_taken_on_many_threads_at_once_and_nobody_waits_for_ever(run)
 
 
 def history_from_the_start():
-    """Recorded before anything was asked for, with a text of the program's own for some of it."""
+    """Recorded before the first request, with user metadata for some of the requests."""
     torch.cuda.memory._record_memory_history(context=None)
     enabled = [torch._C._cuda_isHistoryEnabled()]
     before = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")

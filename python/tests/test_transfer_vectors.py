@@ -11,7 +11,7 @@ VECTORS = json.loads((ROOT / "docs/transfer-vectors.json").read_text())
 
 
 def module(name):
-    """A module of the package by itself: these two need no PyTorch."""
+    """Loads a module of the package separately: these two need no PyTorch."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"python/surefoot_placement/{name}.py")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)

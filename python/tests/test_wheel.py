@@ -1,4 +1,4 @@
-"""The finished wheel, in environments of its own: `--wheel` names it."""
+"""The finished wheel, in separate environments: `--wheel` is its path."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# The packages of this test's own environment, PyTorch among them.
+# The packages of the environment of this test, including PyTorch.
 TORCH = Path(sys.modules["pytest"].__file__).parents[1]
 BACKEND = "import torch; kept = torch.ones(1000, device='cuda'); print(torch.cuda.memory.get_allocator_backend())"
 
@@ -25,7 +25,7 @@ def wheel(request):
 
 
 class Environment:
-    """A virtual environment; `with_torch` shows it the PyTorch of these tests."""
+    """A virtual environment; `with_torch` makes the PyTorch of these tests available in it."""
 
     def __init__(self, folder, with_torch=False):
         venv.create(folder, with_pip=False, symlinks=True)
@@ -36,7 +36,7 @@ class Environment:
         self.before = self.files()
 
     def files(self):
-        """But for what Python compiles, our cache, and the file that uv locks an environment with."""
+        """Except compiled Python files, our cache, and the lock file of uv."""
         files = (path.relative_to(self.prefix) for path in self.prefix.rglob("*") if not path.is_dir())
         return {str(path) for path in files if "__pycache__" not in path.parts and path.parts[0] not in (".cache", ".lock")}
 
@@ -50,7 +50,7 @@ class Environment:
         return process
 
     def pip(self, *arguments):
-        """With the pip of these tests, which need none in each environment."""
+        """Uses the pip of these tests, so that the environments need none."""
         return self.run_pip([sys.executable, "-m", "pip", "--python", str(self.prefix / "bin/python")], *arguments)
 
     def run_pip(self, pip, *arguments):
@@ -126,7 +126,7 @@ def test_without_a_torch_python_calls_it_and_it_leaves_with_pip(wheel, tmp_path)
     imported = "import sys; print('surefoot_activate' in sys.modules)"
     assert environment.run("python", "-I", "-c", imported, HIP_ALLOC="1").stdout == "True\n"
     assert environment.run("python", "-c", imported).stdout == "False\n"
-    # Twice is as once, and it can be taken back by itself.
+    # Running it twice is the same as once, and it can be undone.
     environment.run("surefoot", "activate")
     environment.run("surefoot", "activate", "--remove")
     assert not pth.exists() and (environment.site_packages / "surefoot_activate").is_dir()
@@ -168,7 +168,7 @@ def trainer_wheel(request):
 
 @pytest.fixture
 def trains(wheel, trainer_wheel, tmp_path):
-    """An environment with both wheels and, as if pip had put it there, the PyTorch of these tests."""
+    """An environment with both wheels and, as if installed by pip, the PyTorch of these tests."""
     environment = Environment(tmp_path / "trains")
     environment.install(wheel)
     environment.install(trainer_wheel)
@@ -205,7 +205,7 @@ def test_the_trainers_wheel_says_which_torches_it_is_for(trainer_wheel):
     assert not [name for name in names if "libtorch" in name or "libc10" in name]
     metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert f'Requires-Dist: torch=={RELEASES[-1]}; extra == "torch"' in metadata
-    # PyTorch is asked for by the extra alone: pip would replace another release for ROCm by one for CUDA.
+    # Only the extra requires PyTorch: otherwise pip could replace a ROCm build with a CUDA build.
     assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist: torch") and "extra" not in line] == []
 
 
@@ -218,7 +218,7 @@ def test_it_trains_on_the_torch_of_the_active_environment(trains, tmp_path):
 def test_it_finds_the_torch_beside_it_without_an_active_environment(trains, tmp_path):
     trains.run("surefoot", "train", str(tiny_config(tmp_path)), VIRTUAL_ENV="")
     assert len(losses(tmp_path)) == 20
-    # And by the name that torchrun is given, through a link from elsewhere.
+    # Also by the name for torchrun, through a symbolic link from another folder.
     link = tmp_path / "trainer"
     link.symlink_to(trains.prefix / "bin/surefoot-trainer")
     trains.run(str(link), "train", str(tiny_config(tmp_path)), "--set", "name=again", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
@@ -226,7 +226,7 @@ def test_it_finds_the_torch_beside_it_without_an_active_environment(trains, tmp_
 
 
 def test_it_is_the_trainer_for_the_torch_that_is_there(wheel, trainer_wheel, tmp_path):
-    """Programs in the trainers' places that tell which they are, and environments that are made up."""
+    """Programs in place of the trainers that print their names, and simulated environments."""
     environment = Environment(tmp_path / "env")
     environment.install(wheel)
     environment.install(trainer_wheel)

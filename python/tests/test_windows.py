@@ -1,4 +1,4 @@
-"""The program for Windows, under wine: `--windows-program` names it.
+"""The program for Windows, under Wine: `--windows-program` is its path.
 
 Wine's registry is given display adapters, and the programs that a Windows of this kind has (`hipInfo.exe`, a
 training that starts others) are compiled here. So what is tested is what Windows is asked and how it is read, and
@@ -23,14 +23,14 @@ import pytest
 COMPILER = "x86_64-w64-mingw32-gcc"
 WINE = next((path for path in (shutil.which("wine64"), "/usr/lib/wine/wine64", shutil.which("wine")) if path and Path(path).exists()), None)
 
-# Older wine has no such library, from which Rust takes its randomness.
+# Older versions of Wine lack this library, from which Rust gets random numbers.
 RANDOM = """
 #include <windows.h>
 BOOLEAN NTAPI SystemFunction036(PVOID buffer, ULONG length);
 __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T length) { return SystemFunction036(data, (ULONG)length); }
 """
 
-# Prints the text that lies beside it, and fails if that has an error.
+# Prints the text file next to it, and fails if that contains an error.
 HIPINFO = """
 #include <stdio.h>
 #include <string.h>
@@ -144,7 +144,7 @@ MESSAGE = "RuntimeError: HIP error: invalid device function\r\n"
 
 
 class Windows:
-    """A Windows with the program, in a folder of its own."""
+    """A Wine prefix with the program."""
 
     def __init__(self, program, folder):
         self.folder = folder
@@ -153,11 +153,11 @@ class Windows:
             **{name: value for name, value in os.environ.items() if not name.startswith(("HIP", "CUDA", "VIRTUAL_ENV", "CONDA", "SUREFOOT"))},
             "WINEPREFIX": str(folder / "prefix"),
             "WINEDEBUG": "-all",
-            # Without the parts that want to install something.
+            # Without the components that would install additional software.
             "WINEDLLOVERRIDES": "mscoree,mshtml=",
             "NO_COLOR": "1",
         }
-        # The services that it starts keep the streams that they are given.
+        # The services that it starts keep their inherited streams open.
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         subprocess.run([self.wine, "wineboot", "--init"], env=self.variables, timeout=600, **streams)
         self.place = folder / "prefix/drive_c/surefoot"
@@ -165,8 +165,8 @@ class Windows:
         shutil.copy(program, self.place / "surefoot.exe")
         self.compile(RANDOM, self.place / "bcryptprimitives.dll", "-shared", "-ladvapi32")
         self.compile(TRAINING, self.place / "training.exe")
-        # As long as one program runs, so does this Windows: others begin at once, and wine, which writes a display
-        # adapter of its own at each start, leaves ours.
+        # While one program runs, the prefix stays active: others start immediately, and Wine, which writes its own display
+        # adapter to the registry at each start, keeps ours.
         self.session = subprocess.Popen(self.command("training.exe", "stay"), env=self.variables, cwd=self.place, **streams)
         self.environment = self.python_environment(self.place / "venv")
         (self.place / "machine.reg").write_text(REGISTRY, encoding="utf-16")
@@ -179,11 +179,11 @@ class Windows:
     def compile(self, source, target, *options):
         file = self.folder / "source.c"
         file.write_text(source)
-        # The libraries go behind what needs them.
+        # Libraries follow the objects that need them.
         subprocess.run([COMPILER, "-O1", str(file), "-o", str(target), *options], check=True)
 
     def python_environment(self, prefix):
-        """AMD's wheels as they lie in a virtual environment on Windows."""
+        """AMD's wheels as installed in a virtual environment on Windows."""
         site = prefix / "Lib/site-packages"
         core = site / "_rocm_sdk_core/bin"
         for folder in (
@@ -267,7 +267,7 @@ def test_a_machine_is_read_from_hipinfo_the_registry_and_the_wheels(windows):
     assert machine["python"]["torch"]["architectures"] == ["gfx1100"]
     adapter = machine["windows"]["adapters"][1]
     assert (adapter["driver"], adapter["release"]) == ("32.0.12033.1030", "24.12.1")
-    # Of Linux's driver nobody speaks, and Windows itself is no mystery.
+    # The Linux driver is not mentioned, and Windows itself is recognised.
     assert set(ids(report)) <= {"hip-runtime-shadowed", "no-page-file", "no-ffmpeg", "igpu-in-front", "igpu-visible"}, ids(report)
 
 
@@ -308,12 +308,12 @@ def test_a_dump_is_the_machine_and_names_nobody(windows):
     (windows.place / "dump.txt").write_text(dump)
     live, read = windows.json("doctor"), windows.json("doctor", "--from", "dump.txt")
     for report in (live, read):
-        # It changes from one moment to the next, as does what comes of little of it.
+        # Free memory changes all the time, and so do the findings about little of it.
         del report["machine"]["memory"]
         report["findings"] = [finding for finding in report["findings"] if finding["check"] != "memory"]
         for gpu in report["gpus"]:
             del gpu["capacity"]
-    # What lies in folders here is told of this machine alone.
+    # Findings about folders are only reported for the local machine.
     live.pop("trainer_libraries", None)
     assert live == read
 
@@ -333,7 +333,7 @@ def test_the_command_gets_the_environment_and_its_exit_code_comes_back(windows):
 
 
 def test_an_exit_code_of_32_bits_comes_back_whole(windows):
-    # wine gives what the shell of Linux takes, the lowest eight bits: asked of a shell of Windows.
+    # Wine returns only the lowest eight bits to Linux, so a Windows shell prints the code.
     words = r"surefoot.exe run -- training.exe crash & echo code=!errorlevel!"
     process = windows.run("cmd", "/v:on", "/c", words, VIRTUAL_ENV=windows.environment)
     assert "code=-1073741819" in process.stdout, process
@@ -378,7 +378,7 @@ def test_what_the_command_started_ends_with_us(windows):
         stderr=subprocess.DEVNULL,
     )
     wait_until(lambda: noted.exists() and noted.read_text())
-    # Ourselves, the command, and what it started: each was given the name of the file.
+    # surefoot, the command, and its child: each has the file name as an argument.
     assert len(running(windows, "child.txt")) == 3
     # As the Task Manager ends it.
     killed = windows.run("taskkill", "/f", "/im", "surefoot.exe")
@@ -388,7 +388,7 @@ def test_what_the_command_started_ends_with_us(windows):
 
 
 def test_ctrl_c_is_for_the_child_and_its_answer_counts(windows):
-    # With all three streams on a terminal wine gives the programs a console, which has such events.
+    # With all three streams on a terminal, Wine gives the programs a console, which has such events.
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(windows.place)
@@ -405,7 +405,7 @@ def test_ctrl_c_is_for_the_child_and_its_answer_counts(windows):
                 except OSError:
                     # All programs have ended.
                     break
-                # The console moves its cursor between the letters.
+                # The console emits cursor movements between the characters.
                 printed += re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", piece.decode("utf-8", "replace"))
         _, status = os.waitpid(process, 0)
     except BaseException:
@@ -416,7 +416,7 @@ def test_ctrl_c_is_for_the_child_and_its_answer_counts(windows):
         os.close(terminal)
     assert "saving" in printed, printed
     assert os.waitstatus_to_exitcode(status) == 9, printed
-    # Whoever stops a program needs no explanation for its end.
+    # A program that the user stops needs no explanation.
     assert "the command failed" not in printed
 
 

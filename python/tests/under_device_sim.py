@@ -11,12 +11,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Names under which programs look for a driver; the simulator plays both.
+# Names under which programs look for a driver; the simulator provides both.
 LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def find_library(name, variable):
-    """What the variable says, else the newest build; raises FileNotFoundError with the command that builds it."""
+    """The path in the variable, or else the newest build; raises FileNotFoundError with the command that builds it."""
     if named := os.environ.get(variable):
         return Path(named)
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
@@ -27,7 +27,7 @@ def find_library(name, variable):
 
 
 def environment(library, folder):
-    """The variables that put the simulator under a program; links are made in `folder`."""
+    """The variables that make a program use the simulator; links are created in `folder`."""
     library, folder = Path(library).resolve(), Path(folder)
     for name in LINKS:
         link = folder / name
@@ -48,7 +48,7 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     library = find_library("libdevice_sim.so", "SUREFOOT_DEVICE_SIM")
-    # The folder must outlive the exec below, so it has a name that is found again.
+    # The folder must outlive the exec below, so it has a fixed name.
     folder = Path(tempfile.gettempdir(), f"surefoot-device-sim-{os.getuid()}-{abs(hash_of(library)):x}")
     folder.mkdir(exist_ok=True)
     os.execvpe(sys.argv[1], sys.argv[1:], {**os.environ, **environment(library, folder)})
