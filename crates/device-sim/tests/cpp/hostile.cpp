@@ -1,5 +1,5 @@
-// Does to the simulator what no program should do, and prints what it got for it. Ends badly
-// where the simulator touches what is not its own. argv: path of the library, "hip" or "cuda",
+// Misuses the simulator, and prints the results. Crashes
+// if the simulator accesses memory that is not its own. argv: path of the library, "hip" or "cuda",
 // then the names of scenes.
 
 #include "simulator.h"
@@ -20,7 +20,7 @@
 
 using Bytes = size_t;
 
-// A function of virtual memory, which is CUDA's driver's.
+// A function for virtual memory, which in CUDA belongs to the driver API.
 template <typename... Arguments> static int call_mem(const char *name, Arguments... arguments) {
   return call_as((prefix == "hip" ? "hip" : "cu") + std::string(name), arguments...);
 }
@@ -71,7 +71,7 @@ static void sleep_ms(int time) { std::this_thread::sleep_for(std::chrono::millis
 
 static const char *pinned_alloc() { return prefix == "hip" ? "HostMalloc" : "HostAlloc"; }
 
-// Nowhere to put a result: nothing may be made that nobody can give back.
+// Null output pointers: no resource may be created whose handle cannot be returned.
 static void nowhere() {
   Bytes before = free_mib();
   void **none = nullptr;
@@ -90,7 +90,7 @@ static void nowhere() {
   std::printf(", %zu MiB gone\n", before - free_mib());
 }
 
-// Sizes whose product or sum is more than an address can be.
+// Sizes whose product or sum overflows an address.
 static void sizes() {
   char *memory = device_memory(4096), *host = pages(4096);
   const Bytes most = SIZE_MAX, half = SIZE_MAX / 2 + 1;
@@ -109,7 +109,7 @@ static void sizes() {
   });
 }
 
-// Requests of nothing, between which memory is given out.
+// Requests of zero bytes, with other allocations in between.
 static void nothing() {
   char *none = device_memory(1);
   print("nothing", {
@@ -122,8 +122,8 @@ static void nothing() {
   std::printf(", %s\n", first == second ? "given twice" : "apart");
 }
 
-// Addresses that are nobody's, the wrong kind, or partly somebody else's. The first
-// allocation is where the simulator's memory begins.
+// Addresses that are not allocated, of the wrong kind, or partly outside an allocation. The first
+// allocation is at the start of the simulator's memory.
 static void foreign() {
   char *memory = device_memory(4096), *host = pages(8192), local[16] = {};
   void *none = nullptr, *seen = nullptr;
@@ -148,7 +148,7 @@ static void foreign() {
   });
 }
 
-// Virtual memory that was never mapped, or is no longer there.
+// Virtual memory that was never mapped, or no longer is.
 static void mapping() {
   char *range = nullptr;
   void *handle = nullptr, *none = nullptr;
@@ -169,7 +169,7 @@ static void mapping() {
   });
 }
 
-// A block that is on its way out on a stream is freed again, in each way there is.
+// A block with a pending free on a stream is freed again, in each possible way.
 static void freed_twice() {
   void *stream = new_stream();
   char *memory = device_memory(4096), *other = device_memory(4096);
@@ -207,7 +207,7 @@ static void destroyed() {
   });
 }
 
-// Work on a stream that is destroyed: the device is not at rest before it is done.
+// Work on a destroyed stream: the device is busy until it is done.
 static void orphaned() {
   char *memory = device_memory(4096);
   void *stream = new_stream();
@@ -219,7 +219,7 @@ static void orphaned() {
   std::printf("orphaned %d\n", first_byte(memory));
 }
 
-// Host memory that a copy is still on its way to is unregistered, and is gone then.
+// Host memory with a pending copy is unregistered and then freed.
 static void unregistered() {
   char *memory = device_memory(4096), *host = pages(4096);
   call("HostRegister", host, Bytes{4096}, 0u);
@@ -231,7 +231,7 @@ static void unregistered() {
   print("unregistered", {code, call("DeviceSynchronize")});
 }
 
-// A copy that is configured to be late finds that the program's memory is gone.
+// A copy that is configured to be late finds that the program's memory has been freed.
 static void late() {
   char *memory = device_memory(4096), *host = pages(4096);
   configure("copy=d2h:late(50ms)");
@@ -241,7 +241,7 @@ static void late() {
   print("late", {code, call("DeviceSynchronize")});
 }
 
-// Only the last of a copy's bytes are in memory that is not registered.
+// Only the last bytes of a copy are in memory that is not registered.
 static void half_registered() {
   char *memory = device_memory(8192), *host = pages(8192);
   call("HostRegister", host, Bytes{4096}, 0u);
@@ -269,7 +269,7 @@ static void told(void *data) {
   told->finished = true;
 }
 
-// What comes after a function of the program waits for it, also on another thread.
+// Work after a host function waits for it, also on another thread.
 static void in_order() {
   Told data;
   call(pinned_alloc(), &data.pinned, Bytes{4096}, 0u);
@@ -301,7 +301,7 @@ static void while_called() {
   other.join();
 }
 
-// Forks while threads are inside; each child asks for the device and ends with its handlers.
+// Forks while threads use the simulator; each child queries the device and exits with its handlers.
 static void forks() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -321,10 +321,10 @@ static void forks() {
     std::fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
-      alarm(600); // a child that waits for a thread it does not have would wait for good
+      alarm(600); // ends a deadlock on a thread that the child does not have
       int count = 0;
       bool refused = call("GetDeviceCount", &count) == 3 && call("StreamQuery", nullptr) == 3;
-      // Asked for all the same, which must not wait: other threads may have been counting.
+      // The call must not wait, although other threads may have been counting.
       auto calls = reinterpret_cast<uint64_t (*)(const char *)>(find("device_sim_calls"));
       std::exit(refused && calls((prefix + "EventCreate").c_str()) == 0 ? 0 : 1);
     }
@@ -339,7 +339,7 @@ static void forks() {
   std::printf("forks %d\n", well);
 }
 
-// CUDA 11's way to find functions has no fifth argument; what is in its place is not touched.
+// In CUDA 11 the lookup function has no fifth argument; the value in its place must not be used.
 static void by_name() {
   uint64_t untouched = 42;
   void *function = nullptr;
@@ -352,7 +352,7 @@ static void by_name() {
   });
 }
 
-// A grid whose number of threads is more than can be counted, and a pool that is none.
+// A grid whose number of threads overflows, and an invalid pool.
 static void numbers() {
   struct {
     uint32_t x, y, z;
@@ -368,7 +368,7 @@ static void numbers() {
   });
 }
 
-// Times that add up to more than there are nanoseconds.
+// Times whose sum overflows in nanoseconds.
 static void ages() {
   configure("device_time=copy:31000000s,mib:31000000s");
   char *memory = device_memory(4096);

@@ -1,5 +1,5 @@
-// Does what its arguments say through the simulator, and prints what it saw.
-// argv: path of the library, "hip" or "cuda", then one word for each thing to do.
+// Calls the simulator as its arguments say, and prints the results.
+// argv: path of the library, "hip" or "cuda", then one word for each action.
 
 #include "simulator.h"
 
@@ -17,7 +17,7 @@ static void *device_memory(size_t size) {
   return call("Malloc", &memory, size) == 0 ? memory : nullptr;
 }
 
-// Eight nines, then one to eight on top of them, and what is there then.
+// Writes eight nines, copies one to eight over them, and prints the result.
 static void copy() {
   unsigned char nines[8], numbers[8], back[8] = {};
   std::memset(nines, 9, 8);

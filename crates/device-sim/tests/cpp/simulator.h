@@ -1,5 +1,5 @@
-// The simulator as a program finds it that is not linked with it: opened by its path, and
-// every function looked up by its name.
+// Access to the simulator for a program that is not linked with it: it is loaded by path, and
+// its functions are looked up by name.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 static void *library;
 static std::string prefix;
 
-// Opens the library and notes "hip" or "cuda". Ends the program with code 3 where there is none.
+// Loads the library and stores "hip" or "cuda". Exits with code 3 on failure.
 static void open_simulator(const char *path, const char *family) {
   library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
@@ -36,7 +36,7 @@ template <typename... Arguments> static int call_as(const std::string &name, Arg
   return reinterpret_cast<int (*)(Arguments...)>(find(name))(arguments...);
 }
 
-// A function that both runtimes have under their own prefix.
+// A function that both runtimes have, with their own prefix.
 template <typename... Arguments> static int call(const std::string &name, Arguments... arguments) {
   return call_as(prefix + name, arguments...);
 }

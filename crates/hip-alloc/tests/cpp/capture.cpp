@@ -1,4 +1,4 @@
-// A device is opened while work on another one is captured: nothing may end the capture. argv:
+// A device is opened during a capture on another one, which must not be invalidated. argv:
 // path of libhip_alloc.so.
 
 #include "hip_runtime.h"

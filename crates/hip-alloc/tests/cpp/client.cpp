@@ -1,5 +1,5 @@
-// A C++ program that uses libhip_alloc.so as PyTorch would: found with dlopen, no
-// headers but ours. argv: path of the library [path of libc10.so]. Prints what it saw.
+// A C++ program that uses libhip_alloc.so as PyTorch would: loaded with dlopen, with
+// only our header. argv: path of the library [path of libc10.so]. Prints what it saw.
 
 #include "library.h"
 

@@ -1,7 +1,7 @@
-// Uses libhip_alloc.so when a program usually does not: before main, from destructors of
-// thread variables, at exit, and after dlclose. Each time it also forks, as a helper is
-// started, and asks for memory in the child. argv: path of the library, also in
-// HIP_ALLOC_TEST_LIBRARY for what comes before main.
+// Uses libhip_alloc.so at unusual times: before main, in destructors of
+// thread-local variables, at exit, and after dlclose. Each time it also forks, as to start a helper
+// process, and allocates memory in the child. argv: path of the library, which is also in
+// HIP_ALLOC_TEST_LIBRARY for the code that runs before main.
 
 #include "library.h"
 
@@ -41,7 +41,7 @@ struct Early {
     use("before main");
     dlclose(library.handle);
   }
-  // Runs after all that main registers.
+  // Runs after all handlers that main registers.
   ~Early() { use("a static destructor"); }
 };
 
@@ -53,10 +53,10 @@ struct AtThreadEnd {
 static Early early;
 
 int main() {
-  alarm(600); // what waits for a lock that nobody opens would wait for good
+  alarm(600); // ends a deadlock
   use("after dlclose");
   std::atexit([] { use("at exit"); });
-  // Made before the library's first use on that thread, so destroyed after its variables.
+  // Created before the library's first use on that thread, so destroyed after its variables.
   std::thread([] {
     thread_local AtThreadEnd end{"a thread's end"};
     (void)&end;

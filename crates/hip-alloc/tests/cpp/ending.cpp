@@ -1,4 +1,4 @@
-// A program whose tensors are freed by a static destructor, when its GPU runtime is gone already.
+// A program whose tensors are freed by a static destructor, after its GPU runtime has been shut down.
 // argv: path of libhip_alloc.so.
 
 #include "hip_runtime.h"
@@ -14,7 +14,7 @@ static std::vector<void *> live;
 static std::atomic<int> threads{0};
 static const hip_alloc_pool_id pool{1, 2};
 
-// What a program exports comes before the C library.
+// Symbols exported by the program take precedence over the C library.
 extern "C" int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*start)(void *), void *with) noexcept {
   static const auto real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   threads++;
@@ -39,7 +39,7 @@ struct Late {
                 (unsigned long long)stats.live_bytes);
   }
 };
-// Made before the library registers what it does at exit, so destroyed after that.
+// Created before the library registers its exit handlers, so destroyed after they run.
 static Late late;
 
 int main(int, char **arguments) {

@@ -1,6 +1,6 @@
-// Takes host memory until it is refused, and touches all of it: at once, or at the end.
-// argv: path of the library, "at-once" or "at-the-end". Prints the message, what it got, and
-// the most that it ever had in memory.
+// Allocates host memory until it is refused, and touches all of it: immediately, or at the end.
+// argv: path of the library, "at-once" or "at-the-end". Prints the message, the memory allocated, and
+// the peak resident memory.
 
 #include "library.h"
 
@@ -17,7 +17,7 @@ int main(int, char **arguments) {
   constexpr size_t piece = size_t{8} << 20;
   std::vector<void *> pieces;
   try {
-    // Far more than the limit: a refusal must come before.
+    // Far more than the limit, so a request must be refused earlier.
     while (pieces.size() * piece < size_t{4} << 30) {
       pieces.push_back(library.malloc(piece, HIP_ALLOC_HOST, nullptr));
       if (at_once) {

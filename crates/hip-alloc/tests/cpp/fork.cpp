@@ -1,8 +1,8 @@
 // Forks while other threads are inside libhip_alloc.so, as PyTorch's data loaders do.
 // argv: path of the library, then what to do:
 //   busy   threads allocate and free all the time;
-//   first  threads use a new device each time, so that allocators are being made. Each fork lets
-//          them make two more, so that it meets them at it however seldom this program runs.
+//   first  threads use a new device each time, so that allocators are being created. Each fork lets
+//          them create two more, so that it happens during creation however rarely this program is scheduled.
 // Every child checks its copy of the parent's memory, allocates, and exits.
 
 #include "library.h"
@@ -26,9 +26,9 @@ static bool use(int device, size_t bytes) {
   return intact;
 }
 
-// Ends the child: 0 when all was well.
+// Exits the child with 0 if everything worked.
 static void child(const unsigned char *kept, size_t kept_bytes, int devices) {
-  alarm(600); // a child that waits for a thread it does not have would wait for good
+  alarm(600); // ends a deadlock on a thread that the child does not have
   for (size_t place = 0; place < kept_bytes; place++) {
     if (kept[place] != 0x77) {
       _exit(10);
@@ -43,12 +43,12 @@ static void child(const unsigned char *kept, size_t kept_bytes, int devices) {
       _exit(12);
     }
   }
-  // A thread of the child's own, while the first is inside too.
+  // A new thread of the child, while the first one uses the library too.
   std::thread other([] { use(HIP_ALLOC_HOST, 5000); });
   use(HIP_ALLOC_HOST, 5000);
   other.join();
   library.free(const_cast<unsigned char *>(kept), kept_bytes, HIP_ALLOC_HOST, nullptr);
-  std::exit(0); // with the handlers that a recording has
+  std::exit(0); // runs the exit handlers of a recording
 }
 
 int main(int, char **arguments) {

@@ -1,5 +1,5 @@
-// Takes device memory under a limit until it is refused. argv: path of the library.
-// Prints what it got, in parts of the limit, and the code of a fraction that is none.
+// Allocates device memory under a limit until it is refused. argv: path of the library.
+// Prints the memory allocated relative to the limit, and the code for an invalid fraction.
 
 #include "library.h"
 
@@ -16,7 +16,7 @@ int main(int, char **arguments) {
   library.mem_info(0, &left, &limit);
   bool quarter = limit == static_cast<size_t>(total * fraction);
 
-  // Nothing is written to it, so it is not in memory.
+  // Nothing is written to it, so no pages are committed.
   const size_t piece = limit / 16;
   int pieces = 0;
   try {

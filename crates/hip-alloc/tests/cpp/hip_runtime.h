@@ -1,6 +1,6 @@
-// A HIP runtime in the program itself, which libhip_alloc.so finds in the global scope. Two
-// devices, of whose memory all is the host's, and no work that takes time. It counts calls, and
-// knows whether they would end a capture.
+// A HIP runtime in the program itself, which libhip_alloc.so finds in the global scope. It has two
+// devices whose memory is host memory, and its work takes no time. It counts calls, and
+// detects calls that would invalidate a capture.
 
 #pragma once
 
@@ -11,21 +11,21 @@
 
 namespace hip {
 
-// Calls of any function but those that name errors.
+// Calls of all functions except those that return error names.
 inline std::atomic<int> calls{0};
-// Work on every stream is captured.
+// Whether all streams are being captured.
 inline std::atomic<bool> captures{false};
-// Calls that ended the capture.
+// Calls that invalidated the capture.
 inline std::atomic<int> ended{0};
-// Streams are busy and events not reached, every other time.
+// Whether streams are busy and events not reached, every other time.
 inline std::atomic<bool> busy{false};
-// Threads other than the first that made a device current, by the device.
+// Number of calls by threads other than the first that set a current device, by device.
 inline std::atomic<int> made_current[2] = {0, 0};
 inline const std::thread::id first_thread = std::this_thread::get_id();
-// Run in every call.
+// Called in every function.
 inline void (*in_call)() = nullptr;
 inline thread_local int current = 0;
-// How much this thread minds captures: 0 is global, 2 relaxed.
+// The capture mode of this thread: 0 is global, 2 relaxed.
 inline thread_local int mode = 0;
 
 inline void count() {

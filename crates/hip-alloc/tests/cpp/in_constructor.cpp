@@ -1,4 +1,4 @@
-// A library whose constructor, which runs while the loader's lock is held, calls the program.
+// A library whose constructor calls the program while the loader's lock is held.
 
 extern "C" void in_constructor();
 

@@ -1,4 +1,4 @@
-// What libtorch tells its profiler by, in a library of the test's: the functions by their names.
+// The functions with which allocators report to libtorch's profiler, in a test library.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// libhip_alloc.so as a program finds it that is not linked with it: opened by its path, and
-// every function looked up by its name.
+// Access to libhip_alloc.so for a program that is not linked with it: it is loaded by path, and
+// its functions are looked up by name.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct Library {
   decltype(&hip_alloc_snapshot) snapshot;
 };
 
-// Ends the program with code 3 where something is missing.
+// Exits with code 3 if something is missing.
 inline Library open_library(const char *path) {
   Library library = {};
   library.handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -48,7 +48,7 @@ inline Library open_library(const char *path) {
   return library;
 }
 
-// A function of it that not every program needs.
+// An optional function of the library.
 template <typename Function> Function *function(const Library &library, Function &, const char *name) {
   return reinterpret_cast<Function *>(dlsym(library.handle, name));
 }

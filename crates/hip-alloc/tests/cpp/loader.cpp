@@ -1,7 +1,7 @@
-// A thread opens a device, for which libhip_alloc.so asks the loader, and waits for the loader's
-// lock: the main thread has it, in the constructor of a library, which forks and then asks for
-// memory of the same device. argv: path of libhip_alloc.so, path of the library with the
-// constructor. Ends only if nobody waits for somebody who waits for the loader.
+// A thread opens a device, for which libhip_alloc.so calls the loader, and waits for the loader's
+// lock. The main thread holds it, in the constructor of a library that forks and then allocates
+// memory on the same device. argv: path of libhip_alloc.so, path of the library with the
+// constructor. It only terminates if no thread waits for one that waits for the loader.
 
 #include "library.h"
 
@@ -23,8 +23,8 @@ static bool use(int device) {
   return true;
 }
 
-// What a program exports comes before the C library: here the thread that opens a device stops
-// until the loader's lock is taken.
+// Symbols exported by the program take precedence over the C library: here the thread that opens a device waits
+// until the loader's lock is held.
 extern "C" void *dlopen(const char *name, int flags) {
   static const auto real = reinterpret_cast<void *(*)(const char *, int)>(dlsym(RTLD_NEXT, "dlopen"));
   if (opens) {
@@ -53,7 +53,7 @@ extern "C" void in_constructor() {
 }
 
 int main(int, char **arguments) {
-  alarm(600); // a deadlock would wait for good
+  alarm(600); // ends a deadlock
   library = open_library(arguments[1]);
   use(HIP_ALLOC_HOST);
   std::thread opening([] {

@@ -1,4 +1,4 @@
-// The recording of stacks is ended while a thread is naming its stack. argv: path of
+// The recording of stacks is stopped while a thread is in the recording function. argv: path of
 // libhip_alloc.so.
 
 #include "library.h"

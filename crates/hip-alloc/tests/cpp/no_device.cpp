@@ -1,6 +1,6 @@
-// A C++ program on a machine whose runtime sees no GPU: what does it hear from
-// libhip_alloc.so? argv: path of the library. Prints the message of the exception, then
-// the code of a question about memory.
+// A C++ program on a machine whose runtime sees no GPU. argv: path of
+// libhip_alloc.so. Prints the message of the exception, then
+// the code of a memory query.
 
 #include "library.h"
 

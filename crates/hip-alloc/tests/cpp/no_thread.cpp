@@ -1,6 +1,6 @@
-// A program in which no thread can be started, as where the limit of processes is reached.
-// argv: path of the library. Frees so much that memory is kept between its rounds, for which the
-// library wants a thread.
+// A program in which no thread can be started, as if the limit of processes is reached.
+// argv: path of the library. It frees so much that memory is kept between its rounds, for which the
+// library needs a thread.
 
 #include "library.h"
 
@@ -12,14 +12,14 @@
 
 static int refused = 0;
 
-// What a program exports comes before the C library.
+// Symbols exported by the program take precedence over the C library.
 extern "C" int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) noexcept {
   refused++;
   return EAGAIN;
 }
 
 int main(int, char **arguments) {
-  alarm(600); // who waits for a lock that its own thread has would wait for good
+  alarm(600); // ends a deadlock of a thread on itself
   const Library library = open_library(arguments[1]);
   for (int round = 0; round < 20; round++) {
     std::vector<void *> live;

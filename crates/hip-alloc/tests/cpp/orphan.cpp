@@ -1,4 +1,4 @@
-// A child of a process that uses a GPU: whatever it asks for, no runtime is called. argv: path of
+// A forked child of a process that uses a GPU: none of its calls reaches the runtime. argv: path of
 // libhip_alloc.so.
 
 #include "hip_runtime.h"
@@ -55,7 +55,7 @@ int main(int, char **arguments) {
   int status = 1;
   wait(&status);
   std::printf("ended with %d\n", status);
-  // The parent is as before.
+  // The parent is not affected.
   end(0, begun);
   library.free(kept, 0, 0, nullptr);
   return 0;

@@ -1,5 +1,5 @@
-// A program that computes on its second device alone: the library's own thread, which looks after
-// what is kept there, never makes the first one current. argv: path of libhip_alloc.so.
+// A program that computes only on its second device: the library's thread, which releases
+// kept memory, never makes the first one current. argv: path of libhip_alloc.so.
 
 #include "hip_runtime.h"
 #include "library.h"
@@ -19,7 +19,7 @@ int main(int, char **arguments) {
   for (void *memory : live) {
     library.free(memory, 0, 1, nullptr);
   }
-  // Gives the rest back a second after the last request.
+  // The rest is released a second after the last request.
   struct hip_alloc_stats stats = {};
   do {
     usleep(10000);

@@ -1,5 +1,5 @@
 // Directs requests to a private pool as PyTorch does: with a pair and a std::function by value,
-// which the library's functions take in their own way.
+// although the library declares its functions differently.
 
 #include "library.h"
 
@@ -34,7 +34,7 @@ int main(int, char **arguments) {
   const Id pool{3, 4};
   constexpr size_t bytes = 4 << 20;
 
-  // Too large to be held in the std::function itself; counts its copies.
+  // Too large to be stored in the std::function itself; counts its copies.
   auto alive = std::make_shared<int>(7);
   std::thread::id here = std::this_thread::get_id();
   begin(0, pool, [alive, here, more = std::array<long, 8>{}](ihipStream_t *stream) {

@@ -1,5 +1,5 @@
-// Asks for memory of a device before libtorch is loaded, and after that. argv: path of
-// libhip_alloc.so, path of the library that stands for libtorch.
+// Allocates device memory before libtorch is loaded, and afterwards. argv: path of
+// libhip_alloc.so, path of the library that replaces libtorch.
 
 #include "library.h"
 
@@ -18,7 +18,7 @@ int main(int, char **arguments) {
   use(library);
   auto *reported = static_cast<int *>(dlsym(torch, "reported"));
   int before = *reported;
-  dlclose(torch); // what was found there is called still
+  dlclose(torch); // functions found there are still called
   use(library);
   std::printf("reported: %d, and all of the last: %d\n", before > 0, *reported - before);
   return 0;
