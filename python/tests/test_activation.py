@@ -409,7 +409,7 @@ def test_a_library_that_is_something_else_is_refused(run, build):
 def test_a_value_that_means_nothing_stops_the_program(run):
     process = run(info, fails=True, HIP_ALLOC="yes")
     assert process.returncode == 2
-    assert process.stderr == "surefoot: HIP_ALLOC=yes: expected 1 (use hip-alloc) or 0 (leave PyTorch's allocator)\n"
+    assert process.stderr == "surefoot: HIP_ALLOC=yes: expected 1 (use hip-alloc) or 0 (use PyTorch's allocator)\n"
 
 
 @pytest.mark.parametrize("switch", ["0", "1"])

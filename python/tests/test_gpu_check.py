@@ -74,7 +74,7 @@ def losses(ours, first=(3.0, 2.0), second=(3.0, 2.0)):
 
 @pytest.mark.parametrize(("arguments", "verdict"), [
     (dict(ours=(3.0, 2.0)), "passed"),
-    (dict(ours=(3.0, 2.0000001)), "failed"),  # PyTorch's are equal to the bit, so ours must be
+    (dict(ours=(3.0, 2.0000001)), "failed"),  # PyTorch's are bit-identical, so ours must be
     (dict(ours=(3.0, 2.002), second=(3.0, 2.001)), "passed"),  # within what a run differs by
     (dict(ours=(3.0, 2.1), second=(3.0, 2.001)), "failed"),
     (dict(ours=(3.0, None), second=(3.0, 2.001)), "failed"),

@@ -64,7 +64,7 @@ def test_it_brings_the_verified_way_to_the_device(installed, call):
 def test_a_wrong_switch_stops_the_program_instead_of_leaving_it_without(installed, call):
     process = call("-c", "print('ran')", HIP_ALLOC="yes")
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == "surefoot: HIP_ALLOC=yes: expected 1 (use hip-alloc) or 0 (leave PyTorch's allocator)\n"
+    assert process.stderr == "surefoot: HIP_ALLOC=yes: expected 1 (use hip-alloc) or 0 (use PyTorch's allocator)\n"
 
 
 def test_it_can_be_installed_again_and_leaves_nothing_when_it_is_removed(installed, call, environment, libraries):

@@ -115,7 +115,7 @@ def refused_devices():
 
 def test_devices_that_are_not_there_are_named(run):
     seven, other, hip = run(refused_devices)
-    assert seven == "there is no device cuda:7 here: PyTorch sees 1 of that type"
+    assert seven == "this machine has no device cuda:7: PyTorch sees 1 of that type"
     assert "has no device xpu" in other and "PyTorch uses the name cuda for AMD devices" in hip
 
 
