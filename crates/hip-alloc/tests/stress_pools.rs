@@ -287,18 +287,25 @@ fn pools_forks_and_what_is_given_back_meanwhile_leave_nothing_behind() {
                 pools::hip_alloc_release_pool(device, SHARED);
             }
         }
-        // More than is always kept, so that there is something to give back.
-        for device in DEVICES {
-            let step = (0..16).map(|mark| Marked::new(4 * MIB, device, 3, mark));
-            let step: Vec<Marked> = step.collect();
-            step.into_iter().for_each(Marked::end);
-        }
-        // A second after the last request, and some for a machine that is busy.
         let began = Instant::now();
         let held = || DEVICES.map(|device| stats(device).held_bytes);
-        while held().iter().any(|held| *held > FLOOR) {
+        let wait = || {
             assert!(began.elapsed() < Duration::from_secs(60), "{:?}", held());
             thread::sleep(Duration::from_millis(50));
+        };
+        // More than is always kept, so that there is something to give back. After the last need was
+        // announced, nothing is kept until the next check.
+        for device in DEVICES {
+            while stats(device).held_bytes <= FLOOR {
+                wait();
+                let step = (0..16).map(|mark| Marked::new(4 * MIB, device, 3, mark));
+                let step: Vec<Marked> = step.collect();
+                step.into_iter().for_each(Marked::end);
+            }
+        }
+        // A second after the last request, and some for a machine that is busy.
+        while held().iter().any(|held| *held > FLOOR) {
+            wait();
         }
     }
     for device in DEVICES {
