@@ -74,7 +74,7 @@ fn main() {
 }
 
 fn row(traces: &[Trace], rate: f64, latency: u64) -> Row {
-    let orders = SimConfig {
+    let sim = SimConfig {
         call_latency: Duration::from_micros(latency),
         clearing_rate: (rate * 1e9) as u64,
         ..SimConfig::default()
@@ -88,7 +88,7 @@ fn row(traces: &[Trace], rate: f64, latency: u64) -> Row {
             };
             let outcomes: Vec<Outcome> = traces
                 .iter()
-                .map(|trace| replay(trace, config.clone(), orders.clone()))
+                .map(|trace| replay(trace, config.clone(), sim.clone()))
                 .collect();
             cell(name, &outcomes)
         })

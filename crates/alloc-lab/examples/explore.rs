@@ -148,7 +148,7 @@ fn files_of(folder: &str) -> Vec<PathBuf> {
 
 fn print(name: &str, trace: &Trace, config: &PoolConfig) {
     let handle = std::env::var("HANDLE_MB").map(|text| text.parse::<u64>().unwrap() * MIB);
-    let orders = SimConfig {
+    let sim = SimConfig {
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
         mapping: handle.ok().map(|handle| Mapping {
@@ -158,10 +158,10 @@ fn print(name: &str, trace: &Trace, config: &PoolConfig) {
         ..SimConfig::default()
     };
     let (_, run) = POLICIES[0];
-    let roomy = run(trace, config.clone(), orders.clone());
+    let roomy = run(trace, config.clone(), sim.clone());
     let capacity = roomy.peak_live / 100 * 103;
-    let orders = SimConfig { capacity, ..orders };
-    let pressed = run(trace, config.clone(), orders);
+    let sim = SimConfig { capacity, ..sim };
+    let pressed = run(trace, config.clone(), sim);
     let bounds = Bounds::of(&roomy, config);
     println!(
         "{name:32} {:>8} {:>6.4}{} {:>6}{} {:>6.0}{} {:>7.0} {:>7.0} {:>3}{} {:>8.0} {:>8.0} {:>8.1}",
@@ -241,11 +241,11 @@ fn count_misses(run: Run, config: &PoolConfig) {
 /// The trace with room, and with 3 % more than its live peak.
 fn both(run: Run, trace: &Trace, config: &PoolConfig) -> (Outcome, Outcome) {
     let roomy = run(trace, config.clone(), SimConfig::default());
-    let orders = SimConfig {
+    let sim = SimConfig {
         capacity: roomy.peak_live / 100 * 103,
         ..SimConfig::default()
     };
-    let pressed = run(trace, config.clone(), orders);
+    let pressed = run(trace, config.clone(), sim);
     (roomy, pressed)
 }
 

@@ -140,8 +140,8 @@ fn program_time(bytes: u64) -> Duration {
 }
 
 /// Replays a trace.
-pub fn replay(trace: &Trace, config: PoolConfig, orders: SimConfig) -> Outcome {
-    replay_watched(trace, config, orders, &mut |_| {})
+pub fn replay(trace: &Trace, config: PoolConfig, sim: SimConfig) -> Outcome {
+    replay_watched(trace, config, sim, &mut |_| {})
 }
 
 /// The state of the pool after an event.
@@ -159,11 +159,11 @@ pub struct Sample {
 pub fn replay_watched(
     trace: &Trace,
     config: PoolConfig,
-    orders: SimConfig,
+    sim: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
     let policy = StepPolicy::new(&config);
-    replay_with(policy, trace, config, orders, watch)
+    replay_with(policy, trace, config, sim, watch)
 }
 
 /// As [`replay_watched`], with another policy than the one in use.
@@ -171,10 +171,10 @@ pub fn replay_with(
     policy: impl Policy,
     trace: &Trace,
     config: PoolConfig,
-    orders: SimConfig,
+    sim: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
-    let mut driver = SimDriver::new(orders);
+    let mut driver = SimDriver::new(sim);
     let mut pool = Pool::with_policy(config, policy);
     pool.warm_up(&mut driver);
     let mut addresses = vec![0u64; trace.requests as usize];

@@ -38,12 +38,12 @@ fn run_keeping(keep: Keep, trace: &Trace) -> (Outcome, Bounds) {
         keep,
         ..PoolConfig::default()
     };
-    let orders = SimConfig {
+    let sim = SimConfig {
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
         ..SimConfig::default()
     };
-    let outcome = replay(trace, config.clone(), orders);
+    let outcome = replay(trace, config.clone(), sim);
     let promises = Bounds::of(&outcome, &config);
     (outcome, promises)
 }
@@ -86,11 +86,11 @@ fn driver_calls_are_few() {
 fn under_pressure_nothing_that_fits_is_refused() {
     for (name, trace) in recorded() {
         let capacity = run(&trace).0.peak_live / 100 * 103;
-        let orders = SimConfig {
+        let sim = SimConfig {
             capacity,
             ..SimConfig::default()
         };
-        let outcome = replay(&trace, PoolConfig::default(), orders);
+        let outcome = replay(&trace, PoolConfig::default(), sim);
         assert_eq!(outcome.out_of_memory, 0, "{name}");
         assert!(outcome.peak_held <= capacity, "{name}");
     }

@@ -34,11 +34,11 @@ struct Checked {
 }
 
 impl Checked {
-    fn new(orders: SimConfig) -> Self {
-        Self::keeping(Keep::None, orders)
+    fn new(sim: SimConfig) -> Self {
+        Self::keeping(Keep::None, sim)
     }
 
-    fn keeping(keep: Keep, orders: SimConfig) -> Self {
+    fn keeping(keep: Keep, sim: SimConfig) -> Self {
         let small = PoolConfig {
             warmup_bytes: 64 * MIB,
             block_bytes: 16 * MIB,
@@ -52,7 +52,7 @@ impl Checked {
                 ..PoolConfig::default()
             },
         };
-        let mut driver = SimDriver::new(orders);
+        let mut driver = SimDriver::new(sim);
         let granule = config.granule;
         let mut pool = Pool::new(config);
         pool.warm_up(&mut driver);
@@ -152,7 +152,7 @@ impl Checked {
 
     /// Frees everything: then all of it can go back.
     fn finish(mut self) {
-        self.driver.orders_mut().fail_call = None;
+        self.driver.config_mut().fail_call = None;
         for address in std::mem::take(&mut self.live).into_keys() {
             self.pool.free(&mut self.driver, address).unwrap();
         }
@@ -385,7 +385,7 @@ fn every_kind_of_error() -> [DriverError; 3] {
 fn every_call_may_fail() {
     let mut failed = BTreeSet::new();
     for polls_per_event in [0, 2] {
-        let orders = SimConfig {
+        let sim = SimConfig {
             polls_per_event,
             mapping: Some(Mapping {
                 handle: 4 * MIB,
@@ -393,15 +393,15 @@ fn every_call_may_fail() {
             }),
             ..SimConfig::default()
         };
-        let run = |orders: SimConfig| {
-            let mut checked = Checked::new(orders);
+        let run = |sim: SimConfig| {
+            let mut checked = Checked::new(sim);
             for act in every_kind_of_call() {
                 checked.act(act);
                 checked.check();
             }
             checked
         };
-        let calls = run(orders.clone()).driver.calls();
+        let calls = run(sim.clone()).driver.calls();
         assert!(
             calls > 60,
             "the program is to use the driver: {calls} calls"
@@ -412,11 +412,11 @@ fn every_call_may_fail() {
                     let mut checked = run(SimConfig {
                         fail_call: Some((number, error.clone())),
                         fail_later_calls,
-                        ..orders.clone()
+                        ..sim.clone()
                     });
                     let functions = checked.driver.failed().iter();
                     failed.extend(functions.map(|function| (*function, kind)));
-                    checked.driver.orders_mut().fail_call = None;
+                    checked.driver.config_mut().fail_call = None;
                     checked.act(Act::Allocate {
                         bytes: 5 * MIB,
                         stream: 0,

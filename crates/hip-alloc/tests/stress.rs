@@ -36,8 +36,8 @@ fn any_size(random: &mut Random) -> u64 {
     }
 }
 
-fn allocator(orders: SimConfig) -> Allocator {
-    Allocator::builder(DeviceIndex(0), SimDriver::new(orders)).build()
+fn allocator(sim: SimConfig) -> Allocator {
+    Allocator::builder(DeviceIndex(0), SimDriver::new(sim)).build()
 }
 
 /// Where threads leave what others are to free: a number that is not 0 in each place.

@@ -60,7 +60,7 @@ pub struct DryRun {
     pub memory_estimate: Estimate,
     /// What would live where, if the config asks for a plan.
     pub memory_plan: Option<MemoryPlan>,
-    /// What to change when that is more than there is; else empty.
+    /// What to change if that is more than is available, otherwise empty.
     pub advice: Vec<&'static str>,
     /// Memory, at the peak of it all.
     pub memory: MemorySummary,

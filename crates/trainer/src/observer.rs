@@ -25,7 +25,7 @@ pub struct Start<'a> {
     pub estimate: &'a Estimate,
     /// What lives where, if the config asked for a plan.
     pub plan: Option<&'a MemoryPlan>,
-    /// What to change when that is more than there is; else empty.
+    /// What to change if that is more than is available, otherwise empty.
     pub advice: &'a [&'static str],
     /// Steps already done, when the run is resumed.
     pub resumed_at: Option<u64>,

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         )));
     }
     let unlimited = SimConfig::default();
-    let orders = SimConfig {
+    let sim = SimConfig {
         capacity: args.capacity_mb.map_or(unlimited.capacity, |mib| mib << 20),
         mapping,
         call_latency: Duration::from_micros(50),
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let mut curves = Vec::new();
     let mut live = Curve::new("live", trace.events.len());
     let mut held = Curve::new("hip-alloc", trace.events.len());
-    let ours = replay_watched(&trace, config.clone(), orders.clone(), &mut |look| {
+    let ours = replay_watched(&trace, config.clone(), sim.clone(), &mut |look| {
         live.add(look.event, look.live);
         held.add(look.event, look.held);
     });
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         peers.push((peer, outcome));
     }
     progress.set_message("timing");
-    let nanoseconds = time(&trace, &config, &orders);
+    let nanoseconds = time(&trace, &config, &sim);
     progress.finish_and_clear();
 
     let report = Report::new(&name, &trace, &config, &ours, &peers, nanoseconds);
@@ -137,11 +137,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
 }
 
 /// Nanoseconds per request or free, including the simulated driver and the replay.
-fn time(trace: &Trace, config: &PoolConfig, orders: &SimConfig) -> f64 {
+fn time(trace: &Trace, config: &PoolConfig, sim: &SimConfig) -> f64 {
     let once = |_| {
-        let (config, orders) = (config.clone(), orders.clone());
+        let (config, sim) = (config.clone(), sim.clone());
         let began = Instant::now();
-        let _ = replay(trace, config, orders);
+        let _ = replay(trace, config, sim);
         began.elapsed().as_nanos() as f64 / trace.events.len() as f64
     };
     (0..TIMED).map(once).fold(f64::INFINITY, f64::min)

@@ -419,7 +419,9 @@ impl Observer for ProgressDisplay {
         }
         self.line(format!("memory     {}", start.estimate.describe()));
         if !start.advice.is_empty() {
-            self.line("           that is more than there is; what helps, most effective first:");
+            self.line(
+                "           that is more than is available; what helps, most effective first:",
+            );
         }
         for advice in start.advice {
             self.line(format!("           - {advice}"));

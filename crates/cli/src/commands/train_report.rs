@@ -177,7 +177,7 @@ fn expected(found: &DryRun) -> String {
     match advice.is_empty() {
         true => found.memory_estimate.describe(),
         false => format!(
-            "{}; that is more than there is. What helps, most effective first:{advice}",
+            "{}; that is more than is available. What helps, most effective first:{advice}",
             found.memory_estimate.describe()
         ),
     }

@@ -44,7 +44,7 @@ impl Default for SimConfig {
 
 /// The simulated device.
 pub struct SimDriver {
-    orders: SimConfig,
+    config: SimConfig,
     /// Allocations by address.
     allocations: BTreeMap<u64, Allocation>,
     held: u64,
@@ -67,10 +67,10 @@ struct Allocation {
 const ADDRESS_STEP: u64 = 2 * MIB;
 
 impl SimDriver {
-    /// A device with these orders.
-    pub fn new(orders: SimConfig) -> Self {
+    /// A device with this configuration.
+    pub fn new(config: SimConfig) -> Self {
         SimDriver {
-            orders,
+            config,
             allocations: BTreeMap::new(),
             held: 0,
             next_address: 0x7f00_0000_0000,
@@ -98,8 +98,8 @@ impl SimDriver {
     }
 
     /// Changes the configuration; existing allocations stay.
-    pub fn orders_mut(&mut self) -> &mut SimConfig {
-        &mut self.orders
+    pub fn config_mut(&mut self) -> &mut SimConfig {
+        &mut self.config
     }
 
     /// The functions of [`Driver`] that failed as configured.
@@ -109,10 +109,10 @@ impl SimDriver {
 
     fn count_call(&mut self, function: &'static str) -> Result<(), DriverError> {
         self.calls += 1;
-        match &self.orders.fail_call {
+        match &self.config.fail_call {
             Some((number, error))
                 if *number == self.calls
-                    || (self.orders.fail_later_calls && *number < self.calls) =>
+                    || (self.config.fail_later_calls && *number < self.calls) =>
             {
                 self.failed.insert(function);
                 Err(error.clone())
@@ -122,7 +122,7 @@ impl SimDriver {
     }
 
     fn give(&mut self, bytes: u64, handle: u64) -> Result<u64, DriverError> {
-        if bytes == 0 || self.held.saturating_add(bytes) > self.orders.capacity {
+        if bytes == 0 || self.held.saturating_add(bytes) > self.config.capacity {
             return Err(DriverError::OutOfMemory);
         }
         let address = self.next_address;
@@ -133,8 +133,8 @@ impl SimDriver {
         self.allocations
             .insert(address, Allocation { bytes, handles });
         self.held += bytes;
-        self.now += self.orders.call_latency;
-        if let Some(time) = (bytes * 1000).checked_div(self.orders.clearing_rate / 1_000_000) {
+        self.now += self.config.call_latency;
+        if let Some(time) = (bytes * 1000).checked_div(self.config.clearing_rate / 1_000_000) {
             self.now += Duration::from_nanos(time);
         }
         Ok(address)
@@ -156,12 +156,12 @@ impl Driver for SimDriver {
     }
 
     fn mapping(&self) -> Option<Mapping> {
-        self.orders.mapping
+        self.config.mapping
     }
 
     fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
         self.count_call("allocate_mapped")?;
-        match self.orders.mapping {
+        match self.config.mapping {
             Some(mapping) if bytes.is_multiple_of(mapping.granule) => {
                 self.give(bytes, mapping.handle)
             }
@@ -175,7 +175,7 @@ impl Driver for SimDriver {
             let message = format!("{bytes} bytes at {address:#x} are not whole handles");
             Self::misuse("release_part", message)
         };
-        let handle = self.orders.mapping.ok_or_else(misuse)?.handle;
+        let handle = self.config.mapping.ok_or_else(misuse)?.handle;
         let found = self.allocations.range_mut(..=address).next_back();
         let (start, allocation) = found.ok_or_else(misuse)?;
         let from = address - start;
@@ -187,7 +187,7 @@ impl Driver for SimDriver {
         }
         covered.fill(0);
         self.held -= bytes;
-        self.now += self.orders.call_latency;
+        self.now += self.config.call_latency;
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Driver for SimDriver {
             Some(allocation) if allocation.bytes == bytes => {
                 self.held -= allocation.handles.iter().sum::<u64>();
                 self.allocations.remove(&address);
-                self.now += self.orders.call_latency;
+                self.now += self.config.call_latency;
                 Ok(())
             }
             Some(allocation) => Err(Self::misuse(
@@ -213,12 +213,12 @@ impl Driver for SimDriver {
 
     fn record(&mut self, _stream: StreamId) -> Result<Option<EventId>, DriverError> {
         self.count_call("record")?;
-        if self.orders.polls_per_event == 0 {
+        if self.config.polls_per_event == 0 {
             return Ok(None);
         }
         let event = self.next_event;
         self.next_event += 1;
-        self.events.insert(event, self.orders.polls_per_event);
+        self.events.insert(event, self.config.polls_per_event);
         Ok(Some(EventId(event)))
     }
 
@@ -260,8 +260,8 @@ impl Driver for SimDriver {
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         self.count_call("memory_info")?;
         Ok(MemoryInfo {
-            free: self.orders.capacity - self.held,
-            total: self.orders.capacity,
+            free: self.config.capacity - self.held,
+            total: self.config.capacity,
             ..MemoryInfo::default()
         })
     }

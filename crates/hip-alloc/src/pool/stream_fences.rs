@@ -439,7 +439,7 @@ mod tests {
     fn an_event_that_cannot_be_recorded_is_recorded_later() {
         let (mut fences, mut errors) = (StreamFences::default(), Vec::new());
         let mut driver = driver(0);
-        driver.orders_mut().fail_call = Some((1, DriverError::OutOfMemory));
+        driver.config_mut().fail_call = Some((1, DriverError::OutOfMemory));
         fences.record_use(span(), STREAM);
         assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
         assert_eq!(errors, [DriverError::OutOfMemory]);

@@ -28,8 +28,8 @@ struct Strict {
 }
 
 impl Strict {
-    fn new(orders: SimConfig) -> Self {
-        let sim = SimDriver::new(orders);
+    fn new(sim: SimConfig) -> Self {
+        let sim = SimDriver::new(sim);
         let captures = false;
         Strict { sim, captures }
     }

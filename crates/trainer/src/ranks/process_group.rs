@@ -312,12 +312,12 @@ impl ProcessGroup {
         let me = self.name_of(self.me.rank);
         Error::Ranks(match timed_out {
             true => format!(
-                "{me} waited {} seconds (`train.rank_timeout`) for an answer of{lines}\nlook at its \
+                "{me} waited {} seconds (`train.rank_timeout`) for an answer from{lines}\nlook at its \
                  output there; a firewall between the machines looks like this too",
                 self.timeout.as_secs()
             ),
             false => format!(
-                "{me} has lost the connection to{lines}\nit has ended without a word: look at its \
+                "{me} has lost the connection to{lines}\nit ended without reporting an error: look at its \
                  output there, and at that machine's log"
             ),
         })

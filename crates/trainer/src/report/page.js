@@ -313,7 +313,7 @@ function again(r) {
     return [String(r.step), `the step, ${done}`, r.message];
   }
   const parts = [
-    r.tensors > 0 && `${r.tensors} tensors`, r.mismatched > 0 && `${r.mismatched} arrived wrong`,
+    r.tensors > 0 && `${r.tensors} tensors`, r.mismatched > 0 && `${r.mismatched} damaged`,
     r.on_host > 0 && `${r.on_host} stayed on the host`, r.blocks > 0 && `${r.blocks} copies of streamed blocks`,
   ];
   return [String(r.step), parts.filter(Boolean).join(", "), r.first ?? ""];

@@ -282,7 +282,11 @@ impl Ffmpeg {
             .take()
             .and_then(|told| told.join().ok())
             .unwrap_or_default();
-        let first = told.lines().next().unwrap_or("without a word").to_owned();
+        let first = told
+            .lines()
+            .next()
+            .unwrap_or("it gave no reason")
+            .to_owned();
         Error::Data(format!(
             "`{}`: ffmpeg stopped: {first}",
             output.path.display()

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::orders;
+use crate::child_process;
 use crate::place::{Place, weights};
 
 /// What [`the_process_without_room`] is to do.
-const ORDERS: &str = "SUREFOOT_TEST_WITHOUT_ROOM";
+const TASK: &str = "SUREFOOT_TEST_WITHOUT_ROOM";
 /// What a refusal is written after.
 const REFUSED: &str = "refused: ";
 
@@ -17,7 +17,7 @@ const REFUSED: &str = "refused: ";
 #[test]
 #[ignore = "the process that other tests start with a limit"]
 fn the_process_without_room() {
-    if let Some(Err(error)) = orders::carry_out(ORDERS) {
+    if let Some(Err(error)) = child_process::run_if_asked(TASK) {
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
         let text: Vec<String> = causes.map(ToString::to_string).collect();
         println!("{REFUSED}{}", text.join(": "));
@@ -26,7 +26,7 @@ fn the_process_without_room() {
 
 /// What a process is refused with in which no file gets longer than `bytes`.
 fn refused(place: &Place, what: &str, overrides: &[&str], bytes: u64) -> String {
-    let orders = orders::write(place, what, overrides);
+    let task = child_process::write(place, what, overrides);
     // Writes beyond the limit fail as those to a full disk do, where the signal is ignored.
     let script = "trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"";
     let output = Command::new("sh")
@@ -34,7 +34,7 @@ fn refused(place: &Place, what: &str, overrides: &[&str], bytes: u64) -> String 
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "full_disk::the_process_without_room"])
         .args(["--ignored", "--nocapture"])
-        .env(ORDERS, orders)
+        .env(TASK, task)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -104,8 +104,8 @@ fn a_run_goes_on_from_the_checkpoint_before_the_disk_was_full() {
     assert_eq!(largest.1, checkpoint.join("optimizer.safetensors"));
     assert!(largest.0 > next.0 + 16_384, "{largest:?} and {next:?}");
     let resume = "train.resume_from_checkpoint=latest";
-    let orders = [&parts[..], &[resume]].concat();
-    let error = refused(&place, "train", &orders, largest.0 as u64 - 4096);
+    let overrides = [&parts[..], &[resume]].concat();
+    let error = refused(&place, "train", &overrides, largest.0 as u64 - 4096);
     assert!(error.contains("optimizer.safetensors"), "{error}");
     assert!(error.contains("File too large"), "{error}");
     assert!(files(&checkpoint) == before);

@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::child_process;
 use crate::experts::{self, BOTH};
-use crate::orders;
 use crate::place::{Place, plain, weights};
 
 /// What [`the_process_that_is_killed`] is to do.
-const ORDERS: &str = "SUREFOOT_TEST_ORDERS";
+const TASK: &str = "SUREFOOT_TEST_TASK";
 
 /// Started by the others here, as a process of its own.
 #[test]
 #[ignore = "the process that other tests start and kill"]
 fn the_process_that_is_killed() {
-    if let Some(done) = orders::carry_out(ORDERS) {
+    if let Some(done) = child_process::run_if_asked(TASK) {
         done.unwrap();
     }
 }
 
 fn start(place: &Place, what: &str, overrides: &[&str]) -> Child {
-    let orders = orders::write(place, what, overrides);
+    let task = child_process::write(place, what, overrides);
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kills::the_process_that_is_killed", "--ignored"])
-        .env(ORDERS, orders)
+        .env(TASK, task)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod child_process;
 mod encoded_by;
 mod experts;
 mod faults;
@@ -11,7 +12,6 @@ mod images;
 mod kills;
 mod losses;
 mod many;
-mod orders;
 mod place;
 mod previews;
 mod ranks;

@@ -1,5 +1,5 @@
-//! What a test tells a process of its own to do, in a variable: a word, the place, and the overrides of
-//! its config, one a line.
+//! What a test has a child process do, from an environment variable: a command, the folder, and the overrides of
+//! its config, one per line.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ pub(crate) fn write(place: &Place, what: &str, overrides: &[&str]) -> String {
     [&[what, root.as_str()], overrides].concat().join("\n")
 }
 
-/// Encodes or trains as the variable says; nothing where it is not set.
-pub(crate) fn carry_out(variable: &str) -> Option<Result<(), Error>> {
-    let orders = std::env::var(variable).ok()?;
-    let mut lines = orders.lines();
+/// Encodes or trains as the variable says; does nothing if it is not set.
+pub(crate) fn run_if_asked(variable: &str) -> Option<Result<(), Error>> {
+    let task = std::env::var(variable).ok()?;
+    let mut lines = task.lines();
     let (what, root) = (lines.next().unwrap(), lines.next().unwrap());
     let overrides: Vec<&str> = lines.collect();
     let config = crate::place::config(Path::new(root), &overrides);
