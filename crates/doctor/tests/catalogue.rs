@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
+#[path = "catalogue/environments.rs"]
+mod environments;
 #[path = "catalogue/messages.rs"]
 mod messages;
 #[path = "catalogue/posted.rs"]
@@ -18,7 +20,8 @@ mod wsl_and_windows;
 /// What the log says, and the entry that must recognise it.
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
-    first.chain(stack::MESSAGES).chain(processes::MESSAGES)
+    let second = stack::MESSAGES.iter().chain(processes::MESSAGES);
+    first.chain(second).chain(environments::MESSAGES)
 }
 
 /// What is around a message in every log.

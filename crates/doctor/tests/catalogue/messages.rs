@@ -36,7 +36,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "hip-graph-with-override",
-        "RuntimeError: HIP error: hipErrorStreamCaptureInvalidated during CUDAGraph.capture_end",
+        "HSA_OVERRIDE_GFX_VERSION=10.3.0\nRuntimeError: HIP error: hipErrorStreamCaptureInvalidated during CUDAGraph.capture_end",
     ),
     (
         "stream-create-out-of-memory",

@@ -4,6 +4,16 @@ use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
 use crate::explain::Severity::Warning;
 
+/// Messages of a graph that could not be captured.
+const GRAPH_CAPTURE: &[&str] = &[
+    r"hipErrorStreamCapture\w*",
+    r"hipErrorGraphExecUpdateFailure",
+    r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
+    r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
+    r"(?i)HIP error: operation (?:failed due to a previous error|not permitted).*captur",
+    r"(?i)(?:HIP|CUDA) error: operation would make the legacy stream depend on a capturing",
+];
+
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "override-invalid",
@@ -236,15 +246,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "graph-capture",
+        confidence: Medium,
+        patterns: GRAPH_CAPTURE,
+        covers: &["hip-error-other", "rccl-error"],
+        cause: "A HIP graph could not be captured: something was called that HIP does not allow during a capture, by this thread or another (a watchdog of torch.distributed, an allocation, a stream that is not part of it). From ROCm 7.0 on HIP refuses more of it, as CUDA does, and some releases refused wrongly.",
+        fix: &[
+            "without graphs: --enforce-eager (vLLM), --disable-cuda-graph (SGLang), GGML_CUDA_DISABLE_GRAPHS=1 (llama.cpp), no mode=\"reduce-overhead\" in torch.compile",
+            "a newer torch and ROCm that belong together",
+            "AMD_LOG_LEVEL=3 shows the call that failed first",
+        ],
+        ask: &["AMD_LOG_LEVEL=3 <your program> 2>&1 | grep -m 5 hipError"],
+        source: "https://github.com/ROCm/rccl/issues/2022",
+        ..BASE
+    },
+    Entry {
         id: "hip-graph-with-override",
         confidence: Medium,
-        patterns: &[
-            r"hipErrorStreamCapture\w*",
-            r"hipErrorGraphExecUpdateFailure",
-            r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
-            r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
-            r"(?i)HIP error: operation (?:failed due to a previous error|not permitted).*captur",
-        ],
+        patterns: GRAPH_CAPTURE,
+        also: &[r"HSA_OVERRIDE_GFX_VERSION|\bgfx1031\b"],
+        covers: &["graph-capture"],
         cause: "A HIP graph could not be captured; known for kernels of gfx1030 on a gfx1031 under an override.",
         fix: &[
             "switch graphs off (no `mode=\"reduce-overhead\"`, no cudagraphs)",

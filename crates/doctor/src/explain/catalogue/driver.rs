@@ -94,6 +94,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "gpu-init-failed",
         patterns: &[
             r"(?i)Fatal error during GPU init",
+            r"(?i)invalid ip discovery binary (?:signature|checksum)",
             r"(?i)PSP create ring failed",
             r"(?i)PSP load \w+ failed|psp_hw_start.*ERROR",
             r"(?i)hw_init of IP block <\w+> failed",
@@ -286,6 +287,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)device lost from bus|VRAM is lost due to GPU reset",
             r"(?i)failed to (?:remove|add) hardware queue (?:from|to) MES",
             r"(?i)qcm fence wait loop timeout|Queue preemption failed|failed to evict (?:process )?queues",
+            r"(?i)Pasid 0x\w+ destroy queue \d+ failed|Cp queue preemption time ?out|Trying to push to a killed entity",
+            r"(?i)device wedged, but recovered through reset",
             r"(?i)\[?LiveKernelEvent\]?.{0,20}\b141\b|atikmdag stopped responding|amdkmdag stopped responding",
         ],
         cause: "The GPU hung: a ring did not finish its work in time, and the kernel reset it. Programs that used it are lost. Known causes: bugs of kernel, firmware or ROCm of that time (saving wave state, mended at the end of 2025), an index out of range in a kernel, too little voltage or an overclock, a gfx1103 under an override, a carve-out too small on a 780M.",

@@ -1,10 +1,24 @@
 //! Installing packages: disks, indexes, Python versions, packages that do not belong together.
 
+use super::Scope::BareMetal;
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
 use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "amdgpu-module-missing",
+        patterns: &[r"(?i)Module amdgpu not found in directory"],
+        scope: BareMetal,
+        cause: "This kernel{kernel} has no amdgpu driver on disk: kernels for clouds and virtual machines come without it, and Ubuntu has it in a package of its own; or the running kernel is not the installed one.",
+        fix: &[
+            "Ubuntu: sudo apt install linux-modules-extra-$(uname -r), then sudo modprobe amdgpu",
+            "a generic kernel instead of a cloud one; after an update of the kernel: restart",
+        ],
+        ask: &["uname -r; ls /lib/modules", "dkms status"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html",
+        ..BASE
+    },
     Entry {
         id: "disk-full",
         patterns: &[
@@ -91,7 +105,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)ImportError: cannot import name '\w+' from '(?:transformers|diffusers|huggingface_hub|peft|accelerate|torch|torchvision|tokenizers|safetensors|timm|trl|datasets)\b",
+            r"(?i)ImportError: cannot import name '\w+' from '(?:transformers|diffusers|huggingface_hub|peft|accelerate|torch|torchvision|tokenizers|safetensors|timm|trl|datasets|torchao|xformers|bitsandbytes)\b",
             r"(?i)module 'torch(?:\.\w+)*' has no attribute '\w+'",
             r"(?i)No module named '(?:torchvision\.transforms\.functional_tensor|torch\._custom_ops|torch\.\w+|transformers\.\w+|diffusers\.\w+)",
             r"(?i)tokenizers>=[\d.]+,?\S* is required for a normal functioning",
@@ -231,6 +245,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)error: command '\S*(?:gcc|g\+\+|cc|c\+\+|clang\+*)(?:-\d+)?' failed: No such file",
             r"(?i)unable to execute '?\S*(?:gcc|g\+\+|cc|clang\+*)'?: No such file",
             r"(?i)\b(?:gcc|g\+\+|make|cmake|ninja): (?:command )?not found",
+            r"(?i)Ninja is required to load C\+\+ extensions",
         ],
         covers: &["extension-build-failed", "wheel-build-failed"],
         cause: "A package is built from its sources, and the compiler or build tool that the line names is not installed. It has nothing to do with the GPU.",

@@ -237,6 +237,34 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "magma-missing",
+        patterns: &[r"(?i)requires compiling PyTorch with MAGMA"],
+        cause: "This torch was built without MAGMA, through which ROCm builds compute some linear algebra (cholesky, eigh, lstsq). Wheels from PyTorch's index have it; wheels and containers of AMD and of vLLM may not.",
+        fix: &[
+            "that one operation on the CPU: x.cpu(), then back",
+            "a newer torch: from 2.13 with ROCm 7.14 on, hipSOLVER takes more of them over; or PyTorch's own ROCm wheel",
+            "transformers: resize_token_embeddings(n, mean_resizing=False)",
+        ],
+        ask: &["python -c 'import torch; print(torch.__version__, torch.cuda.has_magma)'"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/5156",
+        ..BASE
+    },
+    Entry {
+        id: "float8-arithmetic",
+        patterns: &[
+            r"(?i)Promotion for Float8 Types is not supported",
+            r"(?i)Invalid or unsupported data type Float8",
+        ],
+        cause: "The weights are in 8-bit floats (fp8), with which this backend cannot compute: PyTorch only stores them, a program has to convert them first, and DirectML does not know them at all.",
+        fix: &[
+            "the model in bf16, fp16 or as GGUF, and no option for fp8 (weight dtype `default`)",
+            "a newer version of the node or program that failed",
+            "Windows: AMD's ROCm build of torch instead of DirectML",
+        ],
+        source: "https://github.com/Comfy-Org/ComfyUI/issues/5335",
+        ..BASE
+    },
+    Entry {
         id: "rccl-iommu",
         severity: Warning,
         confidence: Medium,
@@ -260,6 +288,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|RCCL.*\berror\b",
             r"(?i)DistBackendError",
+            r"(?i)NCCL WARN (?:HIP|CUDA) failure",
             r"(?i)unhandled (?:cuda|system) error, NCCL version|NCCL error \d+: unhandled",
         ],
         cause: "A collective operation between GPUs (RCCL, ROCm's NCCL) failed: it has no code for the architecture, the GPUs cannot reach each other's memory (peer access, IOMMU), or shared memory is too small. The line of RCCL above says which.",

@@ -3,15 +3,17 @@
 //! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
 //! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
 //! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
-//! `compilers` compilers of kernels, `shared_objects` and `packages` what is installed, `installation` how, `programs`
+//! `compilers` and `toolchain` compilers of kernels, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is installed, `installation` how, `programs`
 //! and `inference` llama.cpp, ollama, vLLM and similar, `kernel_log` the kernel's messages about a running GPU,
 //! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
 
 mod architecture;
 mod compilers;
+mod containers;
 mod distributed;
 mod driver;
+mod environments;
 mod inference;
 mod installation;
 mod kernel_log;
@@ -25,6 +27,7 @@ mod python;
 mod remarks;
 mod results;
 mod shared_objects;
+mod toolchain;
 mod wsl_and_windows;
 
 use super::{Confidence, Severity};
@@ -120,9 +123,12 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         memory::ENTRIES,
         kernel_log::ENTRIES,
         driver::ENTRIES,
+        containers::ENTRIES,
         wsl_and_windows::ENTRIES,
         kernels::ENTRIES,
         results::ENTRIES,
+        environments::ENTRIES,
+        toolchain::ENTRIES,
         compilers::ENTRIES,
         libraries::ENTRIES,
         shared_objects::ENTRIES,

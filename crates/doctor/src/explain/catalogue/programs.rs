@@ -3,6 +3,7 @@
 use super::Scope::NotWindows;
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
+use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -39,6 +40,42 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the list of files in lib/ollama/rocm", "ollama --version"],
         source: "https://github.com/ByronLeeeee/Ollama-For-AMD-Installer/issues/12",
+        ..BASE
+    },
+    Entry {
+        id: "ollama-discovery-failed",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)failure during GPU discovery",
+            r"(?i)filtering device which didn't fully initialize",
+        ],
+        unless: &[
+            r"(?i)inference compute.*(?:library=(?:ROCm|Vulkan)|compute=gfx)",
+            r"(?i)library=CUDA|compute=\d+\.\d",
+        ],
+        cause: "ollama asks each of its libraries for GPUs in a process of its own, and the one for ROCm crashed or did not answer in time, so that ollama leaves the GPU out and uses the CPU. Mostly its ROCm libraries have no code for {gpu}, or the driver is older than they need.",
+        fix: &[
+            "its Vulkan backend: OLLAMA_VULKAN=1",
+            "a newer ollama and driver; a GPU that newer versions no longer support (Vega): an older one",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a neighbour runs on {gpu}",
+            "OLLAMA_DEBUG=2 shows the messages of the process that failed",
+        ],
+        ask: &["the server's log from its start, with OLLAMA_DEBUG=2"],
+        source: "https://github.com/ollama/ollama/issues/12774",
+        ..BASE
+    },
+    Entry {
+        id: "lmstudio-engine",
+        patterns: &[r"(?i)Failed to load LLM engine from path: "],
+        covers: &["windows-dll-missing", "missing-library"],
+        cause: "LM Studio could not load its engine: a library (DLL) that it needs is missing or of another version, because the download is incomplete or files in it were replaced; the engine itself is usually there.",
+        fix: &[
+            "remove the engine in LM Studio (Ctrl+Shift+R, Runtimes) or delete its folder in .lmstudio/extensions/backends, and install it again",
+            "a GPU that its ROCm engine does not support: the Vulkan engine",
+            "Windows: a newer Adrenalin driver, and Microsoft's Visual C++ runtime",
+        ],
+        source: "https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/711",
         ..BASE
     },
     Entry {
@@ -80,6 +117,24 @@ pub(super) const ENTRIES: &[Entry] = &[
             "pip list | grep -iE 'vllm|torch|amdsmi'",
         ],
         source: "https://github.com/vllm-project/vllm/issues/39378",
+        ..BASE
+    },
+    Entry {
+        id: "vllm-kernel-missing",
+        confidence: Medium,
+        patterns: &[r"'_OpNamespace' '_(?:rocm_|moe_)?C' object has no attribute"],
+        covers: &["vllm-engine-failed"],
+        cause: "vLLM calls a kernel that its compiled extension does not have: the extension could not be loaded (built for CUDA, or for another torch or ROCm), is left from an older build of the source, or this version of vLLM calls a kernel on ROCm that is compiled for CUDA alone.",
+        fix: &[
+            "the container for ROCm (rocm/vllm, vllm/vllm-openai-rocm), or a clean rebuild: delete build/ and vllm/*.so first",
+            "python -c \"import vllm._C\" tells whether it loads",
+            "a newer vLLM (or the one before), if it loads and only this kernel is missing",
+        ],
+        ask: &[
+            "python -c 'import torch, vllm._C'",
+            "pip list | grep -iE 'vllm|torch|triton'",
+        ],
+        source: "https://github.com/vllm-project/vllm/issues/28501",
         ..BASE
     },
     Entry {

@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"Found no NVIDIA driver on your system",
             r"(?i)The NVIDIA driver on your system is too old",
+            r"(?i)CUDA driver initialization failed, you might not have a CUDA gpu",
             r"(?i)CUDA initialization: (?:The NVIDIA driver|CUDA driver|CUDA unknown|Unexpected error from cudaGetDeviceCount)",
         ],
         covers: &["torch-cpu-only"],
@@ -36,6 +37,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Unsloth cannot find any torch accelerator",
             r"\bnot implemented for 'Half'",
             r"Torch not compiled with CUDA enabled",
+            r"No GPU found\. A GPU is needed for quantization",
+            r"available_devices = \{'cpu'\}",
             r"torch\.cuda\.is_available\(\)\W{1,8}False",
             r"if 'HIP Runtime' in s\]\[0\]",
             r"module 'torch\._C' has no attribute '_(?:Cuda|cuda_)\w+'",
@@ -86,6 +89,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)CUDA Setup failed despite (?:CUDA|GPU) being available",
             r"libbitsandbytes_(?:cuda\w*|cpu)\.(?:so|dll)\S*:? (?:cannot open|not found)",
             r"(?i)Could not find the bitsandbytes (?:CUDA|ROCm|HIP) binary",
+            r"(?i)bitsandbytes native library: 'NoneType' object has no attribute 'split'",
             r"(?i)libbitsandbytes_hip\w*\.so",
             r"CUDA[ _]SETUP: (?:WARNING|Loading binary \S*libbitsandbytes_cpu)",
             r"WARNING: No libcudart\.so found! Install CUDA",
@@ -105,6 +109,38 @@ pub(super) const ENTRIES: &[Entry] = &[
             "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
         ],
         source: "https://huggingface.co/docs/bitsandbytes/main/en/installation",
+        ..BASE
+    },
+    Entry {
+        id: "bitsandbytes-block-size",
+        confidence: Medium,
+        patterns: &[
+            r"torch\._check\(blocksize in",
+            r"Expected cond to be True, but got False",
+        ],
+        also: &[r"(?i)bitsandbytes|unsloth|4bit"],
+        cause: "This bitsandbytes has no 4-bit blocks of 64 values for {gpu}: GPUs with waves of 64 (Instinct, Vega) need blocks of 128 or more, and models quantised in blocks of 64 cannot be loaded.",
+        fix: &[
+            "a newer bitsandbytes, which supports blocks of 64 on them",
+            "the model in 16 bits, quantised on loading with a block size of 128, or training in bf16 (load_in_4bit=False)",
+        ],
+        source: "https://github.com/unslothai/unsloth/pull/3279",
+        ..BASE
+    },
+    Entry {
+        id: "bitsandbytes-int8",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)cublasLt ran into an error",
+            r"(?i)Error (?:named symbol not found|invalid device function) at line \d+ in file .*csrc/ops\.(?:hip|cu)",
+        ],
+        cause: "The product of 8-bit numbers in bitsandbytes failed: it goes through hipBLASLt, which has no such kernels for many Radeon GPUs, or the library was built for other architectures.",
+        fix: &[
+            "4 bits (load_in_4bit) or 16 bits instead of load_in_8bit",
+            "a newer bitsandbytes (0.49 and newer bring ROCm builds), or one built for <gfx>",
+        ],
+        ask: &["python -m bitsandbytes"],
+        source: "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1428",
         ..BASE
     },
     Entry {
@@ -133,6 +169,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)No operator found for `?memory_efficient_attention",
             r"No module named '?xformers'?",
+            r"(?i)xFormers wasn't buil[dt] with CUDA support",
             r"(?i)xformers.*(?:can't load C\+\+/CUDA extensions|was built for)",
         ],
         cause: "The preset asks for xformers, which has no wheels for AMD consumer GPUs.",

@@ -2,7 +2,7 @@
 
 use super::Scope::{Windows, Wsl};
 use super::{BASE, Entry};
-use crate::explain::Confidence::Medium;
+use crate::explain::Confidence::{Low, Medium};
 use crate::explain::Severity::Info;
 
 pub(super) const ENTRIES: &[Entry] = &[
@@ -188,6 +188,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)0xC0000005",
+            r"(?:exit (?:status|code):? ?|Exit code: )(?:3221225477|-1073741819)\b",
             r"(?i)access violation.*amdhip64",
             r"(?i)Windows fatal exception: access violation",
             r"(?i)exception: access violation (?:reading|writing) 0x",
@@ -199,6 +200,24 @@ pub(super) const ENTRIES: &[Entry] = &[
             "HIP_VISIBLE_DEVICES=<index of the card>",
         ],
         source: "https://github.com/ROCm/TheRock/issues/5543",
+        ..BASE
+    },
+    Entry {
+        id: "windows-aborted",
+        confidence: Low,
+        patterns: &[
+            r"exit (?:status|code):? ?(?:3221226505|-1073740791)\b",
+            r"returned non-zero exit status 3221226505",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The process ended itself on Windows (0xC0000409): native code met an error and aborted without a message. On AMD GPUs mostly a library of ROCm that has no code for the GPU or meets another version of itself, or memory that ran out.",
+        fix: &[
+            "HIP_VISIBLE_DEVICES=<index of the card>, where there is an integrated GPU as well",
+            "a newer wheel and driver",
+            "python -X faulthandler <your program> shows which call it was",
+        ],
+        ask: &["the last lines of the process above this one", "hipInfo"],
+        source: "https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55",
         ..BASE
     },
     Entry {

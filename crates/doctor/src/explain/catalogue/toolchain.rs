@@ -1,0 +1,113 @@
+//! Compilers and code generators that do not fit the host, the GPU or each other.
+
+use super::Scope::NotWindows;
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "host-cpp-library-missing",
+        patterns: &[r"(?:unable to find library|cannot find) -lstdc\+\+"],
+        scope: NotWindows,
+        covers: &["compiler-test-failed", "extension-build-failed"],
+        cause: "ROCm's clang takes the newest GCC that it finds, and the C++ library (libstdc++) of that GCC is not installed: Ubuntu brings gcc-12 with newer kernels, without the library.",
+        fix: &[
+            "sudo apt install libstdc++-12-dev (the highest number in `ls /usr/lib/gcc/x86_64-linux-gnu`), or g++-12",
+            "Fedora: sudo dnf install gcc-c++ libstdc++-devel",
+        ],
+        ask: &[
+            "ls /usr/lib/gcc/x86_64-linux-gnu",
+            "echo | clang++ -v -x c++ - 2>&1 | grep 'Selected GCC'",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/2031",
+        ..BASE
+    },
+    Entry {
+        id: "compiler-test-failed",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Check for working (?:HIP|CXX|C) compiler: \S*(?:rocm|llvm|clang|hipcc)\S* - broken",
+            r"(?i)The HIP compiler identification is unknown",
+        ],
+        scope: NotWindows,
+        cause: "CMake calls the compiler of ROCm broken: it cannot compile and link a simple test program. Mostly the C++ library (libstdc++) of the newest GCC is missing, or parts of ROCm are.",
+        fix: &[
+            "the error of the test program is in the lines below this one, and in CMakeFiles/CMakeConfigureLog.yaml (CMakeError.log)",
+            "Linux, WSL: sudo apt install build-essential libstdc++-12-dev (the highest number in `ls /usr/lib/gcc/x86_64-linux-gnu`)",
+            "all of ROCm from one release: HIPCXX=\"$(hipconfig -l)/clang\" HIP_PATH=\"$(hipconfig -R)\" cmake …, in an empty build folder",
+        ],
+        ask: &[
+            "the 30 lines below `broken`",
+            "ls /usr/lib/gcc/x86_64-linux-gnu",
+        ],
+        source: "https://github.com/ggml-org/llama.cpp/issues/5128",
+        ..BASE
+    },
+    Entry {
+        id: "rocwmma-mismatch",
+        patterns: &[
+            r"(?i)no matching function for call to '(?:mma_sync|load_matrix_sync|fill_fragment)'",
+            r"(?i)(?:static assertion|static_assert) failed.{0,40}Unsupported architecture",
+        ],
+        also: &[r"(?i)rocwmma|wmma::"],
+        covers: &["extension-build-failed"],
+        cause: "rocWMMA, the headers for matrix instructions, does not support {gpu} or does not fit this source: its version is older than the GPU, or the GPU has no such instructions (before RX 7000).",
+        fix: &[
+            "build without it: -DGGML_HIP_ROCWMMA_FATTN=OFF",
+            "a newer rocWMMA (rocwmma-dev), of the ROCm that supports the GPU; only the GPUs of this machine in GPU_TARGETS",
+        ],
+        source: "https://github.com/ggml-org/llama.cpp/issues/13110",
+        ..BASE
+    },
+    Entry {
+        id: "bitcode-of-other-llvm",
+        patterns: &[
+            r"Unknown attribute kind \(\d+\)",
+            r"\(Producer: '[^']*' Reader: '",
+            r"Opaque pointers are only supported in -opaque-pointers mode",
+        ],
+        covers: &[
+            "hiprtc-compilation",
+            "miopen-unknown-error",
+            "triton-compile-failed",
+        ],
+        cause: "A compiler reads bitcode (device libraries) that a newer LLVM has written: parts of two ROCm releases, or of ROCm and another LLVM, are mixed.",
+        fix: &[
+            "all parts of ROCm of the same release; remove the others, and the variables that name their folders",
+            "a compiler of your own: the device libraries of its release, named with --rocm-device-lib-path",
+        ],
+        ask: &["Linux: ls -d /opt/rocm*; dpkg -l | grep -iE 'rocm|comgr|llvm'"],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/hip_rtc.html",
+        ..BASE
+    },
+    Entry {
+        id: "triton-target-unsupported",
+        patterns: &[r"(?i)error: unsupported target: '?gfx\w+"],
+        covers: &["triton-compile-failed", "torch-compile-failed"],
+        cause: "This Triton makes no code for {gpu}: old architectures (Vega and before) are not among its targets.",
+        fix: &[
+            "without Triton: eager mode (--enforce-eager, TORCHDYNAMO_DISABLE=1) and another attention (VLLM_USE_TRITON_FLASH_ATTN=0, SDPA)",
+            "a fork of Triton for gfx906 (triton-gcn5, triton-gfx906), or an older release",
+        ],
+        source: "https://github.com/Said-Akbar/triton-gcn5/issues/4",
+        ..BASE
+    },
+    Entry {
+        id: "triton-of-cuda",
+        patterns: &[
+            r"(?i)Internal Triton PTX codegen error",
+            r"(?i)ptxas (?:fatal|error)",
+            r"(?i)Cannot find ptxas",
+        ],
+        also: &[r"(?i)rocm|radeon|instinct|\bgfx\d|\bHIP\b"],
+        covers: &["torch-compile-failed", "triton-compile-failed"],
+        cause: "The installed Triton makes code for NVIDIA's GPUs (PTX): the package for CUDA took the place of the one that belongs to the ROCm build of torch.",
+        fix: &[
+            "pip uninstall torch triton pytorch-triton pytorch-triton-rocm, then install torch from its ROCm index again, which brings the right one",
+            "install nothing afterwards that asks for another triton (xformers, flash-attn); pip check shows it",
+        ],
+        ask: &["pip list | grep -iE 'triton|torch'"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/3060",
+        ..BASE
+    },
+];
