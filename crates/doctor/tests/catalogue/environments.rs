@@ -127,4 +127,36 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "windows-aborted",
         "subprocess.CalledProcessError: Command '['python.exe', 'train.py']' returned non-zero exit status 3221226505.",
     ),
+    (
+        "executable-stack",
+        "ImportError: libamdhip64.so: cannot enable executable stack as shared object requires: Invalid argument",
+    ),
+    (
+        "static-tls-full",
+        "OSError: /lib/x86_64-linux-gnu/libgomp.so.1: cannot allocate memory in static TLS block",
+    ),
+    (
+        "runner-crash",
+        "Error: 500 Internal Server Error: do load request: Post \"http://127.0.0.1:40065/load\": EOF",
+    ),
+    (
+        "ollama-not-running",
+        "Error: could not connect to ollama app, is it running?",
+    ),
+    (
+        "distributed-unreachable",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [host]:29500 (errno: 113 - No route to host).",
+    ),
+    (
+        "distributed-peer-lost",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+    ),
+    (
+        "loss-scale-minimum",
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+    ),
+    (
+        "flash-attention-composable-kernels",
+        "building 'flash_attn_2_cuda' extension\nflash-attention/csrc/composable_kernel/include/ck_tile/core/arch/generic_memory_space_atomic_hip.hpp:66:19: error: static assertion failed",
+    ),
 ];

@@ -74,7 +74,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "no-binary-for-gpu",
         patterns: &[
-            r"hipErrorNoBinaryForGpu",
+            r"hipErrorNoBinaryForGpu|HIP_ERROR_NoBinaryForGpu",
             r"Unable to find code object for all current devices",
             r"Coud?n'?t find binary for current devices",
             r"No compatible code objects found for",

@@ -66,6 +66,45 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "distributed-unreachable",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)The client socket has (?:failed|timed out).{0,40}(?:connect|while)",
+            r"(?i)gloo.{0,160}Unable to find address for",
+            r"(?i)Gloo connectFullMesh failed",
+            r"(?i)NCCL WARN .*(?:no socket interface found|Bootstrap : no)",
+        ],
+        covers: &["launcher-reports", "rccl-error"],
+        cause: "The processes of a run do not reach each other over the network: the address or port of the first one is wrong or closed by a firewall, it has not started or has ended, or another network interface was taken than the one that connects the machines.",
+        fix: &[
+            "the same MASTER_ADDR and MASTER_PORT everywhere, an address that the other machines reach; the port open in the firewall",
+            "name the interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`ip -br addr` lists them)",
+            "`surefoot probe --link HOST` measures the network between two machines",
+        ],
+        ask: &["Linux: ip -br addr; getent hosts $(hostname)"],
+        source: "https://docs.pytorch.org/docs/stable/distributed.html",
+        ..BASE
+    },
+    Entry {
+        id: "distributed-peer-lost",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)DistNetworkError: Failed to recv, got 0 bytes",
+            r"(?i)NCCL communicator was aborted on rank",
+            r"(?i)Connection closed by peer \[",
+        ],
+        cause: "Another process of the run has ended, and this one lost its connection to it. The error of that process is the cause.",
+        fix: &[
+            "look for the rank that failed first: torchrun names it (`Root Cause (first observed failure)`)",
+            "torchrun --redirects 3 --log-dir logs writes the output of each rank into a file of its own",
+        ],
+        ask: &["the output of the rank that ended first"],
+        source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+    Entry {
         id: "distributed-timeout",
         confidence: Low,
         patterns: &[

@@ -221,6 +221,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:runner process (?:has terminated|no longer running)|runner terminated|llama-server process.*(?:exit|died))",
             r"(?i)exit (?:status|code):? ?(?:0x)?c0000409\b",
             r"(?i)The model has crashed without additional information",
+            r"(?i)(?:do load request|POST predict): Post .{0,200}(?:EOF|forcibly closed|connection reset)",
+            r"(?i)an error was encountered while running the model: (?:unexpected EOF|read tcp|EOF)",
+            r"(?i)llama-server (?:crashed|failed) (?:at startup|to start)",
             r"(?i)\(Exit code: (?:18446744072635812000|18446744072635810000|3221226505|-1073740791)\)",
             r"(?i)error loading model.*Exit code: \d+",
         ],
@@ -356,7 +359,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)aiter.{0,80}(?:not supported|unsupported|only supports|Unknown GPU architecture)",
             r"(?i)(?:Unsupported|unknown) (?:gpu )?arch\w*.{0,40}aiter|aiter.*(?:get_gfx|get_cu_num).*(?:Error|fail)",
         ],
-        cause: "AITER, AMD's library of kernels for Instinct cards (MI200, MI300), is missing or has nothing for {gpu}.",
+        cause: "AITER, AMD's library of kernels for Instinct cards (MI200, MI300), is missing or does not support this architecture ({gpu}).",
         fix: &[
             "VLLM_ROCM_USE_AITER=0 (SGLang: SGLANG_USE_AITER=0): other kernels are used",
             "on an Instinct card: the container of vLLM or SGLang for ROCm, which brings it",

@@ -112,6 +112,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)Error compiling objects for extension",
+            r"Error building extension '",
+            r"object has no attribute 'ds_opt_\w+'",
             r"(?i)ninja: build stopped: subcommand failed",
             r"(?i)error: command '\S*(?:hipcc|clang\+*|g\+\+|gcc|cl\.exe)' failed with exit (?:code|status)",
             r"(?i)\bhipcc\b.*(?:failed with exit code|returned non-zero)",

@@ -213,7 +213,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "aotriton-no-kernel",
-        patterns: &[r"No available kernel\. Aborting execution"],
+        patterns: &[
+            r"No available kernel\. Aborting execution",
+            r"No viable backend for scaled_dot_product_attention was found",
+        ],
         cause: "Attention was restricted to kernels that this build lacks for this GPU: the experimental AOTriton switch without images for the architecture.",
         fix: &[
             "unset TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",

@@ -212,8 +212,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"DataLoader worker .*killed by signal: Bus error",
             r"(?i)insufficient shared memory \(shm\)",
             r"unable to (?:open|write to|allocate) shared memory",
+            r"(?i)Error while creating shared memory segment",
         ],
-        cause: "Data loader workers hand batches over through /dev/shm, which is too small (64 MiB in a container).",
+        cause: "Data loader workers hand batches over through /dev/shm, and ranks on one machine exchange data there (RCCL); it is too small (64 MiB in a container).",
         fix: &[
             "start the container with --ipc=host or --shm-size=16g",
             "or num_workers=0",

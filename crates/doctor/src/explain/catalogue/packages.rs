@@ -69,6 +69,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Unable to locate package (?:rocm|hip|amdgpu)\S*",
             r"(?i)Unable to find a match: .*(?:rocm|hip|amdgpu)",
             r"(?i)nothing provides \S+.* needed by (?:rocm|hip|amdgpu|miopen|rocblas)",
+            r"(?i)Failed to download metadata for repo '(?:amdgpu|rocm)\S*'",
             r"(?i)GPG error: .*repo\.radeon\.com|repo\.radeon\.com.*signatures couldn't be verified",
         ],
         scope: NotWindows,

@@ -79,6 +79,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "ollama-not-running",
+        severity: Warning,
+        patterns: &[
+            r"(?i)could not connect to (?:an? running )?ollama (?:app|server|instance)",
+            r"(?i)listen tcp \S*:11434: bind: ",
+        ],
+        cause: "The ollama server does not run (it crashed, or was not started), or runs twice: the port 11434 belongs to one server. Whether the GPU works, its log tells.",
+        fix: &[
+            "start it (ollama serve, or systemctl start ollama), or end the other one, if the address is already in use",
+            "Linux: its log: journalctl -u ollama --no-pager | tail -n 60",
+            "Windows: its log: %LOCALAPPDATA%\\Ollama\\server.log",
+        ],
+        source: "https://github.com/ollama/ollama/blob/main/docs/troubleshooting.mdx",
+        ..BASE
+    },
+    Entry {
         id: "ollama-unsupported-gpu",
         patterns: &[
             r"(?i)amdgpu is not supported",

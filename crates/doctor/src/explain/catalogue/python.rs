@@ -262,7 +262,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)A tensor with all NaNs was produced in (?:Unet|VAE)",
+            r"(?i)A tensor with (?:all )?NaNs was produced in (?:Unet|VAE)",
             r"(?i)invalid value encountered in cast",
         ],
         also: &[r"(?i)NaNs was produced|images?|VAE|decode|comfy|webui"],

@@ -139,6 +139,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "loss-scale-minimum",
+        confidence: Medium,
+        patterns: &[r"(?i)Current loss scale already at minimum"],
+        covers: &["launcher-reports", "nan-loss"],
+        cause: "Training in fp16 gave gradients that are no numbers (infinite or NaN) in every step, until the loss scale could not be lowered any more: the values leave the range of fp16, or a kernel computes wrongly.",
+        fix: &[
+            "bf16 instead of fp16, on GPUs that have it (RX 7000 and newer, Instinct from MI200 on)",
+            "a lower learning rate, gradient clipping, weights in fp32",
+            "`surefoot probe` tells whether the GPU computes wrongly",
+        ],
+        source: "https://www.deepspeed.ai/docs/config-json/#fp16-training-options",
+        ..BASE
+    },
+    Entry {
         id: "nan-loss",
         severity: Warning,
         confidence: Low,
@@ -146,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bloss\b\W{0,12}nan\b",
             r"(?i)\bgrad_?norm\b\W{0,6}nan\b",
             r"(?i)found (?:nan|inf) in (?:gradients|loss)",
+            r"(?i)Function '\w+Backward\w*' returned nan values",
         ],
         cause: "NaN from the first steps on points at the stack rather than at the model: attention kernels in bf16 (ROCm 6.4 on gfx1151, AOTriton 0.11b on gfx1100), expandable_segments on gfx1201, or copies that arrive broken (gfx1030 with kernel 5.15).",
         fix: &[

@@ -189,6 +189,35 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "executable-stack",
+        patterns: &[r"cannot enable executable stack as shared object requires"],
+        covers: &["rocm-library-mismatch", "missing-library"],
+        cause: "From glibc 2.41 on, a library that asks for an executable stack is not loaded any more, and this one was linked so: ROCm libraries of old wheels (libamdhip64, librccl) are.",
+        fix: &[
+            "a newer torch and ROCm, whose libraries do not ask for it",
+            "clear the flag in the library that the line names: patchelf --clear-execstack <library> (or execstack -c <library>)",
+            "for one program: GLIBC_TUNABLES=glibc.rtld.execstack=2",
+        ],
+        source: "https://github.com/easydiffusion/easydiffusion/issues/1921",
+        ..BASE
+    },
+    Entry {
+        id: "static-tls-full",
+        patterns: &[
+            r"cannot allocate memory in static TLS block",
+            r"cannot load any more object with static TLS",
+        ],
+        covers: &["missing-library"],
+        cause: "A library was loaded too late: it needs thread-local memory that the C library reserves when a program starts, and others have used it up. It has nothing to do with the GPU's memory.",
+        fix: &[
+            "import the package that fails first, before torch, cv2 or sklearn",
+            "LD_PRELOAD=<the library that the line names>",
+        ],
+        scope: NotWindows,
+        source: "https://github.com/pytorch/pytorch/issues/2575",
+        ..BASE
+    },
+    Entry {
         id: "glibc-too-old",
         patterns: &[r"version .GLIBC_2\.\d+. not found"],
         cause: "The wheel or library was built on a newer distribution: this system's C library (glibc) is older than what it was built with.",

@@ -224,7 +224,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "windows-driver-timeout",
         confidence: Medium,
         patterns: &[
-            r"(?i)VIDEO_TDR_FAILURE|VIDEO_TDR_TIMEOUT",
+            r"(?i)VIDEO_TDR_FAILURE|VIDEO_TDR_TIMEOUT|amd[kw]mdag has stopped responding",
             r"(?i)display driver .{0,20}(?:stopped responding|has recovered)",
             r"(?i)LiveKernelEvent.{0,20}\b(?:141|117|1a8)\b",
             r"(?i)driver timeout (?:has )?occurred",
