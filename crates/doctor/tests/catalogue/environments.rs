@@ -159,4 +159,9 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "flash-attention-composable-kernels",
         "building 'flash_attn_2_cuda' extension\nflash-attention/csrc/composable_kernel/include/ck_tile/core/arch/generic_memory_space_atomic_hip.hpp:66:19: error: static assertion failed",
     ),
+    (
+        "extension-not-built",
+        "ModuleNotFoundError: No module named 'mmcv._ext'",
+    ),
+    ("killed", "make: *** [Makefile:15: run] Error 137"),
 ];

@@ -157,6 +157,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "extension-not-built",
+        confidence: Medium,
+        patterns: &[
+            r"No module named '(?:mmcv|apex|detectron2|groundingdino|torch_(?:scatter|sparse|cluster|spline_conv)|pytorch3d|exllamav2|natten|nvdiffrast|spconv|pointnet2_ops|gsplat|diff_gaussian_rasterization|causal_conv1d|mamba_ssm|selective_scan)(?:\._\w+|_(?:cuda|ext)\w*)'",
+            r"No module named '(?:exllamav2_ext|exllama_ext|causal_conv1d_cuda|selective_scan_cuda|amp_C|fused_layer_norm_cuda|awq_ext|quant_cuda)'",
+        ],
+        covers: &["python-package-missing"],
+        cause: "The package was installed without its compiled part: its build did not see this torch (pip builds in an environment of its own), found no compiler for the GPU, or has code for CUDA alone.",
+        fix: &[
+            "build it against the installed ROCm build of torch: pip install -v --no-build-isolation <package or folder>, with the development part of ROCm installed",
+            "a ready wheel of the package for ROCm, or a fork for it",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.version.hip)'",
+            "which hipcc",
+        ],
+        source: "https://github.com/open-mmlab/mmcv/issues/3313",
+        ..BASE
+    },
+    Entry {
         id: "torchcodec",
         patterns: &[
             r"(?i)Could not load libtorchcodec",

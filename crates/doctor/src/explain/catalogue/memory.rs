@@ -142,6 +142,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"^\S+: line \d+: +\d+ Killed\b",
             r"^\[\d+\] +[-+]? *\d* *(?:Killed|killed)\b",
             r"^\w+: killed\b",
+            r"^make(?:\[\d+\])?: \*\*\* .*\bError 137\b",
             r"(?i)\b(?:died with|terminated by) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
         ],
         scope: NotWindows,
