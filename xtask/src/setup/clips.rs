@@ -279,6 +279,6 @@ mod tests {
         let error = unpacked_file(folder.path(), IMAGES)
             .unwrap_err()
             .to_string();
-        assert!(error.contains("another file"), "{error}");
+        assert!(error.contains("is not the Fashion-MNIST file"), "{error}");
     }
 }
