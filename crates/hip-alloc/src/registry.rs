@@ -196,10 +196,10 @@ impl Registry {
     fn open(&self, device: DeviceIndex, found: Found) -> Allocator {
         let pool = self.config.pool(DEVICE_GRANULE);
         match found {
-            Found::Gpu { driver, memory } => self.make(device, pool, &memory, *driver),
+            Found::Gpu { driver, memory } => self.make(device, pool, Some(&memory), *driver),
             Found::Sim => {
                 let driver = SimDriver::new(SimConfig::default());
-                self.make(device, pool, &format!("sim-{}", self.process), driver)
+                self.make(device, pool, None, driver)
             }
             Found::Host => self.on_host(device, DEVICE_GRANULE),
         }
@@ -281,19 +281,20 @@ impl Registry {
             // Pages of the host need no driver.
             pool.warmup_bytes = HOST_FLOOR;
         }
-        self.make(device, pool, HOST_MEMORY, driver)
+        self.make(device, pool, Some(HOST_MEMORY), driver)
     }
 
+    /// An allocator on `memory`, as other processes name it; `None` if no other process can use it.
     fn make(
         &self,
         device: DeviceIndex,
         pool: PoolConfig,
-        memory: &str,
+        memory: Option<&str>,
         driver: impl Driver + 'static,
     ) -> Allocator {
         let builder = Allocator::builder(device, driver)
             .config(pool)
-            .other_processes(OtherProcesses::of(memory))
+            .other_processes(memory.and_then(OtherProcesses::of))
             .looked_after(move || {
                 let registry = existing();
                 registry
