@@ -98,6 +98,9 @@ impl Train {
     }
 }
 
+/// The environment variable that names cargo's profile for the trainer.
+const PROFILE: &str = "XTASK_PROFILE";
+
 /// The small video model, which is trained locally rather than downloaded, and its config.
 const BASE: &str = "runs/video-small/model";
 const BASE_CONFIG: &str = "configs/video-small.yaml";
@@ -153,9 +156,6 @@ pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let target = workspace::target(&shell)?;
     Ok(target.join(folder).join("surefoot"))
 }
-
-/// The environment variable that names cargo's profile for the trainer.
-const PROFILE: &str = "XTASK_PROFILE";
 
 #[cfg(test)]
 mod tests {
