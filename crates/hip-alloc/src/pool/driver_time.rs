@@ -77,6 +77,11 @@ impl DriverTime {
         }
     }
 
+    /// Whether the driver takes less than its share of the time.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.balance > 0.0
+    }
+
     /// Seconds for a block to go back and to come again.
     fn of_both_ways(&self, bytes: u64) -> f64 {
         self.cost.of_both_ways(bytes) + bytes as f64 * self.back_per_byte

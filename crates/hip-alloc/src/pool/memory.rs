@@ -223,12 +223,13 @@ impl Memory {
 
     /// The size of the step block that should replace all empty blocks, if any.
     /// It costs one exchange of the memory that a step swings: worthwhile once that much was returned and
-    /// reallocated for nothing.
+    /// reallocated for nothing, and only if the driver takes more than its share of the time.
     fn wanted_step_block(&self, policy: &impl Policy) -> Option<u64> {
         if self.displaced < LEAST_STEP_BLOCK
             || !self.reclaimer.keeps_between_steps()
             || !policy.is_between_steps()
             || !self.restraint.may_give_back()
+            || self.device.time.has_credit()
         {
             return None;
         }
