@@ -50,6 +50,8 @@ struct Report {
     torch: Option<String>,
     nanoseconds_per_operation: HotPath,
     traces: Vec<TraceReport>,
+    /// Step times of a real program, as `bench/alloc/steps.py` prints them; none without PyTorch.
+    program: Option<serde_json::Value>,
     /// What each value of `keep` costs on drivers of different speeds, as printed by
     /// `crates/alloc-lab/examples/driver_costs.rs`.
     driver_costs: serde_json::Value,
@@ -148,6 +150,7 @@ impl AllocBench {
             torch: None,
             nanoseconds_per_operation: hot_path(&shell, &traces)?,
             traces: Vec::new(),
+            program: None,
             driver_costs: serde_json::Value::Null,
         };
         for (number, trace) in traces.iter().enumerate() {
@@ -168,6 +171,9 @@ impl AllocBench {
             report.traces.push(one.0);
         }
         report.print();
+        if let Some(python) = &python {
+            report.program = Some(program(&shell, python, &target)?);
+        }
         report.driver_costs = driver_costs(&shell, &traces)?;
         let text = serde_json::to_string_pretty(&report)? + "\n";
         let all = out.with_extension("svg");
@@ -205,6 +211,20 @@ fn hot_path(shell: &Shell, traces: &[PathBuf]) -> Result<HotPath> {
     )
     .read()?;
     serde_json::from_str(&text).context("the timing printed unexpected output")
+}
+
+/// A real program whose device memory is host pages, in PyTorch's allocator and ours: printed and as numbers.
+fn program(shell: &Shell, python: &Path, target: &Path) -> Result<serde_json::Value> {
+    eprintln!("a program on host pages");
+    let folder = shell.create_temp_dir()?;
+    let file = folder.path().join("steps.json");
+    let built = target.join("release");
+    cmd!(shell, "{python} bench/alloc/steps.py --out {file}")
+        .env("SUREFOOT_DEVICE_SIM", built.join("libdevice_sim.so"))
+        .env("HIP_ALLOC_LIB", built.join("libhip_alloc.so"))
+        .run()?;
+    let text = shell.read_file(&file)?;
+    serde_json::from_str(&text).context("`steps.py` wrote unexpected output")
 }
 
 /// The table of `keep` over clearing rates and latencies, printed and as numbers.
