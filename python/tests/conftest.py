@@ -37,6 +37,10 @@ def pytest_addoption(parser):
     parser.addoption("--uv", help="the program uv, which installs it as well")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: watches the memory or the time of this machine; run with no other test beside it")
+
+
 @pytest.fixture(scope="session")
 def libraries(request):
     """Paths of the two libraries under test."""

@@ -12,6 +12,8 @@ import torch
 from test_activation import MIB
 from test_memory_group import group  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.alone
+
 LAYERS, LAYER = 8, 64 * MIB
 KEEP = {"HIP_ALLOC_CONF": "keep:auto,warmup_mb:32,reserve_mb:64", "DEVICE_SIM_UNIFIED": "20G"}
 # The memory that the floor and blocks for small requests may hold (`FLOOR_PART_OF_USED` in the pool).

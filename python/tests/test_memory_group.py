@@ -8,6 +8,8 @@ import pytest
 import torch
 from test_activation import MIB
 
+pytestmark = pytest.mark.alone
+
 LIMIT = 3 << 30
 
 

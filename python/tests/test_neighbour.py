@@ -13,6 +13,8 @@ import torch
 from test_activation import MIB
 from test_memory_group import LIMIT, group  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.alone
+
 STEP = 256 * MIB
 # What is taken between two looks at the group. The trainings look and then take in turn, but this process
 # takes no turns: this much and one request, `LAYER`, can be under way at once, and `MARGIN` is more than that.

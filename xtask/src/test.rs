@@ -126,9 +126,35 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
     // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
     cmd!(shell, "{cargo} build --workspace --bin on-device").run()?;
-    let tests = || cmd!(shell, "{python} -m pytest python/tests").args(&libraries);
+    // A test is mostly the start of a Python process with PyTorch, so several at once; those that watch
+    // the machine's memory or its clock come afterwards, one at a time.
+    let cores =
+        std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_AT_ONCE));
+    let at_once = ["-m", "not alone", "-n", &cores.to_string()].map(OsString::from);
+    let alone = ["-m", "alone"].map(OsString::from);
+    for group in [at_once.as_slice(), &alone] {
+        python_tests_of(shell, python, &libraries, group)?;
+    }
+    Ok(libraries)
+}
+
+/// How many tests in Python run at once at most: each may take 2 GB.
+const MOST_AT_ONCE: usize = 4;
+
+/// The tests in Python that the options `group` choose; once more those that fail, if that is allowed.
+fn python_tests_of(
+    shell: &Shell,
+    python: &Path,
+    libraries: &[OsString],
+    group: &[OsString],
+) -> Result<()> {
+    let tests = || {
+        cmd!(shell, "{python} -m pytest python/tests")
+            .args(libraries)
+            .args(group)
+    };
     let Err(error) = tests().run() else {
-        return Ok(libraries);
+        return Ok(());
     };
     if !are_failures_run_again() {
         return Err(error.into());
@@ -138,7 +164,7 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     tests()
         .args(["--last-failed", "--last-failed-no-failures", "none"])
         .run()?;
-    Ok(libraries)
+    Ok(())
 }
 
 /// Builds the libraries that the tests in Python are of; returns the options that name them.
