@@ -125,7 +125,11 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     let cargo = workspace::cargo();
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
     // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
-    cmd!(shell, "{cargo} build --workspace --bin on-device").run()?;
+    cmd!(
+        shell,
+        "{cargo} build --workspace --bin on-device --bin surefoot"
+    )
+    .run()?;
     // A test is mostly the start of a Python process with PyTorch, so several at once; those that watch
     // the machine's memory or its clock come afterwards, one at a time.
     let cores =
@@ -148,10 +152,13 @@ fn python_tests_of(
     libraries: &[OsString],
     group: &[OsString],
 ) -> Result<()> {
+    // That of the workspace: a benchmark leaves one without the trainer in the folder for release.
+    let program = workspace::target(shell)?.join("debug/surefoot");
     let tests = || {
         cmd!(shell, "{python} -m pytest python/tests")
             .args(libraries)
             .args(group)
+            .env("SUREFOOT_PROGRAM", &program)
     };
     let Err(error) = tests().run() else {
         return Ok(());
