@@ -11,8 +11,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Names under which programs look for a driver; the simulator provides both.
-LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
+# Names under which programs look for a driver; the simulator provides all.
+# The Triton of PyTorch 2.8 links its launcher against the name without a version.
+LINKS = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 
 
 def find_library(name, variable):
