@@ -14,6 +14,8 @@ mod posted;
 mod processes;
 #[path = "catalogue/stack.rs"]
 mod stack;
+#[path = "catalogue/training.rs"]
+mod training;
 #[path = "catalogue/wsl_and_windows.rs"]
 mod wsl_and_windows;
 
@@ -21,7 +23,8 @@ mod wsl_and_windows;
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
     let second = stack::MESSAGES.iter().chain(processes::MESSAGES);
-    first.chain(second).chain(environments::MESSAGES)
+    let third = environments::MESSAGES.iter().chain(training::MESSAGES);
+    first.chain(second).chain(third)
 }
 
 /// What is around a message in every log.

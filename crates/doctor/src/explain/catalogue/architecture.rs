@@ -10,7 +10,7 @@ const GRAPH_CAPTURE: &[&str] = &[
     r"hipErrorGraphExecUpdateFailure",
     r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
     r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
-    r"(?i)HIP error: operation (?:failed due to a previous error|not permitted).*captur",
+    r"(?i)(?:HIP|CUDA) error: operation (?:failed due to a previous error|not permitted).*captur",
     r"(?i)(?:HIP|CUDA) error: operation would make the legacy stream depend on a capturing",
 ];
 

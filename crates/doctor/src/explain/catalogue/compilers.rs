@@ -73,10 +73,15 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "cpp-headers-missing-windows",
         patterns: &[
-            r"fatal error: '(?:limits|cmath|type_traits|cstdint|algorithm|utility|cstdlib|io\.h|stdio\.h|stdlib\.h|windows\.h|vcruntime\.h|math\.h|string\.h)' file not found",
+            r"(?:fatal error:|^) *'(?:limits|cmath|type_traits|cstdint|algorithm|utility|cstdlib|io\.h|stdio\.h|stdlib\.h|stddef\.h|windows\.h|vcruntime\.h|math\.h|string\.h|assert\.h|corecrt\.h)' file not found",
+            r"fatal error: '(?:stdio\.h|stdlib\.h|stddef\.h|windows\.h|vcruntime\.h|math\.h|string\.h|assert\.h|corecrt\.h|cmath|limits|cstdlib)' file$",
         ],
         scope: Windows,
-        covers: &["miopen-unknown-error", "hiprtc-compilation"],
+        covers: &[
+            "miopen-unknown-error",
+            "hiprtc-compilation",
+            "triton-helper-failed",
+        ],
         cause: "A kernel or a helper is compiled at run time (by MIOpen or Triton), and the compiler finds no C++ standard headers: on Windows they come with the Windows SDK and MSVC, which are missing.",
         fix: &[
             "install Build Tools for Visual Studio with the C++ workload (MSVC and the Windows SDK), and start from its command prompt",
@@ -185,6 +190,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)flash_attn was requested, but nvcc was not found",
             r"(?i)(?:building wheel for|Failed to build) .?flash[-_]attn",
             r"(?i)FlashAttention only supports (?:Ampere|AMD MI|MI)",
+            r"(?i)FlashAttention is only supported on CUDA|FlashAttention is not supported on this platform",
+            r"Expected is_sm\d+ (?:\|\| is_sm\d+ )*to be true, but got false",
             r"(?i)No module named '?flash_attn'?",
             r"flash_attn_2_cuda\S*: undefined symbol",
             r"(?i)FlashAttention2 has been toggled on, but it cannot be used",
@@ -381,7 +388,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "torch-compile-failed",
         confidence: Low,
         patterns: &[
-            r"(?i)torch\._dynamo\.exc\.(?:BackendCompilerFailed|InternalTorchDynamoError|Unsupported)",
+            r"(?i)torch\._dynamo\.exc\.\w+",
             r"(?i)torch\._inductor\.exc\.\w+",
             r"backend='inductor' raised",
         ],

@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "torch-without-distributed",
         patterns: &[
             r"module 'torch\.distributed(?:\.\w+)*' has no attribute '(?:is_initialized|init_process_group|is_nccl_available|get_rank|get_world_size|barrier|broadcast|all_reduce|all_gather\w*|_all_gather_base|_reduce_scatter_base|reduce_scatter\w*|ReduceOp|ProcessGroup|Store|group|P2POp)'",
+            r"'_OpNamespace' '_?c10d(?:_functional)?' object has no attribute",
             r"No module named 'torch\._C\._distributed_c10d",
             r"No module named 'torch\.distributed'",
             r"cannot import name '\w+' from 'torch\._C\._distributed_c10d'",
@@ -161,6 +162,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"No module named '(?:mmcv|apex|detectron2|groundingdino|torch_(?:scatter|sparse|cluster|spline_conv)|pytorch3d|exllamav2|natten|nvdiffrast|spconv|pointnet2_ops|gsplat|diff_gaussian_rasterization|causal_conv1d|mamba_ssm|selective_scan)(?:\._\w+|_(?:cuda|ext)\w*)'",
+            r"name 'amp_C' is not defined",
             r"No module named '(?:exllamav2_ext|exllama_ext|causal_conv1d_cuda|selective_scan_cuda|amp_C|fused_layer_norm_cuda|awq_ext|quant_cuda)'",
         ],
         covers: &["python-package-missing"],

@@ -227,7 +227,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)\bsegmentation fault\b",
             r"\bSIGSEGV\b",
-            r"exit(?:ed with)? code:? ?(?:-11|139)\b",
+            r"exit(?:ed with)? ?code ?:? ?(?:-11|139)\b|(?i:got signal:? 11|signal 11)\b",
         ],
         cause: "The process crashed outside Python: an override on a GPU with native code, two visible GPUs of different architecture, or a broken nightly wheel.",
         fix: &[

@@ -140,10 +140,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"\bCUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|NOT_SUPPORTED|EXECUTION_FAILED|MAPPING_ERROR|BAD_PARAM)\w*",
+            r"(?i)cuDNN Frontend error|\[cudnn_frontend\] Error",
+            r"(?i)panicked at zluda_dnn",
         ],
-        cause: "A build of torch for CUDA asks cuDNN, NVIDIA's library for convolutions, which is not there or does not fit. On an AMD card that is ZLUDA, which has no complete cuDNN; a ROCm build uses MIOpen instead.",
+        cause: "A build of torch for CUDA asks cuDNN, NVIDIA's library for convolutions and attention, which is not there or does not fit. On an AMD card that is ZLUDA, which has no complete cuDNN; a ROCm build uses MIOpen instead.",
         fix: &[
             "torch.backends.cudnn.enabled = False, at the start of the program (UIs for ZLUDA have a setting or node for it)",
+            "attention (scaled_dot_product_attention) goes through cuDNN, too: another one, such as ComfyUI's --use-quad-cross-attention, or torch.backends.cuda.enable_cudnn_sdp(False)",
             "AMD card: a ROCm build of torch instead of ZLUDA, where one has code for {gpu}",
             "NVIDIA card: free memory on the GPU; torch and its nvidia-cudnn package of one version, and a newer driver",
         ],
@@ -154,8 +157,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "hipblaslt-refused",
         patterns: &[
-            r"(?i)RuntimeError: Attempting to use hipBLASLt on an? unsupported architecture",
+            r"(?i)(?:Error|Exception).{0,60}Attempting to use hipBLASLt on an? unsupported architecture",
+            r"(?i)Attempting to use hipBLASLt on an? unsupported architecture!?\W*$",
         ],
+        unless: &[r"(?i)Overriding blas backend to hipblas"],
         covers: &["hipblaslt-unsupported"],
         cause: "This torch insists on hipBLASLt, which has no kernels for {gpu}, instead of taking hipBLAS: a defect of some builds (nightlies of 2.6 among them), or a setting that asks for it.",
         fix: &[
@@ -163,6 +168,42 @@ pub(super) const ENTRIES: &[Entry] = &[
             "another build of torch, newer or the release before",
         ],
         source: "https://github.com/ROCm/legacy-rocm-build/issues/4437",
+        ..BASE
+    },
+    Entry {
+        id: "hipblaslt-fallback",
+        severity: Info,
+        patterns: &[r"(?i)hipBlasLT failed, falling back to tensile"],
+        cause: "rocBLAS tried hipBLASLt, which has no kernel for this product on {gpu}, and takes its own kernels (Tensile) instead: nothing fails, it may be slower.",
+        fix: &["optional: ROCBLAS_USE_HIPBLASLT=0, so that it does not try"],
+        source: "https://rocm.docs.amd.com/projects/rocBLAS/en/latest/reference/env-variables.html",
+        ..BASE
+    },
+    Entry {
+        id: "hipblaslt-library-missing",
+        patterns: &[
+            r"(?i)\br?ocblaslt (?:error|warning): (?:Cannot read|Could not load|No paths matched)",
+            r"(?i)hipblaslt[\\/]+library\b.{0,160}(?:No such file|not found|No error|cannot)",
+            r"(?i)hipModuleLoad failed: \S*Kernels\.so-\d+-gfx",
+        ],
+        unless: &[r"(?i)hipBlasLT failed, falling back to tensile"],
+        covers: &[
+            "hipblaslt-crash",
+            "cublas-internal-error",
+            "bitsandbytes-int8",
+            "launch-too-large",
+        ],
+        cause: "hipBLASLt, one of ROCm's libraries for matrix products, has no kernels for {gpu} in this build, or does not find its library folder; layers such as torch.nn.Linear that call it fail. It was made for fewer GPUs than rocBLAS.",
+        fix: &[
+            "without hipBLASLt: TORCH_BLAS_PREFER_HIPBLASLT=0 and DISABLE_ADDMM_CUDA_LT=1 (the second one also under ZLUDA), so that torch calls hipBLAS (rocBLAS)",
+            "bitsandbytes: 4 bits or 16 bits instead of load_in_8bit, whose products go through hipBLASLt",
+            "a newer build of torch and ROCm, or another one that has its kernels for this GPU; all packages of one version, in a fresh environment",
+        ],
+        ask: &[
+            "pip list | grep -iE 'torch|rocm'",
+            "Linux, WSL: find / -path '*hipblaslt/library*' -name '*gfx*' 2>/dev/null | head",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/754",
         ..BASE
     },
     Entry {
@@ -180,16 +221,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hipblaslt-crash",
         confidence: Medium,
         patterns: &[
-            r"HIPBLAS(?:LT)?_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|INVALID_VALUE|NOT_SUPPORTED)",
+            r"HIPBLAS(?:LT)?_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|INVALID_VALUE|NOT_SUPPORTED|UNKNOWN|ARCH_MISMATCH|INVALID_ENUM)",
+            r"(?i)\bCUBLAS_STATUS_\w+ when calling .?(?:hip|cu)blasLt",
+            r"(?i)^\W*(?:hip|cu)blasLtMatmul\w*\(",
             r"(?i)(?:segfault|segmentation fault|core dumped).*hipblaslt",
             r"libhipblaslt\.so.*\+0x",
         ],
-        cause: "A fault within hipBLASLt.",
+        covers: &["cublas-internal-error"],
+        cause: "A matrix product failed within hipBLAS or hipBLASLt: this version has no kernel for {gpu} or for this product, its files are not of the version that torch was built with, or its library crashed.",
         fix: &[
-            "TORCH_BLAS_PREFER_HIPBLASLT=0",
-            "ROCBLAS_USE_HIPBLASLT=0",
-            "DISABLE_ADDMM_CUDA_LT=1",
+            "without hipBLASLt, if the message names it: TORCH_BLAS_PREFER_HIPBLASLT=0 and DISABLE_ADDMM_CUDA_LT=1; ROCBLAS_USE_HIPBLASLT=0 for rocBLAS",
+            "another build of torch and ROCm, newer or older; reinstall all of it in a fresh environment, of one version and from one index",
         ],
+        ask: &["pip list | grep -iE 'torch|rocm'"],
         source: "https://github.com/ROCm/rocm-libraries/issues/11878",
         ..BASE
     },
@@ -197,12 +241,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "cublas-internal-error",
         confidence: Low,
         patterns: &[
-            r"\b(?:CUBLAS|rocblas)_status_internal_error|CUBLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|ARCH_MISMATCH)",
+            r"\b(?:CUBLAS|rocblas)_status_internal_error|CUBLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE|MAPPING_ERROR|UNKNOWN)",
         ],
-        cause: "A matrix product failed within rocBLAS: no kernel for {gpu} or this shape in that build, or a context that an earlier error has broken.",
+        cause: "A matrix product failed within hipBLAS (rocBLAS; under CUDA cuBLAS): no kernel for {gpu} or this shape in that build, a library of another version that is found first, or a context that an earlier error has broken.",
         fix: &[
             "the first error of the log is the cause, where there is one before this",
-            "reinstall rocBLAS, or take another version or build of it",
+            "reinstall rocBLAS, or take another version or build of it (of torch, for a wheel that brings it)",
+            "Linux, WSL: unset LD_LIBRARY_PATH, so that a wheel takes its own libraries",
+            "an index out of range (a token beyond the embedding) ends here, too: try the same step on the CPU",
         ],
         ask: &[
             "the 50 lines above this one",

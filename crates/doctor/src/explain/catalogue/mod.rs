@@ -3,7 +3,7 @@
 //! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
 //! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
 //! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
-//! `compilers` and `toolchain` compilers of kernels, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is installed, `installation` how, `programs`
+//! `compilers` and `toolchain` compilers of kernels, `training` libraries that train, `generation` programs that generate images, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is installed, `installation` how, `programs`
 //! and `inference` llama.cpp, ollama, vLLM and similar, `kernel_log` the kernel's messages about a running GPU,
 //! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
@@ -14,6 +14,7 @@ mod containers;
 mod distributed;
 mod driver;
 mod environments;
+mod generation;
 mod inference;
 mod installation;
 mod kernel_log;
@@ -28,6 +29,7 @@ mod remarks;
 mod results;
 mod shared_objects;
 mod toolchain;
+mod training;
 mod wsl_and_windows;
 
 use super::{Confidence, Severity};
@@ -131,6 +133,8 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         toolchain::ENTRIES,
         compilers::ENTRIES,
         libraries::ENTRIES,
+        training::ENTRIES,
+        generation::ENTRIES,
         shared_objects::ENTRIES,
         packages::ENTRIES,
         installation::ENTRIES,

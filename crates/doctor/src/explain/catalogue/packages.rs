@@ -130,6 +130,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Couldn't load custom C\+\+ ops",
             r"(?i)Detected that PyTorch and torchvision were compiled with different CUDA (?:major )?versions",
         ],
+        covers: &["operator-not-in-build"],
         cause: "torchvision is not of the same build as torch: one of them was replaced, so that the two are of different versions or one is for CUDA or the CPU.",
         fix: &[
             "reinstall torch, torchvision and torchaudio together from the same index: pip install --force-reinstall torch torchvision torchaudio --index-url <the ROCm index>",

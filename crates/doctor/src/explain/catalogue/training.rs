@@ -1,0 +1,192 @@
+//! Programs and libraries that train: DeepSpeed, Unsloth, and what they compile or ask for.
+
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "deepspeed-asks-for-cuda",
+        confidence: Medium,
+        patterns: &[
+            r"deepspeed\S*[\\/]op_builder[\\/]\w+\.py\W{1,4}line \d+, in (?:cxx_args|is_cuda_enable|get_cuda_\w+|is_compatible|installed_cuda_version|assert_no_cuda_mismatch|compute_capability_args|nvcc_args|extra_ldflags|libraries_args|cuda_\w+|include_paths)",
+            r#"CUDA_LIB64 = os\.path\.join\(torch\.utils\.cpp_extension\.CUDA_HOME"#,
+        ],
+        also: &[
+            r"TypeError: (?:expected str, bytes or os\.PathLike|unsupported operand|expected string or bytes)|AttributeError: 'NoneType' object has no attribute|FileNotFoundError: .*nvcc|TypeError: argument of type 'NoneType'|TypeError: 'NoneType' object",
+        ],
+        covers: &["cuda-version-asked"],
+        cause: "DeepSpeed asks for the CUDA toolkit or for torch.version.cuda where it compiles an op, and a ROCm build of torch has neither: this version of DeepSpeed forgets ROCm in that place.",
+        fix: &[
+            "pip install -U deepspeed --no-build-isolation: newer versions (0.16.3 and later) ask torch.version.hip first",
+            "Linux, WSL: hipcc and the development packages of ROCm, and export ROCM_HOME=/opt/rocm, for the ops that are compiled",
+            "without the op: an optimizer of torch instead of DeepSpeedCPUAdam (\"zero_force_ds_cpu_optimizer\": false), no offloading to the CPU",
+        ],
+        ask: &["ds_report"],
+        source: "https://github.com/deepspeedai/DeepSpeed/pull/6909",
+        ..BASE
+    },
+    Entry {
+        id: "cuda-versions-differ",
+        patterns: &[
+            r"(?i)CUDAMismatchException",
+            r"(?i)Installed CUDA version \S+ does not match the version torch was compiled with",
+            r"(?i)The detected CUDA version \(\S+\) mismatches the version",
+            r"(?i)Cuda extensions are being compiled with a version of Cuda that does not match",
+        ],
+        covers: &[
+            "deepspeed-cuda-home",
+            "cuda-home-missing",
+            "wheel-build-failed",
+        ],
+        cause: "An extension is to be compiled, and the CUDA toolkit on this machine (nvcc) is of another major version than the one that torch was compiled with; DeepSpeed and torch refuse that. On a machine with an AMD card neither belongs there: a CUDA build of torch and a CUDA toolkit were installed instead of the ROCm build.",
+        fix: &[
+            "AMD card: the ROCm build of torch instead of the CUDA build, then the extension with --no-build-isolation; no CUDA toolkit",
+            "NVIDIA card: a torch that was compiled with the same major version of CUDA as `nvcc --version` says, or another toolkit that CUDA_HOME names",
+            "DeepSpeed without compiled ops: DS_BUILD_OPS=0; DS_SKIP_CUDA_CHECK=1 skips the check",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip, torch.version.cuda)'",
+            "nvcc --version; echo $CUDA_HOME",
+        ],
+        source: "https://www.deepspeed.ai/tutorials/advanced-install/",
+        ..BASE
+    },
+    Entry {
+        id: "cuda-version-asked",
+        confidence: Medium,
+        patterns: &[
+            r"torch\.version\.cuda\b.{0,40}\.(?:split|replace|startswith|strip)\(",
+            r"\b(?:[vV]ersion|parse|float|int)\(torch\.version\.cuda",
+        ],
+        also: &[
+            r"AttributeError: 'NoneType' object has no attribute|TypeError: .*NoneType|TypeError: expected string",
+        ],
+        cause: "The program reads the CUDA version of torch (torch.version.cuda), which is None in a ROCm build and in one for the CPU: this version of it was written for CUDA alone.",
+        fix: &[
+            "a newer version of the package that the traceback names, or its branch for ROCm",
+            "without the feature that asks (an extension that is compiled, an attention of its own)",
+            "python -c \"import torch; print(torch.version.hip)\": None means that torch is the build for the CPU",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+        ..BASE
+    },
+    Entry {
+        id: "torch-hip-version-none",
+        confidence: Medium,
+        patterns: &[r"(?i)torch\.version\.hip\W{1,10}None\b"],
+        also: &[
+            r"(?i)(?:cuda|gpu|rocm|hip\)?)(?: is)?[ _]?available(?:\(\))?\W{1,8}False|torch device: CPU|device_count\(\)\W{1,8}0\b|No HIP GPUs|Found no NVIDIA driver",
+        ],
+        covers: &["torch-cpu-only", "torch-cuda-build"],
+        cause: "torch.version.hip is None: this torch (PyTorch) is not a ROCm build but the one for CUDA (`+cu…` in its version) or for the CPU, so that it cannot use an AMD card.",
+        fix: &[
+            "pip uninstall torch torchvision torchaudio, then install the ROCm build from its index in the same environment:",
+            "{install}",
+            "container: another image, or build it with the ROCm index; a tag with `rocm` does not prove it",
+        ],
+        ask: &["pip list | grep -iE 'torch|nvidia|rocm'"],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+        ..BASE
+    },
+    Entry {
+        id: "triton-helper-failed",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Failed to compile\. cc_cmd",
+            r"(?i)\b(?:__triton_launcher|hip_utils|cuda_utils)\.c(?::\d+)+:? (?:fatal )?error",
+            r"(?i)Command '\[.{1,400}(?:hip_utils|cuda_utils|__triton_launcher)\S*.{0,800}returned non-zero exit status",
+            r"(?i)Triton test failed: Command '\[",
+        ],
+        covers: &[
+            "torch-compile-failed",
+            "triton-no-compiler",
+            "launcher-reports",
+            "flash-attention-for-cuda",
+        ],
+        cause: "Triton compiles a small helper in C when it starts (hip_utils, __triton_launcher), and the compiler or linker that it took failed: its bundled tcc cannot read ROCm's headers, clang finds no C headers of its own, or Python's headers or import library (python3xx.lib, in the folder `libs`) are not there. Programs that only try Triton go on without it.",
+        fix: &[
+            "Windows: Build Tools for Visual Studio with the C++ workload (MSVC and the Windows SDK); start from its `x64 Native Tools` prompt, or name the compiler in the variable CC",
+            "Windows: exit status 1104 is a file that the linker cannot open: copy the folders `libs` and `Include` of the Python installation into the environment",
+            "Linux, WSL: sudo apt install gcc python3-dev (of the Python version that runs)",
+            "an older or newer triton-windows, or run without Triton: TORCHDYNAMO_DISABLE=1, another attention",
+        ],
+        ask: &[
+            "the first line with `error:` above",
+            "Windows: where cl clang; echo %CC%",
+            "pip list | grep -iE 'triton|torch'",
+        ],
+        source: "https://github.com/triton-lang/triton-windows/issues/31",
+        ..BASE
+    },
+    Entry {
+        id: "triton-compiler-not-found",
+        confidence: Medium,
+        patterns: &[r"(?i)Triton is using the compiler '"],
+        also: &[r"\[WinError 2\]|FileNotFoundError|No such file or directory"],
+        covers: &["triton-helper-failed"],
+        cause: "Triton compiles a small helper in C and cannot start the compiler: the variable CC names a file that does not exist (the line names it), or no compiler is installed.",
+        fix: &[
+            "Windows: Build Tools for Visual Studio with the C++ workload; set CC to the path of cl.exe or clang.exe, or remove the variable",
+            "Linux, WSL: sudo apt install gcc, and unset CC",
+        ],
+        ask: &[
+            "Windows: echo %CC%",
+            "Linux, WSL: echo $CC; which gcc clang",
+        ],
+        source: "https://github.com/patientx/ComfyUI-Zluda/issues/316",
+        ..BASE
+    },
+    Entry {
+        id: "extension-for-other-torch",
+        confidence: Medium,
+        patterns: &[
+            r"error: no member named '\w+' in namespace '(?:at|c10|torch)(?:::\w+)*'",
+            r"error: no (?:type|template) named '\w+' in namespace '(?:at|c10|torch)(?:::\w+)*'",
+            r"error: .?\w+.? is not a member of .?(?:at|c10|torch)(?:::\w+)*\b",
+            r"error: .?class (?:at|c10|torch)::\w+.? has no member",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "The sources of the extension call a function of torch (PyTorch) that this torch does not have under that name: extension and torch are of different ages, or its translation from CUDA to HIP (hipify) does not fit this version of torch.",
+        fix: &[
+            "a newer version of the extension, or the one that was made for this torch; delete its build folder and the translated files (*.hip, *_hip.*) first",
+            "or an older torch for which the extension is known to build",
+        ],
+        ask: &["pip list | grep -iE 'torch|rocm'"],
+        source: "https://github.com/Dao-AILab/flash-attention/issues/707",
+        ..BASE
+    },
+    Entry {
+        id: "unsloth-no-gpu",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unsloth\S{0,2} (?:currently )?only (?:works on|supports) (?:NVIDIA )?GPUs",
+            r"(?i)Unsloth: No NVIDIA GPU found",
+            r"(?i)Unsloth: Your (?:device|GPU) is not supported",
+        ],
+        covers: &["torch-cpu-only"],
+        cause: "This Unsloth found no GPU that it knows: torch sees none (it is the build for the CPU or for CUDA, not a ROCm build), or this version of Unsloth is older than its support for AMD.",
+        fix: &[
+            "python -c \"import torch; print(torch.version.hip, torch.cuda.is_available())\" must print a version and True; else install torch from its ROCm index:",
+            "{install}",
+            "pip install -U unsloth unsloth_zoo (the extra unsloth[amd]), without letting it replace torch (--no-deps)",
+        ],
+        ask: &["pip list | grep -iE 'unsloth|torch'"],
+        source: "https://github.com/unslothai/unsloth/pull/3279",
+        ..BASE
+    },
+    Entry {
+        id: "terminal-closed",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)SignalException: Process \d+ got signal: 1\b",
+            r"\bSIGHUP\b",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The launcher was told that its terminal closed (SIGHUP): the session ended (an SSH connection, a window), and with it the training. GPU and program are fine.",
+        fix: &[
+            "run it where it outlives the session: tmux, screen, or systemd-run --user; nohup does not suffice for torchrun",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+];
