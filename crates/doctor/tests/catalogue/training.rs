@@ -119,4 +119,32 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "graph-capture",
         "RuntimeError: CUDA error: operation not permitted when stream is capturing",
     ),
+    (
+        "duplicate-gpu",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",
+    ),
+    (
+        "runs-on-cpu",
+        "[InvokeAI]::INFO --> Using torch device: CPU",
+    ),
+    (
+        "runs-on-cpu",
+        "16:22:11-123456 INFO     Torch: device=\"cpu\"",
+    ),
+    (
+        "cuda-error-other",
+        "AMD arch: gfx1100\nRuntimeError: CUDA error: invalid device pointer",
+    ),
+    (
+        "aiter-unsupported",
+        "ImportError: [aiter] build [module_mha_fwd] failed",
+    ),
+    (
+        "shapes-differ",
+        "RuntimeError: The expanded size of the tensor (768) must match the existing size (1024) at non-singleton dimension 1.",
+    ),
+    (
+        "pip-other-platform",
+        "error: Distribution `torch==2.4.1+rocm6.1` can't be installed because it doesn't have a source distribution or wheel for the current platform",
+    ),
 ];

@@ -280,6 +280,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)with CUDA capability sm_\d+ is not compatible|not compatible with the current PyTorch installation",
+            r"(?i)nvrtc: error: invalid value for --gpu-architecture",
         ],
         cause: "This torch has no code for the GPU it found: another build, or one for NVIDIA's cards.",
         fix: &["{install}"],

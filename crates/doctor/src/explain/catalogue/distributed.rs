@@ -128,6 +128,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "duplicate-gpu",
+        patterns: &[r"(?i)Duplicate GPU detected ?: rank \d+ and rank \d+"],
+        covers: &["rccl-error", "launcher-reports"],
+        cause: "Two processes of the run use the same GPU: more processes were started than there are GPUs, or the program gives all of them one device (`cuda:0`, a default device, HIP_VISIBLE_DEVICES with a single number).",
+        fix: &[
+            "as many processes as GPUs at most: torchrun --nproc_per_node, accelerate's num_processes; python -c \"import torch; print(torch.cuda.device_count())\" counts them",
+            "in the program: torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before the first use, and no fixed device",
+            "Ray: a newer version, which passes HIP_VISIBLE_DEVICES on for each worker",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+    Entry {
         id: "device-number",
         confidence: Medium,
         patterns: &[

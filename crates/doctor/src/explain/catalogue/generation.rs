@@ -152,4 +152,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://huggingface.co/docs/transformers/main/en/installation",
         ..BASE
     },
+    Entry {
+        id: "runs-on-cpu",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)\b(?:torch device|GPU device|train device|Torch: device|Device)\W{0,2} ?[=:] ?\W?cpu\W*$",
+            r"(?i)Torch: device=\W?cpu\b",
+        ],
+        cause: "The program computes on the CPU. Unless it was told to, torch sees no GPU: it is the build for the CPU or for CUDA and not a ROCm build, or the GPU is hidden or may not be opened.",
+        fix: &[
+            "python -c \"import torch; print(torch.__version__, torch.version.hip)\": None means the wrong build; install the ROCm build in the environment of the program:",
+            "{install}",
+            "with the right build: `surefoot doctor` tells what hides the GPU",
+            "a setting of the program (--cpu, a device that was chosen there)",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip, torch.cuda.is_available())'",
+        ],
+        source: "https://github.com/CS1o/Stable-Diffusion-Info/issues/57",
+        ..BASE
+    },
 ];

@@ -355,6 +355,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "aiter-unsupported",
         patterns: &[
             r"(?i)No module named '?aiter'?",
+            r"(?i)\[aiter\].{0,40}(?:build|compile).{0,80}fail|No module named 'aiter\.jit\.",
             r"(?i)Unknown GPU architecture: gfx\w+\. Supported architectures: \['native'",
             r"(?i)aiter.{0,80}(?:not supported|unsupported|only supports|Unknown GPU architecture)",
             r"(?i)(?:Unsupported|unknown) (?:gpu )?arch\w*.{0,40}aiter|aiter.*(?:get_gfx|get_cu_num).*(?:Error|fail)",

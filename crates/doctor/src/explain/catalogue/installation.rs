@@ -281,6 +281,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)mat1 and mat2 shapes cannot be multiplied",
+            r"(?i)The expanded size of the tensor \(\d+\) must match the existing size",
+            r"(?i)Sizes of tensors must match except in dimension \d",
             r"(?i)The size of tensor a \(\d+\) must match the size of tensor b",
             r"(?i)Given groups=\d+, weight of size \[[\d, ]+\], expected input",
             r"(?i)size mismatch for \S+: copying a param",
@@ -308,6 +310,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Error\(s\) in loading state_dict for \w+",
             r"(?i)Boolean value of Tensor with more than one value is ambiguous",
             r"(?i)Attempting to unscale FP16 gradients",
+            r"(?i)Target modules .{1,200} not found in the base model",
             r"(?i)Weights only load failed|WeightsUnpickler error",
             r"(?i)num_samples should be a positive integer value|No (?:data|images?) found\W|has no images",
         ],

@@ -121,6 +121,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)unspecified launch failure|the function failed to launch on the GPU",
+            r"(?i)(?:HIP|CUDA) error: the launch timed out and was terminated",
             r"hipErrorLaunchFailure",
         ],
         cause: "A kernel crashed or the GPU hung, and the driver reset it: from here on the context is lost. Seen when memory was exhausted in a video VAE on Windows, with kernels that MIOpen tries out on a new GPU, and with ROCm builds, drivers or firmware that are too old for the card.",

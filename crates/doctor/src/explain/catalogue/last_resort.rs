@@ -30,6 +30,25 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "cuda-error-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[r"(?i)\bCUDA error: \w"],
+        also: &[r"(?i)\brocm|radeon|\bgfx\d|\bhip\w*\b|zluda|instinct"],
+        cause: "The GPU runtime reported an error that says little by itself (ROCm builds of torch print `CUDA error`, too). Most often driver, ROCm and the program are of different ages, this build has no code for {gpu}, or the GPU crashed before.",
+        fix: &[
+            "the first error of the log is the cause, where there is one before this",
+            "driver and ROCm build of torch of one age; one GPU visible (HIP_VISIBLE_DEVICES=<index>)",
+            "AMD_SERIALIZE_KERNEL=3 (`surefoot run --debug -- …` sets it) names the call",
+        ],
+        ask: &[
+            "AMD_LOG_LEVEL=3 <your program> 2>&1 | tail -n 50",
+            "pip list | grep -iE 'torch|rocm'",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+        ..BASE
+    },
+    Entry {
         id: "hsa-error-other",
         last_resort: true,
         confidence: Low,

@@ -143,7 +143,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"^\[\d+\] +[-+]? *\d* *(?:Killed|killed)\b",
             r"^\w+: killed\b",
             r"^make(?:\[\d+\])?: \*\*\* .*\bError 137\b",
-            r"(?i)\b(?:died with|terminated by) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
+            r"(?i)\b(?:died with|terminated by|exited with signal:?) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
         ],
         scope: NotWindows,
         cause: "The process was ended from outside (SIGKILL), which on Linux nearly always is the kernel that ran out of RAM, or the memory limit of a container. On an APU, GPU memory is RAM and counts.",

@@ -85,6 +85,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "pip-other-platform",
         patterns: &[
             r"(?i)has no wheels with a matching (?:platform|Python|ABI) (?:version )?tag",
+            r"(?i)can't be installed because it doesn't have a source distribution or wheel for the current platform",
             r"(?i)hint: .*Wheels are available for .* on the following platform",
             r"(?i)\S*(?:torch|rocm|triton)\S*\.whl is not a supported wheel on this platform",
         ],
@@ -102,7 +103,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "pip-no-version",
         patterns: &[
             r"(?i)Could not find a version that satisfies the requirement (?:torch|torchvision|torchaudio|pytorch|triton|rocm|tensorflow|jax|vllm|bitsandbytes|xformers|flash)",
-            r"(?i)No matching distribution found for (?:torch|torchvision|torchaudio|pytorch|triton|rocm|tensorflow|jax)",
+            r"(?i)No matching distribution found for (?:torch|torchvision|torchaudio|pytorch|triton|rocm|tensorflow|jax|vllm|bitsandbytes|xformers|flash)",
             r"(?i)Because there (?:is|are) no versions? of (?:torch|rocm|triton|pytorch)\S*",
         ],
         cause: "That index has no such version, or none for this Python version and platform: a Python newer than the wheels, a nightly that was deleted, or a package that is in PyTorch's or AMD's index and not in PyPI.",
