@@ -147,4 +147,8 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "pip-other-platform",
         "error: Distribution `torch==2.4.1+rocm6.1` can't be installed because it doesn't have a source distribution or wheel for the current platform",
     ),
+    (
+        "ray-visible-devices",
+        "RuntimeError: Please use HIP_VISIBLE_DEVICES instead of ROCR_VISIBLE_DEVICES",
+    ),
 ];

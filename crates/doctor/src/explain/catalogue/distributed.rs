@@ -141,6 +141,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "ray-visible-devices",
+        patterns: &[r"(?i)use HIP_VISIBLE_DEVICES instead of ROCR_VISIBLE_DEVICES"],
+        cause: "Ray assigns GPUs to its workers through HIP_VISIBLE_DEVICES, and stops where ROCR_VISIBLE_DEVICES is set, in some versions even if both are.",
+        fix: &[
+            "unset ROCR_VISIBLE_DEVICES (look into ~/.bashrc and the container), and choose the GPUs with HIP_VISIBLE_DEVICES",
+            "a newer Ray, which accepts both",
+        ],
+        ask: &["Linux, WSL: env | grep VISIBLE_DEVICES"],
+        source: "https://github.com/ray-project/ray/issues/53737",
+        ..BASE
+    },
+    Entry {
         id: "device-number",
         confidence: Medium,
         patterns: &[
