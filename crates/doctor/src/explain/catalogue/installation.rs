@@ -310,7 +310,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Error\(s\) in loading state_dict for \w+",
             r"(?i)Boolean value of Tensor with more than one value is ambiguous",
             r"(?i)Attempting to unscale FP16 gradients",
-            r"(?i)Target modules .{1,200} not found in the base model",
+            r"(?i)Target modules .* not found in the base model",
             r"(?i)Weights only load failed|WeightsUnpickler error",
             r"(?i)num_samples should be a positive integer value|No (?:data|images?) found\W|has no images",
         ],

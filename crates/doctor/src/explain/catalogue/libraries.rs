@@ -183,7 +183,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hipblaslt-library-missing",
         patterns: &[
             r"(?i)\br?ocblaslt (?:error|warning): (?:Cannot read|Could not load|No paths matched)",
-            r"(?i)hipblaslt[\\/]+library\b.{0,160}(?:No such file|not found|No error|cannot)",
+            r"(?i)hipblaslt[\\/]+library\b.*(?:No such file|not found|No error|cannot)",
             r"(?i)hipModuleLoad failed: \S*Kernels\.so-\d+-gfx",
         ],
         unless: &[r"(?i)hipBlasLT failed, falling back to tensile"],
