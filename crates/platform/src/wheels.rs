@@ -2,10 +2,19 @@
 
 use crate::Gfx;
 
-/// The architectures of PyTorch's own wheels, by the local part of their version. Source: uv,
-/// `crates/uv-torch/src/backend.rs` (`LINUX_AMD_GPU_DRIVERS`). No upstream wheel has ever included gfx1031 to
-/// gfx1036.
+/// The architectures of PyTorch's own wheels, by the local part of their version. Sources: uv,
+/// `crates/uv-torch/src/backend.rs` (`LINUX_AMD_GPU_DRIVERS`); before 6.0 the build scripts of PyTorch
+/// (`manywheel/build_docker.sh`). No upstream wheel has ever included gfx1031 to gfx1036.
 const UPSTREAM: &[(&str, &[&str])] = &[
+    ("5.3", &["gfx900", "gfx906", "gfx908", "gfx90a", "gfx1030"]),
+    (
+        "5.4.2",
+        &["gfx900", "gfx906", "gfx908", "gfx90a", "gfx1030"],
+    ),
+    (
+        "5.7",
+        &["gfx900", "gfx906", "gfx908", "gfx90a", "gfx1030", "gfx1100"],
+    ),
     ("6.0", OLDEST),
     (
         "6.1",

@@ -123,7 +123,8 @@ impl GpuMention {
     pub(super) fn named(mut self, name: &str) -> Self {
         let name = bare(name);
         self.gpu.gfx = self.gpu.gfx.or_else(|| names::architecture_of(name));
-        self.reported = self.reported.or(Gfx::find_all(name).first().copied());
+        let gfx = || Gfx::find_all(&name.to_ascii_lowercase()).first().copied();
+        self.reported = self.reported.or_else(gfx);
         if self.gpu.device_id.is_none() {
             self.gpu.device_id = id_in(name);
         }
@@ -201,7 +202,8 @@ fn id_in(name: &str) -> Option<DeviceId> {
         .split_once("1002:")
         .map(|(_, rest)| rest)
         .or_else(|| name.split_once("(0x").map(|(_, rest)| rest))
-        .or_else(|| name.strip_prefix("Device "))?;
+        .or_else(|| name.strip_prefix("Device "))
+        .or_else(|| name.strip_prefix("0x"))?;
     let id = u16::from_str_radix(digits.get(..4)?, 16)
         .ok()
         .map(DeviceId)?;
@@ -390,9 +392,12 @@ fn join(list: &mut Vec<GpuMention>, one: GpuMention) {
         .find(|other| match (other.index, one.index) {
             (Some(a), Some(b)) => a == b,
             (None, None) => {
+                // A tool may give the name and the architecture in different places.
+                let (a, b) = (&other.gpu.product, &one.gpu.product);
+                let is_named_once = one.tool == "lines" && (a.is_none() || b.is_none());
                 other.gpu.pci == one.gpu.pci
                     && other.gpu.gfx == one.gpu.gfx
-                    && other.gpu.product == one.gpu.product
+                    && (a == b || is_named_once && one.gpu.gfx.is_some())
             }
             // Once with its number, once without.
             _ => other.gpu.gfx.is_some() && other.gpu.gfx == one.gpu.gfx,

@@ -2,6 +2,7 @@
 //! is built on it, ollama, ComfyUI, Forge, SD.Next, torch itself.
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
+use super::{code_lists, kubernetes};
 use crate::names;
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
@@ -51,6 +52,28 @@ const LINES: &[(&str, &str)] = &[
         r"(?i)\bGPU (?:dev(?:ice)? )?(?P<i>\d+):\s*(?P<g>gfx[0-9a-f]{3,5}) \((?P<f>[\d.]+ [GM]i?B)",
     ),
     ("arch", r"(?i)sees (?:the )?GPU as (?P<g>gfx[0-9a-f]{3,5})"),
+    // Unsloth: the banner of a training, and what its installer and Studio say.
+    (
+        "unsloth",
+        r"^\W{0,6}\\\\ +/\| +(?:GPU: )?(?P<n>[^|=]{2,80}?)\. (?:Num GPUs = \d+\. )?Max memory: (?P<f>[\d.]+ GB)\b",
+    ),
+    (
+        "unsloth",
+        r"(?i)\bHardware detected: \w+(?: \([^)]*\))? -- (?P<n>.{2,80}?)\s*$",
+    ),
+    (
+        "arch",
+        r"\bgpu\s+AMD ROCm \((?P<g>gfx[0-9a-f]{3,5})\)|(?i:arch inferred from GPU name: )(?P<h>gfx[0-9a-f]{3,5})",
+    ),
+    (
+        "detected",
+        r"(?i)^\s*Detected: (?P<n>(?:AMD|Radeon)[^,;|]{3,60}?)\s*$",
+    ),
+    // chrome://gpu.
+    (
+        "chrome",
+        r"VENDOR= ?0x1002\b.{0,40}?\bDEVICE= ?(?P<d>0x[0-9a-f]{4})\b",
+    ),
     (
         "torch",
         r"_CudaDeviceProperties\((?:name='(?P<n>[^']*)')?(?:.*?gcnArchName='(?P<g>gfx[0-9a-f]+))?(?:.*?total_memory=(?P<t>\d+ ?MB))?",
@@ -148,6 +171,8 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         if line.contains("level=") || line.contains("msg=") {
             seen.extend(from_ollama(line, machine));
         }
+        seen.extend(code_lists::mentions(line));
+        seen.extend(kubernetes::mentions(line));
         let word = line.trim();
         if word.starts_with("gfx") && word.len() < 8 {
             // `gfx000` is the CPU, and cannot be read.
@@ -161,8 +186,28 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         }
     }
     seen.retain(GpuMention::says_something);
+    if seen.is_empty() {
+        seen = nameless(text);
+    }
     comfy_memory(text, &mut seen);
     seen
+}
+
+/// `found 8 ROCm devices:` over `Device 0: , compute capability 9.0`: that many GPUs, of which nothing is known.
+fn nameless(text: &str) -> Vec<GpuMention> {
+    let count = text.lines().find_map(|line| {
+        let (_, rest) = line.split_once("found ")?;
+        let (count, _) = rest.split_once(" ROCm devices")?;
+        count.parse::<u32>().ok()
+    });
+    let is_listed = text.contains("Device 0: , compute capability");
+    (0..count.filter(|_| is_listed).unwrap_or(0).min(16))
+        .map(|index| {
+            let mut one = GpuMention::new("ggml", Some(index));
+            one.gpu.product = Some("ROCm device".to_owned());
+            one
+        })
+        .collect()
 }
 
 /// What cards are sold as, with their family; and the short names, which are looked for where no
@@ -215,15 +260,17 @@ fn mention<'a>(
             }
             return None;
         }
-        if !is_amd_graphics(name) && group("g").is_none() {
+        let named = one.clone().named(name);
+        if !is_amd_graphics(name) && group("g").is_none() && named.gpu.device_id.is_none() {
             return None;
         }
-        one = one.named(name);
+        one = named;
     }
     // The files of the firmware have the version of the graphics core in their names.
     let version = group("v").and_then(of_graphics_core);
     one = one.reporting(
         group("g")
+            .or_else(|| group("h"))
             .and_then(|name| name.parse::<Gfx>().ok())
             .or(version)
             .or_else(|| Gfx::from_override(&group("m")?.replace('/', "."))),
@@ -258,6 +305,9 @@ fn is_build_target(line: &str) -> bool {
     .iter()
     .any(|words| lower.contains(words));
     let is_of_cmake = lower.trim_start().starts_with("-- ") && lower.contains("target");
+    if code_lists::is_code_list(line) && !lower.contains("unsupported gpu") {
+        return true;
+    }
     is_refused || is_of_cmake || Gfx::find_all(&lower).len() > 1 && lower.contains(";gfx")
 }
 

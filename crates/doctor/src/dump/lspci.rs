@@ -31,7 +31,10 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             if let Some((_, known, _)) = open.and_then(|at| found.get_mut(at)) {
                 *known = Some(driver.trim().to_owned());
             }
-        } else if !line.starts_with(char::is_whitespace) {
+        } else if line
+            .split_once(' ')
+            .is_some_and(|(address, _)| PciAddress::parse(address).is_some())
+        {
             // The next device of the bus.
             open = None;
         }
@@ -43,13 +46,12 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         amd: found.len(),
         others: Vec::new(),
     });
-    let knows_drivers = text.contains("Kernel driver in use:");
     let mut usable = Vec::new();
     for (gpu, driver, is_whole) in found {
         let reason = match driver.as_deref() {
             Some("amdgpu") => None,
             Some(other) => Some(UnusableReason::OtherDriver(other.to_owned())),
-            None => (knows_drivers && is_whole).then_some(UnusableReason::NoDriver(None)),
+            None => is_whole.then(|| UnusableReason::NoDriver(kept_away(text, gpu.device_id))),
         };
         match reason {
             None => usable.push(gpu),
@@ -62,6 +64,29 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         }
     }
     usable
+}
+
+/// What else in the text keeps `amdgpu` from a card: a rule that reserves it for virtual machines, or a
+/// blacklist.
+fn kept_away(text: &str, id: Option<DeviceId>) -> Option<String> {
+    let reserves = id.map(|DeviceId(id)| format!("1002:{id:04x}"));
+    let is_reserved = |line: &&str| {
+        let has_id = reserves.as_ref().is_some_and(|id| line.contains(id));
+        has_id && (line.contains("vfio-pci.ids=") || line.contains("options vfio-pci"))
+    };
+    let is_blacklisted = |line: &&str| {
+        line.trim_start().starts_with("blacklist amdgpu")
+            || line.contains("modprobe.blacklist=amdgpu")
+            || line.contains("module_blacklist=amdgpu")
+    };
+    let line = text
+        .lines()
+        .find(|line| is_reserved(line) || is_blacklisted(line))?;
+    let rule = line
+        .split_whitespace()
+        .find(|word| word.contains("vfio-pci.ids=") || word.contains("blacklist="))
+        .unwrap_or(line.trim());
+    Some(rule.to_owned())
 }
 
 fn gpu(line: &str) -> Option<Gpu> {
@@ -123,6 +148,28 @@ mod tests {
         assert_eq!(
             gpus(&format!("{line}{line}"), &mut Machine::default()).len(),
             1
+        );
+    }
+
+    #[test]
+    fn what_is_left_out_of_a_listing_does_not_end_a_device() {
+        let text = "44:00.0 Display controller [0380]: Advanced Micro Devices, Inc. [AMD/ATI] Vega 20 [Radeon Instinct MI50] [1002:66a1] (rev 02)\n..\n\n        Kernel driver in use: vfio-pci\n";
+        let mut machine = Machine::default();
+        assert!(gpus(text, &mut machine).is_empty());
+        assert_eq!(
+            machine.unseen[0].reason,
+            UnusableReason::OtherDriver("vfio-pci".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_rule_that_reserves_a_card_is_the_reason_why_it_has_no_driver() {
+        let text = "quiet amd_iommu=on vfio-pci.ids=1002:699f,1002:aae0\n01:00.0 VGA compatible controller [0300]: Advanced Micro Devices, Inc. [AMD/ATI] Lexa PRO [Radeon RX 550] [1002:699f] (rev c7)\n\tKernel modules: amdgpu\n";
+        let mut machine = Machine::default();
+        assert!(gpus(text, &mut machine).is_empty());
+        assert_eq!(
+            machine.unseen[0].reason,
+            UnusableReason::NoDriver(Some("vfio-pci.ids=1002:699f,1002:aae0".to_owned()))
         );
     }
 }

@@ -172,7 +172,12 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
     if let [gpu] = machine.gpus.as_mut_slice() {
         gpu.mes_firmware = gpu.mes_firmware.or(mes);
     }
+    let mut asked = None;
     for line in text.lines() {
+        if let Some((quantity, number)) = answer(line, asked) {
+            take(quantity, number, machine);
+        }
+        asked = question(line).or(asked.filter(|_| line.trim().is_empty()));
         from_free(line, &mut machine.memory);
         if let Some(pattern) = &*GTTSIZE {
             for parameter in pattern.captures_iter(line).filter_map(|found| found.get(1)) {
@@ -206,6 +211,37 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
             .or_else(|| named_gfx(text))
             .or_else(|| gpu.device_id.and_then(|id| id.gfx()));
     }
+}
+
+/// A command whose output is one number, on the next line: `cat …/mem_info_vram_total`, or
+/// `rocminfo | grep -A3 Pool | grep Size`.
+fn question(line: &str) -> Option<Quantity> {
+    let line = line.trim_end();
+    if line.ends_with("mem_info_vram_total") {
+        Some(Quantity::Vram)
+    } else if line.ends_with("mem_info_gtt_total") {
+        Some(Quantity::Gtt)
+    } else if line.contains("rocminfo") && line.contains("Pool") && line.contains("Size") {
+        Some(Quantity::Pool)
+    } else {
+        None
+    }
+}
+
+/// The number that answers it; a remark may follow.
+fn answer(line: &str, asked: Option<Quantity>) -> Option<(Quantity, Bytes)> {
+    let quantity = asked?;
+    let line = line.trim();
+    let (number, unit) = match quantity {
+        Quantity::Pool => (line.strip_prefix("Size:")?.trim(), "KiB"),
+        _ => (line, "B"),
+    };
+    let end = number.find(|c: char| !c.is_ascii_digit());
+    let digits = &number[..end.unwrap_or(number.len())];
+    let is_whole = number[digits.len()..].starts_with(['(', ' ', '#']) || end.is_none();
+    let size = Bytes::parse_tool_output(&format!("{digits} {unit}"));
+    size.filter(|_| is_whole && !digits.is_empty())
+        .map(|size| (quantity, size))
 }
 
 /// A line of `free`: `Mem:            30Gi       5.1Gi …      25Gi`, or `Swap:  0B  0B  0B`.
@@ -322,6 +358,30 @@ mod tests {
     fn every_pattern_compiles() {
         assert_eq!(PATTERNS.len(), 25);
         assert!(GTTSIZE.is_some() && KERNEL.is_some());
+    }
+
+    #[test]
+    fn a_number_below_the_command_that_prints_it_is_read() {
+        for (asked, line, bytes) in [
+            (
+                "$ cat /sys/class/drm/card*/device/mem_info_vram_total",
+                "103079215104  # 96GB in bytes",
+                103_079_215_104,
+            ),
+            (
+                "$ rocminfo | grep -A3 \"Pool\" | grep Size",
+                "Size:    16651264(0x3e2000) KB",
+                16_651_264 << 10,
+            ),
+        ] {
+            let found = answer(line, question(asked));
+            assert_eq!(
+                found.map(|(_, number)| number),
+                Some(Bytes(bytes)),
+                "{line}"
+            );
+        }
+        assert!(answer("103 GB", question("free -h")).is_none());
     }
 
     #[test]

@@ -7,11 +7,13 @@
 
 mod amd_smi;
 mod bounded;
+mod code_lists;
 mod csv;
 mod fragments;
 mod gpu_mention;
 mod hipinfo;
 mod kernel_log;
+mod kubernetes;
 mod layout;
 mod listing;
 mod lspci;
@@ -23,6 +25,7 @@ mod remarks;
 mod rocm_smi;
 mod rocminfo;
 mod several;
+mod startup;
 mod sysfs;
 
 pub use bounded::read_text;
@@ -204,12 +207,30 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             let known = known.map(|(index, gpu)| gpu_mention::GpuMention::of(index, gpu));
             gpu_mention::merged(known.chain(seen).collect(), &mut machine)
         };
+        if is_empty {
+            drop_unseen(&mut machine);
+        }
         if is_empty && !machine.gpus.is_empty() {
             machine.read_from = ReadFrom::Listing;
         }
         return Some(machine);
     }
     None
+}
+
+/// A line that only names a GPU does not make one usable that a driver's listing shows to be out of reach.
+fn drop_unseen(machine: &mut Machine) {
+    let unseen = &machine.unseen;
+    let is_same = |gpu: &Gpu, other: &platform::machine::UnusableGpu| {
+        let gfx = gpu.gfx.or_else(|| gpu.device_id?.gfx());
+        match (gpu.pci, other.pci) {
+            (Some(a), Some(b)) => a == b,
+            _ => gfx.is_some() && gfx == other.device_id.and_then(DeviceId::gfx),
+        }
+    };
+    machine
+        .gpus
+        .retain(|gpu| !unseen.iter().any(|other| is_same(gpu, other)));
 }
 
 /// The machine according to GPUs that programs mention.

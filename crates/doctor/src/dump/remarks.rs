@@ -1,7 +1,7 @@
 //! Facts about a posted text and its program: that it is truncated, that ZLUDA or
 //! DirectML replaces ROCm, which packages and which ROCm are installed.
 
-use super::fragments;
+use super::{code_lists, fragments, startup};
 use crate::names;
 use platform::Bytes;
 use platform::machine::{InsteadOfRocm, Machine, System};
@@ -55,12 +55,21 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
     })
 });
 
+/// Words of the NPU's driver and of its tools.
+const NPU_SIGNS: [&str; 5] = [
+    "RyzenAI-npu",
+    "NPU Firmware Version",
+    "amdxdna",
+    "xrt-smi",
+    "AMD XDNA",
+];
+
 /// Fills in facts from the whole text, once the GPUs have been read.
 pub(super) fn read(text: &str, machine: &mut Machine) {
     let Some(patterns) = &*PATTERNS else { return };
     let lower = text.to_ascii_lowercase();
     let posted = &mut machine.posted;
-    if lower.contains("zluda") {
+    if lower.contains("zluda") && startup::runs_on_zluda(text) {
         posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
     } else if lower.contains("directml") || lower.contains("privateuseone") {
         posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
@@ -71,9 +80,11 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     }
     posted.has_npu = text.lines().any(|line| {
         let line = line.trim();
-        line.starts_with("Name:") && line.ends_with("aie2")
+        line.starts_with("Name:") && (line.ends_with("aie2") || line.ends_with("aie2p"))
             || line.starts_with("Uuid:") && line.contains("AIE-")
-    });
+    }) || NPU_SIGNS.iter().any(|sign| text.contains(sign));
+    posted.on_cpu = startup::on_cpu(text);
+    posted.code_list = code_lists::compiled(text);
     if posted.cpu_only.is_none() && patterns.no_gpu.is_match(text) {
         posted.cpu_only = Some("The program".to_owned());
     }
@@ -102,7 +113,9 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .filter_map(|found| found.get(1).or(found.get(2)))
         .map(|answer| answer.as_str().eq_ignore_ascii_case("true"))
         .peekable();
-    posted.torch_sees_none = answers.peek().is_some() && !answers.any(|sees| sees);
+    let is_answered = answers.peek().is_some();
+    let sees_one = answers.any(|sees| sees);
+    posted.torch_sees_none = !sees_one && (is_answered || startup::torch_sees_none(text));
     posted.lacks_group = lacking_group(text);
     posted.processor = processor(text, patterns);
     posted.is_nameless = !machine.gpus.is_empty()

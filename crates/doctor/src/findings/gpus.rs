@@ -63,15 +63,7 @@ fn absence(machine: &Machine) -> Absence {
         }
     };
     match (&machine.pci_bus, &machine.container) {
-        _ if machine.system == System::Wsl => Absence {
-            seen: "The output lists only CPUs.".to_owned(),
-            why: "ROCm reaches the GPU of Windows through librocdxg and /dev/dxg: one of them is missing, or the driver on Windows does not offer the GPU to WSL.",
-            fix: steps(&[
-                "ls /dev/dxg  # missing: `wsl --update` in PowerShell, then `wsl --shutdown`",
-                "export HSA_ENABLE_DXG_DETECTION=1",
-                "# install the newest Adrenalin driver on Windows, and a ROCm for WSL with librocdxg",
-            ]),
-        },
+        _ if machine.system == System::Wsl => absence_in_wsl(machine),
         _ if machine.windows.is_some() => absence_on_windows(machine),
         _ if machine.system == System::Windows => Absence {
             seen: "The output lists no GPU that HIP can use.".to_owned(),
@@ -134,6 +126,38 @@ fn absence(machine: &Machine) -> Absence {
     }
 }
 
+/// The same under WSL, where three generations of ROCm reach the GPU in different ways.
+fn absence_in_wsl(machine: &Machine) -> Absence {
+    let version = machine.posted.rocm.as_deref().and_then(|version| {
+        let mut parts = version.split('.').map(str::parse::<u32>);
+        Some((parts.next()?.ok()?, parts.next()?.ok()?))
+    });
+    let is_set = machine.variable("HSA_ENABLE_DXG_DETECTION") == Some("1");
+    let mut fix = vec![
+        "ls -l /dev/dxg  # missing: `wsl --update` in PowerShell, then `wsl --shutdown`".to_owned(),
+        "# Windows: the Adrenalin driver that AMD's table names for this version of ROCm for WSL, and a card that the table lists (RX 7000 and newer, Ryzen AI)".to_owned(),
+    ];
+    let has_own_runtime = version.is_none_or(|version| version < (7, 13));
+    let has_librocdxg = version.is_none_or(|version| version >= (7, 1));
+    if has_own_runtime {
+        fix.push("# Radeon software for WSL with ROCm: amdgpu-install -y --usecase=wsl,rocm --no-dkms; no packages of the distribution".to_owned());
+    }
+    if has_librocdxg {
+        fix.push("# newer releases: librocdxg beside the libraries of ROCm".to_owned());
+        if has_own_runtime && !is_set {
+            fix.push(
+                "export HSA_ENABLE_DXG_DETECTION=1  # with librocdxg and a ROCm before 7.13"
+                    .to_owned(),
+            );
+        }
+    }
+    Absence {
+        seen: "The output lists only CPUs.".to_owned(),
+        why: "Under WSL ROCm reaches the GPU through the driver of Windows and /dev/dxg: ROCm is not the one for WSL (its own runtime, or librocdxg), or this version of it or the driver on Windows does not support the card there.",
+        fix,
+    }
+}
+
 /// The same if the registry and HIP were read.
 fn absence_on_windows(machine: &Machine) -> Absence {
     let windows = machine.windows.clone().unwrap_or_default();
@@ -182,7 +206,11 @@ fn absence_on_windows(machine: &Machine) -> Absence {
 
 fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
     for gpu in &machine.unseen {
-        let name = gpu.product.clone().unwrap_or_else(|| "A GPU".to_owned());
+        let gfx = gpu.device_id.and_then(|id| id.gfx());
+        let mut name = gpu.product.clone().unwrap_or_else(|| "A GPU".to_owned());
+        if let Some(gfx) = gfx {
+            name = format!("{name}, {gfx},");
+        }
         let place = gpu.pci.map(|pci| format!(" at {pci}")).unwrap_or_default();
         let device = gpu
             .pci
@@ -205,10 +233,12 @@ fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
             UnusableReason::OtherDriver(driver) => (
                 "gpu-with-other-driver",
                 format!("It is bound to `{driver}`."),
-                "A GPU that is given to a virtual machine, or run by another driver, is not there for HIP.",
+                "A GPU that is given to a virtual machine (vfio-pci), or run by another driver, is not there for HIP on this system.",
                 vec![
                     format!("lspci -nnk -s {device}"),
-                    format!("# remove the rule that binds {driver}, then restart"),
+                    format!(
+                        "# to use it here and not in a virtual machine: remove the rule that binds {driver} (vfio-pci.ids= or modprobe.d), rebuild the initramfs, restart"
+                    ),
                 ],
             ),
             UnusableReason::NotInKfd => (

@@ -28,6 +28,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         if gpu.is_apu() {
             headroom(machine, gpu, found);
             carve_out(machine, gpu, found);
+            pool_below_carve_out(machine, gpu, found);
             large_carve_out(machine, gpu, found);
             smi(machine, gpu, found);
         }
@@ -401,6 +402,33 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
             .why("Checkpoints are read through RAM and pinned buffers live there; hipStreamCreate was seen to fail with out-of-memory in this state. Programs that read TTM see half of what is left, those that read VRAM the carve-out.")
             .fix(["# BIOS: UMA frame buffer to its minimum (512 MB or Auto)", "# then raise ttm.pages_limit: `surefoot doctor` prints the commands"])
             .source("https://github.com/ROCm/ROCm/issues/5902"),
+    );
+}
+
+/// Before 6.16.9, the kernel gave ROCm only what TTM hands out, however much is carved out.
+fn pool_below_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
+    let (Some(vram), Some(pool)) = (gpu.vram_bytes, machine.reported.hip_total) else {
+        return;
+    };
+    if vram < Bytes::gib(8) || pool.share_of(vram) > 0.75 || gpu.is_server_apu() {
+        return;
+    }
+    let kernel = machine.kernel.as_ref();
+    let is_new = kernel.is_some_and(|kernel| kernel.version >= (6, 16, 9));
+    let fix = if is_new {
+        "# remove amdgpu-dkms, whose driver is the older one: sudo amdgpu-install --uninstall, then restart"
+    } else {
+        "# install kernel 6.16.9 or newer (gfx1151: 6.18.4), without amdgpu-dkms; or a small carve-out and a higher ttm.pages_limit"
+    };
+    found.push(
+        Finding::new(Check::Memory, Severity::Warning, "pool-below-carveout", format!("ROCm gets {pool}, though {vram} are carved out"))
+            .seen(match kernel {
+                Some(kernel) => format!("Carve-out {vram}, pool {pool}, kernel {}.", kernel.release),
+                None => format!("Carve-out {vram}, pool {pool}."),
+            })
+            .why("Kernels before 6.16.9, and the amdgpu-dkms of that time, give ROCm only what TTM hands out: half of the RAM that the carve-out has left. The carve-out itself is not used.")
+            .fix(["uname -r", fix])
+            .source("https://github.com/ROCm/ROCm/issues/5444"),
     );
 }
 

@@ -38,8 +38,11 @@ fn text(machine: &Machine, found: &mut Vec<Finding>) {
     if posted.has_npu && machine.gpus.is_empty() {
         found.push(
             Finding::new(Check::Gpu, Severity::Info, "npu-is-no-gpu", "The NPU in this text is no GPU")
-                .seen("An agent named aie2 (an AI Engine) is listed.")
-                .why("HIP and PyTorch do not compute on it; the GPU is an agent of its own, with a name that begins with gfx.")
+                .seen(match processor_graphics(machine) {
+                    Some((name, gfx)) => format!("An AI Engine (aie2, RyzenAI-npu, driver amdxdna) is listed, and no GPU; the processor, {name}, has a {gfx} in it."),
+                    None => "An AI Engine (aie2, RyzenAI-npu, driver amdxdna) is listed, and no GPU.".to_owned(),
+                })
+                .why("HIP and PyTorch do not compute on an NPU: xrt-smi and its tests say nothing about the GPU, which has a driver of its own (amdgpu) and is an agent with a name that begins with gfx.")
                 .fix([if machine.system == System::Windows { "hipInfo.exe" } else { "rocminfo | grep -A 4 gfx" }])
                 .source("https://ryzenai.docs.amd.com/en/latest/"),
         );
@@ -137,7 +140,10 @@ fn program(machine: &Machine, found: &mut Vec<Finding>) {
         );
         return;
     }
-    if let Some(name) = &machine.posted.cpu_only
+    without_code_in_list(machine, found);
+    if let Some(words) = &machine.posted.on_cpu {
+        on_cpu(words, machine, found);
+    } else if let Some(name) = &machine.posted.cpu_only
         && machine.gpus.is_empty()
     {
         found.push(
@@ -148,6 +154,66 @@ fn program(machine: &Machine, found: &mut Vec<Finding>) {
                 .source("https://github.com/ollama/ollama/blob/main/docs/troubleshooting.mdx"),
         );
     }
+}
+
+/// The program says that it computes on the CPU.
+fn on_cpu(words: &str, machine: &Machine, found: &mut Vec<Finding>) {
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    // The wrong build has a finding of its own.
+    if torch.is_some_and(|torch| matches!(torch.build, Build::Cpu | Build::Cuda)) {
+        return;
+    }
+    let there = match machine.gpus.first() {
+        Some(gpu) => format!(", though the text names a GPU ({})", gpu.name()),
+        None => String::new(),
+    };
+    let on_windows = machine.system == System::Windows;
+    let mut fix = vec![
+        "python -c \"import torch; print(torch.__version__, torch.version.hip, torch.cuda.is_available())\"  # in the environment of the program; None: not a ROCm build",
+    ];
+    fix.push(if on_windows {
+        "# a torch without ROCm: install AMD's wheels for Windows; SD.Next offers --use-zluda instead"
+    } else {
+        "# a torch without ROCm: install one from the index of a ROCm build"
+    });
+    fix.push("# else: what keeps HIP from the GPU is said by `surefoot doctor` on the machine");
+    found.push(
+        Finding::new(Check::Python, Severity::Error, "program-on-cpu", format!("The program computes on the CPU{there}"))
+            .seen(format!("It says: {words}"))
+            .why("Usually its PyTorch is not a ROCm build (an installer took the one for the CPU or for CUDA), or that PyTorch sees no GPU.")
+            .fix(fix)
+            .source("https://github.com/invoke-ai/InvokeAI/issues/7146"),
+    );
+}
+
+/// A list of what something was compiled for, without any GPU of the machine.
+fn without_code_in_list(machine: &Machine, found: &mut Vec<Finding>) {
+    let Some((what, list)) = &machine.posted.code_list else {
+        return;
+    };
+    let has_code = |gpu: &platform::machine::Gpu| gpu.gfx.is_none_or(|gfx| list.contains(&gfx));
+    let is_overridden = machine
+        .variables
+        .keys()
+        .any(|name| name.starts_with("HSA_OVERRIDE_GFX_VERSION"));
+    let Some(gpu) = machine.gpus.first() else {
+        return;
+    };
+    if machine.gpus.iter().any(has_code) || is_overridden {
+        return;
+    }
+    let names: Vec<String> = list.iter().map(ToString::to_string).collect();
+    let gfx = gpu.gfx.map(|gfx| gfx.to_string()).unwrap_or_default();
+    found.push(
+        Finding::new(Check::Gpu, Severity::Error, "code-list-without-gpu", format!("There is no code for {gfx} in this build"))
+            .seen(format!("What {what} was compiled for: {}. The GPU is {}.", names.join(", "), gpu.name()))
+            .why("A GPU runs only kernels that were compiled for its architecture; without them programs end with `invalid device function`, `no kernel image` or a missing TensileLibrary.")
+            .fix([format!("# install a build that names {gfx}: AMD's wheels have one for nearly every GPU, and a build from source takes the architecture as its target")])
+            .source("https://github.com/ROCm/TheRock/issues/1184"),
+    );
 }
 
 /// GPUs of other vendors, if there is none by AMD.
@@ -238,11 +304,22 @@ fn access(machine: &Machine, found: &mut Vec<Finding>) {
     // Another build has its own finding, and so has a machine without a GPU.
     let is_of_another_build =
         torch.is_some_and(|torch| matches!(torch.build, Build::Cpu | Build::Cuda));
-    if !machine.posted.torch_sees_none || is_of_another_build || machine.gpus.is_empty() {
+    let is_for_rocm = torch.is_some_and(|torch| torch.rocm.is_some());
+    let has_none = machine.gpus.is_empty();
+    if !machine.posted.torch_sees_none || is_of_another_build || has_none && !is_for_rocm {
         return;
     }
     let check = "python -c \"import torch; print(torch.__version__, torch.version.hip)\"  # None: not a ROCm build";
     let (why, fix): (_, Vec<&str>) = match machine.system {
+        // Where it ran, and on which GPU, is not known.
+        System::Linux if has_none => (
+            "HIP finds no GPU in that process: its device may not be opened, a container or a virtual machine has none, a variable hides it, or this ROCm does not support it.",
+            vec![
+                check,
+                "surefoot doctor  # on that machine",
+                "env | grep -E 'VISIBLE_DEVICES|HSA_OVERRIDE'",
+            ],
+        ),
         System::Windows => (
             "Either this torch is not a ROCm build (the one of PyPI for Windows is for the CPU), or HIP finds no GPU: the Adrenalin driver is too old for the build, or the build does not support the GPU.",
             vec![
@@ -275,9 +352,12 @@ fn access(machine: &Machine, found: &mut Vec<Finding>) {
             Check::Access,
             Severity::Error,
             "torch-sees-no-gpu",
-            "PyTorch sees no GPU, though the machine has one",
+            match has_none {
+                true => "PyTorch is a ROCm build, and sees no GPU",
+                false => "PyTorch sees no GPU, though the machine has one",
+            },
         )
-        .seen("`torch.cuda.is_available()` is False in this text.")
+        .seen("`torch.cuda.is_available()` is False in this text, or the program says so.")
         .why(why)
         .fix(fix)
         .source("https://github.com/ROCm/ROCm/issues/2354"),

@@ -4,6 +4,27 @@
 /// The entry, and what the log says.
 pub(crate) const MESSAGES: &[(&str, &str)] = &[
     (
+        "kubernetes-no-gpu",
+        "  Warning  FailedScheduling  29m  default-scheduler  0/1 nodes are available: 1 Insufficient amd.com/gpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod..",
+    ),
+    (
+        "kubernetes-no-gpu",
+        "status.capacity.amd.com/gpu: 0\nstatus.allocatable.amd.com/gpu: 0",
+    ),
+    ("kubernetes-no-gpu", "Allocatable:\n  amd.com/gpu:        0"),
+    (
+        "launcher-no-agent",
+        "13:25:40-858962 WARNING  ROCm: no agent was found",
+    ),
+    (
+        "wsl-rocdxg-mismatch",
+        "WSL environment detected.\nGetExportAddress failed: /lib/librocdxg.so: undefined symbol: hsaKmtCreateQueueV2",
+    ),
+    (
+        "wsl-rocdxg-missing",
+        "WSL environment detected.\nImportError: librocdxg.so: cannot open shared object file: No such file or directory",
+    ),
+    (
         "rccl-iommu",
         "host:204802:204836 [1] rccl/build/release/hipify/src/transport/p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument",
     ),

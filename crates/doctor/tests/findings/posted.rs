@@ -54,6 +54,49 @@ pub(crate) fn of_texts() -> Vec<Case> {
             &ollama("rocm compute=gfx1201 name=\"AMD Radeon RX 9070 XT\" total=\"15.9 GiB\""),
         ),
         case(
+            "program-on-cpu",
+            "INFO     ROCm: version=6.4, using agent gfx1030\nINFO     Engine: compute=cpu mode=no_grad device=cpu\n",
+            "INFO     ROCm: version=6.4, using agent gfx1030\nINFO     Engine: compute=rocm mode=no_grad device=cuda\n",
+        ),
+        // The wrong build has a finding of its own.
+        case(
+            "program-on-cpu",
+            "[InvokeAI]::INFO --> Using torch device: CPU\nGPU: RX 6800\n",
+            "[InvokeAI]::INFO --> Using torch device: CPU\nGPU: RX 6800\ntorch.__version__: 2.6.0+cu124\n",
+        ),
+        case(
+            "code-list-without-gpu",
+            "$ rocm-sdk targets\ngfx1100;gfx1101;gfx1102\nGPU: AMD Radeon 780M\n",
+            "$ rocm-sdk targets\ngfx1100;gfx1101;gfx1103\nGPU: AMD Radeon 780M\n",
+        ),
+        // An override names code that is there.
+        case(
+            "code-list-without-gpu",
+            ">>> torch.cuda.get_arch_list()\n['gfx900', 'gfx1030']\nGPU: AMD Radeon RX 6700 XT\n",
+            "export HSA_OVERRIDE_GFX_VERSION=10.3.0\n>>> torch.cuda.get_arch_list()\n['gfx900', 'gfx1030']\nGPU: AMD Radeon RX 6700 XT\n",
+        ),
+        case(
+            "pool-below-carveout",
+            "GPU: Radeon 8060S\n$ cat /sys/class/drm/card1/device/mem_info_vram_total\n103079215104\n$ rocminfo | grep -A3 Pool | grep Size\nSize:  16651264(0x3e2000) KB\n",
+            "GPU: Radeon 8060S\n$ cat /sys/class/drm/card1/device/mem_info_vram_total\n103079215104\n$ rocminfo | grep -A3 Pool | grep Size\nSize:  100663296(0x6000000) KB\n",
+        ),
+        case(
+            "npu-is-no-gpu",
+            "$ xrt-smi examine\nDevice(s) Present\n|[0000:67:00.1]  |RyzenAI-npu4  |\n",
+            "$ xrt-smi examine\n|[0000:67:00.1]  |RyzenAI-npu4  |\nGPU: Radeon 890M\n",
+        ),
+        // A suggestion is no use.
+        case(
+            "zluda",
+            "INFO     Args: ['--use-zluda']\nDevice: cuda:0 AMD Radeon RX 6800\n",
+            "INFO     For ZLUDA support specify '--use-zluda'\nDevice: cuda:0 AMD Radeon RX 6800\n",
+        ),
+        case(
+            "torch-sees-no-gpu",
+            "Torch 2.3.0+rocm6.0\nWARNING  Torch reports GPU not available\n",
+            "Torch 2.3.0+rocm6.0\nINFO  Torch detected GPU: AMD Radeon RX 6800 VRAM 16368\n",
+        ),
+        case(
             "torch-sees-no-gpu",
             ">>> torch.cuda.is_available()\nFalse\nGPU: AMD Radeon RX 7900 XTX\n",
             ">>> torch.cuda.is_available()\nTrue\nGPU: AMD Radeon RX 7900 XTX\n",

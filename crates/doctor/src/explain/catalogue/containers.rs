@@ -17,6 +17,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "kubernetes-no-gpu",
+        patterns: &[
+            r"Insufficient amd\.com/gpu",
+            r"\b(?:capacity|allocatable)[\w.\x22:\[\] ]{0,12}amd\.com/gpu[\x22\]]?\s*[:=]\s*\x22?0\b",
+            r"^\s*amd\.com/gpu:\s+0\s*$",
+        ],
+        cause: "No node of the cluster has a free amd.com/gpu: AMD's device plugin does not run on the node, it found no GPU there (the amdgpu driver is not loaded, the card is not supported), or other pods have requested all of them.",
+        fix: &[
+            "kubectl describe node <node> | grep -A 8 -E 'Capacity|Allocated': 0 of amd.com/gpu means the plugin found none, as many as are allocated means they are taken",
+            "kubectl get pods -A | grep -iE 'amd.*(plugin|gpu)': install AMD's device plugin or GPU operator, and read the log of its pod on that node",
+            "Linux: on the node: ls /dev/kfd /dev/dri and lsmod | grep amdgpu; the plugin counts what the driver offers",
+        ],
+        ask: &[
+            "kubectl describe node <node>",
+            "kubectl logs -n kube-system <pod of the amdgpu device plugin>",
+        ],
+        source: "https://github.com/ROCm/k8s-device-plugin",
+        ..BASE
+    },
+    Entry {
         id: "service-group-unknown",
         patterns: &[
             r"(?i)Failed at step GROUP spawning|Failed to determine (?:supplementary )?groups?",

@@ -7,6 +7,21 @@ use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
+        id: "launcher-no-agent",
+        confidence: Medium,
+        patterns: &[r"(?i)\bROCm: no agents? (?:was|were) found|\bROCm agents detected: \[\]"],
+        covers: &["launcher-reports"],
+        cause: "The launcher asked ROCm for its GPUs, and ROCm found none: on Windows the HIP SDK does not support the card, or its driver is too old; on Linux the driver is not loaded or may not be opened.",
+        fix: &[
+            "Windows: hipInfo of the HIP SDK must list the card; a current Adrenalin driver, and an SDK whose table of GPUs has the card",
+            "Linux: rocminfo must list an agent whose name begins with gfx; `surefoot doctor` tells what keeps it away",
+            "then start again with --reinstall, so that the launcher chooses torch anew",
+        ],
+        ask: &["the lines of the log from the start on", "hipInfo"],
+        source: "https://github.com/vladmandic/sdnext/issues/3307",
+        ..BASE
+    },
+    Entry {
         id: "override-quoted",
         patterns: &[
             r#"HSA_OVERRIDE_GFX_VERSION="?\\"|HSA_OVERRIDE_GFX_VERSION=["']?(?:gfx|\\?["'])"#,

@@ -43,6 +43,52 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "wsl-rocdxg-mismatch",
+        patterns: &[
+            r"librocdxg\.so\S*: undefined symbol",
+            r"GetExportAddress failed: \S*librocdxg",
+        ],
+        scope: Wsl,
+        covers: &[
+            "rocm-library-mismatch",
+            "undefined-symbol",
+            "segmentation-fault",
+        ],
+        cause: "librocdxg, through which ROCm reaches the GPU under WSL, is of another version than the ROCm runtime that loads it: often the one of the host, mounted into a container with a newer ROCm.",
+        fix: &[
+            "the librocdxg that belongs to this ROCm (build it from its repository for that version), in the host and in the container",
+            "or a container with the ROCm of the host; with one before 7.13 also -e HSA_ENABLE_DXG_DETECTION=1",
+        ],
+        ask: &[
+            "ls -l /opt/rocm*/lib/librocdxg.so*",
+            "rocminfo | head -n 12",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/6528",
+        ..BASE
+    },
+    Entry {
+        id: "wsl-rocdxg-missing",
+        patterns: &[
+            r"librocdxg\.so\S*: cannot open shared object file",
+            r"(?i)dlopen \S*librocdxg\S* failed|librocdxg\S* (?:is )?(?:not found|missing|not installed|is not)\b",
+        ],
+        scope: Wsl,
+        covers: &[
+            "rocm-library-mismatch",
+            "missing-library",
+            "wsl-runtime-only",
+        ],
+        cause: "librocdxg, through which ROCm reaches the GPU of Windows under WSL, is not there.",
+        fix: &[
+            "install librocdxg for this version of ROCm, beside its other libraries (/opt/rocm/lib)",
+            "in a container: mount it, and pass --device /dev/dxg -v /usr/lib/wsl/lib/libdxcore.so:/usr/lib/libdxcore.so",
+            "`export HSA_ENABLE_DXG_DETECTION=1` with a ROCm before 7.13",
+        ],
+        ask: &["ls -l /dev/dxg /opt/rocm*/lib/librocdxg.so*"],
+        source: "https://github.com/ROCm/librocdxg",
+        ..BASE
+    },
+    Entry {
         id: "wsl-runtime-only",
         patterns: &[
             r"lib(?:roc\w+|hip\w+|MIOpen|rccl|amd\w+|hsa\w+)\.so\S*: cannot open shared object file",

@@ -1,0 +1,118 @@
+//! What programs say about themselves when they start: that they compute on the CPU, and
+//! that ZLUDA runs them. A line that only suggests ZLUDA, or says that it is off, is no sign of it.
+
+use regex::Regex;
+use std::sync::LazyLock;
+
+struct Patterns {
+    on_cpu: Regex,
+    no_zluda: Regex,
+    torch_sees_none: Regex,
+}
+
+static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
+    Some(Patterns {
+        on_cpu: Regex::new(concat!(
+            r"(?i)\b(?:",
+            // SD.Next and its relatives.
+            r"using CPU-only torch|compute=cpu\b.{0,60}\bdevice=cpu",
+            // InvokeAI, in the words of its versions.
+            r"|using torch device:? \W?cpu\b|using device_type cpu\b|GPU device = cpu\b|PyTorch device: cpu\b",
+            // Unsloth and others.
+            r"|installing CPU-only PyTorch|hardware detected: CPU\b",
+            r"|no GPU (?:is )?(?:found|detected|available)\W{1,4}(?:using|running on|will use) (?:the )?CPU",
+            r")",
+        ))
+        .ok()?,
+        no_zluda: Regex::new(concat!(
+            r"(?i)(?:",
+            r"\b(?:for|try|consider|recommends?|recommended|suggests?|want|wants|without|no|not|disabled?|skip\w*|unavailable|instead of|or|either|supports?) (?:\w+ )?(?:--use-)?zluda",
+            r"|\bzluda (?:support|is (?:not|recommended|available|an option)|not\b|unavailable|disabled|instead)",
+            r"|(?:specify|add|use|with|set|pass|option|flag|run)\b.{0,12}--use-zluda\b.{0,3}(?:$|\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
+            // A folder or an address of that name may hold any program.
+            r"|^[^\[]{0,40}(?:VENV|file=|path=|url=|https?://|bin=)\S*.{0,80}zluda[\\/][^\[]*$",
+            r"|zluda\w*[=:] ?[\x22']?(?:false|no\b|none|null|0\b|off)",
+            r")",
+        ))
+        .ok()?,
+        torch_sees_none: Regex::new(
+            r"(?i)\btorch reports (?:GPU|CUDA|HIP|ROCm) (?:is )?not available",
+        )
+        .ok()?,
+    })
+});
+
+/// The words in which a program says that it computes on the CPU.
+pub(super) fn on_cpu(text: &str) -> Option<String> {
+    let patterns = PATTERNS.as_ref()?;
+    let line = text.lines().find(|line| patterns.on_cpu.is_match(line))?;
+    let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    Some(crate::explain::clip(&words, 160).to_owned())
+}
+
+/// Whether a line says that ZLUDA is used, and none only names it as a possibility.
+pub(super) fn runs_on_zluda(text: &str) -> bool {
+    let Some(patterns) = &*PATTERNS else {
+        return false;
+    };
+    let names_it = |line: &str| line.to_ascii_lowercase().contains("zluda");
+    text.lines()
+        .any(|line| names_it(line) && !patterns.no_zluda.is_match(line))
+}
+
+/// Whether a launcher says that its torch sees no GPU.
+pub(super) fn torch_sees_none(text: &str) -> bool {
+    let found = |patterns: &Patterns| patterns.torch_sees_none.is_match(text);
+    PATTERNS.as_ref().is_some_and(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggestion_is_no_use() {
+        for line in [
+            "12:11:51-560951 INFO     For ZLUDA support specify '--use-zluda'",
+            "DEBUG Torch overrides: cuda=False rocm=True ipex=False directml=False zluda=False",
+            "INFO no ROCm GPU: consider ZLUDA",
+            "you can try zluda instead",
+            "Using VENV: C:\\ai\\zluda\\automatic\\venv",
+            "12:11:49 INFO  Logger: file=\"C:\\ai\\zluda\\automatic\\sdnext.log\" level=INFO",
+            "ZLUDA is not installed",
+        ] {
+            assert!(!runs_on_zluda(line), "{line}");
+        }
+        for line in [
+            "Device: cuda:0 AMD Radeon RX 6800 [ZLUDA] : native",
+            "13:25:40-667948 INFO     Args: ['--use-zluda']",
+            "INFO     ZLUDA load: path='C:\\sdnext\\.zluda' nightly=False",
+            ".\\zluda\\zluda.exe -- python main.py",
+            "set COMMANDLINE_ARGS=--use-zluda --medvram",
+        ] {
+            assert!(runs_on_zluda(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_say_in_many_words_that_they_use_the_cpu() {
+        for line in [
+            "12:11:51-561950 INFO     Using CPU-only torch",
+            "Engine: backend=Backend.ORIGINAL compute=cpu mode=no_grad device=cpu",
+            "[InvokeAI]::INFO --> Using torch device: CPU",
+            "[InvokeAI]::INFO --> GPU device = cpu",
+            ">> Using device_type cpu",
+            "Installing CPU-only PyTorch (AMD GPU arch unknown)",
+            "No GPU found, using CPU",
+        ] {
+            assert!(on_cpu(line).is_some(), "{line}");
+        }
+        for line in [
+            "[InvokeAI]::INFO --> Using torch device: AMD Radeon RX 7900 XTX",
+            "load_backend: loaded CPU backend from libggml-cpu-haswell.so",
+            "offload_device=cpu",
+        ] {
+            assert_eq!(on_cpu(line), None, "{line}");
+        }
+    }
+}
