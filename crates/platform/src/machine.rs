@@ -435,6 +435,8 @@ pub struct Posted {
     pub torch_sees_none: bool,
     /// The group that owns `/dev/kfd` and of which the user is no member, as `ls -l` and `id` show.
     pub lacks_group: Option<String>,
+    /// `rocminfo` is whole and lists no GPU, whatever else the text names.
+    pub rocminfo_lists_none: bool,
     /// The words in which a program says that it computes on the CPU.
     pub on_cpu: Option<String>,
     /// A list of the architectures that something was compiled for: what it is, and the list.

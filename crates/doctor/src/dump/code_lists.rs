@@ -34,7 +34,7 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
         )
         .ok()?,
         found: Regex::new(
-            r"(?i)\b(?:detected|found|visible)\b[^\n:=\[]{0,30}(?:gfx|GPUs?|arch\w*|targets?|agents?)[^\n:=\[]{0,12}[:=]\s*(\[[^\n\]]*gfx[^\n\]]*\])",
+            r"(?i)(?:\b(?:detected|found|visible)\b[^\n:=\[]{0,30}(?:gfx|GPUs?|arch\w*|targets?|agents?)[^\n:=\[]{0,12}|\bagents?(?: (?:detected|found))?)[:=]\s*(\[[^\n\]]*gfx[^\n\]]*\])",
         )
         .ok()?,
     })
@@ -145,6 +145,14 @@ mod tests {
         ] {
             assert_eq!(list(text), None, "{text}");
         }
+        assert_eq!(
+            mentions("INFO     ROCm: agents=['gfx1101', 'gfx1036']").len(),
+            2
+        );
+        assert_eq!(
+            mentions("DEBUG    ROCm agents detected: ['gfx1030']").len(),
+            1
+        );
         assert_eq!(
             mentions("   note: Detected gfx targets: [\"gfx1100\", \"gfx1036\"]. Discrete").len(),
             2

@@ -55,7 +55,7 @@ const LINES: &[(&str, &str)] = &[
     // Unsloth: the banner of a training, and what its installer and Studio say.
     (
         "unsloth",
-        r"^\W{0,6}\\\\ +/\| +(?:GPU: )?(?P<n>[^|=]{2,80}?)\. (?:Num GPUs = \d+\. )?Max memory: (?P<f>[\d.]+ GB)\b",
+        r"^\W{0,6}\\\\ +/\| +(?:GPU: )?(?P<n>[^|=]{2,80}?)\. (?:Num GPUs = (?P<k>\d+)\. )?Max memory: (?P<f>[\d.]+ GB)\b",
     ),
     (
         "unsloth",
@@ -68,6 +68,17 @@ const LINES: &[(&str, &str)] = &[
     (
         "detected",
         r"(?i)^\s*Detected: (?P<n>(?:AMD|Radeon)[^,;|]{3,60}?)\s*$",
+    ),
+    // InvokeAI with several devices.
+    (
+        "invoke",
+        r"(?P<n>(?:AMD|Radeon|ATI) [^\[\](),]{2,60}) \(cuda:(?P<i>\d+)\)",
+    ),
+    // The device that SD.Next takes of those that ROCm lists.
+    ("arch", r"\bidx=(?P<i>\d+) gpu=(?P<g>gfx[0-9a-f]{3,5})\b"),
+    (
+        "ids",
+        r"\bDEVICE=\x22?(?:0x)?1002:(?:0x)?(?P<d>[0-9a-fA-F]{4})\b",
     ),
     // chrome://gpu.
     (
@@ -165,7 +176,16 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
             }
             for found in pattern.captures_iter(line).take(64) {
                 let group = |name: &str| found.name(name).map(|found| found.as_str());
-                seen.extend(mention(tool, group, machine));
+                let count = group("k").and_then(|count| count.parse::<u32>().ok());
+                let one = mention(tool, group, machine);
+                if let (Some(one), Some(count @ 2..=16)) = (&one, count) {
+                    seen.extend((0..count).map(|index| GpuMention {
+                        index: Some(index),
+                        ..one.clone()
+                    }));
+                } else {
+                    seen.extend(one);
+                }
             }
         }
         if line.contains("level=") || line.contains("msg=") {

@@ -208,6 +208,8 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             gpu_mention::merged(known.chain(seen).collect(), &mut machine)
         };
         if is_empty {
+            machine.posted.rocminfo_lists_none =
+                read_from == ReadFrom::Rocminfo && text.contains("*** Done ***");
             drop_unseen(&mut machine);
         }
         if is_empty && !machine.gpus.is_empty() {

@@ -464,10 +464,14 @@ fn split(line: &str) -> Option<(String, &str)> {
     // `GPU 1`, `GPU0` and `Device-1` are keys of the same kind; GPUs are separated by the repeated key, not by these
     // numbers. fastfetch's keys may have ASCII art to their left.
     let key = key.rsplit("  ").next().unwrap_or(key).trim();
-    // hashcat fills up with dots: `Name...........: gfx900`.
     let key = key
-        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#' || c == '.')
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#')
         .trim_end();
+    // hashcat fills up with dots: `Name...........: gfx900`.
+    let key = match key.trim_end_matches('.') {
+        "Name" if key.ends_with("..") => "Device Name",
+        key => key,
+    };
     let key = key.trim_matches(['"', '`', '\'']).to_lowercase();
     let value = line
         .get(at + length..)?

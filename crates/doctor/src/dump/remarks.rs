@@ -30,7 +30,7 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
             r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b",
         )?,
         torch: pattern(
-            r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#,
+            r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#,
         )?,
         package: pattern(r"^(?:\[pip3?\] |- )?([A-Za-z][\w.-]{2,50})(?:==|\s{2,}| @ )(\d[\w.+]*)")?,
         wheel: pattern(

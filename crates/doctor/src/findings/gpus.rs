@@ -24,12 +24,18 @@ fn none(machine: &Machine, found: &mut Vec<Finding>) {
         || is_without_torch(machine);
     // Problems of a live WSL are reported in `system.rs`.
     let is_live_wsl = machine.system == System::Wsl && machine.is_complete;
-    if !machine.gpus.is_empty() || nothing_to_say || is_live_wsl {
+    // A form or another tool names the GPU, and ROCm does not list it.
+    let is_unlisted = machine.posted.rocminfo_lists_none && !machine.gpus.is_empty();
+    if !is_unlisted && (!machine.gpus.is_empty() || nothing_to_say) || is_live_wsl {
         return;
     }
     let absence = absence(machine);
+    let title = match machine.gpus.first() {
+        Some(gpu) => format!("ROCm does not list {}: no GPU can be used", gpu.name()),
+        None => "No AMD GPU can be used".to_owned(),
+    };
     found.push(
-        Finding::new(Check::Gpu, Severity::Error, "no-gpu", "No AMD GPU can be used")
+        Finding::new(Check::Gpu, Severity::Error, "no-gpu", title)
             .seen(absence.seen)
             .why(format!("{} Training would run on the CPU.", absence.why))
             .fix(absence.fix)

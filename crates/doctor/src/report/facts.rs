@@ -183,6 +183,13 @@ impl Report {
         );
         if gpu.usable_bytes.is_none() {
             words.extend(gpu.vram_bytes.map(|bytes| format!("{bytes} VRAM")));
+            // Of an APU, a program may count the carve-out and the RAM together.
+            let said = self.machine.reported.tool_total;
+            let is_only = self.gpus.len() == 1 && gpu.vram_bytes.is_none();
+            words.extend(
+                said.filter(|_| is_only)
+                    .map(|bytes| format!("{bytes} as the program counts")),
+            );
         }
         // What the host and its limits leave of the pool; on a card only the driver knows.
         let is_known = gpu.is_apu() && self.machine.memory.available.is_some();

@@ -75,6 +75,12 @@ pub(crate) fn of_texts() -> Vec<Case> {
             ">>> torch.cuda.get_arch_list()\n['gfx900', 'gfx1030']\nGPU: AMD Radeon RX 6700 XT\n",
             "export HSA_OVERRIDE_GFX_VERSION=10.3.0\n>>> torch.cuda.get_arch_list()\n['gfx900', 'gfx1030']\nGPU: AMD Radeon RX 6700 XT\n",
         ),
+        // A form names the GPU that rocminfo does not list.
+        case(
+            "no-gpu",
+            "WSL environment detected.\nHSA System Attributes\nHSA Agents\nAgent 1\n  Name: Intel(R) Core(TM) i9\n  Device Type: CPU\n*** Done ***\n### GPU\n\nRX 9070 XT\n",
+            "WSL environment detected.\nHSA System Attributes\nHSA Agents\nAgent 1\n  Name: Intel(R) Core(TM) i9\n  Device Type: CPU\nAgent 2\n  Name: gfx1201\n  Device Type: GPU\n*** Done ***\n### GPU\n\nRX 9070 XT\n",
+        ),
         case(
             "pool-below-carveout",
             "GPU: Radeon 8060S\n$ cat /sys/class/drm/card1/device/mem_info_vram_total\n103079215104\n$ rocminfo | grep -A3 Pool | grep Size\nSize:  16651264(0x3e2000) KB\n",
