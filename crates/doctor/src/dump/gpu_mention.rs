@@ -390,7 +390,11 @@ fn join(list: &mut Vec<GpuMention>, one: GpuMention) {
     let known = list
         .iter_mut()
         .find(|other| match (other.index, one.index) {
-            (Some(a), Some(b)) => a == b,
+            // Under different masks, different GPUs are the first.
+            (Some(a), Some(b)) => {
+                let is_other = other.tool == "devices" && other.gpu.gfx != one.gpu.gfx;
+                a == b && !(is_other && other.gpu.gfx.is_some() && one.gpu.gfx.is_some())
+            }
             (None, None) => {
                 // A tool may give the name and the architecture in different places.
                 let (a, b) = (&other.gpu.product, &one.gpu.product);

@@ -80,6 +80,32 @@ const LINES: &[(&str, &str)] = &[
         "ids",
         r"\bDEVICE=\x22?(?:0x)?1002:(?:0x)?(?P<d>[0-9a-fA-F]{4})\b",
     ),
+    // `llama-server --list-devices`; HIP may give the graphics the name of their processor.
+    (
+        "devices",
+        r"^\s*(?:ROCm|CUDA|Vulkan)(?P<i>\d+): (?P<n>[^(]{3,80}?(?: \([^)]*\))?) \((?P<f>\d+ MiB)\b",
+    ),
+    (
+        "clinfo-list",
+        r"(?:\+--|`--|\|--|└──|├──) Device #(?P<i>\d+): (?P<n>\S.*?)\s*$",
+    ),
+    (
+        "opencl",
+        r"(?i)\bdevice:? +(?P<i>\d+):? '(?P<n>(?:gfx|AMD|Radeon)[^']{2,60})'",
+    ),
+    (
+        "tensorflow",
+        r"(?:with (?P<f>\d+ MB) memory.{0,30} )?name: (?P<n>[^,]{3,80}?)(?:,|\s{2,}ROCm AMD GPU ISA: (?P<g>gfx[0-9a-f]{3,5}))",
+    ),
+    // vLLM: `Config file not found at …,device_name=AMD_Instinct_MI300X.json`.
+    (
+        "device-name",
+        r"\bdevice[_ ]name[:=] ?'?(?P<n>AMD_[A-Za-z0-9_]{3,50})",
+    ),
+    (
+        "triton",
+        r"GPUTarget\(backend='hip', arch='(?P<g>gfx[0-9a-f]{3,5})",
+    ),
     // chrome://gpu.
     (
         "chrome",
@@ -280,8 +306,20 @@ fn mention<'a>(
             }
             return None;
         }
+        let spaced = name.replace('_', " ");
+        let name = if name.contains(' ') { name } else { &spaced };
         let named = one.clone().named(name);
-        if !is_amd_graphics(name) && group("g").is_none() && named.gpu.device_id.is_none() {
+        if let Some(gfx) = names::graphics_of_processor(name).filter(|_| tool == "devices")
+            && !is_amd_graphics(name)
+        {
+            one.gpu.gfx = Some(gfx);
+            one.gpu.class = Some(Class::Apu);
+            one.gpu.class_from = "named as the processor";
+            one.about = group("f").and_then(size);
+            return Some(one);
+        }
+        let is_known = named.gpu.device_id.is_some() || named.reported.is_some();
+        if !is_amd_graphics(name) && group("g").is_none() && !is_known {
             return None;
         }
         one = named;

@@ -121,7 +121,7 @@ static GTTSIZE: LazyLock<Option<Regex>> = LazyLock::new(|| {
     Regex::new(r"\b((?:amdgpu\.(?:gttsize|gtt_size|vramlimit)|(?:amd)?ttm\.(?:pages_limit|page_pool_size)|amd_iommu|iommu)=\S+)").ok()
 });
 static KERNEL: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"(?i)(?:\bLinux(?: version)?|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)").ok()
+    Regex::new(r"(?i)(?:\bLinux(?: version)?|^Linux [\w.-]{1,64}|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)").ok()
 });
 
 /// One GPU, when the text has numbers about one.

@@ -208,8 +208,11 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             gpu_mention::merged(known.chain(seen).collect(), &mut machine)
         };
         if is_empty {
-            machine.posted.rocminfo_lists_none =
-                read_from == ReadFrom::Rocminfo && text.contains("*** Done ***");
+            if read_from == ReadFrom::Rocminfo {
+                machine.posted.rocminfo_lists_none = text.contains("*** Done ***");
+                // The kernel log beside it says which cards KFD refused.
+                kernel_log::gpus(text, &mut machine);
+            }
             drop_unseen(&mut machine);
         }
         if is_empty && !machine.gpus.is_empty() {

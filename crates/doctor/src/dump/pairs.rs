@@ -115,6 +115,7 @@ const KEYS: &[(&str, Field)] = &[
     ("dedicated video memory", Field::Memory),
     ("dedicated.total", Field::Memory),
     ("memory.total", Field::Memory),
+    ("vram_total", Field::Memory),
     ("vram_gb", Field::Memory),
     ("vram", Field::Memory),
     ("vram size", Field::Memory),
@@ -454,12 +455,14 @@ fn split(line: &str) -> Option<(String, &str)> {
         .or_else(|| line.find("\t= "))
         .map(|at| (at, 3));
     let columns = line.find("   ").map(|at| (at, 3));
+    // A row of a table: `| GPU | Radeon 780M |`.
+    let row = line
+        .ends_with('|')
+        .then(|| line.find(" | ").map(|at| (at, 3)))
+        .flatten();
     // Columns only if nothing else separates key and value: some keys have ASCII art to their left.
-    let first = [colon, equals]
-        .into_iter()
-        .flatten()
-        .min_by_key(|(at, _)| *at);
-    let (at, length) = first.or(columns).or(ends)?;
+    let first = [colon, equals].into_iter().flatten().min();
+    let (at, length) = row.or(first).or(columns).or(ends)?;
     let key = line[..at].trim().trim_end_matches(':');
     // `GPU 1`, `GPU0` and `Device-1` are keys of the same kind; GPUs are separated by the repeated key, not by these
     // numbers. fastfetch's keys may have ASCII art to their left.
@@ -472,11 +475,12 @@ fn split(line: &str) -> Option<(String, &str)> {
         "Name" if key.ends_with("..") => "Device Name",
         key => key,
     };
-    let key = key.trim_matches(['"', '`', '\'']).to_lowercase();
+    let key = key.trim_matches(['"', '`', '\'', '*']).to_lowercase();
     let value = line
         .get(at + length..)?
         .trim()
         .trim_start_matches([':', '='])
+        .trim_end_matches('|')
         .trim();
     let value = value.strip_prefix("GPU: ").unwrap_or(value);
     (!key.is_empty() && key.len() <= 40).then_some((key, value))

@@ -106,7 +106,15 @@ fn ttm_limit(machine: &Machine, found: &mut Vec<Finding>) {
         .ttm_pages_limit
         .map(Bytes::pages)
         .filter(|_| rule_is_open);
-    let Some(limit) = gtt_pool.or(from_pages) else {
+    // Without a parameter, the GTT that the driver reports is this limit.
+    let is_default = machine.parameter("amdgpu.gttsize").is_none();
+    let from_gtt = machine
+        .gpus
+        .iter()
+        .find(|gpu| gpu.is_apu() && !gpu.is_server_apu() && gpu.vram_bytes < gpu.gtt_bytes)
+        .and_then(|gpu| gpu.gtt_bytes)
+        .filter(|_| is_default);
+    let Some(limit) = gtt_pool.or(from_pages).or(from_gtt) else {
         return;
     };
     // An integrated GPU that is hidden anyway is not worth a kernel parameter.
@@ -407,7 +415,8 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
 
 /// Before 6.16.9, the kernel gave ROCm only what TTM hands out, however much is carved out.
 fn pool_below_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    let (Some(vram), Some(pool)) = (gpu.vram_bytes, machine.reported.hip_total) else {
+    let reported = machine.reported.hip_total.or(machine.reported.tool_total);
+    let (Some(vram), Some(pool)) = (gpu.vram_bytes, reported) else {
         return;
     };
     if vram < Bytes::gib(8) || pool.share_of(vram) > 0.75 || gpu.is_server_apu() {

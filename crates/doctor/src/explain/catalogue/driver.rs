@@ -264,6 +264,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "dmesg | grep -i atomics",
             "lspci -vvv -d 1002: | grep -i AtomicOps (as root)",
         ],
+        covers: &["kernel-statistics-harmless"],
         source: "https://github.com/ROCm/ROCm/issues/2232",
         ..BASE
     },
