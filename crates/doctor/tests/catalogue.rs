@@ -12,6 +12,8 @@ mod messages;
 mod posted;
 #[path = "catalogue/processes.rs"]
 mod processes;
+#[path = "catalogue/servers.rs"]
+mod servers;
 #[path = "catalogue/stack.rs"]
 mod stack;
 #[path = "catalogue/training.rs"]
@@ -24,7 +26,8 @@ fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
     let second = stack::MESSAGES.iter().chain(processes::MESSAGES);
     let third = environments::MESSAGES.iter().chain(training::MESSAGES);
-    first.chain(second).chain(third)
+    let fourth = servers::MESSAGES.iter();
+    first.chain(second).chain(third).chain(fourth)
 }
 
 /// What is around a message in every log.

@@ -337,6 +337,15 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
     }
 }
 
+/// Commands and devices that mean nothing on the detected system.
+fn commands_of_other_systems(system: Option<System>) -> &'static [&'static str] {
+    match system {
+        Some(System::Windows) => &["sudo ", "modprobe", "usermod", "update-grub", "/dev/kfd"],
+        Some(System::Wsl) => &["modprobe ", "usermod -", "update-grub", "grubby"],
+        _ => &[],
+    }
+}
+
 /// A step, or `None` if it is for another system than the detected one.
 fn for_system(step: String, system: Option<System>) -> Option<String> {
     const MARKS: [(&str, &[System]); 4] = [
@@ -349,7 +358,8 @@ fn for_system(step: String, system: Option<System>) -> Option<String> {
         .iter()
         .find_map(|(mark, of)| Some((step.strip_prefix(mark)?, *of)));
     let Some((rest, of)) = marked else {
-        return Some(step);
+        let foreign = commands_of_other_systems(system);
+        return (!foreign.iter().any(|command| step.contains(command))).then_some(step);
     };
     match system {
         Some(system) => of.contains(&system).then(|| rest.to_owned()),

@@ -137,7 +137,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "openat(AT_FDCWD, \"/dev/kfd\", O_RDWR|O_CLOEXEC) = -1 ENOMEM (无法分配内存)",
     ),
     (
-        "kfd-missing",
+        "docker-device-missing",
         "docker: Error response from daemon: error gathering device information while adding custom device \"/dev/kfd\": no such file or directory.",
     ),
     (

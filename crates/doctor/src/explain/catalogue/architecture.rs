@@ -127,6 +127,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a neighbour runs on {gpu}",
             "unset HSA_OVERRIDE_GFX_VERSION, if it is set and the wheel has code for the GPU itself",
+            "an extension that was built here (also in a Dockerfile, where no GPU is seen): build it again and name the architecture, PYTORCH_ROCM_ARCH=<gfx>",
         ],
         ask: &[
             "python -c 'import torch; print(torch.__version__, torch.cuda.get_arch_list())'",
@@ -228,6 +229,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a neighbour run on {gpu}",
             "an integrated GPU beside a card: hide it with HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES)",
             "llama.cpp, ollama: a build that has kernels for <gfx>, or the Vulkan build",
+            "a GPU that is newer than the release: a newer ROCm; an old one (Vega, MI50) that releases no longer support: an older ROCm (gfx906: up to 6.3), or rocBLAS built for it",
             "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
             "Linux, WSL: remove a foreign rocBLAS from LD_LIBRARY_PATH",
         ],

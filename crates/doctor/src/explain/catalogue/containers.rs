@@ -1,7 +1,9 @@
-//! Groups and devices of containers and services.
+//! Containers, services, Kubernetes and virtual machines: their groups and devices.
 
-use super::Scope::NotWindows;
+use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -14,26 +16,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         scope: NotWindows,
         source: "https://github.com/odysseus-dev/odysseus/pull/515",
-        ..BASE
-    },
-    Entry {
-        id: "kubernetes-no-gpu",
-        patterns: &[
-            r"Insufficient amd\.com/gpu",
-            r"\b(?:capacity|allocatable)[\w.\x22:\[\] ]{0,12}amd\.com/gpu[\x22\]]?\s*[:=]\s*\x22?0\b",
-            r"^\s*amd\.com/gpu:\s+0\s*$",
-        ],
-        cause: "No node of the cluster has a free amd.com/gpu: AMD's device plugin does not run on the node, it found no GPU there (the amdgpu driver is not loaded, the card is not supported), or other pods have requested all of them.",
-        fix: &[
-            "kubectl describe node <node> | grep -A 8 -E 'Capacity|Allocated': 0 of amd.com/gpu means the plugin found none, as many as are allocated means they are taken",
-            "kubectl get pods -A | grep -iE 'amd.*(plugin|gpu)': install AMD's device plugin or GPU operator, and read the log of its pod on that node",
-            "Linux: on the node: ls /dev/kfd /dev/dri and lsmod | grep amdgpu; the plugin counts what the driver offers",
-        ],
-        ask: &[
-            "kubectl describe node <node>",
-            "kubectl logs -n kube-system <pod of the amdgpu device plugin>",
-        ],
-        source: "https://github.com/ROCm/k8s-device-plugin",
         ..BASE
     },
     Entry {
@@ -60,6 +42,123 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         scope: NotWindows,
         source: "https://instinct.docs.amd.com/projects/container-toolkit/en/latest/container-runtime/running-workloads.html",
+        ..BASE
+    },
+    Entry {
+        id: "docker-device-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)error gathering device information while adding custom device .?/dev/(?:kfd|dri)",
+            r"(?i)stat /dev/kfd: no such file",
+        ],
+        scope: BareMetal,
+        covers: &["kfd-missing"],
+        cause: "Where the container engine runs there is no such device. /dev/kfd comes from the amdgpu driver of a Linux kernel: it is not loaded there, or the engine runs in a virtual machine, as Docker Desktop does on every system. Under WSL and on Windows there is none: the GPU is /dev/dxg there.",
+        fix: &[
+            "`ls -l /dev/kfd` on the host: if it is there, the engine is in a virtual machine: use Docker Engine instead of Docker Desktop (docker context use default), or podman",
+            "if it is not there: lsmod | grep amdgpu tells whether the driver is loaded, dmesg | grep -i amdgpu why it did not start",
+            "WSL: --device /dev/dxg -v /usr/lib/wsl:/usr/lib/wsl in place of the two devices",
+        ],
+        ask: &[
+            "ls -l /dev/kfd /dev/dri; docker context ls",
+            "uname -r; lsmod | grep amdgpu",
+        ],
+        source: "https://github.com/ROCm/container-toolkit/issues/86",
+        ..BASE
+    },
+    Entry {
+        id: "container-one-render-node",
+        confidence: Medium,
+        patterns: &[r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|hsa_init.{0,40}\b1008\b"],
+        also: &[r"(?:podman|docker).{0,200}--device[ =]/dev/dri/renderD\d+"],
+        scope: BareMetal,
+        covers: &["hsa-out-of-resources"],
+        cause: "The container was given one render device of several: ROCm asks the kernel for all GPUs and gives up at the one whose device it may not open. In rootless containers this cannot be restricted so.",
+        fix: &[
+            "pass all of them, --device /dev/kfd --device /dev/dri, and choose inside with ROCR_VISIBLE_DEVICES=<index>",
+            "rootless: with --group-add keep-groups (podman with crun)",
+        ],
+        ask: &["ls -ln /dev/dri /dev/kfd; id"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/3144",
+        ..BASE
+    },
+    Entry {
+        id: "kubernetes-no-gpu",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\bInsufficient (?:amd\.com/\w+|squat\.ai/dri)",
+            r"\b(?:capacity|allocatable)[\w.\x22:\[\] ]{0,12}amd\.com/gpu[\x22\]]?\s*[:=]\s*\x22?0\b",
+            r#"(?i)amd\.com/gpu"?:\s+"?0\b"#,
+            r"(?i)(?:Unschedulable|FailedScheduling).{0,200}amd\.com/gpu",
+        ],
+        scope: BareMetal,
+        cause: "No node of the cluster has a free GPU by the name amd.com/gpu: AMD's device plugin does not run there (or was not restarted with the kubelet), finds no GPU because the amdgpu driver of the node is not loaded, or all GPUs belong to other pods: each is given to one pod as a whole.",
+        fix: &[
+            "kubectl describe node <node> | grep amd.com/gpu: with 0 or nothing, install AMD's device plugin (ROCm/k8s-device-plugin, or the GPU operator) and look at the log of its pod on that node",
+            "on the node: ls -l /dev/kfd /dev/dri; without them the plugin counts no GPU",
+            "as many GPUs as the node has, at most; tolerations, where its nodes have a taint; end pods that hold a GPU",
+        ],
+        ask: &[
+            "kubectl describe node <node> | grep -A 8 -E 'Capacity|Allocatable'",
+            "kubectl logs -n kube-system -l name=amdgpu-dp-ds --tail=30",
+        ],
+        source: "https://github.com/ROCm/k8s-device-plugin",
+        ..BASE
+    },
+    Entry {
+        id: "kubernetes-nvidia-asked",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)\bInsufficient nvidia\.com/gpu"],
+        scope: NotWindows,
+        cause: "The pod asks for a GPU of NVIDIA (nvidia.com/gpu), and no node has a free one. GPUs of AMD have another name, amd.com/gpu.",
+        fix: &[
+            "for AMD GPUs: limits of amd.com/gpu in the manifest (in a Helm chart mostly gpu.type: amd), an image for ROCm, and AMD's device plugin",
+        ],
+        ask: &["kubectl describe node <node> | grep -E 'com/gpu'"],
+        source: "https://github.com/ROCm/k8s-device-plugin",
+        ..BASE
+    },
+    Entry {
+        id: "virtual-machine-reset",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)vfio\S* \S+: not ready \d+ms after (?:bus|FLR|\w+) reset",
+            r"(?i)vfio\S* \S+: AMD_\w+: (?:failed to reset|could not get enabled SMU|reset result = [^0\s])",
+            r"(?i)(?:vfio|kvm).{0,60}(?:Unable to power on device|stuck in D3)",
+            r"(?i)vfio\S* \S+: (?:SMU error|Failed to send message)",
+            r"(?i)vfio\S* \S+: (?:can't change power state|Unable to change power state)",
+        ],
+        scope: BareMetal,
+        covers: &["gpu-off-the-bus", "smu-no-answer"],
+        cause: "The card that is passed to a virtual machine did not come back from its reset: the guest's driver left it in a state that the host cannot reset it from (the reset bug of Polaris, Vega and Navi 10; newer cards after a crash of the guest).",
+        fix: &[
+            "power the host off and on (a restart of the virtual machine is not enough); where it helps, suspend the host once instead",
+            "Polaris, Vega, Navi 10: the kernel module vendor-reset, in its newest version, with reset_method set to device_specific",
+            "bind the card to vfio-pci from the start of the host (vfio-pci.ids=…), so that amdgpu of the host never touches it; options vfio-pci disable_idle_d3=1; its VBIOS as a file",
+            "end the guest's programs on the GPU and unload amdgpu there before it shuts down; ROCm on the host itself or in a container needs no pass-through",
+        ],
+        ask: &["dmesg | grep -iE 'vfio|amdgpu' | tail -n 40; lspci -nnk -d 1002:"],
+        source: "https://github.com/gnif/vendor-reset",
+        ..BASE
+    },
+    Entry {
+        id: "virtual-machine-group",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)vfio.{0,120}group \d+ is not viable",
+            r"(?i)vfio.{0,80}(?:failed to open /dev/vfio/\d+|error getting device from group|No available IOMMU models)",
+            r"(?i)vfio.{0,80}(?:failed to setup container|no iommu_group found)",
+        ],
+        scope: BareMetal,
+        cause: "The host cannot hand the card to the virtual machine: the IOMMU is off, or other devices of its IOMMU group (its sound device, a bridge) still belong to a driver of the host.",
+        fix: &[
+            "the IOMMU (AMD-Vi, VT-d) on in the BIOS; intel_iommu=on on Intel",
+            "bind all devices of the group to vfio-pci (vfio-pci.ids=<GPU>,<its sound device>), before amdgpu and snd_hda_intel take them",
+            "another slot, where the group contains other devices",
+        ],
+        ask: &["ls -l /sys/kernel/iommu_groups/*/devices; lspci -nnk -d 1002:"],
+        source: "https://docs.kernel.org/driver-api/vfio.html",
         ..BASE
     },
 ];

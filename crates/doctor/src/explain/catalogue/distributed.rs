@@ -190,4 +190,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://docs.pytorch.org/docs/stable/elastic/errors.html",
         ..BASE
     },
+    Entry {
+        id: "iommu-not-passed",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r#"(?i)Missing "?iommu=pt"? from kernel command line"#],
+        cause: "RCCL warns that the IOMMU is not in pass-through mode: GPUs that reach each other's memory through it can hang, or compute wrongly.",
+        fix: &[
+            "Linux: iommu=pt on the kernel command line, then restart",
+            "until then NCCL_P2P_DISABLE=1 (vLLM also --disable-custom-all-reduce): the GPUs exchange data through the host",
+        ],
+        ask: &["Linux: cat /proc/cmdline"],
+        source: "https://rocm.docs.amd.com/projects/rccl/en/latest/how-to/troubleshooting-rccl.html",
+        ..BASE
+    },
 ];

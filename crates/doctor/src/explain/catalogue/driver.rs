@@ -21,9 +21,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"dkms autoinstall .*failed for .*amdgpu",
             r"/var/lib/dkms/amdgpu/\S+/build/make\.log",
             r"(?i)amdgpu-dkms.*(?:subprocess returned error|exit status)",
-            r"(?i)DKMS make\.log for amdgpu",
+            r"(?i)DKMS make\.log for (?:amdgpu|rock)",
+            r"(?i)/tmp/amd\.\w+/.{0,160}\berror: ",
+            r"(?i)dpkg: .{0,60}(?:rock|amdgpu)-dkms",
         ],
-        also: &[r"(?i)amdgpu"],
+        also: &[r"(?i)amdgpu|rock-dkms|rocm-dkms"],
         scope: NotWindows,
         cause: "AMD's DKMS driver (amdgpu-dkms) does not build on this kernel{kernel}: the kernel is newer than that release of the driver knows, or is one of a distribution it was not made for. The kernel's own amdgpu driver needs no such package.",
         fix: &[
@@ -231,8 +233,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "kfd-missing",
         patterns: &[
-            r"(?i)error gathering device information while adding custom device .?/dev/(?:kfd|dri)",
-            r"(?i)stat /dev/kfd: no such file",
             r"/dev/kfd.*No such file or directory",
             r"(?i)ROCk module is NOT loaded",
             r"/dev/kfd.*\bENOENT\b",

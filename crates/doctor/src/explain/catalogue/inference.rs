@@ -157,8 +157,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "runner-illegal-instruction",
         patterns: &[
             r"(?i)exit (?:status|code):? ?(?:0xc000001d|132)\b|signal: illegal instruction",
+            r"(?i)signaled to shutdown with signal 4\b",
         ],
-        covers: &["runner-crash", "illegal-instruction"],
+        covers: &["runner-crash", "illegal-instruction", "server-shard-failed"],
         cause: "The program met an instruction that the processor does not know (an illegal instruction): it was built for CPUs with AVX or AVX2 and this one has none, or the variant for it was chosen wrongly.",
         fix: &[
             "a newer version, which picks its build by the processor",
@@ -196,7 +197,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"/bits/(?:stl_|basic_)\w+\.h:\d+:.*Assertion .* failed",
         ],
         unless: &[
-            r"(?i)out of memory|ROCm error|CUDA error|unable to allocate|failed to allocate|invalid device function",
+            r"(?i)out of memory|ROCm error|CUDA error|unable to allocate|failed to allocate|invalid device function|(?:cuda|hip)Success",
         ],
         covers: &[
             "segmentation-fault",
@@ -505,12 +506,13 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:aten::\S+' is not currently supported on the DML backend|not currently (?:implemented|supported) on the DML)",
             r"(?i)The GPU device instance has been suspended|GetDeviceRemovedReason|887A000[567]",
             r"(?i)device privateuseone|torch_directml.*(?:Error|error)",
+            r"(?i)expected key in DispatchKeySet.{0,120}got: PrivateUse1",
+            r"(?i)'aten::\S+' with arguments from the 'PrivateUse1' backend",
         ],
-        scope: Windows,
         cause: "This runs through DirectML, which lacks operations and data types, reports memory wrongly, and loses the device when a step takes too long or memory is full. It is not ROCm.",
         fix: &[
-            "AMD's ROCm build of torch for Windows on RX 7000, RX 9000 and Ryzen AI; ZLUDA on older cards",
-            "with DirectML: fp32, a smaller image and batch",
+            "AMD's ROCm build of torch on RX 7000, RX 9000 and Ryzen AI; on Windows ZLUDA for older cards",
+            "with DirectML: fp32, a smaller image and batch; what it lacks on the CPU (.to(\"cpu\") for that step)",
         ],
         source: "https://github.com/microsoft/DirectML/issues/449",
         ..BASE

@@ -3,8 +3,10 @@
 //! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
 //! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
 //! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
-//! `compilers` and `toolchain` compilers of kernels, `training` libraries that train, `generation` programs that generate images, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is installed, `installation` how, `programs`
-//! and `inference` llama.cpp, ollama, vLLM and similar, `kernel_log` the kernel's messages about a running GPU,
+//! `compilers` and `toolchain` compilers of kernels, `training` libraries that train, `generation` programs that generate
+//! images, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is
+//! installed, `installation` how, `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `npu` the NPU beside
+//! the GPU, `kernel_log` the kernel's messages about a running GPU,
 //! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
 
@@ -22,11 +24,13 @@ mod kernels;
 mod last_resort;
 mod libraries;
 mod memory;
+mod npu;
 mod packages;
 mod programs;
 mod python;
 mod remarks;
 mod results;
+mod servers;
 mod shared_objects;
 mod toolchain;
 mod training;
@@ -125,6 +129,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         memory::ENTRIES,
         kernel_log::ENTRIES,
         driver::ENTRIES,
+        npu::ENTRIES,
         containers::ENTRIES,
         wsl_and_windows::ENTRIES,
         kernels::ENTRIES,
@@ -140,6 +145,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         installation::ENTRIES,
         programs::ENTRIES,
         inference::ENTRIES,
+        servers::ENTRIES,
         distributed::ENTRIES,
         python::ENTRIES,
         remarks::ENTRIES,

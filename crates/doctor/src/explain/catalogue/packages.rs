@@ -10,7 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:rocm|hip|amdgpu|rocblas|miopen|rccl)\S* : (?:Pre)?Depends: \S+ \(= ",
             r"(?i)Depends: (?:rocm|hip|rocminfo|hsa|comgr|rocblas|miopen|amdgpu)\S* .*(?:but .* is to be installed|is not going to be installed|is not installable)",
-            r"(?i)^\W*(?:\d+\.\d+ +)?(?:rocm|hip|amdgpu|rocblas|roc\w+|miopen|rccl)\S* : (?:Pre-?)?Depends: \S+.* but it is not installable",
+            r"(?i)^\W*(?:\d+\.\d+ +)?(?:rocm|hip|amdgpu|rocblas|roc\w+|miopen|rccl|llvm-amdgpu|comgr|hsa|openmp-extras|half)\S* : (?:Pre-?)?Depends: \S+.* but it is not (?:installable|going to be installed)",
             r"(?i)Depends: (?:libc6|libstdc\+\+6|python3|zlib1g|libzstd1) \(= \S+\) but \S+ is to be installed",
             r"(?i)trying to overwrite '/\S*rocm\S*', which is also in package",
         ],
@@ -76,6 +76,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "AMD's repository is not set up, or has nothing for this release of the distribution.",
         fix: &[
             "install the amdgpu-install package for your distribution and version from repo.radeon.com, then sudo apt update",
+            "a 404 for amdgpu/<version>: the driver has version numbers of its own since ROCm 7 (30.10, 30.20, …), and lists of apt from an older amdgpu-install may be left: sudo apt purge amdgpu-install, remove amdgpu*.list and rocm*.list from /etc/apt/sources.list.d, then install it again",
             "a distribution that AMD has no repository for: its own packages of ROCm, or wheels that bring ROCm (`surefoot doctor` prints the command)",
         ],
         source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
@@ -154,6 +155,24 @@ pub(super) const ENTRIES: &[Entry] = &[
             "pip install \"numpy<2\", or a newer version of the package that the traceback names",
         ],
         source: "https://numpy.org/devdocs/user/troubleshooting-importerror.html",
+        ..BASE
+    },
+    Entry {
+        id: "amdgpu-install-distribution",
+        patterns: &[
+            r"(?i)amdgpu-(?:pro-)?install.{0,80}(?:unsupported|not supported|unknown).{0,20}(?:OS|distribution|distro)",
+            r"(?i)unsupported (?:OS|distribution|distro)\W.{0,60}(?:/etc/os-release|\bID\b|pop|neon|kali|zorin|elementary|arch|manjaro|fedora|nobara|cachyos)",
+            r"(?i)ERROR: (?:this )?(?:OS|distribution) (?:is )?not supported.{0,40}amdgpu",
+        ],
+        scope: NotWindows,
+        cause: "amdgpu-install knows only the distributions that AMD supports (Ubuntu, Debian, RHEL and its kin, SLES): it reads ID in /etc/os-release and stops for any other, also for those that are made from Ubuntu.",
+        fix: &[
+            "a distribution made from Ubuntu or Debian (Pop!_OS, KDE neon, Zorin, Kali): add AMD's repository by hand for the release that it is made from (jammy, noble), and install rocm without the DKMS driver: that of the kernel does",
+            "Fedora, Arch, openSUSE, NixOS: their own packages of ROCm",
+            "a container for ROCm (rocm/pytorch), or a torch wheel, which brings its ROCm: neither needs an installed ROCm",
+        ],
+        ask: &["cat /etc/os-release | head -n 5"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/5925",
         ..BASE
     },
 ];

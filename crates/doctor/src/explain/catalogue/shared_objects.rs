@@ -245,4 +245,92 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://man7.org/linux/man-pages/man8/ld.so.8.html",
         ..BASE
     },
+    Entry {
+        id: "amd-smi-versions",
+        patterns: &[
+            r"libamd_smi\.so\S*: undefined symbol: amdsmi_",
+            r"module 'amdsmi\S*' has no attribute '",
+            r"(?i)cannot import name '\w+' from 'amdsmi",
+        ],
+        scope: NotWindows,
+        covers: &[
+            "rocm-library-mismatch",
+            "undefined-symbol",
+            "package-versions-differ",
+        ],
+        cause: "amd-smi, the Python package amdsmi and the library libamd_smi.so are of different ROCm versions: an older amdsmi is left in Python's folders, or that of another ROCm is found first. Only this tool is affected; the GPU computes without it.",
+        fix: &[
+            "pip uninstall amdsmi (as root as well, for /usr/local/lib/python3*), then that of the installed version: pip install /opt/rocm/share/amd_smi",
+            "several ROCm versions: PYTHONPATH=/opt/rocm-<version>/share/amd_smi for the one in use, and LD_LIBRARY_PATH without the others",
+        ],
+        ask: &[
+            "python3 -c 'import amdsmi; print(amdsmi.__file__)'; pip show amdsmi",
+            "ls -d /opt/rocm*",
+        ],
+        source: "https://github.com/ROCm/amdsmi/issues/186",
+        ..BASE
+    },
+    Entry {
+        id: "amd-smi-python-module",
+        severity: Warning,
+        patterns: &[r"(?i)No module named '(?:yaml|argcomplete|setuptools)'"],
+        also: &[r"(?i)amd-?smi"],
+        scope: NotWindows,
+        cause: "amd-smi is a Python program, and a module that it needs is not installed for the system's Python: PyYAML (yaml), argcomplete or setuptools. The GPU computes without amd-smi.",
+        fix: &[
+            "install the packages: sudo apt install python3-yaml python3-argcomplete python3-setuptools (Fedora, RHEL: python3-pyyaml python3-argcomplete)",
+        ],
+        source: "https://github.com/ROCm/amdsmi/issues/19",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-package-incomplete",
+        confidence: Medium,
+        patterns: &[
+            r"rocm_sdk_core/_cli\.py",
+            r"(?i)Could not find rocm library '\w+' at path",
+            r"(?i)rocm_sdk\S*.{0,80}(?:no match found|is not installed|FileNotFoundError)",
+        ],
+        also: &[r"(?i)FileNotFoundError|no match found|ModuleNotFoundError"],
+        covers: &["windows-rocm-dll"],
+        cause: "A file that the rocm packages (wheels) should bring is not there, or has another name than this torch asks for: the build of that day is incomplete, or torch and the rocm packages are of different dates.",
+        fix: &[
+            "another nightly, or a release: all of rocm, torch, torchvision and torchaudio of one date, in a fresh environment",
+            "the parts that were left out: pip install \"rocm[libraries,devel]\" of the same version",
+        ],
+        ask: &["pip list | grep -iE 'rocm|torch'"],
+        source: "https://github.com/ROCm/TheRock/issues/1552",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-smi-no-answer",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)ROCm SMI returned \d+ \(the expected value is 0\)"],
+        scope: BareMetal,
+        cause: "rocm-smi could not start its library: it is of another version than the tool or is not found (LD_LIBRARY_PATH), or the library sees no GPU through the driver (8: not initialised). It only shows statistics; whether the GPU can compute, rocminfo tells.",
+        fix: &[
+            "rocm-smi and librocm_smi64 of one release; unset LD_LIBRARY_PATH that names another one",
+            "container: pass all of /dev/dri and /dev/kfd",
+        ],
+        ask: &["rocminfo | grep gfx; ls -l /dev/kfd /dev/dri"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/1274",
+        ..BASE
+    },
+    Entry {
+        id: "lapack-missing",
+        patterns: &[
+            r"undefined symbol: (?:[sdcz](?:getr[fsi]|gemm|gemv|trsm|potr[fs]|gesvd?|gesdd|geqrf|orgqr|ungqr|he?e?v\w?|heev\w?|syev\w?)_?\b|cblas_\w+|LAPACKE_\w+)",
+        ],
+        scope: NotWindows,
+        covers: &["undefined-symbol"],
+        cause: "The missing function is one of BLAS or LAPACK, the libraries for linear algebra on the CPU: this torch was built against another one (OpenBLAS, MKL) than the one that is found. It has nothing to do with the GPU.",
+        fix: &[
+            "install the library that it was built with, mostly OpenBLAS with LAPACK: sudo apt install libopenblas0 liblapack3 (Arch: blas-openblas in place of blas, cblas and lapack; Fedora: openblas)",
+            "or a wheel of torch from its ROCm index, which brings its own",
+        ],
+        ask: &["ldd <the library of the message> | grep -iE 'blas|lapack|mkl'"],
+        source: "https://wiki.debian.org/DebianScience/LinearAlgebraLibraries",
+        ..BASE
+    },
 ];

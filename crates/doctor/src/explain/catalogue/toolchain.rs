@@ -110,4 +110,67 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/legacy-rocm-build/issues/3060",
         ..BASE
     },
+    Entry {
+        id: "hip-with-other-compiler",
+        patterns: &[r"(?i)Only LLVM is supported for HIP"],
+        covers: &["wheel-build-failed"],
+        cause: "CMake took another compiler (Microsoft's MSVC, or GCC) for sources that only ROCm's own clang compiles: the generator of Visual Studio always takes MSVC.",
+        fix: &[
+            "Windows: from the x64 Native Tools prompt, with the bin folder of the HIP SDK first on PATH: set CC=clang, set CXX=clang++, set CMAKE_GENERATOR=Ninja, then CMAKE_ARGS=\"-DGGML_HIP=ON -DGPU_TARGETS=<gfx>\" pip install --no-cache-dir …",
+            "Linux, WSL: CC=/opt/rocm/llvm/bin/clang CXX=/opt/rocm/llvm/bin/clang++ before cmake or pip, in an empty build folder",
+            "a wheel or release that is built for ROCm already",
+        ],
+        ask: &["the lines `The CXX compiler identification is …` of CMake"],
+        source: "https://github.com/abetlen/llama-cpp-python/issues/1009",
+        ..BASE
+    },
+    Entry {
+        id: "cmake-rocm-root",
+        patterns: &[r"(?i)Failed to find ROCm root directory"],
+        scope: NotWindows,
+        covers: &["compiler-test-failed", "cmake-finds-no-hip"],
+        cause: "CMake found a HIP compiler but not the folder of the ROCm that it belongs to: it asks hipconfig beside the compiler, or looks for hip-lang-config.cmake, and neither is there.",
+        fix: &[
+            "name both: HIPCXX=<ROCm>/lib/llvm/bin/clang++ cmake -DCMAKE_HIP_COMPILER_ROCM_ROOT=<ROCm> -DCMAKE_PREFIX_PATH=<ROCm> …, and ROCM_PATH and HIP_PATH to the same folder",
+            "the development packages of HIP (hip-dev, hipcc); a newer CMake",
+            "NixOS and others with parts of ROCm in several folders: their merged package (rocmPackages.clr, rocm-merged)",
+        ],
+        ask: &["hipconfig --full; ls <ROCm>/lib/cmake"],
+        source: "https://cmake.org/cmake/help/latest/envvar/HIPCXX.html",
+        ..BASE
+    },
+    Entry {
+        id: "hipcc-takes-nvidia",
+        patterns: &[
+            r#"(?i)Can't exec "\S*nvcc""#,
+            r"(?i)hipcc.{0,160}\bnvcc.{0,20}(?:not found|No such file)",
+            r"(?i)hipcc.{0,200}cannot find (?:CUDA|nvcc)",
+        ],
+        covers: &["cuda-home-missing"],
+        cause: "hipcc compiles for NVIDIA and looks for CUDA's nvcc: it finds no clang of ROCm beside itself, or HIP_PLATFORM=nvidia is set.",
+        fix: &[
+            "export HIP_PLATFORM=amd HIP_CLANG_PATH=<ROCm>/llvm/bin ROCM_PATH=<ROCm>",
+            "hipcc with its compiler: rocm-llvm and hip-dev of the same version; NixOS: rocmPackages.clr, which has the wrapped hipcc, instead of rocmPackages.hipcc",
+        ],
+        ask: &["hipconfig --platform; hipconfig --full"],
+        source: "https://github.com/NixOS/nixpkgs/issues/265095",
+        ..BASE
+    },
+    Entry {
+        id: "tensorflow-other-rocm",
+        patterns: &[
+            r"(?i)ROCm Configuration Error: ",
+            r"(?i)Cannot find rocm (?:library|header|toolkit)",
+        ],
+        scope: NotWindows,
+        cause: "The build of TensorFlow looks for the libraries and headers of ROCm by the names and places of the version that it was made for: the installed ROCm is newer or older (hip_hcc became amdhip64 with 3.5, the folders moved with 5.2), or not all of it is installed.",
+        fix: &[
+            "the TensorFlow release that AMD's table names for this ROCm version, or the ROCm release of its age",
+            "all development packages (rocm-dev, rocm-libs), and ROCM_PATH to their folder",
+            "a ready package: tensorflow-rocm from repo.radeon.com, or the container rocm/tensorflow",
+        ],
+        ask: &["cat /opt/rocm/.info/version; ls /opt/rocm/lib | head"],
+        source: "https://github.com/rocm-arch/tensorflow-rocm/issues/5",
+        ..BASE
+    },
 ];

@@ -291,4 +291,78 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
         ..BASE
     },
+    Entry {
+        id: "directml-memory",
+        patterns: &[
+            r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
+            r"(?i)DML allocator out of memory|dml_heap_allocator\.cc",
+        ],
+        covers: &["out-of-memory-without-numbers", "directml-limits"],
+        cause: "DirectML found no memory for a tensor. This runs through DirectML and not through ROCm: it needs much more memory for the same model, gives it back late, and attention is computed in one piece. If the tensor is tiny, DirectML does not work on this device at all.",
+        fix: &[
+            "Windows: AMD's ROCm build of torch on RX 6000 and newer and Ryzen AI, or ZLUDA on older cards, instead of DirectML",
+            "WSL: ROCm for WSL instead of DirectML, on a card that AMD's table lists",
+            "with DirectML: half precision (float16), a smaller model, image or batch, --medvram or --lowvram, sub-quadratic attention",
+        ],
+        source: "https://github.com/microsoft/DirectML/issues/579",
+        ..BASE
+    },
+    Entry {
+        id: "directml-device",
+        patterns: &[r"(?i)unbox expects Dml at::Tensor|DMLTensor\.cpp"],
+        covers: &["directml-limits"],
+        cause: "DirectML was given a tensor that is not on its device: the program made it on the CPU or left it there.",
+        fix: &[
+            "move every tensor to the device of torch_directml (.to(dml)), also those of whole numbers that a scheduler or tokenizer makes",
+            "or leave DirectML: AMD's ROCm build of torch needs no changes to the program (its device is \"cuda\")",
+        ],
+        source: "https://github.com/microsoft/DirectML/issues/442",
+        ..BASE
+    },
+    Entry {
+        id: "directml-not-on-linux",
+        confidence: Medium,
+        patterns: &[r"torch_directml/libdirectml\.so"],
+        also: &[r"(?i)SIGSEGV|Segmentation fault|core dumped"],
+        covers: &["segmentation-fault", "native-abort"],
+        cause: "torch-directml crashed on Linux: DirectML exists on Windows, and under WSL through its /dev/dxg; Linux of its own has no driver for it.",
+        fix: &[
+            "the ROCm build of torch instead: pip uninstall torch-directml, then torch from its ROCm index",
+        ],
+        source: "https://learn.microsoft.com/windows/ai/directml/pytorch-wsl",
+        ..BASE
+    },
+    Entry {
+        id: "docker-device-wsl",
+        patterns: &[
+            r"(?i)error gathering device information while adding custom device .?/dev/(?:kfd|dri)",
+            r"(?i)stat /dev/kfd: no such file",
+        ],
+        scope: Wsl,
+        covers: &["wsl-gpu-not-usable"],
+        cause: "WSL has none of the devices that this command passes, which are those of Linux's own driver: the GPU comes through the Windows driver, as /dev/dxg, and only for the cards that AMD's table for WSL lists.",
+        fix: &[
+            "WSL: docker run --device /dev/dxg -v /usr/lib/wsl:/usr/lib/wsl …, with an image that has ROCm for WSL (rocr4wsl, librocdxg), in place of the devices in the command",
+            "WSL: a card that the table does not list (RX 6000 and older): Linux of its own, or programs for Windows (Vulkan, ZLUDA)",
+        ],
+        ask: &["ls -l /dev/dxg; uname -r"],
+        source: "https://github.com/ROCm/AMDMIGraphX/issues/3834",
+        ..BASE
+    },
+    Entry {
+        id: "docker-device-windows",
+        patterns: &[
+            r"(?i)error gathering device information while adding custom device .?/dev/(?:kfd|dri)",
+            r"(?i)stat /dev/kfd: no such file",
+        ],
+        scope: Windows,
+        cause: "Docker on Windows runs containers in a virtual machine (WSL), and the devices that this command passes are those of Linux's own kernel driver: there are none, and neither the HIP SDK nor ROCm for Windows brings them.",
+        fix: &[
+            "without a container: the program's own version for Windows (AMD's ROCm build of torch, Vulkan, ZLUDA)",
+            "in WSL, with a card that AMD's table for WSL lists: --device /dev/dxg -v /usr/lib/wsl:/usr/lib/wsl, and an image with ROCm for WSL",
+            "or Linux on the machine itself, where the command works as it is",
+        ],
+        source: "https://github.com/ROCm/AMDMIGraphX/issues/3834",
+        ..BASE
+    },
 ];
