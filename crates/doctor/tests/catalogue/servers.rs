@@ -153,4 +153,20 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "lmstudio-survey",
         "Error trying to query ROCm GPUs: Failed to get memory info for hip device id \"0\".",
     ),
+    (
+        "zluda-files-missing",
+        "function 'zluda_get_nightly_flag' not found, but nccl.dll is missing.",
+    ),
+    (
+        "zluda-cublas",
+        "CUDA error: the function requires an architectural feature absent from the device\n  in function ggml_cuda_op_mul_mat_cublas at C:\\llamaZLUDA\\llama.cpp\\ggml-cuda.cu:1333",
+    ),
+    (
+        "wsl-package-missing",
+        "E: Unable to locate package hsa-runtime-rocr4wsl-amdgpu",
+    ),
+    (
+        "hip-runtime-assertion",
+        "llamafile: /usr/src/debug/hip-runtime-amd/clr-rocm-5.7.1/rocclr/os/os_posix.cpp:310: static void amd::Os::currentStackInfo(unsigned char**, size_t*): Assertion `Os::currentStackPtr() >= *base - *size' failed.",
+    ),
 ];

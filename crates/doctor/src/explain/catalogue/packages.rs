@@ -66,7 +66,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "apt-repository-refused",
         patterns: &[
             r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",
-            r"(?i)Unable to locate package (?:rocm|hip|amdgpu)\S*",
+            r"(?i)Unable to locate package (?:rocm|hip|amdgpu|roc\w+|hsa-|comgr|miopen|rccl|migraphx|amd-smi)\S*",
             r"(?i)Unable to find a match: .*(?:rocm|hip|amdgpu)",
             r"(?i)nothing provides \S+.* needed by (?:rocm|hip|amdgpu|miopen|rocblas)",
             r"(?i)Failed to download metadata for repo '(?:amdgpu|rocm)\S*'",

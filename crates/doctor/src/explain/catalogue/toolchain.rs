@@ -173,4 +173,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/rocm-arch/tensorflow-rocm/issues/5",
         ..BASE
     },
+    Entry {
+        id: "hip-runtime-assertion",
+        confidence: Medium,
+        patterns: &[
+            r"rocclr/\S+:\d+: .*Assertion",
+            r"\bamd::Os::currentStackInfo\b.*Assertion",
+            r"(?:clr|hipamd|rocr-runtime|ROCR-Runtime)\S*/\S+\.(?:cpp|hpp):\d+: .*Assertion",
+        ],
+        scope: NotWindows,
+        covers: &["native-abort", "segmentation-fault", "program-check-failed"],
+        cause: "The HIP runtime checked itself and stopped: it was built with assertions, as packages of some distributions are. The one about the stack (currentStackInfo) fails in threads that move their stack: coroutines, Julia's tasks, llamafile; it says nothing about the GPU.",
+        fix: &[
+            "a newer version of the distribution's HIP runtime, or one that is built without assertions (AMD's packages, or a wheel that brings its own)",
+            "a newer version of the program, or calls of HIP from ordinary threads alone",
+        ],
+        ask: &["the name and version of the package that has libamdhip64.so"],
+        source: "https://bugs.gentoo.org/895286",
+        ..BASE
+    },
 ];

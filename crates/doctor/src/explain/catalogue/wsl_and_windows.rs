@@ -365,4 +365,54 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/AMDMIGraphX/issues/3834",
         ..BASE
     },
+    Entry {
+        id: "zluda-files-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Could not call zluda_get_nightly_flag|function 'zluda_\w+' not found",
+            r"(?i)(?:nccl|nvcuda|nvrtc\w*|cublas\w*|zluda\w*)\.dll is missing",
+            r"(?i)zluda.{0,80}(?:blocked|quarantined|removed) by",
+        ],
+        covers: &["torch-cpu-only", "windows-dll-missing"],
+        cause: "Files of ZLUDA are missing or cannot be loaded: the virus scanner took them (it reports ZLUDA wrongly), its download is incomplete, or it is of another version than the HIP SDK. Without it a CUDA build of torch sees no GPU.",
+        fix: &[
+            "an exception in the virus scanner for the folder of the program, then let its installer fetch ZLUDA again",
+            "the HIP SDK in the version that this ZLUDA asks for, with its bin folder on PATH and HIP_PATH set; rocBLAS files for the card, where the SDK has none",
+            "or leave ZLUDA: AMD's ROCm build of torch on RX 6000 and newer and Ryzen AI",
+        ],
+        ask: &["dir zluda", "echo %HIP_PATH%"],
+        source: "https://github.com/patientx/ComfyUI-Zluda/issues/463",
+        ..BASE
+    },
+    Entry {
+        id: "zluda-cublas",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)requires an architectural feature absent from the device|CUBLAS_STATUS_ARCH_MISMATCH",
+            r"CUBLAS_STATUS_(?:NOT_SUPPORTED|NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR)",
+        ],
+        also: &[r"(?i)zluda"],
+        cause: "A program for CUDA runs through ZLUDA, and its matrix library (cuBLAS) failed: ZLUDA hands it to the rocBLAS of the HIP SDK, which is not found, has no kernels for {gpu}, or lacks this operation.",
+        fix: &[
+            "the HIP SDK that this ZLUDA asks for (HIP_PATH set, its bin folder on PATH), with rocBLAS files for <gfx>",
+            "without ZLUDA: the program's own build for HIP (ROCm) or Vulkan; llama.cpp and torch have both",
+        ],
+        ask: &["echo %HIP_PATH%", "hipInfo"],
+        source: "https://github.com/vosen/ZLUDA/issues/604",
+        ..BASE
+    },
+    Entry {
+        id: "wsl-package-missing",
+        patterns: &[r"(?i)Unable to locate package \S*rocr4wsl\S*"],
+        scope: Wsl,
+        covers: &["apt-repository-refused"],
+        cause: "This ROCm release has no runtime package for WSL in AMD's repository (hsa-runtime-rocr4wsl-amdgpu): not every release is for WSL, and newer ones replaced it with librocdxg.",
+        fix: &[
+            "WSL: the release that AMD's table for WSL names (6.4.2 had the package): its amdgpu-install, after sudo amdgpu-install --uninstall and sudo apt purge amdgpu-install",
+            "WSL: or ROCm 7.2 and newer with librocdxg, and a Windows driver of its age",
+        ],
+        ask: &["ls /etc/apt/sources.list.d; dpkg -l amdgpu-install"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/5361",
+        ..BASE
+    },
 ];
