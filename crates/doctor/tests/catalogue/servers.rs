@@ -169,4 +169,20 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "hip-runtime-assertion",
         "llamafile: /usr/src/debug/hip-runtime-amd/clr-rocm-5.7.1/rocclr/os/os_posix.cpp:310: static void amd::Os::currentStackInfo(unsigned char**, size_t*): Assertion `Os::currentStackPtr() >= *base - *size' failed.",
     ),
+    (
+        "hip-sources-differ",
+        "q4_matmul.hip:82:45: error: no viable conversion from '__half' to '__fp16'",
+    ),
+    (
+        "compiler-option-unknown",
+        "error: unknown warning option '-Wnrvo' [-Werror,-Wunknown-warning-option]",
+    ),
+    (
+        "compiler-option-unknown",
+        "clang++: error: unknown argument: '-lineinfo'",
+    ),
+    (
+        "migraphx-failed",
+        "terminate called after throwing an instance of 'migraphx::version_2_8_0::exception'",
+    ),
 ];

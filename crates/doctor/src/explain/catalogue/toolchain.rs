@@ -192,4 +192,66 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://bugs.gentoo.org/895286",
         ..BASE
     },
+    Entry {
+        id: "hip-sources-differ",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)no viable conversion from '[^']*__half\d?'(?: \(aka '[^']*'\))? to '",
+            r"(?i)error: cannot (?:initialize|convert) .{0,60}'(?:hip|rocblas|hipblas)\w*'.{0,60}'(?:hip|rocblas|hipblas)\w*'",
+            r"(?i)error: no matching function for call to '(?:hip|hipblas|rocblas|rocwmma|__h)\w+'",
+            r"(?i)error: (?:use of undeclared identifier|unknown type name) '(?:hipblas|HIPBLAS_|rocblas_|hip[A-Z])\w*'",
+            r"(?i)error: no member named '\w+' in '(?:hip\w*|rocprim|thrust|at::cuda|c10::hip)\b",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "The source and the headers of this ROCm (or torch) do not fit each other: types and functions of HIP and hipBLAS, the half type among them, changed between releases, and the source was written for another one, or for CUDA.",
+        fix: &[
+            "a newer version of the extension or program, or the one that its notes name for this ROCm version",
+            "a ready wheel for this torch and ROCm, or the ROCm release of the source's age",
+            "without it, where it only makes things faster",
+        ],
+        ask: &[
+            "the first line with `error:`",
+            "cat /opt/rocm/.info/version; pip list | grep -i torch",
+        ],
+        source: "https://github.com/AutoGPTQ/AutoGPTQ/issues/510",
+        ..BASE
+    },
+    Entry {
+        id: "compiler-option-unknown",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)error: unknown warning option '-W\S+'",
+            r"(?i)(?:clang|hipcc|cc1\S*|g\+\+|gcc)\S*: error: (?:unknown argument|unsupported option|unrecognized command.line option)",
+            r"(?i)cl : Command line (?:error|warning) D\d+ : .*(?:invalid|unknown) (?:numeric argument|option) '/?-?-?offload",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "The compiler does not know an option that it was given: it is another compiler, or an older or newer version of it, than the program or library that calls it expects (one of the distribution instead of ROCm's clang, or an option of CUDA's nvcc).",
+        fix: &[
+            "the compiler and the program of one ROCm release: ROCm's own clang (llvm/bin in the folder of ROCm) first on PATH, no other one in CC, CXX and HIP_CLANG_PATH",
+            "a newer version of the program, which asks what the compiler knows; or the option taken out of its setup file",
+        ],
+        ask: &["which hipcc clang; hipcc --version"],
+        source: "https://clang.llvm.org/docs/ClangCommandLineReference.html",
+        ..BASE
+    },
+    Entry {
+        id: "migraphx-failed",
+        confidence: Medium,
+        patterns: &[
+            r"migraphx::version_\w+::exception",
+            r"(?i)(?:AMD)?MIGraphX/src/\S+:\d+: ",
+            r"(?i)\bmigraphx.{0,120}(?:No configs to tune|Invalid MLIR|Unknown hip compiler|failed to (?:call|compile))",
+        ],
+        covers: &["native-abort"],
+        cause: "MIGraphX could not compile the model for the GPU: this version has a defect with the model or with {gpu}, was built without knowing which compiler to use (ROCm's clang), or does not fit the installed ROCm.",
+        fix: &[
+            "a newer MIGraphX, of the same release as ROCm; built here: with CXX=/opt/rocm/llvm/bin/clang++",
+            "another way to export the model (fixed input sizes, another opset), fp32 instead of fp16; MIGRAPHX_DISABLE_MLIR=1 where the line names mlir",
+            "without MIGraphX: PyTorch, or ONNX Runtime on the CPU or with DirectML",
+        ],
+        ask: &["migraphx-driver --version; cat /opt/rocm/.info/version"],
+        source: "https://rocm.docs.amd.com/projects/AMDMIGraphX/en/latest/",
+        scope: NotWindows,
+        ..BASE
+    },
 ];
