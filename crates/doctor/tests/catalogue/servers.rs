@@ -185,4 +185,56 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "migraphx-failed",
         "terminate called after throwing an instance of 'migraphx::version_2_8_0::exception'",
     ),
+    (
+        "package-manager-busy",
+        "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1234 (unattended-upgr)",
+    ),
+    (
+        "package-files-conflict",
+        "error: failed to commit transaction (conflicting files)\nrocm-core: /opt/rocm/.info/version exists in filesystem",
+    ),
+    (
+        "package-files-conflict",
+        ":: installing rocm-core (6.4.0-1) breaks dependency 'rocm-core=6.2.4' required by rocm-llvm",
+    ),
+    (
+        "package-signature",
+        "error: rocm-hip-sdk: signature from \"arch4edu\" is unknown trust",
+    ),
+    (
+        "dkms-leftover",
+        "Error! Could not locate dkms.conf file.\nFile: /usr/src/amdgpu-6.3.6/dkms.conf does not exist.",
+    ),
+    (
+        "container-program-missing",
+        "docker: Error response from daemon: OCI runtime create failed: exec: \"rocminfo\": executable file not found in $PATH",
+    ),
+    (
+        "container-image-unknown",
+        "docker: Error response from daemon: manifest for rocm/pytorch:rocm7.0 not found: manifest unknown",
+    ),
+    (
+        "docker-daemon-refused",
+        "docker: permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+    ),
+    (
+        "bus-errors-corrected",
+        "pcieport 0000:00:01.1: AER: Corrected error received: 0000:03:00.0",
+    ),
+    (
+        "machine-check",
+        "mce: [Hardware Error]: Machine check events logged",
+    ),
+    (
+        "vulkan-feature-missing",
+        "error loading model: vk::PhysicalDevice::createDevice: ErrorExtensionNotPresent",
+    ),
+    (
+        "hsa-out-of-resources",
+        "hsa api call failure at line 900, file: /src/rocminfo/rocminfo.cc. Call returned 4104",
+    ),
+    (
+        "virtual-machine-group",
+        "TASK ERROR: cannot prepare PCI pass-through, IOMMU not present",
+    ),
 ];

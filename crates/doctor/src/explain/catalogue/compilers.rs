@@ -13,6 +13,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r#"(?i)Could not find a package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)""#,
             r"(?i)Could not find ROCM_PATH|CMAKE_HIP_COMPILER.{0,30}(?:not set|not found|not able)|Failed to find (?:a default )?HIP (?:compiler|architecture)",
             r"(?i)Can't find CUDA or HIP installation",
+            r"(?i)No CMAKE_HIP_COMPILER could be found",
+            r"(?i)\bHIP_(?:ROOT_DIR|HIPCC_EXECUTABLE|PATH)\b.{0,40}NOTFOUND|NOTFOUND:? ?HIP_",
         ],
         cause: "CMake does not find HIP or a library of ROCm: the development packages are not installed, or its folder is not in CMake's search path.",
         fix: &[
@@ -118,7 +120,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
             r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
             r#"(?i)package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocwmma|miopen|rocm|hsa-runtime64|amd_comgr|AMDDeviceLibs)\w*""#,
-            r"(?:cannot find|unable to find library) -l(?:amdhip64|hipblas|rocblas|hiprtc|MIOpen)\b",
+            r"(?:cannot find|unable to find library) -l(?:amdhip64|hip\w+|rocblas|rocm\w+|rocrand|rocfft|rocsparse|rocsolver|roctx\w*|MIOpen|rccl|hsa-runtime64|hsakmt)\b",
             r"\bhipcc: (?:command )?not found|\bhipcc not found",
         ],
         cause: "The HIP headers or their CMake files (the development part of ROCm, hip-dev) are not installed, or not where the compiler looks.",
@@ -281,6 +283,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hip-source-as-cuda",
         patterns: &[
             r"(?i)unsupported CUDA gpu architecture: '?gfx",
+            r"(?i)Unsupported gpu architecture '(?:compute|sm)_gfx",
             r"(?i)cannot find CUDA installation.{0,40}--cuda-path",
         ],
         covers: &["compiler-too-old-for-gpu", "extension-build-failed"],

@@ -149,6 +149,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)vfio.{0,120}group \d+ is not viable",
             r"(?i)vfio.{0,80}(?:failed to open /dev/vfio/\d+|error getting device from group|No available IOMMU models)",
             r"(?i)vfio.{0,80}(?:failed to setup container|no iommu_group found)",
+            r"(?i)cannot prepare PCI pass-?through, IOMMU not present|No IOMMU detected",
         ],
         scope: BareMetal,
         cause: "The host cannot hand the card to the virtual machine: the IOMMU is off, or other devices of its IOMMU group (its sound device, a bridge) still belong to a driver of the host.",
@@ -159,6 +160,47 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["ls -l /sys/kernel/iommu_groups/*/devices; lspci -nnk -d 1002:"],
         source: "https://docs.kernel.org/driver-api/vfio.html",
+        ..BASE
+    },
+    Entry {
+        id: "container-program-missing",
+        severity: Warning,
+        patterns: &[
+            r#"(?i)exec: \\?"(?:\S*/)?(?:rocminfo|rocm-smi|amd-smi|hipcc|hipconfig|clinfo|nvidia-smi)\S*: executable file not found"#,
+        ],
+        cause: "The image does not contain the program that the container was told to run; that says nothing about the GPU.",
+        fix: &[
+            "an image that has it (rocm/dev-ubuntu, rocm/pytorch), or install it in this one: apt install rocminfo rocm-smi-lib",
+        ],
+        scope: NotWindows,
+        source: "https://hub.docker.com/u/rocm",
+        ..BASE
+    },
+    Entry {
+        id: "container-image-unknown",
+        severity: Warning,
+        patterns: &[
+            r"(?i)manifest for \S+ not found|manifest unknown",
+            r"(?i)(?:pull access denied for|repository does not exist)",
+        ],
+        cause: "The registry has no image of this name and tag: tags name the exact versions of ROCm, of the distribution and of torch, and old ones are removed.",
+        fix: &["look the tags up (hub.docker.com/r/rocm/pytorch/tags), or take :latest"],
+        source: "https://hub.docker.com/u/rocm",
+        ..BASE
+    },
+    Entry {
+        id: "docker-daemon-refused",
+        severity: Warning,
+        patterns: &[
+            r"(?i)permission denied while trying to connect to the Docker (?:daemon|API)",
+            r"(?i)Cannot connect to the Docker daemon at",
+        ],
+        cause: "The command does not reach the Docker daemon: it does not run, or the user may not talk to it (the group docker). The GPU has no part in it.",
+        fix: &[
+            "Linux: sudo systemctl start docker; sudo usermod -aG docker $USER, then log in again",
+            "Windows: start Docker Desktop",
+        ],
+        source: "https://docs.docker.com/engine/install/linux-postinstall/",
         ..BASE
     },
 ];

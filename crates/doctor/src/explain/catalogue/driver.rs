@@ -22,6 +22,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"/var/lib/dkms/amdgpu/\S+/build/make\.log",
             r"(?i)amdgpu-dkms.*(?:subprocess returned error|exit status)",
             r"(?i)DKMS make\.log for (?:amdgpu|rock)",
+            r"(?i)amdgpu dkms failed",
             r"(?i)/tmp/amd\.\w+/.{0,160}\berror: ",
             r"(?i)dpkg: .{0,60}(?:rock|amdgpu)-dkms",
         ],
@@ -59,7 +60,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "amdgpu-not-signed",
         patterns: &[
-            r"(?i)modprobe: ERROR: could not insert 'amdgpu'",
+            r"(?i)(?:modprobe|insmod): ERROR: could not insert (?:module )?\S*amdgpu",
             r"(?i)amdgpu.*(?:Key was rejected by service|Required key not available)",
             r"(?i)amdgpu: (?:disagrees about version of symbol|Unknown symbol)",
         ],
@@ -125,6 +126,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Info,
         patterns: &[
             r"(?i)(?:Direct firmware load for|Failed to load firmware) \W?amdgpu/\w+_(?:ta|cap|sjt_mec2?|kicker|isp)\.bin",
+            r"(?i)Possible missing firmware /lib/firmware/amdgpu/",
         ],
         cause: "An optional firmware file is missing (trusted applications for content protection and the like): the GPU starts and ROCm does not need it.",
         fix: &["nothing; a newer linux-firmware brings the file and ends the message"],
@@ -236,6 +238,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"/dev/kfd.*No such file or directory",
             r"(?i)ROCk module is NOT loaded",
             r"/dev/kfd.*\bENOENT\b",
+            r"(?i)/dev/kfd\W{0,3} does not exist",
         ],
         scope: BareMetal,
         cause: "There is no /dev/kfd: amdgpu is not loaded, or a container was started without the device.",
@@ -354,7 +357,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "hsa-out-of-resources",
         confidence: Medium,
-        patterns: &[r"HSA_STATUS_ERROR_OUT_OF_RESOURCES"],
+        patterns: &[
+            r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+            r"(?i)(?:hsa api call failure|rocminfo).{0,200}Call returned 4104\b",
+        ],
         scope: BareMetal,
         cause: "ROCr could not start: /dev/kfd cannot be used, the slot has no PCIe atomics, or the driver in the kernel does not support the GPU.",
         fix: &[
@@ -374,6 +380,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"returned HSA_STATUS_ERROR: A generic error",
+            r"(?i)(?:hsa api call failure|rocminfo).{0,200}Call returned 4096\b",
             r"(?i)hsa_init (?:failed|returned)",
             r"rocminfo\.cc:\d+.*(?:\bHSA_STATUS_ERROR\b|generic error)",
             r"HSA_STATUS_ERROR_NOT_INITIALIZED",
@@ -522,7 +529,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "docker-gpus-flag",
         patterns: &[
-            r#"could not select device driver "" with capabilities: \[\[gpu\]\]"#,
+            r#"could not select device driver "\w*" with capabilities: \[\[gpu\]\]"#,
             r"(?i)nvidia-container-cli: (?:initialization error|requirement error)",
         ],
         cause: "`--gpus` asks for NVIDIA's container runtime. A container gets an AMD GPU as devices.",

@@ -472,6 +472,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)clGetPlatformIDs\(?(?:-1001\)?|.{0,40}-1001)|CL_PLATFORM_NOT_FOUND",
             r"(?i)Number of platforms:?\s+0\s*$",
+            r"what\(\): +clGetPlatformIDs",
         ],
         cause: "OpenCL finds no platform: no driver for it (an ICD) is installed. It is separate from HIP, which PyTorch uses.",
         fix: &[

@@ -330,13 +330,43 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Info,
         patterns: &[
             r"(?i)VM memory stats for proc .* is non-zero when fini",
-            r"(?i)optional (?:rap|dtm|hdcp|securedisplay) ta ucode is not (?:available|loaded)",
+            r"(?i)optional (?:ras|rap|dtm|hdcp|securedisplay) ta ucode is not (?:available|loaded)",
             r"(?i)(?:PCIE|PCI) atomic ops is not supported",
             r"(?i)Expected integer value from monitor, but got",
             r"(?i)amdgpu version file missing|recommends running the https://www\.amd\.com/en/support/linux-drivers",
         ],
         cause: "For information: nothing is missing that computing on the GPU needs.",
         source: "https://docs.kernel.org/gpu/amdgpu/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "bus-errors-corrected",
+        severity: Info,
+        patterns: &[
+            r"(?i)AER: (?:Multiple )?Correct(?:ed|able) error",
+            r"(?i)PCIe Bus Error: severity=Correct",
+        ],
+        scope: BareMetal,
+        cause: "The PCIe bus repeated a transfer and corrected the error by itself: single ones mean nothing. Thousands of them mean a slot, riser or cable that carries the signals badly.",
+        fix: &[
+            "many: reseat the card, without a riser; a lower PCIe generation in the BIOS; pcie_aspm=off on the kernel command line",
+        ],
+        source: "https://docs.kernel.org/PCI/pcieaer-howto.html",
+        ..BASE
+    },
+    Entry {
+        id: "machine-check",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)\bmce: \[Hardware Error\]|Hardware Error\]: (?:CPU \d+|Uncorrected)"],
+        scope: BareMetal,
+        cause: "The processor reported a hardware error (machine check): of itself, of the memory or of the bus. Crashes beside it, those of the GPU as well, can be its consequence.",
+        fix: &[
+            "stock clocks and voltages (no EXPO, XMP or curve optimizer), a newer BIOS",
+            "test the memory (memtest86+); sudo ras-mc-ctl --errors, or journalctl -k | grep -i mce, names the part",
+        ],
+        ask: &["journalctl -k | grep -iE 'mce|hardware error' | tail -n 20"],
+        source: "https://docs.kernel.org/arch/x86/x86_64/machinecheck.html",
         ..BASE
     },
 ];

@@ -111,6 +111,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\*",
             r"(?i)amdgpu \S+: amdgpu: .*(?:\*ERROR\*|failed|timed out)",
             r"(?i)\bkfd kfd: .*(?:failed|error)",
+            r"(?i)\bamdgpu: (?:\[\w+\] ?)?failed to (?:notify|create|init|evict|restore|enable|disable|get|load|add|suspend|resume|start|send)",
         ],
         cause: "The kernel's amdgpu driver reported an error of the GPU. Which one, the line says; kernel, firmware and BIOS of different ages are the usual reason.",
         fix: &[

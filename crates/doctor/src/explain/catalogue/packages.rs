@@ -2,6 +2,7 @@
 
 use super::Scope::NotWindows;
 use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
 use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
@@ -67,6 +68,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",
             r"(?i)Unable to locate package (?:rocm|hip|amdgpu|roc\w+|hsa-|comgr|miopen|rccl|migraphx|amd-smi)\S*",
+            r"(?i)Package '?(?:rocm|hip|amdgpu|roc\w+|miopen|rccl|comgr)\S* has no installation candidate",
+            r"(?i)error: target not found: (?:rocm|hip|roc\w+|miopen|rccl|comgr|hsa)\S*",
+            r"(?i)No match for argument: (?:rocm|hip|amdgpu|roc\w+|miopen)\S*",
+            r"(?i)Cannot find a valid baseurl for repo: (?:rocm|amdgpu)",
+            r"(?i)amdgpu-install: (?:command )?not found",
             r"(?i)Unable to find a match: .*(?:rocm|hip|amdgpu)",
             r"(?i)nothing provides \S+.* needed by (?:rocm|hip|amdgpu|miopen|rocblas)",
             r"(?i)Failed to download metadata for repo '(?:amdgpu|rocm)\S*'",
@@ -77,6 +83,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "install the amdgpu-install package for your distribution and version from repo.radeon.com, then sudo apt update",
             "a 404 for amdgpu/<version>: the driver has version numbers of its own since ROCm 7 (30.10, 30.20, …), and lists of apt from an older amdgpu-install may be left: sudo apt purge amdgpu-install, remove amdgpu*.list and rocm*.list from /etc/apt/sources.list.d, then install it again",
+            "Arch: its own packages are in extra: sudo pacman -Syu rocm-hip-sdk",
             "a distribution that AMD has no repository for: its own packages of ROCm, or wheels that bring ROCm (`surefoot doctor` prints the command)",
         ],
         source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
@@ -173,6 +180,81 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["cat /etc/os-release | head -n 5"],
         source: "https://github.com/ROCm/legacy-rocm-build/issues/5925",
+        ..BASE
+    },
+    Entry {
+        id: "package-manager-busy",
+        severity: Warning,
+        patterns: &[
+            r"(?i)Could not get lock /var/lib/(?:dpkg|apt)/",
+            r"(?i)Unable to (?:acquire the dpkg frontend lock|lock the administration directory|lock directory /var/lib/apt)",
+            r"(?i)unable to lock database|/var/lib/pacman/db\.lck",
+        ],
+        scope: NotWindows,
+        cause: "Another program of the package manager runs (automatic updates after the start, a software centre, another terminal) and holds its lock.",
+        fix: &[
+            "wait until it has ended, then again; the line names its process",
+            "pacman, if none runs any more: sudo rm /var/lib/pacman/db.lck",
+        ],
+        source: "https://manpages.debian.org/apt",
+        ..BASE
+    },
+    Entry {
+        id: "package-files-conflict",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)file \S*(?:rocm|hip|amdgpu|opencl)\S* .{0,120}conflicts (?:between attempted installs|with file from package)",
+            r"(?i)\S*(?:rocm|hip|hsa|comgr|miopen|rccl|opencl)\S*: /\S+ exists in filesystem",
+            r"(?i)installing \S*(?:rocm|hip|hsa|comgr|miopen|rccl)\S* \(.{0,40}breaks dependency",
+            r"(?i)unable to satisfy dependency '\S*(?:rocm|hip|hsa|comgr|miopen|rccl)\S*' required by",
+            r"(?i)\S*(?:rocm|hip|hsa|opencl-amd|comgr)\S* and \S*(?:rocm|hip|hsa|opencl-amd|comgr)\S* are in conflict",
+        ],
+        scope: NotWindows,
+        cause: "Two packages of ROCm bring the same files or need different versions of a third: those of the distribution and those of AMD or of users (AUR, opencl-amd, copr) are mixed, or only a part was updated.",
+        fix: &[
+            "all of ROCm from one origin: remove the other packages first (the line names them), then install again",
+            "Arch: a whole update (sudo pacman -Syu), never a part; packages of AUR that need ROCm are removed before and built again after",
+            "files that no package owns (left from an installation by script): delete them, or pacman --overwrite",
+        ],
+        ask: &["pacman -Qo <the file of the message>; rpm -qf <the file>; dpkg -S <the file>"],
+        source: "https://wiki.archlinux.org/title/Pacman",
+        ..BASE
+    },
+    Entry {
+        id: "package-signature",
+        severity: Warning,
+        patterns: &[
+            r"(?i)signature from .{0,80} is (?:unknown trust|marginal trust|invalid)",
+            r"(?i)invalid or corrupted package \(PGP signature\)",
+            r"(?i)Public key for \S*(?:rocm|hip|amdgpu|miopen)\S* is not installed",
+        ],
+        scope: NotWindows,
+        cause: "The package manager does not know the key that signed the package, or its keys are out of date.",
+        fix: &[
+            "Arch: sudo pacman -Sy archlinux-keyring && sudo pacman -Su; for another repository, its key as its page says",
+            "RHEL, Fedora: sudo rpm --import https://repo.radeon.com/rocm/rocm.gpg.key",
+        ],
+        source: "https://wiki.archlinux.org/title/Pacman/Package_signing",
+        ..BASE
+    },
+    Entry {
+        id: "dkms-leftover",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Could not locate dkms\.conf file",
+            r"(?i)DKMS tree already contains: ?(?:amdgpu|rock)",
+            r"(?i)(?:amdgpu|rock)\S* is already added",
+        ],
+        also: &[r"(?i)amdgpu|rock-"],
+        scope: NotWindows,
+        covers: &["amdgpu-dkms-build"],
+        cause: "DKMS remembers a version of the amdgpu driver whose sources are gone or that is registered twice: an installation broke off, or an older release was removed by hand.",
+        fix: &[
+            "sudo dkms status; sudo dkms remove amdgpu/<version> --all for each old one; what stays: sudo rm -r /var/lib/dkms/amdgpu/<version>",
+            "then sudo apt install --reinstall amdgpu-dkms, or without it: the kernel's own driver is enough (sudo apt purge amdgpu-dkms)",
+        ],
+        ask: &["dkms status; ls /var/lib/dkms/amdgpu /usr/src | grep amdgpu"],
+        source: "https://github.com/dell/dkms",
         ..BASE
     },
 ];

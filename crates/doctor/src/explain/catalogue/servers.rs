@@ -153,4 +153,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1899",
         ..BASE
     },
+    Entry {
+        id: "vulkan-feature-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Error(?:Extension|Feature|Layer)NotPresent|VK_ERROR_(?:EXTENSION|FEATURE|LAYER)_NOT_PRESENT",
+        ],
+        cause: "The Vulkan driver lacks an extension or feature that the program asks for: the driver is old, or it is another one than meant (a software renderer, AMDVLK in place of RADV).",
+        fix: &[
+            "Linux: a newer Mesa (RADV), and AMDVLK removed",
+            "Windows: a newer Adrenalin driver",
+            "an older version of the program",
+        ],
+        ask: &["vulkaninfo --summary"],
+        source: "https://docs.vulkan.org/guide/latest/loader.html",
+        ..BASE
+    },
 ];

@@ -179,6 +179,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"version .GLIBCXX_[\d.]+. not found",
             r"version .CXXABI_[\d.]+. not found",
+            r"undefined reference to .{0,200}@GLIBCXX_",
         ],
         cause: "The C++ library (libstdc++) that is found first is older than the one this library was built with: mostly that of conda in front of the system's.",
         fix: &[

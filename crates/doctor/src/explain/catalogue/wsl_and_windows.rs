@@ -20,6 +20,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)ROCk module is NOT loaded",
             r"(?i)No WDDM adapters found",
             r"(?i)dxgk\w*: Ioctl failed",
+            r"(?i)libdxcore\.so\S*: cannot open|Failed to mount /dev/dxg",
+            r"(?i)(?:hsa api call failure|rocminfo).{0,200}Call returned 4104\b",
             r"(?i)thunk_proxy\.cpp|sources/wsl/libhsakmt\S*: .*Assertion",
             r"props\.EngineId\.ui32\.Major",
             r"(?i)hsa_init Failed, possibly no supported GPU",
