@@ -99,7 +99,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "npu-driver-differs",
         confidence: Medium,
         patterns: &[
-            r"DRM_IOCTL_AMDXDNA_\w+",
+            r"(?i)DRM_IOCTL_AMDXDNA_\w+.{0,60}(?:failed|err=)",
             r"(?i)amdxdna_\w+: (?:Heap BO is not supported|Invalid (?:arg|bo))",
         ],
         severity: Warning,

@@ -1,6 +1,6 @@
 //! Messages of apt and pip.
 
-use super::Scope::NotWindows;
+use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
 use crate::explain::Severity::Warning;
@@ -168,7 +168,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "amdgpu-install-distribution",
         patterns: &[
             r"(?i)amdgpu-(?:pro-)?install.{0,80}(?:unsupported|not supported|unknown).{0,20}(?:OS|distribution|distro)",
-            r"(?i)unsupported (?:OS|distribution|distro)\W.{0,60}(?:/etc/os-release|\bID\b|pop|neon|kali|zorin|elementary|arch|manjaro|fedora|nobara|cachyos)",
+            r"(?i)unsupported (?:OS|distribution|distro)\W.{0,60}(?:/etc/os-release|\bID\b|\b(?:pop|neon|kali|zorin|elementary|arch|manjaro|fedora|nobara|cachyos)\b)",
             r"(?i)ERROR: (?:this )?(?:OS|distribution) (?:is )?not supported.{0,40}amdgpu",
         ],
         scope: NotWindows,
@@ -246,7 +246,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:amdgpu|rock)\S* is already added",
         ],
         also: &[r"(?i)amdgpu|rock-"],
-        scope: NotWindows,
+        scope: BareMetal,
         covers: &["amdgpu-dkms-build"],
         cause: "DKMS remembers a version of the amdgpu driver whose sources are gone or that is registered twice: an installation broke off, or an older release was removed by hand.",
         fix: &[

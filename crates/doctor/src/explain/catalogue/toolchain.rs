@@ -211,7 +211,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &[
             "the first line with `error:`",
-            "cat /opt/rocm/.info/version; pip list | grep -i torch",
+            "Linux, WSL: cat /opt/rocm/.info/version; pip list | grep -i torch",
         ],
         source: "https://github.com/AutoGPTQ/AutoGPTQ/issues/510",
         ..BASE
@@ -239,7 +239,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"migraphx::version_\w+::exception",
-            r"(?i)(?:AMD)?MIGraphX/src/\S+:\d+: ",
+            r"(?i)(?:what\(\): +|Error: )\S*MIGraphX/src/\S+:\d+: ",
             r"(?i)\bmigraphx.{0,120}(?:No configs to tune|Invalid MLIR|Unknown hip compiler|failed to (?:call|compile))",
         ],
         covers: &["native-abort"],
