@@ -219,13 +219,14 @@ pub(crate) fn is_virtual_adapter(name: &str) -> bool {
     .any(|sign| name.contains(sign))
 }
 
-/// The name that the Windows driver gives to the graphics of many processors, but to no card.
+/// The names that the Windows driver and the PCI id database give to the graphics of many processors, but to no card.
 pub(crate) fn is_graphics_of_some_processor(name: &str) -> bool {
     let name = name.trim().to_ascii_lowercase();
     matches!(
         name.as_str(),
         "amd radeon(tm) graphics" | "amd radeon (tm) graphics" | "amd radeon™ graphics"
-    )
+    ) || name.contains("radeon vega series / radeon vega mobile series")
+        || name.contains("radeon vega series / radeon mobile series")
 }
 
 #[cfg(test)]

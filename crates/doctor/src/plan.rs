@@ -88,11 +88,36 @@ fn pick(machine: &Machine) -> Option<usize> {
         (
             !gpu.is_apu(),
             runs(machine, gpu),
-            gpu.compute_units.unwrap_or(0),
+            gpu.compute_units
+                .or_else(|| gpu.gfx.map(usual_units))
+                .unwrap_or(0),
+            gpu.gfx.is_some_and(|gfx| gfx.major >= 11),
             Reverse(gpu.index),
         )
     });
     best.map(|gpu| gpu.index)
+}
+
+/// The compute units of an architecture's largest card, for texts that do not tell them.
+/// Source: AMD's product pages.
+fn usual_units(gfx: Gfx) -> u32 {
+    match (gfx.major, gfx.minor, gfx.stepping) {
+        (9, 4, 2) => 304,
+        (9, 5, 0) => 256,
+        (9, 0, 8) => 120,
+        (9, 0, 10) => 104,
+        (11, 0, 0) => 96,
+        (10, 3, 0) => 80,
+        (9, 0, 0 | 6) | (12, 0, 1) => 64,
+        (11, 0, 1) => 60,
+        (10, 1, 0) | (10, 3, 1) | (11, 5, 1) => 40,
+        (10, 3, 2) | (11, 0, 2) | (12, 0, 0) => 32,
+        (10, 1, 2) => 24,
+        (10, 3, 4) | (11, 5, 0) => 16,
+        (10, 3, 5) | (11, 0, 3) => 12,
+        (9, 0, 12) | (11, 5, 2) => 8,
+        _ => 2,
+    }
 }
 
 /// Whether a GPU is from before Vega, which no current ROCm has code for.

@@ -258,6 +258,11 @@ fn product(name: &str) -> &str {
         _ => product,
     };
     let product = product.trim().trim_end_matches([',', ')', '"']);
+    // A remark of which only the beginning is left: `RX 7600M XT (eGPU via OCuLink`.
+    let product = match product.rsplit_once(" (") {
+        Some((name, remark)) if !remark.contains(')') => name.trim_end(),
+        _ => product,
+    };
     if product.starts_with("RADV ") || product.contains('=') || product.contains('"') {
         return "";
     }

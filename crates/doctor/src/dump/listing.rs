@@ -133,6 +133,11 @@ const LINES: &[(&str, &str)] = &[
         "node",
         r"Add [di]GPU node \[(?P<d>0x[0-9a-fA-F]{4}):0x1002\]",
     ),
+    // A list without names: `Device 0 [0x744c]`.
+    (
+        "numbered",
+        r"^\W*Device (?P<i>\d+):? \[(?P<d>0x[0-9a-fA-F]{4})\]",
+    ),
     (
         "aimdo",
         r"inited for GPU: (?P<n>.+) \(VRAM: (?P<f>\d+ MB)\)",
@@ -339,6 +344,10 @@ fn mention<'a>(
             .ok()
             .map(platform::pci::DeviceId)
     });
+    if tool == "numbered" && one.gpu.device_id.is_none_or(|id| id.gfx().is_none()) {
+        // Every vendor has such numbers.
+        return None;
+    }
     one.gpu.usable_bytes = group("t").and_then(Bytes::parse_tool_output);
     one.about = group("f").and_then(size);
     if let Some(word) = group("u").filter(|&word| word != "0") {

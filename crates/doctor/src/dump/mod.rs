@@ -215,7 +215,8 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             }
             drop_unseen(&mut machine);
         }
-        if is_empty && !machine.gpus.is_empty() {
+        let is_seen = read_from == ReadFrom::PythonReport && python_report::sees_gpu(text);
+        if is_empty && (is_seen || !machine.gpus.is_empty()) {
             machine.read_from = ReadFrom::Listing;
         }
         return Some(machine);
@@ -230,7 +231,11 @@ fn drop_unseen(machine: &mut Machine) {
         let gfx = gpu.gfx.or_else(|| gpu.device_id?.gfx());
         match (gpu.pci, other.pci) {
             (Some(a), Some(b)) => a == b,
-            _ => gfx.is_some() && gfx == other.device_id.and_then(DeviceId::gfx),
+            _ => {
+                let named = || other.product.as_deref().and_then(names::architecture_of);
+                let known = other.device_id.and_then(DeviceId::gfx).or_else(named);
+                gfx.is_some() && gfx == known
+            }
         }
     };
     machine
@@ -292,7 +297,28 @@ fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
         let value = value.trim().trim_matches(['"', '\'']);
         (is_name && source::is_relevant_variable(name)).then(|| (name.to_owned(), value.to_owned()))
     };
-    text.lines().filter_map(assignment).collect()
+    let mut found: std::collections::BTreeMap<_, _> = text.lines().filter_map(assignment).collect();
+    for (name, value) in echoed(text) {
+        found.entry(name).or_insert(value);
+    }
+    found
+}
+
+/// What `echo $HSA_OVERRIDE_GFX_VERSION` answered on the next line.
+fn echoed(text: &str) -> Vec<(String, String)> {
+    let answer = |(asked, value): (&str, &str)| {
+        let (_, name) = asked.split_once("echo ")?;
+        let name = name.trim().trim_matches(['"', '$', '{', '}', '%']);
+        let value = value.trim();
+        let is_value = value.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+            && !value.contains([' ', '$', '#', '>']);
+        (is_value && source::is_relevant_variable(name))
+            .then(|| (name.to_owned(), value.to_owned()))
+    };
+    text.lines()
+        .zip(text.lines().skip(1))
+        .filter_map(answer)
+        .collect()
 }
 
 /// The JSON documents in a text, among any warnings: from the first

@@ -184,7 +184,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
             reader.number = number;
         }
         for (key, value) in pairs(line) {
-            if key == "name" && is_processor(value) {
+            if matches!(&*key, "name" | "marketing name") && is_processor(value) {
                 reader.begin_agents();
             }
             let several = match field(&key) {
@@ -293,7 +293,7 @@ impl Reader<'_> {
         let ends = self.record.as_ref().is_some_and(|record| {
             record.age > LONGEST_RECORD
                 || record.keys.iter().any(|(known, before)| {
-                    known == key && (before != value || key == "name")
+                    known == key && (before != value || matches!(key, "name" | "marketing name"))
                 })
                 // What names a GPU ends one that was named and sized in the same form.
                 || field == Field::Name && record.is_foreign
@@ -387,7 +387,8 @@ impl Reader<'_> {
         }
         one.tool = self.tool;
         let has = |key: &str| record.keys.iter().any(|(known, _)| known == key);
-        if self.tool == "lines" && one.reported.is_some() && has("name") {
+        let is_agent = one.reported.is_some() && has("name") || has("marketing name");
+        if self.tool == "lines" && is_agent {
             one.tool = "agents";
             one.index = Some(self.agents);
             self.agents += 1;

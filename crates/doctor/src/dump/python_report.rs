@@ -31,6 +31,15 @@ pub(super) fn is_python_report(text: &str) -> bool {
     .any(|sign| text.contains(sign))
 }
 
+/// Whether its torch sees a GPU, named or not: `PyTorch version (GPU?): 2.8.0+rocm6.4 (True)`.
+pub(super) fn sees_gpu(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim().trim_start_matches(['-', '*']).trim_start();
+        line.starts_with("PyTorch version (") && line.ends_with("(True)")
+            || value_of(line, "Is CUDA available") == Some("True")
+    })
+}
+
 /// The GPUs it names; the packages become the Python of the machine.
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     if !is_python_report(text) {
@@ -110,6 +119,7 @@ fn package(line: &str) -> Option<(String, String)> {
 fn gpu_name(line: &str) -> Option<&str> {
     value_of(line, "GPU models and configuration")
         .or_else(|| value_of(line, "GPU type"))
+        .or_else(|| value_of(line, "Accelerator"))
         .or_else(|| {
             let number = line.strip_prefix("GPU ")?.split_once(": ")?;
             number.0.parse::<u32>().ok().map(|_| number.1)

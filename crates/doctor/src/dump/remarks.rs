@@ -3,10 +3,10 @@
 
 use super::{code_lists, fragments, startup};
 use crate::names;
-use platform::Bytes;
-use platform::machine::{InsteadOfRocm, Machine, System};
+use platform::machine::{Class, Gpu, InsteadOfRocm, Machine, System};
 use platform::python::{self, is_relevant_package};
 use platform::snapshot::Snapshot;
+use platform::{Bytes, Gfx};
 use regex::Regex;
 use std::sync::LazyLock;
 
@@ -190,14 +190,34 @@ fn lacking_group(text: &str) -> Option<String> {
 
 /// Graphics that the driver calls as those of many processors are those of this one.
 fn name_graphics_of_processor(machine: &mut Machine) {
+    let is_beside_another = machine.gpus.iter().any(|gpu| gpu.gfx.is_some());
     let processor = machine.posted.processor.as_deref();
-    let Some(gfx) = processor.and_then(names::graphics_of_processor) else {
-        return;
+    let gfx = processor.and_then(names::graphics_of_processor);
+    let is_nameless = |gpu: &&Gpu| {
+        gpu.gfx.is_none() && gpu.product.as_deref().map(str::trim) == Some("AMD Radeon Graphics")
     };
+    // A card may be called so too, if the driver does not know it; the graphics of a desktop processor are
+    // seldom listed.
+    let is_only_nameless = is_beside_another
+        && machine.gpus.iter().filter(is_nameless).count() == 1
+        && gfx.is_some_and(|gfx| gfx != Gfx::new(10, 3, 6));
     for gpu in &mut machine.gpus {
         let name = gpu.product.as_deref().unwrap_or_default();
-        if gpu.gfx.is_none() && names::is_graphics_of_some_processor(name) {
-            gpu.gfx = Some(gfx);
+        if gpu.gfx.is_some() {
+            continue;
+        }
+        if names::is_graphics_of_some_processor(name) {
+            gpu.gfx = gfx;
+            if is_beside_another && gpu.class.is_none() {
+                gpu.class = Some(Class::Apu);
+                gpu.class_from = "named as graphics of a processor";
+            }
+        } else if is_only_nameless && is_nameless(&&*gpu) {
+            gpu.gfx = gfx;
+            // What a program calls its memory need not be the carve-out.
+            if gpu.gtt_bytes.is_none() {
+                gpu.vram_bytes = None;
+            }
         }
     }
 }

@@ -42,8 +42,13 @@ fn blocks(text: &str) -> Vec<Vec<&str>> {
     // Lines above the first heading are the rest of an agent, if the beginning is missing.
     let head = text.lines().take_while(|line| agent(line).is_none());
     let mut blocks: Vec<Vec<&str>> = vec![head.collect()];
-    if !is_rest_of_gpu(&blocks[0]) {
+    let is_agent = is_rest_of_gpu(&blocks[0]);
+    let has_headings = text.lines().any(|line| agent(line).is_some());
+    if !is_agent || has_headings && field(&blocks[0], "Device Type").is_none() {
+        // Without a type it is a listing of names, which the agents below repeat.
         blocks.clear();
+    } else if !has_headings {
+        blocks = by_name(&blocks[0]);
     }
     let mut is_open = false;
     for line in text.lines() {
@@ -51,6 +56,21 @@ fn blocks(text: &str) -> Vec<Vec<&str>> {
             blocks.push(Vec::new());
             is_open = true;
         } else if is_open && let Some(block) = blocks.last_mut() {
+            block.push(line);
+        }
+    }
+    blocks
+}
+
+/// Agents without their headings, as `rocminfo | grep -E 'Name|Marketing'` prints them: each begins with its
+/// name; an ISA has the name of its target.
+fn by_name<'a>(lines: &[&'a str]) -> Vec<Vec<&'a str>> {
+    let mut blocks: Vec<Vec<&str>> = vec![Vec::new()];
+    for &line in lines {
+        if value_of(line, "Name").is_some_and(|name| !name.contains("--")) {
+            blocks.push(Vec::new());
+        }
+        if let Some(block) = blocks.last_mut() {
             block.push(line);
         }
     }

@@ -238,7 +238,7 @@ fn gtt(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
                 .fix(raise_ttm(machine, limit))
                 .source("https://github.com/ROCm/ROCm/issues/5595"),
         ),
-        (None, None) => found.push(
+        (None, None) if found.iter().all(|finding| finding.id != "ttm-limit-default") => found.push(
             Finding::new(Check::Memory, Severity::Info, "ttm-limit-unknown", "What HIP may use is not in this dump")
                 .seen(format!("The GTT is {gtt}, larger than the carve-out, so HIP allocates from RAM."))
                 .why("The bound is the limit of TTM, which can be below the size of the GTT.")

@@ -253,8 +253,15 @@ fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
             | ReadFrom::Memory
             | ReadFrom::Windows
     );
+    // Beside a card that is known, the graphics of a processor are hidden whatever they are.
+    let is_card_known = machine
+        .gpus
+        .iter()
+        .any(|gpu| gpu.gfx.is_some() && !gpu.is_apu());
     let is_open = |gpu: &&platform::machine::Gpu| {
-        gpu.gfx.is_none() && !gpu.product.as_deref().is_some_and(names::is_before_rocm)
+        gpu.gfx.is_none()
+            && !(gpu.is_apu() && is_card_known)
+            && !gpu.product.as_deref().is_some_and(names::is_before_rocm)
     };
     let Some(gpu) = machine
         .gpus
