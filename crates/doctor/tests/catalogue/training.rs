@@ -151,4 +151,52 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "ray-visible-devices",
         "RuntimeError: Please use HIP_VISIBLE_DEVICES instead of ROCR_VISIBLE_DEVICES",
     ),
+    (
+        "apex-missing",
+        "ValueError: --optim adamw_apex_fused: Trainer tried to instantiate apex FusedAdam but apex is not installed!",
+    ),
+    (
+        "apex-missing",
+        "RuntimeError: apex.optimizers.FusedAdam requires cuda extensions",
+    ),
+    (
+        "apex-missing",
+        "AssertionError: APEX and CUDA required for fused optimizers",
+    ),
+    (
+        "quantized-engine-missing",
+        "RuntimeError: quantized engine FBGEMM is not supported",
+    ),
+    (
+        "quantized-engine-missing",
+        "RuntimeError: Didn't find engine for operation quantized::conv2d_prepack NoQEngine",
+    ),
+    (
+        "matrix-not-positive-definite",
+        "torch._C._LinAlgError: linalg.cholesky: The factorization could not be completed because the input is not positive-definite (the leading minor of order 24551 is not positive-definite).",
+    ),
+    (
+        "checkpoint-device-missing",
+        "RuntimeError: Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 2. Please use torch.load with map_location to map your storages to an existing device.",
+    ),
+    (
+        "trainer-arguments-renamed",
+        "TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'tokenizer'",
+    ),
+    (
+        "trainer-arguments-renamed",
+        "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'max_seq_length'. Did you mean 'max_length'?",
+    ),
+    (
+        "torch-too-old-to-load",
+        "ValueError: Due to a serious vulnerability issue in `torch.load`, even with `weights_only=True`, we now require users to upgrade torch to at least v2.6 in order to use the function.",
+    ),
+    (
+        "flash-attention-needs-16-bit",
+        "RuntimeError: FlashAttention only support fp16 and bf16 data type",
+    ),
+    (
+        "flash-attention-needs-16-bit",
+        "ValueError: Flash Attention 2.0 only supports torch.float16 and torch.bfloat16 dtypes, but the current dype in LlamaForCausalLM is torch.float32.",
+    ),
 ];

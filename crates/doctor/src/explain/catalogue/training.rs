@@ -1,4 +1,4 @@
-//! Programs and libraries that train: DeepSpeed, Unsloth, and what they compile or ask for.
+//! Programs and libraries that train: DeepSpeed, Unsloth, trl, and what they compile or ask for.
 
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
@@ -187,6 +187,107 @@ pub(super) const ENTRIES: &[Entry] = &[
             "run it where it outlives the session: tmux, screen, or systemd-run --user; nohup does not suffice for torchrun",
         ],
         source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+    Entry {
+        id: "apex-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Error: .*\bapex is not installed",
+            r"(?i)Please install apex from https?://",
+            r"(?i)APEX and CUDA required for fused optimizers",
+            r"apex\.optimizers\.\w+ requires cuda extensions",
+        ],
+        cause: "The settings ask for an optimizer of apex, and apex is not installed, or without its compiled extensions. It is optional: nothing is wrong with torch or the GPU.",
+        fix: &[
+            "another optimizer in the settings: adamw_torch or adamw_torch_fused instead of adamw_apex_fused, momentum instead of fusedmomentum",
+            "if it must be apex: the fork for ROCm (github.com/ROCm/apex), built against the installed torch; the package `apex` on PyPI is another program",
+        ],
+        source: "https://github.com/rwightman/efficientdet-pytorch/issues/241",
+        ..BASE
+    },
+    Entry {
+        id: "quantized-engine-missing",
+        confidence: Medium,
+        patterns: &[
+            r"Didn't find engine for operation quantized::\w+",
+            r"(?i)quantized engine \w+ is not supported",
+        ],
+        cause: "torch's own quantisation (int8) computes on the CPU with an engine such as FBGEMM or QNNPACK, and this build of torch has not the one that is asked for, or none is chosen.",
+        fix: &[
+            "python -c \"import torch; print(torch.backends.quantized.supported_engines)\", then set torch.backends.quantized.engine to one of those",
+            "only `none` is listed: another build of torch, or do without this quantisation",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/123507",
+        ..BASE
+    },
+    Entry {
+        id: "matrix-not-positive-definite",
+        confidence: Medium,
+        patterns: &[
+            r"cholesky: .{0,60}could not be completed because the input is not positive-definite",
+        ],
+        cause: "A Cholesky factorization got a matrix that is not positive-definite: a matter of the numbers, mostly in GPTQ quantisation with too little damping or too few samples for calibration, or with NaN in the activations. Usually no defect of the GPU.",
+        fix: &[
+            "GPTQ: more damping (damp_percent or dampening_frac 0.1 instead of 0.01), and more or longer samples for calibration",
+            "the same step on the CPU or in fp32: if it passes there, the numbers that came from the GPU are wrong",
+        ],
+        source: "https://github.com/modelscope/ms-swift/issues/537",
+        ..BASE
+    },
+    Entry {
+        id: "checkpoint-device-missing",
+        patterns: &[
+            r"Attempting to deserialize object on CUDA device \d+ but torch\.cuda\.device_count\(\) is [1-9]",
+        ],
+        cause: "The checkpoint was saved on a GPU with a higher number than this process sees, and is loaded to that same number.",
+        fix: &[
+            "torch.load(…, map_location=\"cpu\") or map_location=\"cuda:0\"",
+            "if the machine has that many GPUs: HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES hide some",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/15541",
+        ..BASE
+    },
+    Entry {
+        id: "trainer-arguments-renamed",
+        patterns: &[
+            r"TypeError: (?:\w*Trainer|(?:SFT|DPO|ORPO|KTO|GRPO|CPO)Config|TrainingArguments)\.__init__\(\) got an unexpected keyword argument",
+        ],
+        cause: "The script and the installed trl or transformers are of different ages: arguments of the trainers were renamed or moved (tokenizer became processing_class; max_seq_length moved to SFTConfig and became max_length). It is not an error of the GPU.",
+        fix: &[
+            "the version of trl and transformers that the script or program names",
+            "or the new names in the script: processing_class=tokenizer; max_length and the fields of the data set in SFTConfig",
+        ],
+        ask: &["pip list | grep -iE 'trl|transformers|unsloth|peft'"],
+        source: "https://github.com/huggingface/trl/issues/6168",
+        ..BASE
+    },
+    Entry {
+        id: "torch-too-old-to-load",
+        patterns: &[
+            r"(?i)serious vulnerability issue in `?torch\.load`?.{0,80}require (?:users )?to upgrade torch",
+        ],
+        cause: "transformers refuses to read pickled weights (.bin, .pt, optimizer states) with a torch older than 2.6, because of CVE-2025-32434. Weights in safetensors are not concerned.",
+        fix: &[
+            "torch 2.6 or newer, from a ROCm index (plain `pip install -U torch` installs the build for CUDA):",
+            "{install}",
+            "or the same weights as safetensors",
+        ],
+        source: "https://github.com/huggingface/transformers/pull/37785",
+        ..BASE
+    },
+    Entry {
+        id: "flash-attention-needs-16-bit",
+        patterns: &[
+            r"(?i)FlashAttention only supports? fp16 and bf16 data type",
+            r"Error: Flash ?Attention.{0,12} only supports? .{0,40}torch\.b?float16.{0,40}but the current dype",
+        ],
+        cause: "FlashAttention computes in fp16 and bf16 only, and was given float32: the model was loaded without a data type, or a layer turned the values back to float32.",
+        fix: &[
+            "load the model in bf16 or fp16 (dtype=torch.bfloat16, formerly torch_dtype), and bf16=True in the settings of the trainer",
+            "or another attention: attn_implementation=\"sdpa\"",
+        ],
+        source: "https://github.com/QwenLM/Qwen3/issues/406",
         ..BASE
     },
 ];
