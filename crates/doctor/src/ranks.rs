@@ -280,7 +280,7 @@ fn name(network: &Network) -> Need {
             false,
             format!(
                 "{host} takes its own name for {}, which no other machine reaches (a line of /etc/hosts): give torchrun \
-                 `--local-addr` and an address for `--rdzv-endpoint`, or mend that line",
+                 `--local-addr` and an address for `--rdzv-endpoint`, or fix that line",
                 all[0]
             ),
         ),

@@ -212,7 +212,7 @@ impl Report {
         let looks = plural(warnings, "warning");
         if errors > 0 {
             return format!(
-                "{} to mend before training, {looks}.",
+                "{} to fix before training, {looks}.",
                 plural(errors, "error")
             );
         }

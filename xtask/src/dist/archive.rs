@@ -119,7 +119,7 @@ fn control_text() -> String {
          Suggests: python3\n\
          Homepage: https://github.com/surefoot/surefoot\n\
          Description: doctor, launcher and memory allocator for PyTorch on AMD GPUs\n \
-         Says what would stop training on an AMD consumer GPU and how to mend it, starts\n \
+         Says what would stop training on an AMD consumer GPU and how to fix it, starts\n \
          PyTorch programs with the environment that the machine needs, and gives them an\n \
          allocator that holds what is live and nothing else.\n",
         release()

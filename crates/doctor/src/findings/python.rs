@@ -250,7 +250,7 @@ fn versions(gpu: &Gpu, torch: &Torch, found: &mut Vec<Finding>) {
             Severity::Warning,
             "rocm-7.0-memset",
             "ROCm 7.0 can lose a memset",
-            "hipMemsetAsync of ROCm 7.0 is reported to leave memory unset in graphs and after zero_(); 7.1 mended it.",
+            "hipMemsetAsync of ROCm 7.0 is reported to leave memory unset in graphs and after zero_(); 7.1 fixed it.",
             install(Some(gfx)),
             "https://github.com/pytorch/pytorch/pull/197017",
         );

@@ -295,7 +295,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)device wedged, but recovered through reset",
             r"(?i)\[?LiveKernelEvent\]?.{0,20}\b141\b|atikmdag stopped responding|amdkmdag stopped responding",
         ],
-        cause: "The GPU hung: a ring did not finish its work in time, and the kernel reset it. Programs that used it are lost. Known causes: bugs of kernel, firmware or ROCm of that time (saving wave state, mended at the end of 2025), an index out of range in a kernel, too little voltage or an overclock, a gfx1103 under an override, a carve-out too small on a 780M.",
+        cause: "The GPU hung: a ring did not finish its work in time, and the kernel reset it. Programs that used it are lost. Known causes: bugs of kernel, firmware or ROCm of that time (saving wave state, fixed at the end of 2025), an index out of range in a kernel, too little voltage or an overclock, a gfx1103 under an override, a carve-out too small on a 780M.",
         fix: &[
             "Linux: a newer kernel, linux-firmware and ROCm",
             "WSL: a newer Adrenalin driver on Windows, and a newer ROCm",

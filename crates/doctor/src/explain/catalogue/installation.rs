@@ -202,7 +202,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "look for an error of another rank before this one",
             "NCCL_P2P_DISABLE=1 tells whether peer access hangs",
-            "Linux: iommu=pt on the kernel command line mends peer access",
+            "Linux: iommu=pt on the kernel command line fixes peer access",
             "a longer timeout (init_process_group(timeout=…)) where one rank works alone",
         ],
         ask: &[

@@ -312,7 +312,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bOops: [0-9a-f]{4} \[#\d+\]",
         ],
         scope: BareMetal,
-        cause: "The kernel itself crashed (an oops). The module is the one in brackets behind RIP: [amdgpu] or [amdkfd] there is the GPU's driver, and no setting of the program mends that. Until a restart the GPU may hang.",
+        cause: "The kernel itself crashed (an oops). The module is the one in brackets behind RIP: [amdgpu] or [amdkfd] there is the GPU's driver, and no setting of the program fixes that. Until a restart the GPU may hang.",
         fix: &[
             "restart, then another kernel: a newer one, or the last one that worked",
             "with amdgpu-dkms installed: without it (sudo apt purge amdgpu-dkms), by the kernel's own driver, or the newest release of it",

@@ -344,7 +344,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "NCCL_DEBUG=INFO shows the first error",
             "NCCL_P2P_DISABLE=1 goes without peer access",
-            "Linux: iommu=pt on the kernel command line mends peer access",
+            "Linux: iommu=pt on the kernel command line fixes peer access",
             "container: --ipc=host, or --shm-size=16g",
             "all visible GPUs of one architecture, which the RCCL of the wheel has code for",
         ],

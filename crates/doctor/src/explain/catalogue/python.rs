@@ -215,7 +215,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "A part of the model or of the batch is still on the CPU. Switching device placement off (`device_placement=False`) to get round a failing copy ends here: nothing moves them later.",
         fix: &[
-            "move model and batch to one device, and mend the copy that failed first",
+            "move model and batch to one device, and fix the copy that failed first",
             "`surefoot probe --only copy` tells whether copies arrive",
         ],
         source: "https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py",
