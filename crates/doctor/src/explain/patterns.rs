@@ -12,9 +12,8 @@ pub(super) struct Patterns {
     pub(super) entries: Vec<&'static Entry>,
     /// Matches bytes and ASCII classes only: a Unicode class such as `\w` would make the
     /// automaton hundreds of times larger, and Unicode `\b` would stop it at every non-ASCII character.
-    automaton: Option<DFA>,
-    /// The states of the automaton that were needed so far.
-    states: Option<Mutex<Cache>>,
+    /// With the states of it that were needed so far.
+    automaton: Option<(DFA, Mutex<Cache>)>,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
     also: Vec<Vec<usize>>,
@@ -46,12 +45,12 @@ pub(super) static PATTERNS: LazyLock<Patterns> = LazyLock::new(|| {
         unless.push(add(entry.unless, Role::Supports));
     }
     // The patterns are constants, and a test compiles each of them.
-    let automaton = automaton(&patterns);
+    let automaton = automaton(&patterns).map(|automaton| {
+        let states = Mutex::new(automaton.create_cache());
+        (automaton, states)
+    });
     Patterns {
         entries,
-        states: automaton
-            .as_ref()
-            .map(|automaton| Mutex::new(automaton.create_cache())),
         automaton,
         roles,
         also,
@@ -86,7 +85,7 @@ impl Patterns {
     /// The patterns that match a line, each with its role, in the order of the catalogue.
     pub(super) fn of(&self, line: &str) -> Vec<(usize, Role)> {
         let mut found = PatternSet::new(self.len());
-        if let (Some(automaton), Some(states)) = (&self.automaton, &self.states) {
+        if let Some((automaton, states)) = &self.automaton {
             let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
             for part in parts(line) {
                 // It fails only with settings that are not made here: bytes to stop at, a limit on new states.
@@ -164,7 +163,8 @@ mod tests {
                 assert_ne!(*covered, id);
             }
         }
-        let automaton = PATTERNS.automaton.as_ref();
-        assert_eq!(automaton.map(DFA::pattern_len), Some(PATTERNS.len()));
+        let compiled = PATTERNS.automaton.as_ref();
+        let count = compiled.map(|(automaton, _)| automaton.pattern_len());
+        assert_eq!(count, Some(PATTERNS.len()));
     }
 }
