@@ -103,6 +103,12 @@ impl DeviceId {
         .map(Self)
     }
 
+    /// Reads hexadecimal digits without a prefix, as `lspci -nn` prints them.
+    #[must_use]
+    pub fn from_hex(digits: &str) -> Option<Self> {
+        u16::from_str_radix(digits, 16).ok().map(Self)
+    }
+
     /// The architecture of the chip.
     #[must_use]
     pub fn gfx(self) -> Option<Gfx> {

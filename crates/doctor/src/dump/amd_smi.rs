@@ -189,8 +189,6 @@ fn device_of(uuid: &str) -> Option<DeviceId> {
     if group.get(2..4)? != "ff" {
         return None;
     }
-    let id = u16::from_str_radix(group.get(4..)?, 16)
-        .ok()
-        .map(DeviceId)?;
+    let id = DeviceId::from_hex(group.get(4..)?)?;
     id.gfx().map(|_| id)
 }

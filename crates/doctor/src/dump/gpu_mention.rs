@@ -204,9 +204,7 @@ fn id_in(name: &str) -> Option<DeviceId> {
         .or_else(|| name.split_once("(0x").map(|(_, rest)| rest))
         .or_else(|| name.strip_prefix("Device "))
         .or_else(|| name.strip_prefix("0x"))?;
-    let id = u16::from_str_radix(digits.get(..4)?, 16)
-        .ok()
-        .map(DeviceId)?;
+    let id = DeviceId::from_hex(digits.get(..4)?)?;
     id.gfx().map(|_| id)
 }
 

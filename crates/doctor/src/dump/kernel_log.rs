@@ -67,7 +67,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         };
         let id = |pattern: &Regex| {
             let digits = first(pattern)?;
-            u16::from_str_radix(&digits, 16).ok().map(DeviceId)
+            DeviceId::from_hex(&digits)
         };
         if let Some(found) = first(&patterns.address).and_then(|text| PciAddress::parse(&text)) {
             address = Some(found);

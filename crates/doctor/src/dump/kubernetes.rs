@@ -25,7 +25,7 @@ pub(super) fn mentions(line: &str) -> Vec<GpuMention> {
     let Some(label) = &*LABEL else { return found };
     for label in label.captures_iter(line).take(16) {
         let digits = label.get(1).or(label.get(3)).map_or("", |id| id.as_str());
-        let Ok(id) = u16::from_str_radix(digits, 16).map(DeviceId) else {
+        let Some(id) = DeviceId::from_hex(digits) else {
             continue;
         };
         let count = label

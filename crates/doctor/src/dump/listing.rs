@@ -340,9 +340,7 @@ fn mention<'a>(
     );
     one.gpu.device_id = one.gpu.device_id.or_else(|| {
         let digits = group("d")?.trim_start_matches("0x");
-        u16::from_str_radix(digits, 16)
-            .ok()
-            .map(platform::pci::DeviceId)
+        platform::pci::DeviceId::from_hex(digits)
     });
     if tool == "numbered" && one.gpu.device_id.is_none_or(|id| id.gfx().is_none()) {
         // Every vendor has such numbers.

@@ -105,8 +105,7 @@ fn gpu(line: &str) -> Option<Gpu> {
     }
     let device_id = rest
         .split_once("[1002:")
-        .and_then(|(_, id)| u16::from_str_radix(id.get(..4)?, 16).ok())
-        .map(DeviceId)
+        .and_then(|(_, id)| DeviceId::from_hex(id.get(..4)?))
         .or_else(|| unnamed(rest));
     let product = rest
         .split_once("[AMD/ATI] ")
@@ -127,9 +126,7 @@ fn gpu(line: &str) -> Option<Gpu> {
 /// `[AMD/ATI] Device 67df (rev e7)`: the list of names is older than the card.
 fn unnamed(rest: &str) -> Option<DeviceId> {
     let (_, digits) = rest.split_once("] Device ")?;
-    let id = u16::from_str_radix(digits.get(..4)?, 16)
-        .ok()
-        .map(DeviceId)?;
+    let id = DeviceId::from_hex(digits.get(..4)?)?;
     id.gfx().map(|_| id)
 }
 

@@ -490,7 +490,7 @@ fn split(line: &str) -> Option<(String, &str)> {
 /// A device id in any form: `0x73df`, `1002:73df`, `… (0x6939)`, or decimal, as by
 /// `amdgpu_top`.
 fn device_id(key: &str, value: &str) -> Option<DeviceId> {
-    let hex = |digits: &str| u16::from_str_radix(digits.get(..4)?, 16).ok().map(DeviceId);
+    let hex = |digits: &str| DeviceId::from_hex(digits.get(..4)?);
     let value = value.trim().trim_matches(['"', '\'']);
     let id = if let Some((_, rest)) = value.split_once("0x") {
         hex(rest)

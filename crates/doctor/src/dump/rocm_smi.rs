@@ -93,8 +93,7 @@ fn hardware_line(line: &str) -> Option<(u32, Gpu)> {
     let id = [*id, words.get(2)?]
         .into_iter()
         .filter(|id| id.trim_start_matches("0x").len() == 4)
-        .find_map(|id| u16::from_str_radix(id.trim_start_matches("0x"), 16).ok())
-        .map(DeviceId)
+        .find_map(|id| DeviceId::from_hex(id.trim_start_matches("0x")))
         .filter(|id| id.gfx().is_some())?;
     let gpu = Gpu {
         device_id: Some(id),

@@ -20,8 +20,8 @@ pub(super) fn is_processor(name: &str) -> bool {
 /// `Device 66a1`, as tools name a card that is younger than their list.
 pub(super) fn is_unnamed_device(name: &str) -> bool {
     let digits = name.trim().strip_prefix("Device ").unwrap_or_default();
-    let id = u16::from_str_radix(digits, 16).map(DeviceId);
-    id.is_ok_and(|id| id.gfx().is_some())
+    let id = DeviceId::from_hex(digits);
+    id.is_some_and(|id| id.gfx().is_some())
 }
 
 /// The cards of `7900 XTX, 7800 XT`, `2x MI210` or `RX 6800 x2`, where a value names several.

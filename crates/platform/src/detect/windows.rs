@@ -137,7 +137,7 @@ fn hexadecimal_after(text: &str, key: &str) -> Option<DeviceId> {
     let text = text.to_ascii_uppercase();
     let start = text.find(key)? + key.len();
     let digits = text.get(start..start + 4)?;
-    u16::from_str_radix(digits, 16).ok().map(DeviceId)
+    DeviceId::from_hex(digits)
 }
 
 #[cfg(test)]
