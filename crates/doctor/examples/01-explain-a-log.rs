@@ -1,4 +1,4 @@
-//! What the errors in a log mean, and what mends them.
+//! What the errors in a log mean, and what fixes them.
 //!
 //! ```sh
 //! cargo run -p surefoot-doctor --example 01-explain-a-log -- train.log

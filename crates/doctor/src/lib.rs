@@ -24,6 +24,7 @@ pub mod findings;
 pub mod live;
 mod names;
 pub mod needs;
+mod pattern;
 pub mod plan;
 #[cfg(feature = "live")]
 pub mod probe_cache;

@@ -4,8 +4,9 @@
 //! This is the last resort, after the architecture itself and the device id: `amd-smi`'s
 //! table and old versions of `rocm-smi` print nothing else.
 
+use crate::pattern::{self, Patterns, patterns};
 use platform::Gfx;
-use regex::{Regex, RegexSet};
+use regex::Regex;
 use std::sync::LazyLock;
 
 /// Pattern and architecture; if two match, the earlier one is more specific.
@@ -134,29 +135,27 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
     ),
 ];
 
-/// TeraScale, before 2012: ROCm never knew it, and it has no name of an architecture.
-const BEFORE_ROCM: &str = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b";
-
-static OLDEST: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEFORE_ROCM).ok());
+patterns! {
+    /// TeraScale, before 2012: ROCm never knew it, and it has no name of an architecture.
+    BEFORE_ROCM = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b";
+}
 
 /// Whether a name is that of a GPU from before Graphics Core Next.
 pub(crate) fn is_before_rocm(name: &str) -> bool {
-    OLDEST
-        .as_ref()
-        .is_some_and(|pattern| pattern.is_match(name))
-        && architecture_of(name).is_none()
+    BEFORE_ROCM.is_match(name) && architecture_of(name).is_none()
 }
 
-static COMPILED: LazyLock<RegexSet> = LazyLock::new(|| {
-    // Constant patterns: a test compiles every one of them.
-    RegexSet::new(NAMES.iter().map(|(pattern, _)| format!("(?i){pattern}")))
-        .unwrap_or_else(|_| RegexSet::empty())
-});
+static COMPILED: LazyLock<Patterns<Regex>> =
+    LazyLock::new(|| Patterns::new(NAMES.iter().map(|(pattern, _)| *pattern), in_any_case));
+
+/// Constant patterns: a test compiles every one of them.
+fn in_any_case(pattern: &str) -> Option<Regex> {
+    Regex::new(&format!("(?i){pattern}")).ok()
+}
 
 /// The architecture of the chip that a name, or a text with one, means.
 pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
-    let first = COMPILED.matches(name).into_iter().next()?;
-    let (_, (major, minor, stepping)) = NAMES[first];
+    let (_, (major, minor, stepping)) = NAMES[COMPILED.first_match(name)?];
     Some(Gfx::new(major, minor, stepping))
 }
 
@@ -181,13 +180,10 @@ const PROCESSORS: &[(&str, (u8, u8, u8))] = &[
     (r"3[45]0\b", (11, 5, 2)),
 ];
 
-static MODELS: LazyLock<Vec<(Regex, Gfx)>> = LazyLock::new(|| {
-    let compile = |(pattern, (major, minor, stepping)): &(&str, (u8, u8, u8))| {
-        let whole = format!(r"(?i)\bRyzen (?:AI )?[3579] (?:PRO )?(?:{pattern})");
-        let gfx = Gfx::new(*major, *minor, *stepping);
-        Regex::new(&whole).ok().map(|pattern| (pattern, gfx))
-    };
-    PROCESSORS.iter().filter_map(compile).collect()
+static MODELS: LazyLock<Patterns<Regex>> = LazyLock::new(|| {
+    let whole =
+        |(pattern, _): &(&str, _)| format!(r"(?i)\bRyzen (?:AI )?[3579] (?:PRO )?(?:{pattern})");
+    Patterns::new(PROCESSORS.iter().map(whole), pattern::compile)
 });
 
 /// The architecture of a processor's integrated graphics, if its name or model determines it.
@@ -196,10 +192,12 @@ pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
         gfx.architecture()
             .is_some_and(|known| known.sold_as == platform::gfx::FormFactor::Apu)
     };
-    let of_model = || MODELS.iter().find(|(model, _)| model.is_match(name));
-    architecture_of(name)
-        .filter(is_apu)
-        .or_else(|| of_model().map(|(_, gfx)| *gfx))
+    let of_model = || {
+        let model = MODELS.first_match(name)?;
+        let (_, (major, minor, stepping)) = PROCESSORS[model];
+        Some(Gfx::new(major, minor, stepping))
+    };
+    architecture_of(name).filter(is_apu).or_else(of_model)
 }
 
 /// Whether a display adapter is the virtual one of a virtual machine's host.
@@ -235,7 +233,8 @@ mod tests {
 
     #[test]
     fn names_of_every_family_are_known() {
-        assert_eq!(COMPILED.len(), NAMES.len());
+        COMPILED.check();
+        MODELS.check();
         let cases = [
             ("AMD Radeon RX 6700 XT", "gfx1031"),
             ("Navi 22 [Radeon RX 6700/6700 XT / 6800M]", "gfx1031"),

@@ -3,55 +3,32 @@
 //! Both look alike: what stands before them tells which it is.
 
 use super::gpu_mention::GpuMention;
+use crate::pattern::{Pattern, patterns};
 use platform::Gfx;
-use regex::Regex;
-use std::sync::LazyLock;
 
-struct Patterns {
-    torch: Regex,
-    sdk: Regex,
-    named: Regex,
-    tensile: Regex,
-    found: Regex,
+patterns! {
+    /// The answer may follow on the next lines, with prompts and warnings between them.
+    TORCH = r"(?s)\bget_arch_list\(\)\W.{0,300}?\[(\s*'(?:gfx|sm_)[^\]]{3,400})\]";
+    SDK = r"\brocm-sdk targets\s+((?:gfx[0-9a-f]+[;, ]*)+)";
+    NAMED = concat!(
+        r"(?i)\b(?:compiled|built|kernels?|binar(?:y|ies)|wheel|supported|available|included|packaged)\b",
+        r"[^\n:=\[]{0,50}(?:\bfor|arch\w*|targets?|gfx|types?|GPUs?|kernels?)[^\n:=\[a-z]{0,6}[:=]?\s*",
+        r"([\[({\x22'`]*(?:[\x22']?[a-z]{2,10}[\x22']?, ?){0,2}[\x22']?gfx[0-9a-f]{3,4}\b[^\n\])}]{0,400})",
+        );
+    TENSILE = r"(?i)(?:TensileLibrary|Kernels\.so-000|rocblas/library/\S*)[\w.-]*?_(gfx[0-9a-f]{3,4})\b";
+    FOUND = r"(?i)(?:\b(?:detected|found|visible)\b[^\n:=\[]{0,30}(?:gfx|GPUs?|arch\w*|targets?|agents?)[^\n:=\[]{0,12}|\bagents?(?: (?:detected|found))?)[:=]\s*(\[[^\n\]]*gfx[^\n\]]*\])";
 }
-
-static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
-    Some(Patterns {
-        // The answer may follow on the next lines, with prompts and warnings between them.
-        torch: Regex::new(
-            r"(?s)\bget_arch_list\(\)\W.{0,300}?\[(\s*'(?:gfx|sm_)[^\]]{3,400})\]",
-        )
-        .ok()?,
-        sdk: Regex::new(r"\brocm-sdk targets\s+((?:gfx[0-9a-f]+[;, ]*)+)").ok()?,
-        named: Regex::new(concat!(
-            r"(?i)\b(?:compiled|built|kernels?|binar(?:y|ies)|wheel|supported|available|included|packaged)\b",
-            r"[^\n:=\[]{0,50}(?:\bfor|arch\w*|targets?|gfx|types?|GPUs?|kernels?)[^\n:=\[a-z]{0,6}[:=]?\s*",
-            r"([\[({\x22'`]*(?:[\x22']?[a-z]{2,10}[\x22']?, ?){0,2}[\x22']?gfx[0-9a-f]{3,4}\b[^\n\])}]{0,400})",
-        ))
-        .ok()?,
-        tensile: Regex::new(
-            r"(?i)(?:TensileLibrary|Kernels\.so-000|rocblas/library/\S*)[\w.-]*?_(gfx[0-9a-f]{3,4})\b",
-        )
-        .ok()?,
-        found: Regex::new(
-            r"(?i)(?:\b(?:detected|found|visible)\b[^\n:=\[]{0,30}(?:gfx|GPUs?|arch\w*|targets?|agents?)[^\n:=\[]{0,12}|\bagents?(?: (?:detected|found))?)[:=]\s*(\[[^\n\]]*gfx[^\n\]]*\])",
-        )
-        .ok()?,
-    })
-});
 
 /// What something was compiled for: what it is, and the architectures.
 pub(super) fn compiled(text: &str) -> Option<(String, Vec<Gfx>)> {
-    let patterns = PATTERNS.as_ref()?;
-    let first = |pattern: &Regex| Some(pattern.captures(text)?.get(1)?.as_str());
-    if let Some(list) = first(&patterns.torch) {
+    let first = |pattern: &Pattern| Some(pattern.captures(text)?.get(1)?.as_str());
+    if let Some(list) = first(&TORCH) {
         return list_of("torch (get_arch_list)", list);
     }
-    if let Some(list) = first(&patterns.sdk) {
+    if let Some(list) = first(&SDK) {
         return list_of("the installed ROCm packages (rocm-sdk targets)", list);
     }
-    let named = patterns
-        .named
+    let named = NAMED
         .captures_iter(text)
         .filter_map(|found| list_of("this program", found.get(1)?.as_str()))
         .find(|(_, list)| list.len() > 1);
@@ -59,7 +36,7 @@ pub(super) fn compiled(text: &str) -> Option<(String, Vec<Gfx>)> {
         return named;
     }
     let mut kernels: Vec<Gfx> = Vec::new();
-    for found in patterns.tensile.captures_iter(text) {
+    for found in TENSILE.captures_iter(text) {
         if let Ok(gfx) = found[1].parse()
             && !kernels.contains(&gfx)
         {
@@ -78,10 +55,7 @@ fn list_of(what: &str, list: &str) -> Option<(String, Vec<Gfx>)> {
 
 /// `Detected gfx targets: ["gfx1100", "gfx1036"]`: the GPUs of the machine.
 pub(super) fn mentions(line: &str) -> Vec<GpuMention> {
-    let found = PATTERNS
-        .as_ref()
-        .filter(|_| line.contains("gfx"))
-        .and_then(|patterns| patterns.found.captures(line));
+    let found = FOUND.captures(line);
     let Some(list) = found.as_ref().and_then(|found| found.get(1)) else {
         return Vec::new();
     };
@@ -94,10 +68,7 @@ pub(super) fn mentions(line: &str) -> Vec<GpuMention> {
 
 /// Whether a line lists what something was compiled for.
 pub(super) fn is_code_list(line: &str) -> bool {
-    Gfx::find_all(line).len() > 1
-        && PATTERNS
-            .as_ref()
-            .is_some_and(|patterns| patterns.named.is_match(line))
+    Gfx::find_all(line).len() > 1 && NAMED.is_match(line)
 }
 
 #[cfg(test)]

@@ -7,23 +7,17 @@
 //! ```
 
 use super::gpu_mention::GpuMention;
+use crate::pattern::patterns;
 use platform::pci::DeviceId;
-use regex::Regex;
-use std::sync::LazyLock;
 
-static LABEL: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"\bamd\.com/gpu\.device-id(?:\.([0-9a-f]{4})=(\d+)|[=:] ?\x22?([0-9a-f]{4})\b)")
-        .ok()
-});
+patterns! {
+    LABEL = r"\bamd\.com/gpu\.device-id(?:\.([0-9a-f]{4})=(\d+)|[=:] ?\x22?([0-9a-f]{4})\b)";
+}
 
 /// The GPUs of the labels on a line: as many of a device as the label counts.
 pub(super) fn mentions(line: &str) -> Vec<GpuMention> {
     let mut found = Vec::new();
-    if !line.contains("amd.com/gpu.device-id") {
-        return found;
-    }
-    let Some(label) = &*LABEL else { return found };
-    for label in label.captures_iter(line).take(16) {
+    for label in LABEL.captures_iter(line).take(16) {
         let digits = label.get(1).or(label.get(3)).map_or("", |id| id.as_str());
         let Some(id) = DeviceId::from_hex(digits) else {
             continue;

@@ -2,41 +2,23 @@
 //! and clocks at the beginnings of lines, and with the line breaks that a copy lost.
 
 use super::gpu_mention::is_other_vendor;
-use regex::Regex;
+use crate::pattern::patterns;
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
-struct Patterns {
+patterns! {
     /// `comfyui-1  | `, as docker compose writes it, and pods of Kubernetes.
-    container: Regex,
+    CONTAINER = r"^[0-9A-Za-z_./-]{1,60}-[0-9]+[ \t]+\| ?";
     /// `2025-05-30T19:10:08.644588 - `.
-    clock: Regex,
+    CLOCK = r"^\[?[0-9]{4}-[0-9][0-9]-[0-9][0-9][T ][0-9][0-9]:[0-9][0-9]:[0-9][0-9](?:[.,][0-9]+)?(?:Z|[+-][0-9][0-9]:?[0-9][0-9])?\]?(?: - | +)";
     /// The beginnings of lines of `rocminfo`, `hipInfo`, `collect_env` and logs.
-    starts: Regex,
+    STARTS = r"[ \t](\*{7}\s*Agent \d+|Agent \d+\s+\*{7}|(?:Marketing |Vendor )?Name:|Uuid:|Feature:|Profile:|Float Round Mode:|Queue Type:|Node:|Device Type:|Cache Info:|Chip ID:|ASIC Revision:|Cacheline Size:|Max Clock Freq\. \(MHz\):|BDFID:|Internal Node ID:|Compute Unit:|SIMDs per CU:|Shader Engines:|Features:|Memory Properties:|Fast F16 Operation:|Wavefront Size:|Workgroup Max Size:|Pool Info:|Pool \d+ |Segment:|Size:|Allocatable:|ISA Info:|ISA \d+ |device#|gcnArchName:|totalGlobalMem:|multiProcessorCount:|pciBusID:|isIntegrated:|time=\d{4}-|\*\*time=|Is debug build:|CUDA used to build PyTorch:|ROCM used to build PyTorch:|OS:|GCC version:|Python version:|Python platform:|Is CUDA available:|GPU models and configuration ?:|HIP runtime version:|MIOpen runtime version:|PyTorch version:|GPU\[\d+\]|Total VRAM \d|pytorch version:|Set vram state|Device: )";
 }
-
-static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
-    Some(Patterns {
-        container: Regex::new(r"^[\w./-]{1,60}-\d+\s+\| ?").ok()?,
-        clock: Regex::new(
-            r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?(?: - | +)",
-        )
-        .ok()?,
-        starts: Regex::new(
-            r"[ \t](\*{7}\s*Agent \d+|Agent \d+\s+\*{7}|(?:Marketing |Vendor )?Name:|Uuid:|Feature:|Profile:|Float Round Mode:|Queue Type:|Node:|Device Type:|Cache Info:|Chip ID:|ASIC Revision:|Cacheline Size:|Max Clock Freq\. \(MHz\):|BDFID:|Internal Node ID:|Compute Unit:|SIMDs per CU:|Shader Engines:|Features:|Memory Properties:|Fast F16 Operation:|Wavefront Size:|Workgroup Max Size:|Pool Info:|Pool \d+ |Segment:|Size:|Allocatable:|ISA Info:|ISA \d+ |device#|gcnArchName:|totalGlobalMem:|multiProcessorCount:|pciBusID:|isIntegrated:|time=\d{4}-|\*\*time=|Is debug build:|CUDA used to build PyTorch:|ROCM used to build PyTorch:|OS:|GCC version:|Python version:|Python platform:|Is CUDA available:|GPU models and configuration ?:|HIP runtime version:|MIOpen runtime version:|PyTorch version:|GPU\[\d+\]|Total VRAM \d|pytorch version:|Set vram state|Device: )",
-        )
-        .ok()?,
-    })
-});
 
 /// How many beginnings of lines a line has when its breaks were lost.
 const LOST_BREAKS: usize = 3;
 
 /// The text with its lines as the program printed them.
 pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
-    let Some(patterns) = &*PATTERNS else {
-        return Cow::Borrowed(text);
-    };
     let is_traced = is_traced(text);
     let mut clean = String::with_capacity(text.len() + text.len() / 16);
     let mut is_asked = false;
@@ -46,12 +28,12 @@ pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
             line = line.strip_prefix('+').map_or(line, str::trim_start);
         }
         if line.contains('|')
-            && let Some(mark) = patterns.container.find(line)
+            && let Some(mark) = CONTAINER.find(line)
         {
             line = &line[mark.end()..];
         }
         if line.starts_with(|c: char| c == '[' || c.is_ascii_digit())
-            && let Some(mark) = patterns.clock.find(line)
+            && let Some(mark) = CLOCK.find(line)
         {
             line = &line[mark.end()..];
         }
@@ -72,7 +54,7 @@ pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
             true => Cow::Owned(line.replace('：', ": ")),
             false => Cow::Borrowed(line),
         };
-        break_line(&line, &patterns.starts, &mut clean);
+        break_line(&line, &mut clean);
     }
     Cow::Owned(clean)
 }
@@ -117,10 +99,10 @@ fn is_traced(text: &str) -> bool {
 }
 
 /// Appends a line, broken where lines begin, without the marks of bold text.
-fn break_line(line: &str, starts: &Regex, clean: &mut String) {
+fn break_line(line: &str, clean: &mut String) {
     let mut from = 0;
     if line.len() > 80 {
-        let breaks: Vec<usize> = starts
+        let breaks: Vec<usize> = STARTS
             .captures_iter(line)
             .filter_map(|found| found.get(1).map(|start| start.start()))
             .take(4000)

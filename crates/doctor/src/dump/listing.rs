@@ -4,10 +4,11 @@
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::{code_lists, kubernetes};
 use crate::names;
+use crate::pattern::{self, Pattern, Patterns, patterns};
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
 use platform::{Bytes, Gfx};
-use regex::{Regex, RegexSet};
+use regex::Regex;
 use std::sync::LazyLock;
 
 /// Program and pattern. Groups: `i` its number, `n` name, `g` architecture, `d` device id, `p` PCI
@@ -172,36 +173,22 @@ const LINES: &[(&str, &str)] = &[
     ),
 ];
 
-struct Compiled {
-    set: RegexSet,
-    patterns: Vec<(&'static str, Regex)>,
-}
-
-static COMPILED: LazyLock<Option<Compiled>> = LazyLock::new(|| {
-    Some(Compiled {
-        set: RegexSet::new(LINES.iter().map(|(_, pattern)| pattern)).ok()?,
-        patterns: LINES
-            .iter()
-            .filter_map(|(tool, pattern)| Some((*tool, Regex::new(pattern).ok()?)))
-            .collect(),
-    })
-});
+/// Constant patterns: a test compiles every one of them.
+static COMPILED: LazyLock<Patterns<Regex>> =
+    LazyLock::new(|| Patterns::new(LINES.iter().map(|(_, pattern)| *pattern), pattern::compile));
 
 /// The GPUs named by lines of a text; other facts in them are added to the machine.
 pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     let mut seen = Vec::new();
-    let Some(compiled) = &*COMPILED else {
-        return seen;
-    };
     // `rocm_agent_enumerator` prints only names, one per line.
     let mut enumerated = 0;
     for line in text.lines() {
         let line = crate::explain::clip(line, 4096);
-        for at in compiled.set.matches(line) {
-            let (tool, pattern) = &compiled.patterns[at];
+        for (at, pattern) in COMPILED.matches(line) {
+            let (tool, _) = LINES[at];
             // The properties of torch's form name it once.
-            if *tool == "props" && line.contains("_CudaDeviceProperties(")
-                || *tool == "arch" && is_build_target(line)
+            if tool == "props" && line.contains("_CudaDeviceProperties(")
+                || tool == "arch" && is_build_target(line)
             {
                 continue;
             }
@@ -261,21 +248,19 @@ fn nameless(text: &str) -> Vec<GpuMention> {
         .collect()
 }
 
-/// What cards are sold as, with their family; and the short names, which are looked for where no
-/// card is named in full.
-static PRODUCTS: LazyLock<Option<[Regex; 2]>> = LazyLock::new(|| {
-    let whole = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b";
-    let short = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
-    Some([Regex::new(whole).ok()?, Regex::new(short).ok()?])
-});
+patterns! {
+    /// What cards are sold as, with their family.
+    PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b";
+    /// The short names, which are looked for where no card is named in full.
+    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
+}
 
 /// The product that a text mentions, if it mentions only one: in running text, or in the
 /// output of an unknown tool. Processor graphics do not count, nor do GPUs that are too old, since
 /// lists of supported cards name them.
 pub(super) fn only_product(text: &str) -> Option<GpuMention> {
-    let patterns = PRODUCTS.as_ref()?;
-    let names = patterns
-        .iter()
+    let names = [&PRODUCT, &SHORT_PRODUCT]
+        .into_iter()
         .map(|pattern| products_by(text, pattern))
         .find(|names| !names.is_empty())?;
     let (first, name) = *names.first()?;
@@ -283,7 +268,7 @@ pub(super) fn only_product(text: &str) -> Option<GpuMention> {
     is_alone.then(|| GpuMention::new("named", None).named(name))
 }
 
-fn products_by<'a>(text: &'a str, pattern: &Regex) -> Vec<(Gfx, &'a str)> {
+fn products_by<'a>(text: &'a str, pattern: &Pattern) -> Vec<(Gfx, &'a str)> {
     let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
         let gfx = names::architecture_of(name).filter(|gfx| !gfx.is_too_old())?;
@@ -503,10 +488,7 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        assert_eq!(
-            COMPILED.as_ref().map(|all| all.patterns.len()),
-            Some(LINES.len())
-        );
+        COMPILED.check();
     }
 
     #[test]

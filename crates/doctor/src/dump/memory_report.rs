@@ -5,6 +5,7 @@
 //! the numbers; [`platform::describe`] then judges them as it judges any others.
 
 use crate::names;
+use crate::pattern::{self, Patterns, patterns};
 use platform::machine::{Gpu, Kernel, Machine, System};
 use platform::memory::HostMemory;
 use platform::{Bytes, Gfx, detect};
@@ -34,7 +35,7 @@ enum Quantity {
 }
 
 /// The first pattern that matches a line names its number.
-static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
+static PATTERNS: LazyLock<(Vec<Quantity>, Patterns<Regex>)> = LazyLock::new(|| {
     use Quantity::{
         CarveOut, Commit, Gtt, HipFree, Pool, Ram, RamAvailable, ToolTotal, Ttm, TtmPages, Vram,
     };
@@ -110,19 +111,15 @@ static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
             ),
         ),
     ];
+    let (quantities, patterns): (Vec<_>, Vec<_>) = table.into_iter().unzip();
     // Constant patterns: a test compiles every one of them.
-    table
-        .into_iter()
-        .filter_map(|(quantity, pattern)| Some((quantity, Regex::new(&pattern).ok()?)))
-        .collect()
+    (quantities, Patterns::new(patterns, pattern::compile))
 });
 
-static GTTSIZE: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"\b((?:amdgpu\.(?:gttsize|gtt_size|vramlimit)|(?:amd)?ttm\.(?:pages_limit|page_pool_size)|amd_iommu|iommu)=\S+)").ok()
-});
-static KERNEL: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"(?i)(?:\bLinux(?: version)?|^Linux [\w.-]{1,64}|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)").ok()
-});
+patterns! {
+    PARAMETERS = r"\b((?:amdgpu\.(?:gttsize|gtt_size|vramlimit)|(?:amd)?ttm\.(?:pages_limit|page_pool_size)|amd_iommu|iommu)=\S+)";
+    KERNEL = r"(?i)(?:\bLinux(?: version)?|^Linux [\w.-]{1,64}|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)";
+}
 
 /// One GPU, when the text has numbers about one.
 pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
@@ -179,18 +176,18 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
         }
         asked = question(line).or(asked.filter(|_| line.trim().is_empty()));
         from_free(line, &mut machine.memory);
-        if let Some(pattern) = &*GTTSIZE {
-            for parameter in pattern.captures_iter(line).filter_map(|found| found.get(1)) {
-                detect::command_line_parameters(parameter.as_str(), &mut machine.kernel_parameters);
-            }
+        for parameter in PARAMETERS
+            .captures_iter(line)
+            .filter_map(|found| found.get(1))
+        {
+            detect::command_line_parameters(parameter.as_str(), &mut machine.kernel_parameters);
         }
         if line.contains("unknown parameter 'gtt_size' ignored") {
             detect::command_line_parameters("amdgpu.gtt_size=", &mut machine.kernel_parameters);
         }
         if machine.kernel.is_none() {
-            machine.kernel = KERNEL
-                .as_ref()
-                .and_then(|pattern| Kernel::parse(pattern.captures(line)?.get(1)?.as_str()));
+            let version = KERNEL.captures(line).and_then(|found| found.get(1));
+            machine.kernel = version.and_then(|version| Kernel::parse(version.as_str()));
         }
         for (quantity, number) in quantities(line) {
             take(quantity, number, machine);
@@ -314,7 +311,9 @@ fn quantities(line: &str) -> Vec<(Quantity, Bytes)> {
     if !line.bytes().any(|byte| byte.is_ascii_digit()) {
         return found;
     }
-    for (quantity, pattern) in &*PATTERNS {
+    let (kinds, patterns) = &*PATTERNS;
+    for (at, pattern) in patterns.matches(line) {
+        let quantity = &kinds[at];
         if found.iter().any(|(known, _)| known == quantity) {
             continue;
         }
@@ -356,8 +355,7 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        assert_eq!(PATTERNS.len(), 25);
-        assert!(GTTSIZE.is_some() && KERNEL.is_some());
+        PATTERNS.1.check();
     }
 
     #[test]

@@ -7,11 +7,10 @@
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::listing;
 use super::several::{is_processor, is_unnamed_device, products};
+use crate::pattern::patterns;
 use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
-use regex::Regex;
-use std::sync::LazyLock;
 
 /// The meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +140,9 @@ const KEYS: &[(&str, Field)] = &[
 /// How many pairs after its first one a record is kept open.
 const LONGEST_RECORD: usize = 120;
 
-static JSON: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r#""([^"\n]{1,60})"\s*:\s*(?:"([^"\n]{0,200})"|(-?[0-9][0-9.eE+]*)|(\{|\[|null|true|false))|(\})"#).ok()
-});
+patterns! {
+    JSON = r#""([^"\n]{1,60})"\s*:\s*(?:"([^"\n]{0,200})"|(-?[0-9][0-9.eE+]*)|(\{|\[|null|true|false))|(\})"#;
+}
 
 struct Record {
     mention: GpuMention,
@@ -202,12 +201,10 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         }
     }
     reader.close();
-    if text.contains('"')
-        && let Some(pattern) = &*JSON
-    {
+    if text.contains('"') {
         reader.tool = "json";
         let mut objects: Vec<String> = Vec::new();
-        for found in pattern.captures_iter(text) {
+        for found in JSON.captures_iter(text) {
             if found.get(5).is_some() {
                 objects.pop();
                 continue;

@@ -3,57 +3,25 @@
 
 use super::{code_lists, fragments, startup};
 use crate::names;
+use crate::pattern::patterns;
 use platform::machine::{Class, Gpu, InsteadOfRocm, Machine, System};
 use platform::python::{self, is_relevant_package};
 use platform::snapshot::Snapshot;
 use platform::{Bytes, Gfx};
-use regex::Regex;
-use std::sync::LazyLock;
 
-struct Patterns {
-    rocm: Regex,
-    torch: Regex,
-    package: Regex,
-    wheel: Regex,
-    override_value: Regex,
-    processor: Regex,
-    no_gpu: Regex,
-    failed: Regex,
-    available: Regex,
+patterns! {
+    /// `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
+    ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b";
+    TORCH = r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#;
+    PACKAGE = r"^(?:\[pip3?\] |- )?([A-Za-z][0-9A-Za-z_.-]{2,50})(?:==|[ \t]{2,}| @ )([0-9][0-9A-Za-z_.+]*)";
+    WHEEL = r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)";
+    FAILED = r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code";
+    NO_GPU = r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)";
+    /// The answer is on the line of the question, or on one of the next two.
+    AVAILABLE = r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$";
+    PROCESSOR = r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}";
+    OVERRIDE = r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)";
 }
-
-static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
-    let pattern = |text: &str| Regex::new(text).ok();
-    Some(Patterns {
-        // `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
-        rocm: pattern(
-            r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b",
-        )?,
-        torch: pattern(
-            r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#,
-        )?,
-        package: pattern(r"^(?:\[pip3?\] |- )?([A-Za-z][\w.-]{2,50})(?:==|\s{2,}| @ )(\d[\w.+]*)")?,
-        wheel: pattern(
-            r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)",
-        )?,
-        failed: pattern(
-            r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code",
-        )?,
-        no_gpu: pattern(
-            r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)",
-        )?,
-        // The answer is on the line of the question, or on one of the next two.
-        available: pattern(
-            r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$",
-        )?,
-        processor: pattern(
-            r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}",
-        )?,
-        override_value: pattern(
-            r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)",
-        )?,
-    })
-});
 
 /// Words of the NPU's driver and of its tools.
 const NPU_SIGNS: [&str; 5] = [
@@ -66,7 +34,6 @@ const NPU_SIGNS: [&str; 5] = [
 
 /// Fills in facts from the whole text, once the GPUs have been read.
 pub(super) fn read(text: &str, machine: &mut Machine) {
-    let Some(patterns) = &*PATTERNS else { return };
     let lower = text.to_ascii_lowercase();
     let posted = &mut machine.posted;
     if lower.contains("zluda") && startup::runs_on_zluda(text) {
@@ -85,7 +52,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     }) || NPU_SIGNS.iter().any(|sign| text.contains(sign));
     posted.on_cpu = startup::on_cpu(text);
     posted.code_list = code_lists::compiled(text);
-    if posted.cpu_only.is_none() && patterns.no_gpu.is_match(text) {
+    if posted.cpu_only.is_none() && NO_GPU.is_match(text) {
         posted.cpu_only = Some("The program".to_owned());
     }
     posted.wants_rocm = [
@@ -99,16 +66,15 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     // A warning did not stop the program.
     posted.has_failed = text
         .lines()
-        .any(|line| !line.contains("Warning:") && patterns.failed.is_match(line));
+        .any(|line| !line.contains("Warning:") && FAILED.is_match(line));
     posted.rocm = text
         .lines()
-        .filter_map(|line| patterns.rocm.captures(line))
+        .filter_map(|line| ROCM.captures(line))
         .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
     let has_no_gpu = machine.gpus.is_empty() && machine.unseen.is_empty();
     posted.is_cut =
         has_no_gpu && (!posted.has_failed && is_cut(text) || fragments::ends_within_an_agent(text));
-    let mut answers = patterns
-        .available
+    let mut answers = AVAILABLE
         .captures_iter(text)
         .filter_map(|found| found.get(1).or(found.get(2)))
         .map(|answer| answer.as_str().eq_ignore_ascii_case("true"))
@@ -117,15 +83,15 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     let sees_one = answers.any(|sees| sees);
     posted.torch_sees_none = !sees_one && (is_answered || startup::torch_sees_none(text));
     posted.lacks_group = lacking_group(text);
-    posted.processor = processor(text, patterns);
+    posted.processor = processor(text);
     posted.is_nameless = !machine.gpus.is_empty()
         && machine.gpus.iter().all(|gpu| {
             let name = gpu.product.as_deref().unwrap_or_default();
             names::architecture_of(name).is_none()
         });
     name_graphics_of_processor(machine);
-    variables(text, patterns, machine);
-    packages(text, patterns, machine);
+    variables(text, machine);
+    packages(text, machine);
     if text.contains("Linux-") && lower.contains("-microsoft-") {
         machine.system = System::Wsl;
     }
@@ -148,9 +114,9 @@ fn is_cut(text: &str) -> bool {
 }
 
 /// The name of the processor, if it has integrated graphics.
-fn processor(text: &str, patterns: &Patterns) -> Option<String> {
+fn processor(text: &str) -> Option<String> {
     text.lines()
-        .filter_map(|line| patterns.processor.find(line))
+        .filter_map(|line| PROCESSOR.find(line))
         .map(|found| found.as_str().trim().to_owned())
         .find(|name| names::graphics_of_processor(name).is_some())
 }
@@ -240,7 +206,7 @@ fn has_bridges_only(text: &str) -> bool {
 }
 
 /// Assignments within commands and logs. A comment sets nothing.
-fn variables(text: &str, patterns: &Patterns, machine: &mut Machine) {
+fn variables(text: &str, machine: &mut Machine) {
     for line in text.lines() {
         let start = line.trim_start().to_ascii_lowercase();
         if ["#", "rem ", "::", "//", "unset "]
@@ -249,7 +215,7 @@ fn variables(text: &str, patterns: &Patterns, machine: &mut Machine) {
         {
             continue;
         }
-        for found in patterns.override_value.captures_iter(line).take(8) {
+        for found in OVERRIDE.captures_iter(line).take(8) {
             // The names of a list without values follow each other: `A: B:`.
             let value = found[2].trim_end_matches(['.', ',']);
             let is_value = value.starts_with(|c: char| c.is_ascii_digit() || c == '-')
@@ -265,7 +231,7 @@ fn variables(text: &str, patterns: &Patterns, machine: &mut Machine) {
 }
 
 /// The torch of a log and the packages of a list, where no report has told them.
-fn packages(text: &str, patterns: &Patterns, machine: &mut Machine) {
+fn packages(text: &str, machine: &mut Machine) {
     if machine.python.is_some() {
         return;
     }
@@ -279,16 +245,16 @@ fn packages(text: &str, patterns: &Patterns, machine: &mut Machine) {
             && quoted.starts_with(|c: char| c.is_ascii_digit())
         {
             packages.push(("torch".to_owned(), quoted.to_owned()));
-        } else if let Some(found) = patterns.torch.captures(line) {
+        } else if let Some(found) = TORCH.captures(line) {
             packages.push((
                 "torch".to_owned(),
                 found[1].trim_end_matches('.').to_owned(),
             ));
-        } else if let Some(found) = patterns.wheel.captures(line) {
+        } else if let Some(found) = WHEEL.captures(line) {
             packages.push(("torch".to_owned(), found[2].to_owned()));
             // PyPI's wheels have no local part; those for Linux are built for CUDA.
             is_cuda |= !found[2].contains('+') && &found[3] == "manylinux";
-        } else if let Some(found) = patterns.package.captures(line) {
+        } else if let Some(found) = PACKAGE.captures(line) {
             let name = found[1].to_ascii_lowercase().replace(['_', '.'], "-");
             is_cuda |= name.starts_with("nvidia-cuda-") || name.starts_with("nvidia-cudnn-");
             if is_relevant_package(&name) {

@@ -1,69 +1,50 @@
 //! What programs say about themselves when they start: that they compute on the CPU, and
 //! that ZLUDA runs them. A line that only suggests ZLUDA, or says that it is off, is no sign of it.
 
-use regex::Regex;
-use std::sync::LazyLock;
+use crate::pattern::patterns;
 
-struct Patterns {
-    on_cpu: Regex,
-    no_zluda: Regex,
-    torch_sees_none: Regex,
+patterns! {
+    ON_CPU = concat!(
+        r"(?i)\b(?:",
+        // SD.Next and its relatives.
+        r"using CPU-only torch|compute=cpu\b.{0,60}\bdevice=cpu",
+        // InvokeAI, in the words of its versions.
+        r"|using torch device:? \W?cpu\b|using device_type cpu\b|GPU device = cpu\b|PyTorch device: cpu\b",
+        // Unsloth and others.
+        r"|installing CPU-only PyTorch|hardware detected: CPU\b",
+        r"|no GPU (?:is )?(?:found|detected|available)\W{1,4}(?:using|running on|will use) (?:the )?CPU",
+        r")",
+    );
+    NO_ZLUDA = concat!(
+        r"(?i)(?:",
+        r"\b(?:for|try|consider|recommends?|recommended|suggests?|want|wants|without|no|not|disabled?|skip\w*|unavailable|instead of|or|either|supports?) (?:\w+ )?(?:--use-)?zluda",
+        r"|\bzluda (?:support|is (?:not|recommended|available|an option)|not\b|unavailable|disabled|instead)",
+        r"|(?:specify|add|use|with|set|pass|option|flag|run)\b.{0,12}--use-zluda\b.{0,3}(?:$|\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
+        // A folder or an address of that name may hold any program.
+        r"|^[^\[]{0,40}(?:VENV|file=|path=|url=|https?://|bin=)\S*.{0,80}zluda[\\/][^\[]*$",
+        r"|zluda\w*[=:] ?[\x22']?(?:false|no\b|none|null|0\b|off)",
+        r")",
+    );
+    TORCH_SEES_NONE = r"(?i)\btorch reports (?:GPU|CUDA|HIP|ROCm) (?:is )?not available";
 }
-
-static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
-    Some(Patterns {
-        on_cpu: Regex::new(concat!(
-            r"(?i)\b(?:",
-            // SD.Next and its relatives.
-            r"using CPU-only torch|compute=cpu\b.{0,60}\bdevice=cpu",
-            // InvokeAI, in the words of its versions.
-            r"|using torch device:? \W?cpu\b|using device_type cpu\b|GPU device = cpu\b|PyTorch device: cpu\b",
-            // Unsloth and others.
-            r"|installing CPU-only PyTorch|hardware detected: CPU\b",
-            r"|no GPU (?:is )?(?:found|detected|available)\W{1,4}(?:using|running on|will use) (?:the )?CPU",
-            r")",
-        ))
-        .ok()?,
-        no_zluda: Regex::new(concat!(
-            r"(?i)(?:",
-            r"\b(?:for|try|consider|recommends?|recommended|suggests?|want|wants|without|no|not|disabled?|skip\w*|unavailable|instead of|or|either|supports?) (?:\w+ )?(?:--use-)?zluda",
-            r"|\bzluda (?:support|is (?:not|recommended|available|an option)|not\b|unavailable|disabled|instead)",
-            r"|(?:specify|add|use|with|set|pass|option|flag|run)\b.{0,12}--use-zluda\b.{0,3}(?:$|\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
-            // A folder or an address of that name may hold any program.
-            r"|^[^\[]{0,40}(?:VENV|file=|path=|url=|https?://|bin=)\S*.{0,80}zluda[\\/][^\[]*$",
-            r"|zluda\w*[=:] ?[\x22']?(?:false|no\b|none|null|0\b|off)",
-            r")",
-        ))
-        .ok()?,
-        torch_sees_none: Regex::new(
-            r"(?i)\btorch reports (?:GPU|CUDA|HIP|ROCm) (?:is )?not available",
-        )
-        .ok()?,
-    })
-});
 
 /// The words in which a program says that it computes on the CPU.
 pub(super) fn on_cpu(text: &str) -> Option<String> {
-    let patterns = PATTERNS.as_ref()?;
-    let line = text.lines().find(|line| patterns.on_cpu.is_match(line))?;
+    let line = text.lines().find(|line| ON_CPU.is_match(line))?;
     let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
     Some(crate::explain::clip(&words, 160).to_owned())
 }
 
 /// Whether a line says that ZLUDA is used, and none only names it as a possibility.
 pub(super) fn runs_on_zluda(text: &str) -> bool {
-    let Some(patterns) = &*PATTERNS else {
-        return false;
-    };
     let names_it = |line: &str| line.to_ascii_lowercase().contains("zluda");
     text.lines()
-        .any(|line| names_it(line) && !patterns.no_zluda.is_match(line))
+        .any(|line| names_it(line) && !NO_ZLUDA.is_match(line))
 }
 
 /// Whether a launcher says that its torch sees no GPU.
 pub(super) fn torch_sees_none(text: &str) -> bool {
-    let found = |patterns: &Patterns| patterns.torch_sees_none.is_match(text);
-    PATTERNS.as_ref().is_some_and(found)
+    TORCH_SEES_NONE.is_match(text)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use super::{Confidence, Match};
 use crate::{names, wheels};
+use aho_corasick::AhoCorasick;
 use platform::Gfx;
 use platform::machine::System;
-use regex::Regex;
 use std::sync::LazyLock;
 
 /// Facts about the program and its machine that a log mentions.
@@ -265,7 +265,7 @@ impl Context {
 }
 
 /// What a line must contain to be examined further: one search instead of fifty.
-static INTERESTING: LazyLock<Option<Regex>> = LazyLock::new(|| {
+static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
     let words = [
         "HSA_OVERRIDE_GFX_VERSION",
         "+rocm",
@@ -276,10 +276,9 @@ static INTERESTING: LazyLock<Option<Regex>> = LazyLock::new(|| {
         "Name:",
         ":\\",
     ];
-    let clues = [&Clues::WSL[..], &Clues::WINDOWS, &Clues::LINUX].concat();
-    let words = words.iter().chain(&clues).map(|word| regex::escape(word));
-    // Constant patterns: without them nothing here works, and each test fails.
-    Regex::new(&words.collect::<Vec<_>>().join("|")).ok()
+    let words = [&words[..], &Clues::WSL, &Clues::WINDOWS, &Clues::LINUX].concat();
+    // Constant words: without them nothing here works, and each test fails.
+    AhoCorasick::new(words).ok()
 });
 
 fn note(facts: &mut Vec<Fact<Gfx>>, value: Gfx, line: usize) {

@@ -1,19 +1,16 @@
-//! All patterns of the catalogue in one automaton.
+//! The patterns of the catalogue, and the entries that they belong to.
 
 use super::catalogue::{self, Entry};
-use regex_automata::hybrid::dfa::{Cache, DFA};
-use regex_automata::nfa::thompson::{self, WhichCaptures};
-use regex_automata::util::syntax;
-use regex_automata::{Input, MatchKind, PatternSet};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use crate::pattern;
+use regex::bytes::{Regex, RegexBuilder};
+use std::sync::LazyLock;
 
-/// The catalogue, compiled.
+/// The catalogue with its patterns.
 pub(super) struct Patterns {
     pub(super) entries: Vec<&'static Entry>,
-    /// Matches bytes and ASCII classes only: a Unicode class such as `\w` would make the
-    /// automaton hundreds of times larger, and Unicode `\b` would stop it at every non-ASCII character.
-    /// With the states of it that were needed so far.
-    automaton: Option<(DFA, Mutex<Cache>)>,
+    /// They match bytes and ASCII classes only: programs write their messages in ASCII, and a Unicode class such as `\w`
+    /// is a hundred times larger.
+    all: pattern::Patterns<Regex>,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
     also: Vec<Vec<usize>>,
@@ -44,58 +41,39 @@ pub(super) static PATTERNS: LazyLock<Patterns> = LazyLock::new(|| {
         also.push(add(entry.also, Role::Supports));
         unless.push(add(entry.unless, Role::Supports));
     }
-    // The patterns are constants, and a test compiles each of them.
-    let automaton = automaton(&patterns).map(|automaton| {
-        let states = Mutex::new(automaton.create_cache());
-        (automaton, states)
-    });
     Patterns {
         entries,
-        automaton,
+        all: pattern::Patterns::new(patterns, compile),
         roles,
         also,
         unless,
     }
 });
 
-/// Finds which of the patterns match. `RegexSet` does that, too, but also compiles the patterns backwards, for the start of
-/// a match, and analyses them for literals: half of the time that `explain` needed for a short text.
-fn automaton(patterns: &[&str]) -> Option<DFA> {
-    let forward = thompson::Config::new()
-        .utf8(false)
-        .which_captures(WhichCaptures::None)
-        .nfa_size_limit(Some(64 << 20));
-    DFA::builder()
-        .syntax(syntax::Config::new().unicode(false).utf8(false))
-        .thompson(forward)
-        .configure(
-            DFA::config()
-                .match_kind(MatchKind::All)
-                .cache_capacity(64 << 20),
-        )
-        .build_many(patterns)
-        .ok()
+/// A pattern of the catalogue; they are constants, and a test compiles each of them.
+fn compile(pattern: &str) -> Option<Regex> {
+    RegexBuilder::new(pattern).unicode(false).build().ok()
 }
 
 impl Patterns {
     pub(super) fn len(&self) -> usize {
-        self.roles.len()
+        self.all.len()
     }
 
     /// The patterns that match a line, each with its role, in the order of the catalogue.
     pub(super) fn of(&self, line: &str) -> Vec<(usize, Role)> {
-        let mut found = PatternSet::new(self.len());
-        if let Some((automaton, states)) = &self.automaton {
-            let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
-            for part in parts(line) {
-                // It fails only with settings that are not made here: bytes to stop at, a limit on new states.
-                let input = Input::new(part);
-                let _ = automaton.try_which_overlapping_matches(&mut states, &input, &mut found);
-            }
+        let mut found = Vec::new();
+        for part in parts(line) {
+            let matches = |&pattern: &usize| {
+                let compiled = self.all.get(pattern);
+                compiled.is_some_and(|compiled| compiled.is_match(part.as_bytes()))
+            };
+            found.extend(self.all.candidates(part).into_iter().filter(matches));
         }
+        found.sort_unstable();
+        found.dedup();
         let with_role = |pattern: usize| Some((pattern, *self.roles.get(pattern)?));
-        let found = found.iter().map(|pattern| pattern.as_usize());
-        found.filter_map(with_role).collect()
+        found.into_iter().filter_map(with_role).collect()
     }
 
     /// The index of an entry in the catalogue; the first for one that is not part of it.
@@ -143,13 +121,10 @@ mod tests {
             assert!(!entry.cause.is_empty() && !entry.source.is_empty(), "{id}");
             let patterns = [entry.patterns, entry.also, entry.unless].concat();
             for pattern in patterns {
-                let compiled = automaton(&[pattern]);
+                let compiled = compile(pattern);
                 assert!(compiled.is_some(), "{id}: {pattern}");
-                let regex = regex::bytes::RegexBuilder::new(pattern)
-                    .unicode(false)
-                    .build();
                 assert!(
-                    !regex.is_ok_and(|regex| regex.is_match(b"")),
+                    compiled.is_some_and(|compiled| !compiled.is_match(b"")),
                     "{id}: {pattern} matches nothing"
                 );
             }
@@ -163,8 +138,35 @@ mod tests {
                 assert_ne!(*covered, id);
             }
         }
-        let compiled = PATTERNS.automaton.as_ref();
-        let count = compiled.map(|(automaton, _)| automaton.pattern_len());
-        assert_eq!(count, Some(PATTERNS.len()));
+    }
+
+    /// The words that are looked for first leave out no pattern that matches: every line of the tests of the catalogue is
+    /// matched by the same patterns as without them.
+    #[test]
+    fn no_pattern_is_left_out() {
+        let all: Vec<_> = PATTERNS.all.texts().collect();
+        let unfiltered = regex::bytes::RegexSetBuilder::new(&all)
+            .unicode(false)
+            .size_limit(64 << 20)
+            .dfa_size_limit(64 << 20)
+            .build()
+            .expect("valid patterns");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/catalogue");
+        let mut matched = 0;
+        for file in std::fs::read_dir(folder).expect("the tests of the catalogue") {
+            let text = std::fs::read_to_string(file.expect("a file").path()).expect("text");
+            for line in text.lines().flat_map(parts) {
+                let expected: Vec<usize> =
+                    unfiltered.matches(line.as_bytes()).into_iter().collect();
+                let found: Vec<usize> = PATTERNS
+                    .of(line)
+                    .iter()
+                    .map(|(pattern, _)| *pattern)
+                    .collect();
+                assert_eq!(found, expected, "{line}");
+                matched += found.len();
+            }
+        }
+        assert!(matched > PATTERNS.entries.len());
     }
 }

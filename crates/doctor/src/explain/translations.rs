@@ -2,7 +2,7 @@
 //!
 //! A message is looked up as its English original; the line that is shown stays as it was posted.
 
-use regex::{Captures, Regex};
+use aho_corasick::{AhoCorasick, MatchKind};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
@@ -194,24 +194,27 @@ const PHRASES: &[(&str, &str)] = &[
     ("但是它将不会被安装", "but it is not going to be installed"),
 ];
 
-static ANY: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    let phrases: Vec<String> = PHRASES
-        .iter()
-        .map(|(phrase, _)| regex::escape(phrase))
-        .collect();
-    // Constant patterns: the test compiles them.
-    Regex::new(&phrases.join("|")).ok()
+static ANY: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    // Of two phrases that begin at one place, the first of the list is meant. Constant phrases: the test compiles them.
+    let first = AhoCorasick::builder()
+        .match_kind(MatchKind::LeftmostFirst)
+        .build(PHRASES.iter().map(|(phrase, _)| phrase));
+    first.ok()
 });
 
 /// The line in English, as far as these phrases go.
 pub(super) fn in_english(line: &str) -> Cow<'_, str> {
-    let Some(any) = &*ANY else {
-        return Cow::Borrowed(line);
-    };
-    any.replace_all(line, |found: &Captures<'_>| {
-        let known = PHRASES.iter().find(|(phrase, _)| *phrase == &found[0]);
-        known.map_or("", |(_, english)| *english)
-    })
+    match &*ANY {
+        Some(any) if any.is_match(line) => {
+            let mut english = String::with_capacity(line.len());
+            any.replace_all_with(line, &mut english, |found, _, english| {
+                english.push_str(PHRASES[found.pattern().as_usize()].1);
+                true
+            });
+            Cow::Owned(english)
+        }
+        _ => Cow::Borrowed(line),
+    }
 }
 
 #[cfg(test)]
