@@ -53,7 +53,7 @@ impl<R> Patterns<R> {
         let (words, needed_by): (Vec<String>, Vec<Vec<usize>>) = by_word.into_iter().unzip();
         let search = AhoCorasick::builder()
             .ascii_case_insensitive(true)
-            .kind(Some(AhoCorasickKind::NoncontiguousNFA))
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(&words)
             .ok();
         if search.is_none() {

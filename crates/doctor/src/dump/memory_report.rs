@@ -118,7 +118,7 @@ static PATTERNS: LazyLock<(Vec<Quantity>, Patterns<Regex>)> = LazyLock::new(|| {
 
 patterns! {
     PARAMETERS = r"\b((?:amdgpu\.(?:gttsize|gtt_size|vramlimit)|(?:amd)?ttm\.(?:pages_limit|page_pool_size)|amd_iommu|iommu)=\S+)";
-    KERNEL = r"(?i)(?:\bLinux(?: version)?|^Linux [\w.-]{1,64}|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)";
+    KERNEL = r"(?i)(?:\bLinux(?: version)?|^Linux [0-9A-Z_.-]{1,64}|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?([0-9]+\.[0-9]+(?:\.[0-9]+)?[0-9A-Z_.-]*)";
 }
 
 /// One GPU, when the text has numbers about one.
