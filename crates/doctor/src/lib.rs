@@ -26,6 +26,7 @@ mod names;
 pub mod needs;
 mod pattern;
 pub mod plan;
+mod powershell;
 #[cfg(feature = "live")]
 pub mod probe_cache;
 #[cfg(feature = "live")]

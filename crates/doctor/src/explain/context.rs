@@ -1,7 +1,7 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
 use super::{Confidence, Match};
-use crate::{names, wheels};
+use crate::{names, powershell, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
 use platform::machine::System;
@@ -122,6 +122,13 @@ impl Context {
                 _ => {}
             }
             self.name_the_gpu(found);
+            if self.is_windows() {
+                for step in &mut found.fix {
+                    if let Some(translated) = powershell::translated(step) {
+                        *step = translated;
+                    }
+                }
+            }
         }
     }
 
@@ -339,7 +346,25 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
 /// Commands and devices that mean nothing on the detected system.
 fn commands_of_other_systems(system: Option<System>) -> &'static [&'static str] {
     match system {
-        Some(System::Windows) => &["sudo ", "modprobe", "usermod", "update-grub", "/dev/kfd"],
+        Some(System::Windows) => &[
+            "sudo ",
+            "modprobe",
+            "usermod",
+            "update-grub",
+            "/dev/kfd",
+            "/dev/dri",
+            "dmesg",
+            "journalctl",
+            "lsmod",
+            "apt install",
+            "dnf install",
+            "systemctl",
+            "ldconfig",
+            "LD_LIBRARY_PATH",
+            "/opt/rocm",
+            "/etc/",
+            "/sys/",
+        ],
         Some(System::Wsl) => &["modprobe ", "usermod -", "update-grub", "grubby"],
         _ => &[],
     }

@@ -461,6 +461,17 @@ mod tests {
     }
 
     #[test]
+    fn on_windows_variables_are_removed_as_powershell_does() {
+        let text = "C:\\ai> python main.py\nHSA_OVERRIDE_GFX_VERSION=10.3.0\nRuntimeError: HIP error: invalid device function\n";
+        let fix = explain(text).matches.remove(0).fix;
+        assert_eq!(fix[0], "Remove-Item Env:HSA_OVERRIDE_GFX_VERSION");
+        assert!(
+            !fix.iter().any(|step| step.starts_with("unset ")),
+            "{fix:?}"
+        );
+    }
+
+    #[test]
     fn a_question_and_its_answer_can_stand_on_two_lines() {
         let ids = |text: &str| {
             let found = explain(text).matches.into_iter();

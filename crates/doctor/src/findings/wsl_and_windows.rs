@@ -1,7 +1,7 @@
 //! Windows and WSL: which findings have a meaning there, and commands for the shell of Windows.
 
 use super::Finding;
-use crate::wheels;
+use crate::{powershell, wheels};
 use platform::machine::System;
 
 /// About `amdgpu` and KFD, the GPU driver of Linux, with its files, limits and firmware. Under
@@ -69,28 +69,11 @@ pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
                 .retain(|step| !step.starts_with("surefoot run --alloc"));
         }
         for step in found.iter_mut().flat_map(|finding| &mut finding.fix) {
-            if let Some(said) = in_powershell(step) {
+            if let Some(said) = powershell::translated(step) {
                 *step = said;
             }
         }
     }
-}
-
-/// A command that sets or removes variables, as PowerShell has it; `None` for any other.
-fn in_powershell(step: &str) -> Option<String> {
-    let (command, remark) = match step.split_once("  #") {
-        Some((command, remark)) => (command, format!("  #{remark}")),
-        None => (step, String::new()),
-    };
-    if let Some(names) = command.strip_prefix("unset ") {
-        let names: Vec<_> = names
-            .split_whitespace()
-            .map(|name| format!("Env:{name}"))
-            .collect();
-        return Some(format!("Remove-Item {}{remark}", names.join(", ")));
-    }
-    let (name, value) = command.strip_prefix("export ")?.split_once('=')?;
-    Some(format!("$env:{name} = \"{value}\"{remark}"))
 }
 
 #[cfg(test)]
@@ -103,16 +86,5 @@ mod tests {
         for id in OF_THE_DRIVER.iter().chain(OF_LINUX) {
             assert!(IDS.contains(id), "{id}");
         }
-    }
-
-    #[test]
-    fn variables_are_set_and_removed_in_powershell() {
-        let said = |step| in_powershell(step);
-        assert_eq!(
-            said("unset A B  # then: surefoot env").as_deref(),
-            Some("Remove-Item Env:A, Env:B  # then: surefoot env")
-        );
-        assert_eq!(said("export A=b:c").as_deref(), Some("$env:A = \"b:c\""));
-        assert_eq!(said("surefoot env"), None);
     }
 }
