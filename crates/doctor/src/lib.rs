@@ -24,6 +24,7 @@ pub mod findings;
 pub mod live;
 mod names;
 pub mod needs;
+mod pasted;
 mod pattern;
 pub mod plan;
 mod powershell;

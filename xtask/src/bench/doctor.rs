@@ -4,6 +4,7 @@
 //! third of the texts is held out: only totals of it are shown.
 
 mod corpus;
+mod forms;
 mod judge;
 mod long;
 mod scores;
@@ -33,6 +34,10 @@ pub(crate) struct DoctorBench {
     /// one
     #[arg(long)]
     held_out: bool,
+
+    /// Judge the texts again as terminals, log collectors and forums change them: prefixed, quoted, wrapped
+    #[arg(long)]
+    forms: bool,
 
     /// Leave out the files of 200 MB, for which `surefoot` is built for release
     #[arg(long)]
@@ -91,6 +96,9 @@ impl DoctorBench {
         }
         if self.held_out {
             print_held_out(&judged);
+        }
+        if self.forms {
+            forms::print(&judged, self.list)?;
         }
         let long = match self.quick {
             true => Vec::new(),

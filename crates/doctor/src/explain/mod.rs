@@ -14,6 +14,7 @@ mod patterns;
 mod translations;
 
 use crate::ansi::strip_escapes;
+use crate::pasted;
 use context::Context;
 pub(crate) use context::is_drive;
 use patterns::{PATTERNS, Role};
@@ -234,7 +235,8 @@ impl Explainer {
             return;
         }
         let bytes = std::mem::take(&mut self.partial);
-        self.line(&strip_escapes(&String::from_utf8_lossy(&bytes)));
+        let line = String::from_utf8_lossy(&bytes);
+        self.line(&pasted::plain(&strip_escapes(&line)));
         self.partial = bytes;
         self.partial.clear();
     }
@@ -250,7 +252,17 @@ impl Explainer {
         } else {
             line
         };
-        for (pattern, role) in PATTERNS.of(&translations::in_english(line)) {
+        let line = translations::in_english(line);
+        let mut found = PATTERNS.of(&line);
+        // A pattern may be about the beginning of what the program printed.
+        let printed = pasted::without_prefix(&line);
+        if printed.len() < line.len() {
+            let more = PATTERNS.of(printed).into_iter();
+            let known: Vec<usize> = found.iter().map(|(pattern, _)| *pattern).collect();
+            found.extend(more.filter(|(pattern, _)| !known.contains(pattern)));
+            found.sort_unstable_by_key(|(pattern, _)| *pattern);
+        }
+        for (pattern, role) in found {
             self.seen[pattern] = true;
             let Role::Names(owner) = role else {
                 continue;
@@ -265,7 +277,7 @@ impl Explainer {
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
                 known.count += 1;
             } else {
-                self.matches.push(from_entry(entry, line, number));
+                self.matches.push(from_entry(entry, &line, number));
             }
         }
     }
