@@ -222,6 +222,42 @@ fn level(line: &str) -> Option<&str> {
     rest.starts_with("    ").then(|| rest.trim_start())
 }
 
+/// The width of the terminal at which the lines of a text were broken, if they were: no line is longer, and several
+/// are as long.
+pub(crate) fn columns(text: &str) -> Option<usize> {
+    const LEAST: usize = 60;
+    const MOST: usize = 400;
+    let mut longest = (0, "", 0);
+    for line in text.lines().map(|line| line.trim_end_matches('\r')) {
+        // Bytes are at least as many as characters.
+        if line.len() < longest.0 {
+            continue;
+        }
+        let width = line.chars().count();
+        if width > longest.0 {
+            longest = (width, line, 1);
+        } else if width == longest.0 && line != longest.1 {
+            longest.2 += 1;
+        }
+    }
+    let (width, _, lines) = longest;
+    (lines > 1 && (LEAST..=MOST).contains(&width)).then_some(width)
+}
+
+/// Whether a line that fills the columns may go on in the next one: not the border or a row of a table.
+pub(crate) fn goes_on(line: &str, columns: usize) -> bool {
+    let line = line.trim_end_matches('\r');
+    line.len() >= columns
+        && line.chars().count() == columns
+        && !line.ends_with(|c: char| c.is_whitespace() || "|+=-*#_~│┃║╝╗┘┐┤╣─═█".contains(c))
+}
+
+/// Whether a line may be the rest of the one before it.
+pub(crate) fn is_rest(line: &str) -> bool {
+    let begins_anew = line.is_empty() || line.starts_with("  ") || line.starts_with('\t');
+    !begins_anew && without_prefix(line).len() == line.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,6 +332,26 @@ mod tests {
         ] {
             assert_eq!(without_prefix(line), line);
         }
+    }
+
+    #[test]
+    fn lines_that_fill_a_terminal_go_on() {
+        let (full, other) = ("x".repeat(80), "é".repeat(80));
+        assert_eq!(
+            columns(&format!("{full}\nrest\n{other}\r\nrest\n")),
+            Some(80)
+        );
+        // The same line twice, a longer one, and a narrow table.
+        for text in [
+            format!("{full}\n{full}\n"),
+            format!("{full}\n{other}\n{other}x\n"),
+            "ab\ncd\n".to_owned(),
+        ] {
+            assert_eq!(columns(&text), None, "{text}");
+        }
+        assert!(goes_on(&full, 80) && goes_on(&other, 80) && !goes_on("x", 80));
+        assert!(!goes_on(&"=".repeat(80), 80));
+        assert!(is_rest("ror: x") && !is_rest("  File") && !is_rest("") && !is_rest("[rank0]: x"));
     }
 
     proptest! {

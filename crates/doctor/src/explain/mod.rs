@@ -173,7 +173,20 @@ pub struct Explainer {
     lines: usize,
     /// The number of the last line that asked PyTorch whether it sees a GPU.
     asked: Option<usize>,
+    /// The beginning of the log, until it shows the width of its terminal.
+    head: Option<Vec<u8>>,
+    /// The width of the terminal at which lines were broken.
+    columns: Option<usize>,
+    /// Whether the last line ended with a carriage return, to which a newline may belong.
+    is_after_return: bool,
+    /// The lines since one that was broken, each with its number.
+    broken: Vec<(usize, String)>,
 }
+
+/// How much of a log shows whether its lines were broken.
+const HEAD: usize = 64 << 10;
+/// The most parts of a line that was broken.
+const MOST_PARTS: usize = 30;
 
 /// How much of a line is kept; it can be one long JSON document.
 const LONGEST_LINE: usize = 64 << 10;
@@ -185,12 +198,35 @@ impl Explainer {
         Self {
             hints,
             seen: vec![false; PATTERNS.len()],
+            head: Some(Vec::new()),
             ..Self::default()
         }
     }
 
     /// Takes the next piece; it may end within a line, or within a character.
     pub fn read(&mut self, piece: &[u8]) {
+        match &mut self.head {
+            Some(head) => {
+                head.extend_from_slice(piece);
+                if head.len() >= HEAD {
+                    self.begin();
+                }
+            }
+            None => self.split(piece),
+        }
+    }
+
+    /// Reads the beginning of the log, once.
+    fn begin(&mut self) {
+        if let Some(head) = self.head.take() {
+            let text = String::from_utf8_lossy(&head);
+            self.columns = pasted::columns(&strip_escapes(&text));
+            self.split(&head);
+        }
+    }
+
+    /// Splits a piece into lines.
+    fn split(&mut self, piece: &[u8]) {
         for part in piece.split_inclusive(|&byte| matches!(byte, b'\n' | b'\r')) {
             let (text, ending) = match part {
                 [text @ .., ending @ (b'\n' | b'\r')] => (text, Some(*ending)),
@@ -200,7 +236,12 @@ impl Explainer {
             self.partial
                 .extend_from_slice(&text[..text.len().min(room)]);
             if let Some(ending) = ending {
+                let is_empty = self.partial.is_empty() && !self.is_after_return;
+                if is_empty {
+                    self.close_broken_line();
+                }
                 self.close_line();
+                self.is_after_return = ending == b'\r';
                 self.lines += usize::from(ending == b'\n');
             }
         }
@@ -209,7 +250,9 @@ impl Explainer {
     /// The explanation of everything read.
     #[must_use]
     pub fn finish(mut self) -> Explanation {
+        self.begin();
         self.close_line();
+        self.close_broken_line();
         let mut matches = self.messages.finish(&self.context, self.hints);
         let system = self.context.system();
         matches.extend(self.matches.into_iter().filter(|found| {
@@ -241,17 +284,56 @@ impl Explainer {
         self.partial.clear();
     }
 
+    /// Takes a line as it was posted: as a part of a longer one, if the terminal broke it.
     fn line(&mut self, line: &str) {
         let number = self.lines + 1;
+        let Some(columns) = self.columns else {
+            return self.message(line, number);
+        };
+        if !self.broken.is_empty() && (!pasted::is_rest(line) || self.broken.len() == MOST_PARTS) {
+            self.close_broken_line();
+        }
+        if pasted::goes_on(line, columns) {
+            self.broken.push((number, line.to_owned()));
+        } else if self.broken.is_empty() {
+            self.message(line, number);
+        } else {
+            self.broken.push((number, line.to_owned()));
+            self.close_broken_line();
+        }
+    }
+
+    /// The parts of a line that was broken are one message. Two lines that only happen to be as long as the
+    /// terminal is wide are read one by one as well.
+    fn close_broken_line(&mut self) {
+        let parts = std::mem::take(&mut self.broken);
+        if let [(number, _), ..] = parts[..] {
+            let whole: String = parts.iter().map(|(_, part)| part.as_str()).collect();
+            self.message(&whole, number);
+        }
+        if parts.len() > 1 {
+            for (number, part) in &parts {
+                self.match_patterns(part, *number, false);
+            }
+        }
+    }
+
+    /// Takes a line as the program printed it.
+    fn message(&mut self, line: &str, number: usize) {
         self.context.read(line, number);
         self.messages.read(line, number);
-        let is_remark = is_remark(line);
-        let mut previous = None;
         let line = if self.is_refusal(line, number) {
             "torch.cuda.is_available(): False"
         } else {
             line
         };
+        self.match_patterns(line, number, true);
+    }
+
+    /// Notes the messages of the catalogue in a line; those that are known are counted again, or not.
+    fn match_patterns(&mut self, line: &str, number: usize, counts: bool) {
+        let is_remark = is_remark(line);
+        let mut previous = None;
         let line = translations::in_english(line);
         let mut found = PATTERNS.of(&line);
         // A pattern may be about the beginning of what the program printed.
@@ -275,7 +357,7 @@ impl Explainer {
                 continue;
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
-                known.count += 1;
+                known.count += usize::from(counts);
             } else {
                 self.matches.push(from_entry(entry, &line, number));
             }
@@ -480,6 +562,45 @@ mod tests {
         assert!(
             !fix.iter().any(|step| step.starts_with("unset ")),
             "{fix:?}"
+        );
+    }
+
+    #[test]
+    fn a_message_that_a_terminal_broke_is_whole() {
+        let text = "Traceback (most recent call last):\n\
+            OSError: libhsa-runtime64.so.1: cannot open shared object file: No such file or \n\
+            RuntimeError: No HIP GPUs are available, and this line is as long as a terminal i\n\
+            s\n\
+            a third line that is exactly as wide as the terminal: HIP error: invalid device f\n\
+            unction\n";
+        let found = explain(text).matches;
+        let numbers: Vec<_> = found
+            .iter()
+            .map(|found| (found.id.as_str(), found.line_number, found.count))
+            .collect();
+        assert!(
+            numbers.contains(&("invalid-device-function", 5, 1)),
+            "{numbers:?}"
+        );
+        // An empty line ends it, also where lines end as on Windows.
+        for text in [
+            text.replace("f\nunction", "f\n\nunction"),
+            text.replace('\n', "\r\n")
+                .replace("f\r\nunction", "f\r\n\r\nunction"),
+        ] {
+            let found = explain(&text).matches;
+            assert!(
+                found
+                    .iter()
+                    .all(|found| found.id != "invalid-device-function"),
+                "{found:?}"
+            );
+        }
+        assert!(
+            explain(&text.replace('\n', "\r\n"))
+                .matches
+                .iter()
+                .any(|found| found.id == "invalid-device-function")
         );
     }
 
