@@ -223,10 +223,11 @@ fn level(line: &str) -> Option<&str> {
 }
 
 /// The width of the terminal at which the lines of a text were broken, if they were: no line is longer, and several
-/// are as long.
+/// are as long, or one if terminals often have this width.
 pub(crate) fn columns(text: &str) -> Option<usize> {
     const LEAST: usize = 60;
     const MOST: usize = 400;
+    const USUAL: [usize; 4] = [80, 100, 120, 132];
     let mut longest = (0, "", 0);
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
         // Bytes are at least as many as characters.
@@ -241,7 +242,8 @@ pub(crate) fn columns(text: &str) -> Option<usize> {
         }
     }
     let (width, _, lines) = longest;
-    (lines > 1 && (LEAST..=MOST).contains(&width)).then_some(width)
+    let is_terminal = (LEAST..=MOST).contains(&width) && lines > 1 || USUAL.contains(&width);
+    is_terminal.then_some(width)
 }
 
 /// Whether a line that fills the columns may go on in the next one: not the border or a row of a table.
@@ -343,7 +345,7 @@ mod tests {
         );
         // The same line twice, a longer one, and a narrow table.
         for text in [
-            format!("{full}\n{full}\n"),
+            format!("{full}x\n{full}x\n"),
             format!("{full}\n{other}\n{other}x\n"),
             "ab\ncd\n".to_owned(),
         ] {
