@@ -1,10 +1,16 @@
 //! Lines as programs print them: without what terminals, log collectors, forums and word processors make of them.
 
+use serde::Deserialize;
 use std::borrow::Cow;
 
 /// A line with the characters of a terminal: the spaces and quotes of word processors become those of ASCII, and the
-/// entities of HTML the characters they stand for.
+/// entities of HTML the characters they stand for. Of a record of Docker, only what the program printed.
 pub(crate) fn plain(line: &str) -> Cow<'_, str> {
+    if line.starts_with(r#"{"log":""#)
+        && let Ok(record) = serde_json::from_str::<Record>(line)
+    {
+        return Cow::Owned(record.log.trim_end_matches(['\n', '\r']).to_owned());
+    }
     if line.is_ascii() && !line.contains('&') {
         return Cow::Borrowed(line);
     }
@@ -19,6 +25,12 @@ pub(crate) fn plain(line: &str) -> Cow<'_, str> {
         rest = &rest[length..];
     }
     Cow::Owned(plain)
+}
+
+/// A line of the log files that Docker keeps of its containers.
+#[derive(Deserialize)]
+struct Record {
+    log: String,
 }
 
 /// The character that the text begins with as an entity of HTML, and the length of that.
@@ -78,8 +90,9 @@ pub(crate) fn without_prefix(line: &str) -> &str {
 }
 
 /// Each of them removes one kind of prefix.
-const PREFIXES: [fn(&str) -> Option<&str>; 7] =
-    [quote, container, process, rank, date, of_journal, level];
+const PREFIXES: [fn(&str) -> Option<&str>; 8] = [
+    quote, container, process, rank, date, stream, of_journal, level,
+];
 
 /// `> text`; Python's prompt `>>> ` stays.
 fn quote(line: &str) -> Option<&str> {
@@ -187,6 +200,14 @@ fn is_time(text: &str) -> bool {
     two_digits(parts.next()) && two_digits(parts.next()) && parts.next().is_some_and(is_second)
 }
 
+/// The stream behind the date in a log of Kubernetes: `stderr F text`.
+fn stream(line: &str) -> Option<&str> {
+    let rest = line
+        .strip_prefix("stderr ")
+        .or(line.strip_prefix("stdout "))?;
+    rest.strip_prefix("F ").or(rest.strip_prefix("P "))
+}
+
 /// What stands between the date of a journal and its text: `host ollama[1234]: `, `host kernel: `.
 fn of_journal(line: &str) -> Option<&str> {
     let (host, rest) = line.split_once(' ')?;
@@ -278,6 +299,11 @@ mod tests {
                 "a & b; &unknown; &#99999999;",
             ),
             ("zero\u{200b}width", "zerowidth"),
+            (
+                r#"{"log":"a \"b\"\r\n","stream":"stderr","time":"x"}"#,
+                "a \"b\"",
+            ),
+            (r#"{"log":"cut"#, r#"{"log":"cut"#),
             ("权限不够", "权限不够"),
         ] {
             assert_eq!(plain(posted), printed);
@@ -299,6 +325,7 @@ mod tests {
             "[1,0]<stderr>:",
             "2025-05-30T19:10:08.644588Z ",
             "2025-05-30T19:10:08.644588 - ",
+            "2025-05-30T19:10:08.644588Z stderr F ",
             "[2025-05-30 19:10:08,644] [INFO] ",
             "2025-05-30 19:10:08,644 - INFO - ",
             "2025-11-03T20:15:01+0100 host python3[12]: ",

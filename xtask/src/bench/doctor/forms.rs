@@ -1,6 +1,8 @@
 //! The posted texts in other forms, as terminals, log collectors and forums change what people paste. The truth about a
 //! text stays the same.
 
+use std::fmt::Write as _;
+
 use super::corpus::{self, Case};
 use super::judge::Class;
 use super::{Judged, judge_all, scores};
@@ -9,7 +11,7 @@ use anyhow::Result;
 /// A form, and how a text gets it.
 type Form = (&'static str, fn(&str) -> Vec<u8>);
 
-const FORMS: [Form; 20] = [
+const FORMS: [Form; 24] = [
     ("quoted", |text| each_line(text, |line| format!("> {line}"))),
     ("docker compose", |text| {
         each_line(text, |line| format!("trainer-1  | {line}"))
@@ -100,6 +102,32 @@ const FORMS: [Form; 20] = [
     ("details of a forum", |text| {
         format!("<details><summary>log</summary>\n\n```shell\n{text}\n```\n\n</details>\n")
             .into_bytes()
+    }),
+    ("within a long log", |text| {
+        let log = |from: usize| {
+            (from..from + 200).fold(String::new(), |mut log, step| {
+                let _ = writeln!(
+                    log,
+                    "step {step}/4000 loss {:.4} lr 1.0e-4 ({} it/s)",
+                    2.0 / (step + 1) as f64,
+                    1 + step % 3
+                );
+                log
+            })
+        };
+        [&log(0), text, "\n", &log(200)].concat().into_bytes()
+    }),
+    ("line breaks lost", |text| {
+        text.lines().collect::<Vec<_>>().join(" ").into_bytes()
+    }),
+    ("line breaks escaped", |text| {
+        text.lines().collect::<Vec<_>>().join("\\n").into_bytes()
+    }),
+    ("docker's JSON", |text| {
+        each_line(text, |line| {
+            let log = serde_json::json!({"log": format!("{line}\n"), "stream": "stderr", "time": "2026-03-01T12:00:00.123456789Z"});
+            log.to_string()
+        })
     }),
 ];
 
