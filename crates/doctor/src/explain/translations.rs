@@ -192,6 +192,239 @@ const PHRASES: &[(&str, &str)] = &[
         "but it is not going to be installed",
     ),
     ("但是它将不会被安装", "but it is not going to be installed"),
+    // ENOSPC, EPERM, EIO, EBUSY
+    (
+        "Auf dem Gerät ist kein Speicherplatz mehr verfügbar",
+        "No space left on device",
+    ),
+    (
+        "Aucun espace disponible sur le périphérique",
+        "No space left on device",
+    ),
+    (
+        "No queda espacio en el dispositivo",
+        "No space left on device",
+    ),
+    ("Spazio esaurito sul device", "No space left on device"),
+    (
+        "Não há espaço disponível no dispositivo",
+        "No space left on device",
+    ),
+    (
+        "На устройстве не осталось свободного места",
+        "No space left on device",
+    ),
+    (
+        "Na urządzeniu brak wolnego miejsca",
+        "No space left on device",
+    ),
+    ("设备上没有空间", "No space left on device"),
+    ("裝置上已無多餘空間", "No space left on device"),
+    ("デバイスに空き領域がありません", "No space left on device"),
+    ("장치에 남은 공간이 없음", "No space left on device"),
+    ("Die Operation ist nicht erlaubt", "Operation not permitted"),
+    ("Vorgang nicht zulässig", "Operation not permitted"),
+    ("Opération non permise", "Operation not permitted"),
+    ("Operación no permitida", "Operation not permitted"),
+    ("Operazione non permessa", "Operation not permitted"),
+    ("Operação não permitida", "Operation not permitted"),
+    ("Операция не позволена", "Operation not permitted"),
+    ("不允许的操作", "Operation not permitted"),
+    ("許可されていない操作です", "Operation not permitted"),
+    ("Eingabe-/Ausgabefehler", "Input/output error"),
+    ("Erreur d'entrée/sortie", "Input/output error"),
+    ("Error de entrada/salida", "Input/output error"),
+    ("Errore di input/output", "Input/output error"),
+    ("Erro de entrada/saída", "Input/output error"),
+    ("Ошибка ввода/вывода", "Input/output error"),
+    ("输入/输出错误", "Input/output error"),
+    ("入力/出力エラーです", "Input/output error"),
+    (
+        "Das Gerät oder die Ressource ist belegt",
+        "Device or resource busy",
+    ),
+    (
+        "Périphérique ou ressource occupé",
+        "Device or resource busy",
+    ),
+    ("Dispositivo o recurso ocupado", "Device or resource busy"),
+    ("Dispositivo o risorsa occupata", "Device or resource busy"),
+    (
+        "Dispositivo ou recurso está ocupado",
+        "Device or resource busy",
+    ),
+    ("Устройство или ресурс занято", "Device or resource busy"),
+    ("设备或资源忙", "Device or resource busy"),
+    (
+        "デバイスもしくはリソースがビジー状態です",
+        "Device or resource busy",
+    ),
+    // What a shell says of a process.
+    ("Getötet", "Killed"),
+    ("Processus arrêté", "Killed"),
+    ("Terminado (killed)", "Killed"),
+    ("Ucciso", "Killed"),
+    ("Убито", "Killed"),
+    ("已杀死", "Killed"),
+    ("已终止", "Killed"),
+    ("強制終了", "Killed"),
+    ("죽었음", "Killed"),
+    ("Abgebrochen (Speicherabzug", "Aborted"),
+    ("Abandon (core", "Aborted"),
+    ("Abortado (`core'", "Aborted"),
+    ("Abortado (core", "Aborted"),
+    ("Annullato (core", "Aborted"),
+    ("Аварийный останов", "Aborted"),
+    ("Przerwane (zrzut", "Aborted"),
+    ("已放弃", "Aborted"),
+    ("已中止 (核心", "Aborted"),
+    ("中止 (コアダンプ", "Aborted"),
+    ("Ungültiger Maschinenbefehl", "Illegal instruction"),
+    ("Instruction non permise", "Illegal instruction"),
+    ("Instrucción ilegal", "Illegal instruction"),
+    ("Istruzione non consentita", "Illegal instruction"),
+    ("Instrução ilegal", "Illegal instruction"),
+    ("Недопустимая инструкция", "Illegal instruction"),
+    ("Недопустимая команда", "Illegal instruction"),
+    ("非法指令", "Illegal instruction"),
+    ("不正な命令です", "Illegal instruction"),
+    ("Bus-Zugriffsfehler", "Bus error"),
+    ("Erreur du bus", "Bus error"),
+    ("Error en el bus", "Bus error"),
+    ("Errore di bus", "Bus error"),
+    ("Erro no barramento", "Bus error"),
+    ("Ошибка шины", "Bus error"),
+    ("总线错误", "Bus error"),
+    ("バスエラー", "Bus error"),
+    ("Befehl nicht gefunden", "command not found"),
+    ("Kommando nicht gefunden", "command not found"),
+    ("commande introuvable", "command not found"),
+    ("orden no encontrada", "command not found"),
+    ("no se encontró la orden", "command not found"),
+    ("comando non trovato", "command not found"),
+    ("comando não encontrado", "command not found"),
+    ("команда не найдена", "command not found"),
+    ("nie znaleziono polecenia", "command not found"),
+    ("未找到命令", "command not found"),
+    ("找不到命令", "command not found"),
+    ("コマンドが見つかりません", "command not found"),
+    ("명령어를 찾을 수 없음", "command not found"),
+    ("명령을 찾을 수 없습니다", "command not found"),
+    // cmd.exe.
+    (
+        "ist entweder falsch geschrieben oder",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "n'est pas reconnu en tant que commande interne",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "no se reconoce como un comando interno o externo",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "non è riconosciuto come comando interno o esterno",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "não é reconhecido como um comando interno",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "не является внутренней или внешней",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "nie jest rozpoznawana jako polecenie wewnętrzne",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "nie jest rozpoznawany jako polecenie wewnętrzne",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "不是内部或外部命令",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "不是內部或外部命令",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "は、内部コマンドまたは外部コマンド",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "내부 또는 외부 명령",
+        "is not recognized as an internal or external command",
+    ),
+    // apt.
+    (
+        "Die folgenden Pakete haben unerfüllte Abhängigkeiten",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Les paquets suivants contiennent des dépendances non satisfaites",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Los siguientes paquetes tienen dependencias incumplidas",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "I seguenti pacchetti hanno dipendenze non soddisfatte",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Os pacotes a seguir têm dependências desencontradas",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Os pacotes a seguir têm dependências não satisfeitas",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Пакеты, имеющие неудовлетворённые зависимости",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Następujące pakiety mają niespełnione zależności",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "下列软件包有未满足的依赖关系",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "以下のパッケージには満たせない依存関係があります",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "다음 패키지의 의존성이 맞지 않습니다",
+        "The following packages have unmet dependencies",
+    ),
+    (
+        "Impossible de trouver le paquet",
+        "Unable to locate package",
+    ),
+    (
+        "No se ha podido localizar el paquete",
+        "Unable to locate package",
+    ),
+    (
+        "Impossibile trovare il pacchetto",
+        "Unable to locate package",
+    ),
+    ("Impossível encontrar o pacote", "Unable to locate package"),
+    (
+        "Não foi possível encontrar o pacote",
+        "Unable to locate package",
+    ),
+    ("Не удалось найти пакет", "Unable to locate package"),
+    ("Nie udało się odnaleźć pakietu", "Unable to locate package"),
+    ("无法定位软件包", "Unable to locate package"),
+    ("無法定位套件", "Unable to locate package"),
 ];
 
 static ANY: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
@@ -235,6 +468,18 @@ mod tests {
             (
                 "Erreur de segmentation (core dumped)",
                 "Segmentation fault (core dumped)",
+            ),
+            (
+                "bash: rocminfo: Befehl nicht gefunden",
+                "bash: rocminfo: command not found",
+            ),
+            (
+                "E: Impossible de trouver le paquet rocm-hip-sdk",
+                "E: Unable to locate package rocm-hip-sdk",
+            ),
+            (
+                "[1]    4242 已杀死   python train.py",
+                "[1]    4242 Killed   python train.py",
             ),
             ("loss 0.1 — fertig", "loss 0.1 — fertig"),
         ] {
