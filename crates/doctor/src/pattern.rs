@@ -367,6 +367,7 @@ fn best(known: Option<Vec<String>>, other: Option<&[String]>) -> Option<Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn words_that_each_match_has() {
@@ -402,6 +403,56 @@ mod tests {
             r"ab",
         ] {
             assert_eq!(required(text), None, "{text}");
+        }
+    }
+
+    /// Expressions over a few letters, so that random texts match them.
+    fn expression() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            "[ab]{1,5}",
+            Just(".".to_owned()),
+            Just(r"\w".to_owned()),
+            Just("[ab]".to_owned()),
+            Just("[^a]".to_owned()),
+            Just("[a-c]".to_owned()),
+            Just(r"\b".to_owned()),
+            Just(String::new()),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            let repeat = prop_oneof![
+                Just("?"),
+                Just("*"),
+                Just("+"),
+                Just("{0,2}"),
+                Just("{2}"),
+                Just("{1,}")
+            ];
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 1..4).prop_map(|parts| parts.concat()),
+                proptest::collection::vec(inner.clone(), 1..4)
+                    .prop_map(|parts| format!("(?:{})", parts.join("|"))),
+                (inner, repeat).prop_map(|(part, repeat)| format!("({part}){repeat}")),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn no_match_is_left_out(
+            text in "[abAB]{0,14}",
+            expression in expression(),
+            ignores_case: bool,
+        ) {
+            let expression = match ignores_case {
+                true => format!("(?i){expression}"),
+                false => expression,
+            };
+            let all = Patterns::new([expression.clone()], compile);
+            let matches = Regex::new(&expression).is_ok_and(|regex| regex.is_match(&text));
+            prop_assert!(!matches || all.may_match(&text), "{expression} in {text}");
+            prop_assert!(!matches || all.candidates(&text) == [0], "{expression} in {text}");
         }
     }
 
