@@ -16,6 +16,8 @@ mod processes;
 mod servers;
 #[path = "catalogue/stack.rs"]
 mod stack;
+#[path = "catalogue/system.rs"]
+mod system;
 #[path = "catalogue/training.rs"]
 mod training;
 #[path = "catalogue/wsl_and_windows.rs"]
@@ -26,7 +28,7 @@ fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
     let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
     let second = stack::MESSAGES.iter().chain(processes::MESSAGES);
     let third = environments::MESSAGES.iter().chain(training::MESSAGES);
-    let fourth = servers::MESSAGES.iter();
+    let fourth = servers::MESSAGES.iter().chain(system::MESSAGES);
     first.chain(second).chain(third).chain(fourth)
 }
 

@@ -423,7 +423,7 @@ fn word_after(line: &str, marker: &str) -> Option<String> {
 }
 
 impl Clues {
-    const WSL: [&str; 11] = [
+    const WSL: [&str; 14] = [
         "microsoft-standard",
         "misc dxg",
         "dxgkrnl",
@@ -435,8 +435,11 @@ impl Clues {
         "WSL2",
         "sources/wsl/",
         "/usr/lib/wsl",
+        "/mnt/c/Users",
+        "/mnt/c/Windows",
+        "wsl.localhost",
     ];
-    const WINDOWS: [&str; 16] = [
+    const WINDOWS: [&str; 20] = [
         "win-x86_64",
         "win_amd64",
         "(Windows)",
@@ -453,6 +456,10 @@ impl Clues {
         "MSC v.",
         "Press any key to continue",
         "DXGI_ERROR_",
+        "is not recognized as an internal or external command",
+        "operable program or batch file",
+        "lld-link: ",
+        "LiveKernelEvent",
     ];
     const LINUX: [&str; 14] = [
         "/home/",

@@ -133,7 +133,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "cuda-error-other",
-        "AMD arch: gfx1100\nRuntimeError: CUDA error: invalid device pointer",
+        "AMD arch: gfx1100\nRuntimeError: CUDA error: invalid texture reference",
     ),
     (
         "aiter-unsupported",

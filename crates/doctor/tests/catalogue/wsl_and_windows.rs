@@ -25,10 +25,11 @@ const BARE_METAL: [&str; 16] = [
 ];
 
 /// People install `amdgpu-dkms` under WSL too: there the answer is to remove it.
-const ABOUT_A_PACKAGE: [&str; 3] = [
+const ABOUT_A_PACKAGE: [&str; 4] = [
     "amdgpu-dkms-build: ",
     "amdgpu-dkms-headers: ",
     "apt-unmet-dependencies: ",
+    "wsl-needs-no-driver: ",
 ];
 
 /// What Windows does not have either.

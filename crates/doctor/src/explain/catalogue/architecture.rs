@@ -10,7 +10,8 @@ const GRAPH_CAPTURE: &[&str] = &[
     r"hipErrorGraphExecUpdateFailure",
     r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
     r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
-    r"(?i)(?:HIP|CUDA) error: operation (?:failed due to a previous error|not permitted).*captur",
+    r"(?i)(?:HIP|CUDA|ROCm) error: operation (?:failed due to a previous error|not permitted).*captur",
+    r"hipErrorCapturedEvent",
     r"(?i)(?:HIP|CUDA) error: operation would make the legacy stream depend on a capturing",
 ];
 
@@ -140,7 +141,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "no-kernel-image",
         patterns: &[
-            r"(?i)HIP error: named symbol not found|hipErrorNotFound\b",
+            r"(?i)(?:HIP|ROCm) error: named symbol not found|hipErrorNotFound\b",
             r"no kernel image is available for execution on the device",
             r"hipErrorNoKernelImageForDevice",
         ],
@@ -294,7 +295,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:clang|hipcc|error).*(?:invalid target ID|unknown target CPU|unsupported HIP gpu architecture|unknown GPU)\W{1,4}gfx\w+",
             r"(?i)cannot determine (?:amdgcn|AMDGPU) architecture",
-            r"(?i)LLVM ERROR: .*(?:Cannot select|invalid|unknown).*gfx\w+",
+            r"(?i)LLVM ERROR: .*(?:Cannot select|invalid|unknown|unsupported).*gfx\w+",
+            r"(?i)'gfx\w+' is not a recognized processor for this target",
         ],
         cause: "The compiler does not know {gpu}, or cannot ask which GPU there is: this ROCm is older than the chip, or no GPU is visible while it builds.",
         fix: &[

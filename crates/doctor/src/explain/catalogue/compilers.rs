@@ -11,6 +11,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r#"(?i)By not providing "Find(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)\.cmake""#,
             r#"(?i)Could not find a package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)""#,
+            r"(?i)does not contain the HIP runtime CMake package|imported target \x22(?:hip|roc|hsa|MIOpen|amd_comgr)\w*::\w+\x22 references the file",
             r"(?i)Could not find ROCM_PATH|CMAKE_HIP_COMPILER.{0,30}(?:not set|not found|not able)|Failed to find (?:a default )?HIP (?:compiler|architecture)",
             r"(?i)Can't find CUDA or HIP installation",
             r"(?i)No CMAKE_HIP_COMPILER could be found",
@@ -300,6 +301,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)ROCm linker \S+ld\.lld not found",
             r"Set 'TRITON_HIP_LLD_PATH'",
+            r"(?i)triton.{0,80}ld\.lld.{0,40}not found",
         ],
         covers: &["torch-compile-failed", "lld-missing"],
         cause: "Triton (torch.compile) links its kernels with ROCm's linker, ld.lld, and looks for it in /opt/rocm only; this ROCm is in a wheel or elsewhere, or without its compiler.",
@@ -411,12 +413,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "comgr-other-version",
         patterns: &[
             r"amd_comgr_\w+'? .*(?:INVALID_ARGUMENT|ERROR)",
-            r"(?i)comgr status = (?:INVALID_ARGUMENT|ERROR|OUT_OF_RESOURCES)",
+            r"(?i)comgr status = (?:INVALID_ARGUMENT|ERROR|OUT_OF_RESOURCES)|AMD_COMGR_STATUS_ERROR\w*",
+            r"(?i)Failed to load COMGR library|cannot load \S*amd_comgr",
             r"(?i)Error \[SetIsaName\]",
             r"(?i)Cannot find (?:the )?comgr|comgr.*(?:version mismatch|not compatible)",
         ],
         covers: &["miopen-unknown-error"],
-        cause: "comgr, which compiles kernels at run time, does not understand what it is asked for (the name of the architecture): two ROCm versions are mixed, the library's and comgr's.",
+        cause: "comgr, which compiles kernels at run time, is missing or does not understand what it is asked for (the name of the architecture): two ROCm versions are mixed, the library's and comgr's.",
         fix: &[
             "one ROCm only: torch and the system's libraries of the same version, no foreign folder of libraries in the search path",
             "reinstall torch, or take a newer release of it",
@@ -433,7 +436,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hiprtc-compilation",
         confidence: Medium,
         patterns: &[
-            r"HIPRTC_ERROR_(?:COMPILATION|INVALID_OPTION|BUILTIN_OPERATION_FAILURE|INTERNAL_ERROR)",
+            r"HIPRTC_ERROR_(?:COMPILATION|INVALID_OPTION|BUILTIN_OPERATION_FAILURE|INTERNAL_ERROR|LINKING|PROGRAM_CREATION_FAILURE|INVALID_INPUT)",
             r"(?i)Code object build failed",
             r"(?i)hiprtc.*(?:compilation failed|error: )",
         ],
@@ -473,9 +476,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "rocm-tools-missing",
         severity: Warning,
         patterns: &[
-            r"(?i)\b(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator|amdgpu-arch|hipify-perl)\b['\x22]?: (?:command )?not found",
+            r"(?i)\b(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator|amdgpu-arch|hipify-perl|rocm-smi|amd-smi|rocm-sdk)\b['\x22]?:? (?:command )?not found",
             r"(?i)No such file or directory: '(?:\S*/)?(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator)'",
-            r"(?i)'(?:hipcc|hipconfig|rocminfo)' is not recognized",
+            r"(?i)'(?:hipcc|hipconfig|rocminfo|hipinfo|rocm-sdk|amd-smi|rocm-smi)' is not recognized",
         ],
         cause: "A tool of ROCm is not installed or not on PATH. A torch wheel needs none of them to run; building extensions does.",
         fix: &[

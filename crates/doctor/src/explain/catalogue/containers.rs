@@ -3,7 +3,7 @@
 use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
-use crate::explain::Severity::Warning;
+use crate::explain::Severity::{Info, Warning};
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -89,7 +89,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bInsufficient (?:amd\.com/\w+|squat\.ai/dri)",
             r"\b(?:capacity|allocatable)[\w.\x22:\[\] ]{0,12}amd\.com/gpu[\x22\]]?\s*[:=]\s*\x22?0\b",
             r#"(?i)amd\.com/gpu"?:\s+"?0\b"#,
-            r"(?i)(?:Unschedulable|FailedScheduling).{0,200}amd\.com/gpu",
+            r"(?i)(?:Unschedulable|FailedScheduling|UnexpectedAdmissionError).{0,200}amd\.com/gpu",
+            r"(?i)requested number of devices unavailable for amd\.com/\w+",
         ],
         scope: BareMetal,
         cause: "No node of the cluster has a free GPU by the name amd.com/gpu: AMD's device plugin does not run there (or was not restarted with the kubelet), finds no GPU because the amdgpu driver of the node is not loaded, or all GPUs belong to other pods: each is given to one pod as a whole.",
@@ -123,7 +124,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "virtual-machine-reset",
         confidence: Medium,
         patterns: &[
-            r"(?i)vfio\S* \S+: not ready \d+ms after (?:bus|FLR|\w+) reset",
+            r"(?i)vfio\S* \S+: not ready \d+ms after (?:FLR|\w+ (?:bus )?reset|\w+)",
             r"(?i)vfio\S* \S+: AMD_\w+: (?:failed to reset|could not get enabled SMU|reset result = [^0\s])",
             r"(?i)(?:vfio|kvm).{0,60}(?:Unable to power on device|stuck in D3)",
             r"(?i)vfio\S* \S+: (?:SMU error|Failed to send message)",
@@ -140,6 +141,74 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["dmesg | grep -iE 'vfio|amdgpu' | tail -n 40; lspci -nnk -d 1002:"],
         source: "https://github.com/gnif/vendor-reset",
+        ..BASE
+    },
+    Entry {
+        id: "container-numa-harmless",
+        severity: Info,
+        patterns: &[
+            r"(?i)[sg]et_mempolicy: Operation not permitted|migrate_pages.{0,20}Operation not permitted",
+        ],
+        cause: "The container may not choose on which memory node a process lives (the default seccomp profile forbids it). Only the speed of memory on machines with several nodes depends on it: nothing fails.",
+        fix: &["to be rid of the line: --security-opt seccomp=unconfined, or --cap-add SYS_NICE"],
+        scope: NotWindows,
+        source: "https://github.com/vllm-project/vllm/issues/24016",
+        ..BASE
+    },
+    Entry {
+        id: "container-runtime-unknown",
+        patterns: &[r"(?i)unknown or invalid runtime name: (?:amd|nvidia)"],
+        scope: NotWindows,
+        cause: "Docker was asked for a runtime of a GPU vendor (--runtime) that it does not know. For an AMD GPU none is needed: it is passed as a device.",
+        fix: &[
+            "Linux: without --runtime: --device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined",
+            "Linux: or install AMD's container toolkit, then sudo amd-ctk runtime configure and sudo systemctl restart docker",
+        ],
+        source: "https://instinct.docs.amd.com/projects/container-toolkit/en/latest/container-runtime/running-workloads.html",
+        ..BASE
+    },
+    Entry {
+        id: "apptainer-without-rocm",
+        severity: Warning,
+        patterns: &[r"(?i)Could not find any rocm (?:files|libraries) on this host"],
+        scope: BareMetal,
+        cause: "Apptainer (Singularity) was started with --rocm and found no ROCm on the host that it could lend to the container. An image that brings its own ROCm does not need it; the devices are passed all the same.",
+        fix: &[
+            "an image with ROCm in it (rocm/pytorch): nothing is needed; --rocm passes /dev/kfd and /dev/dri",
+            "otherwise ROCm on the host, with its libraries in the search path (ldconfig -p | grep amdhip64)",
+        ],
+        source: "https://apptainer.org/docs/user/latest/gpu.html",
+        ..BASE
+    },
+    Entry {
+        id: "lxc-group-map",
+        patterns: &[
+            r"(?i)newgidmap: gid range .{0,40}not allowed|newuidmap: uid range .{0,40}not allowed",
+            r"(?i)\blxc\b.{0,120}(?:idmap|newgidmap).{0,60}(?:failed|not allowed|invalid)",
+        ],
+        scope: BareMetal,
+        cause: "An unprivileged LXC container maps a group of the host (render, video) that the host's root may not hand on.",
+        fix: &[
+            "the number of the group in /etc/subgid of the host: the lines root:<number of render>:1 and root:<number of video>:1",
+            "Proxmox 8.2 and newer need no map: dev0: /dev/kfd,gid=<number of render in the container>, dev1: /dev/dri/renderD128,gid=<the same> in the container's file",
+        ],
+        ask: &["cat /etc/subgid; getent group render video; ls -ln /dev/kfd /dev/dri"],
+        source: "https://pve.proxmox.com/wiki/Unprivileged_LXC_containers",
+        ..BASE
+    },
+    Entry {
+        id: "virtual-machine-map",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)vfio_(?:container_)?dma_map\(.{0,120}= -22|VFIO_MAP_DMA failed: Invalid argument",
+        ],
+        scope: BareMetal,
+        cause: "The virtual machine puts the card's memory at an address that the IOMMU of the host cannot reach. The guest mostly runs all the same; only direct traffic between two passed cards is impossible.",
+        fix: &[
+            "the guest's address width no larger than the host's: CPU type host with host-phys-bits=on, or phys-bits=39 on desktop processors of Intel",
+        ],
+        source: "https://docs.kernel.org/driver-api/vfio.html",
         ..BASE
     },
     Entry {

@@ -473,8 +473,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)clGetPlatformIDs\(?(?:-1001\)?|.{0,40}-1001)|CL_PLATFORM_NOT_FOUND",
             r"(?i)Number of platforms:?\s+0\s*$",
             r"what\(\): +clGetPlatformIDs",
+            r"(?i)clGetDeviceIDs\(-1\)|CL_DEVICE_NOT_FOUND",
         ],
-        cause: "OpenCL finds no platform: no driver for it (an ICD) is installed. It is separate from HIP, which PyTorch uses.",
+        cause: "OpenCL finds no platform or no device: no driver for it (an ICD) is installed, or it does not know the card. It is separate from HIP, which PyTorch uses.",
         fix: &[
             "Linux: sudo apt install rocm-opencl-runtime (or mesa-opencl-icd with RUSTICL_ENABLE=radeonsi)",
             "Windows: a newer Adrenalin driver",
@@ -505,7 +506,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)The GPU device does not support Double \(Float64\)",
             r"(?i)(?:aten::\S+' is not currently supported on the DML backend|not currently (?:implemented|supported) on the DML)",
-            r"(?i)The GPU device instance has been suspended|GetDeviceRemovedReason|887A000[567]",
+            r"(?i)The GPU (?:device instance has been suspended|will not respond to more commands)|GetDeviceRemovedReason|887A000[567]",
             r"(?i)device privateuseone|torch_directml.*(?:Error|error)",
             r"(?i)expected key in DispatchKeySet.{0,120}got: PrivateUse1",
             r"(?i)'aten::\S+' with arguments from the 'PrivateUse1' backend",

@@ -83,6 +83,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "bus-error-pcie",
         confidence: Medium,
         patterns: &[
+            r"(?i)AER: (?:can't recover|device recovery failed)",
             r"(?i)(?:AER|pcieport).*(?:Uncorrected|Uncorrectable|Fatal) .*error",
             r"(?i)PCIe Bus Error: severity=Uncorrect",
             r"(?i)amdgpu.*device lost from bus",
@@ -151,7 +152,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hardware-error-memory",
         patterns: &[
             r"(?i)amdgpu.*uncorrectable hardware errors? (?:detected|found)",
-            r"(?i)amdgpu.*(?:RAS|UMC|HBM).*(?:uncorrectable|poison|bad page)",
+            r"(?i)amdgpu.*(?:RAS|UMC|HBM).*(?:uncorrectable|poison|bad page|exceeds? (?:the )?threshold)",
+            r"(?i)amdgpu.*(?:Poison is (?:created|consumed)|Hardware error logged in block)",
             r"hipErrorECCNotCorrectable|uncorrectable ECC error",
         ],
         scope: BareMetal,

@@ -25,6 +25,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\[(?:gfxhub|mmhub)\d*\] (?:no-retry |retry )?page fault",
             r"(?i)(?:GC|MM)?VM_(?:L2|CONTEXT\d+)_PROTECTION_FAULT_STATUS",
             r"(?i)amdgpu.*GPU fault detected:? \d+",
+            r"Faulty UTCL2 client ID|\bMORE_FAULTS: 0x|\bPERMISSION_FAULTS: 0x",
         ],
         cause: "A page fault: the kernel saw the GPU read memory that is not mapped (a memory access at a wrong address). On gfx1151 kernels before 6.18.4 and linux-firmware 20251125 do this to correct programs.",
         fix: &[
@@ -104,7 +105,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "invalid-argument",
         confidence: Low,
         patterns: &[
-            r"(?i)(?:HIP|CUDA) error: invalid argument",
+            r"(?i)(?:HIP|CUDA|ROCm) error: invalid argument",
             r"hipErrorInvalidValue",
         ],
         cause: "The runtime refused a call. In `.to(\"cuda\")` this is a fault of the driver and runtime pair (mostly Windows), a visible GPU that is not supported, or pinned memory at its limit. It is not caused by Accelerate.",
@@ -121,7 +122,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)unspecified launch failure|the function failed to launch on the GPU",
-            r"(?i)(?:HIP|CUDA) error: the launch timed out and was terminated",
+            r"(?i)(?:HIP|CUDA|ROCm) error: the launch timed out and was terminated",
+            r"hipErrorLaunchTimeOut|hipErrorPriorLaunchFailure",
             r"hipErrorLaunchFailure",
         ],
         cause: "A kernel crashed or the GPU hung, and the driver reset it: from here on the context is lost. Seen when memory was exhausted in a video VAE on Windows, with kernels that MIOpen tries out on a new GPU, and with ROCm builds, drivers or firmware that are too old for the card.",
@@ -289,8 +291,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "launch-too-large",
         confidence: Medium,
         patterns: &[
-            r"(?i)(?:HIP|CUDA) error: (?:invalid configuration argument|too many resources requested for launch|too many blocks in cooperative launch|invalid resource handle|peer access|named symbol not found|file not found|invalid kernel file)",
-            r"hipError(?:InvalidConfiguration|LaunchOutOfResources|CooperativeLaunchTooLarge|InvalidHandle|InvalidResourceHandle|PeerAccess\w*|NotFound|FileNotFound|InvalidKernelFile)\b",
+            r"(?i)(?:HIP|CUDA|ROCm) error: (?:invalid configuration argument|too many resources requested for launch|too many blocks in cooperative launch|invalid resource handle|file not found|invalid kernel file|__global__ function call is not configured)",
+            r"hipError(?:InvalidConfiguration|LaunchOutOfResources|CooperativeLaunchTooLarge|InvalidHandle|InvalidResourceHandle|FileNotFound|InvalidKernelFile|MissingConfiguration)\b",
         ],
         cause: "The runtime refused to launch a kernel: it asks for more threads, registers or shared memory than {gpu} has, for a kernel or file that is not in this build, or for a handle of another device. Code written for a GPU with another wave size or more shared memory does this.",
         fix: &[
@@ -308,7 +310,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "fft-failed",
         confidence: Medium,
-        patterns: &[r"HIPFFT_\w+|(?i:cuFFT error: CUFFT_\w+|rocfft.{0,40}(?:fail|error))"],
+        patterns: &[
+            r"HIPFFT_\w+|(?i:cuFFT error: CUFFT_\w+|rocfft.{0,40}(?:fail|error)|rocfft_status_(?:fail|invalid)\w*)",
+        ],
         cause: "A Fourier transform failed within hipFFT (rocFFT), which compiles its kernels at run time: its cache is damaged or not writable, libraries of two ROCm versions are mixed, or memory ran out.",
         fix: &[
             "ROCFFT_RTC_CACHE_PATH=<a new file on a local disk>, or delete the old one",
@@ -392,8 +396,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hip-unknown-error",
         confidence: Low,
         patterns: &[
-            r"(?i)(?:HIP|CUDA|ROCm) error: (?:unknown error|initialization error|operation not supported|the operation cannot be performed in the present state)",
-            r"hipError(?:Unknown|NotInitialized|NotSupported|IllegalState|LaunchTimeOut|RuntimeOther|MapFailed|ContextIsDestroyed|OperatingSystem)\b",
+            r"(?i)(?:HIP|CUDA|ROCm) error: (?:unknown error|initialization error|operation not supported|the operation cannot be performed in the present state|mapping of buffer object failed|context is destroyed|OS call failed|runtime (?:memory )?call)",
+            r"hipError(?:Unknown|NotInitialized|NotSupported|IllegalState|RuntimeOther|RuntimeMemory|MapFailed|ContextIsDestroyed|OperatingSystem)\b",
         ],
         cause: "The HIP runtime gave up without saying why: the kernel driver is older or newer than it can use, the GPU was reset before, or the runtime does not support the card.",
         fix: &[

@@ -14,6 +14,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\b(?:HIP|ROCm|hip runtime) error\b[:(]? ?\S",
             r"\bhipError(?:[A-Z]\w+)\b",
             r"(?i)hipcheck.{0,20}(?:failed|error)|checkHipErrors",
+            r"(?i)\bHIP API error\b|\berror: '[a-z_][a-z _-]{4,60}' ?\(\d{1,4}\) at \S+:\d+",
         ],
         cause: "The HIP runtime reported an error that says little by itself. Most often driver, ROCm and the program are of different ages, this build has no code for {gpu}, or the GPU crashed before.",
         fix: &[
@@ -52,7 +53,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hsa-error-other",
         last_resort: true,
         confidence: Low,
-        patterns: &[r"HSA_STATUS_ERROR\w*"],
+        patterns: &[
+            r"HSA_STATUS_ERROR\w*",
+            r"HSAKMT_STATUS_(?:[A-RT-Z]\w+)|rocr::AMD::hsa_exception",
+        ],
         cause: "The ROCm runtime (ROCr, HSA) reported an error: kernel driver and ROCm do not fit together, the GPU crashed, or this release does not support it.",
         fix: &[
             "Linux: kernel and ROCm of one age: a newer kernel and linux-firmware, the newest ROCm build",
@@ -72,8 +76,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         last_resort: true,
         confidence: Low,
         patterns: &[
-            r"(?i)rocBLAS error|hipBLAS(?:Lt)? error|\b(?:HIPBLAS|ROCBLAS|HIPSOLVER|ROCSOLVER|HIPSPARSE)_STATUS_\w+",
-            r"\brocblas_status_(?:[a-rt-z]\w+|size\w+)",
+            r"(?i)rocBLAS error|hipBLAS(?:Lt)? error|\b(?:HIPBLAS|ROCBLAS|HIPSOLVER|ROCSOLVER|HIPSPARSE|HIPRAND|ROCRAND)_STATUS_(?:[A-RT-Z]\w+)",
+            r"\broc(?:blas|sparse|solver)_status_(?:[a-rt-z]\w+|size\w+)",
         ],
         cause: "A library of ROCm for matrices (rocBLAS, hipBLAS and their kin) failed: this build has no kernel for {gpu} or this shape, its files are of two versions, or memory ran out.",
         fix: &[

@@ -335,7 +335,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "rccl-error",
         confidence: Low,
         patterns: &[
-            r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|RCCL.*\berror\b",
+            r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalid(?:Usage|Argument)|ncclRemoteError|RCCL.*\berror\b",
             r"(?i)DistBackendError",
             r"(?i)NCCL WARN (?:HIP|CUDA) failure",
             r"(?i)unhandled (?:cuda|system) error, NCCL version|NCCL error \d+: unhandled",

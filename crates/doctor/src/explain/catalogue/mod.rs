@@ -2,21 +2,24 @@
 //!
 //! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
 //! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
-//! and its installation, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` WSL and Windows,
-//! `compilers` and `toolchain` compilers of kernels, `training` libraries that train, `generation` programs that generate
-//! images, `environments` Python environments and paths, `containers` containers, `shared_objects` and `packages` what is
+//! and its installation, `driver_loading` its start, `hip_status` codes of the runtime, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` ROCm under WSL and Windows, `system_of_windows` these themselves,
+//! `compilers` and `toolchain` compilers of kernels, `build_setup` what a build is given, `training` libraries that train, `generation` programs that generate
+//! images, `environments` Python environments and paths, `containers` containers, `shared_objects`, `packages` and `repositories` what is
 //! installed, `installation` how, `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `npu` the NPU beside
 //! the GPU, `kernel_log` the kernel's messages about a running GPU,
 //! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
 
 mod architecture;
+mod build_setup;
 mod compilers;
 mod containers;
 mod distributed;
 mod driver;
+mod driver_loading;
 mod environments;
 mod generation;
+mod hip_status;
 mod inference;
 mod installation;
 mod kernel_log;
@@ -29,9 +32,11 @@ mod packages;
 mod programs;
 mod python;
 mod remarks;
+mod repositories;
 mod results;
 mod servers;
 mod shared_objects;
+mod system_of_windows;
 mod toolchain;
 mod training;
 mod wsl_and_windows;
@@ -128,19 +133,24 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         architecture::ENTRIES,
         memory::ENTRIES,
         kernel_log::ENTRIES,
+        driver_loading::ENTRIES,
         driver::ENTRIES,
         npu::ENTRIES,
         containers::ENTRIES,
+        system_of_windows::ENTRIES,
         wsl_and_windows::ENTRIES,
+        hip_status::ENTRIES,
         kernels::ENTRIES,
         results::ENTRIES,
         environments::ENTRIES,
+        build_setup::ENTRIES,
         toolchain::ENTRIES,
         compilers::ENTRIES,
         libraries::ENTRIES,
         training::ENTRIES,
         generation::ENTRIES,
         shared_objects::ENTRIES,
+        repositories::ENTRIES,
         packages::ENTRIES,
         installation::ENTRIES,
         programs::ENTRIES,

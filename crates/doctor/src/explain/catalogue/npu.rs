@@ -14,6 +14,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)loading \S*amdnpu/\S+ failed",
             r"(?i)amdxdna.*Incompatible firmware protocol",
             r"(?i)amdxdna.*(?:firmware is not alive|Invalid mbox magic|failed to validate fw|Check firmware alive|aie2_smu_init: (?:Access|Power))",
+            r"(?i)(?:aie2|npu)\w*: failed to (?:load|request) (?:npu )?firmware",
             r"(?i)(?:aie2|npu)_\w+: (?:firmware is not alive|Invalid mbox magic|Incompatible firmware)",
         ],
         severity: Warning,

@@ -34,7 +34,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "rpm-dependencies",
         patterns: &[
             r"(?i)nothing provides \S.* needed by \S*(?:rocm|hip|amdgpu|comgr|rocblas|roc\w+|miopen|rccl|hsa|llvm-amdgpu)\S*",
-            r"(?i)Problem:.* package (?:amd|rocm|hip|roc|comgr|miopen|rccl)\S* requires .*none of the providers can be installed",
+            r"(?i)package (?:amd|rocm|hip|roc|comgr|miopen|rccl)\S* .{0,60}requires .*none of the providers can be installed",
+            r"(?i)the to be installed (?:rocm|hip|roc|comgr|miopen|rccl|amdgpu)\S* requires|needed by the to be installed (?:rocm|hip|roc|comgr|miopen|rccl|amdgpu)",
             r"(?i)rpm transaction failed|Error: Transaction test error.*(?:rocm|amdgpu)",
         ],
         scope: NotWindows,
@@ -53,11 +54,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)The package \S+ needs to be reinstalled, but I can't find an archive for it",
             r"(?i)Package is in a very bad inconsistent state",
+            r"(?i)dpkg was interrupted, you must manually run",
         ],
         scope: NotWindows,
         cause: "An installation broke off, and apt refuses everything until the package that it left half installed is gone.",
         fix: &[
-            "sudo dpkg --remove --force-remove-reinstreq <package>, then sudo apt --fix-broken install",
+            "sudo dpkg --configure -a first; if one package blocks: sudo dpkg --remove --force-remove-reinstreq <package>, then sudo apt --fix-broken install",
             "Linux: amdgpu-dkms is seldom needed: the kernel's own amdgpu driver does (amdgpu-install --no-dkms)",
         ],
         source: "https://manpages.debian.org/dpkg",
@@ -73,6 +75,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)No match for argument: (?:rocm|hip|amdgpu|roc\w+|miopen)\S*",
             r"(?i)Cannot find a valid baseurl for repo: (?:rocm|amdgpu)",
             r"(?i)amdgpu-install: (?:command )?not found",
+            r"(?i)Version '\S+' for '(?:rocm|hip|amdgpu|roc\w+|miopen|rccl)\S*' was not found",
             r"(?i)Unable to find a match: .*(?:rocm|hip|amdgpu)",
             r"(?i)nothing provides \S+.* needed by (?:rocm|hip|amdgpu|miopen|rocblas)",
             r"(?i)Failed to download metadata for repo '(?:amdgpu|rocm)\S*'",

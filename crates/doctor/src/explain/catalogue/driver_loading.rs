@@ -1,0 +1,111 @@
+//! The kernel driver while it starts: what keeps it from it, and what it says that matters little.
+
+use super::Scope::BareMetal;
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::{Info, Warning};
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "driver-switched-off",
+        patterns: &[
+            r"(?i)booted with nomodeset",
+            r"(?i)nomodeset (?:passed|parameter|set)|VGACON disables? amdgpu kernel modesetting|amdgpu kernel modesetting disabled",
+            r"(?i)could not insert .?amdgpu.?: Invalid argument",
+        ],
+        scope: BareMetal,
+        covers: &["amdgpu-not-signed"],
+        cause: "The kernel was started with `nomodeset` (a safe graphics mode, or left from the installation of the system), which switches the amdgpu driver off: neither HIP nor rocm-smi sees a GPU then.",
+        fix: &[
+            "take nomodeset (and amdgpu.modeset=0) out of GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub (Fedora: sudo grubby --update-kernel=ALL --remove-args=nomodeset), then restart",
+        ],
+        ask: &["cat /proc/cmdline; ls /etc/modprobe.d"],
+        source: "https://docs.kernel.org/gpu/amdgpu/module-parameters.html",
+        ..BASE
+    },
+    Entry {
+        id: "firmware-refused",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)failed to load ucode (?:id|\w+ ?\()",
+            r"(?i)psp (?:gfx )?(?:command|cmd) (?:\S+ ?)?failed",
+        ],
+        scope: BareMetal,
+        covers: &["firmware-missing", "kernel-driver-error-other"],
+        cause: "The security processor of the card (PSP) refused a piece of firmware or a command. If the driver goes on (later lines say that the GPU was added), that part is optional and nothing is wrong; if an error ends its start, or it comes after a reset or from sleep, the card is in a bad state or firmware and kernel are not of one age.",
+        fix: &[
+            "nothing, if rocminfo shows the GPU",
+            "otherwise power the machine off (not restart) and on again; kernel and linux-firmware of one age",
+        ],
+        ask: &["dmesg | grep -iE 'amdgpu|psp|kfd' | tail -n 60"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/1690",
+        ..BASE
+    },
+    Entry {
+        id: "kernel-warning",
+        severity: Info,
+        confidence: Medium,
+        patterns: &[
+            r"WARNING: (?:CPU: \d+ )?(?:PID: \d+ )?(?:at )?\S*drivers/gpu/drm/(?:amd|ttm|scheduler)",
+        ],
+        scope: BareMetal,
+        cause: "The kernel's GPU driver met a state that it did not expect, wrote a trace and went on (a WARNING, no crash). In its display part (amd/display) it does not concern computing; elsewhere it is mostly a consequence of a hang or of a bug that a newer kernel has fixed.",
+        fix: &["a newer kernel, if the GPU fails as well; look for the first error before it"],
+        source: "https://docs.kernel.org/admin-guide/bug-hunting.html",
+        ..BASE
+    },
+    Entry {
+        id: "display-remarks-harmless",
+        severity: Info,
+        patterns: &[
+            r"REG_WAIT timeout \d+us",
+            r"(?i)EDID (?:has corrupt header|block|checksum).{0,40}(?:invalid|corrupt|header)|\bNo EDID read",
+            r"(?i)enabling link \d+ failed",
+            r"HDCP_FAILURE|(?i:Secure ?display: (?:Generic Failure|query securedisplay TA failed))",
+            r"(?i)dce_i2c_hw.{0,60}(?:timeout|failed)|dpia.{0,40}(?:failed|timeout)",
+        ],
+        scope: BareMetal,
+        covers: &["kernel-driver-error-other"],
+        cause: "A message of the display part of the driver, about a monitor, its cable or content protection. Computing on the GPU does not need any of it.",
+        fix: &[],
+        source: "https://docs.kernel.org/gpu/amdgpu/display/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "driver-remarks-harmless",
+        severity: Info,
+        patterns: &[
+            r"(?i)SMU driver if version not matched",
+            r"(?i)Runlist is getting oversubscribed",
+            r"(?i)Overdrive is enabled, please disable it before reporting",
+            r"(?i)module verification failed: signature and/or required key missing - tainting kernel",
+            r"(?i)amdgpu.{0,60}PSP runtime database doesn't exist",
+        ],
+        scope: BareMetal,
+        cause: "A remark of the driver, not an error: versions of its parts that differ slightly, more queues than the hardware has (slower, not wrong), overclocking that is allowed, or a module without the kernel's own signature. The GPU works with all of them.",
+        fix: &[],
+        source: "https://docs.kernel.org/gpu/amdgpu/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "processor-stuck",
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)soft lockup - CPU#\d+ stuck",
+            r"(?i)rcu\w*: (?:INFO: )?rcu_\w+ .{0,30}detected .{0,20}stalls?",
+            r"(?i)NMI watchdog: .{0,40}hard LOCKUP|INFO: task (?:kworker|kfd|Xorg|kwin|gnome|ollama|llama)\S* blocked for more than \d+ seconds",
+        ],
+        also: &[r"(?i)amdgpu|\[amdttm\]|kfd"],
+        scope: BareMetal,
+        cause: "A process or processor core waited in the kernel for too long. With amdgpu or kfd in the trace below, it waits for a GPU that hangs; memory that is full or a slow disk do the same.",
+        fix: &[
+            "restart; a newer kernel and linux-firmware",
+            "lines before it with `ring … timeout`, `page fault` or `reset` name the cause",
+        ],
+        ask: &["dmesg | grep -iE 'amdgpu|kfd|ring|reset' | tail -n 60; uname -r"],
+        source: "https://docs.kernel.org/admin-guide/lockup-watchdogs.html",
+        ..BASE
+    },
+];

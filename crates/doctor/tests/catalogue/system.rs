@@ -1,0 +1,166 @@
+//! Messages of the system below the programs: repositories, the driver's start, runtimes, builds, Windows itself.
+
+/// An entry of the catalogue, and what the log says.
+pub(super) const MESSAGES: &[(&str, &str)] = &[
+    (
+        "repository-key",
+        "E: Conflicting values set for option Signed-By regarding source https://repo.radeon.com/amdgpu/6.4/ubuntu/ noble: /etc/apt/keyrings/rocm.gpg != ",
+    ),
+    (
+        "repository-key",
+        "  The following signatures couldn't be verified because the public key is not available: NO_PUBKEY 9386B48A1A693C5C",
+    ),
+    (
+        "apt-download-broken",
+        "E: Failed to fetch https://repo.radeon.com/rocm/apt/6.4/pool/main/r/rocblas/rocblas_4.4.0_amd64.deb  Hash Sum mismatch",
+    ),
+    (
+        "installer-address-wrong",
+        "wget https://repo.radeon.com/amdgpu-install/6.4.9/ubuntu/noble/amdgpu-install_6.4.60409-1_all.deb\n2025-10-01 11:22:33 ERROR 404: Not Found.",
+    ),
+    (
+        "kernel-headers-unavailable",
+        "E: Unable to locate package linux-headers-6.12.43+deb13-amd64",
+    ),
+    (
+        "apt-unsandboxed-harmless",
+        "N: Download is performed unsandboxed as root as file '/home/user/amdgpu-install_6.4.60401-1_all.deb' couldn't be accessed by user '_apt'. - pkgAcquire::Run (13: Permission denied)",
+    ),
+    ("group-missing", "usermod: group 'render' does not exist"),
+    (
+        "nix-package-refused",
+        "error: Package 'rocmPackages.composable_kernel' in /nix/store/x/default.nix:1 is marked as broken, refusing to evaluate.",
+    ),
+    (
+        "gentoo-masked",
+        "!!! All ebuilds that could satisfy \"dev-util/hip\" have been masked.",
+    ),
+    (
+        "peer-access-refused",
+        "RuntimeError: HIP error: peer access is not supported between these two devices",
+    ),
+    (
+        "memory-pointer-invalid",
+        "RuntimeError: HIP error: invalid device pointer",
+    ),
+    (
+        "runtime-shutting-down",
+        "RuntimeError: HIP error: driver shutting down",
+    ),
+    (
+        "queue-out-of-resources",
+        ":0:rocdevice.cpp            :2984: 14367285637 us: [pid:2834  tid:0x7f2a3c9ff6c0] Callback: Queue 0x7f27f8c00000 aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources. Code: 0x1008 Available Free mem : 2048 MB",
+    ),
+    (
+        "profiler-threads-harmless",
+        "ERROR: External init callback must run in same thread as registerClient (1190401600 != -1184950464)",
+    ),
+    (
+        "profiler-failed",
+        "aqlprofile API table load failed: HSA_STATUS_ERROR: A generic error has occurred.",
+    ),
+    (
+        "debugger-refused",
+        "amd-dbgapi: warning: unable to enable GPU debugging due to a restriction error",
+    ),
+    (
+        "hip-architectures-empty",
+        "CMake Error in CMakeLists.txt:\n  HIP_ARCHITECTURES is empty for target \"ggml-hip\".",
+    ),
+    (
+        "triton-runtime-missing",
+        "RuntimeError: cannot locate libamdhip64.so after attempted paths ['/x/libamdhip64.so']",
+    ),
+    (
+        "cmake-hipcc-wrapper",
+        "  CMAKE_HIP_COMPILER is set to the hipcc wrapper:",
+    ),
+    (
+        "compiler-killed",
+        "c++: fatal error: Killed signal terminated program cc1plus",
+    ),
+    (
+        "hip-platform-undefined",
+        "#error (\"Must define exactly one of __HIP_PLATFORM_AMD__ or __HIP_PLATFORM_NVIDIA__\");",
+    ),
+    (
+        "perl-module-missing",
+        "Can't locate URI/Escape.pm in @INC (you may need to install the URI::Escape module) (@INC contains: /etc/perl) at /opt/rocm/bin/hipconfig line 25.",
+    ),
+    (
+        "msvc-libraries-missing",
+        "lld-link: error: could not open 'msvcrt.lib': no such file or directory",
+    ),
+    (
+        "wave-size-no-constant",
+        "error: use of undeclared identifier '__AMDGCN_WAVEFRONT_SIZE'",
+    ),
+    (
+        "driver-switched-off",
+        "modprobe: ERROR: could not insert 'amdgpu': Invalid argument",
+    ),
+    (
+        "firmware-refused",
+        "amdgpu 0000:04:00.0: amdgpu: failed to load ucode RLC_RESTORE_LIST_CNTL(0x28)",
+    ),
+    (
+        "kernel-warning",
+        "WARNING: CPU: 3 PID: 3112 at drivers/gpu/drm/amd/amdgpu/amdgpu_object.c:1234 amdgpu_bo_release_notify+0x1d2/0x1f0 [amdgpu]",
+    ),
+    (
+        "display-remarks-harmless",
+        "[drm] REG_WAIT timeout 1us * 100 tries - optc31_disable_crtc line:145",
+    ),
+    (
+        "driver-remarks-harmless",
+        "amdgpu: Runlist is getting oversubscribed. Expect reduced ROCm performance.",
+    ),
+    (
+        "processor-stuck",
+        "watchdog: BUG: soft lockup - CPU#7 stuck for 26s! [kworker/7:1:123]\nWorkqueue: events amdgpu_irq_handle_ih_soft [amdgpu]",
+    ),
+    (
+        "container-numa-harmless",
+        "set_mempolicy: Operation not permitted",
+    ),
+    (
+        "container-runtime-unknown",
+        "docker: Error response from daemon: unknown or invalid runtime name: amd.",
+    ),
+    (
+        "apptainer-without-rocm",
+        "INFO:    Could not find any rocm files on this host!",
+    ),
+    (
+        "lxc-group-map",
+        "newgidmap: gid range [104-105) -> [104-105) not allowed",
+    ),
+    (
+        "virtual-machine-map",
+        "kvm: vfio_container_dma_map(0x5555, 0x380000000000, 0x10000000, 0x7f) = -22 (Invalid argument)",
+    ),
+    (
+        "wsl-needs-no-driver",
+        "modprobe: FATAL: Module amdgpu not found in directory /lib/modules/6.6.87.2-microsoft-standard-WSL2",
+    ),
+    (
+        "wsl-no-amdsmi",
+        "Linux host 6.6.87.2-microsoft-standard-WSL2 x86_64\nERROR:root:Driver not initialized (amdgpu not found in modules)",
+    ),
+    (
+        "wsl-start-failed",
+        "Error code: Wsl/Service/CreateInstance/CreateVm/HCS/E_INVALIDARG",
+    ),
+    (
+        "windows-policy-blocked",
+        "ImportError: DLL load failed while importing _C: An Application Control policy has blocked this file.",
+    ),
+    (
+        "windows-device-problem",
+        "Windows has stopped this device because it has reported problems. (Code 43)",
+    ),
+    (
+        "adrenalin-installer",
+        "Error 182 - AMD Software Installer Detected AMD Graphics Hardware in Your System Configuration That Is Not Supported With This Software Configuration",
+    ),
+];
