@@ -12,6 +12,8 @@ mod messages;
 mod posted;
 #[path = "catalogue/processes.rs"]
 mod processes;
+#[path = "catalogue/python_stack.rs"]
+mod python_stack;
 #[path = "catalogue/servers.rs"]
 mod servers;
 #[path = "catalogue/stack.rs"]
@@ -25,11 +27,19 @@ mod wsl_and_windows;
 
 /// What the log says, and the entry that must recognise it.
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
-    let second = stack::MESSAGES.iter().chain(processes::MESSAGES);
-    let third = environments::MESSAGES.iter().chain(training::MESSAGES);
-    let fourth = servers::MESSAGES.iter().chain(system::MESSAGES);
-    first.chain(second).chain(third).chain(fourth)
+    [
+        messages::MESSAGES,
+        posted::MESSAGES,
+        stack::MESSAGES,
+        processes::MESSAGES,
+        environments::MESSAGES,
+        training::MESSAGES,
+        servers::MESSAGES,
+        system::MESSAGES,
+        python_stack::MESSAGES,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// What is around a message in every log.

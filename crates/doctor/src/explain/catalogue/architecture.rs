@@ -306,4 +306,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://llvm.org/docs/AMDGPUUsage.html#processors",
         ..BASE
     },
+    Entry {
+        id: "program-refuses-gpu",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:Error|Exception): .{0,40}\b(?:unsupported|unknown) (?:AMD |ROCm |HIP )?(?:GPU|device)(?: arch\w*| type| target)?\W{1,4}\S*gfx\d",
+            r"(?i)\bunsupported AMD GPU\b",
+            r"(?i)(?:Error|Exception): .{0,60}\bgfx\d\w+\W* is not supported",
+        ],
+        covers: &["cuda-error-other", "hip-error-other"],
+        cause: "The program itself refuses {gpu}: it has a list of the AMD GPUs that it supports (mostly Instinct cards), and this one is not on it.",
+        fix: &[
+            "a newer version of the program, whose list may have the GPU",
+            "another backend or setting of it (Triton or PyTorch's own kernels in place of CK, AITER or hipBLASLt; Vulkan)",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on {gpu}",
+        ],
+        ask: &[
+            "Linux, WSL: rocminfo | grep gfx",
+            "the version of the program",
+        ],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html",
+        ..BASE
+    },
 ];

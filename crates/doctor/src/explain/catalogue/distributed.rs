@@ -72,6 +72,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)The client socket has (?:failed|timed out).{0,40}(?:connect|while)",
             r"(?i)gloo.{0,160}Unable to find address for",
             r"(?i)Gloo connectFullMesh failed",
+            r"(?i)Rendezvous(?:Connection|Timeout)Error|connection to the C10d store has failed",
             r"(?i)NCCL WARN .*(?:no socket interface found|Bootstrap : no)",
         ],
         covers: &["launcher-reports", "rccl-error"],
@@ -202,6 +203,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["Linux: cat /proc/cmdline"],
         source: "https://rocm.docs.amd.com/projects/rccl/en/latest/how-to/troubleshooting-rccl.html",
+        ..BASE
+    },
+    Entry {
+        id: "launched-without-launcher",
+        severity: Warning,
+        patterns: &[
+            r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT) expected, but not set",
+            r"(?i)Default process group has not been initialized",
+            r"KeyError: '(?:LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR)'",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The program trains in several processes and expects a launcher (torchrun, accelerate launch, deepspeed) to start it, which sets RANK, WORLD_SIZE and the like; it was started by plain python. It is not an error of the GPU.",
+        fix: &[
+            "torchrun --nproc_per_node 1 <script> … (or accelerate launch), also for one GPU",
+            "or its setting for a single process",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
         ..BASE
     },
 ];

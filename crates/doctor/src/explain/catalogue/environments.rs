@@ -201,4 +201,36 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/TheRock/issues/1490",
         ..BASE
     },
+    Entry {
+        id: "windows-file-locked",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"PermissionError: \[WinError (?:5|32)\]"],
+        cause: "Windows lets nobody rename, replace or delete a file that a program has open: another program (an editor, a synchronised folder, a virus scanner, an earlier run) or this one itself still uses it, or the folder needs other rights.",
+        fix: &[
+            "end what uses the file of the line; an output folder outside of OneDrive and of Program Files",
+            "transformers that fails to rename tmp-checkpoint-…: a newer version",
+        ],
+        scope: Windows,
+        source: "https://github.com/huggingface/transformers/issues/28119",
+        ..BASE
+    },
+    Entry {
+        id: "python-version-refused",
+        severity: Warning,
+        patterns: &[
+            r"(?i)Python (?:version )?3\.\d+(?:\.\d+)? is (?:not supported|too (?:new|old))",
+            r"(?i)(?:unsupported|incompatible) python version",
+            r"(?i)This program is tested with 3\.\d+\.\d+ Python, but you have",
+        ],
+        cause: "The program, or the packages that it needs, are not made for the Python version that runs it: newer ones often have no wheels of torch and its extensions yet. It has nothing to do with the GPU.",
+        fix: &[
+            "the Python version that the message names (else 3.12), in a new environment: delete the old one (venv), and install everything again",
+            "Windows: py -3.12 -m venv venv; Linux: uv venv --python 3.12, conda, or the distribution's package python3.12-venv",
+        ],
+        ask: &["python --version"],
+        source: "https://github.com/Nerogar/OneTrainer#installation",
+        ..BASE
+    },
 ];

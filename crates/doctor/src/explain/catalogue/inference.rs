@@ -156,7 +156,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "runner-illegal-instruction",
         patterns: &[
-            r"(?i)exit (?:status|code):? ?(?:0xc000001d|132)\b|signal: illegal instruction",
+            r"(?i)exit (?:status|code):? ?(?:0xc000001d|3221225501|-1073741795|132)\b|signal: illegal instruction",
             r"(?i)signaled to shutdown with signal 4\b",
         ],
         covers: &["runner-crash", "illegal-instruction", "server-shard-failed"],
@@ -172,7 +172,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "runner-missing-dll",
-        patterns: &[r"(?i)exit (?:status|code):? ?0xc0000(?:135|139)\b"],
+        patterns: &[
+            r"(?i)exit (?:status|code):? ?(?:0xc0000(?:135|139)|3221225781|3221225785|-1073741515)\b",
+        ],
         covers: &["runner-crash"],
         scope: Windows,
         cause: "A DLL is missing (0xc0000135) or of another version than the program was built with (0xc0000139): the HIP runtime comes with the Adrenalin driver (amdhip64_6.dll, amdhip64_7.dll), the rest with the program or the HIP SDK.",
@@ -266,6 +268,10 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)unknown pre-tokenizer type|unsupported model architecture",
             r"(?i)The checkpoint you are trying to load has model type .* but Transformers does not recognize",
             r"(?i)Model architectures \[.*\] are not supported for now",
+            r"configuration_auto\.py\W{1,4}line \d+, in __getitem__",
+            r"(?i)did not match any variant of untagged enum (?:ModelWrapper|PyPreTokenizerTypeWrapper)",
+            r"(?i)`?rope_scaling`? must be a dictionary with two fields",
+            r"(?i)Tokenizer class \w+ does not exist or is not currently imported",
         ],
         cause: "The program is older than the model: it does not know the model's architecture. It has nothing to do with the GPU.",
         fix: &[
@@ -279,9 +285,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)SafetensorError: Error while deserializing header",
             r"(?i)invalid magic (?:characters|number)|failed to read magic|invalid load key",
-            r"(?i)PytorchStreamReader failed (?:reading zip archive|finding central directory)",
+            r"(?i)PytorchStreamReader failed (?:reading|finding|locating)",
             r"(?i)tensor '.*' data is not within the file bounds, model is corrupted",
-            r"(?i)Unable to load weights from (?:pytorch )?checkpoint file",
+            r"(?i)Unable to load weights from (?:pytorch )?checkpoint file|Exception: could not load model: ",
         ],
         cause: "The model's file is damaged or incomplete (a download that broke off, a page or a Git LFS pointer in its place), or of another format than the program expects. It has nothing to do with the GPU.",
         fix: &[

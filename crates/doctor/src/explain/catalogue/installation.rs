@@ -108,7 +108,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)ImportError: cannot import name '\w+' from '(?:transformers|diffusers|huggingface_hub|peft|accelerate|torch|torchvision|tokenizers|safetensors|timm|trl|datasets|torchao|xformers|bitsandbytes)\b",
             r"(?i)module 'torch(?:\.\w+)*' has no attribute '\w+'",
             r"(?i)No module named '(?:torchvision\.transforms\.functional_tensor|torch\._custom_ops|torch\.\w+|transformers\.\w+|diffusers\.\w+)",
-            r"(?i)tokenizers>=[\d.]+,?\S* is required for a normal functioning",
+            r"(?i)[<>=!]=?\d\S* is required for a normal functioning",
+            r"(?i)The version of bitsandbytes installed seems to be old",
+            r"(?i)requires a minimum version of \S+ but the version found is",
         ],
         unless: &[
             r"(?i)cannot import name '\w+' from 'triton|partially initialized module 'torch|module 'torch\._C' has no attribute '_cuda",
@@ -126,7 +128,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "nvidia-tools-asked",
         severity: Warning,
         patterns: &[
-            r"(?i)nvidia-smi.{0,3}: (?:command )?not found|'nvidia-smi' is not recognized|No such file or directory: 'nvidia-smi'",
+            r"(?i)nvidia-smi.{0,3}:? (?:command )?not found|'nvidia-smi' is not recognized|No such file or directory: 'nvidia-smi'",
             r"(?i)NVIDIA-SMI has failed because it couldn't communicate",
             r"(?i)Failed to open libnvidia-ml\.so",
             r"(?i)NVML Shared Library Not Found|NVMLError_(?:LibraryNotFound|DriverNotLoaded)|Failed to initialize NVML|Can't initialize NVML",
@@ -143,9 +145,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "half-precision-needs-gpu",
         patterns: &[
-            r"(?i)(?:fp16|bf16) mixed precision requires a (?:GPU|PyTorch)",
+            r"(?i)(?:fp16|bf16) mixed precision requires (?:a )?(?:GPU|PyTorch)",
             r"(?i)Your setup doesn't support bf16/gpu",
-            r"(?i)FP16 Mixed precision training with AMP .*can only be used on CUDA devices",
+            r"(?i)FP16 Mixed precision training with AMP .*can only be used on CUDA\b",
             r"(?i)User provided device_type of 'cuda', but CUDA is not available",
             r"(?i)not implemented for 'Half'.*cpu|slow_conv2d_cpu",
         ],
@@ -167,9 +169,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)bfloat16 is (?:only|not) supported (?:on|by) (?:GPUs with compute capability|your|this|the current)",
             r"(?i)BFloat16 is not supported on (?:your|this|current)",
+            r"(?i)bf16 (?:precision )?(?:was )?requested,? but (?:AMP is )?not (?:available|supported)",
+            r"(?i)(?:Device|GPU) (?:does not|doesn't) support b(?:float|f)16",
         ],
-        cause: "The program refuses bfloat16 on this GPU (before RDNA 3 and CDNA there is no fast hardware for it).",
-        fix: &["float16 instead (--dtype half, mixed_precision=fp16), or float32"],
+        cause: "The program refuses bfloat16 here: this GPU has no fast hardware for it (before RDNA 3 and CDNA), or torch sees no GPU at all (the build for the CPU or CUDA).",
+        fix: &[
+            "float16 instead (--dtype half, mixed_precision=fp16, bf16: false), or float32",
+            "a GPU with bf16 (RX 7000 and newer, Instinct): python -c \"import torch; print(torch.version.hip, torch.cuda.is_available())\" must print a version and True",
+        ],
         source: "https://docs.vllm.ai/en/latest/usage/troubleshooting.html",
         ..BASE
     },
@@ -265,6 +272,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)expected scalar type \w+ but found \w+",
             r"(?i)Input type \([\w:. ]+\) and (?:bias|weight) type \([\w:. ]+\) should be the same",
             r"(?i)(?:m1 and m2|mat1 and mat2|mat1 and mat3|self and \w+) (?:to|must|should) have the same dtype|Found dtype \w+ but expected \w+",
+            r"(?i)Expected attn_mask dtype to be bool or float or to match",
             r"(?i)(?:query|key|value)\S* .{0,40}should (?:all )?have the same dtype|Expected (?:query, key, and value|both) to have the same dtype",
         ],
         cause: "Two parts of the model are in different precisions, such as weights in half and inputs in float: an error of the program or its settings, not of the GPU.",
@@ -313,6 +321,14 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Target modules .* not found in the base model",
             r"(?i)Weights only load failed|WeightsUnpickler error",
             r"(?i)num_samples should be a positive integer value|No (?:data|images?) found\W|has no images",
+            r"(?i)Expected to mark a variable ready only once|Your training graph has changed in this iteration",
+            r"(?i)grad can be implicitly created only for scalar outputs",
+            r"(?i)unscale_\(\) has already been called|No inf checks were recorded for this optimizer",
+            r"(?i)Must flatten tensors with uniform|Could not find the transformer layer class",
+            r"(?i)Asking to pad but the tokenizer does not have a padding token",
+            r"(?i)requires the save and eval strategy to match",
+            r"(?i)Cannot swap more than \d+ blocks|cannot be trained with caching",
+            r"(?i)Target module .* is not supported\. Currently, only",
         ],
         cause: "An error of the program, its settings or its data, not of the GPU: the step has nothing to compute gradients for, works on weights that were not loaded or are in the wrong precision, refuses an old checkpoint, or found no data.",
         fix: &[
@@ -327,7 +343,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"(?i)GatedRepoError|Access to model \S+ is restricted|Cannot access gated repo",
-            r"(?i)401 Client Error: Unauthorized for url: https://huggingface\.co",
+            r"(?i)40[13] (?:Client Error: )?(?:Unauthorized|Forbidden) for url: https://huggingface\.co",
+            r"(?i)(?:access|trying to access) (?:a|to public) gated repo",
             r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier",
         ],
         cause: "The model on the Hugging Face hub may not be read: its licence has to be accepted and a token given, or its name is wrong. It has nothing to do with the GPU.",

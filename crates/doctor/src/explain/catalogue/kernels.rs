@@ -151,7 +151,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)malloc\(\): (?:corrupted|invalid|unaligned)",
             r"(?i)corrupted (?:size vs\. prev_size|double-linked list)",
             r"(?i)munmap_chunk\(\): invalid pointer",
-            r"0xC0000374",
+            r"0xC0000374|\b3221226356\b|-1073740940\b",
         ],
         covers: &["segmentation-fault", "nightly-crash"],
         cause: "The heap of the process is corrupted: in a ROCm program mostly because two copies of one library are loaded (amd_smi or rocm_smi of the system and of the wheel, two ROCm versions), and both free the same object at the end.",

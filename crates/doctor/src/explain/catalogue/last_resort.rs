@@ -174,6 +174,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"multiprocessing\.errors\.ChildFailedError",
+            r"(?i)failed \(exitcode: \d+\) local_rank: \d",
             r"subprocess\.CalledProcessError: Command .* returned non-zero exit status \d",
         ],
         cause: "A launcher (accelerate, torchrun, a graphical interface) reports that the process it started has failed. It does not know why: the error of that process stands above these lines.",

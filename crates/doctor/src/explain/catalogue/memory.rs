@@ -196,8 +196,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "dataloader-worker-died",
         confidence: Medium,
-        patterns: &[r"(?i)DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly"],
-        covers: &["launcher-reports"],
+        patterns: &[
+            r"(?i)DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal: [A-AC-Z])",
+        ],
+        covers: &["launcher-reports", "killed", "segmentation-fault"],
         cause: "A process that prepares data died: mostly since RAM or shared memory (/dev/shm) ran out, else by an error of the data set, which it could not report.",
         fix: &[
             "num_workers=0 once: then the error itself is shown",
@@ -213,8 +215,10 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"DataLoader worker .*killed by signal: Bus error",
             r"(?i)insufficient shared memory \(shm\)",
             r"unable to (?:open|write to|allocate) shared memory",
+            r"unable to write to file </torch_",
             r"(?i)Error while creating shared memory segment",
         ],
+        covers: &["disk-full"],
         cause: "Data loader workers hand batches over through /dev/shm, and ranks on one machine exchange data there (RCCL); it is too small (64 MiB in a container).",
         fix: &[
             "start the container with --ipc=host or --shm-size=16g",
@@ -225,7 +229,12 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "too-many-open-files",
-        patterns: &[r"(?i)too many open files", r"\bEMFILE\b"],
+        patterns: &[
+            r"(?i)too many open files",
+            r"\bEMFILE\b",
+            r"received 0 items of ancdata",
+        ],
+        covers: &["shared-memory-too-small", "server-shared-memory"],
         cause: "The process reached its limit of open files; every handle of virtual memory and every shared tensor is one.",
         fix: &[
             "Linux, WSL: ulimit -n 65536",

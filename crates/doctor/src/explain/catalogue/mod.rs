@@ -7,6 +7,7 @@
 //! images, `environments` Python environments and paths, `containers` containers, `shared_objects`, `packages` and `repositories` what is
 //! installed, `installation` how, `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `npu` the NPU beside
 //! the GPU, `kernel_log` the kernel's messages about a running GPU,
+//! `data` samples and settings, `model_files` models and checkpoints as files, `versions` Python packages that do not fit,
 //! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
 //! Every entry names a public source; do not add one without.
 
@@ -14,6 +15,7 @@ mod architecture;
 mod build_setup;
 mod compilers;
 mod containers;
+mod data;
 mod distributed;
 mod driver;
 mod driver_loading;
@@ -27,6 +29,7 @@ mod kernels;
 mod last_resort;
 mod libraries;
 mod memory;
+mod model_files;
 mod npu;
 mod packages;
 mod programs;
@@ -39,6 +42,7 @@ mod shared_objects;
 mod system_of_windows;
 mod toolchain;
 mod training;
+mod versions;
 mod wsl_and_windows;
 
 use super::{Confidence, Severity};
@@ -148,6 +152,9 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         compilers::ENTRIES,
         libraries::ENTRIES,
         training::ENTRIES,
+        model_files::ENTRIES,
+        data::ENTRIES,
+        versions::ENTRIES,
         generation::ENTRIES,
         shared_objects::ENTRIES,
         repositories::ENTRIES,

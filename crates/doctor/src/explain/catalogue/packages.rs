@@ -159,6 +159,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"A module that was compiled using NumPy 1\.x cannot be run in",
             r"numpy\.dtype size changed, may indicate binary incompatibility",
             r"_ARRAY_API not found",
+            r"(?i)RuntimeError: Numpy is not available",
+            r"(?i)numpy\.core\.(?:multiarray|umath) failed to import",
         ],
         cause: "A package was built for NumPy 1, and NumPy 2 is installed. It has nothing to do with the GPU.",
         fix: &[

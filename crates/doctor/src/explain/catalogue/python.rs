@@ -37,7 +37,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Unsloth cannot find any torch accelerator",
             r"\bnot implemented for 'Half'",
             r"Torch not compiled with CUDA enabled",
-            r"No GPU found\. A GPU is needed for quantization",
+            r"(?i)No GPU (?:or XPU )?found\. A GPU (?:or XPU )?is needed for",
+            r"(?i)GPU is required to run \w+ quantized model",
+            r"^\W*assert torch\.cuda\.is_available\(\)|AssertionError: CUDA is required",
             r"available_devices = \{'cpu'\}",
             r"torch\.cuda\.is_available\(\)(?: should be True but)?(?: is)?\W{1,8}False",
             r"(?i)ProcessGroupNCCL is only supported with GPUs, no GPUs found",
@@ -176,6 +178,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)No operator found for `?memory_efficient_attention",
             r"No module named '?xformers'?",
+            r"(?i)facebookresearch/xformers for more information on how to install",
             r"(?i)xFormers wasn't buil[dt] with CUDA support",
             r"(?i)xformers.*(?:can't load C\+\+/CUDA extensions|was built for)",
         ],
@@ -271,11 +274,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)A tensor with (?:all )?NaNs was produced in (?:Unet|VAE)",
             r"(?i)invalid value encountered in cast",
+            r"(?i)NaN detected in latents",
         ],
-        also: &[r"(?i)NaNs was produced|images?|VAE|decode|comfy|webui"],
+        also: &[r"(?i)NaNs was produced|images?|VAE|decode|comfy|webui|latents"],
         cause: "The model computed NaN in 16 bits: black images. Some GPUs and models (SDXL's VAE above all) need more range than fp16 has.",
         fix: &[
-            "ComfyUI: --fp32-vae or --bf16-vae; web UI: --no-half-vae, then --upcast-sampling or --no-half",
+            "ComfyUI: --fp32-vae or --bf16-vae; web UI: --no-half-vae, then --upcast-sampling or --no-half; kohya: --no_half_vae",
             "another attention: --use-pytorch-cross-attention",
         ],
         source: "https://github.com/AUTOMATIC1111/stable-diffusion-webui/wiki/Install-and-Run-on-AMD-GPUs",

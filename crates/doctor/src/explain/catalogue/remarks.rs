@@ -85,4 +85,62 @@ pub(super) const ENTRIES: &[Entry] = &[
         scope: BareMetal,
         ..BASE
     },
+    Entry {
+        id: "torchao-extensions-skipped",
+        severity: Info,
+        patterns: &[r"(?i)Skipping import of cpp extensions due to incompatible torch version"],
+        cause: "Harmless: torchao has compiled kernels for another torch than this one (and none for ROCm), and goes on without them. An error after it has another cause.",
+        fix: &["nothing is needed"],
+        source: "https://github.com/pytorch/ao/issues/2919",
+        ..BASE
+    },
+    Entry {
+        id: "compile-remarks-harmless",
+        severity: Info,
+        patterns: &[
+            r"(?i)torch\._dynamo hit config\.(?:recompile_limit|cache_size_limit)",
+            r"(?i)Not enough SMs to use max_autotune_gemm mode",
+            r"(?i)TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
+        ],
+        cause: "A remark of torch.compile about speed: it compiled a function for many shapes and no longer does, or leaves out a way of tuning that this GPU is too small for. The results are the same.",
+        fix: &["optional: dynamic=True in torch.compile, or batches of one shape"],
+        source: "https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
+        ..BASE
+    },
+    Entry {
+        id: "training-remarks-harmless",
+        severity: Info,
+        patterns: &[
+            r"(?i)async_io requires the dev libaio|async_io: please install the libaio",
+            r"(?i)Redirects are currently not supported in Windows",
+            r"(?i)OVERFLOW! Rank \d+ Skipping step",
+        ],
+        cause: "Harmless: DeepSpeed can do without libaio unless it offloads to NVMe; torchrun writes no log files on Windows; and a loss scale that is lowered in the first steps of fp16 is how it is found.",
+        fix: &["nothing is needed, as long as it does not go on for all steps"],
+        source: "https://www.deepspeed.ai/docs/config-json/#fp16-training-options",
+        ..BASE
+    },
+    Entry {
+        id: "mxfp4-unpacked",
+        severity: Info,
+        patterns: &[r"(?i)MXFP4 quantization requires .*we will default to dequantizing"],
+        cause: "The model is stored in 4 bits (MXFP4), and without a Triton and the package kernels that can compute with it transformers unpacks it to bf16: it runs, and needs about four times the memory.",
+        fix: &[
+            "not enough memory: a GGUF in llama.cpp or ollama, or a 4-bit version for bitsandbytes",
+            "pip install -U kernels, with the Triton of a newer ROCm build of torch",
+        ],
+        source: "https://huggingface.co/docs/transformers/main/en/quantization/mxfp4",
+        ..BASE
+    },
+    Entry {
+        id: "hub-cache-without-links",
+        severity: Info,
+        patterns: &[r"(?i)cache-system uses symlinks by default.*(?:does not|doesn't) support"],
+        cause: "Harmless: the cache of the Hugging Face hub copies files where Windows allows no symbolic links, which costs space.",
+        fix: &[
+            "optional: developer mode of Windows; HF_HUB_DISABLE_SYMLINKS_WARNING=1 hides the line",
+        ],
+        source: "https://huggingface.co/docs/huggingface_hub/guides/manage-cache",
+        ..BASE
+    },
 ];

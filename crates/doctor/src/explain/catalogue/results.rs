@@ -160,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bloss\b\W{0,12}nan\b",
             r"(?i)\bgrad_?norm\b\W{0,6}nan\b",
             r"(?i)found (?:nan|inf) in (?:gradients|loss)",
+            r"(?i)\w_loss\W{0,4}nan\b|\bloss (?:is|became|was) nan\b",
             r"(?i)Function '\w+Backward\w*' returned nan values",
         ],
         cause: "NaN from the first steps on points at the stack rather than at the model: attention kernels in bf16 (ROCm 6.4 on gfx1151, AOTriton 0.11b on gfx1100), expandable_segments on gfx1201, or copies that arrive broken (gfx1030 with kernel 5.15).",
@@ -179,6 +180,58 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "Gradients are computed wrongly on gfx1033 (Steam Deck), with every wheel tried.",
         fix: &["do not train on this GPU; inference is right"],
         source: "https://github.com/unslothai/unsloth/pull/8412",
+        ..BASE
+    },
+    Entry {
+        id: "sampling-nan",
+        confidence: Medium,
+        patterns: &[r"(?i)probability tensor contains either"],
+        covers: &["device-assert"],
+        cause: "The model's output contained NaN or infinity when a token was to be drawn: numbers left the range of fp16, the weights are damaged, were trained or quantised badly, or a kernel (attention, 4 bits) or a copy between GPUs gave wrong numbers.",
+        fix: &[
+            "bf16 (or fp32) in place of fp16",
+            "another attention to compare: attn_implementation=\"eager\"; 16 bits in place of 4 or 8",
+            "several GPUs: one of them first (HIP_VISIBLE_DEVICES=0); Linux: iommu=pt where copies between them are wrong",
+            "`surefoot probe` tells whether the GPU computes and copies rightly",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
+            "Linux: cat /proc/cmdline",
+        ],
+        source: "https://github.com/huggingface/transformers/issues/25128",
+        ..BASE
+    },
+    Entry {
+        id: "factorization-failed",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)algorithm failed to converge because the input|SVD did not converge|svd_\w+: .*(?:converge|superdiagonals)",
+            r"(?i)linalg\.\w+: .*(?:matrix is singular|non-finite values|is zero, the inversion)",
+        ],
+        cause: "A factorization of a matrix (SVD, eigenvalues, an inverse) failed: the matrix contains NaN or infinity (a training that diverged, fp16), is singular, or is too ill-conditioned for the method that the GPU's library uses.",
+        fix: &[
+            "the same step on the CPU: x.cpu().double(), then back (programs that extract or merge LoRA have a setting for the device and precision)",
+            "torch.isfinite(x).all() tells whether the numbers were wrong before; then look for NaN in the training",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html#extremal-values-in-linalg",
+        ..BASE
+    },
+    Entry {
+        id: "solver-library-failed",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)cusolver error: ?(?:CU|HIP)SOLVER_STATUS",
+            r"(?i)(?:hip|roc)solver error: ?\w",
+        ],
+        covers: &["rocm-math-error-other"],
+        cause: "hipSOLVER (rocSOLVER; under CUDA and ZLUDA cuSOLVER), ROCm's library for linear algebra, failed: no memory left on the GPU for its workspace, NaN in the matrix, a context that an earlier error broke, or a library that does not fit this build.",
+        fix: &[
+            "the first error of the log is the cause, where there is one before this",
+            "that step on the CPU: x.cpu(), then back",
+            "free memory on the GPU; torch and its ROCm libraries of one version",
+        ],
+        source: "https://rocm.docs.amd.com/projects/hipSOLVER/en/latest/",
         ..BASE
     },
 ];

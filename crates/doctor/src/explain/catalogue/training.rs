@@ -2,6 +2,7 @@
 
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
+use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -159,7 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "unsloth-no-gpu",
         confidence: Medium,
         patterns: &[
-            r"(?i)Unsloth\S{0,2} (?:currently )?only (?:works on|supports) (?:NVIDIA )?GPUs",
+            r"(?i)Unsloth\S{0,2} (?:currently )?only (?:works on|supports) (?:NVIDIA[, \w]* )?GPUs",
             r"(?i)Unsloth: No NVIDIA GPU found",
             r"(?i)Unsloth: Your (?:device|GPU) is not supported",
         ],
@@ -251,9 +252,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "trainer-arguments-renamed",
         patterns: &[
-            r"TypeError: (?:\w*Trainer|(?:SFT|DPO|ORPO|KTO|GRPO|CPO)Config|TrainingArguments)\.__init__\(\) got an unexpected keyword argument",
+            r"TypeError: (?:\w*Trainer|(?:SFT|DPO|ORPO|KTO|GRPO|CPO)Config|TrainingArguments|Accelerator)\.__init__\(\) got an unexpected keyword argument",
+            r"TypeError: \S*(?:compute_loss|unwrap_model|training_step|_get_train_sampler)\(\) (?:got an unexpected keyword argument|takes .*positional argument)",
+            r"AttributeError: '\w+Trainer' object has no attribute '",
         ],
-        cause: "The script and the installed trl or transformers are of different ages: arguments of the trainers were renamed or moved (tokenizer became processing_class; max_seq_length moved to SFTConfig and became max_length). It is not an error of the GPU.",
+        cause: "The script and the installed trl, transformers or accelerate are of different ages: arguments of the trainers were renamed or moved (tokenizer became processing_class; max_seq_length moved to SFTConfig and became max_length). It is not an error of the GPU.",
         fix: &[
             "the version of trl and transformers that the script or program names",
             "or the new names in the script: processing_class=tokenizer; max_length and the fields of the data set in SFTConfig",
@@ -288,6 +291,171 @@ pub(super) const ENTRIES: &[Entry] = &[
             "or another attention: attn_implementation=\"sdpa\"",
         ],
         source: "https://github.com/QwenLM/Qwen3/issues/406",
+        ..BASE
+    },
+    Entry {
+        id: "unsloth-outdated",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unsloth: Please update (?:your )?(?:Unsloth|transformers|trl|peft|xformers)",
+            r"^\W*(?:IndentationError|SyntaxError|TabError): ",
+        ],
+        also: &[r"(?i)unsloth"],
+        cause: "The installed unsloth, unsloth_zoo, trl and transformers are of different ages: Unsloth writes trainers of its own from the sources of trl (unsloth_compiled_cache), which then do not fit. It is not an error of the GPU.",
+        fix: &[
+            "pip install -U unsloth unsloth_zoo --no-deps, and the versions of trl and transformers that they name",
+            "delete the folder unsloth_compiled_cache and start Python anew",
+            "look afterwards whether torch is still the ROCm build: python -c \"import torch; print(torch.version.hip)\"",
+        ],
+        ask: &["pip list | grep -iE 'unsloth|trl|transformers|peft|torch'"],
+        source: "https://github.com/unslothai/unsloth/issues/3526",
+        ..BASE
+    },
+    Entry {
+        id: "unsloth-llama-cpp",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unsloth: .*(?:llama\.cpp|llama-quantize).*(?:fail|error|not)",
+            r"(?i)Unsloth: Failed (?:compiling|to (?:install|build)) llama",
+        ],
+        covers: &["launcher-reports"],
+        cause: "Unsloth builds llama.cpp to save a model as GGUF, and that build failed: a compiler, cmake or curl's headers are missing. The training itself is done; the GPU is not concerned.",
+        fix: &[
+            "Linux, WSL: sudo apt install build-essential cmake curl libcurl4-openssl-dev",
+            "or save in 16 bits (save_pretrained_merged), and convert with convert_hf_to_gguf.py of a llama.cpp of your own",
+        ],
+        source: "https://docs.unsloth.ai/basics/inference-and-deployment/saving-to-gguf",
+        ..BASE
+    },
+    Entry {
+        id: "adapter-made-by-newer-peft",
+        patterns: &[
+            r"TypeError: (?:\w+Config)\.__init__\(\) got an unexpected keyword argument '(?:corda_config|eva_config|lora_bias|exclude_modules|trainable_token_indices|layer_replication|use_dora|use_rslora|alora_invocation_tokens|target_parameters|ensure_weight_tying|arrow_config|qalora_group_size|use_qalora|megatron_\w+|peft_version)'",
+            r"(?i)TypeError: (?:Lora|Peft|AdaLora|IA3|LoHa|LoKr)Config\.__init__\(\) got an unexpected keyword",
+        ],
+        covers: &["argument-unexpected"],
+        cause: "The adapter (LoRA) was saved by a newer peft than the installed one: its adapter_config.json has settings that this version does not know. It is not an error of the GPU.",
+        fix: &[
+            "pip install -U peft",
+            "or delete the setting that the line names from adapter_config.json",
+        ],
+        source: "https://huggingface.co/docs/peft/main/en/developer_guides/troubleshooting",
+        ..BASE
+    },
+    Entry {
+        id: "model-offloaded",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)can't move a model that has some modules offloaded",
+            r"(?i)had weights offloaded to the disk\. Please provide an .?offload_folder",
+            r"(?i)can't train a model that has been loaded (?:with .?device_map|in \S+ precision on a different device)",
+        ],
+        covers: &["program-not-gpu"],
+        cause: "device_map=\"auto\" found too little free memory on the GPU for the whole model and left parts on the CPU or the disk (or on another GPU); such a model can neither be moved nor trained.",
+        fix: &[
+            "device_map={\"\": 0} puts all on one GPU, and says so if it does not fit; then 4 bits, a smaller model, or nothing else on the GPU",
+            "several processes: device_map={\"\": Accelerator().process_index}",
+            "on an APU torch may report less memory than there is: `surefoot doctor` tells the limit",
+        ],
+        source: "https://huggingface.co/docs/accelerate/concept_guides/big_model_inference",
+        ..BASE
+    },
+    Entry {
+        id: "deepspeed-settings",
+        severity: Warning,
+        patterns: &[
+            r"(?i)Check batch related parameters\. train_batch_size is not equal",
+            r"(?i)Please correct the following DeepSpeed config values that mismatch",
+            r"(?i)DeepSpeed Zero-?3 is not compatible with .?low_cpu_mem_usage",
+            r"(?i)\bzero3?\b.*not compatible with .*device_map",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The settings of DeepSpeed contradict those of the trainer, or the number of processes: train_batch_size must be micro batch × gradient accumulation × processes, and ZeRO 3 distributes the model itself (no device_map). It is not an error of the GPU.",
+        fix: &[
+            "\"auto\" in the DeepSpeed file for what the trainer sets: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps",
+            "ZeRO 3: without device_map and low_cpu_mem_usage",
+        ],
+        source: "https://huggingface.co/docs/transformers/main/en/deepspeed",
+        ..BASE
+    },
+    Entry {
+        id: "deepspeed-op-incompatible",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unable to JIT load the \w+ op due to it not being compatible",
+            r"(?i)cannot open input file 'aio\.lib'",
+        ],
+        covers: &["launcher-reports"],
+        cause: "An op of DeepSpeed cannot be compiled here: what it needs is missing (async_io: libaio; others: a compiler, hipcc), or it exists for CUDA, or for Linux, alone.",
+        fix: &[
+            "Linux, WSL: async_io: sudo apt install libaio-dev (Fedora: libaio-devel); ds_report lists what each op misses",
+            "settings without that op: no offloading to NVMe, an optimizer of torch",
+            "Windows: DS_BUILD_OPS=0 (DS_BUILD_AIO=0), or WSL",
+        ],
+        ask: &["ds_report"],
+        source: "https://www.deepspeed.ai/tutorials/advanced-install/",
+        ..BASE
+    },
+    Entry {
+        id: "compile-unsupported",
+        patterns: &[
+            r"(?i)(?:Dynamo|torch\.compile) is not supported (?:on|for|with) (?:Python|Windows)",
+            r"(?i)(?:Python \S+|Windows) not yet supported for torch\.compile",
+        ],
+        covers: &["torch-compile-failed"],
+        cause: "This torch has no torch.compile for this Python version or for Windows: each release of torch supports it up to a certain Python (2.4 up to 3.12, 2.6 up to 3.13), and on Windows newer ones only.",
+        fix: &[
+            "without it: TORCHDYNAMO_DISABLE=1, or the setting of the program (torch_compile: false)",
+            "Python 3.12, or a newer torch from its ROCm index",
+        ],
+        ask: &["python --version; python -c 'import torch; print(torch.__version__)'"],
+        source: "https://github.com/pytorch/pytorch/issues/120233",
+        ..BASE
+    },
+    Entry {
+        id: "compiled-graph-overwritten",
+        confidence: Medium,
+        patterns: &[r"(?i)accessing tensor output of CUDAGraphs that has been overwritten"],
+        cause: "torch.compile with graphs (mode=\"reduce-overhead\") reuses the memory of its results in the next step, and the program still used a result of the step before. It is not an error of the GPU.",
+        fix: &[
+            "no mode=\"reduce-overhead\" (the default mode, or max-autotune-no-cudagraphs)",
+            "or copy the result (tensor.clone()), or call torch.compiler.cudagraph_mark_step_begin() before each step",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+        ..BASE
+    },
+    Entry {
+        id: "vocabulary-index",
+        confidence: Medium,
+        patterns: &[
+            r"IndexError: index out of range in self",
+            r"IndexError: Target -?\d+ is out of bounds",
+        ],
+        cause: "An index is beyond its table: a token number beyond the embedding (a tokenizer of another model, added tokens without resize_token_embeddings, a text longer than the positions), or a label beyond the classes. It is a matter of the data, not of the GPU.",
+        fix: &[
+            "compare len(tokenizer) with model.config.vocab_size, and the labels with num_labels",
+            "truncate texts to the length that the model has positions for",
+        ],
+        source: "https://huggingface.co/docs/transformers/main/en/troubleshooting",
+        ..BASE
+    },
+    Entry {
+        id: "fp8-without-hardware",
+        patterns: &[
+            r"(?i)_scaled_(?:grouped_)?mm\S* is only supported on",
+            r"(?i)(?:FP8|Float8)\b.{0,60}(?:is|are) only supported on",
+            r"(?i)fp8\b.{0,40}requires? .{0,40}(?:compute capability|sm_?8\.?9|MI300)",
+            r"(?i)Tried to train with .?fp8.? .{0,60}no backend was installed",
+        ],
+        covers: &["operator-not-in-build"],
+        cause: "8-bit floats (fp8) are multiplied by hardware, which among AMD GPUs only the RX 9000 (RDNA 4) and the Instinct MI300 and newer have; {gpu} does not, or this version of torch or of the program does not know that it does.",
+        fix: &[
+            "bf16 or fp16 instead of fp8 in the settings; as weights alone (stored in fp8, computed in bf16) where the program offers that",
+            "RX 9000: a newer torch and ROCm (6.4 or newer)",
+        ],
+        source: "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Blas.cpp",
         ..BASE
     },
 ];
