@@ -213,7 +213,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "transformers that fails to rename tmp-checkpoint-…: a newer version",
         ],
         scope: Windows,
-        source: "https://github.com/huggingface/transformers/issues/28119",
+        source: "https://github.com/huggingface/transformers/issues/28904",
         ..BASE
     },
     Entry {

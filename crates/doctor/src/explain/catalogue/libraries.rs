@@ -373,14 +373,14 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)requires compiling PyTorch with LAPACK|LAPACK library not found in compilation",
             r"(?i)ATen not compiled with MKL support|PyTorch (?:is|was) (?:not )?compiled with(?:out)? MKL",
         ],
-        cause: "This torch was built without LAPACK (or MKL), through which it computes linear algebra and Fourier transforms on the CPU: builds of one's own, some ROCm wheels for Windows, and packages of distributions. The GPU is not concerned.",
+        cause: "This torch was built without LAPACK (or MKL), through which it computes linear algebra and Fourier transforms on the CPU: builds of one's own, some ROCm wheels of AMD (TheRock), and packages of distributions. The GPU is not concerned.",
         fix: &[
             "another build of torch, such as PyTorch's own ROCm wheel, or a newer one from AMD's index",
             "that step on the GPU (x.cuda()), or with NumPy or SciPy",
             "a build of one's own: OpenBLAS or MKL with its development files installed before",
         ],
         ask: &["python -c 'import torch; print(torch.__config__.show())'"],
-        source: "https://github.com/ROCm/TheRock/issues/1053",
+        source: "https://github.com/ROCm/TheRock/issues/2417",
         ..BASE
     },
 ];

@@ -174,7 +174,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "another name or folder for the output",
             "end the other program that has the model loaded",
         ],
-        source: "https://github.com/huggingface/safetensors/issues/164",
+        source: "https://github.com/bmaltais/kohya_ss/issues/2466",
         ..BASE
     },
     Entry {

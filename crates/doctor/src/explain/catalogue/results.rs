@@ -198,7 +198,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
             "Linux: cat /proc/cmdline",
         ],
-        source: "https://github.com/huggingface/transformers/issues/25128",
+        source: "https://github.com/mila-iqia/milabench/issues/304",
         ..BASE
     },
     Entry {

@@ -142,7 +142,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "KMP_DUPLICATE_LIB_OK=TRUE in the environment lets it go on",
             "better: a fresh environment in which all of them come from pip, or all from conda",
         ],
-        source: "https://github.com/pytorch/pytorch/issues/37377",
+        source: "https://github.com/meta-pytorch/csprng/issues/115",
         ..BASE
     },
     Entry {
@@ -205,7 +205,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "a proxy: NO_PROXY=localhost,127.0.0.1",
         ],
         ask: &["pip list | grep -iE 'gradio|pydantic|starlette|hub'"],
-        source: "https://github.com/gradio-app/gradio/issues/10662",
+        source: "https://github.com/gradio-app/gradio/issues/10649",
         ..BASE
     },
     Entry {
