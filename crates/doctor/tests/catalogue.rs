@@ -6,6 +6,8 @@ use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
 #[path = "catalogue/environments.rs"]
 mod environments;
+#[path = "catalogue/inference.rs"]
+mod inference;
 #[path = "catalogue/messages.rs"]
 mod messages;
 #[path = "catalogue/posted.rs"]
@@ -37,6 +39,7 @@ fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         servers::MESSAGES,
         system::MESSAGES,
         python_stack::MESSAGES,
+        inference::MESSAGES,
     ]
     .into_iter()
     .flatten()

@@ -45,12 +45,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ggml-no-code",
         patterns: &[
+            r"(?i)has no device code compatible with (?:HIP|CUDA) arch",
             r"(?i)ggml_cuda_compute_forward: \w+ failed",
             r"(?i)(?:ROCm|CUDA) error: (?:invalid device function|device kernel image is invalid|no kernel image|shared object init)",
         ],
         also: &[
             r"(?i)ggml|llama",
-            r"(?i)invalid device function|device kernel image is invalid|no kernel image|shared object init",
+            r"(?i)invalid device function|device kernel image is invalid|no kernel image|shared object init|has no device code compatible",
         ],
         covers: &[
             "invalid-device-function",
@@ -75,6 +76,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "no-binary-for-gpu",
         patterns: &[
+            r"(?i)torch-rocm is installed, but none of build targets are available",
             r"hipErrorNoBinaryForGpu|HIP_ERROR_NoBinaryForGpu",
             r"Unable to find code object for all current devices",
             r"Coud?n'?t find binary for current devices",

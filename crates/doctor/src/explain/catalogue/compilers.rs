@@ -117,6 +117,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "hip-headers-missing",
         patterns: &[
+            r"fatal error: .?rocwmma/\w+\.hpp",
             r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
             r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
             r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
@@ -190,6 +191,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "flash-attention-for-cuda",
         patterns: &[
+            r"(?i)cannot import name 'flash_attn\w*' from 'flash_attn",
             r"(?i)flash_attn was requested, but nvcc was not found",
             r"(?i)(?:building wheel for|Failed to build) .?flash[-_]attn",
             r"(?i)FlashAttention only supports (?:Ampere|AMD MI|MI)",

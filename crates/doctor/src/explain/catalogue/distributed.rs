@@ -56,7 +56,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)The server socket has failed to (?:listen|bind)",
             r"(?i)(?:DistNetworkError|torch|c10d|TCPStore|socket).{0,120}(?:EADDRINUSE|Address already in use)",
         ],
-        covers: &["launcher-reports"],
+        covers: &["port-taken", "launcher-reports"],
         cause: "The port over which the processes of a run meet is taken: by another run, or by a process that an earlier one left.",
         fix: &[
             "another port: --master_port 29501 (torchrun), --main_process_port 29501 (accelerate), MASTER_PORT",

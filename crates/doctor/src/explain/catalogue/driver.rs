@@ -542,6 +542,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "docker-gpus-flag",
         patterns: &[
+            r"(?i)unknown or invalid runtime name: nvidia",
             r#"could not select device driver "\w*" with capabilities: \[\[gpu\]\]"#,
             r"(?i)nvidia-container-cli: (?:initialization error|requirement error)",
         ],

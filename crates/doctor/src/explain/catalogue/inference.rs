@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-device-lost",
         confidence: Medium,
         patterns: &[
+            r"(?i)radv: GPUVM fault detected",
             r"(?i)ErrorDeviceLost|vk::DeviceLost|VK_ERROR_DEVICE_LOST",
             r"(?i)radv/amdgpu: The CS has been cancelled because the context is lost",
             r"(?i)\bwgpu\b.{0,40}Device (?:is |was )?lost",
@@ -53,6 +54,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-no-device",
         confidence: Medium,
         patterns: &[
+            r"(?i)ggml_vulkan: (?:Warning: Device type is CPU|0 = llvmpipe)",
             r"(?i)ggml_vulkan: No (?:devices|suitable GPU)",
             r"(?i)ErrorIncompatibleDriver|VK_ERROR_INCOMPATIBLE_DRIVER",
             r"(?i)Cannot find a compatible Vulkan (?:driver|installable client driver)",
@@ -144,10 +146,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ollama-igpu-skipped",
         severity: Warning,
-        patterns: &[r"(?i)unsupported Radeon iGPU detected|skipping.*integrated (?:amd )?GPU"],
+        patterns: &[
+            r"(?i)dropping integrated GPU; to enable",
+            r"(?i)unsupported Radeon iGPU detected|skipping.*integrated (?:amd )?GPU",
+        ],
         cause: "ollama leaves out the integrated GPU: it is not supported with ROCm, or has too little memory of its own (512 MiB of carve-out count as such in older versions). The model runs on the CPU.",
         fix: &[
-            "a newer ollama with its Vulkan backend: OLLAMA_VULKAN=1",
+            "OLLAMA_IGPU_ENABLE=1, where the line names it; else a newer ollama with its Vulkan backend (OLLAMA_VULKAN=1)",
             "a larger carve-out (UMA frame buffer) in the BIOS",
         ],
         source: "https://github.com/ollama/ollama/issues/2637",
@@ -194,6 +199,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "program-check-failed",
         confidence: Medium,
         patterns: &[
+            r"(?i)[\w-]+\.(?:cu|cuh|cpp|c):\d+: (?:fatal error\W*$|\w.{0,60} does not support K-shift)",
+            r"(?i)does not support K-shift",
             r"\bGGML_ASSERT\b",
             r"\b(?:llama|ggml|whisper|sd|stable-diffusion)\S*: \S+:\d+: .*Assertion .* failed",
             r"/bits/(?:stl_|basic_)\w+\.h:\d+:.*Assertion .* failed",
@@ -221,6 +228,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "runner-crash",
         confidence: Low,
         patterns: &[
+            r"(?i)model runner has unexpectedly stopped",
+            r"(?i)llama-server process (?:has terminated|no longer running)",
             r"(?i)(?:runner process (?:has terminated|no longer running)|runner terminated|llama-server process.*(?:exit|died))",
             r"(?i)exit (?:status|code):? ?(?:0x)?c0000409\b",
             r"(?i)The model has crashed without additional information",
@@ -264,6 +273,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "model-too-new",
         patterns: &[
+            r"(?i)may be incompatible with your version of Ollama|requires a newer version of Ollama|no longer compatible with your version of Ollama",
+            r#"(?i)unsupported architecture "\w+"|has no vLLM implementation|GGUF model with architecture \S+ is not supported"#,
+            r"(?i)hf-to-gguf:Model \w+ is not supported|BPE pre-tokenizer was not recognized",
             r"(?i)unknown model architecture: ",
             r"(?i)unknown pre-tokenizer type|unsupported model architecture",
             r"(?i)The checkpoint you are trying to load has model type .* but Transformers does not recognize",
@@ -283,6 +295,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "model-file-damaged",
         patterns: &[
+            r"(?i)invalid model data \(bad magic\)",
             r"(?i)SafetensorError: Error while deserializing header",
             r"(?i)invalid magic (?:characters|number)|failed to read magic|invalid load key",
             r"(?i)PytorchStreamReader failed (?:reading|finding|locating)",
@@ -319,6 +332,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "vllm-quantization",
         patterns: &[
+            r"(?i)No \S+ MoE backend supports|is not supported for quantization method",
+            r"(?i)comfy_kitchen.{0,60}No backend available",
             r"(?i)\b\w+ quantization is currently not supported (?:in|on|for) rocm",
             r"(?i)quantization method .{0,40}(?:is not supported|not supported for the current GPU)",
             r"(?i)No .{0,6}FP8 MoE backend supports|supports_fp8|fp8.{0,60}not supported on (?:this|the current) (?:device|platform|GPU)",
@@ -361,6 +376,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "aiter-unsupported",
         patterns: &[
+            r"(?i)One of GPU archs of \[.{0,60}is invalid or not supported|AssertionError: \w+ requires gfx\w+.{0,30}got gfx\w+",
+            r"(?i)Get GPU arch from rocminfo failed|aiter\S*chip_info\.py",
             r"(?i)No module named '?aiter'?",
             r"(?i)\[aiter\].{0,40}(?:build|compile).{0,80}fail|No module named 'aiter\.jit\.",
             r"(?i)Unknown GPU architecture: gfx\w+\. Supported architectures: \['native'",
@@ -379,6 +396,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ctranslate2-cuda",
         patterns: &[
+            r"(?i)(?:do|does) not support efficient (?:float16|bfloat16|int8\w*) computation|ValueError: unsupported device (?:cuda|hip|rocm)",
             r"(?i)This CTranslate2 package was not compiled with CUDA support",
             r"(?i)CUDA driver version is insufficient for CUDA runtime version",
             r"(?i)CUDA failed with error|no CUDA-capable device is detected",
@@ -399,6 +417,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "onnxruntime-provider",
         severity: Warning,
         patterns: &[
+            r"(?i)EP Error .*onnxruntime_pybind_state",
             r"(?i)Specified provider '(?:ROCM|CUDA|MIGraphX|Tensorrt)\w*' is not in available provider names",
             r"(?i)Failed to (?:create|load).{0,20}(?:ROCM|CUDA|MIGraphX|Tensorrt)ExecutionProvider",
             r"(?i)libonnxruntime_providers_(?:rocm|cuda|migraphx|shared)\S*(?:.*cannot open|.*with error|.*failed)",
@@ -459,6 +478,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "blender-hip",
         confidence: Medium,
         patterns: &[
+            r"(?i)No compatible GPUs found for Cycles|(?:Illegal address|Invalid (?:device|value)) in HIP\b",
             r"(?i)Failed to load HIP kernel|HIP kernel compilation|no HIP kernel found|HIP binary kernel for this graphics card",
             r"(?i)HIPEW initialization failed|Failed to (?:create|initialize) HIP (?:context|device)",
             r"(?i)(?:Error|Unsupported)[: ].*\bhipEw\w*|\bHIP\b.*(?:Invalid device|Illegal address) in \w+",
@@ -510,6 +530,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "directml-limits",
         patterns: &[
+            r"(?i)Cannot set version_counter for inference tensor|Device type privateuseone is not supported|The GPU will not respond to more commands",
+            r"(?i)\b887A000[4]\b|D3D12: Removing Device",
             r"(?i)The GPU device does not support Double \(Float64\)",
             r"(?i)(?:aten::\S+' is not currently supported on the DML backend|not currently (?:implemented|supported) on the DML)",
             r"(?i)The GPU (?:device instance has been suspended|will not respond to more commands)|GetDeviceRemovedReason|887A000[567]",

@@ -105,6 +105,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)module '(?:transformers|diffusers|gradio|peft|accelerate|huggingface_hub)(?:\.\w+)*' has no attribute '\w+'",
+            r"(?i)'FieldInfo' object has no attribute 'in_'|unexpected keyword argument 'socket_options'|No module named 'pytorch_lightning\.utilities\.distributed'",
+            r"(?i)argument of type 'bool' is not iterable",
             r"(?i)ImportError: cannot import name '\w+' from '(?:transformers|diffusers|huggingface_hub|peft|accelerate|torch|torchvision|tokenizers|safetensors|timm|trl|datasets|torchao|xformers|bitsandbytes)\b",
             r"(?i)module 'torch(?:\.\w+)*' has no attribute '\w+'",
             r"(?i)No module named '(?:torchvision\.transforms\.functional_tensor|torch\._custom_ops|torch\.\w+|transformers\.\w+|diffusers\.\w+)",
@@ -184,6 +187,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "sage-attention",
         severity: Warning,
         patterns: &[
+            r"(?i)Building wheel for sageattention .*error",
+            r"(?i).sageattention. package must be installed first|Unsupported CUDA architecture: sm",
             r"(?i)No module named '?sageattention'?",
             r"(?i)sageattn\w*.{0,60}(?:Error|not supported|requires|failed)|Error running sage attention",
             r"(?i)sageattention.{0,80}(?:CUDA|sm_?\d+|nvcc)",
@@ -342,6 +347,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "repository-gated",
         severity: Warning,
         patterns: &[
+            r"(?i)You are trying to access a gated repo",
             r"(?i)GatedRepoError|Access to model \S+ is restricted|Cannot access gated repo",
             r"(?i)40[13] (?:Client Error: )?(?:Unauthorized|Forbidden) for url: https://huggingface\.co",
             r"(?i)(?:access|trying to access) (?:a|to public) gated repo",

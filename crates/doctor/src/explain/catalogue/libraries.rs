@@ -210,6 +210,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hipblaslt-unsupported",
         severity: Info,
         patterns: &[
+            r"(?i)hipBLASLt unavailable agent=",
             r"(?i)hipBLASLt on an? unsupported architecture",
             r"(?i)Overriding blas backend to hipblas",
         ],

@@ -36,6 +36,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ggml-out-of-memory",
         patterns: &[
+            r"(?i)failed to allocate the compute buffer|alloc compute (?:buffer|graph) failed",
             r"(?i)(?:ROCm|CUDA) error: out of memory",
             r"(?i)(?:cuda|hip)Malloc failed: out of memory",
             r"(?i)failed to allocate (?:ROCm|CUDA|Vulkan)\d* (?:buffer|memory)",
@@ -72,6 +73,21 @@ pub(super) const ENTRIES: &[Entry] = &[
             "make the carve-out (UMA frame buffer) small in the BIOS and raise ttm.pages_limit instead",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5902",
+        ..BASE
+    },
+    Entry {
+        id: "ggml-stream-refused",
+        confidence: Medium,
+        patterns: &[r"(?i)hipStreamCreate\w*\(&streams\[|in function stream at "],
+        also: &[r"(?i)(?:ROCm|CUDA) error: out of memory"],
+        covers: &["ggml-out-of-memory", "program-check-failed", "runner-crash"],
+        cause: "The runtime could not create a stream on one of the GPUs, which needs hardly any memory of it: mostly on an integrated GPU that is visible beside the card (`current device` is its number), or with a carve-out so large that no host memory is left.",
+        fix: &[
+            "leave the card alone visible: HIP_VISIBLE_DEVICES=0 (or the index of the card; ROCR_VISIBLE_DEVICES on Linux)",
+            "an APU alone: a small carve-out (UMA frame buffer) in the BIOS; its Vulkan backend",
+        ],
+        ask: &["the lines of ggml_cuda_init, which number the devices"],
+        source: "https://github.com/ggml-org/llama.cpp/issues/8618",
         ..BASE
     },
     Entry {
@@ -163,6 +179,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "host-out-of-memory",
         confidence: Medium,
         patterns: &[
+            r"(?i)unable to allocate (?:Vulkan|ROCm|CUDA)_Host buffer",
             r"^\W*MemoryError\b",
             r"(?i)\[Errno 12\] Cannot allocate memory",
             r"(?i)_ArrayMemoryError|Unable to allocate [\d.]+ [KMGT]iB for an array",
@@ -293,6 +310,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "out-of-memory-without-numbers",
         confidence: Medium,
         patterns: &[
+            r"(?i)System is out of GPU (?:and shared host )?memory|Torch GPU out-of-memory error",
             r"(?i)Allocation on device(?: \d+)?\b(?:.{0,40}would exceed allowed memory)?",
             r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
             r"(?i)torch\.(?:cuda\.)?OutOfMemoryError",

@@ -1,14 +1,21 @@
 //! The error catalogue: messages of the ROCm stack, their causes and remedies.
 //!
 //! Data, not code. The order of the files, and of entries in a file, matters: if two entries match, the earlier one is
-//! nearer to the cause. The file of an entry is that of the part of the stack that failed: `driver` the kernel driver
-//! and its installation, `driver_loading` its start, `hip_status` codes of the runtime, `kernels` code on the GPU, `results` wrong results, `wsl_and_windows` ROCm under WSL and Windows, `system_of_windows` these themselves,
-//! `compilers` and `toolchain` compilers of kernels, `build_setup` what a build is given, `training` libraries that train, `generation` programs that generate
-//! images, `environments` Python environments and paths, `containers` containers, `shared_objects`, `packages` and `repositories` what is
-//! installed, `installation` how, `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `npu` the NPU beside
-//! the GPU, `kernel_log` the kernel's messages about a running GPU,
-//! `data` samples and settings, `model_files` models and checkpoints as files, `versions` Python packages that do not fit,
-//! `distributed` several processes, `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
+//! nearer to the cause. The file of an entry is that of the part of the stack that failed:
+//!
+//! - under the programs: `driver` the kernel driver and its installation, `driver_loading` its start, `kernel_log` its messages
+//!   about a running GPU, `hip_status` codes of the runtime, `kernels` code on the GPU, `results` wrong results, `npu` the NPU
+//!   beside the GPU, `containers`, `wsl_and_windows` ROCm under WSL and Windows, `system_of_windows` these themselves;
+//! - compilers and packages: `compilers` and `toolchain` compilers of kernels, `build_setup` what a build is given,
+//!   `shared_objects`, `packages` and `repositories` what is installed, `installation` how, `environments` Python
+//!   environments and paths, `versions` Python packages that do not fit;
+//! - training: `training` libraries that train, `data` samples and settings, `model_files` models and checkpoints as files,
+//!   `distributed` several processes;
+//! - other programs: `generation` programs that generate images, `image_programs` their files, workflows and nodes,
+//!   `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `engines` settings of servers,
+//!   `language_models` what these say of models;
+//! - `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
+//!
 //! Every entry names a public source; do not add one without.
 
 mod architecture;
@@ -19,13 +26,16 @@ mod data;
 mod distributed;
 mod driver;
 mod driver_loading;
+mod engines;
 mod environments;
 mod generation;
 mod hip_status;
+mod image_programs;
 mod inference;
 mod installation;
 mod kernel_log;
 mod kernels;
+mod language_models;
 mod last_resort;
 mod libraries;
 mod memory;
@@ -163,6 +173,9 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         programs::ENTRIES,
         inference::ENTRIES,
         servers::ENTRIES,
+        engines::ENTRIES,
+        image_programs::ENTRIES,
+        language_models::ENTRIES,
         distributed::ENTRIES,
         python::ENTRIES,
         remarks::ENTRIES,

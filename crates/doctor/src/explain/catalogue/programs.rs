@@ -62,6 +62,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)failure during llama-server GPU discovery|GPU discovery watchdog timed out",
             r"(?i)failure during GPU discovery",
             r"(?i)filtering device which didn't fully initialize",
         ],
@@ -82,7 +83,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "lmstudio-engine",
-        patterns: &[r"(?i)Failed to load LLM engine from path: "],
+        patterns: &[
+            r"(?i)No LM Runtime found for model format",
+            r"(?i)Failed to load LLM engine from path: ",
+        ],
         covers: &["windows-dll-missing", "missing-library"],
         cause: "LM Studio could not load its engine: a library (DLL) that it needs is missing or of another version, because the download is incomplete or files in it were replaced; the engine itself is usually there.",
         fix: &[
@@ -112,6 +116,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ollama-unsupported-gpu",
         patterns: &[
+            r"(?i)dropping ROCm device .{0,12}no rocblas support",
             r"(?i)amdgpu is not supported",
             r"(?i)no compatible amdgpu devices",
             r"(?i)amdgpu too old gfx\w+",
@@ -153,7 +158,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "vllm-kernel-missing",
         confidence: Medium,
-        patterns: &[r"'_OpNamespace' '_(?:rocm_|moe_)?C' object has no attribute"],
+        patterns: &[
+            r"'_OpNamespace' '_C_\w+' object has no attribute",
+            r"'_OpNamespace' '_(?:rocm_|moe_)?C' object has no attribute",
+        ],
         covers: &["vllm-engine-failed"],
         cause: "vLLM calls a kernel that its compiled extension does not have: the extension could not be loaded (built for CUDA, or for another torch or ROCm), is left from an older build of the source, or this version of vLLM calls a kernel on ROCm that is compiled for CUDA alone.",
         fix: &[

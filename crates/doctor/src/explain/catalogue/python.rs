@@ -31,6 +31,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "torch-cpu-only",
         confidence: Medium,
         patterns: &[
+            r"(?i)No accelerator \(CUDA, \S.*is available",
             r"(?i)Torch is not able to use GPU",
             r"(?i)Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",
             r"(?i)(?:No CUDA GPUs are available|CUDA unavailable, invalid device|CUDA is not available|no CUDA-capable device is detected)",

@@ -82,6 +82,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "sglang-architecture",
         patterns: &[
+            r"(?i)Could not load any common_ops library",
             r"(?i)Unsupported GPU architecture detected '?gfx\w+",
             r"(?i)sgl[-_]kernel.{0,80}(?:unsupported|not supported|only supports).{0,40}gfx",
             r"(?i)sgl-kernel is not available on Non-NV platforms",
@@ -121,6 +122,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "ggml-without-gpu",
         confidence: Medium,
         patterns: &[
+            r"(?i)load_backend: failed to load \S*ggml-(?:hip|vulkan|cuda)",
+            r"(?i)no backends are loaded\. hint: use ggml_backend_load",
             r"(?i)whisper_backend_init_gpu: no GPU found",
             r"(?i)no usable GPU found, --(?:gpu-layers|n-gpu-layers) option will be ignored",
             r"(?i)not compiled with GPU offload support, --(?:gpu-layers|n-gpu-layers) option will be ignored",
@@ -157,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-feature-missing",
         confidence: Medium,
         patterns: &[
+            r"(?i)ggml_vulkan: device \S+ does not support 16-bit storage",
             r"(?i)Error(?:Extension|Feature|Layer)NotPresent|VK_ERROR_(?:EXTENSION|FEATURE|LAYER)_NOT_PRESENT",
         ],
         cause: "The Vulkan driver lacks an extension or feature that the program asks for: the driver is old, or it is another one than meant (a software renderer, AMDVLK in place of RADV).",

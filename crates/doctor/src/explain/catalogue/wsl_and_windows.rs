@@ -300,6 +300,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "directml-memory",
         patterns: &[
+            r"(?i)8007000E\b.{0,40}Not enough memory resources",
             r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
             r"(?i)DML allocator out of memory|dml_heap_allocator\.cc",
         ],
