@@ -18,6 +18,8 @@ mod processes;
 mod python_stack;
 #[path = "catalogue/servers.rs"]
 mod servers;
+#[path = "catalogue/shapes.rs"]
+mod shapes;
 #[path = "catalogue/stack.rs"]
 mod stack;
 #[path = "catalogue/system.rs"]
@@ -40,6 +42,7 @@ fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         system::MESSAGES,
         python_stack::MESSAGES,
         inference::MESSAGES,
+        shapes::MESSAGES,
     ]
     .into_iter()
     .flatten()

@@ -20,6 +20,8 @@ pub(super) struct Context {
     kernel: Option<Fact<String>>,
     /// The ROCm of the wheel: `6.1` of `+rocm6.1`.
     rocm: Option<Fact<String>>,
+    /// The package in which the last traceback of Python ends.
+    package: Option<String>,
     /// `/dev/kfd` is open to everybody.
     kfd_is_public: bool,
     pairing: Pairing,
@@ -51,6 +53,11 @@ impl Context {
             return;
         }
         self.clues.read(line);
+        if line.contains("Traceback (most recent") {
+            self.package = None;
+        } else if let Some(package) = package_of_frame(line) {
+            self.package = Some(package.to_owned());
+        }
         if self.override_value.is_none() {
             let after = |marker: &str| word_after(line, marker);
             self.override_value = after("HSA_OVERRIDE_GFX_VERSION=")
@@ -201,7 +208,7 @@ impl Context {
 
     /// Fills the GPU's placeholders in an explanation.
     ///
-    /// `{gpu}` is its architecture, `<gfx>` the same within a command, `{install}` the
+    /// `{package}` is the package in which a traceback ends, `{gpu}` the GPU's architecture, `<gfx>` the same within a command, `{install}` the
     /// commands that install a torch with code for it, and `{override}` the value under which
     /// the code of a similar architecture runs on it (a step with `{override}` is removed if none is safe).
     fn name_the_gpu(&self, found: &mut Match) {
@@ -224,6 +231,15 @@ impl Context {
                 format!(" ({})", kernel.value)
             });
             found.cause = found.cause.replace("{kernel}", &shown.unwrap_or_default());
+        }
+        if found.cause.contains("{package}") {
+            let within = self
+                .package
+                .as_ref()
+                .map(|package| format!(", in the package {package}"));
+            found.cause = found
+                .cause
+                .replace("{package}", &within.unwrap_or_default());
         }
         let gfx = gpu.map(|fact| fact.value);
         let name = gfx.map_or_else(|| "the GPU".to_owned(), |gfx| gfx.to_string());
@@ -281,6 +297,8 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "Instinct",
         "kernel",
         "Name:",
+        "-packages",
+        "Traceback (most recent",
         ":\\",
     ];
     let words = [&words[..], &Clues::WSL, &Clues::WINDOWS, &Clues::LINUX].concat();
@@ -391,6 +409,17 @@ fn for_system(step: String, system: Option<System>) -> Option<String> {
         None if of.len() > 1 => Some(format!("Linux: {rest}")),
         None => Some(step),
     }
+}
+
+/// The package that a frame of a traceback is in: `File "…/site-packages/diffusers/…", line 1, in f`.
+fn package_of_frame(line: &str) -> Option<&str> {
+    let (_, path) = line.split_once("File \"")?;
+    let (_, rest) = path.split_once("-packages")?;
+    let name = rest[1.min(rest.len())..]
+        .split(['/', '\\', '"', '.'])
+        .next()?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    (!name.is_empty() && name.chars().all(is_name)).then_some(name)
 }
 
 /// The release of a kernel that a line names as a distribution does.

@@ -139,6 +139,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"Error building extension '",
             r"object has no attribute 'ds_opt_\w+'",
             r"(?i)ninja: build stopped: subcommand failed",
+            r"(?i)\bg?make(?:\[\d+\])?: \*\*\* \[\S.*\] Error [1-9]\d?$",
             r"(?i)error: command '\S*(?:hipcc|clang\+*|g\+\+|gcc|cl\.exe)' failed with exit (?:code|status)",
             r"(?i)\bhipcc\b.*(?:failed with exit code|returned non-zero)",
         ],
@@ -192,7 +193,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"terminate called after throwing an instance of",
             r"Fatal Python error: (?:Aborted|Segmentation fault|Bus error|Illegal instruction)",
-            r"(?i)\bAborted \(core dumped\)",
+            r"(?i)\b(?:Aborted|Bus error|Floating point exception) \(core dumped\)|\*\*\* stack smashing detected",
         ],
         cause: "Native code ended the program: a library met an error that nobody handled. The `what():` below, or the last lines above, say which; a crash without any is mostly one of the driver, or of libraries of different builds.",
         fix: &[

@@ -57,6 +57,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"(?i)Internal error while accessing SQLite database",
+            r"(?i)File is unreadable: \S*\.(?:config|cache)/miopen|Failed to store record to (?:find|perf)-?db",
             r"(?i)MIOpen.*(?:disk I/O error|database is locked|attempt to write a readonly database|unable to open database)",
             r"(?i)(?:Permission denied|Read-only file system).{0,20}(?:\.cache|\.config)/miopen|(?:\.cache|\.config)/miopen\S*.{0,10}(?:Permission denied|Read-only)",
         ],
@@ -91,7 +92,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "miopen-no-database",
         severity: Info,
         patterns: &[
-            r"ParseAndLoadDb.*File is unreadable",
+            r"ParseAndLoadDb.*File is unreadable|FindRecordUnsafe.*File is unreadable: /opt/\S*/db/",
             r"(?i)MIOpen\(HIP\): Warning.*(?:SQLite|database|perf ?db)",
             r"(?i)Missing system database file",
         ],

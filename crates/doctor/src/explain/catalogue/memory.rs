@@ -157,6 +157,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"^\W*Killed\W*$",
             r"^\S+: line \d+: +\d+ Killed\b",
             r"^\[\d+\] +[-+]? *\d* *(?:Killed|killed)\b",
+            r"(?i)process of this unit has been killed by the OOM killer|Failed with result 'oom-kill'|Main process exited, code=killed, status=9/KILL",
             r"^\w+: killed\b",
             r"^make(?:\[\d+\])?: \*\*\* .*\bError 137\b",
             r"(?i)\b(?:died with|terminated by|exited with signal:?) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",

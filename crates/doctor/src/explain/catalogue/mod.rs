@@ -14,7 +14,8 @@
 //! - other programs: `generation` programs that generate images, `image_programs` their files, workflows and nodes,
 //!   `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `engines` settings of servers,
 //!   `language_models` what these say of models;
-//! - `remarks` messages that stop nothing, `last_resort` answers for when nothing better is known.
+//! - `remarks` messages that stop nothing, `shapes` what tools print in one shape whatever the reason is,
+//!   `last_resort` answers for when nothing better is known.
 //!
 //! Every entry names a public source; do not add one without.
 
@@ -48,6 +49,7 @@ mod remarks;
 mod repositories;
 mod results;
 mod servers;
+mod shapes;
 mod shared_objects;
 mod system_of_windows;
 mod toolchain;
@@ -61,7 +63,8 @@ use platform::machine::System;
 /// One known error.
 ///
 /// In `cause` and `fix`, `{gpu}` is replaced by the architecture that the text names, or "the GPU". In
-/// `cause`, `{kernel}` is replaced by the kernel release in brackets, or nothing. In
+/// `cause`, `{kernel}` is replaced by the kernel release in brackets, or nothing, and `{package}` by the Python package in
+/// which the traceback ends. In
 /// `fix`, `<gfx>` is the architecture within a command, the step `{install}` becomes the commands that
 /// install a torch for it, and a step with `{override}` is shown if an override is safe. A
 /// step that begins with `Linux: `, `WSL: `, `Windows: ` or `Linux, WSL: ` is not shown for other systems.
@@ -179,6 +182,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         distributed::ENTRIES,
         python::ENTRIES,
         remarks::ENTRIES,
+        shapes::ENTRIES,
         last_resort::ENTRIES,
     ]
     .into_iter()

@@ -1,0 +1,88 @@
+//! Errors in the shapes that tools give to any error.
+
+/// An entry of the catalogue, and what the log says.
+pub(super) const MESSAGES: &[(&str, &str)] = &[
+    (
+        "zluda-install-failed",
+        "Failed to install ZLUDA: name 'HIPSDK' is not defined",
+    ),
+    (
+        "header-missing",
+        "fatal error: 'omp.h' file not found\n#include <omp.h>",
+    ),
+    (
+        "header-missing",
+        "src/x.c:3:10: fatal error: numa.h: No such file or directory",
+    ),
+    (
+        "header-missing",
+        "x.cpp(3): fatal error C1083: Cannot open include file: 'omp.h': No such file or directory",
+    ),
+    (
+        "compile-error-other",
+        "rocdevice.cpp:1079:44: error: ‘HSA_AMD_AGENT_INFO_COOPERATIVE_COMPUTE_UNIT_COUNT’ was not declared in this scope",
+    ),
+    (
+        "compile-error-other",
+        "src/main.cu(12): error: expression must have pointer type",
+    ),
+    ("compile-error-other", "error: unknown type name '__half2'"),
+    (
+        "link-error-other",
+        "/usr/bin/ld: x.o: undefined reference to `hipMemcpy'",
+    ),
+    (
+        "link-error-other",
+        "x.obj : error LNK2019: unresolved external symbol hipMalloc",
+    ),
+    (
+        "cmake-failed",
+        "CMake Error at cmake/Options.cmake:12 (message):\n  not today",
+    ),
+    (
+        "cmake-failed",
+        "-- Configuring incomplete, errors occurred!",
+    ),
+    (
+        "feature-refused",
+        "RuntimeError: this attention is only supported on CUDA devices",
+    ),
+    (
+        "feature-refused",
+        "ValueError: the fused kernel is currently not supported in ROCm.",
+    ),
+    (
+        "feature-refused",
+        "NotImplementedError: Operator x is not implemented for HIP",
+    ),
+    ("rocm-not-found", "Error: HIP/ROCm not found"),
+    ("rocm-not-found", "no ROCm runtime is found, using the CPU"),
+    (
+        "packages-refused",
+        "error: failed to prepare transaction (could not satisfy dependencies)",
+    ),
+    (
+        "packages-refused",
+        "dpkg: error processing package x (--configure):",
+    ),
+    (
+        "image-not-built",
+        "ERROR: failed to solve: process \"/bin/sh -c pip install .\" did not complete successfully: exit code: 1",
+    ),
+    (
+        "service-ended",
+        "ollama.service: Main process exited, code=dumped, status=11/SEGV",
+    ),
+    (
+        "native-check-failed",
+        "python3: /src/x.cpp:123: void f(): Assertion `x > 0' failed.",
+    ),
+    (
+        "native-check-failed",
+        "Assertion failed: x > 0, file x.c, line 12",
+    ),
+    (
+        "python-error-other",
+        "Traceback (most recent call last):\n  File \"/home/user/venv/lib/python3.12/site-packages/diffusers/x.py\", line 1, in f\nKeyError: 'unet'",
+    ),
+];
