@@ -100,7 +100,7 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
     ),
     (r"RX ?9060|\b9060 ?XT\b|Navi ?44\b", (12, 0, 0)),
     (
-        r"RX ?9070|\b9070 ?(?:XT|GRE)\b|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
+        r"RX ?9070|\b9070 ?(?:XT|GRE)\b|Radeon AI PRO\b|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
         (12, 0, 1),
     ),
     // Before Vega. Numbers were used again and again: the family must be named with them.

@@ -3,23 +3,27 @@
 use serde::Deserialize;
 use std::borrow::Cow;
 
-/// A line with the characters of a terminal: the spaces and quotes of word processors become those of ASCII, and the
-/// entities of HTML the characters they stand for. Of a record of Docker, only what the program printed.
+/// A line with the characters of a terminal: the spaces and quotes of word processors become those of ASCII, the
+/// entities of HTML and escapes of Markdown the characters they stand for. Of a record of Docker, only what the program printed.
 pub(crate) fn plain(line: &str) -> Cow<'_, str> {
     if line.starts_with(r#"{"log":""#)
         && let Ok(record) = serde_json::from_str::<Record>(line)
     {
         return Cow::Owned(record.log.trim_end_matches(['\n', '\r']).to_owned());
     }
-    if line.is_ascii() && !line.contains('&') {
+    if line.is_ascii() && !line.contains(['&', '\\']) {
         return Cow::Borrowed(line);
     }
+    // A folder of Windows may begin with an underscore.
+    let is_of_markdown = |c: char| "[]*#<>".contains(c) || c == '_' && !line.contains(":\\");
     let mut plain = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(c) = rest.chars().next() {
-        let (character, length) = match entity(rest) {
-            Some(found) => found,
-            None => (ascii(c), c.len_utf8()),
+        let escaped = rest.strip_prefix('\\').and_then(|rest| rest.chars().next());
+        let (character, length) = match (entity(rest), escaped) {
+            (Some(found), _) => found,
+            (None, Some(escaped)) if is_of_markdown(escaped) => (Some(escaped), 2),
+            (None, _) => (ascii(c), c.len_utf8()),
         };
         plain.extend(character);
         rest = &rest[length..];
@@ -244,11 +248,10 @@ fn level(line: &str) -> Option<&str> {
 }
 
 /// The width of the terminal at which the lines of a text were broken, if they were: no line is longer, and several
-/// are as long, or one if terminals often have this width.
-pub(crate) fn columns(text: &str) -> Option<usize> {
+/// are as long, or one if it is one of the `usual` widths.
+pub(crate) fn columns(text: &str, usual: &[usize]) -> Option<usize> {
     const LEAST: usize = 60;
     const MOST: usize = 400;
-    const USUAL: [usize; 4] = [80, 100, 120, 132];
     let mut longest = (0, "", 0);
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
         // Bytes are at least as many as characters.
@@ -263,7 +266,7 @@ pub(crate) fn columns(text: &str) -> Option<usize> {
         }
     }
     let (width, _, lines) = longest;
-    let is_terminal = (LEAST..=MOST).contains(&width) && lines > 1 || USUAL.contains(&width);
+    let is_terminal = (LEAST..=MOST).contains(&width) && lines > 1 || usual.contains(&width);
     is_terminal.then_some(width)
 }
 
@@ -275,10 +278,23 @@ pub(crate) fn goes_on(line: &str, columns: usize) -> bool {
         && !line.ends_with(|c: char| c.is_whitespace() || "|+=-*#_~│┃║╝╗┘┐┤╣─═█".contains(c))
 }
 
-/// Whether a line may be the rest of the one before it.
-pub(crate) fn is_rest(line: &str) -> bool {
-    let begins_anew = line.is_empty() || line.starts_with("  ") || line.starts_with('\t');
-    !begins_anew && without_prefix(line).len() == line.len()
+/// Whether a line may be the rest of the one before it, rather than one that begins anew or another record of the same kind.
+pub(crate) fn is_rest(line: &str, before: &str) -> bool {
+    // `Swap:          0B`, a row of a table with a name.
+    let is_named = line
+        .split_once(':')
+        .is_some_and(|(_, rest)| rest.starts_with("  "));
+    let begins_anew =
+        line.is_empty() || line.starts_with("  ") || line.starts_with('\t') || is_named;
+    !begins_anew && shape(line) != shape(before) && without_prefix(line).len() == line.len()
+}
+
+/// How a line begins, whatever its numbers are.
+fn shape(line: &str) -> [char; 4] {
+    let mut characters = line
+        .chars()
+        .map(|c| if c.is_ascii_digit() { '0' } else { c });
+    std::array::from_fn(|_| characters.next().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -299,6 +315,8 @@ mod tests {
                 "a & b; &unknown; &#99999999;",
             ),
             ("zero\u{200b}width", "zerowidth"),
+            (r"GPU\[0\] \_a \*\*b", "GPU[0] _a **b"),
+            (r"D:\_a\x", r"D:\_a\x"),
             (
                 r#"{"log":"a \"b\"\r\n","stream":"stderr","time":"x"}"#,
                 "a \"b\"",
@@ -367,7 +385,7 @@ mod tests {
     fn lines_that_fill_a_terminal_go_on() {
         let (full, other) = ("x".repeat(80), "é".repeat(80));
         assert_eq!(
-            columns(&format!("{full}\nrest\n{other}\r\nrest\n")),
+            columns(&format!("{full}\nrest\n{other}\r\nrest\n"), &[]),
             Some(80)
         );
         // The same line twice, a longer one, and a narrow table.
@@ -376,11 +394,20 @@ mod tests {
             format!("{full}\n{other}\n{other}x\n"),
             "ab\ncd\n".to_owned(),
         ] {
-            assert_eq!(columns(&text), None, "{text}");
+            assert_eq!(columns(&text, &[80]), None, "{text}");
         }
         assert!(goes_on(&full, 80) && goes_on(&other, 80) && !goes_on("x", 80));
         assert!(!goes_on(&"=".repeat(80), 80));
-        assert!(is_rest("ror: x") && !is_rest("  File") && !is_rest("") && !is_rest("[rank0]: x"));
+        for (line, expected) in [
+            ("ror: x", true),
+            ("  File", false),
+            ("", false),
+            ("[rank0]: x", false),
+            ("xxxx", false),
+        ] {
+            assert_eq!(is_rest(line, &full), expected, "{line}");
+        }
+        assert!(!is_rest("1,03:00.0", "0,07:00.0") && !is_rest("Swap:     0B", "Mem:     30Gi"));
     }
 
     proptest! {

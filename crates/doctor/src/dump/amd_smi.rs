@@ -84,6 +84,10 @@ fn table(text: &str) -> Vec<Gpu> {
         let first = row.split('|').next().unwrap_or_default().trim();
         let (address, name) = first.split_once(char::is_whitespace).unwrap_or((first, ""));
         if let Some(pci) = PciAddress::parse(address) {
+            // The same table again.
+            if gpus.iter().any(|known| known.pci == Some(pci)) {
+                continue;
+            }
             let product = Some(name.trim().to_owned()).filter(|name| !name.is_empty());
             gpus.push(Gpu {
                 pci: Some(pci),

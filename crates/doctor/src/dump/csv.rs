@@ -4,7 +4,7 @@
 pub(super) fn rows<'a>(text: &'a str, first: &str) -> Vec<Vec<(&'a str, &'a str)>> {
     let mut heading: Option<Vec<&str>> = None;
     let mut rows = Vec::new();
-    for line in text.lines() {
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let cells = cells(line);
         if cells.len() > 1 && cells[0] == first {
             heading = Some(cells);
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_table_ends_where_its_shape_does() {
-        let text = "gpu,name\n0,\"a, b\"\n1,c\n\nx,y\ngpu,bdf\n0,03:00.0\n";
+        let text = "gpu,name\n0,\"a, b\"\n\n1,c\nx\nx,y\ngpu,bdf\n0,03:00.0\n";
         assert_eq!(
             rows(text, "gpu"),
             [

@@ -6,7 +6,7 @@
 
 use crate::{names, wheels};
 use platform::machine::{Gpu, Machine};
-use platform::pci::DeviceId;
+use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
 
 /// Whether a text names AMD graphics, rather than a processor or another vendor's card.
@@ -122,6 +122,11 @@ impl GpuMention {
     /// Sets the name that a program gives it, without decorations.
     pub(super) fn named(mut self, name: &str) -> Self {
         let name = bare(name);
+        // neofetch: `AMD ATI c5:00.0 Phoenix1`.
+        let address = name.strip_prefix("AMD ATI ").and_then(|rest| {
+            PciAddress::parse(rest.split(' ').next().filter(|word| word.contains(':'))?)
+        });
+        self.gpu.pci = self.gpu.pci.or(address);
         self.gpu.gfx = self.gpu.gfx.or_else(|| names::architecture_of(name));
         let gfx = || Gfx::find_all(&name.to_ascii_lowercase()).first().copied();
         self.reported = self.reported.or_else(gfx);

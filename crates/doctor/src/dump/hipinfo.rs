@@ -1,5 +1,6 @@
 //! The output of `hipInfo`, and on which system it ran.
 
+use super::several::listed_once;
 use platform::hipinfo;
 use platform::machine::{Gpu, Machine, System};
 
@@ -8,6 +9,11 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let Some(listing) = hipinfo::parse(text) else {
         return Vec::new();
     };
+    // The same list may be posted twice.
+    let lists: Vec<Vec<Gpu>> = lists(text)
+        .into_iter()
+        .filter_map(|part| Some(hipinfo::parse(part)?.gpus))
+        .collect();
     // There is a hipInfo for Linux too; it is the Windows one that has no rocminfo beside it.
     let is_linux = ["/opt/rocm", "/dev/kfd", "Linux", "$ "]
         .iter()
@@ -16,5 +22,30 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         machine.system = System::Windows;
     }
     machine.reported.hip_free = machine.reported.hip_free.or(listing.free);
+    if lists.len() > 1 {
+        return listed_once(lists);
+    }
     listing.gpus
+}
+
+/// The text in parts, each of which begins with the first device of a list.
+fn lists(text: &str) -> Vec<&str> {
+    let is_first = |line: &str| {
+        let number = line.trim_start().strip_prefix("device#");
+        number.is_some_and(|number| number.trim() == "0")
+    };
+    let mut parts = Vec::new();
+    let (mut from, mut at, mut is_open) = (0, 0, false);
+    for line in text.split_inclusive('\n') {
+        if is_first(line) {
+            if is_open {
+                parts.push(&text[from..at]);
+                from = at;
+            }
+            is_open = true;
+        }
+        at += line.len();
+    }
+    parts.push(&text[from..]);
+    parts
 }

@@ -2,16 +2,13 @@
 //! and clocks at the beginnings of lines, and with the line breaks that a copy lost.
 
 use super::gpu_mention::is_other_vendor;
+use crate::pasted;
 use crate::pattern::patterns;
 use std::borrow::Cow;
 
 patterns! {
-    /// `comfyui-1  | `, as docker compose writes it, and pods of Kubernetes.
-    CONTAINER = r"^[0-9A-Za-z_./-]{1,60}-[0-9]+[ \t]+\| ?";
-    /// `2025-05-30T19:10:08.644588 - `.
-    CLOCK = r"^\[?[0-9]{4}-[0-9][0-9]-[0-9][0-9][T ][0-9][0-9]:[0-9][0-9]:[0-9][0-9](?:[.,][0-9]+)?(?:Z|[+-][0-9][0-9]:?[0-9][0-9])?\]?(?: - | +)";
     /// The beginnings of lines of `rocminfo`, `hipInfo`, `collect_env` and logs.
-    STARTS = r"[ \t](\*{7}\s*Agent \d+|Agent \d+\s+\*{7}|(?:Marketing |Vendor )?Name:|Uuid:|Feature:|Profile:|Float Round Mode:|Queue Type:|Node:|Device Type:|Cache Info:|Chip ID:|ASIC Revision:|Cacheline Size:|Max Clock Freq\. \(MHz\):|BDFID:|Internal Node ID:|Compute Unit:|SIMDs per CU:|Shader Engines:|Features:|Memory Properties:|Fast F16 Operation:|Wavefront Size:|Workgroup Max Size:|Pool Info:|Pool \d+ |Segment:|Size:|Allocatable:|ISA Info:|ISA \d+ |device#|gcnArchName:|totalGlobalMem:|multiProcessorCount:|pciBusID:|isIntegrated:|time=\d{4}-|\*\*time=|Is debug build:|CUDA used to build PyTorch:|ROCM used to build PyTorch:|OS:|GCC version:|Python version:|Python platform:|Is CUDA available:|GPU models and configuration ?:|HIP runtime version:|MIOpen runtime version:|PyTorch version:|GPU\[\d+\]|Total VRAM \d|pytorch version:|Set vram state|Device: )";
+    STARTS = r"[ \t](\*{7}\s*Agent \d+|Agent \d+\s+\*{7}|(?:Marketing |Vendor )?Name:|Uuid:|Feature:|Profile:|Float Round Mode:|Queue Type:|Node:|Device Type:|Cache Info:|Chip ID:|ASIC Revision:|Cacheline Size:|Max Clock Freq\. \(MHz\):|BDFID:|Internal Node ID:|Compute Unit:|SIMDs per CU:|Shader Engines:|Features:|Memory Properties:|Fast F16 Operation:|Wavefront Size:|Workgroup Max Size:|Pool Info:|Pool \d+ |Segment:|Size:|Allocatable:|ISA Info:|ISA \d+ |device#|gcnArchName:|totalGlobalMem:|multiProcessorCount:|pciBusID:|isIntegrated:|time=\d{4}-|\*\*time=|Is debug build:|CUDA used to build PyTorch:|ROCM used to build PyTorch:|OS:|GCC version:|Python version:|Python platform:|Is CUDA available:|GPU models and configuration ?:|HIP runtime version:|MIOpen runtime version:|PyTorch version:|GPU\[\d+\]|Total VRAM \d|pytorch version:|Set vram state|Device: |GPU: \d|BDF: |UUID: |MARKET_NAME: |DEVICE_ID: |TARGET_GRAPHICS_VERSION: |TOTAL_VRAM: |TOTAL_GTT: )";
 }
 
 /// How many beginnings of lines a line has when its breaks were lost.
@@ -19,24 +16,12 @@ const LOST_BREAKS: usize = 3;
 
 /// The text with its lines as the program printed them.
 pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
-    let is_traced = is_traced(text);
+    let text = without_prefixes(&rejoined(text));
+    let marks = Marks::of(&text);
     let mut clean = String::with_capacity(text.len() + text.len() / 16);
     let mut is_asked = false;
     for line in text.lines() {
-        let mut line = unquoted(line);
-        if is_traced {
-            line = line.strip_prefix('+').map_or(line, str::trim_start);
-        }
-        if line.contains('|')
-            && let Some(mark) = CONTAINER.find(line)
-        {
-            line = &line[mark.end()..];
-        }
-        if line.starts_with(|c: char| c == '[' || c.is_ascii_digit())
-            && let Some(mark) = CLOCK.find(line)
-        {
-            line = &line[mark.end()..];
-        }
+        let line = marks.removed_from(line);
         // `### GPU`, an empty line and the answer, as the forms of GitHub have it.
         if asks_for_gpu(line) {
             is_asked = true;
@@ -70,32 +55,159 @@ fn asks_for_gpu(line: &str) -> bool {
     asks && question.len() <= 30 && !question.contains(':')
 }
 
-/// `> > text`; Python's prompt `>>> ` stays.
-fn unquoted(mut line: &str) -> &str {
-    while let Some(rest) = line.trim_start().strip_prefix('>') {
-        if !rest.is_empty() && !rest.starts_with(' ') {
-            break;
-        }
-        line = rest.strip_prefix(' ').unwrap_or(rest);
+/// The text without its indentation, and its lines without what a log collector or a forum made of them.
+fn without_prefixes(text: &str) -> String {
+    let indentation = indentation(text);
+    let mut clean = String::with_capacity(text.len());
+    for line in text.lines() {
+        let line = line.get(indentation..).unwrap_or(line.trim_start());
+        clean.push_str(pasted::without_prefix(&pasted::plain(line)));
+        clean.push('\n');
     }
-    line
+    clean
 }
 
-/// A difference, or the trace of a shell: nearly every line begins with a plus.
-fn is_traced(text: &str) -> bool {
+/// What stands before each line of a text that somebody listed, numbered or compared.
+struct Marks<'a> {
+    /// A difference, or the trace of a shell.
+    is_traced: bool,
+    is_listed: bool,
+    is_numbered: bool,
+    /// The name of the container in `ollama  | text`.
+    name: Option<&'a str>,
+}
+
+impl<'a> Marks<'a> {
+    fn of(text: &'a str) -> Marks<'a> {
+        Marks {
+            is_traced: is_marked(text, "+"),
+            is_listed: is_marked(text, "- "),
+            is_numbered: is_numbered(text),
+            name: name_before_bars(text),
+        }
+    }
+
+    fn removed_from<'b>(&self, mut line: &'b str) -> &'b str {
+        if self.is_numbered {
+            line = after_number(line).map_or(line, |(_, rest)| rest);
+        }
+        if self.is_traced {
+            line = line.strip_prefix('+').map_or(line, str::trim_start);
+        }
+        if self.is_listed {
+            line = line.trim_start().strip_prefix("- ").unwrap_or(line);
+        }
+        if let Some(name) = self.name
+            && let Some(rest) = line.trim_start().strip_prefix(name)
+            && let Some(rest) = rest.trim_start().strip_prefix('|')
+        {
+            line = rest.strip_prefix(' ').unwrap_or(rest);
+        }
+        line
+    }
+}
+
+/// Spaces before every line that is not empty.
+fn indentation(text: &str) -> usize {
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let spaces = lines.map(|line| line.bytes().take_while(|&byte| byte == b' ').count());
+    spaces.min().unwrap_or(0)
+}
+
+/// Whether nearly every line begins with the number after that of the line before.
+fn is_numbered(text: &str) -> bool {
+    let mut last = None;
+    let (mut with, mut without) = (0, 0);
+    for line in text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .take(200)
+    {
+        let number = after_number(line).map(|(number, _)| number);
+        match (last, number) {
+            // Empty lines have a number, too.
+            (Some(last), Some(number)) if (1..=3_u32).contains(&number.saturating_sub(last)) => {
+                with += 1;
+            }
+            _ => without += 1,
+        }
+        last = number;
+    }
+    with > 2 && with > 4 * without
+}
+
+/// The number that a line begins with, and what follows it and its separator.
+fn after_number(line: &str) -> Option<(u32, &str)> {
+    let rest = line.trim_start();
+    let end = rest.find(|c: char| !c.is_ascii_digit())?;
+    let (number, rest) = rest.split_at(end);
+    let number = number.parse().ok().filter(|_| end <= 6)?;
+    let rest = rest.strip_prefix([':', '|', '.']).unwrap_or(rest);
+    // One space separates, or a column of two; the rest indents.
+    let text = match rest.strip_prefix('\t') {
+        Some(text) => text,
+        None => rest.strip_prefix("  ").or(rest.strip_prefix(' '))?,
+    };
+    Some((number, text))
+}
+
+/// The text with the lines that a terminal broke in one piece.
+fn rejoined(text: &str) -> Cow<'_, str> {
+    let Some(columns) = pasted::columns(text, &[]) else {
+        return Cow::Borrowed(text);
+    };
+    let mut joined = String::with_capacity(text.len());
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        joined.push_str(line);
+        let goes_on = pasted::goes_on(line, columns)
+            && lines.peek().is_some_and(|next| pasted::is_rest(next, line));
+        if !goes_on {
+            joined.push('\n');
+        }
+    }
+    Cow::Owned(joined)
+}
+
+/// Whether nearly every line begins with a mark: a difference or the trace of a shell with a plus, a list
+/// with a dash.
+fn is_marked(text: &str, mark: &str) -> bool {
     let mut lines = text
         .lines()
         .filter(|line| !line.trim().is_empty())
         .take(200);
     let (mut with, mut without) = (0, 0);
     for line in &mut lines {
-        if line.trim_start().starts_with('+') {
+        if line.trim_start().starts_with(mark) {
             with += 1;
         } else {
             without += 1;
         }
     }
     with > 2 && with > 4 * without
+}
+
+/// The name of the container in `ollama  | text`, if nearly every line begins with the same one.
+fn name_before_bars(text: &str) -> Option<&str> {
+    let name = |line: &'_ str| -> Option<usize> {
+        let (name, _) = line.split_once('|')?;
+        let name = name.trim_end();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+        (!name.is_empty() && name.len() <= 40 && name.chars().all(is_name)).then_some(name.len())
+    };
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.next()?;
+    let first = &first[..name(first)?];
+    let (mut with, mut without) = (1, 0);
+    for line in lines.take(200) {
+        let is_same = name(line).is_some_and(|end| &line[..end] == first);
+        if is_same {
+            with += 1;
+        } else {
+            without += 1;
+        }
+    }
+    (with > 2 && with > 4 * without).then_some(first)
 }
 
 /// Appends a line, broken where lines begin, without the marks of bold text.
@@ -147,6 +259,17 @@ mod tests {
             ("2025-05-30T19:10:08.644588 - [START]", "[START]\n"),
             ("- **VRAM Total:** 17", "- VRAM Total: 17\n"),
             ("*******", "*******\n"),
+            ("Nov  3 20:15:01 host ollama[12]: gfx1100", "gfx1100\n"),
+            (
+                "2025-11-03T20:15:01+0100 host kernel: amdgpu: VRAM",
+                "amdgpu: VRAM\n",
+            ),
+            ("May 3 is a date", "May 3 is a date\n"),
+            (
+                "GPU\\[0\\] \\_a: &quot;b&quot;\u{a0}c",
+                "GPU[0] _a: \"b\" c\n",
+            ),
+            ("D:\\x\\_a", "D:\\x\\_a\n"),
             ("GPU：AMD 7900XTX", "GPU: AMD 7900XTX\n"),
         ] {
             assert_eq!(unwrapped(posted), printed);
@@ -169,6 +292,16 @@ mod tests {
     fn the_trace_of_a_shell_loses_its_plus() {
         assert_eq!(unwrapped("+ a\n+ b\n+ c\n"), "a\nb\nc\n");
         assert_eq!(unwrapped("+ a\nb\nc\nd\n"), "+ a\nb\nc\nd\n");
+    }
+
+    #[test]
+    fn what_every_line_begins_with_is_removed() {
+        assert_eq!(unwrapped("- a\n- b\n- c\n"), "a\nb\nc\n");
+        assert_eq!(unwrapped("llm | a\nllm | b\nllm | c\n"), "a\nb\nc\n");
+        assert_eq!(
+            unwrapped("GPU | a\nCPU | b\nRAM | c\n"),
+            "GPU | a\nCPU | b\nRAM | c\n"
+        );
     }
 
     #[test]

@@ -70,6 +70,15 @@ const LINES: &[(&str, &str)] = &[
         "detected",
         r"(?i)^\s*Detected: (?P<n>(?:AMD|Radeon)[^,;|]{3,60}?)\s*$",
     ),
+    // The columns of `Get-CimInstance Win32_VideoController`.
+    (
+        "adapters",
+        r"^\s*(?P<n>(?:AMD|Radeon) [^|,:;]{3,50}?)\s+\d\d\.\d+\.\d+\.\d+\s*$",
+    ),
+    (
+        "lshw-short",
+        r"^\s*/0/\S+\s+(?:\S+\s+)?display\s+(?P<n>\S.{2,100}?)\s*$",
+    ),
     // InvokeAI with several devices.
     (
         "invoke",
@@ -212,6 +221,9 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         seen.extend(code_lists::mentions(line));
         seen.extend(kubernetes::mentions(line));
         let word = line.trim();
+        if word == "gfx000" || word.ends_with("rocm_agent_enumerator") {
+            enumerated = 0;
+        }
         if word.starts_with("gfx") && word.len() < 8 {
             // `gfx000` is the CPU, and cannot be read.
             if let Ok(gfx) = word.parse() {

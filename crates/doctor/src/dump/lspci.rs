@@ -32,6 +32,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
                 *known = Some(driver.trim().to_owned());
             }
         } else if line
+            .trim_start()
             .split_once(' ')
             .is_some_and(|(address, _)| PciAddress::parse(address).is_some())
         {
@@ -90,7 +91,7 @@ fn kept_away(text: &str, id: Option<DeviceId>) -> Option<String> {
 }
 
 fn gpu(line: &str) -> Option<Gpu> {
-    let (address, rest) = line.split_once(' ')?;
+    let (address, rest) = line.trim_start().split_once(' ')?;
     let pci = PciAddress::parse(address)?;
     let is_display = [
         "VGA compatible",

@@ -64,7 +64,9 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     }
     let text = &*layout::unwrapped(text);
     let snapshot = Snapshot::parse(text);
-    if snapshot.paths_under("kfd/nodes/").next().is_some() {
+    // `cat …/nodes/*/properties` prints the nodes without their numbers.
+    let nodes = snapshot.children("kfd/nodes/");
+    if nodes.iter().any(|node| node.parse::<u32>().is_ok()) {
         return Ok(detect::machine(&snapshot));
     }
     if let Some(nodes) = nodes_without_paths(text) {
@@ -169,7 +171,7 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             }
         }
         let recognised_without_a_gpu = match read_from {
-            ReadFrom::Rocminfo => rocminfo::is_rocminfo(text),
+            ReadFrom::Rocminfo => rocminfo::is_rocminfo(text) && !rocminfo::names_gpu(text),
             ReadFrom::PythonReport => python_report::is_python_report(text),
             ReadFrom::KernelLog | ReadFrom::Lspci => !machine.unseen.is_empty(),
             ReadFrom::Memory => memory_report::is_meminfo(text),

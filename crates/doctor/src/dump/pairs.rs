@@ -174,7 +174,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         if line.trim_start().starts_with("*-") {
             reader.close();
         }
-        if line.contains("rocminfo") {
+        if line.contains("rocminfo") || line.trim_start().starts_with("Number of platforms") {
             reader.begin_agents();
         }
         let number = number_of(line);
@@ -410,13 +410,15 @@ fn field(key: &str) -> Option<Field> {
         .map(|(_, field)| *field)
 }
 
-/// The number in `GPU0:`, `GPU 1: …` or `Device-2: …`, with which a device begins.
+/// The number in `GPU0:`, `GPU 1: …`, `GPU: 1` or `Device-2: …`, with which a device begins.
 fn number_of(line: &str) -> Option<u32> {
     let line = line.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '*' | '•'));
     let rest = line
         .strip_prefix("GPU")
         .or_else(|| line.strip_prefix("Device-"))?;
-    let (number, _) = rest.split_once(':')?;
+    let (number, rest) = rest.split_once(':')?;
+    // `GPU: 1` of amd-smi is such a heading as well.
+    let number = if number.is_empty() { rest } else { number };
     number.trim().trim_start_matches('#').parse().ok()
 }
 
@@ -465,6 +467,7 @@ fn split(line: &str) -> Option<(String, &str)> {
     // `GPU 1`, `GPU0` and `Device-1` are keys of the same kind; GPUs are separated by the repeated key, not by these
     // numbers. fastfetch's keys may have ASCII art to their left.
     let key = key.rsplit("  ").next().unwrap_or(key).trim();
+    let key = if key.ends_with("/ GPU") { "GPU" } else { key };
     let key = key
         .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#')
         .trim_end();

@@ -2,6 +2,7 @@
 //! and `accelerate env`. Every bug report of a trainer has one of them.
 
 use super::gpu_mention::GpuMention;
+use super::several::listed_once;
 use super::value_of;
 use platform::Bytes;
 use platform::machine::{Gpu, Kernel, Machine};
@@ -36,7 +37,7 @@ pub(super) fn sees_gpu(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim().trim_start_matches(['-', '*']).trim_start();
         line.starts_with("PyTorch version (") && line.ends_with("(True)")
-            || value_of(line, "Is CUDA available") == Some("True")
+            || line.contains("Is CUDA available: True")
     })
 }
 
@@ -46,7 +47,8 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         return Vec::new();
     }
     let mut packages: Vec<(String, String)> = Vec::new();
-    let mut gpus = Vec::new();
+    // One list a report: of two environments, the second lists the same GPUs again.
+    let mut lists = vec![Vec::new()];
     for line in text.lines() {
         let line = line.trim().trim_start_matches(['-', '*']).trim_start();
         // What came before on the same line is of another program.
@@ -54,6 +56,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         if let Some((name, version)) = package(line) {
             packages.push((name, version));
         } else if let Some(value) = value_of(line, "PyTorch version") {
+            lists.push(Vec::new());
             if value != "N/A" {
                 packages.push(("torch".to_owned(), value.to_owned()));
             }
@@ -85,7 +88,10 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             if super::gpu_mention::is_other_vendor(name) {
                 super::listing::other(name, machine);
             } else {
-                gpus.extend(gpu(name, machine));
+                let gpu = gpu(name, machine);
+                if let Some(list) = lists.last_mut() {
+                    list.extend(gpu);
+                }
             }
         }
     }
@@ -99,7 +105,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     snapshot.insert_text("python/prefix", "the Python of this report\n");
     snapshot.insert_text("python/packages", list);
     machine.python = python::from_snapshot(&snapshot);
-    gpus
+    listed_once(lists)
 }
 
 /// `[pip3] torch==2.9.1+rocm6.4`, or `[conda] torch  2.9.1  pypi_0  pypi`.

@@ -12,13 +12,17 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
     let mut nameless = BTreeSet::new();
-    for line in text.lines() {
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
         if let Some((number, key, value)) = long_line(line) {
             fact(gpus.entry(number).or_default(), key, value);
         } else if let Some((number, gpu)) = hardware_line(line) {
             gpus.entry(number).or_insert(gpu);
         } else if let Some((number, gpu)) = table_line(line) {
             gpus.entry(number).or_insert(gpu);
+        } else if let Some(number) = model_line(line) {
+            let gpu = gpus.entry(number).or_default();
+            fact(gpu, "Card Series", lines.next().unwrap_or_default().trim());
         } else if let Some(number) = old_table_line(line) {
             nameless.insert(number);
         } else if let Some(release) = line.strip_prefix("Driver version:") {
@@ -101,6 +105,13 @@ fn hardware_line(line: &str) -> Option<(u32, Gpu)> {
         ..Gpu::default()
     };
     Some((number.parse().ok()?, gpu))
+}
+
+/// `0       [0x0e3b : 0xc8]       41.0°C …`, the table of 6.0; the beginning of the name is on the next line.
+fn model_line(line: &str) -> Option<u32> {
+    let (number, rest) = line.trim().split_once(char::is_whitespace)?;
+    let (model, _) = rest.trim_start().strip_prefix("[0x")?.split_once(']')?;
+    model.contains(" : ").then_some(number.parse().ok()?)
 }
 
 /// `0    42.0c           16.0W   500Mhz  96Mhz    0%   auto  203.0W    1%   0%`, the

@@ -1,5 +1,6 @@
 //! The output of `rocminfo`: one block an agent.
 
+use super::several::{is_processor, listed_once};
 use super::value_of;
 use platform::machine::{Class, Gpu, Machine};
 use platform::pci::{DeviceId, PciAddress};
@@ -10,11 +11,24 @@ pub(super) fn is_rocminfo(text: &str) -> bool {
     text.contains("HSA Agents") && text.contains("Device Type:")
 }
 
+/// Whether an agent is a GPU, read or not.
+pub(super) fn names_gpu(text: &str) -> bool {
+    let is_gpu = |line: &str| {
+        let kind = line.split_once("Device Type:");
+        kind.is_some_and(|(_, kind)| kind.trim().starts_with("GPU"))
+    };
+    text.lines().any(is_gpu)
+}
+
 /// The GPU agents, in their order; the pool of the CPU agents becomes the RAM.
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
-    let mut gpus = Vec::new();
+    // One list a run of the program.
+    let mut lists: Vec<Vec<Gpu>> = vec![Vec::new()];
     let mut host = Bytes::ZERO;
-    for block in blocks(text) {
+    for (is_first, block) in blocks(text) {
+        if is_first {
+            lists.push(Vec::new());
+        }
         // A post that was cut may end before the line with the type; only a GPU is named so.
         let named_as_gpu = || {
             let is_gpu = field(&block, "Name").is_some_and(|name| name.parse::<Gfx>().is_ok());
@@ -24,9 +38,13 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             Some("GPU") => {
                 let mut gpu = gpu(&block);
                 under_override(&mut gpu, machine);
-                gpus.push(gpu);
+                if let Some(list) = lists.last_mut() {
+                    list.push(gpu);
+                }
             }
-            Some("CPU") => host = host.saturating_add(largest_pool(&block).unwrap_or_default()),
+            Some("CPU") if lists.len() < 3 => {
+                host = host.saturating_add(largest_pool(&block).unwrap_or_default());
+            }
             // NPUs are agents too.
             _ => {}
         }
@@ -34,28 +52,29 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     if host > Bytes::ZERO {
         machine.memory.total = machine.memory.total.or(Some(host));
     }
-    gpus
+    listed_once(lists)
 }
 
-/// The lines of each agent, from `Agent 1` to the next one.
-fn blocks(text: &str) -> Vec<Vec<&str>> {
+/// The lines of each agent, from `Agent 1` to the next one, and whether a list begins with it.
+fn blocks(text: &str) -> Vec<(bool, Vec<&str>)> {
     // Lines above the first heading are the rest of an agent, if the beginning is missing.
     let head = text.lines().take_while(|line| agent(line).is_none());
-    let mut blocks: Vec<Vec<&str>> = vec![head.collect()];
-    let is_agent = is_rest_of_gpu(&blocks[0]);
+    let mut blocks: Vec<(bool, Vec<&str>)> = vec![(false, head.collect())];
+    let head = &blocks[0].1;
+    let is_agent = is_rest_of_gpu(head);
     let has_headings = text.lines().any(|line| agent(line).is_some());
-    if !is_agent || has_headings && field(&blocks[0], "Device Type").is_none() {
+    if !is_agent || has_headings && field(head, "Device Type").is_none() {
         // Without a type it is a listing of names, which the agents below repeat.
         blocks.clear();
     } else if !has_headings {
-        blocks = by_name(&blocks[0]);
+        blocks = by_name(head);
     }
     let mut is_open = false;
     for line in text.lines() {
-        if agent(line).is_some() {
-            blocks.push(Vec::new());
+        if let Some(number) = agent(line) {
+            blocks.push((number == 1, Vec::new()));
             is_open = true;
-        } else if is_open && let Some(block) = blocks.last_mut() {
+        } else if is_open && let Some((_, block)) = blocks.last_mut() {
             block.push(line);
         }
     }
@@ -64,13 +83,21 @@ fn blocks(text: &str) -> Vec<Vec<&str>> {
 
 /// Agents without their headings, as `rocminfo | grep -E 'Name|Marketing'` prints them: each begins with its
 /// name; an ISA has the name of its target.
-fn by_name<'a>(lines: &[&'a str]) -> Vec<Vec<&'a str>> {
-    let mut blocks: Vec<Vec<&str>> = vec![Vec::new()];
+fn by_name<'a>(lines: &[&'a str]) -> Vec<(bool, Vec<&'a str>)> {
+    let mut blocks: Vec<(bool, Vec<&str>)> = vec![(false, Vec::new())];
+    let (mut is_asked, mut was_gpu) = (false, false);
     for &line in lines {
-        if value_of(line, "Name").is_some_and(|name| !name.contains("--")) {
-            blocks.push(Vec::new());
+        is_asked |= line.contains("rocminfo");
+        if let Some(name) = value_of(line, "Name").filter(|name| !name.contains("--")) {
+            // Processors come before GPUs.
+            let is_gpu = name.parse::<Gfx>().is_ok();
+            blocks.push((
+                is_asked || was_gpu && !is_gpu && is_processor(name),
+                Vec::new(),
+            ));
+            (is_asked, was_gpu) = (false, is_gpu);
         }
-        if let Some(block) = blocks.last_mut() {
+        if let Some((_, block)) = blocks.last_mut() {
             block.push(line);
         }
     }

@@ -1,7 +1,30 @@
 //! Values that name several cards at once, and the processors among the agents of a list.
 
 use crate::names;
+use platform::machine::Gpu;
 use platform::pci::DeviceId;
+
+/// The GPUs of several lists of one machine: each as often as the list has it that has it most often.
+pub(super) fn listed_once(lists: Vec<Vec<Gpu>>) -> Vec<Gpu> {
+    let mut all: Vec<Gpu> = Vec::new();
+    for list in lists {
+        let mut is_taken = vec![false; all.len()];
+        for gpu in list {
+            let is_same = |known: &Gpu| {
+                let names = (&known.product, &gpu.product);
+                known.gfx == gpu.gfx
+                    && (known.pci == gpu.pci || known.pci.is_none() || gpu.pci.is_none())
+                    && (names.0 == names.1 || names.0.is_none() || names.1.is_none())
+            };
+            let known = (0..is_taken.len()).find(|&at| !is_taken[at] && is_same(&all[at]));
+            match known {
+                Some(at) => is_taken[at] = true,
+                None => all.push(gpu),
+            }
+        }
+    }
+    all
+}
 
 /// The processors that `rocminfo` lists as agents, before the GPUs.
 pub(super) fn is_processor(name: &str) -> bool {

@@ -185,6 +185,8 @@ pub struct Explainer {
 
 /// How much of a log shows whether its lines were broken.
 const HEAD: usize = 64 << 10;
+/// Widths that terminals often have.
+const USUAL_COLUMNS: [usize; 4] = [80, 100, 120, 132];
 /// The most parts of a line that was broken.
 const MOST_PARTS: usize = 30;
 
@@ -220,7 +222,7 @@ impl Explainer {
     fn begin(&mut self) {
         if let Some(head) = self.head.take() {
             let text = String::from_utf8_lossy(&head);
-            self.columns = pasted::columns(&strip_escapes(&text));
+            self.columns = pasted::columns(&strip_escapes(&text), &USUAL_COLUMNS);
             self.split(&head);
         }
     }
@@ -290,7 +292,9 @@ impl Explainer {
         let Some(columns) = self.columns else {
             return self.message(line, number);
         };
-        if !self.broken.is_empty() && (!pasted::is_rest(line) || self.broken.len() == MOST_PARTS) {
+        if let Some((_, before)) = self.broken.last()
+            && (!pasted::is_rest(line, before) || self.broken.len() == MOST_PARTS)
+        {
             self.close_broken_line();
         }
         if pasted::goes_on(line, columns) {
