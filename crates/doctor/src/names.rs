@@ -136,11 +136,12 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
 ];
 
 patterns! {
-    /// TeraScale, before 2012: ROCm never knew it, and it has no name of an architecture.
-    BEFORE_ROCM = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b";
+    /// TeraScale, before 2012, which ROCm never knew and which has no name of an architecture; and names of
+    /// whole families from before Vega.
+    BEFORE_ROCM = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b|\bHD ?[78]\d{3}|\bR[2-9] (?:M?[234]\d\d|Graphics|Series)|Radeon(?: ?\(TM\)|™)? (?:RX )?(?:5[1-5][05]X?|6[0-4][05])\b|\bFirePro\b";
 }
 
-/// Whether a name is that of a GPU from before Graphics Core Next.
+/// Whether a name is that of a GPU from before Vega, whose architecture it does not tell.
 pub(crate) fn is_before_rocm(name: &str) -> bool {
     BEFORE_ROCM.is_match(name) && architecture_of(name).is_none()
 }
@@ -282,10 +283,25 @@ mod tests {
             "Whistler [Radeon HD 6630M/6650M/6750M]",
             "Park [Mobility Radeon HD 5430]",
             "AMD Radeon HD 7660D",
+            "AMD Radeon HD 7900 Series",
+            "AMD Radeon (TM) R9 200 Series",
+            "AMD Radeon R4 Graphics",
+            "AMD Radeon(TM) 530",
+            "Radeon RX 640",
+            "AMD FirePro W5000",
         ] {
             assert!(is_before_rocm(name), "{name}");
         }
-        assert!(!is_before_rocm("AMD Radeon HD 7770") && !is_before_rocm("Central Park"));
+        for name in [
+            "AMD Radeon HD 7770",
+            "Central Park",
+            "AMD Radeon 610M",
+            "AMD Radeon 680M",
+            "AMD Radeon RX 6400",
+            "AMD Radeon RX 5500 XT",
+        ] {
+            assert!(!is_before_rocm(name), "{name}");
+        }
         // Sizes, and names of people.
         for (name, gfx) in [
             ("780M of GTT memory ready", None),

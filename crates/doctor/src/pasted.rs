@@ -76,6 +76,18 @@ fn ascii(c: char) -> Option<char> {
     }
 }
 
+/// The lines of a text that was posted as one string of JSON or of Python, with `\n` for its line breaks.
+///
+/// A folder of Windows may begin with an `n`; three breaks are no coincidence.
+pub(crate) fn unescaped(line: &str) -> impl Iterator<Item = &str> {
+    const LEAST: usize = 3;
+    let separator = match line.matches("\\n").count() >= LEAST {
+        true => "\\n",
+        false => "\n",
+    };
+    line.split(separator)
+}
+
 /// What a program printed of a line to which quoting, a log collector, a launcher or a logger added its marks.
 ///
 /// Times and levels go as well, except where a line is nothing else.
@@ -326,6 +338,14 @@ mod tests {
         ] {
             assert_eq!(plain(posted), printed);
         }
+    }
+
+    #[test]
+    fn escaped_line_breaks_end_lines() {
+        let lines = |text| unescaped(text).collect::<Vec<_>>();
+        assert_eq!(lines(r"a\nb\n\nc"), ["a", "b", "", "c"]);
+        assert_eq!(lines(r"C:\new\name"), [r"C:\new\name"]);
+        assert_eq!(lines(""), [""]);
     }
 
     #[test]

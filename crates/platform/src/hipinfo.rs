@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Option<Listing> {
             "pciDeviceID" => address[1] = value.parse().ok(),
             "pciDomainID" => address[2] = value.parse().ok(),
             "isIntegrated" | "integrated" => {
-                gpu.class = Some(if value == "0" {
+                gpu.class = Some(if value.split(' ').next() == Some("0") {
                     Class::Dgpu
                 } else {
                     Class::Apu

@@ -427,6 +427,8 @@ pub struct Posted {
     pub impossible_memory: Option<Bytes>,
     /// The version of ROCm that is installed.
     pub rocm: Option<String>,
+    /// The versions of ROCm that lie on the disk or that packages are of, one of each release.
+    pub rocm_versions: Vec<String>,
     /// A package index with ROCm builds is named.
     pub wants_rocm: bool,
     /// A program failed, in words that need not be known.

@@ -57,6 +57,8 @@ pub(super) fn is_other_vendor(name: &str) -> bool {
     [
         "nvidia",
         "geforce",
+        "quadro",
+        "tesla ",
         "intel(r) arc",
         "intel arc",
         "intel(r) uhd",

@@ -59,7 +59,7 @@ fn asks_for_gpu(line: &str) -> bool {
 fn without_prefixes(text: &str) -> String {
     let indentation = indentation(text);
     let mut clean = String::with_capacity(text.len());
-    for line in text.lines() {
+    for line in text.lines().flat_map(pasted::unescaped) {
         let line = line.get(indentation..).unwrap_or(line.trim_start());
         clean.push_str(pasted::without_prefix(&pasted::plain(line)));
         clean.push('\n');

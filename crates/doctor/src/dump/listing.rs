@@ -75,6 +75,11 @@ const LINES: &[(&str, &str)] = &[
         "adapters",
         r"^\s*(?P<n>(?:AMD|Radeon) [^|,:;]{3,50}?)\s+\d\d\.\d+\.\d+\.\d+\s*$",
     ),
+    // A list of adapters by their addresses.
+    (
+        "addresses",
+        r"^\W{0,8}(?:\d{1,2}[.:] )?(?P<p>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<n>(?:AMD|ATI|Radeon) .{3,80}?)\s*$",
+    ),
     (
         "lshw-short",
         r"^\s*/0/\S+\s+(?:\S+\s+)?display\s+(?P<n>\S.{2,100}?)\s*$",
@@ -93,7 +98,7 @@ const LINES: &[(&str, &str)] = &[
     // `llama-server --list-devices`; HIP may give the graphics the name of their processor.
     (
         "devices",
-        r"^\s*(?:ROCm|CUDA|Vulkan)(?P<i>\d+): (?P<n>[^(]{3,80}?(?: \([^)]*\))?) \((?P<f>\d+ MiB)\b",
+        r"^\s*(?:ROCm|CUDA|Vulkan)(?P<i>\d+): (?P<n>\S.{2,90}?) \((?P<f>\d+ MiB)\b",
     ),
     (
         "clinfo-list",
@@ -102,6 +107,11 @@ const LINES: &[(&str, &str)] = &[
     (
         "opencl",
         r"(?i)\bdevice:? +(?P<i>\d+):? '(?P<n>(?:gfx|AMD|Radeon)[^']{2,60})'",
+    ),
+    // Ultralytics: one line each for the second card and those after it.
+    (
+        "yolo",
+        r"(?:\btorch-\S+|^)\s+CUDA:(?P<i>\d+) \((?P<n>(?:AMD|Radeon)[^,()]{3,60}), (?P<f>\d+ ?MiB)\)",
     ),
     (
         "tensorflow",
@@ -191,6 +201,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     let mut seen = Vec::new();
     // `rocm_agent_enumerator` prints only names, one per line.
     let mut enumerated = 0;
+    let mut before = "";
     for line in text.lines() {
         let line = crate::explain::clip(line, 4096);
         for (at, pattern) in COMPILED.matches(line) {
@@ -231,6 +242,12 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
                 enumerated += 1;
             }
         }
+        // `cat /sys/class/drm/card1/device/{vendor,device}`.
+        if before == "0x1002" {
+            let named = GpuMention::new("sysfs-ids", None).named(word);
+            seen.extend(named.gpu.device_id.is_some().then_some(named));
+        }
+        before = word;
         if let Some(ram) = total_ram(line) {
             machine.memory.total = machine.memory.total.or(Some(ram));
         }
@@ -343,6 +360,7 @@ fn mention<'a>(
         // Every vendor has such numbers.
         return None;
     }
+    one.gpu.pci = group("p").and_then(PciAddress::parse).or(one.gpu.pci);
     one.gpu.usable_bytes = group("t").and_then(Bytes::parse_tool_output);
     one.about = group("f").and_then(size);
     if let Some(word) = group("u").filter(|&word| word != "0") {

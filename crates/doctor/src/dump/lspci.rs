@@ -93,6 +93,19 @@ fn kept_away(text: &str, id: Option<DeviceId>) -> Option<String> {
 fn gpu(line: &str) -> Option<Gpu> {
     let (address, rest) = line.trim_start().split_once(' ')?;
     let pci = PciAddress::parse(address)?;
+    // `lspci -n`: the number of the class, and the ids.
+    let numbers = rest
+        .split_once(": 1002:")
+        .filter(|(class, _)| matches!(*class, "0300" | "0302" | "0380" | "1200"));
+    if let Some((_, id)) = numbers {
+        let device_id = DeviceId::from_hex(id.get(..4)?)?;
+        return Some(Gpu {
+            pci: Some(pci),
+            device_id: Some(device_id),
+            product: device_id.product(None).map(str::to_owned),
+            ..Gpu::default()
+        });
+    }
     let is_display = [
         "VGA compatible",
         "Display controller",

@@ -13,6 +13,7 @@ mod fragments;
 mod gpu_mention;
 mod hipinfo;
 mod kernel_log;
+mod keys;
 mod kubernetes;
 mod layout;
 mod listing;
@@ -125,8 +126,17 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
             && words.next().is_some_and(|word| word.parse::<u64>().is_ok())
             && words.next().is_none()
     };
+    // Where the line breaks were lost, keys and values alternate.
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_one_line = !text.lines().any(|line| is_property(&line.trim()));
+    let paired: Vec<String> = words
+        .windows(2)
+        .filter(|pair| is_one_line && pair[0].contains('_') && pair[1].parse::<u64>().is_ok())
+        .map(|pair| pair.join(" "))
+        .collect();
+    let lines = text.lines().chain(paired.iter().map(String::as_str));
     let mut nodes: Vec<String> = Vec::new();
-    for line in text.lines().map(str::trim).filter(is_property) {
+    for line in lines.map(str::trim).filter(is_property) {
         if nodes.is_empty() || line.starts_with("cpu_cores_count ") {
             nodes.push(String::new());
         }
@@ -135,6 +145,20 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
             node.push('\n');
         }
     }
+    let is_gpu = |node: &String| {
+        node.lines()
+            .any(|line| line.starts_with("gfx_target_version ") && !line.ends_with(" 0"))
+    };
+    if !nodes.iter().any(is_gpu) {
+        return None;
+    }
+    // The same GPU again has its place on the bus, too.
+    let mut known: Vec<String> = Vec::new();
+    nodes.retain(|node| {
+        let is_new = !node.contains("location_id ") || !known.contains(node);
+        known.push(node.clone());
+        is_new
+    });
     for (number, node) in nodes.into_iter().enumerate() {
         snapshot.insert_text(&format!("kfd/nodes/{number}/gpu_id"), "1\n");
         snapshot.insert_text(&format!("kfd/nodes/{number}/properties"), node);

@@ -25,6 +25,8 @@ pub(super) fn of(text: &str) -> Option<System> {
         "Mac OS X",
         "** Platform: Darwin",
         "OS: macOS",
+        "System Version: macOS",
+        "Chipset Model: ",
     ]) {
         return Some(System::Macos);
     }

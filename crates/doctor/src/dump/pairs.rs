@@ -5,137 +5,13 @@
 //! size. Pairs are collected into a record until a key is repeated.
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
+use super::keys::{Field, field};
 use super::listing;
 use super::several::{is_processor, is_unnamed_device, products};
 use crate::pattern::patterns;
 use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
-
-/// The meaning of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
-    Name,
-    /// A device id in hexadecimal, or in decimal if the tool writes it so.
-    DeviceId,
-    Pci,
-    /// The whole memory as the compute runtime has it.
-    Pool,
-    /// Memory of some kind.
-    Memory,
-    Gfx,
-    Units,
-    /// The chip and its name: `GFX1100/Navi31`.
-    Asic,
-    /// `APU`, `Integrated`.
-    Kind,
-}
-
-/// Keys in lower case, without numbers at their end; those of JSON with the object they are in
-/// where the name alone says too little.
-const KEYS: &[(&str, Field)] = &[
-    ("gpu", Field::Name),
-    ("gpus", Field::Name),
-    ("gpu name", Field::Name),
-    ("gpu model", Field::Name),
-    ("gpu type", Field::Name),
-    ("gpu info", Field::Name),
-    ("gpuinfo", Field::Name),
-    ("gpu used", Field::Name),
-    ("gpu device", Field::Name),
-    ("gpu model and vram", Field::Name),
-    ("gpu models and configuration", Field::Name),
-    ("graphics", Field::Name),
-    ("graphics card", Field::Name),
-    ("graphic card", Field::Name),
-    ("graphics processor", Field::Name),
-    ("platform name", Field::Name),
-    ("video card", Field::Name),
-    ("videocard", Field::Name),
-    ("video", Field::Name),
-    ("card", Field::Name),
-    ("card name", Field::Name),
-    ("card model", Field::Name),
-    ("card series", Field::Name),
-    ("display adapter", Field::Name),
-    ("adapter", Field::Name),
-    ("hardware", Field::Name),
-    ("device", Field::Name),
-    ("device-", Field::Name),
-    ("device name", Field::Name),
-    ("device board name (amd)", Field::Name),
-    ("board name", Field::Name),
-    ("devicename", Field::Name),
-    ("device_name", Field::Name),
-    ("decoded device id", Field::Name),
-    ("model_display", Field::Name),
-    ("name", Field::Name),
-    ("marketing name", Field::Name),
-    ("product", Field::Name),
-    ("product_name", Field::Name),
-    ("market_name", Field::Name),
-    ("gpu_name", Field::Name),
-    ("nvidia_gpu_models", Field::Name),
-    ("renderer", Field::Name),
-    ("gl_renderer", Field::Name),
-    ("opengl renderer", Field::Name),
-    ("opengl renderer string", Field::Name),
-    ("gpu型号", Field::Name),
-    ("显卡", Field::Name),
-    ("видеокарта", Field::Name),
-    ("grafikkarte", Field::Name),
-    ("carte graphique", Field::Name),
-    ("tarjeta gráfica", Field::Name),
-    ("placa de vídeo", Field::Name),
-    ("ekran kartı", Field::Name),
-    ("グラフィックボード", Field::Name),
-    ("그래픽카드", Field::Name),
-    ("deviceid", Field::DeviceId),
-    ("device id", Field::DeviceId),
-    ("device_id", Field::DeviceId),
-    ("gpu id", Field::DeviceId),
-    ("chip-id", Field::DeviceId),
-    ("device pci-e id (amd)", Field::DeviceId),
-    ("product.id", Field::DeviceId),
-    ("chip type", Field::DeviceId),
-    ("pci_id", Field::DeviceId),
-    ("pci", Field::Pci),
-    ("pci bus", Field::Pci),
-    ("pcie id", Field::Pci),
-    ("bus-id", Field::Pci),
-    ("bus info", Field::Pci),
-    ("pci_slot_name", Field::Pci),
-    ("device topology (amd)", Field::Pci),
-    ("address", Field::Pci),
-    ("global memory size", Field::Pool),
-    ("totalglobalmem", Field::Pool),
-    ("video memory", Field::Memory),
-    ("dedicated memory", Field::Memory),
-    ("dedicated video memory", Field::Memory),
-    ("dedicated.total", Field::Memory),
-    ("memory.total", Field::Memory),
-    ("vram_total", Field::Memory),
-    ("vram_gb", Field::Memory),
-    ("vram", Field::Memory),
-    ("vram size", Field::Memory),
-    ("vramcapacity", Field::Memory),
-    ("totalmemorycapacitybytes", Field::Memory),
-    ("vram total memory (b)", Field::Memory),
-    ("gcnarchname", Field::Gfx),
-    ("target_graphics_version", Field::Gfx),
-    ("gfx version", Field::Gfx),
-    ("gfx_version", Field::Gfx),
-    ("gfx", Field::Gfx),
-    ("compute units (cus)", Field::Units),
-    ("corecount", Field::Units),
-    ("asic name", Field::Asic),
-    ("vbios version", Field::Asic),
-    ("devicetype", Field::Kind),
-    ("gpu kind", Field::Kind),
-    ("integrationtype", Field::Kind),
-    ("uma", Field::Kind),
-    ("unified memory", Field::Kind),
-];
 
 /// How many pairs after its first one a record is kept open.
 const LONGEST_RECORD: usize = 120;
@@ -181,6 +57,11 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         if number.is_some() {
             reader.close();
             reader.number = number;
+        }
+        for (place, name) in numbered(line).into_iter().enumerate() {
+            reader.close();
+            reader.number = u32::try_from(place).ok();
+            reader.take("gpu", name);
         }
         for (key, value) in pairs(line) {
             if matches!(&*key, "name" | "marketing name") && is_processor(value) {
@@ -404,12 +285,6 @@ impl Reader<'_> {
     }
 }
 
-fn field(key: &str) -> Option<Field> {
-    KEYS.iter()
-        .find(|(known, _)| *known == key)
-        .map(|(_, field)| *field)
-}
-
 /// The number in `GPU0:`, `GPU 1: …`, `GPU: 1` or `Device-2: …`, with which a device begins.
 fn number_of(line: &str) -> Option<u32> {
     let line = line.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '*' | '•'));
@@ -420,6 +295,23 @@ fn number_of(line: &str) -> Option<u32> {
     // `GPU: 1` of amd-smi is such a heading as well.
     let number = if number.is_empty() { rest } else { number };
     number.trim().trim_start_matches('#').parse().ok()
+}
+
+/// `GPU 0,1,2,3: AMD Instinct MI300X`, as SGLang lists equal cards.
+fn numbered(line: &str) -> Vec<&str> {
+    let numbers = line.trim_start().strip_prefix("GPU ");
+    let Some((numbers, name)) = numbers.and_then(|rest| rest.split_once(": ")) else {
+        return Vec::new();
+    };
+    let is_list = numbers.contains(',')
+        && numbers
+            .split(',')
+            .all(|number| number.parse::<u8>().is_ok());
+    let count = numbers.split(',').count().min(16);
+    match is_list && is_amd_graphics(name) {
+        true => vec![name; count],
+        false => Vec::new(),
+    }
 }
 
 /// The pairs of a line; `inxi` writes several into one.

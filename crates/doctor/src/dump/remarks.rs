@@ -12,6 +12,8 @@ use platform::{Bytes, Gfx};
 patterns! {
     /// `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
     ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b";
+    /// What is installed, or the branch of a package.
+    INSTALLED = r"/opt/rocm-(\d+\.\d+\.\d+)\b|\brocm-core(?:\d\S*)?[ @-]+(\d+\.\d+\.\d+)\b|^rocm-(\d+\.\d+\.\d+)$|\brocm +rocm-(\d+\.\d+\.\d+)\b";
     TORCH = r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#;
     PACKAGE = r"^(?:\[pip3?\] |- )?([A-Za-z][0-9A-Za-z_.-]{2,50})(?:==|[ \t]{2,}| @ )([0-9][0-9A-Za-z_.+]*)";
     WHEEL = r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)";
@@ -71,6 +73,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .lines()
         .filter_map(|line| ROCM.captures(line))
         .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
+    posted.rocm_versions = installed_versions(text);
     let has_no_gpu = machine.gpus.is_empty() && machine.unseen.is_empty();
     posted.is_cut =
         has_no_gpu && (!posted.has_failed && is_cut(text) || fragments::ends_within_an_agent(text));
@@ -95,6 +98,30 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     if text.contains("Linux-") && lower.contains("-microsoft-") {
         machine.system = System::Wsl;
     }
+}
+
+/// The versions of ROCm that folders and packages are of; of those of one release, the first.
+fn installed_versions(text: &str) -> Vec<String> {
+    let release = |version: &str| {
+        let end = version.rfind('.').unwrap_or(version.len());
+        version[..end].to_owned()
+    };
+    let mut versions: Vec<String> = Vec::new();
+    for line in text.lines().filter(|line| line.contains("rocm")) {
+        for found in INSTALLED.captures_iter(line).take(8) {
+            let version = found.iter().skip(1).flatten().next();
+            let Some(version) = version.map(|version| version.as_str()) else {
+                continue;
+            };
+            let is_new = !versions
+                .iter()
+                .any(|known| release(known) == release(version));
+            if is_new && versions.len() < 4 {
+                versions.push(version.to_owned());
+            }
+        }
+    }
+    versions
 }
 
 /// The output of a tool without its GPU and its end.

@@ -22,7 +22,8 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             gpus.entry(number).or_insert(gpu);
         } else if let Some(number) = model_line(line) {
             let gpu = gpus.entry(number).or_default();
-            fact(gpu, "Card Series", lines.next().unwrap_or_default().trim());
+            let name = lines.find(|line| !line.trim().is_empty());
+            fact(gpu, "Card Series", name.unwrap_or_default().trim());
         } else if let Some(number) = old_table_line(line) {
             nameless.insert(number);
         } else if let Some(release) = line.strip_prefix("Driver version:") {
@@ -159,7 +160,7 @@ fn fact(gpu: &mut Gpu, key: &str, value: &str) {
             let id =
                 DeviceId::parse(value).filter(|id| value.starts_with("0x") && id.gfx().is_some());
             gpu.device_id = gpu.device_id.or(id);
-            let is_name = names::architecture_of(value).is_some();
+            let is_name = names::architecture_of(value).is_some() || names::is_before_rocm(value);
             gpu.product = gpu.product.take().or(is_name.then(|| value.to_owned()));
         }
         "PCI Bus" => gpu.pci = PciAddress::parse(value),

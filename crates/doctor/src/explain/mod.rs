@@ -281,7 +281,9 @@ impl Explainer {
         }
         let bytes = std::mem::take(&mut self.partial);
         let line = String::from_utf8_lossy(&bytes);
-        self.line(&pasted::plain(&strip_escapes(&line)));
+        for line in pasted::unescaped(&strip_escapes(&line)) {
+            self.line(&pasted::plain(line));
+        }
         self.partial = bytes;
         self.partial.clear();
     }

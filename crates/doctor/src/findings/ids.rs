@@ -25,6 +25,7 @@ pub const IDS: &[&str] = &[
     "virtual-machine-without-gpu",
     "other-vendor",
     "memory-implausible",
+    "several-rocm-versions",
     "torch-sees-no-gpu",
     "architecture-without-wheel",
     "gfx1033-wrong-gradients",

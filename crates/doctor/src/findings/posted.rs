@@ -17,6 +17,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     others(machine, found);
     unidentified(machine, found);
     memory(machine, found);
+    versions(machine, found);
     access(machine, found);
 }
 
@@ -368,6 +369,30 @@ fn access(machine: &Machine, found: &mut Vec<Finding>) {
         .why(why)
         .fix(fix)
         .source("https://github.com/ROCm/ROCm/issues/2354"),
+    );
+}
+
+/// Two releases of ROCm can lie beside each other; a program that finds libraries of both fails.
+fn versions(machine: &Machine, found: &mut Vec<Finding>) {
+    let versions = &machine.posted.rocm_versions;
+    // They are folders and packages of Linux.
+    if versions.len() < 2 || !matches!(machine.system, System::Linux | System::Wsl) {
+        return;
+    }
+    let severity = if machine.posted.has_failed {
+        Severity::Warning
+    } else {
+        Severity::Info
+    };
+    found.push(
+        Finding::new(Check::Access, severity, "several-rocm-versions", format!("Several versions of ROCm are named: {}", versions.join(", ")))
+            .seen(format!("Folders or packages are of ROCm {}.", versions.join(" and of ")))
+            .why("They may lie side by side, but a program must find the libraries of one only: mixed ones give undefined symbols, missing kernels and crashes. PyTorch's wheels bring their own.")
+            .fix([
+                "ls -ld /opt/rocm /opt/rocm-*; echo \"$LD_LIBRARY_PATH\"",
+                "# keep one of them: remove the packages of the others, and their folders from LD_LIBRARY_PATH, ROCM_PATH and /etc/ld.so.conf.d",
+            ])
+            .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/install-methods/multi-version-install-index.html"),
     );
 }
 

@@ -24,6 +24,11 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "RuntimeError: Failed to read commit hash\nCollecting environment information...\nPyTorch version: 2.3.0\nROCM used to build PyTorch: 6.1.40093\n",
         ),
         case(
+            "several-rocm-versions",
+            "AMD arch: gfx1100\n/opt/rocm-6.2.4/lib/libhsa-runtime64.so.1\nii  rocm-core7.0.2 7.0.2.70002-56~24.04 amd64\n",
+            "AMD arch: gfx1100\n/opt/rocm-6.2.4/lib/libhsa-runtime64.so.1\n/opt/rocm-6.2.0/llvm\npytorch version: 2.9.1+rocm6.4\n",
+        ),
+        case(
             "npu-is-no-gpu",
             "HSA Agents\nAgent 2\n  Name: aie2\n  Device Type: DSP\n",
             "HSA Agents\nAgent 2\n  Name: gfx1151\n  Device Type: GPU\nAgent 3\n  Name: aie2\n  Device Type: DSP\n",
