@@ -105,6 +105,21 @@ pub(crate) fn without_prefix(line: &str) -> &str {
     rest
 }
 
+/// The number that a line begins with, and what follows it and its separator.
+pub(crate) fn after_number(line: &str) -> Option<(u32, &str)> {
+    let rest = line.trim_start();
+    let end = rest.find(|c: char| !c.is_ascii_digit())?;
+    let (number, rest) = rest.split_at(end);
+    let number = number.parse().ok().filter(|_| end <= 6)?;
+    let rest = rest.strip_prefix([':', '|', '.']).unwrap_or(rest);
+    // One space separates, or a column of two; the rest indents.
+    let text = match rest.strip_prefix('\t') {
+        Some(text) => text,
+        None => rest.strip_prefix("  ").or(rest.strip_prefix(' '))?,
+    };
+    Some((number, text))
+}
+
 /// Each of them removes one kind of prefix.
 const PREFIXES: [fn(&str) -> Option<&str>; 8] = [
     quote, container, process, rank, date, stream, of_journal, level,

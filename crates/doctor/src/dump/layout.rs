@@ -89,7 +89,7 @@ impl<'a> Marks<'a> {
 
     fn removed_from<'b>(&self, mut line: &'b str) -> &'b str {
         if self.is_numbered {
-            line = after_number(line).map_or(line, |(_, rest)| rest);
+            line = pasted::after_number(line).map_or(line, |(_, rest)| rest);
         }
         if self.is_traced {
             line = line.strip_prefix('+').map_or(line, str::trim_start);
@@ -123,7 +123,7 @@ fn is_numbered(text: &str) -> bool {
         .filter(|line| !line.trim().is_empty())
         .take(200)
     {
-        let number = after_number(line).map(|(number, _)| number);
+        let number = pasted::after_number(line).map(|(number, _)| number);
         match (last, number) {
             // Empty lines have a number, too.
             (Some(last), Some(number)) if (1..=3_u32).contains(&number.saturating_sub(last)) => {
@@ -134,21 +134,6 @@ fn is_numbered(text: &str) -> bool {
         last = number;
     }
     with > 2 && with > 4 * without
-}
-
-/// The number that a line begins with, and what follows it and its separator.
-fn after_number(line: &str) -> Option<(u32, &str)> {
-    let rest = line.trim_start();
-    let end = rest.find(|c: char| !c.is_ascii_digit())?;
-    let (number, rest) = rest.split_at(end);
-    let number = number.parse().ok().filter(|_| end <= 6)?;
-    let rest = rest.strip_prefix([':', '|', '.']).unwrap_or(rest);
-    // One space separates, or a column of two; the rest indents.
-    let text = match rest.strip_prefix('\t') {
-        Some(text) => text,
-        None => rest.strip_prefix("  ").or(rest.strip_prefix(' '))?,
-    };
-    Some((number, text))
 }
 
 /// The text with the lines that a terminal broke in one piece.

@@ -344,6 +344,7 @@ impl Explainer {
         let mut found = PATTERNS.of(&line);
         // A pattern may be about the beginning of what the program printed.
         let printed = pasted::without_prefix(&line);
+        let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
         if printed.len() < line.len() {
             let more = PATTERNS.of(printed).into_iter();
             let known: Vec<usize> = found.iter().map(|(pattern, _)| *pattern).collect();
