@@ -66,6 +66,10 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "dpkg: error processing package x (--configure):",
     ),
     (
+        "package-unknown",
+        "E: Unable to locate package amf-amdgpu-pro",
+    ),
+    (
         "image-not-built",
         "ERROR: failed to solve: process \"/bin/sh -c pip install .\" did not complete successfully: exit code: 1",
     ),

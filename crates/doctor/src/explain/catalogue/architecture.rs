@@ -146,6 +146,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:HIP|ROCm) error: named symbol not found|hipErrorNotFound\b",
             r"no kernel image is available for execution on the device",
             r"hipErrorNoKernelImageForDevice",
+            r"(?i)Cannot find (?:CO|code object) in the bundle|Failed to (?:load|find) code object .{0,60}gfx",
         ],
         cause: "A library has no code for {gpu}: torch itself, or an extension such as bitsandbytes that was built for other architectures.",
         fix: &[

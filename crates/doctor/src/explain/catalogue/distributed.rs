@@ -69,7 +69,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "distributed-unreachable",
         confidence: Medium,
         patterns: &[
-            r"(?i)The client socket has (?:failed|timed out).{0,40}(?:connect|while)",
+            r"(?i)The client socket has (?:failed|timed out).{0,40}(?:connect|while|after)",
+            r"(?i)Timed out initializing process group",
             r"(?i)gloo.{0,160}Unable to find address for",
             r"(?i)Gloo connectFullMesh failed",
             r"(?i)Rendezvous(?:Connection|Timeout)Error|connection to the C10d store has failed",

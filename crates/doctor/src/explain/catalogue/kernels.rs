@@ -311,7 +311,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "fft-failed",
         confidence: Medium,
         patterns: &[
-            r"HIPFFT_\w+|(?i:cuFFT error: CUFFT_\w+|rocfft.{0,40}(?:fail|error)|rocfft_status_(?:fail|invalid)\w*)",
+            r"HIPFFT_\w+|(?i:create a (?:hip|cu|roc)FFT plan|cuFFT error: CUFFT_\w+|rocfft.{0,40}(?:fail|error)|rocfft_status_(?:fail|invalid)\w*)",
         ],
         cause: "A Fourier transform failed within hipFFT (rocFFT), which compiles its kernels at run time: its cache is damaged or not writable, libraries of two ROCm versions are mixed, or memory ran out.",
         fix: &[

@@ -162,6 +162,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)found (?:nan|inf) in (?:gradients|loss)",
             r"(?i)\w_loss\W{0,4}nan\b|\bloss (?:is|became|was) nan\b",
             r"(?i)Function '\w+Backward\w*' returned nan values",
+            r"(?i)Minimum loss scale reached|NaN or Inf found in input tensor",
         ],
         cause: "NaN from the first steps on points at the stack rather than at the model: attention kernels in bf16 (ROCm 6.4 on gfx1151, AOTriton 0.11b on gfx1100), expandable_segments on gfx1201, or copies that arrive broken (gfx1030 with kernel 5.15).",
         fix: &[

@@ -167,6 +167,27 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "package-unknown",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        scope: NotWindows,
+        patterns: &[
+            r"(?i)Unable to locate package \S",
+            r"(?i)\bPackage '?\S+ has no installation candidate",
+            r"(?i)error: target not found: \S",
+            r"(?i)\bNo match for argument: \S|Unable to find a match: \S",
+        ],
+        cause: "None of the configured repositories has a package of this name: the repository that has it is not set up or switched off, it is for another release of the distribution, or the package has another name there.",
+        fix: &[
+            "Linux, WSL: update the lists first (apt update, dnf makecache, pacman -Sy), and look whether the repository is among them",
+            "Linux, WSL: search for the name (apt search, dnf search, pacman -Ss); amdgpu-install adds its proprietary packages only with --accept-eula",
+        ],
+        ask: &["cat /etc/os-release; the whole output of the package manager"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html",
+        ..BASE
+    },
+    Entry {
         id: "image-not-built",
         last_resort: true,
         severity: Warning,

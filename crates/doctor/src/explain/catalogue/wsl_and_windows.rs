@@ -218,6 +218,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"\[WinError (?:126|127|193|1114)\]",
+            r"(?i)LoadLibrary\w* failed.{0,12}\b126\b|\berror(?: code)?:? 126\b.{0,40}\bmodule\b",
             r"DLL load failed while importing",
             r"(?i)(?:MSVCP|VCRUNTIME|CONCRT|VCOMP)140(?:_\d)?\.dll.{0,40}(?:missing|not found|fehlt|introuvable)",
             r"(?i)Could not find module '.*\.dll'",
