@@ -81,7 +81,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"Unable to find code object for all current devices",
             r"Coud?n'?t find binary for current devices",
             r"No compatible code objects found for",
-            r"Cannot find CO in the bundle for ISA",
+            r"(?i)Cannot find (?:CO|code object) in the bundle",
         ],
         covers: &["segmentation-fault", "nightly-crash"],
         cause: "This build has no code for {gpu}, or none for another visible GPU: one without code stops the whole process, and often that is the integrated one.",
@@ -146,7 +146,6 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:HIP|ROCm) error: named symbol not found|hipErrorNotFound\b",
             r"no kernel image is available for execution on the device",
             r"hipErrorNoKernelImageForDevice",
-            r"(?i)Cannot find (?:CO|code object) in the bundle|Failed to (?:load|find) code object .{0,60}gfx",
         ],
         cause: "A library has no code for {gpu}: torch itself, or an extension such as bitsandbytes that was built for other architectures.",
         fix: &[
