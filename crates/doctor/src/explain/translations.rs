@@ -69,6 +69,39 @@ const PHRASES: &[(&str, &str)] = &[
         "그런 파일이나 디렉터리가 없습니다",
         "No such file or directory",
     ),
+    // cmd.exe, for a command that it does not find
+    (
+        "不是内部或外部命令，也不是可运行的程序",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "ist entweder falsch geschrieben oder konnte nicht gefunden werden",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "n'est pas reconnu en tant que commande interne",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "no se reconoce como un comando interno o externo",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "non è riconosciuto come comando interno o esterno",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "não é reconhecido como um comando interno",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "не является внутренней или внешней",
+        "is not recognized as an internal or external command",
+    ),
+    (
+        "nie jest rozpoznawana jako polecenie wewnętrzne lub zewnętrzne",
+        "is not recognized as an internal or external command",
+    ),
     // ENOMEM, EINVAL
     (
         "Nicht genügend Hauptspeicher verfügbar",

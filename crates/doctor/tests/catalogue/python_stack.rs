@@ -312,4 +312,40 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "hub-cache-without-links",
         "UserWarning: `huggingface_hub` cache-system uses symlinks by default to efficiently store duplicated files but your machine does not support them in C:\\Users\\user\\.cache\\huggingface\\hub.",
     ),
+    (
+        "triton-too-many-threads",
+        "triton.runtime.errors.OutOfResources: out of resource: threads, Required: 2048, Hardware limit: 1024. Reducing block sizes or `num_stages` may help.",
+    ),
+    (
+        "torchao-versions",
+        "Failed to quantize attn1: Float8Tensor dispatch: attempting to run unimplemented operator/function: func=<OpOverload(op='aten.abs', overload='default')>",
+    ),
+    (
+        "bitsandbytes-optimizer-arguments",
+        "TypeError: AdamW8bit.__init__() got an unexpected keyword argument 'percentile_clipping'",
+    ),
+    (
+        "command-not-found",
+        "'llamafactory-cli' 不是内部或外部命令，也不是可运行的程序\n或批处理文件。",
+    ),
+    (
+        "name-not-in-object",
+        "  File \"/venv/lib/python3.12/site-packages/transformers/modeling_utils.py\", line 2145, in from_pretrained\nAttributeError: 'LlamaConfig' object has no attribute 'layer_types'",
+    ),
+    (
+        "setuptools-missing",
+        "Error running job: cannot import name 'packaging' from 'pkg_resources' (E:\\Ai\\ai-toolkit\\venv\\Lib\\site-packages\\pkg_resources\\__init__.py)",
+    ),
+    (
+        "device-called-hip",
+        "NotImplementedError: Could not run 'aten::empty.memory_format' with arguments from the 'HIP' backend. This could be because the operator doesn't exist for this backend",
+    ),
+    (
+        "accelerate-settings",
+        "ValueError: Less than two GPU ids were configured and tried to run on on multiple GPUs. Please ensure at least two are specified for `--gpu_ids`, or use `--gpu_ids='all'`.",
+    ),
+    (
+        "file-system-without-mapping",
+        "OSError: No such device (os error 19)",
+    ),
 ];

@@ -65,7 +65,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "crash-in-triton",
-        "RuntimeError: Triton Error [HIP]:  Code: 1, Messsage: invalid argument",
+        "RuntimeError: Triton Error [HIP]:  Code: 719, Messsage: unspecified launch failure",
     ),
     (
         "windows-fatal-breakpoint",

@@ -527,4 +527,28 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
         ..BASE
     },
+    Entry {
+        id: "triton-too-many-threads",
+        patterns: &[
+            r"(?i)out of resource: threads\b",
+            r"Triton Error \[HIP\]:\s+Code: 1\b",
+        ],
+        covers: &[
+            "triton-compile-failed",
+            "torch-compile-failed",
+            "crash-in-triton",
+        ],
+        cause: "The launch of a Triton kernel was refused, most likely because it asks for more threads than a block may have: written for NVIDIA's warps of 32 threads it takes num_warps=32, and on GPUs with waves of 64 (Instinct, Vega) these are 2048 threads, with 1024 allowed.",
+        fix: &[
+            "a newer version of the library whose kernel it is (the traceback names it), which takes half as many warps on AMD GPUs",
+            "in the kernel itself: num_warps=16 at most",
+            "or without that kernel: another attention or loss, TORCHDYNAMO_DISABLE=1",
+        ],
+        ask: &[
+            "pip list | grep -iE 'triton|torch'",
+            "Linux, WSL: rocminfo | grep -E 'gfx|Wavefront'",
+        ],
+        source: "https://github.com/triton-lang/triton/pull/6125",
+        ..BASE
+    },
 ];

@@ -160,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)\b(?:torch device|GPU device|train device|Torch: device|Device)\W{0,2} ?[=:] ?\W?cpu\W*$",
             r"(?i)Torch: device=\W?cpu\b",
+            r"(?i)\bno gpu (?:was )?(?:detected|found|available)\W.{0,40}\bCPU\b",
         ],
         cause: "The program computes on the CPU. Unless it was told to, torch sees no GPU: it is the build for the CPU or for CUDA and not a ROCm build, or the GPU is hidden or may not be opened.",
         fix: &[
@@ -172,6 +173,21 @@ pub(super) const ENTRIES: &[Entry] = &[
             "python -c 'import torch; print(torch.__version__, torch.version.hip, torch.cuda.is_available())'",
         ],
         source: "https://github.com/CS1o/Stable-Diffusion-Info/issues/57",
+        ..BASE
+    },
+    Entry {
+        id: "device-called-hip",
+        patterns: &[
+            r"(?i)Could not run 'aten::[\w.]+' with arguments from the 'HIP' backend",
+            r"(?i)RuntimeError: (?:Invalid device string|Expected one of cpu, cuda,.*device string): '?(?:rocm|amd|gpu)\b",
+        ],
+        covers: &["operator-not-in-build"],
+        cause: "The program names the device `hip` (or rocm, gpu): in a ROCm build of torch an AMD GPU is called `cuda`, as all of torch.cuda serves it; the names hip and rocm are no devices there.",
+        fix: &[
+            "torch.device(\"cuda\"), .to(\"cuda\"), device=cuda in the settings; a second GPU is cuda:1",
+            "torch.version.hip tells a ROCm build from one for CUDA",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
         ..BASE
     },
 ];

@@ -52,6 +52,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "unset HSA_OVERRIDE_GFX_VERSION",
             "Linux: gfx1151: kernel 6.18.4 or newer and a linux-firmware other than 20251125",
             "another ROCm version",
+            "in training, on RX 9000 and R9700 above all: TORCH_BLAS_PREFER_HIPBLASLT=0",
             "stock clocks and voltage: no overclocking, no undervolting",
             "to find the kernel that does it: `surefoot run --debug -- …` (slow; for diagnosis only)",
         ],

@@ -305,6 +305,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)Promotion for Float8 Types is not supported",
             r"(?i)Invalid or unsupported data type Float8",
+            r"(?i)not implemented for 'Float8_",
         ],
         cause: "The weights are in 8-bit floats (fp8), with which this backend cannot compute: PyTorch only stores them, a program has to convert them first, and DirectML does not know them at all.",
         fix: &[

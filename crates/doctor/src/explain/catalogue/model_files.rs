@@ -151,6 +151,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)inline_container\.cc.{0,40}unexpected pos",
             r"PytorchStreamWriter failed",
+            r"(?i)RuntimeError: write\(\): fd \d+ failed",
             r"(?i)SafetensorError: Error while serializing",
         ],
         covers: &["launcher-reports"],
@@ -270,6 +271,20 @@ pub(super) const ENTRIES: &[Entry] = &[
             "a proxy or firewall: HTTPS_PROXY, or download the file elsewhere",
         ],
         source: "https://huggingface.co/docs/huggingface_hub/guides/download",
+        ..BASE
+    },
+    Entry {
+        id: "file-system-without-mapping",
+        patterns: &[
+            r"No such device \(os error 19\)|\[Errno 19\] No such device: '[^']*\.(?:safetensors|gguf|bin)",
+        ],
+        cause: "The model's file is to be mapped into memory (mmap), and the file system on which it lies does not allow that: mergerfs, some network and cloud drives, and shared folders of virtual machines. It has nothing to do with the GPU.",
+        fix: &[
+            "the model in a folder on a local disk",
+            "mergerfs: mount it with cache.files=partial (or auto-full), which allows mmap",
+            "a program that can load without it (--disable-mmap, --no-mmap)",
+        ],
+        source: "https://github.com/safetensors/safetensors/issues/195",
         ..BASE
     },
 ];

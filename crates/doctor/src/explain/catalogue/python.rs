@@ -40,6 +40,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"Torch not compiled with CUDA enabled",
             r"(?i)No GPU (?:or XPU )?found\. A GPU (?:or XPU )?is needed for",
             r"(?i)GPU is required to run \w+ quantized model",
+            r"Invalid CUDA '(?:--)?device",
             r"^\W*assert torch\.cuda\.is_available\(\)|AssertionError: CUDA is required",
             r"available_devices = \{'cpu'\}",
             r"torch\.cuda\.is_available\(\)(?: should be True but)?(?: is)?\W{1,8}False",
@@ -103,9 +104,10 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)operator 'bitsandbytes::\w+' is not currently implemented|No kernel registered for 'bitsandbytes::|bitsandbytes::\w+.{0,40}(?:is not implemented|not available) for",
             r"CUDA[ _]SETUP: (?:WARNING|Loading binary \S*libbitsandbytes_cpu)",
             r"WARNING: No libcudart\.so found! Install CUDA",
+            r"undefined symbol: cudaRuntimeGetVersion",
         ],
 
-        covers: &["cuda-library-missing"],
+        covers: &["cuda-library-missing", "undefined-symbol"],
         unless: &[r"libbitsandbytes_rocm\d+"],
         cause: "bitsandbytes has no library for this torch: it is the build for CUDA or for the CPU, or its library was never built; it looks for the CPU's when torch is not a ROCm build (any more).",
         fix: &[

@@ -255,6 +255,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"TypeError: (?:\w*Trainer|(?:SFT|DPO|ORPO|KTO|GRPO|CPO)Config|TrainingArguments|Accelerator)\.__init__\(\) got an unexpected keyword argument",
             r"TypeError: \S*(?:compute_loss|unwrap_model|training_step|_get_train_sampler)\(\) (?:got an unexpected keyword argument|takes .*positional argument)",
             r"AttributeError: '\w+Trainer' object has no attribute '",
+            r"AttributeError: '(?:AdamW?|SGD|Adafactor|\w*Optimizer)\w*' object has no attribute '(?:train|eval)'",
         ],
         cause: "The script and the installed trl, transformers or accelerate are of different ages: arguments of the trainers were renamed or moved (tokenizer became processing_class; max_seq_length moved to SFTConfig and became max_length). It is not an error of the GPU.",
         fix: &[
@@ -298,6 +299,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)Unsloth: Please update (?:your )?(?:Unsloth|transformers|trl|peft|xformers)",
+            r"(?i)Unsloth: .*Error patching \w+Trainer",
             r"^\W*(?:IndentationError|SyntaxError|TabError): ",
         ],
         also: &[r"(?i)unsloth"],
@@ -445,7 +447,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "fp8-without-hardware",
         patterns: &[
             r"(?i)_scaled_(?:grouped_)?mm\S* is only supported on",
-            r"(?i)(?:FP8|Float8)\b.{0,60}(?:is|are) only supported on",
+            r"(?i)(?:FP8|Float8)\w*\b.{0,60}(?:is|are) only supported (?:on|for)",
+            r"(?i)Cannot convert ScalarType Float8\w* to hipDataType",
             r"(?i)fp8\b.{0,40}requires? .{0,40}(?:compute capability|sm_?8\.?9|MI300)",
             r"(?i)Tried to train with .?fp8.? .{0,60}no backend was installed",
         ],
@@ -456,6 +459,57 @@ pub(super) const ENTRIES: &[Entry] = &[
             "RX 9000: a newer torch and ROCm (6.4 or newer)",
         ],
         source: "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Blas.cpp",
+        ..BASE
+    },
+    Entry {
+        id: "torchao-versions",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Float8Tensor dispatch: attempting to run unimplemented",
+            r"(?i)(?:Int8Tensor|Int4Tensor|AffineQuantizedTensor|NVFP4Tensor|MXTensor)\S* dispatch: attempting to run unimplemented",
+            r"(?i)Unable to import `?torchao`? Tensor objects",
+        ],
+        covers: &["torchao-extensions-skipped"],
+        cause: "torchao, which quantises the weights, does not fit: it was made for another version of torch, or its quantised tensors lack an operation that the program uses. The layers that failed stay as they were, so that more memory is used; training goes on.",
+        fix: &[
+            "the version of torchao that belongs to this torch (its table of versions: github.com/pytorch/ao/issues/2919)",
+            "another quantisation in the settings (quanto, bitsandbytes), or none",
+        ],
+        ask: &["pip list | grep -iE 'torch'"],
+        source: "https://github.com/pytorch/ao/issues/4845",
+        ..BASE
+    },
+    Entry {
+        id: "bitsandbytes-optimizer-arguments",
+        patterns: &[
+            r"TypeError: (?:bitsandbytes\.\S*)?\w*(?:Adam|Lion|Lamb|LARS|RMSprop|Adagrad|SGD|AdEMAMix)\w*\.__init__\(\) got an unexpected keyword argument '(?:percentile_clipping|block_wise)'",
+        ],
+        covers: &["argument-unexpected"],
+        cause: "bitsandbytes 0.50 took arguments away from its optimizers (percentile_clipping, block_wise) that this version of the program still passes.",
+        fix: &[
+            "a bitsandbytes 0.49 for this ROCm, or a newer version of the program",
+            "until then an optimizer of torch: AdamW in place of AdamW8bit",
+        ],
+        ask: &["pip list | grep -iE 'bitsandbytes|torch'"],
+        source: "https://github.com/LykosAI/StabilityMatrix/issues/1708",
+        ..BASE
+    },
+    Entry {
+        id: "accelerate-settings",
+        severity: Warning,
+        patterns: &[
+            r"(?i)Less than two GPU ids were configured",
+            r"(?i)You need to (?:use|set|manually pass in) .?--?(?:num_processes|num_machines|multi_gpu|main_process_port)",
+            r"(?i)accelerate\S*\.yaml\b.*(?:could not be found|not found|invalid)|The config file at \S+ had unknown keys",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The settings of accelerate contradict themselves or do not fit its version: several GPUs (distributed_type: MULTI_GPU) with one that is named, a number of processes that is missing, or keys that it does not know. It is not an error of the GPU.",
+        fix: &[
+            "accelerate config anew; one GPU: distributed_type: 'NO' and num_processes: 1 (accelerate launch --num_processes 1)",
+            "accelerate env shows the settings that are used (~/.cache/huggingface/accelerate/default_config.yaml)",
+        ],
+        source: "https://huggingface.co/docs/accelerate/package_reference/cli",
         ..BASE
     },
 ];

@@ -88,6 +88,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "setuptools-missing",
         patterns: &[
             r"No module named '(?:pkg_resources|distutils)\b",
+            r"cannot import name '\w+' from '(?:pkg_resources|setuptools)\b",
             r"module 'pkgutil' has no attribute 'ImpImporter'",
         ],
         covers: &[
@@ -95,9 +96,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             "name-not-in-package",
             "wheel-build-failed",
         ],
-        cause: "A package needs modules of setuptools that this environment does not have: Python 3.12 no longer has distutils, new environments come without setuptools, and its newest versions without pkg_resources. It has nothing to do with the GPU.",
+        cause: "A package needs modules of setuptools that this environment does not have: Python 3.12 no longer has distutils, new environments come without setuptools, and its newer versions are without parts of pkg_resources (70), or all of it. It has nothing to do with the GPU.",
         fix: &[
-            "pip install -U pip wheel \"setuptools<81\" in the environment (and --no-build-isolation for the package that is built)",
+            "pip install -U pip wheel \"setuptools<70\" in the environment (and --no-build-isolation for the package that is built)",
             "or Python 3.11 or 3.10 for an old program",
         ],
         source: "https://docs.python.org/3/whatsnew/3.12.html#distutils",
@@ -281,7 +282,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Low,
         patterns: &[
-            r"ImportError: cannot import name '\w+' from (?:partially initialized module )?'",
+            r"(?:Error\b|[Ee]rror running|[Ff]ailed).*: cannot import name '\w+' from (?:partially initialized module )?'",
             r"AttributeError: (?:partially initialized )?module '[\w.]+' has no attribute '",
         ],
         cause: "A package does not have a name that another one takes from it: the two are of different versions, only a part of one is installed, or a file of one's own has the name of the package (a circular import). It has nothing to do with the GPU.",
@@ -290,6 +291,46 @@ pub(super) const ENTRIES: &[Entry] = &[
             "no file or folder of that name beside the script (torch.py, random.py)",
         ],
         ask: &["pip list"],
+        source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
+        ..BASE
+    },
+    Entry {
+        id: "command-not-found",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r#"(?i)["'][\w.-]+["'] is not recognized as an internal or external command"#,
+            r"(?i)The term '[^']+' is not recognized as (?:the name of|a name of) a cmdlet",
+            r"(?i)^(?:\S+: )?(?:line \d+: )?[\w.-]+: command not found|command not found: \w",
+        ],
+        cause: "A command was not found: its program is not installed in the environment that is active, that environment is not active, or the folder of its commands is not on the PATH.",
+        fix: &[
+            "activate the environment (venv, conda) of the program in this terminal, then install it there again",
+            "python -m <the package> … does without the PATH, where the package allows it",
+        ],
+        ask: &[
+            "Linux, WSL: which -a python; echo $PATH",
+            "Windows: where python",
+        ],
+        source: "https://docs.python.org/3/library/venv.html",
+        ..BASE
+    },
+    Entry {
+        id: "name-not-in-object",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[r"AttributeError: '(?:[A-MO-Za-z]\w+)' object has no attribute '"],
+        also: &[
+            r"(?:site|dist)-packages[\\/](?:transformers|diffusers|accelerate|peft|trl|unsloth\w*|torchao|optimum|bitsandbytes|xformers|flash_attn|liger_kernel|datasets)\b",
+        ],
+        cause: "An object of one package does not have what another asks of it: mostly transformers, diffusers, accelerate, peft, trl or an extension of them are of different ages. It has nothing to do with the GPU.",
+        fix: &[
+            "install the versions that the program's requirements name, in a fresh environment; the traceback shows which two packages meet",
+            "look afterwards whether torch is still the ROCm build: python -c \"import torch; print(torch.version.hip)\"",
+        ],
+        ask: &["pip list | grep -iE 'torch|transformers|diffusers|accelerate|peft|trl'"],
         source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
         ..BASE
     },
