@@ -348,4 +348,48 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "file-system-without-mapping",
         "OSError: No such device (os error 19)",
     ),
+    (
+        "feature-for-nvidia",
+        "ValueError: --tf32 requires Ampere or a newer GPU arch, cuda>=11 and torch>=1.7",
+    ),
+    (
+        "feature-for-nvidia",
+        "ValueError: quantize_moe_experts requires CUDA (not compatible with ROCm or other backends)",
+    ),
+    (
+        "torch-cpu-only",
+        "RuntimeError: No GPU or Intel XPU found. A GPU or Intel XPU is needed for quantization.",
+    ),
+    (
+        "package-versions-differ",
+        "ImportError: Found an incompatible version of torchao. Found version 0.10.0, but only versions above 0.16.0 are supported",
+    ),
+    (
+        "tensors-on-two-devices",
+        "RuntimeError: Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+    ),
+    (
+        "ended-from-outside",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3421 got signal: 15",
+    ),
+    (
+        "allocator-settings",
+        "RuntimeError: Unrecognized CachingAllocator option: expandable_segment",
+    ),
+    (
+        "weights-only-refused",
+        "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value of the `weights_only` argument",
+    ),
+    (
+        "disk-or-share-failed",
+        "OSError: [Errno 5] Input/output error",
+    ),
+    (
+        "file-not-found",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'",
+    ),
+    (
+        "cmake-too-new",
+        "  Compatibility with CMake < 3.5 has been removed from CMake.",
+    ),
 ];

@@ -199,7 +199,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"Expected is_sm\d+ (?:\|\| is_sm\d+ )*to be true, but got false",
             r"(?i)No module named '?flash_attn'?",
             r"flash_attn_2_cuda\S*: undefined symbol",
-            r"(?i)FlashAttention2 has been toggled on, but it cannot be used",
+            r"(?i)FlashAttention[234] has been toggled on, but it cannot be used",
             r"(?i)Could not build wheels for flash[-_]attn",
         ],
         covers: &["cuda-home-missing", "undefined-symbol-torch"],

@@ -222,4 +222,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://docs.python.org/3/using/windows.html#utf-8-mode",
         ..BASE
     },
+    Entry {
+        id: "file-not-found",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"FileNotFoundError: (?:\[(?:Errno 2|WinError [23])\]|\S)",
+            r"(?i)can't open file '[^']+': \[Errno 2\]",
+        ],
+        cause: "A file, folder or program that is needed is not there: the line names it, unless Windows leaves it out ([WinError 2] is mostly a program that should be started: git, ffmpeg, a compiler). A relative path begins at the folder in which the program was started.",
+        fix: &[
+            "check the path for its spelling, and from where the program runs (in a container: the path inside of it)",
+            "[WinError 2]: the traceback shows the command; install that program and put it on PATH",
+        ],
+        ask: &["the traceback above the line"],
+        source: "https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
+        ..BASE
+    },
 ];

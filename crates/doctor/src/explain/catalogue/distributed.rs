@@ -94,6 +94,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)DistNetworkError: Failed to recv, got 0 bytes",
+            r"BrokenPipeError: \[Errno 32\]",
             r"(?i)NCCL communicator was aborted on rank",
             r"(?i)Connection closed by peer \[",
         ],
@@ -221,6 +222,25 @@ pub(super) const ENTRIES: &[Entry] = &[
             "or its setting for a single process",
         ],
         source: "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        ..BASE
+    },
+    Entry {
+        id: "ended-from-outside",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)SignalException: Process \d+ got signal: (?:15|2)\b",
+            r"(?i)Received (?:Signals\.SIGTERM|15|2|Signals\.SIGINT) death signal, shutting down",
+        ],
+        covers: &["launcher-reports"],
+        cause: "The launcher was told to end (SIGTERM, 15, or SIGINT, 2): somebody or something stopped the run: Ctrl+C, a scheduler whose time or memory limit was reached, a container that was stopped, a daemon that frees RAM (systemd-oomd, earlyoom). The program itself reported nothing.",
+        fix: &[
+            "the scheduler's and the container's own log tell why; Linux: journalctl -b | grep -iE 'oomd|earlyoom' | tail",
+            "save checkpoints often enough to resume",
+        ],
+        ask: &["Linux: journalctl -b --no-pager | grep -iE 'oomd|earlyoom|killed' | tail -n 5"],
+        source: "https://docs.pytorch.org/docs/stable/elastic/errors.html",
         ..BASE
     },
 ];

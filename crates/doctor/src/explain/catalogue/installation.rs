@@ -24,7 +24,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)No space left on device|\[Errno 28\]|\bENOSPC\b",
             r"(?i)There is not enough space on the disk|\[?WinError 112\]?",
-            r"(?i)disk quota exceeded|\[Errno 122\]",
+            r"(?i)Not enough disk space\. Needed|disk quota exceeded|\[Errno 122\]",
         ],
         cause: "The disk is full, or the one that holds temporary files (/tmp, often a small one in RAM), caches or the home folder: pip unpacks gigabytes there before it installs.",
         fix: &[
@@ -85,6 +85,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)(?:ERROR: )?Failed building wheel for \S+",
+            r"(?i)can't find Rust compiler|is newer than PyO3's maximum supported version|ERROR: Unknown compiler\(s\): ",
             r"(?i)metadata-generation-failed|subprocess-exited-with-error",
             r"(?i)Could not build wheels for \S+|Failed to build installable wheels",
             r"(?i)Microsoft Visual C\+\+ 14\.\d or greater is required",
@@ -113,6 +114,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)No module named '(?:torchvision\.transforms\.functional_tensor|torch\._custom_ops|torch\.\w+|transformers\.\w+|diffusers\.\w+)",
             r"(?i)[<>=!]=?\d\S* is required for a normal functioning",
             r"(?i)The version of bitsandbytes installed seems to be old",
+            r"(?i)Error: .*(?:incompatible version of \w+|version is too old|please (?:upgrade|update) (?:your |the )?`?\w+`?(?: version| to\b| >=|\.| installation))",
             r"(?i)requires a minimum version of \S+ but the version found is",
         ],
         unless: &[
@@ -148,7 +150,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "half-precision-needs-gpu",
         patterns: &[
-            r"(?i)(?:fp16|bf16) mixed precision requires (?:a )?(?:GPU|PyTorch)",
+            r"(?i)(?:fp16|bf16) mixed precision requires (?:a )?(?:GPU|PyTorch|device)",
             r"(?i)Your setup doesn't support bf16/gpu",
             r"(?i)FP16 Mixed precision training with AMP .*can only be used on CUDA\b",
             r"(?i)User provided device_type of 'cuda', but CUDA is not available",
@@ -228,7 +230,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hub-unreachable",
         severity: Warning,
         patterns: &[
-            r"LocalEntryNotFoundError",
+            r"LocalEntryNotFoundError|OfflineModeIsEnabled|offline mode is enabled",
             r"(?i)HTTPSConnectionPool\(host='(?:\w+\.)?huggingface\.co'|We couldn't connect to 'https://huggingface\.co'",
         ],
         cause: "The Hugging Face hub cannot be reached from here, and the file is not in the cache: no network, a proxy or firewall, or offline mode (HF_HUB_OFFLINE). It has nothing to do with the GPU.",
@@ -274,7 +276,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)expected scalar type \w+ but found \w+",
+            r"(?i)expected scalar type \w+ but found \w+|to have one of the following scalar types: ",
+            r"(?i)result type \w+ can't be cast to the desired output type|mixed dtype \(CPU\): expect|Got unsupported ScalarType BFloat16",
             r"(?i)Input type \([\w:. ]+\) and (?:bias|weight) type \([\w:. ]+\) should be the same",
             r"(?i)(?:m1 and m2|mat1 and mat2|mat1 and mat3|self and \w+) (?:to|must|should) have the same dtype|Found dtype \w+ but expected \w+",
             r"(?i)Expected attn_mask dtype to be bool or float or to match",
@@ -294,6 +297,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)mat1 and mat2 shapes cannot be multiplied",
+            r"(?i)\bshape '\[[-\d, ]+\]' is invalid for input of size|Expected \dD \(.{0,40}input to conv",
             r"(?i)The expanded size of the tensor \(\d+\) must match the existing size",
             r"(?i)Sizes of tensors must match except in dimension \d",
             r"(?i)The size of tensor a \(\d+\) must match the size of tensor b",
@@ -329,6 +333,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Expected to mark a variable ready only once|Your training graph has changed in this iteration",
             r"(?i)grad can be implicitly created only for scalar outputs",
             r"(?i)unscale_\(\) has already been called|No inf checks were recorded for this optimizer",
+            r"(?i)view size is not compatible with input tensor's size|Inference tensors cannot be saved for backward",
+            r"(?i)Expected more than 1 value per channel when training|requires all the params to be floating point Tensors of supported devices",
+            r"(?i)Recomputed values for the following tensors have different metadata",
             r"(?i)Must flatten tensors with uniform|Could not find the transformer layer class",
             r"(?i)Asking to pad but the tokenizer does not have a padding token",
             r"(?i)requires the save and eval strategy to match",
@@ -348,6 +355,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"(?i)You are trying to access a gated repo",
+            r"(?i)LocalTokenNotFoundError|Token is required .*but no token found",
             r"(?i)GatedRepoError|Access to model \S+ is restricted|Cannot access gated repo",
             r"(?i)40[13] (?:Client Error: )?(?:Unauthorized|Forbidden) for url: https://huggingface\.co",
             r"(?i)(?:access|trying to access) (?:a|to public) gated repo",

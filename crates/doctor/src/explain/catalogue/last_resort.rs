@@ -11,7 +11,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         last_resort: true,
         confidence: Low,
         patterns: &[
-            r"(?i)\b(?:HIP|ROCm|hip runtime) error\b[:(]? ?\S",
+            r"(?i)\b(?:HIP|ROCm|hip runtime|HIP driver) error\b[:(]? ?\S",
             r"\bhipError(?:[A-Z]\w+)\b",
             r"(?i)hipcheck.{0,20}(?:failed|error)|checkHipErrors",
             r"(?i)\bHIP API error\b|\berror: '[a-z_][a-z _-]{4,60}' ?\(\d{1,4}\) at \S+:\d+",
@@ -203,6 +203,27 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["python -X faulthandler <your program> 2>&1 | tail -n 40"],
         source: "https://docs.python.org/3/library/faulthandler.html",
+        ..BASE
+    },
+    Entry {
+        id: "feature-for-nvidia",
+        last_resort: true,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:Error|Exception): .*\b(?:requires?|needs?|only (?:works|supported|supports|available|runs)|supports? only|is not supported|minimum)\b.*(?:\b(?:Hopper|Blackwell|Ampere|Ada Lovelace|Turing|Volta)\b|\bsm_?\d{2,3}\b|NVIDIA (?:CUDA )?GPU|compute capability)",
+            r"(?i)(?:Error|Exception): .*\bnot (?:yet )?(?:supported|available|compatible|implemented) (?:on|for|with|in) (?:the )?(?:AMD|ROCm|HIP|Radeon)\b",
+            r"(?i)(?:Error|Exception): .*\b(?:AMD|ROCm|HIP)\b.{0,40}\b(?:is|are) not (?:yet )?supported",
+        ],
+        cause: "The program refuses: this feature (a kernel, an attention, a quantisation, a data type) is written for NVIDIA's GPUs, or for some generations of them alone, and this version of the program has none of it for AMD's. The GPU and its driver are fine.",
+        fix: &[
+            "the setting that does without it: attention sdpa, bf16 or fp16 in place of fp8 and other quantisations (nf4 of bitsandbytes runs on ROCm), no tf32, no fused kernels",
+            "a newer version of the program or package, or its branch for ROCm",
+        ],
+        ask: &[
+            "the lines of the traceback that name the package",
+            "pip list | grep -iE 'torch|rocm'",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
         ..BASE
     },
 ];

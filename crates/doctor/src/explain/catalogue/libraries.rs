@@ -141,7 +141,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"\bCUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|NOT_SUPPORTED|EXECUTION_FAILED|MAPPING_ERROR|BAD_PARAM)\w*",
-            r"(?i)cuDNN Frontend error|\[cudnn_frontend\] Error",
+            r"(?i)Unable to find a valid cuDNN algorithm|cuDNN Frontend error|\[cudnn_frontend\] Error",
             r"(?i)panicked at zluda_dnn",
         ],
         cause: "A build of torch for CUDA asks cuDNN, NVIDIA's library for convolutions and attention, which is not there or does not fit. On an AMD card that is ZLUDA, which has no complete cuDNN; a ROCm build uses MIOpen instead.",

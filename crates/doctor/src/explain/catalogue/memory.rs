@@ -296,7 +296,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)(?:hipHostMalloc|cudaHostAlloc|hipHostRegister|cudaHostRegister|pin(?:ned)?[_ ]memory).{0,80}(?:fail|error|out of memory|invalid)",
+            r"(?i)(?:hipHostMalloc|cudaHostAlloc|hipHostRegister|cudaHostRegister|pin(?:ned)?[_ ]memory).{0,80}(?:fail|error|out of memory|invalid|exited unexpectedly)",
         ],
         cause: "Pinning host memory was refused: too much of the RAM is pinned, or a limit (of locked memory, of a container, of the memory given to WSL) is lower than what was asked for.",
         fix: &[
@@ -314,7 +314,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)System is out of GPU (?:and shared host )?memory|Torch GPU out-of-memory error",
             r"(?i)Allocation on device(?: \d+)?\b(?:.{0,40}would exceed allowed memory)?",
             r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
-            r"(?i)torch\.(?:cuda\.)?OutOfMemoryError",
+            r"(?i)torch\.(?:cuda\.)?OutOfMemoryError|(?:HIP|CUDA) driver error: out of memory",
             r"(?i)RESOURCE_EXHAUSTED: Out of memory",
         ],
         unless: &[r"(?i)(?:HIP|CUDA|XPU) out of memory|hipErrorOutOfMemory|hipMallocAsync"],
@@ -326,6 +326,21 @@ pub(super) const ENTRIES: &[Entry] = &[
             "on an APU: `surefoot doctor` tells whether its limit can be raised",
         ],
         source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+        ..BASE
+    },
+    Entry {
+        id: "allocator-settings",
+        patterns: &[
+            r"(?i)Unrecognized (?:CachingAllocator option|key '.*' in (?:Accelerator|CUDA) allocator config)",
+            r"(?i)CachingAllocator option \w+ (?:too small|too large|must)",
+            r"(?i)Error,? expecting .*(?:allocator|garbage_collection_threshold|max_split_size|expandable_segments)",
+        ],
+        cause: "torch does not understand the settings of its allocator: PYTORCH_ALLOC_CONF (PYTORCH_HIP_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF) has a word that this version does not know, or a value out of range. The GPU is not concerned.",
+        fix: &[
+            "unset PYTORCH_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF, or correct it: pairs such as garbage_collection_threshold:0.8,max_split_size_mb:512, without spaces and quotes",
+        ],
+        ask: &["env | grep ALLOC_CONF"],
+        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
         ..BASE
     },
 ];

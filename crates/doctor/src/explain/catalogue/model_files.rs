@@ -84,7 +84,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:Remote|Local)?EntryNotFoundError|Entry Not Found for url",
             r"(?i)does not appear to have (?:a file|files) named",
-            r"(?i)Error no file named \S+",
+            r"(?i)Error no file named \S+|IncompleteSnapshotError|The cached snapshot for .* is incomplete",
             r"(?i)Can't load (?:the )?(?:tokenizer|\w+ ?processor|feature extractor|config(?:uration)?|model) (?:of|for) '",
         ],
         unless: &[r"LocalEntryNotFoundError"],
@@ -201,7 +201,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "tensors-share-memory",
         severity: Warning,
         patterns: &[
-            r"(?i)Some tensors share memory, this will lead to duplicate",
+            r"(?i)Some tensors share memory, this will lead to duplicate|trying to be saved contained shared tensors",
             r"(?i)trying to save a non.contiguous tensor",
         ],
         cause: "safetensors does not save tensors that share their memory (tied embeddings), or that are views with gaps. The training itself did not fail, and neither did the GPU.",
@@ -264,8 +264,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)HfHubHTTPError: [45]\d\d|HTTPError: (?:HTTP Error )?[45]\d\d\b",
             r"(?i)requests\.exceptions\.(?:ConnectionError|ConnectTimeout|SSLError|ProxyError)",
+            r"\b(?:ConnectionResetError|ConnectionRefusedError|RemoteDisconnected|NameResolutionError|socket\.gaierror)\b",
+            r"(?i)Temporary failure in name resolution|getaddrinfo failed|Name or service not known",
         ],
-        cause: "A server on the web refused or did not answer: the line has its address and the number (401 and 403: not allowed; 404: not there; 5xx: its own fault). It has nothing to do with the GPU.",
+        cause: "A server refused the connection, did not answer, or its name is not known: there is no network, a proxy or firewall is in between, or it does not run. With a number: 401 and 403 are not allowed, 404 is not there, 5xx is its own fault. It has nothing to do with the GPU.",
         fix: &[
             "open the address of the line in a browser; log in (hf auth login) where it needs an account",
             "a proxy or firewall: HTTPS_PROXY, or download the file elsewhere",
@@ -285,6 +287,37 @@ pub(super) const ENTRIES: &[Entry] = &[
             "a program that can load without it (--disable-mmap, --no-mmap)",
         ],
         source: "https://github.com/safetensors/safetensors/issues/195",
+        ..BASE
+    },
+    Entry {
+        id: "weights-only-refused",
+        severity: Warning,
+        patterns: &[r"(?i)Weights only load failed|WeightsUnpickler error: Unsupported global"],
+        covers: &["program-not-gpu"],
+        cause: "From torch 2.6 on torch.load reads tensors alone (weights_only=True), and the file has Python objects as well (an old checkpoint, an optimizer's state, a training in Lightning). It has nothing to do with the GPU.",
+        fix: &[
+            "the same weights as safetensors, or a newer version of the program",
+            "a file whose author you trust: torch.load(…, weights_only=False), or TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1; such a file can run code",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only",
+        ..BASE
+    },
+    Entry {
+        id: "disk-or-share-failed",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"OSError: \[Errno (?:5|30|116)\]|Stale file handle",
+            r"(?i)OSError: .*Read-only file system",
+        ],
+        cause: "The disk or network share on which the program reads or writes failed: it is mounted read-only (also after an error of the file system), went away, or is defective.",
+        fix: &[
+            "Linux: dmesg | grep -iE 'I/O error|EXT4|BTRFS|nvme' | tail tells whether the disk reports errors",
+            "a folder on another disk; a container: the volume without :ro",
+        ],
+        ask: &["Linux, WSL: mount | grep <the folder>; df -hT"],
+        source: "https://man7.org/linux/man-pages/man3/errno.3.html",
         ..BASE
     },
 ];

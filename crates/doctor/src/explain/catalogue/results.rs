@@ -160,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bloss\b\W{0,12}nan\b",
             r"(?i)\bgrad_?norm\b\W{0,6}nan\b",
             r"(?i)found (?:nan|inf) in (?:gradients|loss)",
+            r"(?i)\bloss\b\W{0,4}inf\b|\bgrad(?:ient)?[ _]norm is (?:nan|inf)",
             r"(?i)\w_loss\W{0,4}nan\b|\bloss (?:is|became|was) nan\b",
             r"(?i)Function '\w+Backward\w*' returned nan values",
             r"(?i)Minimum loss scale reached|NaN or Inf found in input tensor",

@@ -254,4 +254,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         scope: NotWindows,
         ..BASE
     },
+    Entry {
+        id: "cmake-too-new",
+        patterns: &[
+            r"(?i)Compatibility with CMake < 3\.5 has been removed",
+            r"(?i)Update the VERSION argument <min> value|-DCMAKE_POLICY_VERSION_MINIMUM=3\.5",
+        ],
+        covers: &["wheel-build-failed", "extension-build-failed"],
+        cause: "The sources are older than CMake 4, which no longer accepts what they were written for (before 3.5). It has nothing to do with the GPU.",
+        fix: &[
+            "CMAKE_POLICY_VERSION_MINIMUM=3.5 in the environment (-DCMAKE_POLICY_VERSION_MINIMUM=3.5), or pip install \"cmake<4\"",
+            "a newer version of the package, or Python 3.12, for which ready wheels exist (sentencepiece)",
+        ],
+        source: "https://cmake.org/cmake/help/latest/release/4.0.html",
+        ..BASE
+    },
 ];

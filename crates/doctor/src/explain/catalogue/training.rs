@@ -449,7 +449,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)_scaled_(?:grouped_)?mm\S* is only supported on",
             r"(?i)(?:FP8|Float8)\w*\b.{0,60}(?:is|are) only supported (?:on|for)",
             r"(?i)Cannot convert ScalarType Float8\w* to hipDataType",
-            r"(?i)fp8\b.{0,40}requires? .{0,40}(?:compute capability|sm_?8\.?9|MI300)",
+            r"(?i)(?:fp8|float8)\b.{0,60}requires? .{0,60}(?:compute capability|sm_?8\.?9|MI300)",
             r"(?i)Tried to train with .?fp8.? .{0,60}no backend was installed",
         ],
         covers: &["operator-not-in-build"],
@@ -499,7 +499,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "accelerate-settings",
         severity: Warning,
         patterns: &[
-            r"(?i)Less than two GPU ids were configured",
+            r"(?i)Less than two GPU ids were configured|Specified distributed type .* but only using 1 GPU",
             r"(?i)You need to (?:use|set|manually pass in) .?--?(?:num_processes|num_machines|multi_gpu|main_process_port)",
             r"(?i)accelerate\S*\.yaml\b.*(?:could not be found|not found|invalid)|The config file at \S+ had unknown keys",
         ],
