@@ -163,4 +163,45 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "adrenalin-installer",
         "Error 182 - AMD Software Installer Detected AMD Graphics Hardware in Your System Configuration That Is Not Supported With This Software Configuration",
     ),
+    (
+        "chip-newer-than-kernel",
+        "amdgpu 0000:03:00.0: amdgpu: Failed to add psp ip block(MP0_HWIP:0xe0003)",
+    ),
+    ("module-in-use", "rmmod: ERROR: Module amdgpu is in use"),
+    (
+        "swiotlb-full",
+        "amdgpu 0000:03:00.0: swiotlb buffer is full (sz: 1048576 bytes), total 32768 (slots), used 0 (slots)",
+    ),
+    (
+        "mesa-not-found-harmless",
+        "MESA-LOADER: failed to open radeonsi: /usr/lib/dri/radeonsi_dri.so: cannot open shared object file",
+    ),
+    (
+        "windows-hardware-error",
+        "WHEA-Logger Event 17: A corrected hardware error has occurred.",
+    ),
+    (
+        "npu-driver-old",
+        "NPU driver version too old. Please update to 32.0.203.304 or later",
+    ),
+    (
+        "msvc-newer-than-clang",
+        "yvals_core.h:908:1: error: static_assert failed \"error STL1000: Unexpected compiler version, expected Clang 19.0.0 or newer.\"",
+    ),
+    (
+        "hip-not-linked",
+        "main.cpp:(.text+0x1f): undefined reference to `hipLaunchKernel'",
+    ),
+    (
+        "cmake-too-old",
+        "  CMake 3.21 or higher is required.  You are running version 3.16.3",
+    ),
+    (
+        "cmake-version-refused",
+        "  Could not find a configuration file for package \"HIP\" that is compatible\n  with requested version \"1.0\".",
+    ),
+    (
+        "device-code-refused",
+        "error: '__builtin_amdgcn_mfma_f32_32x32x8f16' needs target feature mai-insts",
+    ),
 ];

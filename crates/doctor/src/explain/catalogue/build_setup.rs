@@ -36,6 +36,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "cmake-version-refused",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Could not find a configuration file for package \x22(?:hip|roc|MIOpen|hsa|amd_comgr|LLVM|Clang|AMDDeviceLibs)\w*\x22 that",
+            r"(?i)Could NOT find (?:HIP|ROCm|hip\w+|roc\w+): Found unsuitable version .[1-9]",
+        ],
+        covers: &["hip-headers-missing", "cmake-finds-no-hip"],
+        cause: "CMake found the package, but in another version than the project asks for: project and ROCm are of different ages, or packages of two origins (the distribution's and AMD's) are mixed.",
+        fix: &[
+            "the ROCm version that the project names, or a version of the project for this ROCm",
+            "one ROCm only: remove the packages of the other origin, and let CMAKE_PREFIX_PATH name its folder; an empty build folder",
+        ],
+        ask: &["Linux, WSL: ls -d /opt/rocm*; hipconfig --full"],
+        source: "https://github.com/pytorch/pytorch/issues/128313",
+        ..BASE
+    },
+    Entry {
         id: "cmake-hipcc-wrapper",
         patterns: &[
             r"(?i)CMAKE_HIP_COMPILER is set to the hipcc wrapper",
@@ -90,10 +107,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"Can't locate (?:File/\w+|URI/\w+|Cwd|Getopt/\w+|FindBin)\.pm in @INC.{0,300}(?:rocm|hip)",
             r"(?i)nothing provides perl\(\S+\) needed by (?:hip|rocm)",
+            r"(?i)'perl' is not recognized",
         ],
         covers: &["rpm-dependencies", "apt-repository-refused"],
-        cause: "Tools of ROCm (hipcc, hipconfig, hipify) are scripts in Perl, and a module of Perl that they use is missing.",
+        cause: "Tools of ROCm (hipcc, hipconfig, hipify) are scripts in Perl, and Perl or a module of it that they use is missing.",
         fix: &[
+            "Windows: Strawberry Perl, on PATH",
             "Linux, WSL: sudo apt install perl libfile-which-perl liburi-perl libfile-basedir-perl; RHEL: EPEL and CodeReady Builder first, then sudo dnf install perl-File-BaseDir perl-URI-Encode perl-File-Which; SUSE: zypper addrepo for devel:languages:perl",
         ],
         source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html",
@@ -114,6 +133,74 @@ pub(super) const ENTRIES: &[Entry] = &[
             "install Build Tools for Visual Studio with the C++ workload (MSVC and the Windows SDK), and start from its `x64 Native Tools` prompt",
         ],
         source: "https://rocm.docs.amd.com/projects/install-on-windows/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "msvc-newer-than-clang",
+        patterns: &[r"(?i)STL1000: Unexpected compiler version, expected Clang"],
+        covers: &["extension-build-failed", "compiler-test-failed"],
+        cause: "The C++ library of the installed Visual Studio needs a newer clang than the HIP SDK (ROCm) brings: Visual Studio was updated, and clang was not.",
+        fix: &[
+            "an older toolset of MSVC beside it (Visual Studio Installer, individual components: MSVC v143 14.38 or 14.42), started with vcvarsall x64 -vcvars_ver=14.38",
+            "or a newer HIP SDK or ROCm wheels, whose clang is newer",
+            "or -D_ALLOW_COMPILER_AND_STL_VERSION_MISMATCH in the compiler's options, which mostly works",
+        ],
+        source: "https://github.com/microsoft/STL/blob/main/stl/inc/yvals_core.h",
+        ..BASE
+    },
+    Entry {
+        id: "hip-not-linked",
+        patterns: &[
+            r"(?i)undefined (?:reference to|symbol:?) .{0,40}\b(?:__hip(?:_fatbin|Register\w+|PushCall\w+|PopCall\w+|UnregisterFatBinary)|hip(?:Launch|Malloc|Memcpy|Free|Get|Set|Stream|Event|Device|Module)\w*)\b",
+        ],
+        unless: &[r"(?i)\.so\S*: undefined symbol|cannot open shared object"],
+        covers: &[
+            "undefined-symbol",
+            "rocm-library-mismatch",
+            "extension-build-failed",
+        ],
+        cause: "The linker was not given HIP's runtime (libamdhip64), or code for the GPU was linked without the step that adds it to the program (__hip_fatbin).",
+        fix: &[
+            "link with hipcc (or clang++ --hip-link), or add -lamdhip64 with -L<ROCm>/lib; CMake: target_link_libraries(<target> hip::host) and hip::device for files with kernels",
+            "objects that were compiled with -fgpu-rdc: link them with hipcc -fgpu-rdc --hip-link",
+        ],
+        source: "https://clang.llvm.org/docs/HIPSupport.html",
+        ..BASE
+    },
+    Entry {
+        id: "cmake-too-old",
+        severity: Warning,
+        patterns: &[
+            r"(?i)CMake \d+\.\d+(?:\.\d+)?(?:\.\.\.\S+)? or higher is required\. +You are running",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "The installed CMake is older than this project needs (HIP as a language of CMake needs 3.21).",
+        fix: &[
+            "pip install -U cmake ninja in the environment, or a newer package of the distribution; an empty build folder",
+        ],
+        source: "https://cmake.org/cmake/help/latest/command/cmake_minimum_required.html",
+        ..BASE
+    },
+    Entry {
+        id: "device-code-refused",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)error: .?'?__builtin_amdgcn_\w+'? needs target feature",
+            r"(?i)error: (?:instruction|operand) not supported on this GPU",
+            r"(?i)local memory \(\d+\) exceeds limit|(?:scratch|local) memory .{0,20}exceeds limit",
+            r"(?i)ran out of registers during register allocation",
+        ],
+        covers: &[
+            "extension-build-failed",
+            "wheel-build-failed",
+            "triton-compile-failed",
+        ],
+        cause: "The source uses something that {gpu} does not have: matrix instructions of Instinct cards (mfma) or of another generation of Radeon cards (wmma), or more shared memory or registers.",
+        fix: &[
+            "a version of the program that knows <gfx>, or its option without these kernels (flash attention, rocWMMA and the like off)",
+            "compile only for the architectures that the project lists: -DAMDGPU_TARGETS=<gfx>, PYTORCH_ROCM_ARCH=<gfx>",
+        ],
+        source: "https://llvm.org/docs/AMDGPUUsage.html",
         ..BASE
     },
     Entry {

@@ -12,6 +12,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r#"(?i)By not providing "Find(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)\.cmake""#,
             r#"(?i)Could not find a package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)""#,
             r"(?i)does not contain the HIP runtime CMake package|imported target \x22(?:hip|roc|hsa|MIOpen|amd_comgr)\w*::\w+\x22 references the file",
+            r"(?i)lib(?:hip|roc|amdhip|MIOpen|rccl)\S*', needed by .{0,120} missing and no known rule",
             r"(?i)Could not find ROCM_PATH|CMAKE_HIP_COMPILER.{0,30}(?:not set|not found|not able)|Failed to find (?:a default )?HIP (?:compiler|architecture)",
             r"(?i)Can't find CUDA or HIP installation",
             r"(?i)No CMAKE_HIP_COMPILER could be found",
@@ -439,7 +440,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"HIPRTC_ERROR_(?:COMPILATION|INVALID_OPTION|BUILTIN_OPERATION_FAILURE|INTERNAL_ERROR|LINKING|PROGRAM_CREATION_FAILURE|INVALID_INPUT)",
-            r"(?i)Code object build failed",
+            r"(?i)Code object build failed|Failed to compile opencl source",
             r"(?i)hiprtc.*(?:compilation failed|error: )",
         ],
         covers: &["miopen-unknown-error"],

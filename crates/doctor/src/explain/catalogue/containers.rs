@@ -128,6 +128,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)vfio\S* \S+: AMD_\w+: (?:failed to reset|could not get enabled SMU|reset result = [^0\s])",
             r"(?i)(?:vfio|kvm).{0,60}(?:Unable to power on device|stuck in D3)",
             r"(?i)vfio\S* \S+: (?:SMU error|Failed to send message)",
+            r"(?i)vfio: Cannot reset device .{0,40}(?:no available reset mechanism|depends on group)|/reset': Inappropriate ioctl",
             r"(?i)vfio\S* \S+: (?:can't change power state|Unable to change power state)",
         ],
         scope: BareMetal,

@@ -24,6 +24,49 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "chip-newer-than-kernel",
+        patterns: &[
+            r"(?i)amdgpu.{0,80}Failed to add \w+ (?:\w+ )?ip block ?\(",
+            r"(?i)amdgpu.{0,40}unknown asic|unknown asic.{0,40}amdgpu|Unsupported asic type",
+        ],
+        scope: BareMetal,
+        covers: &["gpu-init-failed", "kernel-driver-error-other"],
+        cause: "The kernel's amdgpu driver{kernel} is older than this GPU: it does not know one of its blocks, and leaves the card alone.",
+        fix: &[
+            "a newer kernel with a linux-firmware of the same age (RX 9000: 6.12 or newer; Strix Halo: 6.14 or newer)",
+            "or the amdgpu-dkms of a ROCm release that supports the card, where its kernel cannot be changed",
+        ],
+        ask: &["uname -r; lspci -nn -d 1002:"],
+        source: "https://docs.kernel.org/gpu/amdgpu/amd-hardware-list-info.html",
+        ..BASE
+    },
+    Entry {
+        id: "module-in-use",
+        severity: Warning,
+        patterns: &[r"(?i)Module amdgpu is in use"],
+        scope: BareMetal,
+        cause: "The amdgpu module cannot be unloaded while a desktop, a console or a program uses it.",
+        fix: &[
+            "restart the machine instead, or end the desktop first (sudo systemctl isolate multi-user.target)",
+        ],
+        source: "https://docs.kernel.org/gpu/amdgpu/driver-core.html",
+        ..BASE
+    },
+    Entry {
+        id: "swiotlb-full",
+        confidence: Medium,
+        patterns: &[r"(?i)swiotlb buffer is full"],
+        scope: BareMetal,
+        cause: "The kernel copies what the GPU reads and writes through a small buffer (swiotlb), since it cannot reach all of the RAM by itself: the IOMMU is off, and the buffer is full.",
+        fix: &[
+            "the IOMMU (AMD-Vi, VT-d) on in the BIOS, no amd_iommu=off on the kernel command line",
+            "or a larger buffer: swiotlb=262144 on the kernel command line",
+        ],
+        ask: &["cat /proc/cmdline; dmesg | grep -iE 'swiotlb|AMD-Vi|DMAR' | head -n 10"],
+        source: "https://docs.kernel.org/core-api/swiotlb.html",
+        ..BASE
+    },
+    Entry {
         id: "firmware-refused",
         severity: Warning,
         confidence: Medium,
@@ -48,6 +91,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"WARNING: (?:CPU: \d+ )?(?:PID: \d+ )?(?:at )?\S*drivers/gpu/drm/(?:amd|ttm|scheduler)",
+            r"UBSAN: .{0,60} in \S*drivers/gpu/drm/(?:amd|ttm)",
         ],
         scope: BareMetal,
         cause: "The kernel's GPU driver met a state that it did not expect, wrote a trace and went on (a WARNING, no crash). In its display part (amd/display) it does not concern computing; elsewhere it is mostly a consequence of a hang or of a bug that a newer kernel has fixed.",
@@ -73,6 +117,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "mesa-not-found-harmless",
+        severity: Info,
+        patterns: &[r"(?i)MESA-LOADER: failed to open|libGL error: failed to load driver"],
+        scope: BareMetal,
+        cause: "OpenGL (Mesa) could not be loaded, mostly because an environment of conda has an older libstdc++ than the system's Mesa needs. It concerns windows and pictures on the screen; computing on the GPU does not use it.",
+        fix: &[
+            "if the program needs OpenGL: conda install -c conda-forge libstdcxx-ng, or run it without conda",
+        ],
+        source: "https://docs.mesa3d.org/envvars.html",
+        ..BASE
+    },
+    Entry {
         id: "driver-remarks-harmless",
         severity: Info,
         patterns: &[
@@ -81,9 +137,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Overdrive is enabled, please disable it before reporting",
             r"(?i)module verification failed: signature and/or required key missing - tainting kernel",
             r"(?i)amdgpu.{0,60}PSP runtime database doesn't exist",
+            r"(?i)Configuring gttsize via module parameter is deprecated",
+            r"(?i)available PCIe bandwidth, limited by",
         ],
         scope: BareMetal,
-        cause: "A remark of the driver, not an error: versions of its parts that differ slightly, more queues than the hardware has (slower, not wrong), overclocking that is allowed, or a module without the kernel's own signature. The GPU works with all of them.",
+        cause: "A remark of the driver, not an error: versions of its parts that differ slightly, more queues than the hardware has (slower, not wrong), a slot that is slower than the card (models load slower), overclocking that is allowed, a parameter with a newer name (amdgpu.gttsize is now ttm.pages_limit), or a module without the kernel's own signature. The GPU works with all of them.",
         fix: &[],
         source: "https://docs.kernel.org/gpu/amdgpu/index.html",
         ..BASE

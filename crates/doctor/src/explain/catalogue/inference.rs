@@ -500,7 +500,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Number of platforms:?\s+0\s*$",
             r"what\(\): +clGetPlatformIDs",
             r"(?i)clGetDeviceIDs\(-1\)|CL_DEVICE_NOT_FOUND",
+            r"(?i)^\W*Number of devices:?\s+0\s*$",
         ],
+        unless: &[r"(?i)Number of devices:?\s+[1-9]"],
         cause: "OpenCL finds no platform or no device: no driver for it (an ICD) is installed, or it does not know the card. It is separate from HIP, which PyTorch uses.",
         fix: &[
             "Linux: sudo apt install rocm-opencl-runtime (or mesa-opencl-icd with RUSTICL_ENABLE=radeonsi)",

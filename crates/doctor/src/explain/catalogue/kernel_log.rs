@@ -310,7 +310,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)BUG: unable to handle (?:kernel (?:NULL pointer|paging request)|page fault)",
-            r"(?i)BUG: kernel NULL pointer dereference",
+            r"(?i)BUG: kernel NULL pointer dereference|Kernel panic - not syncing",
+            r"(?i)general protection fault, probably for non-canonical address",
             r"(?i)\bOops: [0-9a-f]{4} \[#\d+\]",
         ],
         scope: BareMetal,

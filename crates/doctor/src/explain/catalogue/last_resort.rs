@@ -14,6 +14,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\b(?:HIP|ROCm|hip runtime|HIP driver) error\b[:(]? ?\S",
             r"\bhipError(?:[A-Z]\w+)\b",
             r"(?i)hipcheck.{0,20}(?:failed|error)|checkHipErrors",
+            r"\bhip[A-Z]\w+(?:\(.{0,40}\))? (?:failed|returned)\b.{0,30}\b[1-9]\d{0,3}\b",
             r"(?i)\bHIP API error\b|\berror: '[a-z_][a-z _-]{4,60}' ?\(\d{1,4}\) at \S+:\d+",
         ],
         cause: "The HIP runtime reported an error that says little by itself. Most often driver, ROCm and the program are of different ages, this build has no code for {gpu}, or the GPU crashed before.",

@@ -102,6 +102,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)DRM_IOCTL_AMDXDNA_\w+.{0,60}(?:failed|err=)",
             r"(?i)amdxdna_\w+: (?:Heap BO is not supported|Invalid (?:arg|bo))",
+            r"(?i)amdxdna: (?:disagrees about version of symbol|Unknown symbol)",
         ],
         severity: Warning,
         scope: BareMetal,
@@ -115,6 +116,23 @@ pub(super) const ENTRIES: &[Entry] = &[
             "xrt-smi examine; uname -r",
         ],
         source: "https://github.com/amd/xdna-driver/issues/923",
+        ..BASE
+    },
+    Entry {
+        id: "npu-driver-old",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\bNPU driver\b.{0,80}(?:too old|outdated|incompatible|not (?:supported|installed|found)|please update)",
+            r"(?i)\bNPU\b.{0,40}driver version.{0,60}(?:too old|required|minimum)",
+        ],
+        severity: Warning,
+        cause: "The program wants a newer driver of the NPU (not of the GPU) than is installed.",
+        fix: &[
+            "Windows: AMD's current NPU driver (32.0.203.… and newer), from its Ryzen AI page",
+            "Linux: a current kernel with its amdxdna driver, linux-firmware of the same age, and XRT with its plugin",
+        ],
+        ask: &["the version of the NPU in the Device Manager"],
+        source: "https://ryzenai.docs.amd.com/en/latest/inst.html",
         ..BASE
     },
     Entry {

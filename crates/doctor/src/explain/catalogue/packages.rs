@@ -69,7 +69,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "apt-repository-refused",
         patterns: &[
             r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",
-            r"(?i)Unable to locate package (?:rocm|hip|amdgpu|roc\w+|hsa-|comgr|miopen|rccl|migraphx|amd-smi)\S*",
+            r"(?i)Unable to locate package (?:rocm|hip|amdgpu|roc\w+|hsa-|comgr|miopen|rccl|migraphx|amd-smi|\S+-amdgpu|\S+-rocm)\S*",
             r"(?i)Package '?(?:rocm|hip|amdgpu|roc\w+|miopen|rccl|comgr)\S* has no installation candidate",
             r"(?i)error: target not found: (?:rocm|hip|roc\w+|miopen|rccl|comgr|hsa)\S*",
             r"(?i)No match for argument: (?:rocm|hip|amdgpu|roc\w+|miopen)\S*",
@@ -213,7 +213,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\S*(?:rocm|hip|hsa|comgr|miopen|rccl|opencl)\S*: /\S+ exists in filesystem",
             r"(?i)installing \S*(?:rocm|hip|hsa|comgr|miopen|rccl)\S* \(.{0,40}breaks dependency",
             r"(?i)unable to satisfy dependency '\S*(?:rocm|hip|hsa|comgr|miopen|rccl)\S*' required by",
-            r"(?i)\S*(?:rocm|hip|hsa|opencl-amd|comgr)\S* and \S*(?:rocm|hip|hsa|opencl-amd|comgr)\S* are in conflict",
+            r"(?i)(?:rocm|hip|hsa|opencl-amd|comgr|miopen|rccl)\S* and \S+ are in conflict",
+            r"(?i) and \S*(?:rocm|hip|hsa|opencl-amd|comgr|miopen|rccl)\S* are in conflict",
         ],
         scope: NotWindows,
         cause: "Two packages of ROCm bring the same files or need different versions of a third: those of the distribution and those of AMD or of users (AUR, opencl-amd, copr) are mixed, or only a part was updated.",

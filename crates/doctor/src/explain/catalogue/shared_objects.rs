@@ -290,9 +290,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"rocm_sdk_core/_cli\.py",
             r"(?i)Could not find rocm library '\w+' at path",
+            r"(?i)Unknown rocm library '\w+'|_dist_info\.ALL_LIBRARIES\[",
             r"(?i)rocm_sdk\S*.{0,80}(?:no match found|is not installed|FileNotFoundError)",
         ],
-        also: &[r"(?i)FileNotFoundError|no match found|ModuleNotFoundError"],
+        also: &[r"(?i)FileNotFoundError|no match found|ModuleNotFoundError|KeyError"],
         covers: &["windows-rocm-dll"],
         cause: "A file that the rocm packages (wheels) should bring is not there, or has another name than this torch asks for: the build of that day is incomplete, or torch and the rocm packages are of different dates.",
         fix: &[

@@ -38,7 +38,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Info,
         patterns: &[
             r"(?i)Driver not initialized \(amdgpu not found in modules\)",
-            r"(?i)Unable to get devices, driver not initialized",
+            r"(?i)WARNING: No AMD GPUs specified|Unable to get devices, driver not initialized",
             r"(?i)Unable to detect any GPU devices, check amdgpu version",
             r"AMDSMI_STATUS_(?:DRIVER_NOT_LOADED|INIT_ERROR|NOT_INIT|DRM_ERROR)",
             r"/sys/module/amdgpu/initstate: No such file",
@@ -85,6 +85,23 @@ pub(super) const ENTRIES: &[Entry] = &[
             "an exception in the virus scanner for that folder, then install the package again",
         ],
         source: "https://support.microsoft.com/topic/what-is-smart-app-control-285ea03d-fa88-4d56-882e-6698afdb7003",
+        ..BASE
+    },
+    Entry {
+        id: "windows-hardware-error",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)WHEA[-_ ](?:Logger|UNCORRECTABLE).{0,160}",
+            r"(?i)A (?:fatal|corrected) hardware error has occurred",
+        ],
+        cause: "Windows logged an error of the hardware: a `corrected` one of the PCI Express bus means a slot, riser or cable that carries signals badly; a fatal one of a processor core means unstable clocks, voltages or memory. Crashes of the GPU can be its consequence.",
+        fix: &[
+            "stock clocks and voltages (no EXPO, XMP or curve optimizer), a newer BIOS",
+            "PCI Express: reseat the card, without a riser; a lower PCIe generation for the slot in the BIOS",
+        ],
+        ask: &["the source and component of the WHEA-Logger event in the Event Viewer"],
+        source: "https://learn.microsoft.com/windows-hardware/drivers/whea/",
         ..BASE
     },
     Entry {

@@ -145,6 +145,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r#"(?i)Can't exec "\S*nvcc""#,
             r"(?i)hipcc.{0,160}\bnvcc.{0,20}(?:not found|No such file)",
             r"(?i)hipcc.{0,200}cannot find (?:CUDA|nvcc)",
+            r"(?i)HIP[ _]Platform\W{1,3}(?:nvcc|nvidia)\b",
         ],
         covers: &["cuda-home-missing"],
         cause: "hipcc compiles for NVIDIA and looks for CUDA's nvcc: it finds no clang of ROCm beside itself, or HIP_PLATFORM=nvidia is set.",

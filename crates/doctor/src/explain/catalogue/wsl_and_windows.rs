@@ -197,6 +197,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"WinError (?:126|127|193|1114)\].*(?:amd_comgr|amdhip64|hiprtc|hipblas|rocblas|MIOpen|c10_hip|torch_hip|rocsolver|hipfft|hipsparse|rocm_kpack|_rocm_sdk)\w*[\\.]",
             r"(?i)LoadLibraryExW failed for (?:amdhip64|amd_comgr|hiprtc)\w*\.dll",
+            r"(?i)(?:can ?not|can't|could not|failed to|unable to) load .{0,120}(?:amdhip64|amd_comgr|hiprtc|hipblas|rocblas|ggml-hip)\w*\.dll",
+            r"(?i)Could not find module '.*(?:amdhip64|amd_comgr|hiprtc|hip[a-z]+|roc[a-z]+|MIOpen)\w*\.dll'",
             r"(?i)(?:amdhip64|amd_comgr|hiprtc|hipblas|rocblas|MIOpen)\w*\.dll.{0,60}(?:not found|was not found|missing|could not be loaded|cannot be loaded|fehlt|nicht gefunden|introuvable)",
         ],
         covers: &["windows-dll-missing", "windows-no-hip-device"],
@@ -205,6 +207,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "reinstall torch, torchvision, torchaudio and the rocm packages together, of one version and date, in a fresh environment (or another nightly)",
             "take folders of other HIP SDKs and of ZLUDA off PATH; amdhip64*.dll copied by hand goes",
             "update the Adrenalin driver, which brings a HIP runtime of its own",
+            "a program without Python (llama.cpp, stable-diffusion.cpp, koboldcpp): the HIP SDK in the version that it was built with, and its bin folder on PATH",
         ],
         ask: &[
             "where amdhip64.dll amdhip64_6.dll amdhip64_7.dll amd_comgr.dll",
@@ -278,6 +281,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)display driver .{0,20}(?:stopped responding|has recovered)",
             r"(?i)LiveKernelEvent.{0,20}\b(?:141|117|1a8)\b",
             r"(?i)driver timeout (?:has )?occurred",
+            r"(?i)bugcheck was: 0x0*(?:116|117|119|ea)\b",
             r"DXGI_ERROR_DEVICE_(?:REMOVED|HUNG|RESET)",
         ],
         cause: "The GPU hung or took too long, and Windows reset the driver (TDR): the program that used it lost its context.",
