@@ -204,4 +204,16 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "device-code-refused",
         "error: '__builtin_amdgcn_mfma_f32_32x32x8f16' needs target feature mai-insts",
     ),
+    (
+        "smi-error-other",
+        "ERROR:root:AMDSMI Error: AMDSMI_STATUS_INVAL: Invalid parameters.",
+    ),
+    (
+        "smi-crashed",
+        "python3: /usr/src/rocm_smi_lib/src/rocm_smi.cc:133: uint64_t get_multiplier_from_str(char): Assertion `false' failed.",
+    ),
+    (
+        "build-file-missing",
+        "ninja: error: '/src/TheRock/base/half/CMakeLists.txt', needed by 'compile_commands_fragment_rocm-half.json', missing and no known rule to make it",
+    ),
 ];

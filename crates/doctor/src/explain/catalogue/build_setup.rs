@@ -168,6 +168,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "build-file-missing",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)needed by '?\S+'?, missing and no known rule to make it",
+            r"(?i)No rule to make target '?\S+'?, needed by",
+            r"(?i)CMake Error.{0,80}The source directory .{0,200}does not (?:exist|appear to contain CMakeLists)",
+            r"(?i)does not contain a CMakeLists\.txt file",
+        ],
+        covers: &["extension-build-failed", "wheel-build-failed"],
+        cause: "A file that the build needs is not there: the sources were not fetched completely (submodules), or a library has moved since the build folder was made (another ROCm, another environment).",
+        fix: &[
+            "git submodule update --init --recursive (TheRock: python build_tools/fetch_sources.py)",
+            "a new, empty build folder, if the missing file is a library or header of ROCm",
+        ],
+        ask: &["git submodule status | head"],
+        source: "https://git-scm.com/docs/git-submodule",
+        ..BASE
+    },
+    Entry {
         id: "cmake-too-old",
         severity: Warning,
         patterns: &[

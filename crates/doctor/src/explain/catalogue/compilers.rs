@@ -120,7 +120,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"fatal error: .?rocwmma/\w+\.hpp",
             r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
-            r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
+            r"(?i)Could NOT find (?:HIP|ROC[TR]|rocblas|hipblas\w*|hipsolver|hipsparse|hipfft|hiprand|MIOpen|rocm\w*|hsa\w*|amd_comgr|rccl|rocprim|rocrand)\b",
             r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
             r#"(?i)package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocwmma|miopen|rocm|hsa-runtime64|amd_comgr|AMDDeviceLibs)\w*""#,
             r"(?:cannot find|unable to find library) -l(?:amdhip64|hip\w+|rocblas|rocm\w+|rocrand|rocfft|rocsparse|rocsolver|roctx\w*|MIOpen|rccl|hsa-runtime64|hsakmt)\b",

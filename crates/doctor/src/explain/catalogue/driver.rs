@@ -288,7 +288,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bdevice wedged\b",
             r"(?i)(?:GPU|psp) mode[12] reset failed|ASIC reset failed|Failed to (?:enter|exit) BACO",
             r"(?i)\bring \S+ reset (?:succeeded|failed)|Queue reset failed",
-            r"(?i)amdgpu.*IH ring buffer overflow|queue_doorbell_id\d+ is not 0",
+            r"(?i)queue_doorbell_id\d+ is not 0",
             r"(?i)MES might be in unrecoverable state",
             r"(?i)\bGPU reset(?: begin|\(\d+\) succeeded| succeeded)",
             r"(?i)amdgpu.*GPU reset\b",

@@ -95,7 +95,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"ROCPROFILER_STATUS_ERROR\w*",
-            r"(?i)\brocprof\w*.{0,80}(?:error|failed|fatal|not supported)",
+            r"(?i)\brocprof(?:v[23])?\b.{0,60}(?:error|failed|fatal|not supported)|rocprofiler\w*: (?:error|fatal)",
+            r"(?i)\bGFXIP is not supported",
             r"(?i)aqlprofile API table load failed",
             r"(?i)(?:rocprof-(?:compute|sys)|omniperf|omnitrace)\b.{0,60}(?:not supported|unsupported|error)",
             r"(?i)Unable to find all counters for agent",

@@ -502,7 +502,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)clGetDeviceIDs\(-1\)|CL_DEVICE_NOT_FOUND",
             r"(?i)^\W*Number of devices:?\s+0\s*$",
         ],
-        unless: &[r"(?i)Number of devices:?\s+[1-9]"],
+        unless: &[r"(?i)Number of devices:?\s+[1-9]|Device Type:\s+GPU"],
         cause: "OpenCL finds no platform or no device: no driver for it (an ICD) is installed, or it does not know the card. It is separate from HIP, which PyTorch uses.",
         fix: &[
             "Linux: sudo apt install rocm-opencl-runtime (or mesa-opencl-icd with RUSTICL_ENABLE=radeonsi)",

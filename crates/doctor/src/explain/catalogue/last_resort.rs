@@ -116,6 +116,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\*",
             r"(?i)amdgpu \S+: amdgpu: .*(?:\*ERROR\*|failed|timed out)",
             r"(?i)\bkfd kfd: .*(?:failed|error)",
+            r"(?i)amdgpu.*IH ring buffer overflow",
             r"(?i)\bamdgpu: (?:\[\w+\] ?)?failed to (?:notify|create|init|evict|restore|enable|disable|get|load|add|suspend|resume|start|send)",
         ],
         cause: "The kernel's amdgpu driver reported an error of the GPU. Which one, the line says; kernel, firmware and BIOS of different ages are the usual reason.",
@@ -129,6 +130,21 @@ pub(super) const ENTRIES: &[Entry] = &[
             "uname -r; dpkg -l linux-firmware",
         ],
         source: "https://docs.kernel.org/gpu/amdgpu/debugging.html",
+        ..BASE
+    },
+    Entry {
+        id: "smi-error-other",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[r"\b(?:AMDSMI|RSMI)_STATUS_[A-RT-Z]\w+|AmdSmi\w*Exception"],
+        cause: "amd-smi or rocm-smi, or a program that asks their library, failed. They only read statistics (use, temperature, clocks); whether the GPU can compute, PyTorch tells.",
+        fix: &[
+            "the program, its Python package (amdsmi, pyrsmi) and the ROCm of one release",
+            "Linux: a newer kernel, where a value is not there; as root, or in the group that owns /dev/dri/renderD*",
+        ],
+        ask: &["Linux: rocminfo | grep gfx; ls -ln /dev/kfd /dev/dri; id"],
+        source: "https://rocm.docs.amd.com/projects/amdsmi/en/latest/",
         ..BASE
     },
     Entry {

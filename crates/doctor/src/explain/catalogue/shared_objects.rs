@@ -305,6 +305,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "smi-crashed",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\b(?:rocm_smi|amd_smi)\w*\.(?:cc|cpp):\d+:.{0,400}Assertion",
+            r"(?i)detected dead process, and making mutex /rocm_smi",
+        ],
+        covers: &["native-abort", "hip-runtime-assertion"],
+        cause: "rocm-smi (amd-smi) itself crashed while it read a value: mostly one that an integrated GPU or a new card does not have, or what a run that was killed left behind. It only reads statistics; the GPU can compute all the same.",
+        fix: &[
+            "ask for the one value that is needed (rocm-smi --showuse, --showtemp, --showmeminfo vram), or for one card (-d <index>)",
+            "Linux: sudo rm /dev/shm/rocm_smi_card* after a run that was killed",
+            "a newer rocm-smi or amd-smi",
+        ],
+        ask: &["rocm-smi --version; rocminfo | grep gfx"],
+        scope: NotWindows,
+        source: "https://github.com/ROCm/rocm_smi_lib/issues/232",
+        ..BASE
+    },
+    Entry {
         id: "rocm-smi-no-answer",
         severity: Warning,
         confidence: Medium,
