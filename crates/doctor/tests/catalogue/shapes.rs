@@ -58,14 +58,6 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ("rocm-not-found", "Error: HIP/ROCm not found"),
     ("rocm-not-found", "no ROCm runtime is found, using the CPU"),
     (
-        "packages-refused",
-        "error: failed to prepare transaction (could not satisfy dependencies)",
-    ),
-    (
-        "packages-refused",
-        "dpkg: error processing package x (--configure):",
-    ),
-    (
         "package-unknown",
         "E: Unable to locate package amf-amdgpu-pro",
     ),

@@ -216,4 +216,24 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "build-file-missing",
         "ninja: error: '/src/TheRock/base/half/CMakeLists.txt', needed by 'compile_commands_fragment_rocm-half.json', missing and no known rule to make it",
     ),
+    (
+        "linker-failed-other",
+        "/usr/bin/ld: error: Stub is too far away\ncollect2: error: ld returned 1 exit status",
+    ),
+    (
+        "cmake-failed-other",
+        "CMake Error at CMakeLists.txt:51 (message):\n  Please pass the folder using -DSOMETHING",
+    ),
+    (
+        "container-failed-other",
+        "docker: Error response from daemon: something new went wrong.",
+    ),
+    (
+        "package-manager-other",
+        "E: Something new with rocm-core happened.",
+    ),
+    (
+        "windows-crash-other",
+        "Faulting module name: ntdll.dll, version: 10.0.26100.1",
+    ),
 ];

@@ -34,6 +34,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)undefined (?:hidden )?symbol: __oc(?:kl|ml)_\w+",
             r"(?i)error: unsupported architecture '?gfx\w+",
+            r"(?i)was built using hcc \S+, but you are using",
         ],
         cause: "The compiler and the device libraries (or tools) beside it are of different ages: one of them does not know {gpu} or a function that the other uses.",
         fix: &[

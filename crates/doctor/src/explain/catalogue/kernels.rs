@@ -231,7 +231,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)\bsegmentation fault\b",
             r"\bSIGSEGV\b",
-            r"exit(?:ed with)? ?code ?:? ?(?:-11|139)\b|(?i:got signal:? 11|signal 11)\b",
+            r"exit(?:ed with)? ?code ?:? ?(?:-11|139)\b|(?i:got signal:? 11|signal 11)\b|status=11/SEGV",
         ],
         cause: "The process crashed outside Python: an override on a GPU with native code, two visible GPUs of different architecture, or a broken nightly wheel.",
         fix: &[

@@ -1,6 +1,6 @@
 //! Messages of which only the part of the stack that failed is known.
 
-use super::Scope::BareMetal;
+use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
 use crate::explain::Severity::Warning;
@@ -156,7 +156,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"Error building extension '",
             r"object has no attribute 'ds_opt_\w+'",
             r"(?i)ninja: build stopped: subcommand failed",
-            r"(?i)\bg?make(?:\[\d+\])?: \*\*\* \[\S.*\] Error [1-9]\d?$",
+            r"(?i)\bg?make(?:\[\d+\])?: \*\*\* \[.{1,200}\] Error [12]\b|==> ERROR: A failure occurred in \w+\(\)",
             r"(?i)error: command '\S*(?:hipcc|clang\+*|g\+\+|gcc|cl\.exe)' failed with exit (?:code|status)",
             r"(?i)\bhipcc\b.*(?:failed with exit code|returned non-zero)",
         ],
@@ -168,6 +168,102 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the output from the first `error:` on", "hipconfig --full"],
         source: "https://docs.pytorch.org/docs/stable/cpp_extension.html",
+        ..BASE
+    },
+    Entry {
+        id: "linker-failed-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"(?i)collect2: (?:fatal )?error: ld returned \d+|linker command failed with exit code",
+            r"(?i)/ld(?:\.\w+)?: (?:fatal )?error: |\b(?:ld\.)?lld: error: ",
+        ],
+        cause: "The linker could not put the program together. Its first line above says why: a library or function that is missing or of another version, objects of two compilers, or a program too large for it.",
+        fix: &[
+            "the line of the linker (ld, lld) above names the library or function: install the package that has it, of the ROCm in use",
+            "one compiler and one ROCm for all parts, in an empty build folder; -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld where another linker gives up",
+        ],
+        ask: &["the output from the first line of the linker on"],
+        source: "https://lld.llvm.org/",
+        ..BASE
+    },
+    Entry {
+        id: "cmake-failed-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"CMake Error(?: at \S+(?::\d+)?)?(?: \(\w+\))?:\s*$|CMake Error: \S",
+            r"-- Configuring incomplete, errors occurred",
+            r"(?i)Performing Test HAS_HIP - Failed",
+        ],
+        cause: "CMake could not set up the build. The lines below `CMake Error` say what it misses: a package (its development part), a path or an option that must be given, or another version of CMake or of a compiler.",
+        fix: &[
+            "give what the message asks for: an option as -D<name>=<value>, a folder of packages in CMAKE_PREFIX_PATH (Linux: /opt/rocm)",
+            "code for HIP needs ROCm's compiler, which the system's gcc is not: CXX=<ROCm>/llvm/bin/clang++ (CMAKE_CXX_COMPILER, CMAKE_HIP_COMPILER)",
+            "an empty build folder after each change; the versions that the project's page names",
+        ],
+        ask: &["the output from the first `CMake Error` on"],
+        source: "https://cmake.org/cmake/help/latest/guide/user-interaction/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "container-failed-other",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)docker: Error response from daemon: \w|OCI runtime (?:create failed|error)|Error: crun: ",
+            r"\b(?:CrashLoopBackOff|ImagePullBackOff|CreateContainerError|RunContainerError)\b",
+        ],
+        scope: NotWindows,
+        cause: "The container could not be started, or its program ended at once. What stands behind the last colon, or the log of the container, says why; an AMD GPU needs its devices to be there on the host and to be passed.",
+        fix: &[
+            "the log: docker logs <container> (kubectl logs --previous <pod>)",
+            "Linux: --device /dev/kfd --device /dev/dri --group-add $(stat -c %g /dev/kfd) --security-opt seccomp=unconfined",
+        ],
+        ask: &["Linux: ls -ln /dev/kfd /dev/dri; docker version"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/how-to/docker.html",
+        ..BASE
+    },
+    Entry {
+        id: "package-manager-other",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"^E: [A-Z]\w+ ",
+            r"(?i)error: failed to (?:prepare|commit) transaction|^Error: Transaction |none of the providers can be installed|dpkg: error processing (?:package|archive)",
+            r"(?i)Sub-process /usr/bin/dpkg returned an error code",
+        ],
+        also: &[r"(?i)rocm|amdgpu|\bhip\b|radeon"],
+        scope: NotWindows,
+        cause: "The package manager stopped: a package or repository that the lines above name is missing, conflicts with another one, or its script failed.",
+        fix: &[
+            "look at the first error above; then the package lists anew (sudo apt update; sudo pacman -Syu) and again",
+            "packages of ROCm from one origin only: AMD's repository for this very release of the distribution, or the distribution's own",
+            "a torch wheel brings its ROCm and needs none of these packages",
+        ],
+        ask: &["cat /etc/os-release | head -n 4; ls /etc/apt/sources.list.d"],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "windows-crash-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"(?i)Faulting module (?:name|path): \S|Problem Event Name:\s+(?:APPCRASH|BEX64)",
+        ],
+        cause: "Windows recorded that the program crashed within the module that the line names (ntdll.dll and ucrtbase.dll only report it). On AMD GPUs mostly the driver and the ROCm packages do not fit together, or the card has no code in them.",
+        fix: &[
+            "a newer driver and newer packages of torch and ROCm, updated together",
+            "HIP_VISIBLE_DEVICES=<index of the card>, where there is an integrated GPU as well",
+        ],
+        ask: &[
+            "the lines `Faulting module` and `Exception code` of the event",
+            "hipInfo",
+        ],
+        source: "https://learn.microsoft.com/windows/win32/wer/windows-error-reporting",
         ..BASE
     },
     Entry {
@@ -211,6 +307,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"terminate called after throwing an instance of",
             r"Fatal Python error: (?:Aborted|Segmentation fault|Bus error|Illegal instruction)",
             r"(?i)\b(?:Aborted|Bus error|Floating point exception) \(core dumped\)|\*\*\* stack smashing detected",
+            r"status=6/ABRT|Failed with result 'core-dump'",
         ],
         cause: "Native code ended the program: a library met an error that nobody handled. The `what():` below, or the last lines above, say which; a crash without any is mostly one of the driver, or of libraries of different builds.",
         fix: &[

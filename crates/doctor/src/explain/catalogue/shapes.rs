@@ -66,7 +66,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         last_resort: true,
         severity: Warning,
         confidence: Low,
-        covers: &["extension-build-failed"],
+        covers: &["extension-build-failed", "linker-failed-other"],
         patterns: &[
             r"(?i)\bundefined reference to\b",
             r"(?i)\bld(?:\.\w+)?: (?:error: )?(?:undefined symbol|cannot find)\b",
@@ -80,26 +80,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the link command and the first line of the linker"],
         source: "https://sourceware.org/binutils/docs/ld/Options.html",
-        ..BASE
-    },
-    Entry {
-        id: "cmake-failed",
-        last_resort: true,
-        severity: Warning,
-        confidence: Low,
-        covers: &["extension-build-failed"],
-        patterns: &[
-            r"^\W{0,4}CMake Error\b",
-            r"(?i)Configuring incomplete, errors occurred",
-            r"(?i)Performing Test HAS_HIP - Failed",
-        ],
-        cause: "CMake could not configure the build. The first `CMake Error` or `Failed` line says what is missing: a package, a newer CMake, or a compiler that compiles HIP, which the system's gcc is not.",
-        fix: &[
-            "sources with HIP code: ROCm's compiler, CXX=/opt/rocm/llvm/bin/clang++ (CMAKE_CXX_COMPILER, CMAKE_HIP_COMPILER), and -DCMAKE_PREFIX_PATH=/opt/rocm",
-            "install the development package that it asks for; delete the build folder (CMakeCache.txt) before the next try",
-        ],
-        ask: &["the output from the first `CMake Error` on"],
-        source: "https://rocm.docs.amd.com/en/latest/conceptual/cmake-packages.html",
         ..BASE
     },
     Entry {
@@ -141,29 +121,6 @@ pub(super) const ENTRIES: &[Entry] = &[
             "pip list | grep -iE 'torch|rocm'",
         ],
         source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
-        ..BASE
-    },
-    Entry {
-        id: "packages-refused",
-        last_resort: true,
-        severity: Warning,
-        confidence: Low,
-        patterns: &[
-            r"(?i)failed to prepare transaction|failed to commit transaction",
-            r"(?i)Transaction (?:test|check) error",
-            r"(?i)\bnone of the providers can be installed|conflicting requests$",
-            r"(?i)dpkg: error processing (?:package|archive)",
-        ],
-        cause: "The package manager could not install: packages of two repositories or releases exclude each other, one of them has been changed since the lists were read, or the script of a package failed. The lines around say which package.",
-        fix: &[
-            "Linux: update the lists and the whole system first, then install again",
-            "Linux: ROCm from one source only, the distribution's packages or AMD's repository for exactly this release of the distribution; remove the other",
-        ],
-        ask: &[
-            "the whole output of the package manager",
-            "cat /etc/os-release",
-        ],
-        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html",
         ..BASE
     },
     Entry {
