@@ -31,7 +31,10 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         r"Raven|Picasso|Vega ?(?:3|6|8|9|10|11) (?:Mobile|Graphics)",
         (9, 0, 2),
     ),
-    (r"RX ?5[67]00|W5700|Navi ?10\b", (10, 1, 0)),
+    (
+        r"(?:RX|Radeon) ?5[67]00|\b5700 ?XT\b|W5700|Navi ?10\b",
+        (10, 1, 0),
+    ),
     (r"Navi ?12\b|Pro 5600M|Pro V520\b", (10, 1, 1)),
     (r"RX ?5[35]00|W5500|Pro 5[35]00|Navi ?14\b", (10, 1, 2)),
     (r"BC-?250|Cyan ?Skillfish", (10, 1, 3)),
@@ -313,6 +316,9 @@ mod tests {
             // Only GPUs are called so, with their letters; `5600 XT` may be a Ryzen.
             ("7900 XTX", Some("gfx1100")),
             ("Sapphire 6700XT", Some("gfx1031")),
+            ("Radeon 5700XT", Some("gfx1010")),
+            ("5700 XT", Some("gfx1010")),
+            ("Ryzen 7 5700X", None),
             ("Ryzen 9 7900X", None),
             ("Ryzen 5 5600XT", None),
         ] {

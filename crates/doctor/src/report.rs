@@ -80,7 +80,11 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
             let is_told_better = |(finding, message): &(&str, &str)| {
                 found.id == *message && report.findings.iter().any(|known| known.id == *finding)
             };
-            !TOLD_BETTER.iter().any(is_told_better)
+            let is_told = report
+                .findings
+                .iter()
+                .any(|known| known.id == found.id && known.severity <= found.severity);
+            !is_told && !TOLD_BETTER.iter().any(is_told_better)
         });
         report.findings.extend(found.into_iter().map(from_log));
         report
@@ -91,10 +95,16 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
 }
 
 /// Findings about the machine that say more than a message of the same text does.
-const TOLD_BETTER: [(&str, &str); 2] = [
+const TOLD_BETTER: [(&str, &str); 3] = [
+    ("override-harmful", "override-renames-gpu"),
     ("torch-sees-no-gpu", "torch-cpu-only"),
     ("virtual-machine-without-gpu", "kfd-missing"),
 ];
+
+/// Whether a finding is a message of a log, which says nothing about a check.
+fn is_from_log(finding: &Finding) -> bool {
+    finding.title.starts_with("Line ")
+}
 
 fn from_log(found: explain::Match) -> Finding {
     Finding {
@@ -160,7 +170,7 @@ impl Report {
             let worst = self
                 .findings
                 .iter()
-                .filter(|finding| finding.check == check)
+                .filter(|finding| finding.check == check && !is_from_log(finding))
                 .map(|finding| finding.severity)
                 .min();
             let Some(summary) = self.summary(check) else {
@@ -216,7 +226,7 @@ impl Report {
                 plural(errors, "error")
             );
         }
-        if let Some(doubt) = self.doubt() {
+        if let Some(doubt) = self.doubt(warnings) {
             let next = if doubt == NOTHING_AGAINST { next } else { "" };
             return if warnings > 0 {
                 format!("{doubt} {looks} to look at.{next}")
@@ -231,7 +241,7 @@ impl Report {
     }
 
     /// Why it cannot be said that this machine trains, though nothing wrong was found.
-    fn doubt(&self) -> Option<String> {
+    fn doubt(&self, warnings: usize) -> Option<String> {
         let sentence = |text: &str| Some(text.to_owned());
         let is_posted = matches!(
             self.machine.read_from,
@@ -244,9 +254,15 @@ impl Report {
             .as_ref()
             .is_some_and(|python| python.torch.is_some());
         if self.gpus.is_empty() && is_posted {
-            return sentence(
-                "Nothing wrong was found; the text does not say which GPU the machine has.",
-            );
+            let found = match warnings {
+                0 => "Nothing wrong was found",
+                _ => "No error was found",
+            };
+            let missing = match self.machine.posted.other_gpus.is_empty() {
+                true => "the text does not say which GPU the machine has",
+                false => "the text names no AMD GPU",
+            };
+            return Some(format!("{found}; {missing}."));
         }
         if self.gpus.is_empty() {
             return sentence("Nothing wrong was found, and no GPU either.");
@@ -259,7 +275,9 @@ impl Report {
             return sentence("None of these GPUs can be recommended for training.");
         };
         match picked.gpu.gfx {
-            None => sentence("Which GPU this is is not known, and so not whether it can train."),
+            None => sentence(
+                "The text does not tell which GPU this is, so whether it can train is not known.",
+            ),
             Some(gfx) if gfx.architecture().is_some() && wheels::install(gfx).is_empty() => {
                 Some(format!(
                     "No published wheel has code for {gfx}: it trains only with one that was built for it."
@@ -269,7 +287,7 @@ impl Report {
                 sentence("The program of this text does not use ROCm; the GPU may train with it.")
             }
             Some(_) if self.machine.posted.has_failed => sentence(
-                "Nothing that is known here keeps the GPU from training; a program failed in this text, and why is not known.",
+                "Nothing known here keeps the GPU from training; but a program failed in this text, and why is not known.",
             ),
             Some(_) if is_posted || !self.machine.is_complete && !knows_torch => {
                 sentence(NOTHING_AGAINST)

@@ -15,8 +15,7 @@ const DEVICE_INDEX: &str = "https://repo.amd.com/rocm/whl-multi-arch/";
 #[must_use]
 pub fn install(gfx: Gfx) -> Vec<String> {
     let mut commands = Vec::new();
-    // rocBLAS has no kernels for gfx906 since ROCm 6.4 (unsloth PR #7354).
-    if gfx == Gfx::new(9, 0, 6) {
+    if needs_old_upstream(gfx) {
         commands.push(format!(
             "pip install torch torchvision --index-url {UPSTREAM_INDEX}6.3"
         ));
@@ -31,6 +30,13 @@ pub fn install(gfx: Gfx) -> Vec<String> {
         ));
     }
     commands
+}
+
+/// Whether newer upstream wheels list an architecture that their rocBLAS has no kernels for: gfx906 since ROCm 6.4
+/// (unsloth PR #7354), and gfx900 (pytorch #179865).
+#[must_use]
+pub fn needs_old_upstream(gfx: Gfx) -> bool {
+    gfx == Gfx::new(9, 0, 6) || gfx == Gfx::new(9, 0, 0)
 }
 
 /// The same for Windows, for which only AMD's index has wheels.

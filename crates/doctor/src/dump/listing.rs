@@ -413,6 +413,8 @@ fn size(text: &str) -> Option<Bytes> {
 }
 
 pub(super) fn other(name: &str, machine: &mut Machine) {
+    // A program's next sentence is not part of the name.
+    let name = name.split(". ").next().unwrap_or(name);
     let name = name.trim().trim_matches(['"', '\'', ',']).to_owned();
     if !machine.posted.other_gpus.contains(&name) && machine.posted.other_gpus.len() < 8 {
         machine.posted.other_gpus.push(name);

@@ -64,6 +64,8 @@ pub(super) fn of(text: &str) -> Option<System> {
         "\\venv\\Scripts",
         "python_env\\python.exe",
         "checkHipErrors() HIP API error",
+        "as an internal or external command",
+        "\\.zluda",
     ]) || text.lines().any(|line| {
         line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('=')
             || has_drive(line)

@@ -65,10 +65,9 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     ]
     .iter()
     .any(|index| lower.contains(index));
-    // A warning did not stop the program.
     posted.has_failed = text
         .lines()
-        .any(|line| !line.contains("Warning:") && FAILED.is_match(line));
+        .any(|line| !is_warning(line) && FAILED.is_match(line));
     posted.rocm = text
         .lines()
         .filter_map(|line| ROCM.captures(line))
@@ -122,6 +121,20 @@ fn installed_versions(text: &str) -> Vec<String> {
         }
     }
     versions
+}
+
+/// Whether the program itself marks a line as a warning or as information: it went on.
+fn is_warning(line: &str) -> bool {
+    const MARKS: [&str; 7] = [
+        "Warning:",
+        "[WARNING]",
+        "[INFO]",
+        "NCCL INFO",
+        "level=DEBUG",
+        "level=INFO",
+        "- WARNING -",
+    ];
+    MARKS.iter().any(|mark| line.contains(mark))
 }
 
 /// The output of a tool without its GPU and its end.

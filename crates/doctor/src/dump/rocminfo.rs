@@ -2,6 +2,7 @@
 
 use super::several::{is_processor, listed_once};
 use super::value_of;
+use crate::names;
 use platform::machine::{Class, Gpu, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
@@ -173,10 +174,15 @@ fn gpu(block: &[&str]) -> Gpu {
 /// the variable was set, whether or not the text shows it. (Not for Vega: Raven Ridge
 /// and its successors share ids.)
 fn under_override(gpu: &mut Gpu, machine: &mut Machine) {
-    let (Some(reported), Some(chip)) = (gpu.gfx, gpu.device_id.and_then(|id| id.gfx())) else {
+    let Some(reported) = gpu.gfx else { return };
+    let by_id = gpu.device_id.and_then(|id| id.gfx());
+    // A name may be that of several chips of a family, and no more is known from it.
+    let named = gpu.product.as_deref().and_then(names::architecture_of);
+    let by_name = named.filter(|chip| (chip.major, chip.minor) != (reported.major, reported.minor));
+    let Some(chip) = by_id.filter(|chip| chip.major >= 10).or(by_name) else {
         return;
     };
-    if reported == chip || chip.major < 10 {
+    if reported == chip {
         return;
     }
     gpu.gfx = Some(chip);

@@ -468,7 +468,7 @@ impl Clues {
         "/mnt/c/Windows",
         "wsl.localhost",
     ];
-    const WINDOWS: [&str; 20] = [
+    const WINDOWS: [&str; 21] = [
         "win-x86_64",
         "win_amd64",
         "(Windows)",
@@ -484,8 +484,9 @@ impl Clues {
         "amd_windows.go",
         "MSC v.",
         "Press any key to continue",
+        "as an internal or external command",
+        "\\.zluda",
         "DXGI_ERROR_",
-        "is not recognized as an internal or external command",
         "operable program or batch file",
         "lld-link: ",
         "LiveKernelEvent",

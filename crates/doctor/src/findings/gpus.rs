@@ -1,6 +1,7 @@
 //! Which GPUs are there, and which of them can train.
 
 use super::{Check, Finding, Severity};
+use crate::names;
 use crate::plan::{Plan, WRONG_GRADIENTS};
 use platform::Gfx;
 use platform::machine::{Gpu, HipInfo, Machine, PciBus, ReadFrom, System, UnusableReason};
@@ -124,6 +125,14 @@ fn absence(machine: &Machine) -> Absence {
             why: "amdgpu has not initialised a GPU.",
             fix: steps(&["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"]),
         },
+        _ if machine.read_from == ReadFrom::PythonReport => Absence {
+            seen: "This report of a Python lists no GPU of AMD.".to_owned(),
+            why: "It lists only GPUs that its PyTorch can use: either that is not a ROCm build, or HIP finds none (the driver, access to /dev/kfd, a GPU that this ROCm does not support).",
+            fix: steps(&[
+                "python -c \"import torch; print(torch.__version__, torch.version.hip)\"  # None: not a ROCm build",
+                "rocminfo | grep gfx  # what ROCm itself sees",
+            ]),
+        },
         _ => Absence {
             seen: "The output lists only CPUs.".to_owned(),
             why: "amdgpu has not initialised a GPU, it is given to a virtual machine (vfio-pci), or the tool may not see it from where it ran.",
@@ -212,7 +221,8 @@ fn absence_on_windows(machine: &Machine) -> Absence {
 
 fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
     for gpu in &machine.unseen {
-        let gfx = gpu.device_id.and_then(|id| id.gfx());
+        let named = || gpu.product.as_deref().and_then(names::architecture_of);
+        let gfx = gpu.device_id.and_then(|id| id.gfx()).or_else(named);
         let mut name = gpu.product.clone().unwrap_or_else(|| "A GPU".to_owned());
         if let Some(gfx) = gfx {
             name = format!("{name}, {gfx},");
@@ -263,6 +273,12 @@ fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
                 ],
             ),
         };
+        let mut why = why.to_owned();
+        let mut fix = fix;
+        if gfx.is_some_and(Gfx::is_too_old) {
+            why += " In any case this GPU is too old: ROCm no longer has code for it.";
+            fix = vec![TOO_OLD.to_owned()];
+        }
         found.push(
             Finding::new(
                 Check::Gpu,
@@ -362,6 +378,10 @@ fn architectures(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
 }
 
 /// GPUs from before Vega: nothing that is published computes on them any more.
+/// What remains for a GPU from before Vega.
+const TOO_OLD: &str =
+    "# train on another GPU; programs that compute through Vulkan may still run on this one";
+
 fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     let is_old = |gpu: &&Gpu| crate::plan::is_too_old(gpu);
     let Some(gpu) = machine.gpus.iter().find(is_old) else {
@@ -376,7 +396,7 @@ fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         Finding::new(Check::Gpu, severity, "gpu-too-old", format!("{} is too old: it is not supported", gpu.name()))
             .seen(format!("The GPU is {}.", gpu.name()))
             .why("ROCm no longer has code for GPUs from before Vega, and no published wheel of PyTorch does. An override does not help: there is no code that it could name.")
-            .fix(["# train on another GPU; programs that compute through Vulkan may still run on this one"])
+            .fix([TOO_OLD])
             .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
     );
 }

@@ -100,6 +100,7 @@ pub const IDS: &[&str] = &[
     "override-for-no-gpu",
     "override-relabels-all",
     "override-needless",
+    "override-hides-gpu",
     "override-harmful",
     "override-target-not-in-wheel",
     "variable-does-not-exist",

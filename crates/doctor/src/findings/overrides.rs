@@ -4,9 +4,10 @@
 //! cards without code in the wheels, and is carried from guide to guide since.
 
 use super::{Check, Finding, Severity};
+use crate::{names, wheels};
 use platform::Gfx;
 use platform::gfx::Override;
-use platform::machine::{Gpu, Machine, System};
+use platform::machine::{Gpu, Machine, ReadFrom, System};
 
 const NAME: &str = "HSA_OVERRIDE_GFX_VERSION";
 const SOURCE: &str = "https://github.com/ROCm/rocm-systems/blob/develop/projects/rocr-runtime/libhsakmt/src/topology.c";
@@ -86,41 +87,84 @@ fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
         })
         .collect();
     // One finding for each kind of GPU is enough.
-    let mut kinds: Vec<Gfx> = affected.iter().filter_map(|gpu| gpu.gfx).collect();
+    let real_or_shown = |gpu: &&Gpu| real(machine, gpu).or(gpu.gfx);
+    let mut kinds: Vec<Gfx> = affected.iter().filter_map(real_or_shown).collect();
     kinds.sort_unstable();
     kinds.dedup();
+    // One that is right for a GPU and wrong for another is reported for the other.
+    let is_for_one = kinds.len() > 1 && suffix.is_empty();
     for &gfx in &kinds {
-        found.extend(judge_for(machine, name, &seen, target, gfx));
+        if gfx == target {
+            if !is_for_one {
+                let is_certain = affected.iter().any(|gpu| real(machine, gpu).is_some());
+                found.push(needless(machine, name, &seen, target, is_certain));
+            }
+        } else {
+            found.extend(judge_for(machine, name, &seen, target, gfx));
+        }
     }
-    if kinds.len() > 1 && suffix.is_empty() {
+    let value = target.as_override();
+    let needs_it = |gfx: &Gfx| wheels::override_for(*gfx) == Some(value.as_str());
+    if is_for_one && kinds.iter().any(needs_it) {
         let names: Vec<String> = kinds.iter().map(ToString::to_string).collect();
         found.push(
             Finding::new(Check::Override, Severity::Warning, "override-relabels-all", format!("{name} relabels every GPU"))
-                .seen(format!("{} and {} are all reported as {target}.", seen, names.join(", ")))
+                .seen(format!("{seen} and {} are all reported as {target}.", names.join(", ")))
                 .why("A global override counts for the integrated GPU too. The form with the KFD node names one GPU.")
-                .fix([format!("unset {name}"), format!("export {NAME}_<node>={}", target.as_override())])
+                .fix([format!("unset {name}"), format!("export {NAME}_<node>={value}")])
                 .source(SOURCE),
         );
     }
 }
 
+/// The architecture of a GPU by something that an override does not change: tools that go through ROCr call every
+/// GPU as the override says.
+fn real(machine: &Machine, gpu: &Gpu) -> Option<Gfx> {
+    if machine.read_from == ReadFrom::Kfd {
+        return gpu.gfx;
+    }
+    // Without a name in the text, a GPU is called as all of its architecture are.
+    let generic = gpu
+        .gfx
+        .and_then(Gfx::architecture)
+        .map(|known| known.products);
+    let product = gpu.product.as_deref().filter(|&name| generic != Some(name));
+    let by_id = gpu.device_id.and_then(|id| id.gfx());
+    by_id.or_else(|| product.and_then(names::architecture_of))
+}
+
+/// The value is the architecture that the GPU is shown with.
+fn needless(machine: &Machine, name: &str, seen: &str, target: Gfx, is_certain: bool) -> Finding {
+    if is_certain {
+        return Finding::new(
+            Check::Override,
+            Severity::Warning,
+            "override-needless",
+            format!("{name} labels the GPU as what it is"),
+        )
+        .seen(format!("{seen} on {target}."))
+        .why(format!("The GPU is a {target} without it: it changes nothing, and is wrong for the next GPU or another one in the machine."))
+        .fix([format!("unset {name}")])
+        .source(SOURCE);
+    }
+    Finding::new(
+        Check::Override,
+        Severity::Info,
+        "override-hides-gpu",
+        format!("Under {name} the GPU need not be a {target}"),
+    )
+    .seen(format!("{seen}, and no name or device id of the GPU."))
+    .why(format!("ROCm's tools and programs call every GPU {target} under this override, so which one it is cannot be told from that. Where the GPU is a {target}, the variable is not needed."))
+    .fix([match machine.system {
+        System::Wsl => "# the Device Manager of Windows names the GPU",
+        _ => "lspci -nn -d 1002:  # names the GPU whatever the variable says",
+    }])
+    .source(SOURCE)
+}
+
 /// The effect of an override to `target` on a GPU of architecture `gfx`.
 fn judge_for(machine: &Machine, name: &str, seen: &str, target: Gfx, gfx: Gfx) -> Option<Finding> {
     let unset = [format!("unset {name}")];
-    if target == gfx {
-        return Some(
-            Finding::new(
-                Check::Override,
-                Severity::Warning,
-                "override-needless",
-                format!("{name} labels the GPU as what it is"),
-            )
-            .seen(format!("{seen} on {gfx}."))
-            .why("It changes nothing, and hides the real problem from whoever set it.")
-            .fix(unset)
-            .source(SOURCE),
-        );
-    }
     let torch = machine
         .python
         .as_ref()

@@ -101,7 +101,14 @@ fn under_override(machine: &Machine, found: &mut Vec<Finding>) {
 
 fn instead_of_rocm(machine: &Machine, found: &mut Vec<Finding>) {
     let rocm = "# a ROCm build of PyTorch for Windows or Linux uses the GPU without it";
+    let has_torch_for_cpu = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref())
+        .is_some_and(|torch| torch.build == Build::Cpu);
     match machine.posted.instead_of_rocm {
+        // It has nothing to run; that torch has a finding of its own.
+        Some(InsteadOfRocm::Zluda) if has_torch_for_cpu => {}
         Some(InsteadOfRocm::DirectMl) => found.push(
             Finding::new(Check::Python, Severity::Warning, "directml", "The program uses DirectML, not ROCm")
                 .seen("The text names DirectML, or its device `privateuseone`.")
@@ -275,7 +282,7 @@ fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
     let fix = if machine.system == System::Windows {
         "hipInfo.exe  # collect its whole output"
     } else {
-        "rocminfo | grep -E 'Name:|Chip ID|Compute Unit'"
+        "rocminfo | grep -E 'Name:|Chip ID|Compute Unit'  # on Windows: hipInfo.exe"
     };
     found.push(
         Finding::new(
@@ -285,8 +292,8 @@ fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
             "Which GPU this is cannot be told from the text",
         )
         .seen(match &gpu.product {
-            Some(name) => format!("It is called {name}, which many are."),
-            None => "Neither a name nor a device id is in the text.".to_owned(),
+            Some(name) => format!("It is called {name}, which does not tell the chip."),
+            None => "Neither a name that tells the chip nor a device id is in the text.".to_owned(),
         })
         .why("Its architecture decides which wheel has code for it, and is unknown.")
         .fix([fix])

@@ -4,10 +4,19 @@ use super::{Check, Finding, Severity};
 use crate::plan::{Plan, missing_override};
 use crate::wheels;
 use platform::Gfx;
-use platform::machine::{Gpu, Machine, ReadFrom};
+use platform::machine::{Gpu, InsteadOfRocm, Machine, ReadFrom};
 use platform::python::{Build, Python, Torch};
 
 const STRIX_HALO: Gfx = Gfx::new(11, 5, 1);
+const GFX900: Gfx = Gfx::new(9, 0, 0);
+
+/// Where it is known from that the rocBLAS of newer wheels has no kernels for Vega.
+fn without_rocblas(gfx: Gfx) -> &'static str {
+    match gfx {
+        GFX900 => "https://github.com/pytorch/pytorch/issues/179865",
+        _ => "https://github.com/unslothai/unsloth/pull/7354",
+    }
+}
 
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
@@ -34,7 +43,12 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
 }
 
 fn install(gfx: Option<Gfx>) -> Vec<String> {
-    let commands = gfx.map(wheels::install).unwrap_or_default();
+    let Some(gfx) = gfx else {
+        return vec![
+            "# an AMD GPU: the ROCm build, from its own index and in this environment; `surefoot doctor` on the machine prints the command for its GPU".to_owned(),
+        ];
+    };
+    let commands = wheels::install(gfx);
     if commands.is_empty() {
         vec!["# no published wheel has code for this GPU".to_owned()]
     } else {
@@ -44,13 +58,13 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
 
 /// Nothing is known about the wheel: say what the GPU needs, if it needs something special.
 fn without_wheel(gpu: &Gpu, is_elsewhere: bool, found: &mut Vec<Finding>) {
-    if gpu.gfx == Some(Gfx::new(9, 0, 6)) {
+    if let Some(gfx) = gpu.gfx.filter(|&gfx| wheels::needs_old_upstream(gfx)) {
         found.push(
-            Finding::new(Check::Python, Severity::Warning, "architecture-needs-old-wheel", "gfx906 needs a wheel of ROCm 6.3, or one of its own")
+            Finding::new(Check::Python, Severity::Warning, "architecture-needs-old-wheel", format!("{gfx} needs a wheel of ROCm 6.3, or one of its own"))
                 .seen(format!("The GPU is {}; which torch is installed is not in this dump.", gpu.name()))
-                .why("Newer wheels of PyTorch still list gfx906, but their rocBLAS has had no kernels for it since ROCm 6.4: matrix products fail.")
+                .why(format!("Newer wheels of PyTorch still list {gfx}, but their rocBLAS has no kernels for it (ROCm 6.3 was the last that had): matrix products fail."))
                 .fix(install(gpu.gfx))
-                .source("https://github.com/unslothai/unsloth/pull/7354"),
+                .source(without_rocblas(gfx)),
         );
         return;
     }
@@ -143,8 +157,12 @@ fn wrong_build(machine: &Machine, torch: &Torch, picked: Option<&Gpu>, found: &m
         ("torch-for-cuda", "CUDA")
     };
     // Without a GPU a torch for the CPU is just right.
-    let severity = if machine.posted.instead_of_rocm.is_some() {
-        // ZLUDA runs it.
+    let is_right_for = match machine.posted.instead_of_rocm {
+        Some(InsteadOfRocm::Zluda) => torch.build == Build::Cuda,
+        Some(InsteadOfRocm::DirectMl) => torch.build == Build::Cpu,
+        None => false,
+    };
+    let severity = if is_right_for {
         Severity::Warning
     } else if picked.is_some_and(|gpu| gpu.gfx.is_some()) || machine.posted.wants_rocm {
         Severity::Error
@@ -275,14 +293,19 @@ fn versions(gpu: &Gpu, torch: &Torch, found: &mut Vec<Finding>) {
             "https://github.com/unslothai/unsloth/issues/3385",
         );
     }
-    if rocm >= (6, 4) && gfx == Gfx::new(9, 0, 6) {
+    // AMD's own wheels, which are split by architecture, have versions of their own. Of gfx900 it is known for 7.2.
+    let is_upstream = wheels::upstream_architectures(&format!("{}.{}", rocm.0, rocm.1)).is_some();
+    let without = if gfx == GFX900 { (7, 0) } else { (6, 4) };
+    if rocm >= without && wheels::needs_old_upstream(gfx) && is_upstream {
         add(
             Severity::Error,
             "rocblas-without-gfx906",
-            "rocBLAS has no kernels for gfx906 since ROCm 6.4",
-            "torch still lists gfx906, but matrix products fail.",
+            &format!("The rocBLAS of this wheel has no kernels for {gfx}"),
+            &format!(
+                "torch still lists {gfx}, but matrix products fail; ROCm 6.3 was the last that had them."
+            ),
             install(Some(gfx)),
-            "https://github.com/unslothai/unsloth/pull/7354",
+            without_rocblas(gfx),
         );
     }
 }

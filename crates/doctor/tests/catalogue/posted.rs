@@ -439,7 +439,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "hip-headers-missing",
-        "  Could not find a package configuration file provided by \"hip\" with any of the following names:",
+        "  Could not find a package configuration file provided by \"rocwmma\" with any of the following names:",
     ),
     (
         "hip-headers-missing",

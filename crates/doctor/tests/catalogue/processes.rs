@@ -20,7 +20,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "distributed-timeout",
-        "[rank0]:[E1012 10:14:07.161] [PG ID 0 PG GUID 0 Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600010 milliseconds before timing out.",
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.",
     ),
     (
         "device-number",

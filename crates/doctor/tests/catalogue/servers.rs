@@ -105,7 +105,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "iommu-not-passed",
-        "host:402:402 [0] init.cc:179 NCCL WARN Missing \"iommu=pt\" from kernel command line which can lead to system instablity or hang!",
+        "host:402:402 [0] init.cc:179 RCCL WARN Missing \"iommu=pt\" from kernel command line which can lead to system instablity or hang!",
     ),
     (
         "directml-memory",

@@ -50,6 +50,14 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "kernel-statistics-harmless",
         "amdgpu: VM memory stats for proc (0) task (0) is non-zero when fini",
     ),
+    (
+        "slot-without-atomics",
+        "[    5.3] amdgpu 0000:07:00.0: PCIE atomic ops is not supported",
+    ),
+    (
+        "zluda-call-unsupported",
+        "ComfyUI-Zluda: RuntimeError: CUDA error: operation not supported",
+    ),
     ("illegal-instruction", "Illegal instruction (core dumped)"),
     (
         "gpu-illegal-instruction",

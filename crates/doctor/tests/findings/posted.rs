@@ -33,6 +33,12 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "HSA Agents\nAgent 2\n  Name: aie2\n  Device Type: DSP\n",
             "HSA Agents\nAgent 2\n  Name: gfx1151\n  Device Type: GPU\nAgent 3\n  Name: aie2\n  Device Type: DSP\n",
         ),
+        // Under an override every GPU is called so; a name tells more.
+        case(
+            "override-hides-gpu",
+            "HSA_OVERRIDE_GFX_VERSION=10.3.0\nAMD arch: gfx1030\n",
+            "HSA_OVERRIDE_GFX_VERSION=10.3.0\nAMD arch: gfx1030\nDevice: cuda:0 AMD Radeon RX 6800 : native\n",
+        ),
         case(
             "macos",
             "ggml_vulkan: 0 = AMD Radeon RX 6800 XT (MoltenVK) | uma: 0 | fp16: 1\n",

@@ -28,6 +28,7 @@ pub(crate) fn of_python() -> Vec<Case> {
             card(110_000),
         ),
         ("architecture-needs-old-wheel", card(90_006), card(90_010)),
+        ("architecture-needs-old-wheel", card(90_000), card(90_010)),
         (
             "torch-missing",
             with(card(110_000), "numpy 2.0"),
@@ -82,6 +83,15 @@ pub(crate) fn of_python() -> Vec<Case> {
             "rocblas-without-gfx906",
             with(card(90_006), "torch 2.9.1+rocm6.4"),
             with(card(90_006), "torch 2.7.0+rocm6.3"),
+        ),
+        // AMD's own wheels bring a rocBLAS for each of their architectures.
+        (
+            "rocblas-without-gfx906",
+            with(card(90_000), "torch 2.11.0+rocm7.2"),
+            with(
+                card(90_006),
+                "torch 2.12.0+rocm7.14.0\namd-torch-device-gfx906 2.12.0",
+            ),
         ),
         (
             "torchvision-mismatch",

@@ -62,7 +62,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "This build of llama.cpp (ggml) has no code for {gpu}, or was built with another ROCm version than the one that runs it. Exchanging rocBLAS alone does not help: the kernels of ggml itself are missing.",
         fix: &[
             "a build for the GPU: cmake -DGGML_HIP=ON -DAMDGPU_TARGETS=<gfx> with the installed ROCm, or a release that lists <gfx> (lemonade-sdk/llamacpp-rocm, ollama-for-amd)",
-            "Linux: HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on it",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override}: the code of a similar GPU runs on it",
             "the Vulkan build runs on every GPU",
         ],
         ask: &[
@@ -87,10 +87,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "This build has no code for {gpu}, or none for another visible GPU: one without code stops the whole process, and often that is the integrated one.",
         fix: &[
             "{install}",
-            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on {gpu}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a similar GPU runs on {gpu}",
             "Linux, WSL: hide the GPU that is not meant: ROCR_VISIBLE_DEVICES=<index> (`surefoot env` prints it)",
             "Windows: hide the GPU that is not meant: HIP_VISIBLE_DEVICES=<index> (`surefoot env` prints it)",
-            "gfx803, gfx900 and gfx906 are no longer supported by current releases: take an older one that was",
+            "gfx803: no current release has code for it. gfx900, gfx906: AMD's device wheels (torch[device-gfx900], torch[device-gfx906]), or an older release that had it (gfx906: up to 6.3)",
         ],
         ask: &[
             "Linux: rocminfo | grep -E 'gfx|Marketing'",
@@ -128,7 +128,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "The wheel has no code for {gpu}, or for the architecture that HSA_OVERRIDE_GFX_VERSION makes it pass for.",
         fix: &[
             "{install}",
-            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a neighbour runs on {gpu}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a similar GPU runs on {gpu}",
             "unset HSA_OVERRIDE_GFX_VERSION, if it is set and the wheel has code for the GPU itself",
             "an extension that was built here (also in a Dockerfile, where no GPU is seen): build it again and name the architecture, PYTORCH_ROCM_ARCH=<gfx>",
         ],
@@ -161,7 +161,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)device kernel image is invalid",
-            r"hipErrorInvalidImage",
+            r"hipErrorInvalidImage|hipErrorInvalidKernelFile",
+            r"(?i)(?:HIP|CUDA) error: invalid kernel file",
             r"(?i)shared object initiali[sz]ation failed",
             r"hipErrorSharedObjectInitFailed",
         ],
@@ -169,7 +170,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "hide the integrated GPU: HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES), or switch it off in the BIOS",
             "{install}",
-            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a neighbour runs on {gpu}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a similar GPU runs on {gpu}",
             "a precompiled model (.vmfb, prebuilt libraries): delete the cache and compile it again for this GPU",
             "or install a wheel with the architectures of both GPUs (`torch[device-…]` takes several extras)",
         ],
@@ -229,10 +230,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "rocBLAS has no kernels for {gpu}, or its library folder and its shared library are of two versions.",
         fix: &[
             "{install}",
-            "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a neighbour run on {gpu}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a similar GPU run on {gpu}",
             "an integrated GPU beside a card: hide it with HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES)",
             "llama.cpp, ollama: a build that has kernels for <gfx>, or the Vulkan build",
-            "a GPU that is newer than the release: a newer ROCm; an old one (Vega, MI50) that releases no longer support: an older ROCm (gfx906: up to 6.3), or rocBLAS built for it",
+            "a GPU that is newer than the release: a newer ROCm; an older one (Vega, MI50): AMD's device wheels (torch[device-gfx900], torch[device-gfx906]), an older ROCm (gfx906: up to 6.3), or rocBLAS built for it",
             "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
             "Linux, WSL: remove a foreign rocBLAS from LD_LIBRARY_PATH",
         ],

@@ -18,6 +18,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)No CMAKE_HIP_COMPILER could be found",
             r"(?i)\bHIP_(?:ROOT_DIR|HIPCC_EXECUTABLE|PATH)\b.{0,40}NOTFOUND|NOTFOUND:? ?HIP_",
         ],
+        covers: &["hip-headers-missing"],
         cause: "CMake does not find HIP or a library of ROCm: the development packages are not installed, or its folder is not in CMake's search path.",
         fix: &[
             "Linux, WSL: the development packages: sudo apt install rocm-hip-sdk (or rocm-dev); wheels: pip install \"rocm[devel,libraries]\" of the same version, then rocm-sdk init",
@@ -181,7 +182,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"undeclared identifier 'CK_\w+'",
         ],
         also: &[r"(?i)flash[_-]?att"],
-        covers: &["extension-build-failed", "wheel-build-failed"],
+        covers: &[
+            "extension-build-failed",
+            "wheel-build-failed",
+            "flash-attention-for-cuda",
+        ],
         cause: "flash-attn builds its composable-kernel backend, which is for Instinct cards (MI200, MI300) only, and whose sources are not complete here or do not know this GPU. On consumer GPUs such as {gpu} its Triton backend runs.",
         fix: &[
             "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pip install flash-attn --no-build-isolation, and the same variable when it runs",
@@ -422,7 +427,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Error \[SetIsaName\]",
             r"(?i)Cannot find (?:the )?comgr|comgr.*(?:version mismatch|not compatible)",
         ],
-        covers: &["miopen-unknown-error"],
+        covers: &[
+            "miopen-unknown-error",
+            "hiprtc-compilation",
+            "miopen-no-database",
+        ],
         cause: "comgr, which compiles kernels at run time, is missing or does not understand what it is asked for (the name of the architecture): two ROCm versions are mixed, the library's and comgr's.",
         fix: &[
             "one ROCm only: torch and the system's libraries of the same version, no foreign folder of libraries in the search path",

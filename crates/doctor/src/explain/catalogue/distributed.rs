@@ -111,7 +111,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "distributed-timeout",
         confidence: Low,
         patterns: &[
-            r"(?i)Watchdog caught collective operation timeout",
             r"(?i)Timed out after \d+ seconds waiting for clients|DistStoreError.*Timed out",
             r"(?i)\[Rank \d+\].{0,60}(?:collective|WorkNCCL).{0,200}ran for \d+ milliseconds before timing out",
         ],
@@ -159,14 +158,15 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "device-number",
         confidence: Medium,
         patterns: &[
-            r"(?i)(?:ROCm|CUDA) error: invalid device ordinal",
+            r"(?i)(?:ROCm|CUDA|HIP) error: (?:\w+: )?invalid device ordinal",
             r"(?i)AssertionError: Invalid device id\b",
             r"(?i)torch\.cuda\.set_device\(.*invalid device",
         ],
         covers: &["no-hip-device"],
-        cause: "The program asks for a GPU by a number that does not exist: there are fewer GPUs than processes, or HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) hides some; those that are left are counted from 0 again.",
+        cause: "The program asks for a GPU by a number that does not exist: there are fewer GPUs than that number or than processes, or HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) hides some; those that are left are counted from 0 again.",
         fix: &[
             "the number of GPUs that torch sees: python -c \"import torch; print(torch.cuda.device_count())\"; as many processes at most",
+            "one GPU: it is number 0 in the settings of the program (device 0, cuda:0)",
             "unset HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, or number within what they leave",
         ],
         source: "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html",

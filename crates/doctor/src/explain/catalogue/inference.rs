@@ -137,7 +137,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "Linux: unpack the ROCm package of the same ollama version: curl -fsSL https://ollama.com/download/ollama-linux-amd64-rocm.tgz | sudo tar zx -C /usr",
             "Linux: container: the image ollama/ollama:rocm, with --device /dev/kfd --device /dev/dri",
             "Windows: reinstall ollama with its installer; a card that it does not support: ollama-for-amd, or OLLAMA_VULKAN=1",
-            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a neighbour runs on {gpu}",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a similar GPU runs on {gpu}",
         ],
         ask: &["ollama --version", "the list of files in lib/ollama/rocm"],
         source: "https://github.com/ollama/ollama/blob/main/docs/linux.mdx",
@@ -242,6 +242,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         unless: &[
             r"(?i)out of memory|ROCm error|CUDA error|rocBLAS error|ErrorDeviceLost|unable to allocate|failed to allocate|Memory access fault|invalid device function|TensileLibrary|unknown model architecture",
         ],
+        covers: &["windows-aborted"],
         cause: "The process that runs the model ended without a reason of its own. On AMD GPUs mostly: its ROCm libraries (rocBLAS) have no code for this GPU and abort, the driver is older than they need, or the memory of the GPU ran out.",
         fix: &[
             "update the program and the driver; the lines of its log above this one name the reason",
@@ -343,7 +344,12 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\b(?:int8|int4|fp8|fp4|awq|gptq|w8a8) (?:is )?not supported (?:for|on|by) (?:this|the current|your) (?:architecture|gpu|device|platform)",
             r"(?i)(?:marlin|cutlass|nvfp4|FP4 gemm|machete).{0,60}(?:not supported|only supported|Failed to initialize)",
         ],
-        covers: &["triton-compile-failed", "vllm-engine-failed"],
+        covers: &[
+            "triton-compile-failed",
+            "triton-type-unsupported",
+            "vllm-engine-failed",
+        ],
+        unless: &[r"No operator found for `?memory_efficient_attention"],
         cause: "The weights are in a format that has no kernels on {gpu}: fp8 needs MI300 or RX 9000 (RDNA 4) hardware, and kernels such as Marlin, CUTLASS and NVFP4 are for NVIDIA's cards.",
         fix: &[
             "the same model in bf16 or fp16, or in a quantisation that ROCm has (GPTQ, AWQ through Triton, GGUF)",
@@ -445,7 +451,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "TensorFlow leaves out {gpu}: this build supports only the architectures that its line lists.",
         fix: &[
-            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on {gpu}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a similar GPU runs on {gpu}",
             "a newer tensorflow-rocm from repo.radeon.com, or TF_ROCM_AMDGPU_TARGETS=<gfx> for a build of your own",
         ],
         source: "https://github.com/ROCm/tensorflow-upstream/issues/1602",
@@ -543,7 +549,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "This runs through DirectML, which lacks operations and data types, reports memory wrongly, and loses the device when a step takes too long or memory is full. It is not ROCm.",
         fix: &[
-            "AMD's ROCm build of torch on RX 7000, RX 9000 and Ryzen AI; on Windows ZLUDA for older cards",
+            "AMD's ROCm build of torch on RX 6000 and newer and Ryzen AI; on Windows ZLUDA for older cards",
             "with DirectML: fp32, a smaller image and batch; what it lacks on the CPU (.to(\"cpu\") for that step)",
         ],
         source: "https://github.com/microsoft/DirectML/issues/449",

@@ -211,7 +211,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Watchdog caught collective operation timeout",
             r"(?i)ProcessGroup(?:NCCL|Gloo).{0,120}(?:timed? ?out|timeout)",
         ],
-        covers: &["rccl-error"],
+        covers: &["rccl-error", "distributed-timeout"],
         cause: "The GPUs waited for each other too long: one process was busy (saving, preparing data), had died, or peer access between the GPUs hangs.",
         fix: &[
             "look for an error of another rank before this one",

@@ -17,7 +17,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)amdgpu.*suspend of IP block <\w+> failed",
         ],
         scope: BareMetal,
-        covers: &["gpu-init-failed"],
+        covers: &["gpu-init-failed", "smu-no-answer"],
         cause: "The GPU does not come back from sleep: from suspend of the machine (or hibernation), or from runtime power management, which lets an idle card sleep. What used the GPU is lost, and HIP finds no usable device until it is started again.",
         fix: &[
             "restart the machine (power off and on if a restart is not enough)",
@@ -250,11 +250,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)operation cannot be performed in the present state|hipErrorIllegalState|printf|hostcall",
         ],
         scope: BareMetal,
-        covers: &[
-            "kernel-statistics-harmless",
-            "hip-error-other",
-            "rccl-error",
-        ],
+        covers: &["slot-without-atomics", "hip-error-other", "rccl-error"],
         cause: "The GPU of this line sits in a slot without PCIe atomics (mostly one of the chipset, not of the processor). Most programs do without; kernels that call back to the host (RCCL, printf, assertions on the device) need them, and their launch is refused.",
         fix: &[
             "the card in a slot that is wired to the processor",
@@ -334,12 +330,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)VM memory stats for proc .* is non-zero when fini",
             r"(?i)optional (?:ras|rap|dtm|hdcp|securedisplay) ta ucode is not (?:available|loaded)",
-            r"(?i)(?:PCIE|PCI) atomic ops is not supported",
             r"(?i)Expected integer value from monitor, but got",
             r"(?i)amdgpu version file missing|recommends running the https://www\.amd\.com/en/support/linux-drivers",
         ],
-        cause: "For information: nothing is missing that computing on the GPU needs.",
+        cause: "Harmless: the line is for information, and computing on the GPU needs nothing of what it misses.",
         source: "https://docs.kernel.org/gpu/amdgpu/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "slot-without-atomics",
+        severity: Info,
+        confidence: Medium,
+        patterns: &[r"(?i)(?:PCIE|PCI) atomic ops is not supported"],
+        scope: BareMetal,
+        cause: "The GPU of this line has no PCIe atomics. An integrated GPU needs none, and most programs do without on RX 5000 and newer; there only kernels that call back to the host (RCCL, printf) fail. ROCm refuses older cards (RX 400, RX 500, some Vega) in such a slot.",
+        fix: &[
+            "a card that ROCm does not list: a slot that is wired to the processor, without a riser",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/2232",
         ..BASE
     },
     Entry {

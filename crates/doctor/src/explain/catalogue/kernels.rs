@@ -21,17 +21,18 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "gfxhub-page-fault",
+        confidence: Medium,
         patterns: &[
             r"(?i)\[(?:gfxhub|mmhub)\d*\] (?:no-retry |retry )?page fault",
             r"(?i)(?:GC|MM)?VM_(?:L2|CONTEXT\d+)_PROTECTION_FAULT_STATUS",
             r"(?i)amdgpu.*GPU fault detected:? \d+",
             r"Faulty UTCL2 client ID|\bMORE_FAULTS: 0x|\bPERMISSION_FAULTS: 0x",
         ],
-        cause: "A page fault: the kernel saw the GPU read memory that is not mapped (a memory access at a wrong address). On gfx1151 kernels before 6.18.4 and linux-firmware 20251125 do this to correct programs.",
+        cause: "A page fault: the kernel saw the GPU read memory that is not mapped (a memory access at a wrong address). Usual causes: an override on a GPU with native code, a bug of a library or of the kernel driver, an overclocked or undervolted card; on gfx1151 kernels before 6.18.4 and linux-firmware 20251125 do this to correct programs.",
         fix: &[
-            "kernel 6.18.4 or newer",
-            "linux-firmware 20260110 or newer (or 20251111)",
+            "gfx1151: kernel 6.18.4 or newer, and linux-firmware 20260110 or newer (or 20251111)",
             "unset HSA_OVERRIDE_GFX_VERSION",
+            "another GPU: a newer kernel and linux-firmware",
             "another version of ROCm and torch, newer or older: other kernels",
             "no overclock, no undervolt",
         ],
@@ -51,8 +52,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "unset HSA_OVERRIDE_GFX_VERSION",
             "Linux: gfx1151: kernel 6.18.4 or newer and a linux-firmware other than 20251125",
-            "another ROCm version",
-            "in training, on RX 9000 and R9700 above all: TORCH_BLAS_PREFER_HIPBLASLT=0",
+            "another ROCm version; a fault in a matrix product (hipBLASLt; in training on RX 9000 and R9700 above all): TORCH_BLAS_PREFER_HIPBLASLT=0",
             "stock clocks and voltage: no overclocking, no undervolting",
             "to find the kernel that does it: `surefoot run --debug -- …` (slow; for diagnosis only)",
         ],
@@ -292,8 +292,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "launch-too-large",
         confidence: Medium,
         patterns: &[
-            r"(?i)(?:HIP|CUDA|ROCm) error: (?:invalid configuration argument|too many resources requested for launch|too many blocks in cooperative launch|invalid resource handle|file not found|invalid kernel file|__global__ function call is not configured)",
-            r"hipError(?:InvalidConfiguration|LaunchOutOfResources|CooperativeLaunchTooLarge|InvalidHandle|InvalidResourceHandle|FileNotFound|InvalidKernelFile|MissingConfiguration)\b",
+            r"(?i)(?:HIP|CUDA|ROCm) error: (?:invalid configuration argument|too many resources requested for launch|too many blocks in cooperative launch|invalid resource handle|file not found|__global__ function call is not configured)",
+            r"hipError(?:InvalidConfiguration|LaunchOutOfResources|CooperativeLaunchTooLarge|InvalidHandle|InvalidResourceHandle|FileNotFound|MissingConfiguration)\b",
         ],
         cause: "The runtime refused to launch a kernel: it asks for more threads, registers or shared memory than {gpu} has, for a kernel or file that is not in this build, or for a handle of another device. Code written for a GPU with another wave size or more shared memory does this.",
         fix: &[
@@ -346,6 +346,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)core dumped",
         ],
         also: &[r"\.dev20\d{6}|\brocm\d+\.\d+\.\d+a20\d{6}|\ba20\d{6}\b"],
+        last_resort: true,
+        covers: &["segmentation-fault"],
         cause: "The wheel is a nightly, and single nightlies crash on any access to GPU memory (gfx1151).",
         fix: &[
             "pin a release instead of a nightly",

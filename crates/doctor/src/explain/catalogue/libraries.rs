@@ -324,6 +324,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r#"(?i)NCCL WARN Missing \S?(?:amd_iommu=on|iommu=pt)"#,
             r"(?i)NCCL WARN hipIpc(?:Get|Open)MemHandle failed",
         ],
+        covers: &["iommu-not-passed"],
         cause: "The GPUs cannot reach each other's memory reliably: RCCL misses iommu=pt on the kernel command line, without which transfers between GPUs (peer access, IPC) fail or hang.",
         fix: &[
             "Linux: iommu=pt on the kernel command line (GRUB_CMDLINE_LINUX), then restart",

@@ -10,7 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "launcher-no-agent",
         confidence: Medium,
         patterns: &[r"(?i)\bROCm: no agents? (?:was|were) found|\bROCm agents detected: \[\]"],
-        covers: &["launcher-reports"],
+        covers: &["launcher-reports", "no-rocm-agent"],
         cause: "The launcher asked ROCm for its GPUs, and ROCm found none: on Windows the HIP SDK does not support the card, or its driver is too old; on Linux the driver is not loaded or may not be opened.",
         fix: &[
             "Windows: hipInfo of the HIP SDK must list the card; a current Adrenalin driver, and an SDK whose table of GPUs has the card",
@@ -74,7 +74,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "its Vulkan backend: OLLAMA_VULKAN=1",
             "a newer ollama and driver; a GPU that newer versions no longer support (Vega): an older one",
-            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a neighbour runs on {gpu}",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a similar GPU runs on {gpu}",
             "OLLAMA_DEBUG=2 shows the messages of the process that failed",
         ],
         ask: &["the server's log from its start, with OLLAMA_DEBUG=2"],
@@ -124,7 +124,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "This ollama does not support {gpu}: its ROCm libraries (rocBLAS) have no kernels for it.",
         fix: &[
             "ollama-for-amd, with the ROCm libraries (rocblas and its library folder) for <gfx>",
-            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a neighbour runs on {gpu}",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a similar GPU runs on {gpu}",
             "a newer ollama with its Vulkan backend (OLLAMA_VULKAN=1), which runs on every GPU",
         ],
         ask: &[

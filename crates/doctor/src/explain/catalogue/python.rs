@@ -188,8 +188,10 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)xFormers wasn't buil[dt] with CUDA support",
             r"(?i)xformers.*(?:can't load C\+\+/CUDA extensions|was built for)",
         ],
-        cause: "The preset asks for xformers, which has no wheels for AMD consumer GPUs.",
-        fix: &["use PyTorch's own attention (--sdpa)"],
+        cause: "The program asks for xformers, whose attention has no code for this device: on AMD its kernels are for Instinct cards, and none are for DirectML.",
+        fix: &[
+            "without xformers: remove --xformers, and use PyTorch's own attention (kohya: --sdpa, WebUI: --opt-sdp-attention, with DirectML --opt-sub-quad-attention)",
+        ],
         source: "https://github.com/bmaltais/kohya_ss/issues/2667",
         ..BASE
     },

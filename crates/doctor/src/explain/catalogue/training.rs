@@ -146,7 +146,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"error: .?\w+.? is not a member of .?(?:at|c10|torch)(?:::\w+)*\b",
             r"error: .?class (?:at|c10|torch)::\w+.? has no member",
         ],
-        covers: &["extension-build-failed", "wheel-build-failed"],
+        covers: &[
+            "extension-build-failed",
+            "wheel-build-failed",
+            "flash-attention-composable-kernels",
+        ],
         cause: "The sources of the extension call a function of torch (PyTorch) that this torch does not have under that name: extension and torch are of different ages, or its translation from CUDA to HIP (hipify) does not fit this version of torch.",
         fix: &[
             "a newer version of the extension, or the one that was made for this torch; delete its build folder and the translated files (*.hip, *_hip.*) first",

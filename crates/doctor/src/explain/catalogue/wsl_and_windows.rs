@@ -152,7 +152,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "install the HIP SDK that this ZLUDA wants (hiprtc0507: 5.7, hiprtc0602: 6.2), and let HIP_PATH and PATH name it",
             "or a newer ZLUDA, made for the installed HIP SDK",
-            "or leave ZLUDA: AMD's wheels of torch run natively on Windows on RX 7000, RX 9000 and Ryzen AI",
+            "or leave ZLUDA: AMD's wheels of torch run natively on Windows on RX 6000 and newer and Ryzen AI",
         ],
         ask: &["dir \"C:\\Program Files\\AMD\\ROCm\"", "echo %HIP_PATH%"],
         source: "https://github.com/Nerogar/OneTrainer/issues/421",
@@ -411,6 +411,21 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["echo %HIP_PATH%", "hipInfo"],
         source: "https://github.com/vosen/ZLUDA/issues/604",
+        ..BASE
+    },
+    Entry {
+        id: "zluda-call-unsupported",
+        confidence: Medium,
+        patterns: &[r"(?i)CUDA error: (?:operation not supported|CUDA_ERROR_NOT_SUPPORTED)"],
+        also: &[r"(?i)zluda"],
+        covers: &["hip-unknown-error"],
+        cause: "A program for CUDA runs through ZLUDA and calls a function of CUDA that ZLUDA or the HIP SDK does not have: this torch, or an option of the program, is newer than ZLUDA knows.",
+        fix: &[
+            "the versions of torch and of ZLUDA that the program's instructions name, and its own start script, which switches off what ZLUDA lacks (cuDNN, fused attention, the asynchronous allocator)",
+            "or leave ZLUDA: AMD's ROCm build of torch on RX 6000 and newer and Ryzen AI",
+        ],
+        ask: &["pip list | findstr torch", "echo %HIP_PATH%"],
+        source: "https://github.com/vosen/ZLUDA",
         ..BASE
     },
     Entry {

@@ -1,0 +1,129 @@
+//! Statements that were once wrong beside the right answer: the same message explained twice, a
+//! remark taken for an error, and steps for another GPU or system.
+
+use surefoot_doctor::explain::explain;
+use surefoot_doctor::report::{Report, diagnose_text};
+
+fn ids(text: &str) -> Vec<String> {
+    let found = explain(text).matches.into_iter();
+    found.map(|found| found.id).collect()
+}
+
+fn report(text: &str) -> Report {
+    diagnose_text(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn finding_ids(text: &str) -> Vec<String> {
+    let found = report(text).findings.into_iter();
+    found.map(|finding| finding.id).collect()
+}
+
+#[test]
+fn a_message_has_one_explanation() {
+    for (text, id) in [
+        (
+            "[ERROR] llama-server process has terminated with exit code: -1073740791",
+            "runner-crash",
+        ),
+        (
+            "amdgpu 0000:03:00.0: amdgpu: SMC engine is not correctly up!\namdgpu 0000:03:00.0: amdgpu: resume of IP block <smu> failed -5",
+            "resume-failed",
+        ),
+        (
+            "flash_attn_ck/mha_bwd.cpp:7:10: fatal error: 'fmha_bwd.hpp' file not found\nERROR: Failed building wheel for flash-attn\n",
+            "flash-attention-composable-kernels",
+        ),
+        (
+            "-- Could NOT find HIP: Found unsuitable version \"0.0.0\"\nCan't find CUDA or HIP installation.",
+            "cmake-finds-no-hip",
+        ),
+        ("WARNING ROCm: no agent was found", "launcher-no-agent"),
+        (
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600010 milliseconds before timing out.",
+            "watchdog-timeout",
+        ),
+        (
+            "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n`cutlassF` is not supported because:",
+            "xformers-missing",
+        ),
+        (
+            "RuntimeError: HIP error: invalid device ordinal",
+            "device-number",
+        ),
+        (
+            "[ZLUDA]\nRuntimeError: CUDA error: operation not supported",
+            "zluda-call-unsupported",
+        ),
+    ] {
+        assert_eq!(ids(text), [id], "{text}");
+    }
+}
+
+#[test]
+fn a_finding_and_a_message_do_not_say_the_same() {
+    let text = "Command line: BOOT_IMAGE=/vmlinuz-6.14.0 ro amdgpu.gtt_size=122880\n[    3.6] amdgpu: unknown parameter 'gtt_size' ignored\n";
+    let found = finding_ids(text);
+    assert_eq!(found, ["gtt-size-typo"], "{found:?}");
+}
+
+#[test]
+fn a_warning_of_a_program_is_no_failure() {
+    let text = "[WARNING] failed to run amdgpu-arch: binary not found.\nTotal VRAM 16368 MB, total RAM 65462 MB\npytorch version: 2.9.0+rocmsdk20251116\nAMD arch: gfx1101\nDevice: cuda:0 AMD Radeon RX 7800 XT : native\n";
+    let verdict = report(text).verdict();
+    assert!(!verdict.contains("failed"), "{verdict}");
+}
+
+#[test]
+fn nothing_is_said_of_wheels_for_a_gpu_that_is_not_known() {
+    let text = "Looking in indexes: https://pypi.org/simple, https://download.pytorch.org/whl/rocm6.0\nCollecting torch\n  Downloading torch-2.6.0-cp312-cp312-manylinux1_x86_64.whl (766 MB)\n";
+    let report = report(text);
+    assert!(report.has_errors());
+    let text = report.to_text(false);
+    assert!(!text.contains("no published wheel"), "{text}");
+}
+
+/// A warning is not "nothing wrong", and a card of NVIDIA is a GPU that the text names.
+#[test]
+fn the_verdict_without_a_gpu_fits_what_was_found() {
+    let verdict =
+        report("[   96.7] BUG: unable to handle kernel paging request at ffffbc0bcf791000\n")
+            .verdict();
+    assert!(verdict.starts_with("No error was found"), "{verdict}");
+    let verdict = report("GPU = NVIDIA A100 80GB PCIe. Max memory = 79.151 GB.\n").verdict();
+    assert!(verdict.contains("names no AMD GPU"), "{verdict}");
+}
+
+/// An override that is right for one GPU and wrong for the other is one problem.
+#[test]
+fn an_override_of_two_gpus_is_judged_once() {
+    let text = "  Board name:\t\t AMD Radeon AI PRO R9700\n  Name:\t\t gfx1201\n  Board name:\t\t Radeon 8060S Graphics\n  Name:\t\t gfx1201\nexport HSA_OVERRIDE_GFX_VERSION=12.0.1\n";
+    let found = finding_ids(text);
+    for wrong in ["override-needless", "override-relabels-all"] {
+        assert!(!found.iter().any(|id| id == wrong), "{found:?}");
+    }
+    assert!(found.iter().any(|id| id == "override-harmful"), "{found:?}");
+}
+
+#[test]
+fn the_report_of_another_torch_says_nothing_about_processors() {
+    let text = "Collecting environment information...\nPyTorch version: 2.4.0\nIs debug build: False\nCUDA used to build PyTorch: None\nROCM used to build PyTorch: N/A\nPython platform: Linux-6.8.0\nIs CUDA available: False\nGPU models and configuration: No CUDA\n";
+    let text = report(text).to_text(false);
+    assert!(!text.contains("only CPUs"), "{text}");
+}
+
+#[test]
+fn a_gpu_that_is_too_old_gets_no_driver() {
+    let text = "01:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Oland XT [Radeon HD 8670 / R7 250/350] (rev 83)\n\tKernel modules: radeon, amdgpu\n";
+    let text = report(text).to_text(false).replace("\n         ", " ");
+    assert!(
+        text.contains("too old") && !text.contains("modprobe"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_cmd_says_is_from_windows() {
+    let text = "'rocm-sdk' is not recognized as an internal or external command,\n[INFO] GPU arch: gfx1100\n";
+    let fix = explain(text).matches.remove(0).fix.join("\n");
+    assert!(!fix.contains("download.pytorch.org"), "{fix}");
+}
