@@ -346,7 +346,10 @@ fn split(line: &str) -> Option<(String, &str)> {
         .find(" = ")
         .or_else(|| line.find("\t= "))
         .map(|at| (at, 3));
-    let columns = line.find("   ").map(|at| (at, 3));
+    let columns = line
+        .find("   ")
+        .map(|at| (at, 3))
+        .or_else(|| line.find('\t').map(|at| (at, 1)));
     // A row of a table: `| GPU | Radeon 780M |`.
     let row = line
         .ends_with('|')

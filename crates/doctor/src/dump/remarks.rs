@@ -150,7 +150,11 @@ fn is_cut(text: &str) -> bool {
     is_report
         || fragments::tool_of(text).is_some()
         || has_bridges_only(text)
-        || text.contains("GPU[") && text.contains("]\t\t:")
+        || text.lines().any(|line| {
+            let rest = line.trim_start().strip_prefix("GPU[");
+            rest.and_then(|rest| rest.split_once(']'))
+                .is_some_and(|(_, rest)| rest.trim_start().starts_with(':'))
+        })
 }
 
 /// The name of the processor, if it has integrated graphics.

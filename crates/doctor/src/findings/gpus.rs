@@ -4,8 +4,10 @@ use super::{Check, Finding, Severity};
 use crate::names;
 use crate::plan::{Plan, WRONG_GRADIENTS};
 use platform::Gfx;
-use platform::machine::{Gpu, HipInfo, Machine, PciBus, ReadFrom, System, UnusableReason};
-use platform::pci::PciAddress;
+use platform::machine::{
+    Gpu, HipInfo, Machine, PciBus, ReadFrom, System, UnusableGpu, UnusableReason,
+};
+use platform::pci::{DeviceId, PciAddress};
 
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     none(machine, found);
@@ -384,7 +386,9 @@ const TOO_OLD: &str =
 
 fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     let is_old = |gpu: &&Gpu| crate::plan::is_too_old(gpu);
-    let Some(gpu) = machine.gpus.iter().find(is_old) else {
+    let usable = machine.gpus.iter().find(is_old).map(Gpu::name);
+    // A driver for one that HIP does not see would not help either.
+    let Some(name) = usable.or_else(|| machine.unseen.iter().find_map(old_name)) else {
         return;
     };
     let severity = if plan.pick.is_none() {
@@ -393,12 +397,23 @@ fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         Severity::Info
     };
     found.push(
-        Finding::new(Check::Gpu, severity, "gpu-too-old", format!("{} is too old: it is not supported", gpu.name()))
-            .seen(format!("The GPU is {}.", gpu.name()))
+        Finding::new(Check::Gpu, severity, "gpu-too-old", format!("{name} is too old: it is not supported"))
+            .seen(format!("The GPU is {name}."))
             .why("ROCm no longer has code for GPUs from before Vega, and no published wheel of PyTorch does. An override does not help: there is no code that it could name.")
             .fix([TOO_OLD])
             .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
     );
+}
+
+/// The name of a GPU from before Vega, with its architecture.
+fn old_name(gpu: &UnusableGpu) -> Option<String> {
+    let product = gpu.product.as_deref().unwrap_or_default();
+    let gfx = gpu.device_id.and_then(DeviceId::gfx);
+    let gfx = gfx.or_else(|| names::architecture_of(product));
+    match gfx {
+        Some(gfx) => gfx.is_too_old().then(|| format!("{product} ({gfx})")),
+        None => names::is_before_rocm(product).then(|| product.to_owned()),
+    }
 }
 
 fn unknown(name: &str, seen: &str) -> Finding {
