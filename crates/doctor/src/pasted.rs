@@ -105,6 +105,22 @@ pub(crate) fn without_prefix(line: &str) -> &str {
     rest
 }
 
+/// The same, but a line that tells of a failure keeps the level of a warning or a remark: it did not stop the program.
+pub(crate) fn without_prefix_but_level(line: &str) -> &str {
+    const HARMLESS: [&str; 4] = ["[WARNING]", "[INFO]", "- WARNING -", "- INFO -"];
+    let printed = without_prefix(line);
+    let prefix = &line[..line.len() - printed.len()];
+    let level = HARMLESS.iter().find_map(|level| prefix.rfind(level));
+    let tells_of_failure = || {
+        let text = printed.to_ascii_lowercase();
+        text.contains("fail") || text.contains("error")
+    };
+    match level {
+        Some(at) if tells_of_failure() => &line[at..],
+        _ => printed,
+    }
+}
+
 /// The number that a line begins with, and what follows it and its separator.
 pub(crate) fn after_number(line: &str) -> Option<(u32, &str)> {
     let rest = line.trim_start();
@@ -391,6 +407,20 @@ mod tests {
             "> trainer-1  | [rank0]: ",
         ] {
             assert_eq!(without_prefix(&format!("{prefix}{TEXT}")), TEXT, "{prefix}");
+        }
+    }
+
+    #[test]
+    fn a_failure_keeps_the_level_of_a_warning() {
+        for (line, expected) in [
+            ("2026-03-01 12:00:00,123 - INFO - GPU[0]: x", "GPU[0]: x"),
+            (
+                "12:00:00 [WARNING] failed to run x",
+                "[WARNING] failed to run x",
+            ),
+            ("2026-03-01 12:00:00,123 - ERROR - failed", "failed"),
+        ] {
+            assert_eq!(without_prefix_but_level(line), expected);
         }
     }
 

@@ -61,7 +61,7 @@ fn without_prefixes(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for line in text.lines().flat_map(pasted::unescaped) {
         let line = line.get(indentation..).unwrap_or(line.trim_start());
-        clean.push_str(pasted::without_prefix(&pasted::plain(line)));
+        clean.push_str(pasted::without_prefix_but_level(&pasted::plain(line)));
         clean.push('\n');
     }
     clean

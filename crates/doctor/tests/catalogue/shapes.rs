@@ -49,17 +49,14 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ),
     ("rocm-not-found", "Error: HIP/ROCm not found"),
     ("rocm-not-found", "no ROCm runtime is found, using the CPU"),
-    (
-        "package-unknown",
-        "E: Unable to locate package amf-amdgpu-pro",
-    ),
+    ("package-unknown", "E: Unable to locate package libnuma1"),
     (
         "image-not-built",
         "ERROR: failed to solve: process \"/bin/sh -c pip install .\" did not complete successfully: exit code: 1",
     ),
     (
         "service-ended",
-        "ollama.service: Main process exited, code=dumped, status=11/SEGV",
+        "ollama.service: Main process exited, code=exited, status=1/FAILURE",
     ),
     (
         "native-check-failed",
