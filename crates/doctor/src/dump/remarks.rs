@@ -125,7 +125,7 @@ fn installed_versions(text: &str) -> Vec<String> {
 
 /// Whether the program itself marks a line as a warning or as information: it went on.
 fn is_warning(line: &str) -> bool {
-    const MARKS: [&str; 7] = [
+    const MARKS: [&str; 8] = [
         "Warning:",
         "[WARNING]",
         "[INFO]",
@@ -133,6 +133,7 @@ fn is_warning(line: &str) -> bool {
         "level=DEBUG",
         "level=INFO",
         "- WARNING -",
+        "- INFO -",
     ];
     MARKS.iter().any(|mark| line.contains(mark))
 }
