@@ -385,12 +385,17 @@ impl Explainer {
     }
 }
 
-/// Whether the program itself marks a line as information or debugging: RCCL reports
-/// every missing optional plugin, ollama every library that it looks for.
+/// Whether the program itself marks a line as information or debugging: RCCL reports every missing optional plugin,
+/// ollama every library that it looks for, ComfyUI that its helper for NVIDIA's cards finds no CUDA.
 fn is_remark(line: &str) -> bool {
-    ["NCCL INFO", "NCCL TRACE", "level=DEBUG", "level=TRACE"]
-        .iter()
-        .any(|mark| line.contains(mark))
+    let marks = [
+        "NCCL INFO",
+        "NCCL TRACE",
+        "level=DEBUG",
+        "level=TRACE",
+        "comfy-aimdo failed to load: libcuda",
+    ];
+    marks.iter().any(|mark| line.contains(mark))
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 

@@ -212,4 +212,28 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "engine-worker-died",
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
     ),
+    (
+        "comfyui-dynamic-memory",
+        "[WARNING] No working comfy-aimdo install detected. DynamicVRAM support disabled. Falling back to legacy ModelPatcher.",
+    ),
+    (
+        "ollama-runner-missing",
+        "Error: fork/exec /tmp/ollama1234/runners/rocm_v60002/ollama_llama_server: no such file or directory",
+    ),
+    (
+        "model-code-not-trusted",
+        "ValueError: Loading /models/x requires you to execute the configuration file in that repo on your local machine.",
+    ),
+    (
+        "visibility-differs",
+        "ValueError: Inconsistent GPU visibility env vars: HIP_VISIBLE_DEVICES='0' vs CUDA_VISIBLE_DEVICES='1'. Please set only one, or ensure they match.",
+    ),
+    (
+        "peer-access-refused",
+        "ROCm error: peer access is not supported between these two devices",
+    ),
+    (
+        "comfyui-nvidia-helper",
+        "comfy-aimdo failed to load: libcuda.so.1: cannot open shared object file: No such file or directory\nNOTE: comfy-aimdo is currently only support for Nvidia GPUs",
+    ),
 ];

@@ -198,6 +198,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "flash-attention-for-cuda",
         patterns: &[
+            r"(?i).flash-attn. package must be installed first",
             r"(?i)cannot import name 'flash_attn\w*' from 'flash_attn",
             r"(?i)flash_attn was requested, but nvcc was not found",
             r"(?i)(?:building wheel for|Failed to build) .?flash[-_]attn",

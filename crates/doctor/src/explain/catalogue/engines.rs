@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "engine-attention-backend",
         confidence: Medium,
         patterns: &[
+            r"(?i)Cannot use FP8 KV cache|does not support head size \d",
             r"(?i)Selected backend \S+ is not valid for this configuration|No valid attention backend found",
             r"(?i)Head size \d+ is not supported by|Unsupported head size:? \d|head_size not supported",
             r"(?i)The selected backend, \w+, does not support|attention backend .{0,60}(?:not supported|unsupported|is not available)",
@@ -96,6 +97,32 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         scope: NotWindows,
         source: "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html",
+        ..BASE
+    },
+    Entry {
+        id: "visibility-differs",
+        patterns: &[r"(?i)Inconsistent GPU visibility env vars"],
+        covers: &["vllm-engine-failed"],
+        cause: "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES are both set and name different GPUs; on ROCm they mean the same.",
+        fix: &["set one of them, or both to the same value"],
+        source: "https://github.com/vllm-project/vllm/blob/main/vllm/platforms/rocm.py",
+        ..BASE
+    },
+    Entry {
+        id: "peer-access-refused",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)peer access is not supported between these two devices|hipErrorPeerAccessUnsupported",
+        ],
+        covers: &["hip-error-other"],
+        cause: "One GPU cannot reach the memory of the other directly: the board, a virtual machine, the IOMMU or two different kinds of GPU do not allow it.",
+        fix: &[
+            "copies through host memory: NCCL_P2P_DISABLE=1; llama.cpp: without GGML_CUDA_P2P, or built with -DGGML_CUDA_NO_PEER_COPY=ON",
+            "Linux: iommu=pt on the kernel command line, and Above 4G decoding with Resizable BAR in the BIOS",
+            "one GPU alone: HIP_VISIBLE_DEVICES=<index>",
+        ],
+        ask: &["Linux: rocm-smi --showtopo"],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/hip_runtime_api/multi_device.html",
         ..BASE
     },
     Entry {

@@ -11,6 +11,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)ROCm agent enumerator failed|ROCm: (?:unsupported )?version=None",
             r"(?i)no ROCm agents? (?:was|were) found|ROCm: no agents? (?:was |were )?found|ROCm: agents=\[\]|ROCm agents detected: \[\]",
         ],
         cause: "The program asked ROCm (the HIP SDK on Windows) for its GPUs and got none, and goes on with the CPU or another backend: the HIP SDK or driver is missing or too old, or it does not support this card (RX 400 and 500, Vega).",

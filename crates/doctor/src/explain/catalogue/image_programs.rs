@@ -42,6 +42,36 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "comfyui-nvidia-helper",
+        severity: Info,
+        patterns: &[
+            r"(?i)comfy-aimdo failed to load: (?:libcuda|.{0,40}nvcuda)|comfy-aimdo is currently only support",
+            r"(?i)You need pytorch with cu\d+ or higher to use optimized CUDA operations",
+        ],
+        cause: "Harmless: a helper of ComfyUI for NVIDIA's cards does not load on an AMD card; ComfyUI works without it.",
+        fix: &["nothing is needed; newer versions have one for AMD cards, too"],
+        source: "https://github.com/Comfy-Org/ComfyUI/issues/13241",
+        ..BASE
+    },
+    Entry {
+        id: "comfyui-dynamic-memory",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)No working comfy-aimdo install detected|DynamicVRAM (?:support disabled|failed to initialize)",
+            r"(?i)\baimdo\b.{0,80}(?:ERROR|failed)|aimdo_setup_hooks|VBAR allocation fail",
+        ],
+        covers: &["host-out-of-memory"],
+        cause: "ComfyUI's dynamic memory (comfy-aimdo, which loads parts of a model as they are needed) could not start here: its library does not fit this ROCm or GPU, or a container forbids what it does. ComfyUI goes on with its older way of loading models, unless it was asked for explicitly.",
+        fix: &[
+            "--disable-dynamic-vram, and --lowvram or --reserve-vram 1 where memory is short",
+            "a newer ComfyUI and comfy-aimdo with ROCm 7.14 or newer, where it is meant to work on AMD GPUs; RX 5000 and older are not among those tested",
+            "Linux: container: --security-opt seccomp=unconfined",
+        ],
+        source: "https://github.com/Comfy-Org/comfy-aimdo/issues/74",
+        ..BASE
+    },
+    Entry {
         id: "model-lacks-part",
         severity: Warning,
         patterns: &[
@@ -243,6 +273,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-checkpoint-none",
         severity: Warning,
         patterns: &[
+            r"(?i)Error no file named .{1,120} found in directory",
             r"(?i)No checkpoints found\. When searching for checkpoints",
             r"(?i)failed to open GGUF file|whisper_init\w*: failed to open '",
             r"(?i)gguf_init_from_file\w*: failed to open '",

@@ -90,7 +90,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "ollama-system-memory",
-        patterns: &[r"(?i)model requires more (?:system|gpu) memory"],
+        patterns: &[
+            r"(?i)model request too large for system",
+            r"(?i)model requires more (?:system|gpu) memory",
+        ],
         covers: &["ggml-out-of-memory"],
         cause: "Too little RAM is free for the part of the model that stays in system memory. On an APU ollama counts free RAM and not what the GPU may map, so that a large carve-out, other programs or the limit of a container leave it too little.",
         fix: &[
@@ -199,6 +202,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "program-check-failed",
         confidence: Medium,
         patterns: &[
+            r"(?i)pre-allocated tensor .{0,80} that cannot run the operation",
             r"(?i)[\w-]+\.(?:cu|cuh|cpp|c):\d+: (?:fatal error\W*$|\w.{0,60} does not support K-shift)",
             r"(?i)does not support K-shift",
             r"\bGGML_ASSERT\b",
@@ -228,6 +232,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "runner-crash",
         confidence: Low,
         patterns: &[
+            r"(?i)Failed to load model.{0,20}\(Exit code: null\)",
             r"(?i)model runner has unexpectedly stopped",
             r"(?i)llama-server process (?:has terminated|no longer running)",
             r"(?i)(?:runner process (?:has terminated|no longer running)|runner terminated|llama-server process.*(?:exit|died))",
@@ -260,10 +265,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "runner-start-timeout",
         confidence: Medium,
-        patterns: &[r"(?i)timed out waiting for llama (?:runner|server)"],
-        cause: "The model did not load within the time that ollama waits: the disk is slow, the file is read through a network or a mapped file that is copied slowly to the GPU, or the GPU hung.",
+        patterns: &[
+            r"(?i)(?:server|backend|runner) failed to start within (?:the )?(?:timeout|\d)|to be ready \(timeout: 0s\)",
+            r"(?i)timed out waiting for llama (?:runner|server)",
+        ],
+        cause: "The server or model was not ready within the time that the program waits (its own time limit, which can be set too low): the disk is slow, the file is read through a network or a mapped file that is copied slowly to the GPU, or the GPU hung.",
         fix: &[
-            "OLLAMA_LOAD_TIMEOUT=30m for the service",
+            "a longer limit: OLLAMA_LOAD_TIMEOUT=30m for the service; lemonade: global_timeout in its configuration (0 s gives up at once)",
             "the model on a local SSD; enough free RAM; use_mmap false for an APU with a large carve-out",
             "look for a hang in the kernel log",
         ],
@@ -274,6 +282,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "model-too-new",
         patterns: &[
+            r"(?i)not supported by your version of Ollama|Unrecognized configuration class <class|Unrecognized model in \S+ Should have a",
             r"(?i)may be incompatible with your version of Ollama|requires a newer version of Ollama|no longer compatible with your version of Ollama",
             r#"(?i)unsupported architecture "\w+"|has no vLLM implementation|GGUF model with architecture \S+ is not supported"#,
             r"(?i)hf-to-gguf:Model \w+ is not supported|BPE pre-tokenizer was not recognized",
@@ -286,6 +295,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)`?rope_scaling`? must be a dictionary with two fields",
             r"(?i)Tokenizer class \w+ does not exist or is not currently imported",
         ],
+        covers: &["runner-crash", "model-not-loaded"],
         cause: "The program is older than the model: it does not know the model's architecture. It has nothing to do with the GPU.",
         fix: &[
             "update the program (llama.cpp, ollama, LM Studio's runtime, transformers, vLLM), or take a model that it knows",
@@ -484,6 +494,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "blender-hip",
         confidence: Medium,
         patterns: &[
+            r"(?i)hipModuleLoad failed|Failed loading render kernel",
             r"(?i)No compatible GPUs found for Cycles|(?:Illegal address|Invalid (?:device|value)) in HIP\b",
             r"(?i)Failed to load HIP kernel|HIP kernel compilation|no HIP kernel found|HIP binary kernel for this graphics card",
             r"(?i)HIPEW initialization failed|Failed to (?:create|initialize) HIP (?:context|device)",

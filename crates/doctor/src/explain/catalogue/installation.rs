@@ -106,6 +106,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)ImportError: cannot import name '\w+' from '(?:sgl_kernel|gradio|gradio_client|pydantic|aiter|vllm)\b|allow_fp16_accumulation is not available in this version of torch",
             r"(?i)module '(?:transformers|diffusers|gradio|peft|accelerate|huggingface_hub)(?:\.\w+)*' has no attribute '\w+'",
             r"(?i)'FieldInfo' object has no attribute 'in_'|unexpected keyword argument 'socket_options'|No module named 'pytorch_lightning\.utilities\.distributed'",
             r"(?i)argument of type 'bool' is not iterable",

@@ -42,11 +42,12 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)amdgpu_cs_query_fence_status failed|amdgpu: The CS has been rejected .*\(-12\)",
             r"(?i)amdgpu: bo \S+ va .*conflict with",
         ],
-        covers: &["mes-hang"],
+        covers: &["mes-hang", "vulkan-device-lost"],
         cause: "The memory of the GPU is full: the kernel found no room in video memory or in GTT for what a program submitted, and refused it. All programs on the GPU count together, the desktop and the browser as well.",
         fix: &[
             "close other programs on the GPU, or use a smaller model, batch, context or image",
             "ComfyUI: --reserve-vram 2 leaves room for the desktop",
+            "llama.cpp, ollama: fewer layers on the GPU (-ngl, num_gpu) or another version: from 0.32.10 on ollama loads more onto some APUs than fits, 0.32.9 does not; llama.cpp: --load-mode mmap",
             "APU: raise ttm.pages_limit (`surefoot doctor` tells the value), or a larger carve-out in the BIOS",
             "a newer kernel: older ones refused while memory was only busy",
         ],
@@ -55,7 +56,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "rocm-smi --showmeminfo vram gtt",
             "dmesg | grep -iE 'VRAM memory ready|GTT memory ready'",
         ],
-        source: "https://github.com/ROCm/legacy-rocm-build/issues/6215",
+        source: "https://github.com/ollama/ollama/issues/17748",
         ..BASE
     },
     Entry {

@@ -134,6 +134,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "model-code-not-trusted",
+        severity: Warning,
+        patterns: &[
+            r"(?i)requires you to execute the (?:configuration|tokenizer|modeling) file in that repo|contains custom code which must be executed",
+            r"(?i)Please pass the argument `?trust_remote_code=True",
+        ],
+        cause: "The model brings code of its own, which is not run unless that is allowed. It has nothing to do with the GPU.",
+        fix: &[
+            "trust_remote_code=True (vLLM, SGLang: --trust-remote-code), after a look at that code; a newer transformers often knows the model without it",
+        ],
+        source: "https://huggingface.co/docs/transformers/main/en/models#custom-models",
+        ..BASE
+    },
+    Entry {
         id: "projector-unfit",
         severity: Warning,
         confidence: Medium,
@@ -155,6 +169,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-lacks-capability",
         severity: Warning,
         patterns: &[
+            r#"(?i)"[\w./:-]+" does not support (?:tools|thinking|generate|chat|vision|embeddings|completion|insert|image input)"#,
             r#"(?i)\S+:\S+"? does not support (?:tools|thinking|generate|chat|vision|embeddings|completion|insert|image input)"#,
         ],
         cause: "The model (or the template in its file) has no support for what was asked of it, such as tools, images or embeddings. It has nothing to do with the GPU.",
@@ -246,6 +261,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         severity: Warning,
         patterns: &[
+            r"\?{40}",
+            r"(?i)logits sum to NaN",
             r"\bGGGGGGGGGGGGGGGG",
             r"(?i)embedding contains NaN or Inf|unsupported value: NaN",
             r"(?i)image contains invalid NaN values|Decode: sample=\S.* invalid=\d+ .*failed to validate",
@@ -259,6 +276,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the version of the program, and the last one that gave good results"],
         source: "https://github.com/ggml-org/llama.cpp/issues/13285",
+        ..BASE
+    },
+    Entry {
+        id: "ollama-runner-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)fork/exec \S*(?:ollama|llama)\S*: (?:no such file or directory|permission denied|exec format error)",
+            r"(?i)llama-server binary not found|unable to locate ollama app",
+        ],
+        covers: &["runner-crash"],
+        cause: "ollama cannot start the program that runs models: its files are missing (another version was unpacked over it, or the temporary folder was cleaned) or may not be executed (a folder mounted with noexec).",
+        fix: &[
+            "remove the old files (lib/ollama beside the program), then install ollama anew with the same version of its ROCm package",
+            "Linux: a folder without noexec for its temporary files: OLLAMA_TMPDIR; older versions: restart the service after /tmp was cleaned",
+        ],
+        source: "https://github.com/ollama/ollama/blob/main/docs/troubleshooting.mdx",
         ..BASE
     },
     Entry {

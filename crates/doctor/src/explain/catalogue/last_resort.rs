@@ -271,7 +271,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         last_resort: true,
         severity: Warning,
         confidence: Medium,
-        patterns: &[r"ModuleNotFoundError: No module named '?[\w.-]+"],
+        patterns: &[
+            r"(?i)ImportError: Using .{1,80} requires \w+: .?pip install",
+            r"ModuleNotFoundError: No module named '?[\w.-]+",
+        ],
         cause: "A Python package is not installed in the environment that runs the program; the line names it. It has nothing to do with the GPU.",
         fix: &[
             "activate the environment of the program, then pip install the package (its name there can differ from that of the module)",

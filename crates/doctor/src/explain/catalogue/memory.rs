@@ -36,6 +36,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ggml-out-of-memory",
         patterns: &[
+            r"(?i)memory layout cannot be allocated with num_gpu",
             r"(?i)failed to allocate the compute buffer|alloc compute (?:buffer|graph) failed",
             r"(?i)(?:ROCm|CUDA) error: out of memory",
             r"(?i)(?:cuda|hip)Malloc failed: out of memory",
@@ -311,6 +312,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "out-of-memory-without-numbers",
         confidence: Medium,
         patterns: &[
+            r"(?i)Insufficient VRAM for model",
             r"(?i)System is out of GPU (?:and shared host )?memory|Torch GPU out-of-memory error",
             r"(?i)Allocation on device(?: \d+)?\b(?:.{0,40}would exceed allowed memory)?",
             r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",

@@ -101,6 +101,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "ollama-not-running",
         severity: Warning,
         patterns: &[
+            r"(?i)dial tcp \S+:11434: connect(?:ex)?: (?:connection refused|No connection could be made)",
             r"(?i)could not connect to (?:an? running )?ollama (?:app|server|instance)",
             r"(?i)listen tcp \S*:11434: bind: ",
         ],

@@ -244,7 +244,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)0xC0000005",
-            r"(?:exit (?:status|code):? ?|Exit code: )(?:3221225477|-1073741819)\b",
+            r"(?:[Ee]xit(?:ed with)? (?:status|code):? ?)(?:3221225477|-1073741819)\b",
             r"(?i)access violation.*amdhip64",
             r"(?i)Windows fatal exception: access violation",
             r"(?i)exception: access violation (?:reading|writing) 0x",
@@ -381,6 +381,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "zluda-files-missing",
         confidence: Medium,
         patterns: &[
+            r"(?i)Failed to install ZLUDA: ",
             r"(?i)Could not call zluda_get_nightly_flag|function 'zluda_\w+' not found",
             r"(?i)(?:nccl|nvcuda|nvrtc\w*|cublas\w*|zluda\w*)\.dll is missing",
             r"(?i)zluda.{0,80}(?:blocked|quarantined|removed) by",
