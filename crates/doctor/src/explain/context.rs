@@ -13,6 +13,8 @@ pub(super) struct Context {
     clues: Clues,
     /// Architectures, each with the line that names it first.
     gpus: Vec<Fact<Gfx>>,
+    /// Those of them that a line names as a device in use.
+    devices: Vec<Fact<Gfx>>,
     /// The architecture that the name of a product means.
     products: Vec<Fact<Gfx>>,
     override_value: Option<Fact<String>>,
@@ -90,6 +92,9 @@ impl Context {
         if line.contains("gfx") {
             let named = gpus_of(line);
             if named.len() <= Self::GPUS_IN_A_LINE {
+                if let ([gfx], true) = (&named[..], names_a_device(line)) {
+                    note(&mut self.devices, *gfx, number);
+                }
                 for gfx in named {
                     note(&mut self.gpus, gfx, number);
                 }
@@ -280,10 +285,10 @@ impl Context {
             }),
             _ => None,
         };
-        match &self.gpus[..] {
+        only(&self.devices).or_else(|| match &self.gpus[..] {
             [] => only(&self.products),
             gpus => only(gpus),
-        }
+        })
     }
 }
 
@@ -310,6 +315,14 @@ fn note(facts: &mut Vec<Fact<Gfx>>, value: Gfx, line: usize) {
     if facts.len() < Context::GPUS && facts.iter().all(|fact| fact.value != value) {
         facts.push(Fact { value, line });
     }
+}
+
+/// Whether a line names an architecture as that of a device in use: other lines name those of packages and files.
+fn names_a_device(line: &str) -> bool {
+    ["AMD arch: gfx", "compute=gfx"]
+        .iter()
+        .any(|mark| line.contains(mark))
+        || line.contains("Device ") && line.contains(", gfx")
 }
 
 /// The architectures that a line names as those of GPUs, not as supported ones.

@@ -236,4 +236,9 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "comfyui-nvidia-helper",
         "comfy-aimdo failed to load: libcuda.so.1: cannot open shared object file: No such file or directory\nNOTE: comfy-aimdo is currently only support for Nvidia GPUs",
     ),
+    (
+        "argument-not-known",
+        "TypeError: load_checkpoint_and_dispatch() got an unexpected keyword argument 'force_hooks'",
+    ),
+    ("integrated-gpu-taken", "AMD arch: gfx1036"),
 ];

@@ -172,6 +172,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "kfd-permission",
         patterns: &[
+            r"(?i)Radeon card detected, but permissions not set up|permissions not set up properly\. +Either run ollama as root",
             r"(?i)/dev/dri/\w+.*(?:Permission denied|Operation not permitted)",
             r"(?i)/dev/kfd.*Operation not permitted",
             r"(?i)SELinux is preventing .*(?:/dev/(?:kfd|dri)|renderD\d+|hsa_device_t|dri_device_t)",

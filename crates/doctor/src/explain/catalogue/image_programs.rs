@@ -196,6 +196,25 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "integrated-gpu-taken",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)AMD arch: gfx103[67]\b|using agent gfx103[67]\b"],
+        unless: &[r"(?i)AMD arch: gfx(?:103[0-5]|9|1[12])"],
+        cause: "The program computes on the small integrated GPU of the processor ({gpu}, with two compute units), which is there for the display: programs crash on it, or are slower than on the CPU. A card beside it is hidden, has a higher number, or this build has no code for it.",
+        fix: &[
+            "leave the card alone visible: HIP_VISIBLE_DEVICES=<index of the card> (hipInfo or rocminfo numbers them); ComfyUI: --cuda-device 1",
+            "a build for the architecture of the card, not for that of the processor",
+            "or the integrated GPU off in the BIOS",
+        ],
+        ask: &[
+            "Windows: hipInfo",
+            "Linux, WSL: rocminfo | grep -E 'gfx|Marketing'",
+        ],
+        source: "https://github.com/Comfy-Org/ComfyUI/issues/11059",
+        ..BASE
+    },
+    Entry {
         id: "port-taken",
         severity: Warning,
         patterns: &[
@@ -323,6 +342,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the traceback above `Cannot import`"],
         source: "https://docs.comfy.org/troubleshooting/custom-node-issues",
+        ..BASE
+    },
+    Entry {
+        id: "argument-not-known",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)TypeError: .{0,80}(?:got an unexpected keyword argument '|missing \d+ required positional argument|takes \d+ positional arguments? but)",
+            r"(?i)\w+\(\) got an unexpected keyword argument '",
+        ],
+        cause: "A function was called with arguments that it does not have (any more): two packages, or the program and a package or custom node, are of versions that do not belong together. It has nothing to do with the GPU.",
+        fix: &[
+            "the versions that the program's requirements name: pip install -r requirements.txt in its environment, then look whether torch is still the ROCm build",
+            "update the program and the extension or node that the traceback names, or go back to the last version that worked",
+        ],
+        ask: &["the traceback; pip list"],
+        source: "https://packaging.python.org/en/latest/tutorials/installing-packages/",
         ..BASE
     },
     Entry {

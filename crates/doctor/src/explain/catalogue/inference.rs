@@ -343,6 +343,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "vllm-quantization",
         patterns: &[
+            r"(?i)Float8_\w+ is only supported for ROCm",
             r"(?i)No \S+ MoE backend supports|is not supported for quantization method",
             r"(?i)comfy_kitchen.{0,60}No backend available",
             r"(?i)\b\w+ quantization is currently not supported (?:in|on|for) rocm",

@@ -24,6 +24,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)create_tensor: tensor '\S+' not found|error loading model: tensor '\S+' not found",
             r"(?i)error loading model: (?:\w+: )?(?:missing tensor|wrong number of tensors|tensor '\S+' has wrong shape|invalid split file)",
             r"(?i)missing tensor '\S+'|wrong number of tensors; expected \d+, got \d+",
             r"(?i)error loading model hyperparameters: |key not found in model: ",
