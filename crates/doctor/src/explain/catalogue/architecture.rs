@@ -12,7 +12,7 @@ const GRAPH_CAPTURE: &[&str] = &[
     r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
     r"(?i)(?:HIP|CUDA|ROCm) error: operation (?:failed due to a previous error|not permitted).*captur",
     r"hipErrorCapturedEvent",
-    r"(?i)(?:HIP|CUDA) error: operation would make the legacy stream depend on a capturing",
+    r"(?i)(?:HIP|CUDA|ROCm) error: operation would make the legacy stream depend on a capturing",
 ];
 
 pub(super) const ENTRIES: &[Entry] = &[

@@ -198,6 +198,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "flash-attention-for-cuda",
         patterns: &[
+            r"(?i)module 'flash_attn' has no attribute",
             r"(?i).flash-attn. package must be installed first",
             r"(?i)cannot import name 'flash_attn\w*' from 'flash_attn",
             r"(?i)flash_attn was requested, but nvcc was not found",
@@ -385,7 +386,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?:llvm|mlir)::\S+.*: Assertion .* failed|Assertion .isa<\w+>",
             r"(?i)fatal error: error in backend: (?:Cannot select|Unsupported|unsupported)",
         ],
-        covers: &["torch-compile-failed"],
+        covers: &["torch-compile-failed", "device-assert"],
         cause: "The installed Triton cannot compile this kernel for {gpu}: a data type that the chip lacks (fp8 before RX 9000), more shared memory than it has, or a bug of this version.",
         fix: &[
             "a newer torch with the Triton that belongs to it",

@@ -13,8 +13,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Cannot use FP8 KV cache|does not support head size \d",
             r"(?i)Selected backend \S+ is not valid for this configuration|No valid attention backend found",
             r"(?i)Head size \d+ is not supported by|Unsupported head size:? \d|head_size not supported",
-            r"(?i)The selected backend, \w+, does not support|attention backend .{0,60}(?:not supported|unsupported|is not available)",
-            r"(?i)FLASH_ATTN is not supported|flash attention .{0,30}not supported .{0,20}rocm",
+            r"(?i)The selected backend, \w+, does not support|attention backend .*(?:not supported|unsupported|is not available)",
+            r"(?i)FLASH_ATTN is not supported|flash attention .*not supported .*rocm",
         ],
         covers: &["vllm-engine-failed", "server-shard-failed"],
         cause: "The attention backend that was chosen cannot do this: it has no kernels for {gpu}, for the size of the model's heads, for the block size or for the type of the cache. Backends of FlashAttention, FlashInfer and AITER are made for other GPUs.",
@@ -44,7 +44,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "engine-memory-static",
         patterns: &[
-            r"(?i)Please try to increase --mem-fraction-static|Loading the model .{0,40}Not enough memory",
+            r"(?i)Please try to increase --mem-fraction-static|Loading the model .*Not enough memory",
             r"(?i)Not enough memory to handle \d+ prefill tokens",
             r"(?i)Error in memory profiling\. Initial free memory",
         ],
@@ -67,7 +67,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "engine-tensor-parallel",
         severity: Warning,
         patterns: &[
-            r"(?i)must be divisible by (?:the )?tensor[ _-]parallel[ _-]size|not divisible by .{0,20}(?:tensor[ _]parallel|tp_size|min_thread_\w|weight quantization block|world_size)",
+            r"(?i)must be divisible by (?:the )?tensor[ _-]parallel[ _-]size|not divisible by .*(?:tensor[ _]parallel|tp_size|min_thread_\w|weight quantization block|world_size)",
             r"(?i)is not divisible by weight quantization block|is not aligned with the quantized weight shape",
         ],
         covers: &["vllm-engine-failed", "server-shard-failed"],
@@ -147,7 +147,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)No available shared memory broadcast block found in \d+ (?:second|minute)",
             r"(?i)RPC call to \w+ timed out",
-            r"(?i)Watchdog (?:timeout|caught collective).{0,60}(?:scheduler|forward|detokenizer)|Scheduler watchdog timeout",
+            r"(?i)Watchdog (?:timeout|caught collective).*(?:scheduler|forward|detokenizer)|Scheduler watchdog timeout",
         ],
         covers: &["vllm-engine-failed"],
         cause: "A worker of the server did not answer in time: it compiles kernels or captures graphs (the first request takes minutes on AMD GPUs), waits for another GPU that does not answer, or the GPU hangs.",

@@ -45,7 +45,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "comfyui-nvidia-helper",
         severity: Info,
         patterns: &[
-            r"(?i)comfy-aimdo failed to load: (?:libcuda|.{0,40}nvcuda)|comfy-aimdo is currently only support",
+            r"(?i)comfy-aimdo failed to load: (?:libcuda|.*nvcuda)|comfy-aimdo is currently only support",
             r"(?i)You need pytorch with cu\d+ or higher to use optimized CUDA operations",
         ],
         cause: "Harmless: a helper of ComfyUI for NVIDIA's cards does not load on an AMD card; ComfyUI works without it.",
@@ -59,7 +59,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)No working comfy-aimdo install detected|DynamicVRAM (?:support disabled|failed to initialize)",
-            r"(?i)\baimdo\b.{0,80}(?:ERROR|failed)|aimdo_setup_hooks|VBAR allocation fail",
+            r"(?i)\baimdo\b.*(?:ERROR|failed)|aimdo_setup_hooks|VBAR allocation fail",
         ],
         covers: &["host-out-of-memory"],
         cause: "ComfyUI's dynamic memory (comfy-aimdo, which loads parts of a model as they are needed) could not start here: its library does not fit this ROCm or GPU, or a container forbids what it does. ComfyUI goes on with its older way of loading models, unless it was asked for explicitly.",
@@ -75,7 +75,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-lacks-part",
         severity: Warning,
         patterns: &[
-            r"(?i)ERROR: (?:clip input|VAE) is invalid: None",
+            r"(?i)ERROR: (?:clip input|clip_vision input|VAE|controlnet|model) is invalid: None",
             r"(?i)checkpoint does not contain a valid (?:clip|vae|text encoder)",
             r"(?i)You do not have (?:\w+ )?(?:CLIP|T5|VAE|UNet|Qwen\w*|text encoder)\w* state dict",
             r"(?i)The CLIP input is missing or invalid",
@@ -112,6 +112,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)controlnet file is invalid and does not contain",
             r"KeyError: 'general\.architecture'",
             r"(?i)Could not detect model type of|ERROR UNSUPPORTED UNET|Failed to recognize model type",
             r"(?i)Unexpected (?:text model )?architecture type in GGUF file",
@@ -167,7 +168,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)INCOMPATIBLE PYTHON VERSION|This program is tested with [\d.]+ Python, but you have",
             r"(?i)Python: version=\S+ required=\S.*incompatible",
-            r"(?i)(?:requires|needs) Python (?:>=|<|==|version )?\s?3\.\d+.{0,40}(?:but|you have|found|current)",
+            r"(?i)(?:requires|needs) Python (?:>=|<|==|version )?\s?3\.\d+.*(?:but|you have|found|current)",
         ],
         cause: "The program or package does not support this Python: it is too new or too old for it, and its dependencies (torch) have no wheels for it. It has nothing to do with the GPU.",
         fix: &[
@@ -203,7 +204,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         unless: &[r"(?i)AMD arch: gfx(?:103[0-5]|9|1[12])"],
         cause: "The program computes on the small integrated GPU of the processor ({gpu}, with two compute units), which is there for the display: programs crash on it, or are slower than on the CPU. A card beside it is hidden, has a higher number, or this build has no code for it.",
         fix: &[
-            "leave the card alone visible: HIP_VISIBLE_DEVICES=<index of the card> (hipInfo or rocminfo numbers them); ComfyUI: --cuda-device 1",
+            "leave the card alone visible: HIP_VISIBLE_DEVICES=<index of the card>; ComfyUI: --cuda-device 1",
             "a build for the architecture of the card, not for that of the processor",
             "or the integrated GPU off in the BIOS",
         ],
@@ -219,7 +220,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"(?i)error while attempting to bind on address",
-            r"(?i)(?:Cannot find empty port in range|couldn't bind (?:HTTP )?server socket|bind(?:ing)?\S* .{0,60}(?:address already in use|Only one usage of each socket address))",
+            r"(?i)(?:Cannot find empty port in range|couldn't bind (?:HTTP )?server socket|bind(?:ing)?\S* .*(?:address already in use|Only one usage of each socket address))",
             r"\[(?:Errno (?:98|48|10048)|WinError 10048)\]",
             r"(?i)Failed to bind (?:IPv[46] )?(?:HTTP )?server to|Port \d+ is (?:already )?in use",
         ],
@@ -269,7 +270,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "lora-not-applied",
         severity: Info,
         patterns: &[
-            r"(?i)lora key not loaded: |(?:lora|NOT LOADED) .{0,40}keys? (?:were )?not (?:loaded|matched)",
+            r"(?i)lora key not loaded: |(?:lora|NOT LOADED) .*keys? (?:were )?not (?:loaded|matched)",
         ],
         cause: "Parts of the LoRA have no counterpart in the model: it is for another model family, or in a format that this version does not know. The program goes on without them.",
         fix: &["a LoRA for this model; a newer version of the program"],
@@ -292,12 +293,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-checkpoint-none",
         severity: Warning,
         patterns: &[
-            r"(?i)Error no file named .{1,120} found in directory",
+            r"(?i)Error no file named .+ found in directory",
             r"(?i)No checkpoints found\. When searching for checkpoints",
             r"(?i)failed to open GGUF file|whisper_init\w*: failed to open '",
             r"(?i)gguf_init_from_file\w*: failed to open '",
             r"(?i)FileNotFoundError: .*\.(?:safetensors|gguf|ckpt|pth|onnx|sft)\b",
-            r"(?i)(?:Files for model .{1,80}|model (?:file|path)\S* \S+) not found at|(?:model|checkpoint) (?:file )?\S+\.(?:gguf|safetensors|ckpt) (?:does not exist|not found)",
+            r"(?i)(?:Files for model .+|model (?:file|path)\S* \S+) not found at|(?:model|checkpoint) (?:file )?\S+\.(?:gguf|safetensors|ckpt) (?:does not exist|not found)",
         ],
         cause: "The model's file is not where the program looks for it: it was not downloaded, is in another folder or under another name, or the path is one of another system (a container sees only the folders that are mounted into it). It has nothing to do with the GPU.",
         fix: &[
@@ -316,7 +317,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)comfyui-(?:frontend-package|workflow-templates|embedded-docs) is not installed",
             r"(?i)Please install the updated requirements\.txt",
             r"(?i)Failed to initialize database\. Please ensure you have installed the latest requirements",
-            r"(?i)(?:WARNING|Installed).{0,40}comfyui\S* (?:package )?(?:version )?.{0,20}is (?:lower|older) than",
+            r"(?i)(?:WARNING|Installed).*comfyui\S* (?:package )?(?:version )?.*is (?:lower|older) than",
         ],
         cause: "ComfyUI was updated, and the packages that it requires were not: its page, its database or its nodes can be missing. It has nothing to do with the GPU.",
         fix: &[
@@ -350,7 +351,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)TypeError: .{0,80}(?:got an unexpected keyword argument '|missing \d+ required positional argument|takes \d+ positional arguments? but)",
+            r"(?i)TypeError: .*(?:got an unexpected keyword argument '|missing \d+ required positional argument|takes \d+ positional arguments? but)",
             r"(?i)\w+\(\) got an unexpected keyword argument '",
         ],
         cause: "A function was called with arguments that it does not have (any more): two packages, or the program and a package or custom node, are of versions that do not belong together. It has nothing to do with the GPU.",

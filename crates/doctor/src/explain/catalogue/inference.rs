@@ -54,6 +54,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-no-device",
         confidence: Medium,
         patterns: &[
+            r"(?i)vkEnumerateInstance\w+ failed",
             r"(?i)ggml_vulkan: (?:Warning: Device type is CPU|0 = llvmpipe)",
             r"(?i)ggml_vulkan: No (?:devices|suitable GPU)",
             r"(?i)ErrorIncompatibleDriver|VK_ERROR_INCOMPATIBLE_DRIVER",
@@ -202,8 +203,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "program-check-failed",
         confidence: Medium,
         patterns: &[
-            r"(?i)pre-allocated tensor .{0,80} that cannot run the operation",
-            r"(?i)[\w-]+\.(?:cu|cuh|cpp|c):\d+: (?:fatal error\W*$|\w.{0,60} does not support K-shift)",
+            r"(?i)pre-allocated tensor .* that cannot run the operation",
+            r"(?i)[\w-]+\.(?:cu|cuh|cpp|c):\d+: (?:fatal error\W*$|\w.* does not support K-shift)",
             r"(?i)does not support K-shift",
             r"\bGGML_ASSERT\b",
             r"\b(?:llama|ggml|whisper|sd|stable-diffusion)\S*: \S+:\d+: .*Assertion .* failed",
@@ -232,7 +233,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "runner-crash",
         confidence: Low,
         patterns: &[
-            r"(?i)Failed to load model.{0,20}\(Exit code: null\)",
+            r"(?i)model failed to load, this may be due to resource limitations",
+            r"(?i)Failed to load model.*\(Exit code: null\)",
             r"(?i)model runner has unexpectedly stopped",
             r"(?i)llama-server process (?:has terminated|no longer running)",
             r"(?i)(?:runner process (?:has terminated|no longer running)|runner terminated|llama-server process.*(?:exit|died))",
@@ -306,6 +308,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "model-file-damaged",
         patterns: &[
+            r"(?i)Error: invalid file magic",
             r"(?i)invalid model data \(bad magic\)",
             r"(?i)SafetensorError: Error while deserializing header",
             r"(?i)invalid magic (?:characters|number)|failed to read magic|invalid load key",
@@ -345,7 +348,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)Float8_\w+ is only supported for ROCm",
             r"(?i)No \S+ MoE backend supports|is not supported for quantization method",
-            r"(?i)comfy_kitchen.{0,60}No backend available",
+            r"(?i)comfy_kitchen.*No backend available",
             r"(?i)\b\w+ quantization is currently not supported (?:in|on|for) rocm",
             r"(?i)quantization method .{0,40}(?:is not supported|not supported for the current GPU)",
             r"(?i)No .{0,6}FP8 MoE backend supports|supports_fp8|fp8.{0,60}not supported on (?:this|the current) (?:device|platform|GPU)",
@@ -393,7 +396,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "aiter-unsupported",
         patterns: &[
-            r"(?i)One of GPU archs of \[.{0,60}is invalid or not supported|AssertionError: \w+ requires gfx\w+.{0,30}got gfx\w+",
+            r"(?i)One of GPU archs of \[.*is invalid or not supported|AssertionError: \w+ requires gfx\w+.*got gfx\w+",
             r"(?i)Get GPU arch from rocminfo failed|aiter\S*chip_info\.py",
             r"(?i)No module named '?aiter'?",
             r"(?i)\[aiter\].{0,40}(?:build|compile).{0,80}fail|No module named 'aiter\.jit\.",
@@ -550,6 +553,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "directml-limits",
         patterns: &[
+            r"(?i)not currently (?:implemented|supported) for the DML",
             r"(?i)Cannot set version_counter for inference tensor|Device type privateuseone is not supported|The GPU will not respond to more commands",
             r"(?i)\b887A000[4]\b|D3D12: Removing Device",
             r"(?i)The GPU device does not support Double \(Float64\)",

@@ -232,9 +232,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         patterns: &[
             r"LocalEntryNotFoundError|OfflineModeIsEnabled|offline mode is enabled",
+            r"(?i)curl_easy_perform\(\) failed: (?:SSL|Could|Timeout)|Could not resolve host: (?:huggingface|github|registry|cdn)",
             r"(?i)HTTPSConnectionPool\(host='(?:\w+\.)?huggingface\.co'|We couldn't connect to 'https://huggingface\.co'",
         ],
-        cause: "The Hugging Face hub cannot be reached from here, and the file is not in the cache: no network, a proxy or firewall, or offline mode (HF_HUB_OFFLINE). It has nothing to do with the GPU.",
+        cause: "The Hugging Face hub (or the host that the line names) cannot be reached from here, and the file is not in the cache: no network, certificates that are missing, a proxy or firewall, or offline mode (HF_HUB_OFFLINE). It has nothing to do with the GPU.",
         fix: &[
             "download the model where there is a network (hf download <name>), and name its folder instead",
             "HF_HUB_OFFLINE=1 only where the cache already has the files; HF_ENDPOINT for a mirror",
@@ -355,6 +356,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "repository-gated",
         severity: Warning,
         patterns: &[
+            r"(?i)error from HF API, response code: 40[13]",
             r"(?i)You are trying to access a gated repo",
             r"(?i)LocalTokenNotFoundError|Token is required .*but no token found",
             r"(?i)GatedRepoError|Access to model \S+ is restricted|Cannot access gated repo",

@@ -9,7 +9,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "cache-needs-flash-attention",
         severity: Warning,
         patterns: &[
-            r"(?i)V cache quantization requires flash_attn|quantized V cache .{0,40}requires Flash",
+            r"(?i)V cache quantization requires flash_attn|quantized V cache .*requires Flash",
         ],
         cause: "A quantised V cache works only with flash attention, and flash attention is off (or was switched off because the model or the backend does not support it).",
         fix: &[
@@ -103,7 +103,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)failed to parse chat template|failed to apply chat template|template error: ",
-            r"(?i)(?:is not callable|Unexpected filter|Unknown (?:method|filter|function|statement)|Unable to generate parser|Expected \w+|raise_exception).{0,80}at row \d+, column \d+",
+            r"(?i)(?:is not callable|Unexpected filter|Unknown (?:method|filter|function|statement)|Unable to generate parser|Expected \w+|raise_exception).*at row \d+, column \d+",
             r"(?i)tools param requires --jinja|(?:default )?chat template is no longer allowed, so you must provide",
             r"(?i)jinja2?\.exceptions\.TemplateError|Conversation roles must alternate",
             r"(?i)tool choice requires --enable-auto-tool-choice",
@@ -123,7 +123,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)exceeds? (?:the )?available context size|exceed_context_size_error|exceed context window of \d",
             r"(?i)maximum context length is \d+ tokens|input (?:after truncation )?exceeds (?:the )?maximum context length",
             r"(?i)input is too large to process\. increase the physical batch size",
-            r"(?i)failed to find (?:a memory slot for batch|free space in the KV cache)|context shift is disabled",
+            r"(?i)failed to find (?:a memory slot for batch|free space in the KV cache)",
         ],
         cause: "The prompt is longer than the context that the model was loaded with (or, for embeddings, than the physical batch). It is a setting, not a defect of the GPU.",
         fix: &[
@@ -188,7 +188,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)pull model manifest: (?:file does not exist|Get |\d)",
             r#"(?i)model ["'][\w./:-]+["'] not found(?:, try pulling it first)?"#,
             r"(?i)digest mismatch, (?:file must be downloaded again|want)|max retries exceeded: ",
-            r"(?i)lookup registry\.ollama\.ai|https://registry\.ollama\.ai/\S+.{0,80}(?:timeout|refused|no such host|reset by peer|certificate)",
+            r"(?i)lookup registry\.ollama\.ai|https://registry\.ollama\.ai/\S+.*(?:timeout|refused|no such host|reset by peer|certificate)",
         ],
         unless: &[r"(?i)requires a newer version of Ollama"],
         cause: "ollama does not have the model and could not get it: the name or tag does not exist, the network, a proxy or the name server keeps it from registry.ollama.ai, or the download broke off. It has nothing to do with the GPU.",
@@ -329,7 +329,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r#"(?i)msg="inference compute" id=(?:cpu|0) library=cpu\b"#,
-            r"(?i)no compatible GPUs were discovered|no GPU detected\b",
+            r"(?i)no compatible GPUs were discovered|msg=.no GPU detected",
         ],
         unless: &[r"(?i)inference compute.*library=(?:ROCm|Vulkan|CUDA|Metal)"],
         cause: "ollama found no GPU that it can use, and computes on the CPU: its ROCm libraries are not installed beside it, have no code for {gpu}, the GPU may not be opened (by its user, or in a container), or the driver is missing or too old.",
@@ -349,7 +349,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)failed to compute graph, compute status|graph_compute: \w+ failed with error|ggml_backend_sched_graph_compute\w* failed with error",
-            r"(?i)decode\(\) failed: Compute error|llama_decode: failed to decode, ret = -[23]|failed to decode the batch.{0,40}ret = -[23]",
+            r"(?i)decode\(\) failed: Compute error|llama_decode: failed to decode, ret = -[23]|failed to decode the batch.*ret = -[23]",
             r"(?i)(?:diffusion model|clip|vae|first_stage\w*)\S* compute failed",
         ],
         cause: "The backend failed while it computed (status -1: the GPU's driver reported an error; -2: no memory). The error of the backend above this line is the cause.",

@@ -272,7 +272,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)ImportError: Using .{1,80} requires \w+: .?pip install",
+            r"(?i)ImportError: Using .+ requires \w+: .?pip install",
             r"ModuleNotFoundError: No module named '?[\w.-]+",
         ],
         cause: "A Python package is not installed in the environment that runs the program; the line names it. It has nothing to do with the GPU.",

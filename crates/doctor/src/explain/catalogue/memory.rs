@@ -155,6 +155,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "killed",
         confidence: Medium,
         patterns: &[
+            r"(?i)(?:terminated|exited): signal: killed",
             r"^\W*Killed\W*$",
             r"^\S+: line \d+: +\d+ Killed\b",
             r"^\[\d+\] +[-+]? *\d* *(?:Killed|killed)\b",
@@ -164,6 +165,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\b(?:died with|terminated by|exited with signal:?) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
         ],
         scope: NotWindows,
+        covers: &["runner-crash"],
         cause: "The process was ended from outside (SIGKILL), which on Linux nearly always is the kernel that ran out of RAM, or the memory limit of a container. On an APU, GPU memory is RAM and counts.",
         fix: &[
             "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers; close other programs; add swap",
@@ -312,6 +314,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "out-of-memory-without-numbers",
         confidence: Medium,
         patterns: &[
+            r"(?i)No executable batch size found, reached zero",
             r"(?i)Insufficient VRAM for model",
             r"(?i)System is out of GPU (?:and shared host )?memory|Torch GPU out-of-memory error",
             r"(?i)Allocation on device(?: \d+)?\b(?:.{0,40}would exceed allowed memory)?",

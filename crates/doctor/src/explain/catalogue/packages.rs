@@ -156,6 +156,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "numpy-two",
         severity: Warning,
         patterns: &[
+            r"(?i)Numba needs NumPy",
             r"RuntimeError: Numpy is not available",
             r"A module that was compiled using NumPy 1\.x cannot be run in",
             r"numpy\.dtype size changed, may indicate binary incompatibility",

@@ -117,7 +117,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "ollama-unsupported-gpu",
         patterns: &[
-            r"(?i)dropping ROCm device .{0,12}no rocblas support",
+            r"(?i)amdgpu \[\d+\] gfx\w+ is not supported by",
+            r"(?i)dropping ROCm device .*no rocblas support",
             r"(?i)amdgpu is not supported",
             r"(?i)no compatible amdgpu devices",
             r"(?i)amdgpu too old gfx\w+",

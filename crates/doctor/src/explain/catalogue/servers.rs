@@ -160,6 +160,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-feature-missing",
         confidence: Medium,
         patterns: &[
+            r"(?i)ggml_vulkan: Error: Shared memory size too small",
             r"(?i)ggml_vulkan: device \S+ does not support 16-bit storage",
             r"(?i)Error(?:Extension|Feature|Layer)NotPresent|VK_ERROR_(?:EXTENSION|FEATURE|LAYER)_NOT_PRESENT",
         ],

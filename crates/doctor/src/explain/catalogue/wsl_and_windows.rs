@@ -195,6 +195,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "windows-rocm-dll",
         patterns: &[
+            r"(?i)entry point (?:hip|roc|ggml|amd|miopen)\w* could not be located",
             r"WinError (?:126|127|193|1114)\].*(?:amd_comgr|amdhip64|hiprtc|hipblas|rocblas|MIOpen|c10_hip|torch_hip|rocsolver|hipfft|hipsparse|rocm_kpack|_rocm_sdk)\w*[\\.]",
             r"(?i)LoadLibraryExW failed for (?:amdhip64|amd_comgr|hiprtc)\w*\.dll",
             r"(?i)(?:can ?not|can't|could not|failed to|unable to) load .{0,120}(?:amdhip64|amd_comgr|hiprtc|hipblas|rocblas|ggml-hip)\w*\.dll",
@@ -305,7 +306,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "directml-memory",
         patterns: &[
-            r"(?i)8007000E\b.{0,40}Not enough memory resources",
+            r"(?i)8007000E\b.*Not enough memory resources",
             r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
             r"(?i)DML allocator out of memory|dml_heap_allocator\.cc",
         ],
