@@ -262,7 +262,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         severity: Warning,
         patterns: &[
-            r"\?{40}",
+            r"\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?\?",
             r"(?i)logits sum to NaN",
             r"\bGGGGGGGGGGGGGGGG",
             r"(?i)embedding contains NaN or Inf|unsupported value: NaN",
