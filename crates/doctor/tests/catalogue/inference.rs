@@ -47,12 +47,12 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "fatal: detected dubious ownership in repository at '/workspace/ComfyUI'",
     ),
     (
-        "python-version",
+        "python-version-refused",
         "This program is tested with 3.10.6 Python, but you have 3.12.4.",
     ),
     (
         "gradio-not-reachable",
-        "ValueError: When localhost is not accessible, a shareable link must be created. Please set share=True",
+        "Could not create share link. Please check your internet connection or our status page",
     ),
     (
         "port-taken",
@@ -197,7 +197,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "ValueError: The number of required GPUs exceeds the total number of available GPUs in the placement group.",
     ),
     (
-        "main-guard",
+        "main-guard-missing",
         "        An attempt has been made to start a new process before the",
     ),
     (
@@ -205,7 +205,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "INFO [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds.",
     ),
     (
-        "program-option-unknown",
+        "arguments-unknown",
         "vllm serve: error: unrecognized arguments: --device rocm",
     ),
     (
@@ -221,7 +221,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "Error: fork/exec /tmp/ollama1234/runners/rocm_v60002/ollama_llama_server: no such file or directory",
     ),
     (
-        "model-code-not-trusted",
+        "remote-code-asked",
         "ValueError: Loading /models/x requires you to execute the configuration file in that repo on your local machine.",
     ),
     (

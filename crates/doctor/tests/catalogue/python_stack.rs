@@ -204,7 +204,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
     ),
     (
-        "port-in-use",
+        "port-taken",
         "Error: listen EADDRINUSE: address already in use :::8675",
     ),
     (

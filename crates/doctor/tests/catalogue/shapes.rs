@@ -3,7 +3,7 @@
 /// An entry of the catalogue, and what the log says.
 pub(super) const MESSAGES: &[(&str, &str)] = &[
     (
-        "zluda-install-failed",
+        "zluda-files-missing",
         "Failed to install ZLUDA: name 'HIPSDK' is not defined",
     ),
     (

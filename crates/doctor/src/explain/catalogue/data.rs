@@ -24,7 +24,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)attempt has been made to start a new process before the",
             r"current process has finished its bootstrapping phase",
         ],
-        covers: &["pickle-cut-short"],
+        covers: &["pickle-cut-short", "vllm-engine-failed"],
         cause: "Child processes (data loaders, compile workers) import the script anew where they are not forked (Windows, spawn; Python 3.14 also on Linux), and the script starts its work without the guard `if __name__ == \"__main__\":`. It is an error of the script, not of the GPU.",
         fix: &[
             "put what the script does under `if __name__ == \"__main__\":`",
@@ -191,6 +191,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)error: the argument \S+ is not recognized|unknown (?:option|argument): [\x27\x22]?-",
             r"error: unrecognized arguments: ",
             r"error: the following arguments are required: ",
             r"error: argument \S+: (?:invalid|expected)",

@@ -109,38 +109,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
-        id: "peer-access-refused",
-        confidence: Medium,
-        patterns: &[
-            r"(?i)peer access is not supported between these two devices|hipErrorPeerAccessUnsupported",
-        ],
-        covers: &["hip-error-other"],
-        cause: "One GPU cannot reach the memory of the other directly: the board, a virtual machine, the IOMMU or two different kinds of GPU do not allow it.",
-        fix: &[
-            "copies through host memory: NCCL_P2P_DISABLE=1; llama.cpp: without GGML_CUDA_P2P, or built with -DGGML_CUDA_NO_PEER_COPY=ON",
-            "Linux: iommu=pt on the kernel command line, and Above 4G decoding with Resizable BAR in the BIOS",
-            "one GPU alone: HIP_VISIBLE_DEVICES=<index>",
-        ],
-        ask: &["Linux: rocm-smi --showtopo"],
-        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/hip_runtime_api/multi_device.html",
-        ..BASE
-    },
-    Entry {
-        id: "main-guard",
-        severity: Warning,
-        patterns: &[
-            r"(?i)An attempt has been made to start a new process before the",
-            r"(?i)current process has finished its bootstrapping phase",
-        ],
-        covers: &["vllm-engine-failed"],
-        cause: "The script starts worker processes, which import it again: what it does must stand below `if __name__ == \"__main__\":`. It has nothing to do with the GPU.",
-        fix: &[
-            "put the code that creates the model or the data loader below `if __name__ == \"__main__\":`",
-        ],
-        source: "https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods",
-        ..BASE
-    },
-    Entry {
         id: "engine-worker-hangs",
         confidence: Low,
         severity: Warning,
@@ -161,22 +129,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ask: &["Linux: dmesg | grep -iE 'amdgpu|ring|fault' | tail -n 20"],
         scope: NotWindows,
         source: "https://docs.vllm.ai/en/latest/usage/troubleshooting.html",
-        ..BASE
-    },
-    Entry {
-        id: "program-option-unknown",
-        last_resort: true,
-        severity: Warning,
-        confidence: Medium,
-        patterns: &[
-            r"(?i)error: (?:unrecognized arguments|argument \S+: invalid choice|invalid argument): ",
-            r"(?i)error: the argument \S+ is not recognized|unknown (?:option|argument): ['\x22]?-",
-        ],
-        cause: "The program does not know an option that it was given: the option belongs to another version of it (older or newer), to another program, or is misspelt. It has nothing to do with the GPU.",
-        fix: &[
-            "--help of this version lists its options; remove the option that the line names, or update the program",
-        ],
-        source: "https://docs.python.org/3/library/argparse.html",
         ..BASE
     },
     Entry {

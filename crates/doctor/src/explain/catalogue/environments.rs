@@ -220,9 +220,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "python-version-refused",
         severity: Warning,
         patterns: &[
+            r"(?i)INCOMPATIBLE PYTHON VERSION|Python: version=\S+ required=\S.*incompatible",
+            r"(?i)(?:requires|needs) Python (?:>=|<|==|version )?\s?3\.\d+.*(?:but|you have|found|current)",
             r"(?i)Python (?:version )?3\.\d+(?:\.\d+)? is (?:not supported|too (?:new|old))",
             r"(?i)(?:unsupported|incompatible) python version",
-            r"(?i)This program is tested with 3\.\d+\.\d+ Python, but you have",
+            r"(?i)This program is tested with [\d.]+ Python, but you have",
         ],
         cause: "The program, or the packages that it needs, are not made for the Python version that runs it: newer ones often have no wheels of torch and its extensions yet. It has nothing to do with the GPU.",
         fix: &[

@@ -163,31 +163,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
-        id: "python-version",
-        severity: Warning,
-        patterns: &[
-            r"(?i)INCOMPATIBLE PYTHON VERSION|This program is tested with [\d.]+ Python, but you have",
-            r"(?i)Python: version=\S+ required=\S.*incompatible",
-            r"(?i)(?:requires|needs) Python (?:>=|<|==|version )?\s?3\.\d+.*(?:but|you have|found|current)",
-        ],
-        cause: "The program or package does not support this Python: it is too new or too old for it, and its dependencies (torch) have no wheels for it. It has nothing to do with the GPU.",
-        fix: &[
-            "a new environment with a version that the line names (mostly 3.10 to 3.12): delete the old venv, then python3.11 -m venv venv, or uv venv --python 3.11",
-            "Windows: py -3.11 -m venv venv; several versions can be installed side by side",
-        ],
-        ask: &["python --version; which -a python3 pip"],
-        source: "https://packaging.python.org/en/latest/guides/dropping-older-python-versions/",
-        ..BASE
-    },
-    Entry {
         id: "gradio-not-reachable",
         severity: Warning,
         confidence: Medium,
-        patterns: &[
-            r"(?i)When localhost is not accessible, a shareable link must be created",
-            r"(?i)Could not create share link",
-        ],
-        cause: "The page of the program (Gradio) could not be opened for use: a proxy stands before localhost, its own start-up check failed, or (share link) the server for shared links or its helper program (frpc) could not be reached or was blocked by a virus scanner. The program itself works.",
+        patterns: &[r"(?i)Could not create share link"],
+        cause: "The page of the program (Gradio) could not be opened for use: the server for shared links or its helper program (frpc) could not be reached or was blocked by a virus scanner. The program itself works.",
         fix: &[
             "localhost: set no_proxy=localhost,127.0.0.1 (unset http_proxy); an error above this one is the cause, where there is one",
             "gradio, gradio_client, pydantic and huggingface_hub as the program's requirements pin them",
@@ -219,6 +199,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "port-taken",
         severity: Warning,
         patterns: &[
+            r"(?i)listen EADDRINUSE",
             r"(?i)error while attempting to bind on address",
             r"(?i)(?:Cannot find empty port in range|couldn't bind (?:HTTP )?server socket|bind(?:ing)?\S* .*(?:address already in use|Only one usage of each socket address))",
             r"\[(?:Errno (?:98|48|10048)|WinError 10048)\]",

@@ -135,20 +135,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
-        id: "model-code-not-trusted",
-        severity: Warning,
-        patterns: &[
-            r"(?i)requires you to execute the (?:configuration|tokenizer|modeling) file in that repo|contains custom code which must be executed",
-            r"(?i)Please pass the argument `?trust_remote_code=True",
-        ],
-        cause: "The model brings code of its own, which is not run unless that is allowed. It has nothing to do with the GPU.",
-        fix: &[
-            "trust_remote_code=True (vLLM, SGLang: --trust-remote-code), after a look at that code; a newer transformers often knows the model without it",
-        ],
-        source: "https://huggingface.co/docs/transformers/main/en/models#custom-models",
-        ..BASE
-    },
-    Entry {
         id: "projector-unfit",
         severity: Warning,
         confidence: Medium,

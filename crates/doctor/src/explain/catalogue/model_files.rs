@@ -101,6 +101,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "remote-code-asked",
         severity: Warning,
         patterns: &[
+            r"(?i)Please pass the argument `?trust_remote_code=True",
             r"(?i)requires you to execute the \w+ file in that repo",
             r"(?i)contains custom code which must be executed",
         ],

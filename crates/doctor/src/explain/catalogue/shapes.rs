@@ -8,20 +8,6 @@ use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
-        id: "zluda-install-failed",
-        last_resort: true,
-        confidence: Medium,
-        patterns: &[r"(?i)Failed to (?:install|load|initialize) ZLUDA\b"],
-        cause: "The program could not install or load ZLUDA, which runs CUDA builds of torch on AMD cards: its script does not fit this version of the program or of ZLUDA, a download failed, or the HIP SDK is missing. It then computes on the CPU.",
-        fix: &[
-            "a newer version of the program (git pull), or of its fork for AMD, which brings a ZLUDA that fits",
-            "the HIP SDK in the version that its page names, with its bin folder on PATH; then delete the program's .zluda folder and start again",
-            "or a ROCm build of torch for Windows, which needs no ZLUDA",
-        ],
-        source: "https://github.com/vladmandic/sdnext/wiki/ZLUDA",
-        ..BASE
-    },
-    Entry {
         id: "header-missing",
         last_resort: true,
         severity: Warning,

@@ -221,22 +221,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
-        id: "port-in-use",
-        last_resort: true,
-        severity: Warning,
-        patterns: &[
-            r"(?i)listen EADDRINUSE|Cannot find empty port in range",
-            r"(?i)error while attempting to bind on address|\[Errno 98\] (?:error while|Address already in use)|WinError 10048",
-        ],
-        cause: "The network port of the program's interface is taken: by an earlier start of it that still runs, or by another program.",
-        fix: &[
-            "end the earlier one, or give it another port (--port, --server_port, GRADIO_SERVER_PORT)",
-            "Linux, WSL: ss -ltnp tells who has it",
-        ],
-        source: "https://man7.org/linux/man-pages/man2/bind.2.html",
-        ..BASE
-    },
-    Entry {
         id: "optional-package-missing",
         last_resort: true,
         severity: Warning,

@@ -382,7 +382,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "zluda-files-missing",
         confidence: Medium,
         patterns: &[
-            r"(?i)Failed to install ZLUDA: ",
+            r"(?i)Failed to (?:install|load|initialize) ZLUDA\b",
             r"(?i)Could not call zluda_get_nightly_flag|function 'zluda_\w+' not found",
             r"(?i)(?:nccl|nvcuda|nvrtc\w*|cublas\w*|zluda\w*)\.dll is missing",
             r"(?i)zluda.{0,80}(?:blocked|quarantined|removed) by",
@@ -390,6 +390,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         covers: &["torch-cpu-only", "windows-dll-missing"],
         cause: "Files of ZLUDA are missing or cannot be loaded: the virus scanner took them (it reports ZLUDA wrongly), its download is incomplete, or it is of another version than the HIP SDK. Without it a CUDA build of torch sees no GPU.",
         fix: &[
+            "a newer version of the program, or of its fork for AMD, whose installer fits this ZLUDA: git pull, delete its .zluda folder, start again",
             "an exception in the virus scanner for the folder of the program, then let its installer fetch ZLUDA again",
             "the HIP SDK in the version that this ZLUDA asks for, with its bin folder on PATH and HIP_PATH set; rocBLAS files for the card, where the SDK has none",
             "or leave ZLUDA: AMD's ROCm build of torch on RX 6000 and newer and Ryzen AI",
