@@ -155,6 +155,10 @@ const LINES: &[(&str, &str)] = &[
     ),
     // A list without names: `Device 0 [0x744c]`.
     (
+        "rocblas-bench",
+        r"^Device ID (?P<i>\d+) ?: (?P<n>.{3,80}?) (?P<g>gfx[0-9a-f]{3,5})(?::\S+)?\s*$",
+    ),
+    (
         "numbered",
         r"^\W*Device (?P<i>\d+):? \[(?P<d>0x[0-9a-fA-F]{4})\]",
     ),

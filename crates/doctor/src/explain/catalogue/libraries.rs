@@ -245,7 +245,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"\b(?:CUBLAS|rocblas)_status_internal_error|CUBLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE|MAPPING_ERROR|UNKNOWN)",
         ],
-        cause: "A matrix product failed within hipBLAS (rocBLAS; under CUDA cuBLAS): no kernel for {gpu} or this shape in that build, a library of another version that is found first, or a context that an earlier error has broken.",
+        cause: "A matrix product failed within hipBLAS (rocBLAS; under CUDA cuBLAS): no kernel for {gpu} or this shape in that build, a library of another version that is found first, a context that an earlier error has broken, or (under ZLUDA) a card older than the RX 5000 series, for which there is no support.",
         fix: &[
             "the first error of the log is the cause, where there is one before this",
             "reinstall rocBLAS, or take another version or build of it (of torch, for a wheel that brings it)",
