@@ -392,4 +392,36 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "cmake-too-new",
         "  Compatibility with CMake < 3.5 has been removed from CMake.",
     ),
+    (
+        "dataset-column-too-large",
+        "pyarrow.lib.ArrowInvalid: offset overflow while concatenating arrays",
+    ),
+    (
+        "dataset-columns-of-different-length",
+        "pyarrow.lib.ArrowInvalid: Column 1 named input_ids expected length 1000 but got length 999",
+    ),
+    (
+        "dataset-format",
+        "pyarrow.lib.ArrowInvalid: JSON parse error: Column(/result/[]) changed from number to string in row 13",
+    ),
+    (
+        "rocm-torch-replaced",
+        "WARNING  Package wrong version: torch 2.5.1+rocm6.2 required 2.5.1+cu124",
+    ),
+    (
+        "rocm-torch-uninstalled",
+        "    Uninstalling torch-2.5.1+rocm6.2:\n      Successfully uninstalled torch-2.5.1+rocm6.2\nSuccessfully installed nvidia-cublas-cu12-12.4.5.8 torch-2.6.0 triton-3.2.0",
+    ),
+    (
+        "trainer-arguments-renamed",
+        "AttributeError: 'GRPOConfig' object has no attribute 'num_iterations'. Did you mean: 'num_generations'?",
+    ),
+    (
+        "compile-cache-broken",
+        "torch._dynamo.exc.BackendCompilerFailed: debug_wrapper raised OSError: /tmp/torchinductor_user/tr/ctr.so: file too short",
+    ),
+    (
+        "library-not-mappable",
+        "ImportError: /tmp/torchinductor_user/k6/ck6fiae7.so: failed to map segment from shared object: Operation not permitted",
+    ),
 ];

@@ -564,4 +564,21 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/triton-lang/triton/pull/6125",
         ..BASE
     },
+    Entry {
+        id: "compile-cache-broken",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:file too short|invalid ELF header|FileNotFoundError|WinError 183).*(?:torchinductor_|\.triton\W{1,4}cache)",
+            r"(?i)torchinductor_.*(?:file too short|invalid ELF header)",
+        ],
+        covers: &["torch-compile-failed", "file-not-found"],
+        cause: "A file in the cache of torch.compile or Triton is missing, cut short or was being written: several processes share the cache, an earlier start was ended while it wrote, or the disk is full. It is not the GPU.",
+        fix: &[
+            "delete the cache: the folder torchinductor_<user> in the folder for temporary files, and .triton/cache in the home folder",
+            "several processes or users: a cache for each (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR), on a local disk with space",
+            "Windows: a newer torch; or without torch.compile (TORCHDYNAMO_DISABLE=1)",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/102539",
+        ..BASE
+    },
 ];

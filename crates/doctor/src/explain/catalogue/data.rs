@@ -141,6 +141,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"DatasetGenerationError|datasets\.table\.CastError|DatasetGenerationCastError",
             r"(?i)Couldn't cast\b",
             r"(?i)No columns in the dataset match the model's forward method",
+            r"ArrowInvalid: (?:JSON parse error|Could not convert|cannot mix |Parquet |Schema at index)",
+            r"(?i)The features can't be aligned because",
         ],
         unless: &[r"(?i)No space left on device"],
         cause: "The data set cannot be read as it is: its rows differ in their columns or types, a file is damaged, or the columns have other names than the program expects. It has nothing to do with the GPU.",
@@ -239,6 +241,36 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["the traceback above the line"],
         source: "https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
+        ..BASE
+    },
+    Entry {
+        id: "dataset-column-too-large",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)ArrowInvalid: offset overflow while concatenating",
+            r"(?i)ArrowCapacityError: array cannot contain more than",
+            r"(?i)Nested data conversions not implemented for chunked array",
+        ],
+        covers: &["dataset-format"],
+        cause: "One column of the data set is larger than Arrow can hold in one piece (2 GiB, as its offsets have 32 bits): very many rows in one file, or pictures and long lists that are written in large batches. It has nothing to do with the GPU or its memory.",
+        fix: &[
+            "split the file into several smaller ones in one folder",
+            "smaller batches where the data set is prepared: map(…, batch_size=100, writer_batch_size=100)",
+            "a newer version of datasets; the paths of pictures in place of the pictures themselves",
+        ],
+        source: "https://github.com/huggingface/datasets/issues/6206",
+        ..BASE
+    },
+    Entry {
+        id: "dataset-columns-of-different-length",
+        patterns: &[r"(?i)Column \d+ named '?\w+'? expected length \d+ but got length \d+"],
+        covers: &["dataset-format"],
+        cause: "The function that prepares the data set returned columns of different lengths: where it makes more or fewer rows of a batch (packing, splitting), the old columns still have the old number.",
+        fix: &[
+            "map(…, batched=True, remove_columns=dataset.column_names), so that only the new columns are kept",
+            "the function must return lists of one length for all columns",
+        ],
+        source: "https://huggingface.co/docs/datasets/about_map_batch",
         ..BASE
     },
 ];

@@ -355,4 +355,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://wiki.debian.org/DebianScience/LinearAlgebraLibraries",
         ..BASE
     },
+    Entry {
+        id: "library-not-mappable",
+        patterns: &[r"(?i)\.so\S*: failed to map segment from shared object"],
+        scope: NotWindows,
+        covers: &["torch-compile-failed", "missing-library"],
+        confidence: Medium,
+        cause: "The loader may not run code from this folder, or has no memory for it: /tmp and the home folder are often mounted noexec (\"Operation not permitted\"), where torch.compile, Triton and extensions build their libraries; \"Cannot allocate memory\" means a limit of memory.",
+        fix: &[
+            "another folder: TMPDIR, TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR on a disk that is mounted without noexec",
+            "memory: ulimit -v unlimited, or a larger limit of the container",
+        ],
+        ask: &["findmnt -T <folder> -o TARGET,OPTIONS; ulimit -v"],
+        source: "https://github.com/pytorch/pytorch/issues/91005",
+        ..BASE
+    },
 ];

@@ -259,6 +259,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"TypeError: (?:\w*Trainer|(?:SFT|DPO|ORPO|KTO|GRPO|CPO)Config|TrainingArguments|Accelerator)\.__init__\(\) got an unexpected keyword argument",
             r"TypeError: \S*(?:compute_loss|unwrap_model|training_step|_get_train_sampler)\(\) (?:got an unexpected keyword argument|takes .*positional argument)",
             r"AttributeError: '\w+Trainer' object has no attribute '",
+            r"AttributeError: '(?:SFT|DPO|ORPO|KTO|GRPO|CPO|Reward|PPO)Config' object has no attribute '",
             r"AttributeError: '(?:AdamW?|SGD|Adafactor|\w*Optimizer)\w*' object has no attribute '(?:train|eval)'",
         ],
         cause: "The script and the installed trl, transformers or accelerate are of different ages: arguments of the trainers were renamed or moved (tokenizer became processing_class; max_seq_length moved to SFTConfig and became max_length). It is not an error of the GPU.",
@@ -304,6 +305,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)Unsloth: Please update (?:your )?(?:Unsloth|transformers|trl|peft|xformers)",
             r"(?i)Unsloth: .*Error patching \w+Trainer",
+            r"(?i)Direct module loading failed for Unsloth\w+Trainer",
+            r"(?i)Invalid version format: <module '",
             r"^\W*(?:IndentationError|SyntaxError|TabError): ",
         ],
         also: &[r"(?i)unsloth"],

@@ -318,4 +318,34 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
         ..BASE
     },
+    Entry {
+        id: "rocm-torch-replaced",
+        patterns: &[
+            r"(?i)Package (?:wrong version|version mismatch): torch \S+\+rocm\S* required \S+\+cu",
+        ],
+        covers: &["package-versions-differ"],
+        cause: "The start script of the program compares torch with its list of requirements, which asks for the CUDA build (+cu), and replaces the ROCm build that works by it. The CUDA build does not run on an AMD GPU.",
+        fix: &[
+            "start without the check of the requirements, where the program has an option for it (kohya_ss: --noverify; SD.Next: --skip-requirements), or take its list of requirements for ROCm",
+            "then put the ROCm build back:",
+            "{install}",
+        ],
+        source: "https://github.com/bmaltais/kohya_ss/issues/2228",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-torch-uninstalled",
+        confidence: Medium,
+        patterns: &[r"Uninstalling torch-\S+\+rocm"],
+        also: &[r"(?i)(?:Successfully installed|Installing collected packages:) .*nvidia-cu"],
+        cause: "pip took the ROCm build of torch away and installed the one for CUDA in its place (with the nvidia packages): a requirement asked for another version, and PyPI has only the CUDA build. It does not run on an AMD GPU.",
+        fix: &[
+            "put the ROCm build back, and take the nvidia packages away:",
+            "{install}",
+            "next time: pip install --no-deps <package>, or a constraints file with the torch that is installed",
+        ],
+        ask: &["pip list | grep -iE 'torch|nvidia|rocm'"],
+        source: "https://pip.pypa.io/en/stable/user_guide/#constraints-files",
+        ..BASE
+    },
 ];
