@@ -386,14 +386,14 @@ impl Explainer {
 }
 
 /// Whether the program itself marks a line as information or debugging: RCCL reports every missing optional plugin,
-/// ollama every library that it looks for, ComfyUI that its helper for NVIDIA's cards finds no CUDA.
+/// ollama every library that it looks for, ComfyUI that its helper for memory, at first for NVIDIA's cards only, does not load.
 fn is_remark(line: &str) -> bool {
     let marks = [
         "NCCL INFO",
         "NCCL TRACE",
         "level=DEBUG",
         "level=TRACE",
-        "comfy-aimdo failed to load: libcuda",
+        "comfy-aimdo failed to load: ",
     ];
     marks.iter().any(|mark| line.contains(mark))
         || line.contains("level=INFO") && line.contains("shared object file")

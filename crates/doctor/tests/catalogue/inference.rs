@@ -241,4 +241,8 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "TypeError: load_checkpoint_and_dispatch() got an unexpected keyword argument 'force_hooks'",
     ),
     ("integrated-gpu-taken", "AMD arch: gfx1036"),
+    (
+        "comfyui-nvidia-helper",
+        r"comfy-aimdo failed to load: Could not find module 'C:\ComfyUI\comfy_aimdo\aimdo.dll' (or one of its dependencies).",
+    ),
 ];

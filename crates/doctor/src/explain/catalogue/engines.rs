@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "engine-attention-backend",
         confidence: Medium,
         patterns: &[
+            r"(?i)FlashAttention (?:forward|backward) only supports head dimension",
             r"(?i)Cannot use FP8 KV cache|does not support head size \d",
             r"(?i)Selected backend \S+ is not valid for this configuration|No valid attention backend found",
             r"(?i)Head size \d+ is not supported by|Unsupported head size:? \d|head_size not supported",
@@ -83,6 +84,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "engine-too-few-gpus",
         confidence: Medium,
         patterns: &[
+            r"(?i)Ray does not allocate any GPUs on the driver node",
             r"(?i)number of required GPUs exceeds the total number of available GPUs",
             r"(?i)Current node has no GPU available|World size \(?\d+\)? is larger than the number of (?:available )?GPUs",
             r"(?i)Tensor parallel size \(\d+\) cannot be larger than the number of available GPUs",

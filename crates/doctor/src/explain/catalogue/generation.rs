@@ -40,6 +40,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "operator-not-in-build",
         confidence: Medium,
         patterns: &[
+            r"(?i)RuntimeError: Not compiled with GPU support",
             r"(?i)Could not run '[\w:.]+' with arguments from the '(?:CUDA|HIP|Sparse\w+|Quantized\w+)' backend",
         ],
         cause: "The installed build has no such operation for the GPU: torch or the extension that the name belongs to (the part before `::`) is the build for the CPU, or this operation was left out of ROCm builds.",
@@ -90,6 +91,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-exceeds-ram",
         confidence: Medium,
         patterns: &[
+            r"(?i)mmap failed: Cannot allocate memory",
             r"(?i)unable to mmap \d+ bytes from file .*Cannot allocate memory",
             r"(?i)Cannot allocate memory \(os error 12\)",
         ],

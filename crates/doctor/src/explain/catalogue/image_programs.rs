@@ -45,10 +45,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "comfyui-nvidia-helper",
         severity: Info,
         patterns: &[
-            r"(?i)comfy-aimdo failed to load: (?:libcuda|.*nvcuda)|comfy-aimdo is currently only support",
+            r"(?i)comfy-aimdo failed to load: |comfy-aimdo is currently only support",
             r"(?i)You need pytorch with cu\d+ or higher to use optimized CUDA operations",
         ],
-        cause: "Harmless: a helper of ComfyUI for NVIDIA's cards does not load on an AMD card; ComfyUI works without it.",
+        cause: "Harmless: a helper of ComfyUI, made for NVIDIA's cards first, does not load here; ComfyUI works without it.",
         fix: &["nothing is needed; newer versions have one for AMD cards, too"],
         source: "https://github.com/Comfy-Org/ComfyUI/issues/13241",
         ..BASE
@@ -92,6 +92,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "comfyui-workflow-invalid",
         severity: Warning,
         patterns: &[
+            r"(?i)Failed to convert an input value to an? \w+ value",
             r"(?i)Value not in list: \w+:",
             r"(?i)prompt_outputs_failed_validation|Failed to validate prompt for output",
             r"(?i)Required input is missing: \w|Return type mismatch between linked nodes|Custom validation failed for node",
@@ -112,6 +113,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)init model loader from file failed",
             r"(?i)controlnet file is invalid and does not contain",
             r"KeyError: 'general\.architecture'",
             r"(?i)Could not detect model type of|ERROR UNSUPPORTED UNET|Failed to recognize model type",
@@ -274,6 +276,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-checkpoint-none",
         severity: Warning,
         patterns: &[
+            r"(?i)failed to open \S+\.gguf|NO_SUCHFILE|Load model from \S+ failed\. File doesn.t exist",
             r"(?i)Error no file named .+ found in directory",
             r"(?i)No checkpoints found\. When searching for checkpoints",
             r"(?i)failed to open GGUF file|whisper_init\w*: failed to open '",
@@ -281,7 +284,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)FileNotFoundError: .*\.(?:safetensors|gguf|ckpt|pth|onnx|sft)\b",
             r"(?i)(?:Files for model .+|model (?:file|path)\S* \S+) not found at|(?:model|checkpoint) (?:file )?\S+\.(?:gguf|safetensors|ckpt) (?:does not exist|not found)",
         ],
-        cause: "The model's file is not where the program looks for it: it was not downloaded, is in another folder or under another name, or the path is one of another system (a container sees only the folders that are mounted into it). It has nothing to do with the GPU.",
+        cause: "The model's file is not where the program looks for it, or may not be read by this user: it was not downloaded, is in another folder or under another name, or the path is one of another system (a container sees only the folders that are mounted into it). It has nothing to do with the GPU.",
         fix: &[
             "put the file into the folder that the line names, or give the right path (-m, --ckpt-dir, extra_model_paths.yaml)",
             "container: mount the folder (-v), and name the path inside of the container",

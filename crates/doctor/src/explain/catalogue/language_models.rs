@@ -24,6 +24,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)failed to load GGUF split",
             r"(?i)create_tensor: tensor '\S+' not found|error loading model: tensor '\S+' not found",
             r"(?i)error loading model: (?:\w+: )?(?:missing tensor|wrong number of tensors|tensor '\S+' has wrong shape|invalid split file)",
             r"(?i)missing tensor '\S+'|wrong number of tensors; expected \d+, got \d+",
@@ -102,12 +103,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)Unable to generate parser for this template|Automatic parser generation failed|what\(\):\s+Failed to parse input at pos \d",
             r"(?i)failed to parse chat template|failed to apply chat template|template error: ",
             r"(?i)(?:is not callable|Unexpected filter|Unknown (?:method|filter|function|statement)|Unable to generate parser|Expected \w+|raise_exception).*at row \d+, column \d+",
             r"(?i)tools param requires --jinja|(?:default )?chat template is no longer allowed, so you must provide",
             r"(?i)jinja2?\.exceptions\.TemplateError|Conversation roles must alternate",
             r"(?i)tool choice requires --enable-auto-tool-choice",
         ],
+        covers: &["native-abort", "ended-by-abort"],
         cause: "The template that turns messages (and tools) into a prompt failed: the program does not understand it, the file of the model has a wrong one or none, the order of roles is one that it refuses, or an option for it is missing. It has nothing to do with the GPU.",
         fix: &[
             "a newer version of the program, and a newer file of the model (templates are often corrected)",
@@ -356,6 +359,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Low,
         patterns: &[
+            r"(?i)failed to create context with model",
             r"(?i)llama_model_load(?:_from_file\w*)?: (?:error|failed) (?:to )?load(?:ing)? model",
             r"(?i)main: error: unable to load model|error: failed to load model '|unable to load model: \S*sha256-",
             r"(?i)Load Text Model OK: False|Could not load text model|new_sd_ctx_t failed|load tensors from model loader failed",

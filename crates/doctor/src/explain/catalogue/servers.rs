@@ -27,7 +27,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "server-out-of-ram",
         confidence: Medium,
-        patterns: &[r"(?i)signaled to shutdown with signal 9\b"],
+        patterns: &[
+            r"(?i)killed due to (?:memory pressure|the node running low on memory)",
+            r"(?i)signaled to shutdown with signal 9\b",
+        ],
         covers: &["server-shard-failed"],
         cause: "The process that holds the model was killed (signal 9), mostly by the kernel because RAM ran out while the weights were loaded, or by the memory limit of its container.",
         fix: &[

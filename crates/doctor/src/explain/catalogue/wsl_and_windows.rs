@@ -221,6 +221,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "windows-dll-missing",
         confidence: Medium,
         patterns: &[
+            r"(?i)DllNotFoundException|Unable to load DLL .",
             r"\[WinError (?:126|127|193|1114)\]",
             r"(?i)LoadLibrary\w* failed.{0,12}\b126\b|\berror(?: code)?:? 126\b.{0,40}\bmodule\b",
             r"DLL load failed while importing",
