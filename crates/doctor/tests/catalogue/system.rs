@@ -236,4 +236,40 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "windows-crash-other",
         "Faulting module name: ntdll.dll, version: 10.0.26100.1",
     ),
+    (
+        "wsl-torch-sees-no-gpu",
+        "Linux host 6.6.87.2-microsoft-standard-WSL2 x86_64\n>>> torch.cuda.is_available()\nFalse",
+    ),
+    (
+        "library-damaged",
+        "OSError: /opt/rocm/lib/libamdhip64.so.7: file too short",
+    ),
+    (
+        "two-llvms",
+        ": CommandLine Error: Option 'disable-symbolication' registered more than once!\nLLVM ERROR: inconsistency in registered CommandLine options",
+    ),
+    (
+        "mapping-refused",
+        "ImportError: /tmp/_MEI123/libamdhip64.so: failed to map segment from shared object: Operation not permitted",
+    ),
+    (
+        "library-version-info",
+        "./llama-server: /usr/lib/libamdhip64.so.6: no version information available (required by ./llama-server)",
+    ),
+    (
+        "radeon-driver-in-use",
+        "amdgpu_device_initialize: DRM version is 2.50.0 but this driver is only compatible with 3.x.x.",
+    ),
+    (
+        "render-node-missing",
+        "Failed to open /dev/dri/renderD129: No such device",
+    ),
+    (
+        "sandbox-without-device",
+        "F: Not sharing \"/dev/kfd\" with sandbox",
+    ),
+    (
+        "cache-not-writable",
+        "  what():  filesystem error: cannot create directories: Permission denied [/root/.cache/comgr]",
+    ),
 ];

@@ -169,6 +169,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "sandbox-without-device",
+        confidence: Medium,
+        patterns: &[
+            r#"(?i)Not sharing "?/dev/(?:kfd|dri)|bwrap: Can't find source path /dev/(?:kfd|dri)"#,
+            r"(?i)\b(?:snap|flatpak)\b.{0,80}/dev/kfd",
+        ],
+        scope: BareMetal,
+        covers: &["kfd-missing", "kfd-permission"],
+        cause: "The program runs in a sandbox (Flatpak, Snap) that does not pass /dev/kfd on: HIP cannot work in it, Vulkan mostly can.",
+        fix: &[
+            "the program's own package or archive instead of the Flatpak or Snap",
+            "Flatpak: flatpak override --user --device=all <the program>; Snap: connect its GPU interface (snap connections <name>), where it has one",
+        ],
+        ask: &["flatpak info --show-permissions <the program>; snap connections <name>"],
+        source: "https://docs.flatpak.org/en/latest/sandbox-permissions.html",
+        ..BASE
+    },
+    Entry {
         id: "apptainer-without-rocm",
         severity: Warning,
         patterns: &[r"(?i)Could not find any rocm (?:files|libraries) on this host"],

@@ -41,6 +41,38 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "radeon-driver-in-use",
+        patterns: &[
+            r"(?i)DRM version is 2\.\d+\.\d+ but this driver is only compatible with 3",
+            r"(?i)amdgpu: (?:SI|CIK) support (?:provided by radeon|disabled by module param)",
+        ],
+        scope: BareMetal,
+        cause: "The card is driven by the kernel's old driver radeon and not by amdgpu: it is one of the first GCN generations (HD 7000 to R9 290), which ROCm does not support even with amdgpu.",
+        fix: &[
+            "Vulkan or OpenCL of Mesa need amdgpu: radeon.si_support=0 radeon.cik_support=0 amdgpu.si_support=1 amdgpu.cik_support=1 on the kernel command line",
+            "for ROCm a newer card",
+        ],
+        ask: &["lspci -nnk -d 1002:; uname -r"],
+        source: "https://docs.kernel.org/gpu/amdgpu/module-parameters.html",
+        ..BASE
+    },
+    Entry {
+        id: "render-node-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)/dev/dri/(?:renderD|card)\d+\W{1,4}(?:open failed: )?No such (?:file|device)",
+        ],
+        scope: BareMetal,
+        cause: "There is no graphics device of that number: its driver is not loaded, or the numbers changed with a restart (another card, an integrated GPU that was switched on or off), or a container or service was given one fixed number.",
+        fix: &[
+            "ls -l /dev/dri/by-path shows which number belongs to which card now; pass all of /dev/dri to a container",
+            "lsmod | grep amdgpu: nothing means that the driver is not loaded (dmesg | grep -i amdgpu says why)",
+        ],
+        ask: &["ls -ln /dev/dri /dev/dri/by-path; lsmod | grep amdgpu"],
+        source: "https://docs.kernel.org/gpu/drm-uapi.html",
+        ..BASE
+    },
+    Entry {
         id: "module-in-use",
         severity: Warning,
         patterns: &[r"(?i)Module amdgpu is in use"],

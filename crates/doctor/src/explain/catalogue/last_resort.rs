@@ -213,10 +213,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)docker: Error response from daemon: \w|OCI runtime (?:create failed|error)|Error: crun: ",
+            r"(?i)Error: building at STEP|failed to solve: |The command '.{1,200}' returned a non-zero code",
             r"\b(?:CrashLoopBackOff|ImagePullBackOff|CreateContainerError|RunContainerError)\b",
         ],
         scope: NotWindows,
-        cause: "The container could not be started, or its program ended at once. What stands behind the last colon, or the log of the container, says why; an AMD GPU needs its devices to be there on the host and to be passed.",
+        cause: "The container could not be built or started, or its program ended at once. What stands behind the last colon, or the log of the container, says why; an AMD GPU needs its devices to be there on the host and to be passed.",
         fix: &[
             "the log: docker logs <container> (kubectl logs --previous <pod>)",
             "Linux: --device /dev/kfd --device /dev/dri --group-add $(stat -c %g /dev/kfd) --security-opt seccomp=unconfined",

@@ -53,6 +53,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "cache-not-writable",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)filesystem error: cannot create director\w+: (?:Permission denied|Read-only file system|No space left)",
+        ],
+        covers: &["native-abort"],
+        cause: "A library of ROCm cannot make the folder of its cache: the home folder is not writable or not there (a service, a container with another user), or its disk is full.",
+        fix: &[
+            "HOME=<a folder that the user may write>, or the folder of the message given to the user (chown)",
+            "container: -e HOME=/tmp, or a volume for ~/.cache",
+        ],
+        ask: &["Linux, WSL: id; ls -ld ~ ~/.cache; df -h ~"],
+        source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/conceptual/cache.html",
+        ..BASE
+    },
+    Entry {
         id: "miopen-database-not-writable",
         severity: Warning,
         patterns: &[

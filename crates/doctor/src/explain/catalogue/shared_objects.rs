@@ -3,7 +3,7 @@
 use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
-use crate::explain::Severity::Warning;
+use crate::explain::Severity::{Info, Warning};
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -302,6 +302,64 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["pip list | grep -iE 'rocm|torch'"],
         source: "https://github.com/ROCm/TheRock/issues/1552",
+        ..BASE
+    },
+    Entry {
+        id: "library-damaged",
+        patterns: &[r"\.so[\w.]*: (?:file too short|invalid ELF header|wrong ELF class)"],
+        covers: &["missing-library"],
+        cause: "A shared library is damaged or not one for this machine: the file is empty or a text (a download or unpacking that broke off, a link that was copied as a file), or it is for 32 bits.",
+        fix: &[
+            "install the package that owns the file again (pip install --force-reinstall --no-cache-dir …; sudo apt install --reinstall <package>)",
+            "ls -l <the file>: a few bytes mean a symbolic link that was copied as text (zip files and disks of Windows do that); a full disk leaves empty files",
+        ],
+        ask: &["ls -l <the file of the message>; file <the file>; df -h"],
+        scope: NotWindows,
+        source: "https://man7.org/linux/man-pages/man3/dlopen.3.html",
+        ..BASE
+    },
+    Entry {
+        id: "two-llvms",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)CommandLine Error: Option '.{1,60}' registered more than once",
+            r"(?i)LLVM ERROR: (?:inconsistency in registered CommandLine options|Option '.{1,60}' already exists)",
+        ],
+        cause: "Two copies of LLVM are loaded into one process, and each registers its options: that of ROCm (comgr, the OpenCL driver) and that of Mesa, of the distribution or of another Python package.",
+        fix: &[
+            "one of the two out of the process: for OpenCL the ICD that is not needed (OCL_ICD_VENDORS=<the file of AMD's>; Mesa's rusticl removed), for Python the package that brings its own LLVM imported in a process of its own",
+            "ROCm and Mesa from one origin (both of the distribution), or torch's own ROCm without LD_LIBRARY_PATH to the system's",
+        ],
+        ask: &["ls /etc/OpenCL/vendors; env | grep LD_LIBRARY_PATH"],
+        scope: NotWindows,
+        source: "https://github.com/rocm-arch/python-pytorch-rocm/issues/1",
+        ..BASE
+    },
+    Entry {
+        id: "mapping-refused",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)failed to map segment from shared object",
+            r"(?i)SELinux is preventing .{0,120}\bexec(?:mod|mem|stack)\b",
+        ],
+        cause: "The system does not let code be loaded from that file: the folder (mostly /tmp) is mounted with noexec, or a security module forbids it.",
+        fix: &[
+            "another folder for temporary files: TMPDIR=$HOME/tmp before the program (TRITON_CACHE_DIR, MIOPEN_USER_DB_PATH for caches)",
+            "mount | grep noexec shows which; SELinux: the command that its message suggests (ausearch, audit2allow)",
+        ],
+        ask: &["mount | grep -E 'noexec'; ls -ldZ /tmp"],
+        scope: NotWindows,
+        source: "https://man7.org/linux/man-pages/man8/mount.8.html",
+        ..BASE
+    },
+    Entry {
+        id: "library-version-info",
+        severity: Info,
+        patterns: &[r"\.so[\w.]*: no version information available \(required by"],
+        cause: "The library that was found is another build than the one that the program was linked with, without the marks of its versions. It mostly works; if a function is missing, an error names it.",
+        fix: &["one ROCm only: the libraries and the program from one origin"],
+        scope: NotWindows,
+        source: "https://man7.org/linux/man-pages/man8/ld.so.8.html",
         ..BASE
     },
     Entry {

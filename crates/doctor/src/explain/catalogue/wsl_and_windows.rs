@@ -37,6 +37,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "WSL: the Adrenalin driver on Windows that AMD's table names for this ROCm version, and a card that the table lists",
             "WSL: ROCm for WSL: amdgpu-install --usecase=wsl,rocm --no-dkms (newer releases: librocdxg); no packages of the distribution",
             "WSL: `export HSA_ENABLE_DXG_DETECTION=1`, which librocdxg needs with a ROCm before 7.13",
+            "WSL: rocminfo shows the GPU and torch does not: take away the wheel's own runtime, which does not know WSL, so that the one of /opt/rocm is used: rm $(python -c 'import torch, os; print(os.path.dirname(torch.__file__))')/lib/libhsa-runtime64.so*",
             "WSL: `wsl --update` in Windows 11 and a current kernel; Windows 10 is not enough",
         ],
         ask: &[
@@ -45,6 +46,30 @@ pub(super) const ENTRIES: &[Entry] = &[
             "dpkg -l | grep -iE 'rocr4wsl|rocm-core|librocdxg'",
         ],
         source: "https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/compatibility/compatibilityrad/wsl/wsl_compatibility.html",
+        ..BASE
+    },
+    Entry {
+        id: "wsl-torch-sees-no-gpu",
+        confidence: Medium,
+        patterns: &[
+            r"torch\.cuda\.is_available\(\)(?: should be True but)?(?: is)?\W{1,8}False",
+            r"(?i)^\W*(?:Using torch )?(?:CUDA|GPU|HIP \(ROCm\)|ROCm|CUDA/ROCm) available\W{1,6}False\b",
+            r"hipGetDeviceCount: Returned hipErrorNoDevice",
+        ],
+        scope: Wsl,
+        covers: &["torch-cpu-only", "wsl-gpu-not-usable"],
+        cause: "Under WSL this torch sees no GPU. If rocminfo shows it, the wheel brings a runtime of its own (libhsa-runtime64 in torch/lib) that does not know WSL, and is used instead of the one of ROCm for WSL; or torch is not a ROCm build at all. If rocminfo does not show it either, the Windows driver, the card and ROCm for WSL do not fit together.",
+        fix: &[
+            "python -c \"import torch; print(torch.__version__, torch.version.hip)\": None means a build for the CPU or CUDA: install torch in the ROCm version that is installed in WSL (AMD's wheels for WSL)",
+            "WSL: take the wheel's own runtime away: rm $(python -c 'import torch, os; print(os.path.dirname(torch.__file__))')/lib/libhsa-runtime64.so* (ROCm before 7.2; newer wheels work with librocdxg)",
+            "WSL: rocminfo without the GPU: an Adrenalin driver and a card that AMD's table for WSL lists, and ROCm for WSL (amdgpu-install --usecase=wsl,rocm --no-dkms, or librocdxg)",
+        ],
+        ask: &[
+            "rocminfo | grep -E 'gfx|WSL'",
+            "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
+            "ls /opt/rocm*/lib/librocdxg.so* /opt/rocm*/lib/libhsa-runtime64.so*",
+        ],
+        source: "https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/install/installrad/wsl/install-pytorch.html",
         ..BASE
     },
     Entry {
