@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
+#[path = "catalogue/compute_programs.rs"]
+mod compute_programs;
 #[path = "catalogue/environments.rs"]
 mod environments;
 #[path = "catalogue/inference.rs"]
@@ -43,6 +45,7 @@ fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         python_stack::MESSAGES,
         inference::MESSAGES,
         shapes::MESSAGES,
+        compute_programs::MESSAGES,
     ]
     .into_iter()
     .flatten()

@@ -120,6 +120,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "hip-headers-missing",
         patterns: &[
+            r"(?i)HIP hipcc compiler not found",
             r"fatal error: .?rocwmma/\w+\.hpp",
             r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
             r"(?i)Could NOT find (?:HIP|ROC[TR]|rocblas|hipblas\w*|hipsolver|hipsparse|hipfft|hiprand|MIOpen|rocm\w*|hsa\w*|amd_comgr|rccl|rocprim|rocrand)\b",

@@ -140,7 +140,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Low,
         patterns: &[
             r"(?i)EngineDeadError|AsyncEngineDeadError|Background loop (?:has errored|is stopped)",
-            r"(?i)(?:RayActorError|ActorDiedError)|The actor (?:died unexpectedly|is dead because)|WorkerProc (?:failed to start|initialization failed)",
+            r"(?i)\(raylet\) A worker died or was killed|(?:RayActorError|ActorDiedError)|The actor (?:died unexpectedly|is dead because)|WorkerProc (?:failed to start|initialization failed)",
             r"(?i)Worker proc \w+ died unexpectedly|text_generation_launcher: Shard \d+ (?:crashed|terminated)",
         ],
         cause: "A worker of the server ended. These lines only say so: the first error or traceback of that worker above them, or the kernel log, is the cause (memory, a GPU that hung, a kernel that does not compile).",

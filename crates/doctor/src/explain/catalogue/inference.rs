@@ -284,7 +284,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "model-too-new",
         patterns: &[
-            r"(?i)not supported by your version of Ollama|Unrecognized configuration class <class|Unrecognized model in \S+ Should have a",
+            r"(?i)not supported by your version of Ollama|Unrecognized configuration class|Unrecognized model in \S+ Should have a",
             r"(?i)may be incompatible with your version of Ollama|requires a newer version of Ollama|no longer compatible with your version of Ollama",
             r#"(?i)unsupported architecture "\w+"|has no vLLM implementation|GGUF model with architecture \S+ is not supported"#,
             r"(?i)hf-to-gguf:Model \w+ is not supported|BPE pre-tokenizer was not recognized",

@@ -66,7 +66,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)ResolutionImpossible|these package versions have conflicting dependencies",
-            r"(?i)No solution found when resolving dependencies",
+            r"(?i)No solution found when resolving dependencies|\w*(?:UnsatisfiableError|ResolvePackageNotFound)|SolverProblemError: ",
             r"(?i)pip's dependency resolver does not currently take into account",
             r"(?i)(?:requires|Requires-Python|requires a different Python).{0,60}(?:but you have|not in '|>=?3\.\d+)",
         ],

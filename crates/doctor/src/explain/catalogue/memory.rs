@@ -162,7 +162,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)process of this unit has been killed by the OOM killer|Failed with result 'oom-kill'|Main process exited, code=killed, status=9/KILL",
             r"^\w+: killed\b",
             r"^make(?:\[\d+\])?: \*\*\* .*\bError 137\b",
-            r"(?i)\b(?:died with|terminated by|exited with signal:?) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
+            r"(?i)\b(?:died with|terminated by|exited with signal:?) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode *: -9\b|(?i:Detected \d+ oom.kill event)",
         ],
         scope: NotWindows,
         covers: &["runner-crash"],

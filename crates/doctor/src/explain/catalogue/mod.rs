@@ -13,7 +13,8 @@
 //!   `distributed` several processes;
 //! - other programs: `generation` programs that generate images, `image_programs` their files, workflows and nodes,
 //!   `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `engines` settings of servers,
-//!   `language_models` what these say of models;
+//!   `language_models` what these say of models,
+//!   `compute_programs` OpenCL, JAX, CuPy, schedulers of clusters;
 //! - `remarks` messages that stop nothing, `shapes` what tools print in one shape whatever the reason is,
 //!   `last_resort` answers for when nothing better is known.
 //!
@@ -22,6 +23,7 @@
 mod architecture;
 mod build_setup;
 mod compilers;
+mod compute_programs;
 mod containers;
 mod data;
 mod distributed;
@@ -182,6 +184,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         distributed::ENTRIES,
         python::ENTRIES,
         remarks::ENTRIES,
+        compute_programs::ENTRIES,
         shapes::ENTRIES,
         last_resort::ENTRIES,
     ]

@@ -97,7 +97,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)has no wheels with a matching (?:platform|Python|ABI) (?:version )?tag",
             r"(?i)can't be installed because it doesn't have a source distribution or wheel for the current platform",
-            r"(?i)hint: .*Wheels are available for .* on the following platform",
+            r"(?i)hint: .*(?:Wheels are available for .* on|only has wheels for) the following platform",
             r"(?i)\S*(?:torch|rocm|triton)\S*\.whl is not a supported wheel on this platform",
         ],
         covers: &["pip-no-version"],

@@ -356,7 +356,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
-            r"(?i)can't move a model that has some modules offloaded",
+            r"(?i)can't move a model that has some modules offloaded|trying to offload the whole model to the disk",
             r"(?i)had weights offloaded to the disk\. Please provide an .?offload_folder",
             r"(?i)can't train a model that has been loaded (?:with .?device_map|in \S+ precision on a different device)",
         ],

@@ -288,7 +288,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "windows-aborted",
         confidence: Low,
-        patterns: &[r"exit (?:status|code):? ?(?:3221226505|-1073740791)\b"],
+        patterns: &[
+            r"\b(?:exit (?:status|code)|exited with code):? ?(?:3221226505|-1073740791|0x[cC]0000409)\b",
+        ],
         covers: &["launcher-reports"],
         cause: "The process ended itself on Windows (0xC0000409): native code met an error and aborted without a message. On AMD GPUs mostly a library of ROCm that has no code for the GPU or meets another version of itself, or memory that ran out.",
         fix: &[
