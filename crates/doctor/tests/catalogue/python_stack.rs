@@ -424,4 +424,16 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "library-not-mappable",
         "ImportError: /tmp/torchinductor_user/k6/ck6fiae7.so: failed to map segment from shared object: Operation not permitted",
     ),
+    (
+        "model-lacks-feature",
+        "ValueError: FalconForCausalLM does not support an attention implementation through torch.nn.functional.scaled_dot_product_attention yet.",
+    ),
+    (
+        "model-of-another-kind",
+        "ValueError: Unrecognized configuration class <class 'transformers.models.llama.configuration_llama.LlamaConfig'> for this kind of AutoModel: AutoModelForSeq2SeqLM.",
+    ),
+    (
+        "hub-kernel-without-build",
+        "FileNotFoundError: Kernel `kernels-community/flash-attn3` at revision main does not have build variant `torch29-cxx11-rocm64-x86_64-linux`",
+    ),
 ];

@@ -292,6 +292,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)unknown pre-tokenizer type|unsupported model architecture",
             r"(?i)The checkpoint you are trying to load has model type .* but Transformers does not recognize",
             r"(?i)Model architectures \[.*\] are not supported for now",
+            r"(?i)GGUF model with architecture \S+ is not supported",
             r"configuration_auto\.py\W{1,4}line \d+, in __getitem__",
             r"(?i)did not match any variant of untagged enum (?:ModelWrapper|PyPreTokenizerTypeWrapper)",
             r"(?i)`?rope_scaling`? must be a dictionary with two fields",

@@ -321,4 +321,47 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://man7.org/linux/man-pages/man3/errno.3.html",
         ..BASE
     },
+    Entry {
+        id: "model-lacks-feature",
+        patterns: &[
+            r"(?i)\w+ does not support (?:Flash Attention|an attention implementation|gradient checkpointing|`?device_map)",
+            r"(?i)Specified `?attn_implementation=.* is not supported",
+        ],
+        cause: "The class of this model has no code for what the settings ask for (flash attention, sdpa, gradient checkpointing, device_map='auto') in the installed transformers or diffusers. It is a matter of the model's code, not of the GPU.",
+        fix: &[
+            "attention: attn_implementation=\"sdpa\", or \"eager\", which every model has",
+            "a newer transformers or diffusers, where the model may have it",
+            "device_map: one device ({\"\": 0}) in place of \"auto\"; or the setting switched off",
+        ],
+        source: "https://github.com/huggingface/transformers/issues/28005",
+        ..BASE
+    },
+    Entry {
+        id: "model-of-another-kind",
+        confidence: Medium,
+        patterns: &[r"(?i)Unrecognized configuration class .* for this kind of \w+"],
+        cause: "The program loads the model with a class for another kind of model (AutoModelForCausalLM for one with pictures or an encoder), or the installed transformers does not know it in this role yet. It has nothing to do with the GPU.",
+        fix: &[
+            "the class that the page of the model names (for example AutoModelForImageTextToText)",
+            "a newer transformers; a model that the program lists",
+        ],
+        source: "https://huggingface.co/docs/transformers/model_doc/auto",
+        ..BASE
+    },
+    Entry {
+        id: "hub-kernel-without-build",
+        patterns: &[
+            r"(?i)does not have (?:one of )?(?:the )?build variants?",
+            r"(?i)No matching build variant for",
+        ],
+        covers: &["file-not-found"],
+        cause: "The kernels package downloads ready-made kernels from the Hub, and this one has no build for the torch, the ROCm or the system of this machine: many are built for CUDA only, or for the newest releases of torch.",
+        fix: &[
+            "without it: attn_implementation=\"sdpa\" in place of a kernel of the Hub; USE_HUB_KERNELS=NO (transformers) or DISABLE_KERNEL_MAPPING=1 where it is only a faster way",
+            "a release of torch for which the page of the kernel has a build (build/torch…-rocm…)",
+        ],
+        ask: &["python -c 'import torch; print(torch.__version__, torch.version.hip)'"],
+        source: "https://huggingface.co/docs/kernels/env",
+        ..BASE
+    },
 ];

@@ -230,6 +230,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:ImportError|RuntimeError|PackageNotFoundError|Exception): .*\b(?:pip3? install|[Pp]lease install|is not installed|(?:is|are) not available in your environment)",
             r"(?i)\w+ (?:is )?(?:not installed|required).{0,30} (?:=>|please) (?:run )?.?pip install",
             r"ImportError: No (?:\w+) / \w+",
+            r"(?:Import|Value|Runtime)Error: .*(?:kernels are not installed|version \(.*\) is not available|but \S+ >= [\d.]+ is not available)",
+            r"(?:Import|Value)Error: You need to install `",
             r"(?i)importlib\.metadata\.PackageNotFoundError: |No package metadata was found for",
         ],
         covers: &["python-package-missing"],
