@@ -272,4 +272,21 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "cache-not-writable",
         "  what():  filesystem error: cannot create directories: Permission denied [/root/.cache/comgr]",
     ),
+    (
+        "program-out-of-memory",
+        "GPUassert: out of memory saxpy.hip 30",
+    ),
+    (
+        "program-out-of-memory",
+        "error: 'out of memory'(2) at saxpy.hip:41",
+    ),
+    (
+        "device-number",
+        "error: 'invalid device ordinal'(101) at main.cpp:14",
+    ),
+    ("no-kernel-image", "HIP error 209 at line 30"),
+    ("illegal-address", "HIP error: 700"),
+    ("unspecified-launch-failure", "HIP error code = 719"),
+    ("no-hip-device", "HIP runtime error 100 in main.cpp"),
+    ("hip-error-other", "HIP error 1000 of the batch"),
 ];

@@ -124,6 +124,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\binvalid device function\b",
             r"hipErrorInvalidDeviceFunction",
             r"error code:? ?98\b",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?98\b",
         ],
         cause: "The wheel has no code for {gpu}, or for the architecture that HSA_OVERRIDE_GFX_VERSION makes it pass for.",
         fix: &[
@@ -146,6 +147,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:HIP|ROCm) error: named symbol not found|hipErrorNotFound\b",
             r"no kernel image is available for execution on the device",
             r"hipErrorNoKernelImageForDevice",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?209\b",
         ],
         cause: "A library has no code for {gpu}: torch itself, or an extension such as bitsandbytes that was built for other architectures.",
         fix: &[

@@ -159,10 +159,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)(?:ROCm|CUDA|HIP) error: (?:\w+: )?invalid device ordinal",
+            r"(?i)\berror\b[^'\x22]{0,20}['\x22]invalid device ordinal['\x22]",
             r"(?i)AssertionError: Invalid device id\b",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?101\b",
             r"(?i)torch\.cuda\.set_device\(.*invalid device",
         ],
-        covers: &["no-hip-device"],
+        covers: &["no-hip-device", "hip-error-other"],
         cause: "The program asks for a GPU by a number that does not exist: there are fewer GPUs than that number or than processes, or HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) hides some; those that are left are counted from 0 again.",
         fix: &[
             "the number of GPUs that torch sees: python -c \"import torch; print(torch.cuda.device_count())\"; as many processes at most",

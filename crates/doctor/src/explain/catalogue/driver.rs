@@ -414,6 +414,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)hipGetDeviceCount\S* (?:returned|=|:) ?0\b|found 0 (?:ROCm|HIP) devices",
             r"(?i)Unable to initialize backend '(?:rocm|gpu)'",
             r"hipErrorInsufficientDriver|hipErrorInitializationError",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?(?:100|35)\b",
             r"(?i)HIP counts 0 devices|No ROCm devices? (?:found|detected|available)|No HIP devices? (?:found|detected|available)",
             r"(?i)No HIP GPUs are available",
             r"(?i)no ROCm-capable device",

@@ -92,6 +92,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)an illegal memory access was encountered",
             r"(?:hip|cuda)ErrorIllegalAddress",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?700\b",
         ],
         cause: "A kernel read or wrote memory that is not its own. From here on nothing on this GPU works in this process; the call that is named is only the one that noticed.",
         fix: &[
@@ -126,6 +127,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:HIP|CUDA|ROCm) error: the launch timed out and was terminated",
             r"hipErrorLaunchTimeOut|hipErrorPriorLaunchFailure",
             r"hipErrorLaunchFailure",
+            r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?719\b",
         ],
         cause: "A kernel crashed or the GPU hung, and the driver reset it: from here on the context is lost. Seen when memory was exhausted in a video VAE on Windows, with kernels that MIOpen tries out on a new GPU, and with ROCm builds, drivers or firmware that are too old for the card.",
         fix: &[

@@ -348,4 +348,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
         ..BASE
     },
+    Entry {
+        id: "program-out-of-memory",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\b(?:HIP\w*|GPU|CUDA) ?(?:error|failure|assert)\w*\b.{0,60}\bout of memory\b",
+            r"(?i)\berror\b[^'\x22]{0,20}['\x22]out of memory['\x22] ?(?:\(2\)|at \S+:\d)",
+        ],
+        unless: &[r"(?i)(?:HIP|CUDA|XPU) out of memory|ggml_|ROCm error: out of memory"],
+        covers: &["hip-error-other", "cuda-error-other"],
+        cause: "A program asked the HIP runtime for more memory than the GPU has free.",
+        fix: &[
+            "a smaller problem or batch; close other programs on the GPU",
+            "on an APU: `surefoot doctor` tells whether its limit can be raised",
+        ],
+        ask: &["Linux: rocm-smi --showmeminfo vram gtt"],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html",
+        ..BASE
+    },
 ];
