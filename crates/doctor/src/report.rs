@@ -76,16 +76,30 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
     // Its own dumps hold facts, and no messages.
     if !matches!(report.machine.read_from, ReadFrom::Kfd | ReadFrom::Windows) {
         let mut found = explain::explain_with(text, hints).matches;
-        found.retain(|found| {
-            let is_told_better = |(finding, message): &(&str, &str)| {
-                found.id == *message && report.findings.iter().any(|known| known.id == *finding)
+        for known in &mut report.findings {
+            // What the start of a program only makes likely, its error confirms.
+            let confirms = |found: &explain::Match| {
+                found.severity == Severity::Error
+                    && CONFIRMED.contains(&(known.id.as_str(), found.id.as_str()))
             };
-            let is_told = report
-                .findings
-                .iter()
-                .any(|known| known.id == found.id && known.severity <= found.severity);
-            !is_told && !TOLD_BETTER.iter().any(is_told_better)
+            if known.severity == Severity::Warning && found.iter().any(confirms) {
+                known.severity = Severity::Error;
+            }
+        }
+        found.retain(|found| {
+            let is_told = |known: &Finding| {
+                let pair = (known.id.as_str(), found.id.as_str());
+                known.severity <= found.severity
+                    && (known.id == found.id
+                        || TOLD_BETTER.contains(&pair)
+                        || CONFIRMED.contains(&pair))
+            };
+            !report.findings.iter().any(is_told)
         });
+        // Then it is known what failed.
+        if found.iter().any(|found| found.severity < Severity::Info) {
+            report.machine.posted.has_failed = false;
+        }
         report.findings.extend(found.into_iter().map(from_log));
         report
             .findings
@@ -95,10 +109,27 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
 }
 
 /// Findings about the machine that say more than a message of the same text does.
-const TOLD_BETTER: [(&str, &str); 3] = [
+const TOLD_BETTER: [(&str, &str); 10] = [
+    ("program-without-code", "ollama-unsupported-gpu"),
     ("override-harmful", "override-renames-gpu"),
     ("torch-sees-no-gpu", "torch-cpu-only"),
     ("virtual-machine-without-gpu", "kfd-missing"),
+    ("device-permission", "no-hip-device"),
+    ("device-permission", "kfd-permission"),
+    ("device-permission", "torch-cpu-only"),
+    ("gpu-too-old", "no-hip-device"),
+    ("gpu-too-old", "windows-no-hip-device"),
+    ("gpu-too-old", "tensile-library-missing"),
+];
+
+/// Findings about the machine, and messages that say that they came true.
+const CONFIRMED: [(&str, &str); 6] = [
+    ("architecture-not-in-wheel", "invalid-device-function"),
+    ("architecture-not-in-wheel", "no-binary-for-gpu"),
+    ("architecture-not-in-wheel", "tensile-library-missing"),
+    ("override-missing", "invalid-device-function"),
+    ("override-missing", "tensile-library-missing"),
+    ("rocblas-without-gfx906", "tensile-library-missing"),
 ];
 
 /// Whether a finding is a message of a log, which says nothing about a check.

@@ -127,3 +127,94 @@ fn what_cmd_says_is_from_windows() {
     let fix = explain(text).matches.remove(0).fix.join("\n");
     assert!(!fix.contains("download.pytorch.org"), "{fix}");
 }
+
+/// A shell takes variables before a command, and people paste the whole line.
+#[test]
+fn variables_before_a_command_end_where_it_begins() {
+    let text = "HIP_VISIBLE_DEVICES=0 HSA_OVERRIDE_GFX_VERSION=10.3.0 python main.py\nAMD arch: gfx1030\nDevice: cuda:0 AMD Radeon RX 6700 XT : native\n";
+    let report = report(text);
+    let value = |name: &str| report.machine.variable(name);
+    assert_eq!(value("HSA_OVERRIDE_GFX_VERSION"), Some("10.3.0"));
+    assert_eq!(value("HIP_VISIBLE_DEVICES"), Some("0"));
+    assert!(!report.has_errors(), "{:?}", report.findings);
+}
+
+/// The memory of a card of NVIDIA, or of AMD, is no share of the RAM.
+#[test]
+fn a_full_card_beside_an_apu_is_no_limit_of_ttm() {
+    let oom = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.65 GiB of which 1.02 GiB is free.\n";
+    let card =
+        "01:00.0 VGA compatible controller: NVIDIA Corporation AD107M [GeForce RTX 4060 Mobile]\n";
+    let apu = "65:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Phoenix1 (rev c2)\n";
+    assert_eq!(ids(&format!("{card}{apu}{oom}")), ["out-of-memory"]);
+    assert_eq!(
+        ids(&format!("Device: AMD Radeon 780M Graphics\n{oom}")),
+        ["oom-ttm-limit"]
+    );
+    let text = report(&format!("{card}{apu}2.6.0+cu124 True\n{oom}")).to_text(false);
+    assert!(!text.contains("wheel"), "{text}");
+}
+
+/// An error confirms what the machine made likely: one statement, and that an error.
+#[test]
+fn the_error_and_its_cause_are_one_statement() {
+    let text = "pytorch version: 2.5.1+rocm6.1\nDevice: cuda:0 AMD Radeon RX 9070 XT : native\nRuntimeError: HIP error: invalid device function\n";
+    let report = report(text);
+    let errors: Vec<&str> = report
+        .findings
+        .iter()
+        .map(|finding| finding.id.as_str())
+        .collect();
+    assert_eq!(errors, ["architecture-not-in-wheel"]);
+    assert!(report.has_errors());
+    let text = "crw-rw---- 1 root render 510, 0 Nov 1 10:00 /dev/kfd\nuid=1000(user) gid=1000(user) groups=1000(user),27(sudo)\nRuntimeError: No HIP GPUs are available\nAMD Radeon RX 7800 XT\n";
+    assert_eq!(finding_ids(text), ["device-permission"]);
+}
+
+/// apt is of Debian and Ubuntu.
+#[test]
+fn other_distributions_install_in_their_own_way() {
+    let error = "fatal error: 'cmath' file not found\n";
+    let fix = |system: &str| {
+        explain(&format!("{system}\n{error}"))
+            .matches
+            .remove(0)
+            .fix
+            .join("\n")
+    };
+    assert!(fix("6.8.0-60-generic").contains("apt install"));
+    let fedora = fix("6.17.8-300.fc43.x86_64");
+    assert!(
+        fedora.contains("dnf install") && !fedora.contains("apt"),
+        "{fedora}"
+    );
+    let arch = fix("6.17.7-arch1-1 x86_64");
+    assert!(
+        arch.contains("pacman") && !arch.contains("apt") && !arch.contains("dnf"),
+        "{arch}"
+    );
+    let text = "Direct firmware load for amdgpu/psp_14_0_3_sos.bin failed with error -2\n6.14.5-300.fc42.x86_64\n";
+    assert!(explain(text).matches[0].fix[0].contains("dracut"));
+}
+
+#[test]
+fn a_rocm_build_is_not_called_one_for_the_cpu() {
+    let text = "Linux host 6.6.87.2-microsoft-standard-WSL2\n>>> torch.__version__\n'2.9.1+rocm6.4'\n>>> torch.cuda.is_available()\nFalse\n";
+    let found = explain(text).matches.remove(0);
+    assert!(
+        !found.cause.contains("build for the CPU") && found.cause.contains("/dev/dxg"),
+        "{found:?}"
+    );
+}
+
+/// The processor's own graphics under the number of a card.
+#[test]
+fn an_apu_under_an_override_stays_an_apu() {
+    let text = "export HSA_OVERRIDE_GFX_VERSION=11.0.0\n$ rocminfo | grep -E 'gfx|Marketing'\n  Name:                    gfx1100\n  Marketing Name:          AMD Radeon 780M Graphics\n  Name:                    amdgcn-amd-amdhsa--gfx1100\n";
+    let report = report(text);
+    assert_eq!(
+        report.gpus[0].gpu.gfx.map(|gfx| gfx.to_string()).as_deref(),
+        Some("gfx1103")
+    );
+    assert!(report.gpus[0].gpu.is_apu());
+}

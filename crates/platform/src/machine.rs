@@ -345,6 +345,7 @@ impl Gpu {
     #[must_use]
     pub fn name(&self) -> String {
         match (&self.product, self.gfx) {
+            (Some(product), Some(gfx)) if product.contains(&gfx.to_string()) => product.clone(),
             (Some(product), Some(gfx)) => format!("{product}, {gfx}"),
             (Some(product), None) => product.clone(),
             (None, Some(gfx)) => gfx.to_string(),

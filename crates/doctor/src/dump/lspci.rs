@@ -43,9 +43,19 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     if found.is_empty() {
         return Vec::new();
     }
+    let is_of_nvidia = |line: &str| {
+        line.contains("NVIDIA Corporation")
+            && ["VGA compatible controller", "3D controller"]
+                .iter()
+                .any(|class| line.contains(class))
+    };
+    let others = match text.lines().any(is_of_nvidia) {
+        true => vec!["NVIDIA".to_owned()],
+        false => Vec::new(),
+    };
     machine.pci_bus = Some(PciBus {
         amd: found.len(),
-        others: Vec::new(),
+        others,
     });
     let mut usable = Vec::new();
     for (gpu, driver, is_whole) in found {

@@ -308,13 +308,9 @@ fn finish(text: &str, machine: &mut Machine) {
 
 /// Assignments of relevant variables on lines of their own, in the syntax of any shell.
 fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
-    let assignment = |line: &str| {
-        let line = line.trim();
-        let line = ["export ", "set ", "$env:", "Environment=", "-e ", "ENV "]
-            .iter()
-            .find_map(|p| line.strip_prefix(p))
-            .unwrap_or(line);
-        let (name, value) = line.split_once('=')?;
+    let prefixes = ["export ", "set ", "$env:", "Environment=", "-e ", "ENV "];
+    let assignment = |text: &str| {
+        let (name, value) = text.split_once('=')?;
         let name = name.trim();
         let is_name = !name.is_empty()
             && name
@@ -323,7 +319,23 @@ fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
         let value = value.trim().trim_matches(['"', '\'']);
         (is_name && source::is_relevant_variable(name)).then(|| (name.to_owned(), value.to_owned()))
     };
-    let mut found: std::collections::BTreeMap<_, _> = text.lines().filter_map(assignment).collect();
+    let assignments = |line: &str| {
+        let line = line.trim();
+        let prefix = prefixes.iter().find_map(|p| line.strip_prefix(p));
+        // `HIP_VISIBLE_DEVICES=0 HSA_OVERRIDE_GFX_VERSION=10.3.0 python main.py`: a command, and its variables before it.
+        let is_word = |word: &&str| {
+            word.split_once('=')
+                .is_some_and(|(_, value)| !value.is_empty() && !value.starts_with(['"', '\'']))
+        };
+        let words: Vec<&str> = line.split_whitespace().take_while(is_word).collect();
+        let has_command = words.len() < line.split_whitespace().count();
+        if prefix.is_none() && !words.is_empty() && (has_command || words.len() > 1) {
+            return words.into_iter().filter_map(assignment).collect();
+        }
+        let whole = assignment(prefix.unwrap_or(line));
+        whole.into_iter().collect::<Vec<_>>()
+    };
+    let mut found: std::collections::BTreeMap<_, _> = text.lines().flat_map(assignments).collect();
     for (name, value) in echoed(text) {
         found.entry(name).or_insert(value);
     }

@@ -15,6 +15,8 @@ patterns! {
     /// What is installed, or the branch of a package.
     INSTALLED = r"/opt/rocm-(\d+\.\d+\.\d+)\b|\brocm-core(?:\d\S*)?[ @-]+(\d+\.\d+\.\d+)\b|^rocm-(\d+\.\d+\.\d+)$|\brocm +rocm-(\d+\.\d+\.\d+)\b";
     TORCH = r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#;
+    /// What `print(torch.__version__, torch.cuda.is_available())` prints.
+    ANSWER = r"^\W*(\d+\.\d+\.\d+\S*\+(?:cpu|cu\d|rocm)\S*) (?:True|False)\s*$";
     PACKAGE = r"^(?:\[pip3?\] |- )?([A-Za-z][0-9A-Za-z_.-]{2,50})(?:==|[ \t]{2,}| @ )([0-9][0-9A-Za-z_.+]*)";
     WHEEL = r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)";
     FAILED = r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code";
@@ -290,7 +292,7 @@ fn packages(text: &str, machine: &mut Machine) {
             && quoted.starts_with(|c: char| c.is_ascii_digit())
         {
             packages.push(("torch".to_owned(), quoted.to_owned()));
-        } else if let Some(found) = TORCH.captures(line) {
+        } else if let Some(found) = TORCH.captures(line).or_else(|| ANSWER.captures(line)) {
             packages.push((
                 "torch".to_owned(),
                 found[1].trim_end_matches('.').to_owned(),

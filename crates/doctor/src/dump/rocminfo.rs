@@ -178,7 +178,11 @@ fn under_override(gpu: &mut Gpu, machine: &mut Machine) {
     let by_id = gpu.device_id.and_then(|id| id.gfx());
     // A name may be that of several chips of a family, and no more is known from it.
     let named = gpu.product.as_deref().and_then(names::architecture_of);
-    let by_name = named.filter(|chip| (chip.major, chip.minor) != (reported.major, reported.minor));
+    let form = |gfx: &Gfx| gfx.architecture().map(|known| known.sold_as);
+    let by_name = named.filter(|chip| {
+        (chip.major, chip.minor) != (reported.major, reported.minor)
+            || form(chip) != form(&reported)
+    });
     let Some(chip) = by_id.filter(|chip| chip.major >= 10).or(by_name) else {
         return;
     };

@@ -1,9 +1,11 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
+use super::distribution::Distribution;
 use super::{Confidence, Match};
 use crate::{names, powershell, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
+use platform::gfx::FormFactor;
 use platform::machine::System;
 use std::sync::LazyLock;
 
@@ -26,6 +28,11 @@ pub(super) struct Context {
     package: Option<String>,
     /// `/dev/kfd` is open to everybody.
     kfd_is_public: bool,
+    /// A card of NVIDIA, or a torch for one.
+    names_nvidia: bool,
+    /// A container, or a command that starts one.
+    names_container: bool,
+    distribution: Option<Distribution>,
     pairing: Pairing,
 }
 
@@ -48,6 +55,25 @@ impl Context {
     /// More architectures than this in one line are a list of what something supports.
     const GPUS_IN_A_LINE: usize = 2;
     const GPUS: usize = 16;
+    const CONTAINERS: [&str; 4] = [
+        "docker run",
+        "podman run",
+        "distrobox ",
+        "root is not member of",
+    ];
+
+    /// Whether the text is about a card with memory of its own, and no APU.
+    pub(super) fn is_card(&self) -> bool {
+        let known = || self.gpus.iter().chain(&self.products);
+        let sold_as = |gpu: &Fact<Gfx>, form| {
+            gpu.value
+                .architecture()
+                .is_some_and(|known| known.sold_as == form)
+        };
+        let names_card = known().any(|gpu| sold_as(gpu, FormFactor::Discrete));
+        let names_apu = known().any(|gpu| !sold_as(gpu, FormFactor::Discrete));
+        self.names_nvidia || names_card && !names_apu
+    }
 
     /// Takes what one more line says.
     pub(super) fn read(&mut self, line: &str, number: usize) {
@@ -87,6 +113,19 @@ impl Context {
                 line: number,
             });
         }
+        self.names_nvidia = self.names_nvidia
+            || [
+                "GeForce",
+                "NVIDIA RTX",
+                "NVIDIA A100",
+                "NVIDIA H100",
+                "+cu1",
+            ]
+            .iter()
+            .any(|sign| line.contains(sign));
+        self.names_container =
+            self.names_container || Self::CONTAINERS.iter().any(|sign| line.contains(sign));
+        self.distribution = self.distribution.or_else(|| Distribution::of(line));
         self.kfd_is_public =
             self.kfd_is_public || line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
         if line.contains("gfx") {
@@ -130,10 +169,29 @@ impl Context {
                         .fix
                         .push("sudo dmesg | grep -iE 'apparmor|selinux|denied'".to_owned());
                 }
+                "kfd-permission" if self.names_container => {
+                    // The user of the host is not that of the container.
+                    let (of_host, of_container) = std::mem::take(&mut found.fix)
+                        .into_iter()
+                        .partition(|step: &String| step.contains("usermod"));
+                    found.fix = of_container;
+                    found.fix.extend::<Vec<String>>(of_host);
+                }
                 "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
+                "segmentation-fault" | "memory-access-fault" | "gfxhub-page-fault" | "mes-hang" => {
+                    if let Some(Fact { value, line }) = &self.override_value {
+                        found
+                            .facts
+                            .push(format!("HSA_OVERRIDE_GFX_VERSION={value} (line {line})"));
+                    }
+                }
+                "torch-cpu-only" => self.name_the_wheel(found),
                 _ => {}
             }
             self.name_the_gpu(found);
+            if let Some(distribution) = self.distribution {
+                distribution.fit(&mut found.fix);
+            }
             if self.is_windows() {
                 for step in &mut found.fix {
                     if let Some(translated) = powershell::translated(step) {
@@ -155,6 +213,32 @@ impl Context {
         }
     }
 
+    /// A torch that is a ROCm build, and sees no GPU for another reason.
+    fn name_the_wheel(&self, found: &mut Match) {
+        let Some(rocm) = &self.rocm else { return };
+        if found.line.contains("not compiled") || found.line.contains("+cpu") || self.names_nvidia {
+            return;
+        }
+        found
+            .facts
+            .push(format!("rocm{} (line {})", rocm.value, rocm.line));
+        let why = match self.system() {
+            Some(System::Wsl) => {
+                "under WSL ROCm reaches the GPU through /dev/dxg and the driver of Windows, and this ROCm is not one for WSL, or the driver or the card does not fit it"
+            }
+            Some(System::Windows) => {
+                "the Adrenalin driver is too old for it, a variable hides the GPU, or this build does not support it"
+            }
+            _ => {
+                "its user may not open the device (group render), a container has none, a variable hides it, or this ROCm does not support the GPU"
+            }
+        };
+        found.cause = format!(
+            "The text names a ROCm build of torch (rocm{}), and HIP finds no GPU in that process: {why}. Or the program runs another torch than that one.",
+            rocm.value
+        );
+    }
+
     /// Several architectures in one process are a possible cause of their own.
     fn name_the_architectures(&self, found: &mut Match) {
         let named = self.gpus.iter().map(|gpu| gpu.value.to_string());
@@ -167,6 +251,9 @@ impl Context {
         found.cause = format!(
             "The process crashed outside Python, and the text names GPUs of several architectures ({named}): a runtime or wheel that does not expect them together crashes (ROCm 6.0 did with three), or one of them has no code in it."
         );
+        found
+            .fix
+            .retain(|step| !step.contains("make one GPU visible"));
         found.fix.insert(
             0,
             "make one GPU visible: HIP_VISIBLE_DEVICES=<index> (Linux: ROCR_VISIBLE_DEVICES=<index>)".to_owned(),
@@ -174,6 +261,7 @@ impl Context {
         found
             .fix
             .insert(1, "a newer ROCm build of torch".to_owned());
+        found.fix.push(UNSET.to_owned());
     }
 
     fn name_the_override(&self, found: &mut Match) {
@@ -305,8 +393,19 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "-packages",
         "Traceback (most recent",
         ":\\",
+        "GeForce",
+        "NVIDIA ",
+        "+cu1",
     ];
-    let words = [&words[..], &Clues::WSL, &Clues::WINDOWS, &Clues::LINUX].concat();
+    let words = [
+        &words[..],
+        &Clues::WSL,
+        &Clues::WINDOWS,
+        &Clues::LINUX,
+        &Context::CONTAINERS,
+        &Distribution::SIGNS,
+    ]
+    .concat();
     // Constant words: without them nothing here works, and each test fails.
     AhoCorasick::new(words).ok()
 });
@@ -340,7 +439,11 @@ fn gpus_of(line: &str) -> Vec<Gfx> {
         .filter_map(|list| line.find(list))
         .min()
         .unwrap_or(line.len());
-    let named = Gfx::find_all(&line[..end]);
+    // ollama names the GPU behind its list.
+    let named = match line.split_once("gpu_type=") {
+        Some((_, gpu)) => Gfx::find_all(super::clip(gpu, 24)),
+        None => Gfx::find_all(&line[..end]),
+    };
     named
         .into_iter()
         .filter(|gfx| gfx.architecture().is_some())

@@ -8,6 +8,7 @@
 
 pub mod catalogue;
 mod context;
+mod distribution;
 pub mod ending;
 pub mod oom;
 mod patterns;
@@ -365,6 +366,9 @@ impl Explainer {
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
                 known.count += usize::from(counts);
+                if stopped_by(entry, &line) {
+                    known.severity = Severity::Error;
+                }
             } else {
                 self.matches.push(from_entry(entry, &line, number));
             }
@@ -381,7 +385,12 @@ impl Explainer {
             return false;
         }
         let is_near = self.asked.is_some_and(|asked| number - asked <= NEAR);
-        is_near && line.trim() == "False"
+        // `2.9.1+cpu False`, where the version was asked for as well.
+        let answer = line.trim();
+        let versioned = answer.strip_suffix(" False").is_some_and(|version| {
+            version.starts_with(|c: char| c.is_ascii_digit()) && !version.contains(' ')
+        });
+        is_near && (answer == "False" || versioned)
     }
 }
 
@@ -420,12 +429,24 @@ fn drop_covered(matches: &mut Vec<Match>) {
     }
 }
 
+/// Whether a line is the exception that ended a program which could have gone on without bitsandbytes.
+fn stopped_by(entry: &catalogue::Entry, line: &str) -> bool {
+    matches!(entry.id, "bitsandbytes-cuda" | "bitsandbytes-rocm-version")
+        && ["NameError: ", "AttributeError: "]
+            .iter()
+            .any(|kind| line.trim_start().starts_with(kind))
+}
+
 fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {
     let owned = |steps: &[&str]| steps.iter().map(|&step| step.to_owned()).collect();
+    let severity = match stopped_by(entry, line) {
+        true => Severity::Error,
+        false => entry.severity,
+    };
     Match {
         line: clip(line.trim(), 500).to_owned(),
         line_number,
-        severity: entry.severity,
+        severity,
         cause: entry.cause.to_owned(),
         fix: owned(entry.fix),
         ask: owned(entry.ask),

@@ -289,7 +289,7 @@ fn half_of_the_ram(numbers: &OomNumbers, context: &Context, hints: Hints) -> Opt
         Some(ram) => apu::is_half(capacity, ram),
         None => is_half_of_a_machine(capacity),
     };
-    (is_half && !context.is_windows()).then(|| {
+    (is_half && !context.is_windows() && !context.is_card()).then(|| {
         let mut cause = format!(
             "The capacity of {capacity} is half of the RAM, the default limit of TTM for an APU. {}",
             not_fragmentation(numbers)

@@ -100,7 +100,12 @@ fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
                 found.push(needless(machine, name, &seen, target, is_certain));
             }
         } else {
-            found.extend(judge_for(machine, name, &seen, target, gfx));
+            let mut judged = judge_for(machine, name, &seen, target, gfx);
+            if let Some(finding) = judged.as_mut().filter(|_| is_for_one) {
+                // Another value would be wrong for another of the GPUs.
+                finding.fix.retain(|step| !step.starts_with("export "));
+            }
+            found.extend(judged);
         }
     }
     let value = target.as_override();
@@ -111,7 +116,7 @@ fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
             Finding::new(Check::Override, Severity::Warning, "override-relabels-all", format!("{name} relabels every GPU"))
                 .seen(format!("{seen} and {} are all reported as {target}.", names.join(", ")))
                 .why("A global override counts for the integrated GPU too. The form with the KFD node names one GPU.")
-                .fix([format!("unset {name}"), format!("export {NAME}_<node>={value}")])
+                .fix([format!("unset {name}"), format!("export {NAME}_<node>={value}  # for the one that needs it")])
                 .source(SOURCE),
         );
     }

@@ -143,7 +143,10 @@ fn program(machine: &Machine, found: &mut Vec<Finding>) {
             Finding::new(Check::Gpu, Severity::Error, "program-without-code", format!("The libraries of this program have no code for {}", list(without)))
                 .seen(format!("It says that the GPU ({}) is not supported.{libraries}", list(without)))
                 .why("The rocBLAS libraries beside a program decide which GPUs it can use, whatever the driver and other programs can do.")
-                .fix([format!("# install a build of the program, or of its rocBLAS libraries, that is for {}", list(without))])
+                .fix([
+                    format!("# install a build of the program, or of its rocBLAS libraries, that is for {} (ollama-for-amd)", list(without)),
+                    "# or its Vulkan backend, which runs on every GPU (ollama: OLLAMA_VULKAN=1)".to_owned(),
+                ])
                 .source("https://github.com/ollama/ollama/blob/main/docs/gpu.mdx"),
         );
         return;

@@ -21,7 +21,9 @@ fn without_rocblas(gfx: Gfx) -> &'static str {
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
     let Some(python) = &machine.python else {
-        if let Some(gpu) = picked.filter(|_| machine.uses_rocr()) {
+        // Beside a card of NVIDIA an integrated GPU drives the display.
+        let is_spare = |gpu: &&Gpu| gpu.is_apu() && names_nvidia(machine);
+        if let Some(gpu) = picked.filter(|gpu| machine.uses_rocr() && !is_spare(gpu)) {
             without_wheel(gpu, machine.posted.instead_of_rocm.is_some(), found);
         }
         return;
@@ -54,6 +56,15 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
     } else {
         commands
     }
+}
+
+/// Whether the machine has a GPU of NVIDIA as well.
+fn names_nvidia(machine: &Machine) -> bool {
+    let on_bus = machine.pci_bus.iter().flat_map(|bus| &bus.others);
+    machine.posted.other_gpus.iter().chain(on_bus).any(|name| {
+        let name = name.to_ascii_lowercase();
+        name.contains("nvidia") || name.contains("geforce")
+    })
 }
 
 /// Nothing is known about the wheel: say what the GPU needs, if it needs something special.
@@ -141,14 +152,7 @@ fn torch_missing(picked: Option<&Gpu>) -> Finding {
 }
 
 fn wrong_build(machine: &Machine, torch: &Torch, picked: Option<&Gpu>, found: &mut Vec<Finding>) {
-    let is_of_nvidia = |name: &String| {
-        let name = name.to_ascii_lowercase();
-        name.contains("nvidia") || name.contains("geforce")
-    };
-    if torch.build == Build::Cuda
-        && picked.is_none()
-        && machine.posted.other_gpus.iter().any(is_of_nvidia)
-    {
+    if torch.build == Build::Cuda && picked.is_none_or(Gpu::is_apu) && names_nvidia(machine) {
         return;
     }
     let (id, kind) = if torch.build == Build::Cpu {

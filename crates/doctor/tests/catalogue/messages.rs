@@ -142,7 +142,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
     ),
     (
         "nightly-crash",
-        "torch 2.10.0a0+rocm7.11.0a20251118\nFatal Python error: Segmentation fault",
+        "torch 2.10.0a0+rocm7.11.0a20251118\nAborted (core dumped)",
     ),
     (
         "lost-interrupt",

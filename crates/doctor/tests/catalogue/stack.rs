@@ -55,6 +55,10 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "[    5.3] amdgpu 0000:07:00.0: PCIE atomic ops is not supported",
     ),
     (
+        "wsl-dkms",
+        "Linux host 6.6.36-microsoft-standard-WSL2\ndpkg: error processing package amdgpu-dkms (--configure):",
+    ),
+    (
         "zluda-call-unsupported",
         "ComfyUI-Zluda: RuntimeError: CUDA error: operation not supported",
     ),

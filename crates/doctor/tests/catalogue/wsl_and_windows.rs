@@ -25,7 +25,8 @@ const BARE_METAL: [&str; 16] = [
 ];
 
 /// People install `amdgpu-dkms` under WSL too: there the answer is to remove it.
-const ABOUT_A_PACKAGE: [&str; 4] = [
+const ABOUT_A_PACKAGE: [&str; 5] = [
+    "wsl-dkms: ",
     "amdgpu-dkms-build: ",
     "amdgpu-dkms-headers: ",
     "apt-unmet-dependencies: ",

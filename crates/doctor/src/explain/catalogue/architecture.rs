@@ -130,6 +130,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a similar GPU runs on {gpu}",
+            "an integrated GPU beside a card: hide it with HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES)",
             "unset HSA_OVERRIDE_GFX_VERSION, if it is set and the wheel has code for the GPU itself",
             "an extension that was built here (also in a Dockerfile, where no GPU is seen): build it again and name the architecture, PYTORCH_ROCM_ARCH=<gfx>",
         ],
@@ -236,6 +237,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "an integrated GPU beside a card: hide it with HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES)",
             "llama.cpp, ollama: a build that has kernels for <gfx>, or the Vulkan build",
             "a GPU that is newer than the release: a newer ROCm; an older one (Vega, MI50): AMD's device wheels (torch[device-gfx900], torch[device-gfx906]), an older ROCm (gfx906: up to 6.3), or rocBLAS built for it",
+            "Windows: with the HIP SDK (ZLUDA, llama.cpp, ollama): the rocBLAS files for <gfx> of its version (ROCmLibs-for-gfx1103-AMD780M-APU has them for many GPUs)",
             "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
             "Linux, WSL: remove a foreign rocBLAS from LD_LIBRARY_PATH",
         ],

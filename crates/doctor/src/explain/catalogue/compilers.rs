@@ -109,6 +109,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "install the headers of the newest GCC on the machine: sudo apt install libstdc++-14-dev (12 on Ubuntu 22.04; `ls /usr/lib/gcc/x86_64-linux-gnu` shows the number), or g++ (build-essential)",
             "Fedora: sudo dnf install libstdc++-devel gcc-c++",
+            "Arch: sudo pacman -S gcc",
         ],
         ask: &[
             "ls /usr/lib/gcc/x86_64-linux-gnu /usr/include/c++",

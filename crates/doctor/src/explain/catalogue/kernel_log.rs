@@ -344,7 +344,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[r"(?i)(?:PCIE|PCI) atomic ops is not supported"],
         scope: BareMetal,
-        cause: "The GPU of this line has no PCIe atomics. An integrated GPU needs none, and most programs do without on RX 5000 and newer; there only kernels that call back to the host (RCCL, printf) fail. ROCm refuses older cards (RX 400, RX 500, some Vega) in such a slot.",
+        cause: "The GPU of this line has no PCIe atomics. An integrated GPU needs none, and most programs do without on RX 5000 and newer; there only kernels that call back to the host (RCCL, printf) fail. ROCm refuses the RX 400 and 500 in such a slot.",
         fix: &[
             "a card that ROCm does not list: a slot that is wired to the processor, without a riser",
         ],

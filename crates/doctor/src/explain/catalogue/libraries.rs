@@ -97,7 +97,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "A fault within MIOpen, often a cached database of another version.",
         fix: &[
-            "delete ~/.cache/miopen and ~/.config/miopen",
+            "Linux, WSL: delete ~/.cache/miopen and ~/.config/miopen",
+            "Windows: delete the folder .miopen in your user folder (%USERPROFILE%)",
             "update the wheel",
             "torch.backends.cudnn.enabled = False",
         ],

@@ -139,9 +139,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         covers: &["killed"],
         cause: "The kernel ran out of RAM and killed the process. On an APU, GPU memory is RAM and counts: what the BIOS carves out for the GPU is gone for the system, and a large carve-out leaves it too little.",
         fix: &[
-            "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small (512 MiB) and raise ttm.pages_limit instead",
-            "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers",
-            "add swap, or leave the host more room (ttm.pages_limit at least 8 GiB below the RAM)",
+            "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers; more swap",
+            "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small (512 MiB) and raise ttm.pages_limit instead, to at least 8 GiB below the RAM",
             "Linux, WSL: `surefoot run --alloc -- …` refuses what cannot fit before the kernel has to act",
         ],
         ask: &[

@@ -184,7 +184,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:vllm\._C|vllm/_C\S*|vllm\._rocm_C).*(?:No module named|undefined symbol|cannot open|cannot import)",
             r"(?i)(?:No module named|Failed to import from) .?vllm\._(?:C|rocm_C)",
         ],
-        cause: "The compiled part of vLLM does not fit: it is the CUDA build, or was built for another torch or ROCm than the one installed.",
+        covers: &["vllm-no-device"],
+        cause: "The compiled part of vLLM does not fit: it is the CUDA build, or was built for another torch or ROCm than the one installed; in the folder of its sources, Python takes those and not the package that was built.",
         fix: &[
             "the container for ROCm (rocm/vllm), where all versions belong together",
             "or build vLLM from source against the installed ROCm build of torch, with PYTORCH_ROCM_ARCH=<gfx>",

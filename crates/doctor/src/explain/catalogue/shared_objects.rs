@@ -239,6 +239,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "A library is not installed, or not where the loader looks; the line names it.",
         fix: &[
             "install the package that has it: apt-file search <name>, or dnf provides '*/<name>'",
+            "NixOS: ready-made wheels find no libraries of the system: programs.nix-ld.enable with the libraries, or LD_LIBRARY_PATH with those of stdenv.cc.cc.lib",
             "a library of a Python package: reinstall that package; one in a folder of its own: LD_LIBRARY_PATH, or /etc/ld.so.conf.d and sudo ldconfig",
         ],
         scope: NotWindows,

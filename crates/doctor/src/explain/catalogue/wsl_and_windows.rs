@@ -460,6 +460,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "wsl-dkms",
+        patterns: &[
+            r"(?i)Bad return status for module build on kernel",
+            r"dpkg: error processing package amdgpu-dkms",
+            r"/var/lib/dkms/amdgpu/\S+/build/make\.log",
+        ],
+        also: &[r"(?i)amdgpu|rock-dkms|rocm-dkms"],
+        scope: Wsl,
+        covers: &["amdgpu-dkms-build", "amdgpu-dkms-headers"],
+        cause: "AMD's DKMS driver (amdgpu-dkms) was installed under WSL, and does not build for the kernel of Microsoft. It has no use there: the GPU is driven by Windows, and ROCm reaches it through /dev/dxg.",
+        fix: &[
+            "sudo apt purge amdgpu-dkms, then ROCm for WSL: amdgpu-install -y --usecase=wsl,rocm --no-dkms (newer releases: librocdxg)",
+            "the Adrenalin driver on Windows that AMD's table names for this ROCm version, and a card that the table lists",
+        ],
+        source: "https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/compatibility/compatibilityrad/wsl/wsl_compatibility.html",
+        ..BASE
+    },
+    Entry {
         id: "wsl-package-missing",
         patterns: &[r"(?i)Unable to locate package \S*rocr4wsl\S*"],
         scope: Wsl,
