@@ -242,6 +242,26 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
     ),
     ("integrated-gpu-taken", "AMD arch: gfx1036"),
     (
+        "onnxruntime-error-other",
+        "[ONNXRuntimeError] : 11 : EP_FAIL : Failed to load library, error code: 126",
+    ),
+    (
+        "hip-sdk-missing",
+        "WARNING  ZLUDA failed to initialize: no HIP SDK found",
+    ),
+    (
+        "vulkan-feature-missing",
+        "Error: Fatal error: Unable to create Vulkan device, VkResult=-7",
+    ),
+    (
+        "extension-not-built",
+        "NameError: name 'exllamav2_ext' is not defined",
+    ),
+    (
+        "blender-hip",
+        "Failed to load CUDA kernel from 'kernel_compute_75.ptx' (Unknown error)",
+    ),
+    (
         "comfyui-nvidia-helper",
         r"comfy-aimdo failed to load: Could not find module 'C:\ComfyUI\comfy_aimdo\aimdo.dll' (or one of its dependencies).",
     ),

@@ -50,6 +50,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "rocm-sdk-missing",
         severity: Warning,
         patterns: &[
+            r"(?i)(?:FileNotFoundError|cannot find the (?:path|file)).*\b_rocm_sdk_(?:core|libraries)",
             r"(?i)'rocm-sdk' (?:is not recognized|no se reconoce|n'est pas reconnu)|rocm-sdk: (?:command )?not found",
             r"No module named '_?rocm_sdk(?:_core|_libraries\w*)?'",
         ],
@@ -161,6 +162,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "extension-not-built",
         confidence: Medium,
         patterns: &[
+            r"NameError: name '\w+_(?:ext|kernels|cuda(?:_\d+)?)' is not defined",
             r"No module named '(?:mmcv|apex|detectron2|groundingdino|torch_(?:scatter|sparse|cluster|spline_conv)|pytorch3d|exllamav2|natten|nvdiffrast|spconv|pointnet2_ops|gsplat|diff_gaussian_rasterization|causal_conv1d|mamba_ssm|selective_scan)(?:\._\w+|_(?:cuda|ext)\w*)'",
             r"name 'amp_C' is not defined",
             r"No module named '(?:exllamav2_ext|exllama_ext|causal_conv1d_cuda|selective_scan_cuda|amp_C|fused_layer_norm_cuda|awq_ext|quant_cuda)'",

@@ -40,6 +40,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "operator-not-in-build",
         confidence: Medium,
         patterns: &[
+            r"(?i)NOT_IMPLEMENTED : Could not find an implementation for",
             r"(?i)RuntimeError: Not compiled with GPU support",
             r"(?i)Could not run '[\w:.]+' with arguments from the '(?:CUDA|HIP|Sparse\w+|Quantized\w+)' backend",
         ],

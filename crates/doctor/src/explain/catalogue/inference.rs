@@ -10,6 +10,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-device-lost",
         confidence: Medium,
         patterns: &[
+            r"(?i)\bVkResult\W{0,4}(?:is )?-4\b|\bvk(?:Queue|Wait)\w+ .{0,30}(?:error|failed|returned).{0,15} -4\b",
             r"(?i)radv: GPUVM fault detected",
             r"(?i)ErrorDeviceLost|vk::DeviceLost|VK_ERROR_DEVICE_LOST",
             r"(?i)radv/amdgpu: The CS has been cancelled because the context is lost",
@@ -34,6 +35,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "vulkan-buffer-limit",
         patterns: &[
+            r"(?i)\bVkResult\W{0,4}(?:is )?-[12]\b|\bvkAllocate\w+ .{0,30}(?:error|failed|returned).{0,15} -[12]\b",
             r"(?i)Requested buffer size exceeds device (?:memory allocation|buffer size) limit",
             r"(?i)(?:exceeds|larger than).{0,30}(?:maxBufferSize|maxMemoryAllocationSize|maxStorageBufferRange)",
             r"(?i)ggml_vulkan: Device memory allocation of size \d+ failed",
@@ -54,6 +56,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-no-device",
         confidence: Medium,
         patterns: &[
+            r"(?i)\bVkResult\W{0,4}(?:is )?-[39]\b|VK_ERROR_INITIALIZATION_FAILED|ErrorInitializationFailed|vkCreateInstance .{0,30}returned.{0,15} -[39]\b",
             r"(?i)vkEnumerateInstance\w+ failed",
             r"(?i)ggml_vulkan: (?:Warning: Device type is CPU|0 = llvmpipe)",
             r"(?i)ggml_vulkan: No (?:devices|suitable GPU)",
@@ -499,17 +502,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "blender-hip",
         confidence: Medium,
         patterns: &[
+            r"(?i)Failed to load (?:CUDA|OptiX|oneAPI) kernel from|Failed to create (?:CUDA|OptiX) (?:context|device)",
             r"(?i)hipModuleLoad failed|Failed loading render kernel",
-            r"(?i)No compatible GPUs found for Cycles|(?:Illegal address|Invalid (?:device|value)) in HIP\b",
+            r"(?i)No compatible GPUs found for Cycles|(?:Illegal address|Invalid (?:device|value)) in hip",
             r"(?i)Failed to load HIP kernel|HIP kernel compilation|no HIP kernel found|HIP binary kernel for this graphics card",
             r"(?i)HIPEW initialization failed|Failed to (?:create|initialize) HIP (?:context|device)",
             r"(?i)(?:Error|Unsupported)[: ].*\bhipEw\w*|\bHIP\b.*(?:Invalid device|Illegal address) in \w+",
         ],
         cause: "Blender's Cycles could not use HIP on this GPU: its kernels have no code for the card, the driver is older than this Blender asks for, or the HIP runtime is not installed.",
         fix: &[
-            "Linux: the HIP runtime of ROCm 6 or newer (hip-runtime-amd), and the user in the groups of /dev/kfd",
+            "Linux: the HIP runtime of ROCm 6 or newer (hip-runtime-amd), and the user in the groups render and video",
             "Windows: the Adrenalin driver that this Blender asks for, or newer",
             "a card before Vega (GCN) is not supported; a newer card needs a newer Blender",
+            "Preferences > System > Cycles: HIP; CUDA and OptiX are for NVIDIA's cards (and ZLUDA)",
         ],
         source: "https://docs.blender.org/manual/en/latest/render/cycles/gpu_rendering.html",
         ..BASE
@@ -554,6 +559,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "directml-limits",
         patterns: &[
+            r"(?i)DmlExecutionProvider.*(?:8007\w{4}|887A\w{4})|Non-zero status code returned while running Dml\w+ node",
             r"(?i)not currently (?:implemented|supported) for the DML",
             r"(?i)Cannot set version_counter for inference tensor|Device type privateuseone is not supported|The GPU will not respond to more commands",
             r"(?i)\b887A000[4]\b|D3D12: Removing Device",

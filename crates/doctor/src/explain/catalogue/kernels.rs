@@ -362,6 +362,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "device-assert",
         patterns: &[
+            r"(?i)native/(?:hip|cuda)/\w+\.(?:hip|cuh?):\d+:.*assertion",
             r"(?i)device-side assert triggered|hipErrorAssert",
             r"(?i)Assertion .?(?:srcIndex|idx|index|t|ind|target_val)\b.*failed",
         ],

@@ -24,6 +24,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Medium,
         patterns: &[
+            r"(?i)Unsupported model IR version: \d+",
             r"(?i)failed to load GGUF split",
             r"(?i)create_tensor: tensor '\S+' not found|error loading model: tensor '\S+' not found",
             r"(?i)error loading model: (?:\w+: )?(?:missing tensor|wrong number of tensors|tensor '\S+' has wrong shape|invalid split file)",

@@ -108,6 +108,26 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "onnxruntime-error-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"\[ONNXRuntimeError\] : \d+ : \w+",
+            r"(?i)\[E:onnxruntime:.*(?:Non-zero status code|Exception during initialization)",
+        ],
+        cause: "ONNX Runtime refused the model or failed while it ran it; the words after the number name the reason. If they name a provider (ROCm, MIGraphX, DML), that one is to blame: its build is for another version of ROCm or of the program, or it does not know this operator or shape.",
+        fix: &[
+            "the same model with CPUExecutionProvider alone: if it fails as well, it is the model, its input or the version of ONNX Runtime",
+            "one onnxruntime package only, in the version that the program asks for and that fits the installed ROCm",
+        ],
+        ask: &[
+            "pip list | grep -i onnx",
+            "python -c 'import onnxruntime as o; print(o.__version__, o.get_available_providers())'",
+        ],
+        source: "https://onnxruntime.ai/docs/execution-providers/MIGraphX-ExecutionProvider.html",
+        ..BASE
+    },
+    Entry {
         id: "kernel-driver-error-other",
         last_resort: true,
         severity: Warning,

@@ -313,6 +313,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "out-of-memory-without-numbers",
         confidence: Medium,
         patterns: &[
+            r"(?i)Failed to allocate memory for requested buffer of size",
             r"(?i)No executable batch size found, reached zero",
             r"(?i)Insufficient VRAM for model",
             r"(?i)System is out of GPU (?:and shared host )?memory|Torch GPU out-of-memory error",

@@ -163,6 +163,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "vulkan-feature-missing",
         confidence: Medium,
         patterns: &[
+            r"(?i)\bVkResult\W{0,4}(?:is )?-[678]\b|\bvk(?:Create|Enumerate)\w+ .{0,30}(?:error|failed|returned).{0,15} -[678]\b|VK_ERROR_FORMAT_NOT_SUPPORTED",
             r"(?i)ggml_vulkan: Error: Shared memory size too small",
             r"(?i)ggml_vulkan: device \S+ does not support 16-bit storage",
             r"(?i)Error(?:Extension|Feature|Layer)NotPresent|VK_ERROR_(?:EXTENSION|FEATURE|LAYER)_NOT_PRESENT",

@@ -166,10 +166,28 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "hip-sdk-missing",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\bno HIP SDK (?:was |is )?(?:found|installed|detected)",
+            r"(?i)HIP SDK (?:is |was )?not (?:found|installed|detected)",
+            r"(?i)(?:could not|unable to|failed to) (?:find|locate|detect) (?:the )?(?:AMD )?HIP SDK",
+        ],
+        covers: &["hip-headers-missing"],
+        cause: "The HIP SDK for Windows is not installed, or the program does not find it (HIP_PATH, PATH; the program was installed for another backend, such as DirectML). ZLUDA and programs that are compiled with HIP need it; AMD's wheels of torch and the Vulkan builds do not.",
+        fix: &[
+            "install the HIP SDK in the version that the program names, open a new terminal, and look whether HIP_PATH names its folder",
+            "install the program again with ZLUDA (or ROCm) chosen, where it was installed for DirectML",
+        ],
+        ask: &["echo %HIP_PATH%", "dir \"C:\\Program Files\\AMD\\ROCm\""],
+        source: "https://rocm.docs.amd.com/projects/install-on-windows/en/latest/",
+        ..BASE
+    },
+    Entry {
         id: "zluda-other-sdk",
         patterns: &[
             r"(?i)Could not find module .*hiprtc\d+\.dll",
-            r"(?i)Failed to load ZLUDA",
+            r"(?i)(?:Failed to|Could not|Cannot) load ZLUDA",
             r"(?i)ZLUDA.*(?:hiprtc|nvrtc|HIP SDK).*(?:not found|missing|could not|cannot)",
         ],
         covers: &["windows-dll-missing"],
