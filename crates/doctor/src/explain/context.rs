@@ -1,7 +1,9 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
+use super::Match;
+use super::clues::Clues;
 use super::distribution::Distribution;
-use super::{Confidence, Match};
+use super::pairing::Pairing;
 use crate::{names, powershell, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
@@ -41,14 +43,6 @@ const UNSET: &str = "unset HSA_OVERRIDE_GFX_VERSION";
 struct Fact<T> {
     value: T,
     line: usize,
-}
-
-/// Lines that show on which system the program ran.
-#[derive(Default)]
-struct Clues {
-    wsl: usize,
-    windows: usize,
-    linux: usize,
 }
 
 impl Context {
@@ -451,7 +445,7 @@ fn gpus_of(line: &str) -> Vec<Gfx> {
 }
 
 /// The architecture of the product that a line names as a device.
-fn product_of(line: &str) -> Option<Gfx> {
+pub(super) fn product_of(line: &str) -> Option<Gfx> {
     let start = ["Radeon", "Instinct"]
         .iter()
         .filter_map(|name| line.find(name))
@@ -565,164 +559,4 @@ fn word_after(line: &str, marker: &str) -> Option<String> {
         .find(|c: char| !(c.is_ascii_alphanumeric() || c == '.'))
         .unwrap_or(rest.len());
     Some(rest[..end].trim_end_matches('.').to_owned()).filter(|word| !word.is_empty())
-}
-
-impl Clues {
-    const WSL: [&str; 14] = [
-        "microsoft-standard",
-        "misc dxg",
-        "dxgkrnl",
-        "(WSL2",
-        "WSL environment detected",
-        "librocdxg",
-        "/dev/dxg",
-        "rocr4wsl",
-        "WSL2",
-        "sources/wsl/",
-        "/usr/lib/wsl",
-        "/mnt/c/Users",
-        "/mnt/c/Windows",
-        "wsl.localhost",
-    ];
-    const WINDOWS: [&str; 21] = [
-        "win-x86_64",
-        "win_amd64",
-        "(Windows)",
-        "Windows 10",
-        "Windows 11",
-        "Adrenalin",
-        "WinError",
-        "0xC0000005",
-        ".dll",
-        ".exe",
-        "PS C:",
-        "Platform: Windows",
-        "amd_windows.go",
-        "MSC v.",
-        "Press any key to continue",
-        "as an internal or external command",
-        "\\.zluda",
-        "DXGI_ERROR_",
-        "operable program or batch file",
-        "lld-link: ",
-        "LiveKernelEvent",
-    ];
-    const LINUX: [&str; 14] = [
-        "/home/",
-        "/usr/",
-        "/opt/",
-        "/dev/",
-        "/var/lib/",
-        "/venv/",
-        ".so",
-        "[drm",
-        "kernel:",
-        "amdgpu 0000:",
-        "systemd",
-        "-generic",
-        "(core dumped)",
-        "x86_64-linux",
-    ];
-
-    fn read(&mut self, line: &str) {
-        let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
-        self.wsl += usize::from(has(&Self::WSL));
-        // A path of Windows within a path of Linux is that of a mounted disk.
-        if (line.contains(":\\") || line.contains(":/"))
-            && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
-            || has(&Self::WINDOWS)
-        {
-            self.windows += 1;
-        } else {
-            self.linux += usize::from(has(&Self::LINUX));
-        }
-    }
-
-    /// Programs for Windows are built on Linux and print paths of there, hardly ever the
-    /// other way round.
-    fn system(&self) -> Option<System> {
-        if self.wsl > 0 {
-            Some(System::Wsl)
-        } else if self.windows > 0 && self.windows * 4 >= self.linux {
-            Some(System::Windows)
-        } else if self.linux > 0 {
-            Some(System::Linux)
-        } else {
-            None
-        }
-    }
-}
-
-/// `C:\Users…` at the start of a word, or `E:/TheRock…`.
-pub(crate) fn is_drive(word: &str) -> bool {
-    let mut chars = word.chars();
-    chars.next().is_some_and(|c| c.is_ascii_alphabetic())
-        && chars.next() == Some(':')
-        && chars.next().is_some_and(|c| c == '\\' || c == '/')
-        && chars
-            .next()
-            .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
-/// A product next to an architecture that is not its own, as with an override.
-///
-/// `rocminfo` prints the architecture and then the product, `clinfo` the product first.
-#[derive(Default)]
-struct Pairing {
-    product_comes_first: Option<bool>,
-    last: Option<(Gfx, String, usize)>,
-    contradiction: Option<Match>,
-}
-
-impl Pairing {
-    /// Lines between the two.
-    const NEAR: usize = 4;
-
-    fn read(&mut self, line: &str, number: usize) {
-        let Some((key, value)) = line.split_once(':') else {
-            return;
-        };
-        let (is_product, gfx) = match key.trim().trim_start_matches("Device ").trim() {
-            "Marketing Name" => (true, product_of(value)),
-            key if key.eq_ignore_ascii_case("Board name") => (true, product_of(value)),
-            "Name" => (false, value.trim().parse().ok()),
-            _ => return,
-        };
-        let Some(gfx) = gfx else { return };
-        let product_comes_first = *self.product_comes_first.get_or_insert(is_product);
-        if is_product == product_comes_first {
-            self.last = Some((gfx, value.trim().to_owned(), number));
-            return;
-        }
-        let Some((first, name, line_number)) = self.last.take() else {
-            return;
-        };
-        let (product, named, shown) = if is_product {
-            (value.trim().to_owned(), first, gfx)
-        } else {
-            (name, gfx, first)
-        };
-        let is_other = (named.major, named.minor) != (shown.major, shown.minor);
-        if self.contradiction.is_none() && is_other && number - line_number <= Self::NEAR {
-            self.contradiction = Some(renamed(&product, shown, named, line, number));
-        }
-    }
-}
-
-/// The GPU passes for one that it is not.
-fn renamed(product: &str, is: Gfx, named: Gfx, line: &str, line_number: usize) -> Match {
-    Match {
-        line: super::clip(line.trim(), 500).to_owned(),
-        line_number,
-        confidence: Confidence::High,
-        cause: format!(
-            "{product} is a {is} and is listed as {named}: HSA_OVERRIDE_GFX_VERSION is set (in a shell profile, a container or a service) and makes it pass for another chip, whose code it cannot run."
-        ),
-        fix: vec![
-            "unset HSA_OVERRIDE_GFX_VERSION, and remove it from ~/.bashrc, ~/.profile, /etc/environment and the container".to_owned(),
-            "HSA_OVERRIDE_GFX_VERSION_<N> sets it for one GPU alone, where one needs it".to_owned(),
-        ],
-        source: "https://github.com/ROCm/ROCm/issues/5238".to_owned(),
-        ..Match::new("override-renames-gpu")
-    }
 }
