@@ -502,7 +502,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "blender-hip",
         confidence: Medium,
         patterns: &[
-            r"(?i)Failed to load (?:CUDA|OptiX|oneAPI) kernel from|Failed to create (?:CUDA|OptiX) (?:context|device)",
+            r"(?i)Failed to load (?:CUDA|OptiX|oneAPI) kernel from",
             r"(?i)hipModuleLoad failed|Failed loading render kernel",
             r"(?i)No compatible GPUs found for Cycles|(?:Illegal address|Invalid (?:device|value)) in hip",
             r"(?i)Failed to load HIP kernel|HIP kernel compilation|no HIP kernel found|HIP binary kernel for this graphics card",
