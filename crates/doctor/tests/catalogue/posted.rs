@@ -170,6 +170,22 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "        34 | AMDSMI_STATUS_DRIVER_NOT_LOADED",
     ),
     (
+        "smi-no-gpu",
+        "======================= ROCm System Management Interface =======================\nWARNING: No AMD GPUs specified",
+    ),
+    (
+        "smi-no-gpu",
+        "ERROR: Unable to detect any GPU devices, check amdgpu version and module status (sudo modprobe amdgpu)",
+    ),
+    (
+        "nomodeset",
+        "BOOT_IMAGE=/boot/vmlinuz-6.8.0-45-generic root=UUID=x ro quiet splash nomodeset",
+    ),
+    (
+        "ollama-igpu-dropped",
+        "level=INFO source=runner.go:405 msg=\"dropping integrated GPU; to enable, set OLLAMA_IGPU_ENABLE=1\" id=0 library=Vulkan compute=0.0 name=Vulkan0 description=\"AMD Radeon(TM) 780M Graphics\" pci_id=0000:c6:00.0",
+    ),
+    (
         "low-power-state",
         "WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status",
     ),

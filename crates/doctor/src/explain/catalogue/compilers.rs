@@ -496,6 +496,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\b(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator|amdgpu-arch|hipify-perl|rocm-smi|amd-smi|rocm-sdk)\b['\x22]?:? (?:command )?not found",
             r"(?i)No such file or directory: '(?:\S*/)?(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator)'",
             r"(?i)'(?:hipcc|hipconfig|rocminfo|hipinfo|rocm-sdk|amd-smi|rocm-smi)' is not recognized",
+            r"(?i)Command '(?:hipcc|hipconfig|rocminfo|rocm-smi|amd-smi)' not found",
         ],
         cause: "A tool of ROCm is not installed or not on PATH. A torch wheel needs none of them to run; building extensions does.",
         fix: &[

@@ -60,7 +60,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "amdgpu-not-signed",
         patterns: &[
-            r"(?i)(?:modprobe|insmod): ERROR: could not insert (?:module )?\S*amdgpu",
+            r"(?i)(?:modprobe|insmod): ERROR: could not insert (?:module )?\S*amdgpu\S*:? (?:Key|Required|Exec|Unknown|Operation|Invalid|Permission)",
             r"(?i)amdgpu.*(?:Key was rejected by service|Required key not available)",
             r"(?i)amdgpu: (?:disagrees about version of symbol|Unknown symbol)",
         ],
@@ -236,8 +236,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "kfd-missing",
         patterns: &[
-            r"(?i)/dev/kfd.*no such file(?: or directory)?\b",
-            r"(?i)ROCk module is NOT loaded",
+            r"(?i)/dev/kfd.*no such (?:file(?: or directory)?|device)\b",
+            r"(?i)ROCk module is NOT (?:loaded|live)",
             r"/dev/kfd.*\bENOENT\b",
             r"(?i)/dev/kfd\W{0,3} does not exist",
         ],
@@ -418,7 +418,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)HIP counts 0 devices|No ROCm devices? (?:found|detected|available)|No HIP devices? (?:found|detected|available)",
             r"(?i)No HIP GPUs are available",
             r"(?i)no ROCm-capable device",
-            r"(?i)Could not initialize Tensile host: No devices found",
+            r"(?i)Could not initialize Tensile host: No devices found|^Failed to get device count\s*$|amdgpu-arch: Failed to get device count",
             r"hipErrorNoDevice|hipErrorInvalidDevice\b",
             r"(?i)HIP (?:error|initiali[sz]ation).{0,40}(?:no device|code 100\b)",
             r"(?i)ggml_cuda_init: (?:failed to initialize|no) ROCm",
@@ -480,7 +480,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Unable to detect any GPU devices, check amdgpu version|/sys/module/amdgpu/initstate: No such file",
             r"(?i)WARNING: No AMD GPUs specified|Unable to get devices, driver not initialized|AMDSMI_STATUS_FAIL_LOAD_\w+",
             r"(?i)Failed to initialize AMD SMI|AMDSMI_STATUS_(?:INIT_ERROR|NOT_INIT|DRM_ERROR)",
-            r"(?i)rsmi_init\(?\)? (?:failed|returned)|RSMI_STATUS_INIT_ERROR|Driver not initialized \(amdgpu not found in modules\)",
+            r"(?i)rsmi_init\(?\)? (?:failed|returned)|RSMI_STATUS_INIT_ERROR|Drivers? not (?:initialized|loaded) \(amdgpu\b.{0,24}not found in modules\)",
+            r"/sys/module/amdgpu/initstate: No such file",
         ],
         scope: BareMetal,
         cause: "amd-smi (or rocm-smi) finds no driver: amdgpu is not loaded, is built into the kernel and not a module (which older releases do not see), or cannot be reached from here, or it is about amd_hsmp for the CPU's side. It only reads statistics; whether the GPU can compute, rocminfo tells.",
@@ -494,6 +495,41 @@ pub(super) const ENTRIES: &[Entry] = &[
             "ls -l /dev/dri /dev/kfd",
         ],
         source: "https://github.com/ROCm/amdsmi/issues/84",
+        ..BASE
+    },
+    Entry {
+        id: "smi-no-gpu",
+        patterns: &[
+            r"(?i)\bNo AMD GPUs specified",
+            r"(?i)Unable to detect any GPU devices, check amdgpu",
+            r"(?i)\bNo DRM devices available\. Exiting",
+        ],
+        confidence: Medium,
+        scope: BareMetal,
+        cause: "rocm-smi (or amd-smi) finds no GPU that amdgpu runs: the module is not loaded or gave up on the card (a kernel or firmware older than the card), another driver has it, or this is a container or virtual machine without the devices.",
+        fix: &[
+            "lspci -nnk -d 1002:  # \"Kernel driver in use\" must be amdgpu",
+            "sudo dmesg | grep -i amdgpu  # why it gave up on the card",
+            "a newer kernel and linux-firmware for a card that is newer than them",
+            "container: --device /dev/kfd --device /dev/dri",
+        ],
+        ask: &["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"],
+        source: "https://github.com/ROCm/ROCm/issues/1742",
+        ..BASE
+    },
+    Entry {
+        id: "nomodeset",
+        patterns: &[
+            r"(?i)\b(?:BOOT_IMAGE=|GRUB_CMDLINE_LINUX\w*=|Kernel command line:|/proc/cmdline\W).{0,400}\bnomodeset\b",
+            r"(?i)booted with nomodeset\b|VGACON disables? amdgpu kernel modesetting",
+        ],
+        scope: BareMetal,
+        cause: "The kernel was started with nomodeset, which keeps amdgpu from running the card: without it there is neither /dev/kfd nor a render node.",
+        fix: &[
+            "remove nomodeset from GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub",
+            "sudo update-grub && sudo reboot",
+        ],
+        source: "https://docs.kernel.org/admin-guide/kernel-parameters.html",
         ..BASE
     },
     Entry {

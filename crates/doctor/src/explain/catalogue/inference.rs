@@ -151,6 +151,19 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "ollama-igpu-dropped",
+        severity: Warning,
+        patterns: &[r"(?i)dropping integrated GPU; to enable.{0,120}(?:library=ROCm|Radeon|AMD)"],
+        covers: &["ollama-igpu-skipped"],
+        cause: "ollama leaves out integrated GPUs unless it is told to use them. If this one is the only GPU, models run on the CPU.",
+        fix: &[
+            "set OLLAMA_IGPU_ENABLE=1 for the server (systemctl edit ollama, or -e for a container), then restart it",
+            "nothing, if another GPU is to be used",
+        ],
+        source: "https://github.com/Crosstalk-Solutions/project-nomad/issues/1092",
+        ..BASE
+    },
+    Entry {
         id: "ollama-igpu-skipped",
         severity: Warning,
         patterns: &[

@@ -17,7 +17,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Could not initialize Tensile host: No devices found",
             r"hipErrorNoDevice|hipErrorInvalidDevice\b",
             r"/dev/kfd.*(?:No such file|Permission denied)",
-            r"(?i)ROCk module is NOT loaded",
+            r"(?i)ROCk module is NOT (?:loaded|live)",
             r"(?i)No WDDM adapters found",
             r"(?i)dxgk\w*: Ioctl failed",
             r"(?i)libdxcore\.so\S*: cannot open|Failed to mount /dev/dxg",
