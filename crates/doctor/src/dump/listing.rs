@@ -153,11 +153,11 @@ const LINES: &[(&str, &str)] = &[
         "node",
         r"Add [di]GPU node \[(?P<d>0x[0-9a-fA-F]{4}):0x1002\]",
     ),
-    // A list without names: `Device 0 [0x744c]`.
     (
         "rocblas-bench",
         r"^Device ID (?P<i>\d+) ?: (?P<n>.{3,80}?) (?P<g>gfx[0-9a-f]{3,5})(?::\S+)?\s*$",
     ),
+    // A list without names: `Device 0 [0x744c]`.
     (
         "numbered",
         r"^\W*Device (?P<i>\d+):? \[(?P<d>0x[0-9a-fA-F]{4})\]",
@@ -450,7 +450,8 @@ fn from_ollama(line: &str, machine: &mut Machine) -> Option<GpuMention> {
         let number = field("gpu").and_then(|number| number.parse().ok());
         return Some(GpuMention::new("ollama-types", number).reporting(kind.parse().ok()));
     }
-    if !line.contains("inference compute") && !line.contains("amdgpu memory") {
+    let is_dropped = line.contains("dropping integrated GPU");
+    if !line.contains("inference compute") && !line.contains("amdgpu memory") && !is_dropped {
         return None;
     }
     let library = field("library").unwrap_or_default().to_ascii_lowercase();
@@ -474,7 +475,7 @@ fn from_ollama(line: &str, machine: &mut Machine) -> Option<GpuMention> {
         .reporting(field("compute").and_then(|gfx| gfx.parse().ok()));
     one.gpu.pci = identity.and_then(PciAddress::parse);
     one.about = field("total").and_then(Bytes::parse_tool_output);
-    if matches!(field("type"), Some("iGPU" | "integrated")) {
+    if is_dropped || matches!(field("type"), Some("iGPU" | "integrated")) {
         one.gpu.class = Some(Class::Apu);
         one.gpu.class_from = "ollama: type";
     }

@@ -90,6 +90,13 @@ fn kept_away(text: &str, id: Option<DeviceId>) -> Option<String> {
             || line.contains("modprobe.blacklist=amdgpu")
             || line.contains("module_blacklist=amdgpu")
     };
+    let turns_modes_off = |line: &str| {
+        let is_command_line = line.contains("BOOT_IMAGE=") || line.contains("GRUB_CMDLINE");
+        is_command_line && line.split([' ', '"', '\'']).any(|word| word == "nomodeset")
+    };
+    if text.lines().any(turns_modes_off) {
+        return Some("`nomodeset` on the kernel command line".to_owned());
+    }
     let line = text
         .lines()
         .find(|line| is_reserved(line) || is_blacklisted(line))?;

@@ -13,7 +13,7 @@ patterns! {
     /// `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
     ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b";
     /// What is installed, or the branch of a package.
-    INSTALLED = r"/opt/rocm-(\d+\.\d+\.\d+)\b|\brocm-core(?:\d\S*)?[ @-]+(\d+\.\d+\.\d+)\b|^rocm-(\d+\.\d+\.\d+)$|\brocm +rocm-(\d+\.\d+\.\d+)\b";
+    INSTALLED = r"/opt/rocm-([0-9]+\.[0-9]+\.[0-9]+)\b|\brocm-core(?:[0-9][^ ]*)?[ @-]+([0-9]+\.[0-9]+\.[0-9]+)\b|^rocm-([0-9]+\.[0-9]+\.[0-9]+)$|\brocm +rocm-([0-9]+\.[0-9]+\.[0-9]+)\b";
     TORCH = r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#;
     /// What `print(torch.__version__, torch.cuda.is_available())` prints.
     ANSWER = r"^\W*(\d+\.\d+\.\d+\S*\+(?:cpu|cu\d|rocm)\S*) (?:True|False)\s*$";
