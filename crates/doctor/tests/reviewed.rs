@@ -218,3 +218,15 @@ fn an_apu_under_an_override_stays_an_apu() {
     );
     assert!(report.gpus[0].gpu.is_apu());
 }
+
+/// The group of a device that only root may open is root, which is no group for users.
+#[test]
+fn nobody_is_put_into_the_group_of_root() {
+    let text = "crw-------   1 root    root    234,   0 Mai 21 05:13 kfd\nUnable to open /dev/kfd read-write: Permission denied\n";
+    let found = explain(text).matches.remove(0);
+    assert!(found.fix[0].contains("udev rule"), "{found:?}");
+    assert!(
+        !found.fix.iter().any(|step| step.contains("stat -c %G")),
+        "{found:?}"
+    );
+}

@@ -30,6 +30,8 @@ pub(super) struct Context {
     package: Option<String>,
     /// `/dev/kfd` is open to everybody.
     kfd_is_public: bool,
+    /// `/dev/kfd` is open to root alone.
+    kfd_is_of_root: bool,
     /// A card of NVIDIA, or a torch for one.
     names_nvidia: bool,
     /// A container, or a command that starts one.
@@ -120,6 +122,8 @@ impl Context {
         self.names_container =
             self.names_container || Self::CONTAINERS.iter().any(|sign| line.contains(sign));
         self.distribution = self.distribution.or_else(|| Distribution::of(line));
+        self.kfd_is_of_root =
+            self.kfd_is_of_root || line.contains("crw-------") && line.trim_end().ends_with("kfd");
         self.kfd_is_public =
             self.kfd_is_public || line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
         if line.contains("gfx") {
@@ -162,6 +166,12 @@ impl Context {
                     found
                         .fix
                         .push("sudo dmesg | grep -iE 'apparmor|selinux|denied'".to_owned());
+                }
+                "kfd-permission" if self.kfd_is_of_root => {
+                    // No group has it, and that of root is not for users.
+                    found.fix.retain(|step| !step.contains("usermod"));
+                    found.fix.sort_by_key(|step| !step.contains("udev rule"));
+                    found.fix.insert(1, "then sudo udevadm control --reload-rules && sudo udevadm trigger, and sudo usermod -aG render $USER".to_owned());
                 }
                 "kfd-permission" if self.names_container => {
                     // The user of the host is not that of the container.
@@ -390,6 +400,7 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "GeForce",
         "NVIDIA ",
         "+cu1",
+        "crw-",
     ];
     let words = [
         &words[..],

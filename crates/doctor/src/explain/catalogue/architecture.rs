@@ -126,7 +126,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"error code:? ?98\b",
             r"(?i)\bHIP (?:runtime |API )?error(?: code)?[ :=#(]{1,3}0?98\b",
         ],
-        cause: "The wheel has no code for {gpu}, or for the architecture that HSA_OVERRIDE_GFX_VERSION makes it pass for.",
+        cause: "The wheel, or the extension that failed, has no code for {gpu}, or for the architecture that HSA_OVERRIDE_GFX_VERSION makes it pass for.",
         fix: &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a similar GPU runs on {gpu}",

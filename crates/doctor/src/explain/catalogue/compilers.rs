@@ -272,6 +272,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "CUDA sources are compiled as they are: this version of the extension does not support ROCm, or did not translate (hipify) its sources to HIP.",
         fix: &[
+            "a header in /usr/include/thrust is that of the distribution, for CUDA: sudo apt remove libthrust-dev; ROCm has its own (rocthrust-dev)",
             "a version or fork of the extension that supports ROCm (DeepSpeed: a newer one)",
             "without its compiled parts: DeepSpeed DS_BUILD_OPS=0",
         ],

@@ -381,7 +381,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "vllm-engine-failed",
         ],
         unless: &[r"No operator found for `?memory_efficient_attention"],
-        cause: "The weights are in a format that has no kernels on {gpu}: fp8 needs MI300 or RX 9000 (RDNA 4) hardware, and kernels such as Marlin, CUTLASS and NVFP4 are for NVIDIA's cards.",
+        cause: "The weights are in a format (fp8, int8, fp4 and the like) that this build has no kernels for on {gpu}: fp8 needs MI300 or RX 9000 (RDNA 4) hardware, and kernels such as Marlin, CUTLASS and NVFP4 are for NVIDIA's cards.",
         fix: &[
             "the same model in bf16 or fp16, or in a quantisation that ROCm has (GPTQ, AWQ through Triton, GGUF)",
             "a newer build of the program: support grows with each version",

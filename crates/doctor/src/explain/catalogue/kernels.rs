@@ -237,10 +237,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"\bSIGSEGV\b",
             r"exit(?:ed with)? ?code ?:? ?(?:-11|139)\b|(?i:got signal:? 11|signal 11)\b|status=11/SEGV",
         ],
-        cause: "The process crashed outside Python: an override on a GPU with native code, two visible GPUs of different architecture, or a broken nightly wheel.",
+        cause: "The process crashed in native code, outside Python. With AMD GPUs mostly: an override on a GPU with native code, two visible GPUs of different architecture, ROCm libraries of the program without code for this GPU or of two versions, or a broken nightly wheel.",
         fix: &[
             "unset HSA_OVERRIDE_GFX_VERSION and make one GPU visible (HIP_VISIBLE_DEVICES=<index>)",
-            "python -X faulthandler … shows the line; `surefoot probe` shows the operation",
+            "a newer build of the program or wheel, with code for this GPU; llama.cpp, ollama and LM Studio: the Vulkan build does without ROCm",
+            "Python: python -X faulthandler … shows the line; `surefoot probe` shows the operation",
             "pin a release instead of a nightly",
         ],
         ask: &[

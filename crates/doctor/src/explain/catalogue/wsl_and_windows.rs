@@ -306,6 +306,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "windows-aborted",
         confidence: Low,
+        last_resort: true,
         patterns: &[
             r"\b(?:exit (?:status|code)|exited with code):? ?(?:3221226505|-1073740791|0x[cC]0000409)\b",
         ],
