@@ -70,6 +70,8 @@ use platform::machine::System;
 /// `fix`, `<gfx>` is the architecture within a command, the step `{install}` becomes the commands that
 /// install a torch for it, and a step with `{override}` is shown if an override is safe. A
 /// step that begins with `Linux: `, `WSL: `, `Windows: ` or `Linux, WSL: ` is not shown for other systems.
+/// One that begins with `Fedora: `, `Arch: `, `openSUSE: ` or `NixOS: ` is not shown where the text shows another
+/// distribution that does not install with apt; commands of apt are those of Ubuntu, and are named so there.
 #[derive(Debug)]
 pub struct Entry {
     /// Its id, stable across versions.
