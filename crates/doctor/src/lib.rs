@@ -34,6 +34,7 @@ pub mod probe_cache;
 pub mod ranks;
 pub mod redact;
 pub mod report;
+mod signs;
 pub mod wan;
 pub mod wheels;
 

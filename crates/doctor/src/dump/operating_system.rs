@@ -2,20 +2,12 @@
 
 use platform::machine::System;
 
-use crate::explain::is_drive;
+use crate::signs::{self, is_drive};
 
 /// The system, where a text shows it.
 pub(super) fn of(text: &str) -> Option<System> {
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
-    if has(&[
-        "microsoft-standard-WSL",
-        "WSL environment detected",
-        "/dev/dxg",
-        "librocdxg",
-        "WSL2",
-        "WSL version:",
-        "wsl.exe",
-    ]) {
+    if has(&signs::WSL) {
         return Some(System::Wsl);
     }
     if has(&[
@@ -30,46 +22,11 @@ pub(super) fn of(text: &str) -> Option<System> {
     ]) {
         return Some(System::Macos);
     }
-    let is_windows = has(&[
-        "Platform: Windows",
-        "win_amd64",
-        "win-x86_64",
-        "(Windows)",
-        "Windows 10",
-        "Windows 11",
-        "Adrenalin",
-        "PS C:\\",
-        "PS D:\\",
-        "PS E:\\",
-        "PS F:\\",
-        "C:\\Users\\",
-        "C:\\Program",
-        "MSC v.19",
-        "OS: nt",
-        "amd_windows.go",
-        "gpu_windows.go",
-        "pc-windows-msvc",
-        "Windows-10",
-        "Windows-11",
-        "Direct3D",
-        "atiadlxx",
-        "win32",
-        "AppData\\Local",
-        "DriverVersion",
-        "hipblas.dll",
-        "\\_rocm_sdk_core",
-        ".exe\"",
-        "\"OS Version\":\"Windows",
-        "Microsoft Windows",
-        "\\venv\\Scripts",
-        "python_env\\python.exe",
-        "checkHipErrors() HIP API error",
-        "as an internal or external command",
-        "\\.zluda",
-    ]) || text.lines().any(|line| {
-        line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('=')
-            || has_drive(line)
-    });
+    let is_windows = has(&signs::WINDOWS)
+        || text.lines().any(|line| {
+            line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('=')
+                || has_drive(line)
+        });
     // A mount of Windows within Linux is WSL.
     if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
         return Some(System::Wsl);

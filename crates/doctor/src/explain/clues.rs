@@ -1,5 +1,6 @@
 //! On which system a program ran, by words of its log.
 
+use crate::signs::{self, is_drive};
 use platform::machine::System;
 
 /// Lines that show on which system the program ran.
@@ -11,73 +12,18 @@ pub(super) struct Clues {
 }
 
 impl Clues {
-    pub(super) const WSL: [&str; 14] = [
-        "microsoft-standard",
-        "misc dxg",
-        "dxgkrnl",
-        "(WSL2",
-        "WSL environment detected",
-        "librocdxg",
-        "/dev/dxg",
-        "rocr4wsl",
-        "WSL2",
-        "sources/wsl/",
-        "/usr/lib/wsl",
-        "/mnt/c/Users",
-        "/mnt/c/Windows",
-        "wsl.localhost",
-    ];
-    pub(super) const WINDOWS: [&str; 21] = [
-        "win-x86_64",
-        "win_amd64",
-        "(Windows)",
-        "Windows 10",
-        "Windows 11",
-        "Adrenalin",
-        "WinError",
-        "0xC0000005",
-        ".dll",
-        ".exe",
-        "PS C:",
-        "Platform: Windows",
-        "amd_windows.go",
-        "MSC v.",
-        "Press any key to continue",
-        "as an internal or external command",
-        "\\.zluda",
-        "DXGI_ERROR_",
-        "operable program or batch file",
-        "lld-link: ",
-        "LiveKernelEvent",
-    ];
-    pub(super) const LINUX: [&str; 14] = [
-        "/home/",
-        "/usr/",
-        "/opt/",
-        "/dev/",
-        "/var/lib/",
-        "/venv/",
-        ".so",
-        "[drm",
-        "kernel:",
-        "amdgpu 0000:",
-        "systemd",
-        "-generic",
-        "(core dumped)",
-        "x86_64-linux",
-    ];
-
     pub(super) fn read(&mut self, line: &str) {
         let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
-        self.wsl += usize::from(has(&Self::WSL));
+        self.wsl += usize::from(has(&signs::WSL));
         // A path of Windows within a path of Linux is that of a mounted disk.
         if (line.contains(":\\") || line.contains(":/"))
             && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
-            || has(&Self::WINDOWS)
+            || has(&signs::WINDOWS)
+            || has(&signs::PROBABLY_WINDOWS)
         {
             self.windows += 1;
         } else {
-            self.linux += usize::from(has(&Self::LINUX));
+            self.linux += usize::from(has(&signs::LINUX));
         }
     }
 
@@ -94,15 +40,4 @@ impl Clues {
             None
         }
     }
-}
-
-/// `C:\Users…` at the start of a word, or `E:/TheRock…`.
-pub(crate) fn is_drive(word: &str) -> bool {
-    let mut chars = word.chars();
-    chars.next().is_some_and(|c| c.is_ascii_alphabetic())
-        && chars.next() == Some(':')
-        && chars.next().is_some_and(|c| c == '\\' || c == '/')
-        && chars
-            .next()
-            .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -4,7 +4,7 @@ use super::Match;
 use super::clues::Clues;
 use super::distribution::Distribution;
 use super::pairing::Pairing;
-use crate::{names, powershell, wheels};
+use crate::{names, powershell, signs, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
 use platform::gfx::FormFactor;
@@ -404,9 +404,10 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
     ];
     let words = [
         &words[..],
-        &Clues::WSL,
-        &Clues::WINDOWS,
-        &Clues::LINUX,
+        &signs::WSL,
+        &signs::WINDOWS,
+        &signs::PROBABLY_WINDOWS,
+        &signs::LINUX,
         &Context::CONTAINERS,
         &Distribution::SIGNS,
     ]

@@ -18,7 +18,6 @@ mod translations;
 
 use crate::ansi::strip_escapes;
 use crate::pasted;
-pub(crate) use clues::is_drive;
 use context::Context;
 use patterns::{PATTERNS, Role};
 use platform::Bytes;
