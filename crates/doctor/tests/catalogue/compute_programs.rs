@@ -30,10 +30,6 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "operators-without-gpu",
         "RuntimeError: nms_impl: implementation for device cuda:0 not found.",
     ),
-    (
-        "onnxruntime-failed",
-        "onnxruntime.capi.onnxruntime_pybind11_state.Fail: [ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Conv node",
-    ),
     ("gpu-refused", "ERROR: this GPU is not supported"),
     (
         "scheduler-refused",

@@ -27,11 +27,11 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': 'C:/models/flux1-dev.safetensors'. Use `repo_type` argument if needed.",
     ),
     (
-        "hub-file-missing",
+        "model-checkpoint-none",
         "OSError: Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, model.ckpt.index or flax_model.msgpack found in directory ./model.",
     ),
     (
-        "hub-file-missing",
+        "tokenizer-missing",
         "OSError: Can't load tokenizer for 'openai/clip-vit-large-patch14'. If you were trying to load it from 'https://huggingface.co/models', make sure you don't have a local directory with the same name.",
     ),
     (
@@ -212,7 +212,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "ImportError: No prodigyopt / prodigyopt がインストールされていないようです",
     ),
     (
-        "argument-unexpected",
+        "argument-not-known",
         "TypeError: T5EncoderModel.__init__() got an unexpected keyword argument 'offload_state_dict'",
     ),
     (
@@ -421,7 +421,7 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "torch._dynamo.exc.BackendCompilerFailed: debug_wrapper raised OSError: /tmp/torchinductor_user/tr/ctr.so: file too short",
     ),
     (
-        "library-not-mappable",
+        "mapping-refused",
         "ImportError: /tmp/torchinductor_user/k6/ck6fiae7.so: failed to map segment from shared object: Operation not permitted",
     ),
     (

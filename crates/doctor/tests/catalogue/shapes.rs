@@ -40,16 +40,24 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "RuntimeError: this attention is only supported on CUDA devices",
     ),
     (
-        "feature-refused",
+        "feature-for-nvidia",
         "ValueError: the fused kernel is currently not supported in ROCm.",
     ),
     (
-        "feature-refused",
+        "feature-for-nvidia",
         "NotImplementedError: Operator x is not implemented for HIP",
     ),
     ("rocm-not-found", "Error: HIP/ROCm not found"),
     ("rocm-not-found", "no ROCm runtime is found, using the CPU"),
     ("package-unknown", "E: Unable to locate package libnuma1"),
+    (
+        "bus-error-pcie",
+        "pcieport 0000:00:01.1: AER: device recovery failed",
+    ),
+    (
+        "hub-file-missing",
+        "huggingface_hub.errors.EntryNotFoundError: 404 Client Error. Entry Not Found for url: x",
+    ),
     (
         "image-not-built",
         "ERROR: failed to solve: process \"/bin/sh -c pip install .\" did not complete successfully: exit code: 1",

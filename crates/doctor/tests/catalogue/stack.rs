@@ -19,7 +19,7 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "kfd kfd: amdgpu: OLAND  not supported in kfd",
     ),
     (
-        "bus-error-pcie",
+        "gpu-off-the-bus",
         "amdgpu 0000:03:00.0: amdgpu: device lost from bus!",
     ),
     (

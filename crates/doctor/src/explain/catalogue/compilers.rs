@@ -130,6 +130,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?:cannot find|unable to find library) -l(?:amdhip64|hip\w+|rocblas|rocm\w+|rocrand|rocfft|rocsparse|rocsolver|roctx\w*|MIOpen|rccl|hsa-runtime64|hsakmt)\b",
             r"\bhipcc: (?:command )?not found|\bhipcc not found",
         ],
+        covers: &["rocm-tools-missing"],
         cause: "The HIP headers or their CMake files (the development part of ROCm, hip-dev) are not installed, or not where the compiler looks.",
         fix: &[
             "install the development packages: sudo apt install hip-dev hipblas-dev rocblas-dev (rocm-hip-sdk has all); on Windows the HIP SDK",
@@ -575,7 +576,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:file too short|invalid ELF header|FileNotFoundError|WinError 183).*(?:torchinductor_|\.triton\W{1,4}cache)",
             r"(?i)torchinductor_.*(?:file too short|invalid ELF header)",
         ],
-        covers: &["torch-compile-failed", "file-not-found"],
+        covers: &["torch-compile-failed", "file-not-found", "library-damaged"],
         cause: "A file in the cache of torch.compile or Triton is missing, cut short or was being written: several processes share the cache, an earlier start was ended while it wrote, or the disk is full. It is not the GPU.",
         fix: &[
             "delete the cache: the folder torchinductor_<user> in the folder for temporary files, and .triton/cache in the home folder",

@@ -102,20 +102,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
-        id: "onnxruntime-failed",
-        last_resort: true,
-        confidence: Low,
-        patterns: &[r"\[ONNXRuntimeError\] : \d+ : \w+"],
-        cause: "ONNX Runtime could not load or run the model: an operator or type that its provider for the GPU does not have on {gpu}, a provider of another version than ROCm or the driver, a damaged file, or memory that ran out. The words behind the code say which.",
-        fix: &[
-            "the same model with providers=['CPUExecutionProvider'] shows whether it is the GPU's provider",
-            "onnxruntime with MIGraphX of the installed ROCm (Windows: onnxruntime-directml and a newer driver)",
-        ],
-        ask: &["pip list | grep -i onnx"],
-        source: "https://onnxruntime.ai/docs/execution-providers/",
-        ..BASE
-    },
-    Entry {
         id: "gpu-refused",
         last_resort: true,
         confidence: Low,

@@ -159,6 +159,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         severity: Warning,
         confidence: Low,
         patterns: &[r"(?i)Caught \w+ in DataLoader worker process \d+"],
+        covers: &["python-error-other"],
         cause: "A process that prepares data met an error and handed it on: the cause is in the lines below `Original Traceback`, mostly a sample or a path of the data set.",
         fix: &[
             "look at the last line of the traceback",

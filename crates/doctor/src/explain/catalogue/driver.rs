@@ -506,6 +506,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         confidence: Medium,
         scope: BareMetal,
+        covers: &["amdsmi-no-driver"],
         cause: "rocm-smi (or amd-smi) finds no GPU that amdgpu runs: the module is not loaded or gave up on the card (a kernel or firmware older than the card), another driver has it, or this is a container or virtual machine without the devices.",
         fix: &[
             "lspci -nnk -d 1002:  # \"Kernel driver in use\" must be amdgpu",
@@ -540,6 +541,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"AMDSMI_STATUS_(?:NO_PERM|NOT_SUPPORTED|NO_DATA|NOT_YET_IMPLEMENTED|UNEXPECTED_DATA|NO_HSMP_DRV|BUSY|API_FAILED)",
             r"(?i)ERROR: GPU\[\d+\]\s*: ?(?:Unable to|Failed to|Not able to)|Unable to write to sysfs file",
         ],
+        covers: &["smi-error-other"],
         cause: "rocm-smi or amd-smi could not read or set one value of the card: the card or driver has not got it, or it takes root. Computing does not need it.",
         fix: &[],
         source: "https://rocm.docs.amd.com/projects/rocm_smi_lib/en/latest/",

@@ -54,7 +54,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)'rocm-sdk' (?:is not recognized|no se reconoce|n'est pas reconnu)|rocm-sdk: (?:command )?not found",
             r"No module named '_?rocm_sdk(?:_core|_libraries\w*)?'",
         ],
-        covers: &["python-package-missing"],
+        covers: &["python-package-missing", "rocm-tools-missing"],
         cause: "The Python packages of ROCm (rocm, rocm-sdk-core, rocm-sdk-libraries) are not installed in the environment that runs: another one is active, or torch was installed without what it depends on (pip --no-deps, another index).",
         fix: &[
             "activate the environment; python -m rocm_sdk test checks it",

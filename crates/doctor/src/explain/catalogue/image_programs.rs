@@ -227,6 +227,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)requires the (?:SentencePiece|protobuf|tiktoken) library",
             r"(?i)make sure sentencepiece and protobuf are installed",
         ],
+        covers: &["hub-file-missing"],
         cause: "The tokenizer (or configuration) of the model could not be loaded: its files could not be downloaded from the Hugging Face hub, are missing beside the weights, or a package that reads them (sentencepiece, tiktoken, protobuf) is not installed. It has nothing to do with the GPU.",
         fix: &[
             "pip install sentencepiece tiktoken protobuf, and a transformers as new as the model",
@@ -284,6 +285,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)FileNotFoundError: .*\.(?:safetensors|gguf|ckpt|pth|onnx|sft)\b",
             r"(?i)(?:Files for model .+|model (?:file|path)\S* \S+) not found at|(?:model|checkpoint) (?:file )?\S+\.(?:gguf|safetensors|ckpt) (?:does not exist|not found)",
         ],
+        covers: &["hub-file-missing"],
         cause: "The model's file is not where the program looks for it, or may not be read by this user: it was not downloaded, is in another folder or under another name, or the path is one of another system (a container sees only the folders that are mounted into it). It has nothing to do with the GPU.",
         fix: &[
             "put the file into the folder that the line names, or give the right path (-m, --ckpt-dir, extra_model_paths.yaml)",
@@ -336,7 +338,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)TypeError: .*(?:got an unexpected keyword argument '|missing \d+ required positional argument|takes \d+ positional arguments? but)",
-            r"(?i)\w+\(\) got an unexpected keyword argument '",
+            r"(?i)\w+\(\) (?:got an unexpected keyword argument '|got multiple values for|missing \d+ required keyword-only)",
         ],
         cause: "A function was called with arguments that it does not have (any more): two packages, or the program and a package or custom node, are of versions that do not belong together. It has nothing to do with the GPU.",
         fix: &[

@@ -291,6 +291,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)can't change power state from D3(?:cold|hot) to D0 \(config space inaccessible\)",
         ],
         scope: BareMetal,
+        covers: &["mes-hang", "bus-error-pcie"],
         cause: "The GPU no longer answers on the bus: power saving switched it off and it did not come back, or its power supply, slot or riser fails under load.",
         fix: &[
             "power the machine off (not restart) and on again",

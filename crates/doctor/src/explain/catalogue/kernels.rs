@@ -179,7 +179,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)libtriton\.(?:pyd|so)\W?.{0,4}\+0x[0-9a-f]+",
             r"(?i)Triton Error \[HIP\]",
         ],
-        covers: &["torch-compile-failed", "segmentation-fault"],
+        covers: &[
+            "torch-compile-failed",
+            "segmentation-fault",
+            "unspecified-launch-failure",
+        ],
         cause: "Triton failed on {gpu}: its compiler crashed, or the kernel that it made cannot be launched there. This version of Triton does not support the chip well, or does not belong to this torch.",
         fix: &[
             "a newer torch with the Triton that belongs to it",

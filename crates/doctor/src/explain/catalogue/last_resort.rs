@@ -352,6 +352,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:Error|Exception): .*\bnot (?:yet )?(?:supported|available|compatible|implemented) (?:on|for|with|in) (?:the )?(?:AMD|ROCm|HIP|Radeon)\b",
             r"(?i)(?:Error|Exception): .*\b(?:AMD|ROCm|HIP)\b.{0,40}\b(?:is|are) not (?:yet )?supported",
         ],
+        covers: &["feature-refused"],
         cause: "The program refuses: this feature (a kernel, an attention, a quantisation, a data type) is written for NVIDIA's GPUs, or for some generations of them alone, and this version of the program has none of it for AMD's. The GPU and its driver are fine.",
         fix: &[
             "the setting that does without it: attention sdpa, bf16 or fp16 in place of fp8 and other quantisations (nf4 of bitsandbytes runs on ROCm), no tf32, no fused kernels",

@@ -210,6 +210,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "cublas-internal-error",
             "bitsandbytes-int8",
             "launch-too-large",
+            "tensile-library-missing",
         ],
         cause: "hipBLASLt, one of ROCm's libraries for matrix products, has no kernels for {gpu} in this build, or does not find its library folder; layers such as torch.nn.Linear that call it fail. It was made for fewer GPUs than rocBLAS.",
         fix: &[

@@ -17,6 +17,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "out-of-memory",
             "segmentation-fault",
             "stream-create-out-of-memory",
+            "program-out-of-memory",
         ],
         cause: "hipMallocAsync and its memory pools (stream-ordered allocation) fail although there is memory: before ROCm 7.0 by a bug of the runtime, and with ROCm 7 on a kernel driver that is older than it.",
         fix: &[
@@ -48,7 +49,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)failed to allocate buffer for (?:the )?kv cache",
             r"(?i)(?:ROCm|CUDA) error: the resource allocation failed",
         ],
-        covers: &["out-of-memory", "vae-out-of-memory"],
+        covers: &[
+            "out-of-memory",
+            "vae-out-of-memory",
+            "program-out-of-memory",
+        ],
         cause: "Not enough memory on the GPU for the model, its context and its buffers: more layers were put on it than its free memory holds, and other programs use some of it.",
         fix: &[
             "fewer layers on the GPU (-ngl, num_gpu), or a smaller context (-c, num_ctx)",
@@ -81,7 +86,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[r"(?i)hipStreamCreate\w*\(&streams\[|in function stream at "],
         also: &[r"(?i)(?:ROCm|CUDA) error: out of memory"],
-        covers: &["ggml-out-of-memory", "program-check-failed", "runner-crash"],
+        covers: &[
+            "ggml-out-of-memory",
+            "program-check-failed",
+            "runner-crash",
+            "program-out-of-memory",
+        ],
         cause: "The runtime could not create a stream on one of the GPUs, which needs hardly any memory of it: mostly on an integrated GPU that is visible beside the card (`current device` is its number), or with a carve-out so large that no host memory is left.",
         fix: &[
             "leave the card alone visible: HIP_VISIBLE_DEVICES=0 (or the index of the card; ROCR_VISIBLE_DEVICES on Linux)",
@@ -238,7 +248,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"unable to write to file </torch_",
             r"(?i)Error while creating shared memory segment",
         ],
-        covers: &["disk-full"],
+        covers: &["disk-full", "server-shared-memory"],
         cause: "Data loader workers hand batches over through /dev/shm, and ranks on one machine exchange data there (RCCL); it is too small (64 MiB in a container).",
         fix: &[
             "start the container with --ipc=host or --shm-size=16g",

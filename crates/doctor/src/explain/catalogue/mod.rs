@@ -13,7 +13,7 @@
 //!   `distributed` several processes;
 //! - other programs: `generation` programs that generate images, `image_programs` their files, workflows and nodes,
 //!   `programs`, `inference` and `servers` llama.cpp, ollama, vLLM and similar, `engines` settings of servers,
-//!   `language_models` what these say of models,
+//!   `vulkan` what they say of Vulkan, `language_models` of models,
 //!   `compute_programs` OpenCL, JAX, CuPy, schedulers of clusters;
 //! - `remarks` messages that stop nothing, `shapes` what tools print in one shape whatever the reason is,
 //!   `last_resort` answers for when nothing better is known.
@@ -57,6 +57,7 @@ mod system_of_windows;
 mod toolchain;
 mod training;
 mod versions;
+mod vulkan;
 mod wsl_and_windows;
 
 use super::{Confidence, Severity};
@@ -178,6 +179,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         packages::ENTRIES,
         installation::ENTRIES,
         programs::ENTRIES,
+        vulkan::ENTRIES,
         inference::ENTRIES,
         servers::ENTRIES,
         engines::ENTRIES,

@@ -340,6 +340,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "model-of-another-kind",
         confidence: Medium,
         patterns: &[r"(?i)Unrecognized configuration class .* for this kind of \w+"],
+        covers: &["model-too-new"],
         cause: "The program loads the model with a class for another kind of model (AutoModelForCausalLM for one with pictures or an encoder), or the installed transformers does not know it in this role yet. It has nothing to do with the GPU.",
         fix: &[
             "the class that the page of the model names (for example AutoModelForImageTextToText)",

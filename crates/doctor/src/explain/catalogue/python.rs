@@ -262,6 +262,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)cannot find a working triton installation",
         ],
         unless: &[r"(?i)matching Triton is not available"],
+        covers: &["python-package-missing"],
         cause: "Triton is not installed: torch.compile and some kernels need the one that belongs to this torch. Most programs only warn and go on without it.",
         fix: &[
             "reinstall torch from its ROCm index, which brings its triton (Windows: pip install triton-windows)",

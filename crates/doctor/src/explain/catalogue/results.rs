@@ -99,6 +99,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)\bgrad_?norm\b\W{0,6}nan\b",
         ],
         also: &[r"(?i)expandable_segments\W{1,3}true"],
+        covers: &["nan-loss"],
         cause: "expandable_segments corrupts bf16 training on gfx1201 without a message.",
         fix: &["remove expandable_segments from PYTORCH_ALLOC_CONF and its older names"],
         source: "https://github.com/pytorch/pytorch/issues/195202",
@@ -114,6 +115,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)gfx1100|RX ?7900",
             r"(?i)(?:seq(?:uence)?_?len(?:gth)?|context(?:_length)?|block_size|max_length|n_ctx)\D{0,12}(?:1[4-9]\d{3}|[2-9]\d{4}|\d{6})\b",
         ],
+        covers: &["nan-loss"],
         cause: "Attention kernels give NaN on gfx1100 beyond 14,300 tokens of context.",
         fix: &[
             "the math kernel: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",

@@ -139,6 +139,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)^Error: building at STEP|while running runtime: exit status [1-9]",
             r"(?i)failed to (?:solve|build):? .*did not complete successfully: exit code",
         ],
+        covers: &["container-failed-other"],
         cause: "Building a container image stopped at a command of its Dockerfile. The line only reports it: the output of that command stands above.",
         fix: &[
             "look at the last lines of the step above; docker build --progress=plain shows them all",

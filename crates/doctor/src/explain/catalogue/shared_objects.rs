@@ -343,9 +343,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)failed to map segment from shared object",
             r"(?i)SELinux is preventing .{0,120}\bexec(?:mod|mem|stack)\b",
         ],
-        cause: "The system does not let code be loaded from that file: the folder (mostly /tmp) is mounted with noexec, or a security module forbids it.",
+        covers: &["torch-compile-failed", "missing-library"],
+        cause: "The system does not let code be loaded from that file: the folder (mostly /tmp or the home folder, where torch.compile, Triton and extensions build their libraries) is mounted with noexec, or a security module forbids it; \"Cannot allocate memory\" means a limit of memory.",
         fix: &[
-            "another folder for temporary files: TMPDIR=$HOME/tmp before the program (TRITON_CACHE_DIR, MIOPEN_USER_DB_PATH for caches)",
+            "another folder, on a disk that is mounted without noexec: TMPDIR before the program; TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, TORCH_EXTENSIONS_DIR, MIOPEN_USER_DB_PATH for caches",
+            "memory: ulimit -v unlimited, or a larger limit of the container",
             "mount | grep noexec shows which; SELinux: the command that its message suggests (ausearch, audit2allow)",
         ],
         ask: &["mount | grep -E 'noexec'; ls -ldZ /tmp"],
@@ -412,21 +414,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["ldd <the library of the message> | grep -iE 'blas|lapack|mkl'"],
         source: "https://wiki.debian.org/DebianScience/LinearAlgebraLibraries",
-        ..BASE
-    },
-    Entry {
-        id: "library-not-mappable",
-        patterns: &[r"(?i)\.so\S*: failed to map segment from shared object"],
-        scope: NotWindows,
-        covers: &["torch-compile-failed", "missing-library"],
-        confidence: Medium,
-        cause: "The loader may not run code from this folder, or has no memory for it: /tmp and the home folder are often mounted noexec (\"Operation not permitted\"), where torch.compile, Triton and extensions build their libraries; \"Cannot allocate memory\" means a limit of memory.",
-        fix: &[
-            "another folder: TMPDIR, TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR on a disk that is mounted without noexec",
-            "memory: ulimit -v unlimited, or a larger limit of the container",
-        ],
-        ask: &["findmnt -T <folder> -o TARGET,OPTIONS; ulimit -v"],
-        source: "https://github.com/pytorch/pytorch/issues/91005",
         ..BASE
     },
 ];

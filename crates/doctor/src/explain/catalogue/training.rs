@@ -342,7 +342,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"TypeError: (?:\w+Config)\.__init__\(\) got an unexpected keyword argument '(?:corda_config|eva_config|lora_bias|exclude_modules|trainable_token_indices|layer_replication|use_dora|use_rslora|alora_invocation_tokens|target_parameters|ensure_weight_tying|arrow_config|qalora_group_size|use_qalora|megatron_\w+|peft_version)'",
             r"(?i)TypeError: (?:Lora|Peft|AdaLora|IA3|LoHa|LoKr)Config\.__init__\(\) got an unexpected keyword",
         ],
-        covers: &["argument-unexpected"],
+        covers: &["argument-not-known"],
         cause: "The adapter (LoRA) was saved by a newer peft than the installed one: its adapter_config.json has settings that this version does not know. It is not an error of the GPU.",
         fix: &[
             "pip install -U peft",
@@ -459,7 +459,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:fp8|float8)\b.{0,60}requires? .{0,60}(?:compute capability|sm_?8\.?9|MI300)",
             r"(?i)Tried to train with .?fp8.? .{0,60}no backend was installed",
         ],
-        covers: &["operator-not-in-build"],
+        covers: &["operator-not-in-build", "vllm-quantization"],
         cause: "8-bit floats (fp8) are multiplied by hardware, which among AMD GPUs only the RX 9000 (RDNA 4) and the Instinct MI300 and newer have; {gpu} does not, or this version of torch or of the program does not know that it does.",
         fix: &[
             "bf16 or fp16 instead of fp8 in the settings; as weights alone (stored in fp8, computed in bf16) where the program offers that",
@@ -492,7 +492,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"TypeError: (?:bitsandbytes\.\S*)?\w*(?:Adam|Lion|Lamb|LARS|RMSprop|Adagrad|SGD|AdEMAMix)\w*\.__init__\(\) got an unexpected keyword argument '(?:percentile_clipping|block_wise)'",
         ],
-        covers: &["argument-unexpected"],
+        covers: &["argument-not-known"],
         cause: "bitsandbytes 0.50 took arguments away from its optimizers (percentile_clipping, block_wise) that this version of the program still passes.",
         fix: &[
             "a bitsandbytes 0.49 for this ROCm, or a newer version of the program",

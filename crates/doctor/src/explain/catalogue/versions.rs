@@ -36,6 +36,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)need to have sentencepiece\b.{0,20}installed",
             r"(?i)sentencepiece_processor\.cc|model_proto->ParseFromArray",
         ],
+        covers: &["tokenizer-missing"],
         cause: "The tokenizer of this model needs the package sentencepiece (or tiktoken) to be read, and it is not installed, or the tokenizer's file (tokenizer.model) is missing or damaged. It has nothing to do with the GPU.",
         fix: &[
             "pip install sentencepiece tiktoken protobuf, then start Python anew",
@@ -242,24 +243,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["which python; pip list"],
         source: "https://packaging.python.org/en/latest/tutorials/installing-packages/",
-        ..BASE
-    },
-    Entry {
-        id: "argument-unexpected",
-        last_resort: true,
-        severity: Warning,
-        confidence: Low,
-        patterns: &[
-            r"TypeError: [\w.<>]+\(\) (?:got (?:an unexpected keyword argument|multiple values for)|missing \d+ required (?:positional|keyword-only) argument)",
-            r"TypeError: [\w.<>]+\(\) takes (?:from )?\d+ .{0,20}positional arguments?",
-        ],
-        cause: "A function was called with an argument that it does not have, or without one that it needs: mostly two packages (or the program and a package) are of different ages, else it is an error of the program. It has nothing to do with the GPU.",
-        fix: &[
-            "look in the traceback which two packages meet there, and install the versions that the program's requirements name",
-            "a newer version of the program",
-        ],
-        ask: &["pip list | grep -iE 'torch|transformers|diffusers|accelerate|peft|trl'"],
-        source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
         ..BASE
     },
     Entry {

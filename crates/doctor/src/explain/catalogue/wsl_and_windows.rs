@@ -190,7 +190,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:Failed to|Could not|Cannot) load ZLUDA",
             r"(?i)ZLUDA.*(?:hiprtc|nvrtc|HIP SDK).*(?:not found|missing|could not|cannot)",
         ],
-        covers: &["windows-dll-missing"],
+        covers: &[
+            "windows-dll-missing",
+            "windows-rocm-dll",
+            "zluda-files-missing",
+        ],
         cause: "This ZLUDA was built for another version of the HIP SDK than the one that is installed: it looks for the libraries of its own (hiprtc0507.dll is of HIP SDK 5.7).",
         fix: &[
             "install the HIP SDK that this ZLUDA wants (hiprtc0507: 5.7, hiprtc0602: 6.2), and let HIP_PATH and PATH name it",
@@ -345,6 +349,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "windows-arch-tool-missing",
         severity: Info,
         patterns: &[r"(?i)could not detect ROCm GPU architecture.*WinError 2"],
+        covers: &["rocm-not-found"],
         cause: "A tool asks a program of ROCm for the architecture, and hipInfo, which tells it on Windows, is not on PATH.",
         fix: &["activate the environment whose wheel brings hipInfo.exe"],
         source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
@@ -487,7 +492,11 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         also: &[r"(?i)amdgpu|rock-dkms|rocm-dkms"],
         scope: Wsl,
-        covers: &["amdgpu-dkms-build", "amdgpu-dkms-headers"],
+        covers: &[
+            "amdgpu-dkms-build",
+            "amdgpu-dkms-headers",
+            "wsl-needs-no-driver",
+        ],
         cause: "AMD's DKMS driver (amdgpu-dkms) was installed under WSL, and does not build for the kernel of Microsoft. It has no use there: the GPU is driven by Windows, and ROCm reaches it through /dev/dxg.",
         fix: &[
             "sudo apt purge amdgpu-dkms, then ROCm for WSL: amdgpu-install -y --usecase=wsl,rocm --no-dkms (newer releases: librocdxg)",
