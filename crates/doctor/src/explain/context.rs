@@ -4,6 +4,7 @@ use super::Match;
 use super::clues::Clues;
 use super::distribution::Distribution;
 use super::pairing::Pairing;
+use super::shared_library;
 use crate::{names, powershell, signs, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
@@ -181,6 +182,7 @@ impl Context {
                     found.fix = of_container;
                     found.fix.extend::<Vec<String>>(of_host);
                 }
+                "missing-library" => name_the_library(found),
                 "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
                 "segmentation-fault" | "memory-access-fault" | "gfxhub-page-fault" | "mes-hang" => {
                     if let Some(Fact { value, line }) = &self.override_value {
@@ -530,6 +532,16 @@ fn for_system(step: String, system: Option<System>) -> Option<String> {
         None if of == [System::Wsl] => None,
         None if of.len() > 1 => Some(format!("Linux: {rest}")),
         None => Some(step),
+    }
+}
+
+/// A missing library is named, with what has it.
+fn name_the_library(found: &mut Match) {
+    if let Some(name) = shared_library::named_in(&found.line) {
+        found.cause = format!("{name} is not installed, or not where the loader looks.");
+        if let Some(step) = shared_library::installation_of(name) {
+            found.fix.insert(0, step);
+        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod ending;
 pub mod oom;
 mod pairing;
 mod patterns;
+mod shared_library;
 mod translations;
 
 use crate::ansi::strip_escapes;

@@ -78,4 +78,8 @@ pub(super) const MESSAGES: &[(&str, &str)] = &[
         "python-error-other",
         "Traceback (most recent call last):\n  File \"/home/user/venv/lib/python3.12/site-packages/diffusers/x.py\", line 1, in f\nKeyError: 'unet'",
     ),
+    (
+        "extensions-not-on-windows",
+        "OSError: Building PyTorch extensions using ROCm and Windows is not supported.",
+    ),
 ];

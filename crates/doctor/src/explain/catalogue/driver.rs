@@ -582,10 +582,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "docker-gpus-flag",
         patterns: &[
             r"(?i)unknown or invalid runtime name: nvidia",
-            r#"could not select device driver "\w*" with capabilities: \[\[gpu\]\]"#,
+            r#"could not select device driver "\w*" with capabilities: \[\[\w*gpu"#,
             r"(?i)nvidia-container-cli: (?:initialization error|requirement error)",
         ],
-        cause: "`--gpus` asks for NVIDIA's container runtime. A container gets an AMD GPU as devices.",
+        cause: "docker's `--gpus`, and a compose file that reserves devices with a driver and the capability gpu, ask for NVIDIA's container runtime. A container gets an AMD GPU as devices.",
         fix: &[
             "Linux: docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat -c %g /dev/kfd) --security-opt seccomp=unconfined --ipc=host …, with an image for ROCm",
             "WSL: docker run --device /dev/dxg -v /usr/lib/wsl:/usr/lib/wsl …",

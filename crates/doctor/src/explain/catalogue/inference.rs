@@ -375,7 +375,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)No matching distribution found for onnxruntime-rocm",
         ],
         covers: &["missing-library", "cuda-library-missing"],
-        cause: "This build of ONNX Runtime has no provider for an AMD GPU, or cannot load it: the packages on PyPI are for the CPU, CUDA and DirectML. It goes on with the CPU.",
+        cause: "This build of ONNX Runtime has no provider for an AMD GPU, or cannot load it: the packages on PyPI are for the CPU, CUDA and DirectML. Or the package lacks a library of its own (a defect of some wheels: take a newer version). It goes on with the CPU.",
         fix: &[
             "Linux: onnxruntime-migraphx (or onnxruntime-rocm for older ROCm) from AMD's index (repo.radeon.com/rocm/manylinux), of the installed ROCm version",
             "Windows: onnxruntime-directml, or Windows ML",

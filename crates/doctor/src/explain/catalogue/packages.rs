@@ -13,6 +13,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Depends: (?:rocm|hip|rocminfo|hsa|comgr|rocblas|miopen|amdgpu)\S* .*(?:but .* is to be installed|is not going to be installed|is not installable)",
             r"(?i)^\W*(?:\d+\.\d+ +)?(?:rocm|hip|amdgpu|rocblas|roc\w+|miopen|rccl|llvm-amdgpu|comgr|hsa|openmp-extras|half)\S* : (?:Pre-?)?Depends: \S+.* but it is not (?:installable|going to be installed)",
             r"(?i)Depends: (?:libc6|libstdc\+\+6|python3|zlib1g|libzstd1) \(= \S+\) but \S+ is to be installed",
+            r"(?i)^\W*(?:amdgpu|rocm|hip|roc\w+|miopen|rccl)\S* depends on \S+.{0,60}; however:",
             r"(?i)trying to overwrite '/\S*rocm\S*', which is also in package",
         ],
         scope: NotWindows,

@@ -69,6 +69,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "extensions-not-on-windows",
+        severity: Warning,
+        patterns: &[r"(?i)Building PyTorch extensions using ROCm and Windows is not supported"],
+        covers: &[
+            "feature-refused",
+            "feature-for-nvidia",
+            "extension-build-failed",
+            "wheel-build-failed",
+        ],
+        cause: "This torch cannot compile extensions with ROCm on Windows. What is to be built (AITER, flash-attn and others) is mostly for Linux, and for some GPUs, alone.",
+        fix: &[
+            "go on without the extension (attention: sdpa), or take a ready wheel of it for Windows, where its project has one",
+            "Linux or WSL, where it can be built, if it supports {gpu}",
+        ],
+        source: "https://github.com/ROCm/aiter/issues/1943",
+        ..BASE
+    },
+    Entry {
         id: "feature-refused",
         last_resort: true,
         severity: Warning,
