@@ -24,10 +24,17 @@ pub(crate) fn strip_escapes(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
+/// In one pass: a text may have an escape in every word.
 fn next_escape(text: &str) -> Option<usize> {
-    let real = text.find('\u{1b}');
-    let spelled = text.find("ESC[");
-    real.into_iter().chain(spelled).min()
+    let mut from = 0;
+    while let Some(next) = text[from..].find(['\u{1b}', 'E']) {
+        let at = from + next;
+        if text[at..].starts_with('\u{1b}') || text[at..].starts_with("ESC[") {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+    None
 }
 
 /// Bytes of the sequence that `text` begins with; at least one character.
