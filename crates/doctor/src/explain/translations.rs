@@ -349,26 +349,6 @@ const PHRASES: &[(&str, &str)] = &[
         "is not recognized as an internal or external command",
     ),
     (
-        "n'est pas reconnu en tant que commande interne",
-        "is not recognized as an internal or external command",
-    ),
-    (
-        "no se reconoce como un comando interno o externo",
-        "is not recognized as an internal or external command",
-    ),
-    (
-        "non è riconosciuto come comando interno o esterno",
-        "is not recognized as an internal or external command",
-    ),
-    (
-        "não é reconhecido como um comando interno",
-        "is not recognized as an internal or external command",
-    ),
-    (
-        "не является внутренней или внешней",
-        "is not recognized as an internal or external command",
-    ),
-    (
         "nie jest rozpoznawana jako polecenie wewnętrzne",
         "is not recognized as an internal or external command",
     ),
