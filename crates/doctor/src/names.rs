@@ -6,6 +6,7 @@
 
 use crate::pattern::{self, Patterns, patterns};
 use platform::Gfx;
+use platform::pci::DeviceId;
 use regex::Regex;
 use std::sync::LazyLock;
 
@@ -161,6 +162,12 @@ fn in_any_case(pattern: &str) -> Option<Regex> {
 pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
     let (_, (major, minor, stepping)) = NAMES[COMPILED.first_match(name)?];
     Some(Gfx::new(major, minor, stepping))
+}
+
+/// The architecture of a GPU by its device id, or else by its name.
+pub(crate) fn architecture_by(device_id: Option<DeviceId>, name: Option<&str>) -> Option<Gfx> {
+    let named = || name.and_then(architecture_of);
+    device_id.and_then(DeviceId::gfx).or_else(named)
 }
 
 /// Models of processors and the graphics in them; those of desktop processors only drive displays.

@@ -105,12 +105,14 @@ pub(crate) fn without_prefix(line: &str) -> &str {
     rest
 }
 
+/// How loggers mark what did not stop the program.
+pub(crate) const HARMLESS_LEVELS: [&str; 4] = ["[WARNING]", "[INFO]", "- WARNING -", "- INFO -"];
+
 /// The same, but a line that tells of a failure keeps the level of a warning or a remark: it did not stop the program.
 pub(crate) fn without_prefix_but_level(line: &str) -> &str {
-    const HARMLESS: [&str; 4] = ["[WARNING]", "[INFO]", "- WARNING -", "- INFO -"];
     let printed = without_prefix(line);
     let prefix = &line[..line.len() - printed.len()];
-    let level = HARMLESS.iter().find_map(|level| prefix.rfind(level));
+    let level = HARMLESS_LEVELS.iter().find_map(|level| prefix.rfind(level));
     let tells_of_failure = || {
         let text = printed.to_ascii_lowercase();
         text.contains("fail") || text.contains("error")
@@ -265,7 +267,7 @@ fn of_journal(line: &str) -> Option<&str> {
     (is_program && is_word(program) && is_word(host) && !host.ends_with(':')).then_some(rest)
 }
 
-/// The level and the name of a logger: `INFO - `, `[ERROR] `, `WARNING:torch.foo: `, `INFO 05-30 19:10:08 [core.py:708] `.
+/// The level and the name of a logger: `INFO - `, `[ERROR] `, `INFO     `, `INFO 05-30 19:10:08 [core.py:708] `.
 fn level(line: &str) -> Option<&str> {
     const LEVELS: [&str; 7] = [
         "DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL",

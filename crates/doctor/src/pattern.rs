@@ -1,6 +1,6 @@
 //! Regular expressions that are compiled when a text first has a word that each of their matches must contain.
 //!
-//! The doctor has some 1,500 expressions. A text concerns a few of them; compiling all of them would take most of
+//! The doctor has more than 2,000 expressions. A text concerns a few of them; compiling all of them would take most of
 //! the time that a diagnosis takes.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
@@ -99,8 +99,19 @@ impl<R> Patterns<R> {
         found
     }
 
+    /// Those that match according to `is_match`, in their order.
+    pub(crate) fn matching<'a>(
+        &'a self,
+        text: &'a str,
+        is_match: impl Fn(&R, &str) -> bool + 'a,
+    ) -> impl Iterator<Item = (usize, &'a R)> {
+        let candidates = self.candidates(text).into_iter();
+        let compiled = candidates.filter_map(|at| Some((at, self.get(at)?)));
+        compiled.filter(move |(_, pattern)| is_match(pattern, text))
+    }
+
     /// Whether a text may match one of them.
-    pub(crate) fn may_match(&self, text: &str) -> bool {
+    fn may_match(&self, text: &str) -> bool {
         let words = self.words.as_ref();
         !self.always.is_empty() || words.is_some_and(|words| words.is_match(text))
     }
@@ -115,9 +126,7 @@ impl<R> Patterns<R> {
 impl Patterns<Regex> {
     /// Those that match, in their order.
     pub(crate) fn matches<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (usize, &'a Regex)> {
-        let candidates = self.candidates(text).into_iter();
-        let compiled = candidates.filter_map(|at| Some((at, self.get(at)?)));
-        compiled.filter(|(_, pattern)| pattern.is_match(text))
+        self.matching(text, Regex::is_match)
     }
 
     /// The first one that matches.
@@ -146,7 +155,7 @@ impl Pattern {
     }
 
     /// The expression, if the text has a word that it needs.
-    pub(crate) fn of(&self, text: &str) -> Option<&Regex> {
+    fn of(&self, text: &str) -> Option<&Regex> {
         let new = || Patterns::new([self.text], compile);
         let pattern = self.compiled.get_or_init(new);
         pattern.may_match(text).then(|| pattern.get(0))?

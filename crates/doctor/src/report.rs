@@ -132,11 +132,6 @@ const CONFIRMED: [(&str, &str); 6] = [
     ("rocblas-without-gfx906", "tensile-library-missing"),
 ];
 
-/// Whether a finding is a message of a log, which says nothing about a check.
-fn is_from_log(finding: &Finding) -> bool {
-    finding.title.starts_with("Line ")
-}
-
 fn from_log(found: explain::Match) -> Finding {
     Finding {
         id: found.id,
@@ -201,7 +196,7 @@ impl Report {
             let worst = self
                 .findings
                 .iter()
-                .filter(|finding| finding.check == check && !is_from_log(finding))
+                .filter(|finding| finding.check == check && !finding.is_from_log())
                 .map(|finding| finding.severity)
                 .min();
             let Some(summary) = self.summary(check) else {

@@ -9,11 +9,6 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let Some(listing) = hipinfo::parse(text) else {
         return Vec::new();
     };
-    // The same list may be posted twice.
-    let lists: Vec<Vec<Gpu>> = lists(text)
-        .into_iter()
-        .filter_map(|part| Some(hipinfo::parse(part)?.gpus))
-        .collect();
     // There is a hipInfo for Linux too; it is the Windows one that has no rocminfo beside it.
     let is_linux = ["/opt/rocm", "/dev/kfd", "Linux", "$ "]
         .iter()
@@ -22,10 +17,14 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         machine.system = System::Windows;
     }
     machine.reported.hip_free = machine.reported.hip_free.or(listing.free);
-    if lists.len() > 1 {
-        return listed_once(lists);
+    // The same list may be posted twice.
+    match &lists(text)[..] {
+        [_] => listing.gpus,
+        parts => {
+            let lists = parts.iter().filter_map(|part| hipinfo::parse(part));
+            listed_once(lists.map(|listing| listing.gpus).collect())
+        }
     }
-    listing.gpus
 }
 
 /// The text in parts, each of which begins with the first device of a list.

@@ -15,7 +15,7 @@ patterns! {
 const LOST_BREAKS: usize = 3;
 
 /// The text with its lines as the program printed them.
-pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
+pub(super) fn unwrapped(text: &str) -> String {
     let text = without_prefixes(&rejoined(text));
     let marks = Marks::of(&text);
     let mut clean = String::with_capacity(text.len() + text.len() / 16);
@@ -41,7 +41,7 @@ pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
         };
         break_line(&line, &mut clean);
     }
-    Cow::Owned(clean)
+    clean
 }
 
 /// The heading of a form that asks for the GPU.
@@ -114,26 +114,33 @@ fn indentation(text: &str) -> usize {
     spaces.min().unwrap_or(0)
 }
 
+/// Whether something holds of nearly every line: of more than two, and of four in five of the first 200.
+fn holds_of_nearly_all<'a>(
+    lines: impl Iterator<Item = &'a str>,
+    mut holds: impl FnMut(&'a str) -> bool,
+) -> bool {
+    let (mut with, mut without) = (0, 0);
+    for line in lines.filter(|line| !line.trim().is_empty()).take(200) {
+        if holds(line) {
+            with += 1;
+        } else {
+            without += 1;
+        }
+    }
+    with > 2 && with > 4 * without
+}
+
 /// Whether nearly every line begins with the number after that of the line before.
 fn is_numbered(text: &str) -> bool {
     let mut last = None;
-    let (mut with, mut without) = (0, 0);
-    for line in text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .take(200)
-    {
+    holds_of_nearly_all(text.lines(), |line| {
         let number = pasted::after_number(line).map(|(number, _)| number);
-        match (last, number) {
-            // Empty lines have a number, too.
-            (Some(last), Some(number)) if (1..=3_u32).contains(&number.saturating_sub(last)) => {
-                with += 1;
-            }
-            _ => without += 1,
-        }
-        last = number;
-    }
-    with > 2 && with > 4 * without
+        let before = std::mem::replace(&mut last, number);
+        // Empty lines have a number, too.
+        before
+            .zip(number)
+            .is_some_and(|(before, number)| (1..=3_u32).contains(&number.saturating_sub(before)))
+    })
 }
 
 /// The text with the lines that a terminal broke in one piece.
@@ -157,19 +164,7 @@ fn rejoined(text: &str) -> Cow<'_, str> {
 /// Whether nearly every line begins with a mark: a difference or the trace of a shell with a plus, a list
 /// with a dash.
 fn is_marked(text: &str, mark: &str) -> bool {
-    let mut lines = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .take(200);
-    let (mut with, mut without) = (0, 0);
-    for line in &mut lines {
-        if line.trim_start().starts_with(mark) {
-            with += 1;
-        } else {
-            without += 1;
-        }
-    }
-    with > 2 && with > 4 * without
+    holds_of_nearly_all(text.lines(), |line| line.trim_start().starts_with(mark))
 }
 
 /// The name of the container in `ollama  | text`, if nearly every line begins with the same one.
@@ -180,19 +175,10 @@ fn name_before_bars(text: &str) -> Option<&str> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
         (!name.is_empty() && name.len() <= 40 && name.chars().all(is_name)).then_some(name.len())
     };
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-    let first = lines.next()?;
+    let first = text.lines().find(|line| !line.trim().is_empty())?;
     let first = &first[..name(first)?];
-    let (mut with, mut without) = (1, 0);
-    for line in lines.take(200) {
-        let is_same = name(line).is_some_and(|end| &line[..end] == first);
-        if is_same {
-            with += 1;
-        } else {
-            without += 1;
-        }
-    }
-    (with > 2 && with > 4 * without).then_some(first)
+    let is_same = |line: &str| name(line).is_some_and(|end| &line[..end] == first);
+    holds_of_nearly_all(text.lines(), is_same).then_some(first)
 }
 
 /// Appends a line, broken where lines begin, without the marks of bold text.

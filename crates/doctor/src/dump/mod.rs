@@ -38,6 +38,7 @@ use platform::machine::{Gpu, Machine, Posted, ReadFrom, System};
 use platform::pci::DeviceId;
 use platform::snapshot::{DUMP_HEADER, Snapshot};
 use platform::{describe, detect, source};
+use std::collections::HashSet;
 
 /// The error for a text of no known kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +64,7 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     if text.starts_with(DUMP_HEADER) {
         return Ok(detect::machine(&Snapshot::parse(text)));
     }
-    let text = &*layout::unwrapped(text);
+    let text = &layout::unwrapped(text);
     let snapshot = Snapshot::parse(text);
     // `cat …/nodes/*/properties` prints the nodes without their numbers.
     let nodes = snapshot.children("kfd/nodes/");
@@ -127,13 +128,13 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
             && words.next().is_none()
     };
     // Where the line breaks were lost, keys and values alternate.
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let is_one_line = !text.lines().any(|line| is_property(&line.trim()));
-    let paired: Vec<String> = words
-        .windows(2)
-        .filter(|pair| is_one_line && pair[0].contains('_') && pair[1].parse::<u64>().is_ok())
-        .map(|pair| pair.join(" "))
-        .collect();
+    let mut paired: Vec<String> = Vec::new();
+    if !text.lines().any(|line| is_property(&line.trim())) {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let pairs = words.windows(2);
+        let pairs = pairs.filter(|pair| pair[0].contains('_') && pair[1].parse::<u64>().is_ok());
+        paired.extend(pairs.map(|pair| pair.join(" ")));
+    }
     let lines = text.lines().chain(paired.iter().map(String::as_str));
     let mut nodes: Vec<String> = Vec::new();
     for line in lines.map(str::trim).filter(is_property) {
@@ -153,12 +154,8 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
         return None;
     }
     // The same GPU again has its place on the bus, too.
-    let mut known: Vec<String> = Vec::new();
-    nodes.retain(|node| {
-        let is_new = !node.contains("location_id ") || !known.contains(node);
-        known.push(node.clone());
-        is_new
-    });
+    let mut known = HashSet::new();
+    nodes.retain(|node| known.insert(node.clone()) || !node.contains("location_id "));
     for (number, node) in nodes.into_iter().enumerate() {
         snapshot.insert_text(&format!("kfd/nodes/{number}/gpu_id"), "1\n");
         snapshot.insert_text(&format!("kfd/nodes/{number}/properties"), node);
@@ -258,8 +255,7 @@ fn drop_unseen(machine: &mut Machine) {
         match (gpu.pci, other.pci) {
             (Some(a), Some(b)) => a == b,
             _ => {
-                let named = || other.product.as_deref().and_then(names::architecture_of);
-                let known = other.device_id.and_then(DeviceId::gfx).or_else(named);
+                let known = names::architecture_by(other.device_id, other.product.as_deref());
                 gfx.is_some() && gfx == known
             }
         }

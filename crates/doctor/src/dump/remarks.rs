@@ -3,6 +3,7 @@
 
 use super::{code_lists, fragments, startup};
 use crate::names;
+use crate::pasted::HARMLESS_LEVELS;
 use crate::pattern::patterns;
 use platform::machine::{Class, Gpu, InsteadOfRocm, Machine, System};
 use platform::python::{self, is_relevant_package};
@@ -127,17 +128,9 @@ fn installed_versions(text: &str) -> Vec<String> {
 
 /// Whether the program itself marks a line as a warning or as information: it went on.
 fn is_warning(line: &str) -> bool {
-    const MARKS: [&str; 8] = [
-        "Warning:",
-        "[WARNING]",
-        "[INFO]",
-        "NCCL INFO",
-        "level=DEBUG",
-        "level=INFO",
-        "- WARNING -",
-        "- INFO -",
-    ];
-    MARKS.iter().any(|mark| line.contains(mark))
+    const MARKS: [&str; 4] = ["Warning:", "NCCL INFO", "level=DEBUG", "level=INFO"];
+    let mut marks = MARKS.iter().chain(&HARMLESS_LEVELS);
+    marks.any(|mark| line.contains(mark))
 }
 
 /// The output of a tool without its GPU and its end.

@@ -52,6 +52,13 @@ impl Context {
     /// More architectures than this in one line are a list of what something supports.
     const GPUS_IN_A_LINE: usize = 2;
     const GPUS: usize = 16;
+    const NVIDIA: [&str; 5] = [
+        "GeForce",
+        "NVIDIA RTX",
+        "NVIDIA A100",
+        "NVIDIA H100",
+        "+cu1",
+    ];
     const CONTAINERS: [&str; 4] = [
         "docker run",
         "podman run",
@@ -110,16 +117,8 @@ impl Context {
                 line: number,
             });
         }
-        self.names_nvidia = self.names_nvidia
-            || [
-                "GeForce",
-                "NVIDIA RTX",
-                "NVIDIA A100",
-                "NVIDIA H100",
-                "+cu1",
-            ]
-            .iter()
-            .any(|sign| line.contains(sign));
+        self.names_nvidia =
+            self.names_nvidia || Self::NVIDIA.iter().any(|sign| line.contains(sign));
         self.names_container =
             self.names_container || Self::CONTAINERS.iter().any(|sign| line.contains(sign));
         self.distribution = self.distribution.or_else(|| Distribution::of(line));
@@ -176,11 +175,7 @@ impl Context {
                 }
                 "kfd-permission" if self.names_container => {
                     // The user of the host is not that of the container.
-                    let (of_host, of_container) = std::mem::take(&mut found.fix)
-                        .into_iter()
-                        .partition(|step: &String| step.contains("usermod"));
-                    found.fix = of_container;
-                    found.fix.extend::<Vec<String>>(of_host);
+                    found.fix.sort_by_key(|step| step.contains("usermod"));
                 }
                 "missing-library" => name_the_library(found),
                 "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
@@ -399,9 +394,6 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "-packages",
         "Traceback (most recent",
         ":\\",
-        "GeForce",
-        "NVIDIA ",
-        "+cu1",
         "crw-",
     ];
     let words = [
@@ -410,8 +402,9 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         &signs::WINDOWS,
         &signs::PROBABLY_WINDOWS,
         &signs::LINUX,
+        &Context::NVIDIA,
         &Context::CONTAINERS,
-        &Distribution::SIGNS,
+        &Distribution::SIGNS.map(|(sign, _)| sign),
     ]
     .concat();
     // Constant words: without them nothing here works, and each test fails.

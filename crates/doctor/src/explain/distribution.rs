@@ -10,33 +10,30 @@ pub(super) enum Distribution {
 }
 
 impl Distribution {
+    const ALL: [Self; 4] = [Self::Fedora, Self::Arch, Self::Suse, Self::Nixos];
+
     /// What shows them in a log.
-    pub(super) const SIGNS: [&str; 14] = [
-        ".fc3",
-        ".fc4",
-        ".fc5",
-        "Fedora",
-        "dnf ",
-        "-arch1",
-        "Arch Linux",
-        "archlinux",
-        "CachyOS",
-        "pacman -",
-        "openSUSE",
-        "zypper ",
-        "NixOS",
-        "/nix/store/",
+    pub(super) const SIGNS: [(&str, Self); 14] = [
+        (".fc3", Self::Fedora),
+        (".fc4", Self::Fedora),
+        (".fc5", Self::Fedora),
+        ("Fedora", Self::Fedora),
+        ("dnf ", Self::Fedora),
+        ("-arch1", Self::Arch),
+        ("Arch Linux", Self::Arch),
+        ("archlinux", Self::Arch),
+        ("CachyOS", Self::Arch),
+        ("pacman -", Self::Arch),
+        ("openSUSE", Self::Suse),
+        ("zypper ", Self::Suse),
+        ("NixOS", Self::Nixos),
+        ("/nix/store/", Self::Nixos),
     ];
 
     /// The one that a line shows.
     pub(super) fn of(line: &str) -> Option<Self> {
-        let sign = Self::SIGNS.iter().position(|sign| line.contains(sign))?;
-        Some(match sign {
-            0..=4 => Self::Fedora,
-            5..=9 => Self::Arch,
-            10..=11 => Self::Suse,
-            _ => Self::Nixos,
-        })
+        let shown = Self::SIGNS.iter().find(|(sign, _)| line.contains(sign));
+        shown.map(|(_, distribution)| *distribution)
     }
 
     /// Its mark at the beginning of a step, and what installs there.
@@ -52,12 +49,11 @@ impl Distribution {
     /// Leaves its own steps, and says of others' commands what they are.
     pub(super) fn fit(self, steps: &mut Vec<String>) {
         let (mark, tool) = self.names();
-        let marks = ["Fedora: ", "Arch: ", "openSUSE: ", "NixOS: "];
         let has_own = steps.iter().any(|step| step.starts_with(mark));
         steps.retain(|step| {
-            let is_for_another = marks
+            let is_for_another = Self::ALL
                 .iter()
-                .any(|other| *other != mark && step.starts_with(other));
+                .any(|other| *other != self && step.starts_with(other.names().0));
             !(is_for_another || has_own && step.contains("sudo apt install"))
         });
         for step in steps.iter_mut() {

@@ -349,10 +349,9 @@ impl Explainer {
         let printed = pasted::without_prefix(&line);
         let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
         if printed.len() < line.len() {
-            let more = PATTERNS.of(printed).into_iter();
-            let known: Vec<usize> = found.iter().map(|(pattern, _)| *pattern).collect();
-            found.extend(more.filter(|(pattern, _)| !known.contains(pattern)));
+            found.extend(PATTERNS.of(printed));
             found.sort_unstable_by_key(|(pattern, _)| *pattern);
+            found.dedup_by_key(|(pattern, _)| *pattern);
         }
         for (pattern, role) in found {
             self.seen[pattern] = true;
@@ -376,9 +375,7 @@ impl Explainer {
             }
         }
     }
-}
 
-impl Explainer {
     /// Whether a line is the answer `False` to `torch.cuda.is_available()` on one of the two before.
     fn is_refusal(&mut self, line: &str, number: usize) -> bool {
         const NEAR: usize = 2;

@@ -62,14 +62,9 @@ impl Patterns {
 
     /// The patterns that match a line, each with its role, in the order of the catalogue.
     pub(super) fn of(&self, line: &str) -> Vec<(usize, Role)> {
-        let mut found = Vec::new();
-        for part in parts(line) {
-            let matches = |&pattern: &usize| {
-                let compiled = self.all.get(pattern);
-                compiled.is_some_and(|compiled| compiled.is_match(part.as_bytes()))
-            };
-            found.extend(self.all.candidates(part).into_iter().filter(matches));
-        }
+        let is_match = |pattern: &Regex, part: &str| pattern.is_match(part.as_bytes());
+        let matching = |part| self.all.matching(part, is_match);
+        let mut found: Vec<usize> = parts(line).flat_map(matching).map(|(at, _)| at).collect();
         found.sort_unstable();
         found.dedup();
         let with_role = |pattern: usize| Some((pattern, *self.roles.get(pattern)?));

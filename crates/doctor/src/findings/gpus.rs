@@ -7,7 +7,7 @@ use platform::Gfx;
 use platform::machine::{
     Gpu, HipInfo, Machine, PciBus, ReadFrom, System, UnusableGpu, UnusableReason,
 };
-use platform::pci::{DeviceId, PciAddress};
+use platform::pci::PciAddress;
 
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     none(machine, found);
@@ -223,8 +223,7 @@ fn absence_on_windows(machine: &Machine) -> Absence {
 
 fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
     for gpu in &machine.unseen {
-        let named = || gpu.product.as_deref().and_then(names::architecture_of);
-        let gfx = gpu.device_id.and_then(|id| id.gfx()).or_else(named);
+        let gfx = names::architecture_by(gpu.device_id, gpu.product.as_deref());
         let mut name = gpu.product.clone().unwrap_or_else(|| "A GPU".to_owned());
         if let Some(gfx) = gfx {
             name = format!("{name}, {gfx},");
@@ -379,11 +378,11 @@ fn architectures(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     }
 }
 
-/// GPUs from before Vega: nothing that is published computes on them any more.
 /// What remains for a GPU from before Vega.
 const TOO_OLD: &str =
     "# train on another GPU; programs that compute through Vulkan may still run on this one";
 
+/// GPUs from before Vega: nothing that is published computes on them any more.
 fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
     let is_old = |gpu: &&Gpu| crate::plan::is_too_old(gpu);
     let usable = machine.gpus.iter().find(is_old).map(Gpu::name);
@@ -408,9 +407,7 @@ fn too_old(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
 /// The name of a GPU from before Vega, with its architecture.
 fn old_name(gpu: &UnusableGpu) -> Option<String> {
     let product = gpu.product.as_deref().unwrap_or_default();
-    let gfx = gpu.device_id.and_then(DeviceId::gfx);
-    let gfx = gfx.or_else(|| names::architecture_of(product));
-    match gfx {
+    match names::architecture_by(gpu.device_id, Some(product)) {
         Some(gfx) => gfx.is_too_old().then(|| format!("{product} ({gfx})")),
         None => names::is_before_rocm(product).then(|| product.to_owned()),
     }

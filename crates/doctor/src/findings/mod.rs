@@ -86,6 +86,12 @@ impl Check {
 }
 
 impl Finding {
+    /// Whether it is a message of a posted log, which says nothing about a check.
+    #[must_use]
+    pub fn is_from_log(&self) -> bool {
+        self.title.starts_with("Line ")
+    }
+
     fn new(check: Check, severity: Severity, id: &str, title: impl Into<String>) -> Self {
         debug_assert!(IDS.contains(&id), "`{id}` is not listed in findings/ids.rs");
         Self {

@@ -134,8 +134,7 @@ fn real(machine: &Machine, gpu: &Gpu) -> Option<Gfx> {
         .and_then(Gfx::architecture)
         .map(|known| known.products);
     let product = gpu.product.as_deref().filter(|&name| generic != Some(name));
-    let by_id = gpu.device_id.and_then(|id| id.gfx());
-    by_id.or_else(|| product.and_then(names::architecture_of))
+    names::architecture_by(gpu.device_id, product)
 }
 
 /// The value is the architecture that the GPU is shown with.

@@ -1,9 +1,10 @@
 //! The posted texts in other forms, as terminals, log collectors and forums change what people paste. The truth about a
 //! text stays the same.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
-use super::corpus::{self, Case};
+use super::corpus;
 use super::judge::Class;
 use super::{Judged, judge_all, scores};
 use anyhow::Result;
@@ -148,10 +149,16 @@ fn wrapped(line: &str, columns: usize) -> String {
 
 /// Judges the texts that are right as posted in every other form, and prints how many still are.
 pub(super) fn print(judged: &[Judged], list: bool) -> Result<()> {
-    let right: Vec<&str> = judged
+    let right: HashSet<&str> = judged
         .iter()
         .filter(|one| one.judgement.class == Class::Right)
         .map(|one| one.case.slug.as_str())
+        .collect();
+    let mut cases = corpus::load()?;
+    cases.retain(|case| right.contains(case.slug.as_str()));
+    let posted: Vec<String> = cases
+        .iter()
+        .map(|case| String::from_utf8_lossy(&case.text).into_owned())
         .collect();
     println!(
         "\nthe texts that are right as posted, in other forms\n{:<28} {}",
@@ -159,14 +166,10 @@ pub(super) fn print(judged: &[Judged], list: bool) -> Result<()> {
         scores::HEADER
     );
     for (name, form) in FORMS {
-        let cases = corpus::load()?
-            .into_iter()
-            .filter(|case| right.contains(&case.slug.as_str()));
-        let cases = cases.map(|case| {
-            let text = form(&String::from_utf8_lossy(&case.text));
-            Case { text, ..case }
-        });
-        let judged = judge_all(cases.collect());
+        for (case, text) in cases.iter_mut().zip(&posted) {
+            case.text = form(text);
+        }
+        let judged = judge_all(cases);
         let mut classes = [0; Class::ALL.len()];
         for one in &judged {
             classes[one.judgement.class as usize] += 1;
@@ -184,6 +187,7 @@ pub(super) fn print(judged: &[Judged], list: bool) -> Result<()> {
                 );
             }
         }
+        cases = judged.into_iter().map(|one| one.case).collect();
     }
     Ok(())
 }

@@ -76,7 +76,7 @@ pub(super) fn answer(text: &[u8]) -> Answer {
         let findings = report
             .findings
             .iter()
-            .filter(|finding| !is_from_log(&finding.title));
+            .filter(|finding| !finding.is_from_log());
         said.extend(findings.map(|finding| format!("[{}] {}", finding.id, finding.title)));
     }
     Answer {
@@ -89,10 +89,6 @@ pub(super) fn answer(text: &[u8]) -> Answer {
         has_errors,
         said,
     }
-}
-
-fn is_from_log(title: &str) -> bool {
-    title.starts_with("Line ")
 }
 
 fn without_quotes_of_explain(mut explanation: Explanation) -> String {
@@ -109,7 +105,7 @@ fn without_quotes_of_explain(mut explanation: Explanation) -> String {
 fn without_quotes_of_doctor(mut report: Report) -> String {
     for finding in &mut report.findings {
         finding.source.clear();
-        if is_from_log(&finding.title) {
+        if finding.is_from_log() {
             finding.title.clear();
             finding.seen.clear();
         }
