@@ -4,31 +4,18 @@
 use std::collections::BTreeSet;
 use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
-#[path = "catalogue/compute_programs.rs"]
 mod compute_programs;
-#[path = "catalogue/environments.rs"]
 mod environments;
-#[path = "catalogue/inference.rs"]
 mod inference;
-#[path = "catalogue/messages.rs"]
 mod messages;
-#[path = "catalogue/posted.rs"]
 mod posted;
-#[path = "catalogue/processes.rs"]
 mod processes;
-#[path = "catalogue/python_stack.rs"]
 mod python_stack;
-#[path = "catalogue/servers.rs"]
 mod servers;
-#[path = "catalogue/shapes.rs"]
 mod shapes;
-#[path = "catalogue/stack.rs"]
 mod stack;
-#[path = "catalogue/system.rs"]
 mod system;
-#[path = "catalogue/training.rs"]
 mod training;
-#[path = "catalogue/wsl_and_windows.rs"]
 mod wsl_and_windows;
 
 /// What the log says, and the entry that must recognise it.

@@ -1,6 +1,6 @@
 //! Every explanation on Windows and under WSL, where the driver is that of Windows.
 
-use crate::{AFTER, BEFORE, messages};
+use super::{AFTER, BEFORE, messages};
 use std::collections::BTreeSet;
 use surefoot_doctor::explain::explain;
 

@@ -1,6 +1,6 @@
 //! GPUs, the system around them, and memory.
 
-use crate::machines::*;
+use super::machines::*;
 
 pub(crate) fn of_gpus() -> Vec<Case> {
     let no_gpu = || host() + &memory(gib(62), gib(8), gib(8)) + "== pci-devices\n40\n";

@@ -1,6 +1,6 @@
 //! What posted texts say about themselves, and about the programs that printed them.
 
-use crate::machines::{Case, card};
+use super::machines::{Case, card};
 
 const OLLAMA: &str = "time=x level=INFO msg=\"inference compute\" id=0 library=";
 const COMFY: &str = "Total VRAM 16368 MB, total RAM 32000 MB\npytorch version: 2.7.0+cu118\nDevice: cuda:0 AMD Radeon RX 6800";

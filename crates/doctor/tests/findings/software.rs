@@ -1,6 +1,6 @@
 //! Python and the environment.
 
-use crate::machines::*;
+use super::machines::*;
 
 pub(crate) fn of_python() -> Vec<Case> {
     let with = |machine: String, lines: &str| machine + &packages(lines);

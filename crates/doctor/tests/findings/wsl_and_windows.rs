@@ -1,7 +1,7 @@
 //! Windows and WSL: the driver is that of Windows, so nothing about the kernel driver of Linux helps.
 
-use crate::machines::{DRIVER_OF_AMD, adapter, host, memory, packages, windows};
-use crate::{cases, diagnose as read, ids};
+use super::machines::{DRIVER_OF_AMD, adapter, host, memory, packages, windows};
+use super::{cases, diagnose as read, ids};
 use platform::machine::System;
 use surefoot_doctor::dump;
 use surefoot_doctor::report::{Report, diagnose};
