@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::{compile, library};
+use crate::common::{compile, library};
 use std::path::Path;
 use std::process::{Command, Output};
 

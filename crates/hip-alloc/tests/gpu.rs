@@ -31,7 +31,7 @@ fn simulated(name: &str, test: impl FnOnce()) {
     let library = device_sim::install::library_path().expect("cargo builds it with the tests");
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
+        .args([&format!("gpu::{name}"), "--exact", "--nocapture"])
         .envs(device_sim::install::environment(&library, folder.path()).unwrap())
         .env("DEVICE_SIM_DEVICES", "2")
         // Handles of mapped memory are a part of this: 32 MiB.

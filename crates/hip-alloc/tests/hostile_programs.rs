@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::{compile, compile_library, library};
+use crate::common::{compile, compile_library, library};
 use std::process::Command;
 
 /// The threads of `fork.cpp` and its children record too, if they wrongly do.

@@ -3,12 +3,9 @@
 //! has no groups with limits below it, so it is only made where this process is in the root
 //! group. Elsewhere `memory_limit.rs` plays the group.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::{compile, library};
+use crate::common::{compile, library};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -6,12 +6,9 @@
 //! what the kernel counts for the process then. Whether the kernel would have killed it is
 //! told by the kernel too: the most that the process ever had in memory.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::{compile, library};
+use crate::common::{compile, library};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
