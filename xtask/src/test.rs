@@ -194,10 +194,10 @@ pub(crate) fn python_libraries(shell: &Shell) -> Result<Vec<OsString>> {
 /// The cache that Python's hub makes, and the one that it is given.
 fn hub_cache(shell: &Shell, python: &Path) -> Result<()> {
     let cargo = workspace::cargo();
-    let test = "processes::pythons_hub_and_this_one_have_one_cache";
+    let test = "hub::processes::pythons_hub_and_this_one_have_one_cache";
     let said = cmd!(
         shell,
-        "{cargo} test --workspace --test hub -- --ignored --exact {test}"
+        "{cargo} test -p surefoot-trainer -p surefoot --test all -- --ignored --exact {test}"
     )
     .env("SUREFOOT_HUB_PYTHON", python)
     .read()?;

@@ -279,7 +279,7 @@ fn two_ranks(folder: &Path, fault: &str) -> Vec<Output> {
     let store = Store::host("127.0.0.1", 0).unwrap();
     let ranks = [0, 1].map(|rank: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "one_rank", "--nocapture"])
+            .args(["--ignored", "--exact", "ranks::one_rank", "--nocapture"])
             .env(FOLDER, folder)
             .env(FAULT, fault)
             .env("RANK", rank.to_string())

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use surefoot_trainer::Error;
 use surefoot_trainer::hub::{fetch_data_set, is_data_set};
 
-use crate::Place;
-use crate::server::{COMMIT, Hub};
+use super::Place;
+use super::server::{COMMIT, Hub};
 
 const CARD: &str = "---\nconfigs:\n- config_name: chat\n  default: true\n  data_files:\n  \
     - {split: train, path: [chat/b.jsonl, chat/a.jsonl]}\n  - {split: test, path: chat/t.jsonl}\n\

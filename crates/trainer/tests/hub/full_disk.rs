@@ -7,7 +7,7 @@ use std::process::Command;
 use surefoot_trainer::hub::{ModelKind, fetch_named};
 
 use super::{FILES, WEIGHTS, is_download};
-use crate::server::{COMMIT, Hub};
+use super::server::{COMMIT, Hub};
 
 const DISK: &str = "SUREFOOT_TEST_DISK";
 /// Room for the model, and for the folders of a cache.
@@ -28,7 +28,7 @@ fn on_a_small_disk(test: &str) -> bool {
         eprintln!("not run: {test}, since no disk can be mounted here, not even in a name space");
         return false;
     }
-    let test = format!("full_disk::{test}");
+    let test = format!("hub::full_disk::{test}");
     let run = "exec \"$0\" --ignored --exact --nocapture \"$1\"";
     let output = unshare(&format!("{mount} && {run}"))
         .arg(std::env::current_exe().unwrap())

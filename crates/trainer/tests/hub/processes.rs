@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use surefoot_trainer::hub::{ModelKind, fetch_named};
 
 use super::{FILES, Place, WEIGHTS, is_download};
-use crate::server::{COMMIT, Fault, Hub};
+use super::server::{COMMIT, Fault, Hub};
 
 const ENDPOINT: &str = "SUREFOOT_TEST_HUB";
 const FOLDER: &str = "SUREFOOT_TEST_FOLDER";
@@ -36,7 +36,7 @@ impl Process {
     fn start(place: &Place) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "--nocapture"])
-            .arg("processes::a_process_that_fetches")
+            .arg("hub::processes::a_process_that_fetches")
             .env(FOLDER, place.folder.path())
             .env(ENDPOINT, &place.settings.endpoint)
             .stdout(Stdio::piped())

@@ -6,7 +6,7 @@ use std::path::Path;
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::Record;
 
-use crate::place::{Place, records};
+use super::place::{Place, records};
 
 #[test]
 fn only_the_newest_checkpoints_are_kept() {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use surefoot_trainer::{Allocator, Error, NoObserver, Stop};
 
-use crate::place::Place;
+use super::place::Place;
 
 /// The text of the variable.
 pub(crate) fn write(place: &Place, what: &str, overrides: &[&str]) -> String {
@@ -19,7 +19,7 @@ pub(crate) fn run_if_asked(variable: &str) -> Option<Result<(), Error>> {
     let mut lines = task.lines();
     let (what, root) = (lines.next().unwrap(), lines.next().unwrap());
     let overrides: Vec<&str> = lines.collect();
-    let config = crate::place::config(Path::new(root), &overrides);
+    let config = super::place::config(Path::new(root), &overrides);
     let allocator = Allocator::torch();
     Some(match what {
         "encode" => surefoot_trainer::encode(&config, &allocator, &mut NoObserver).map(drop),

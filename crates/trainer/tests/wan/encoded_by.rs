@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use models::formats::{SafetensorsFile, TensorSource, write_safetensors_with, write_tensors};
 use tch::{Kind, Tensor};
 
-use crate::place::{Place, weights};
+use super::place::{Place, weights};
 
 /// The media of [`Place`], in the order in which they are read, and the frames of a clip of each.
 const MEDIA: [(&str, u32); 5] = [

@@ -10,7 +10,7 @@ use surefoot_trainer::task::wan::WanVideo;
 use surefoot_trainer::{Allocator, Error, NoObserver, Stop, Summary};
 use tch::Kind;
 
-use crate::place::{Place, copy, weights};
+use super::place::{Place, copy, weights};
 
 pub(crate) const BOTH: [&str; 3] = [
     "model.boundary_ratio=0.9",

@@ -10,8 +10,8 @@ use surefoot_trainer::video_sampling::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::place::{Place, weights};
-use crate::previews::scheduled;
+use super::place::{Place, weights};
+use super::previews::scheduled;
 
 /// Puts NaN in the place of what was encoded of `count` clips.
 fn spoil(place: &Place, count: usize) {

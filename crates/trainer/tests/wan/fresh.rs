@@ -8,7 +8,7 @@ use surefoot_trainer::video_sampling::{
 };
 use tch::{Device, Kind};
 
-use crate::place::Place;
+use super::place::Place;
 
 const FRESH: [&str; 3] = [
     "model={num_layers: 2, num_attention_heads: 2, attention_head_dim: 8, freq_dim: 16, text_dim: 12, in_channels: 6}",

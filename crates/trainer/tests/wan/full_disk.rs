@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::child_process;
-use crate::place::{Place, weights};
+use super::child_process;
+use super::place::{Place, weights};
 
 /// What [`the_process_without_room`] is to do.
 const TASK: &str = "SUREFOOT_TEST_WITHOUT_ROOM";
@@ -32,7 +32,7 @@ fn refused(place: &Place, what: &str, overrides: &[&str], bytes: u64) -> String 
     let output = Command::new("sh")
         .args(["-c", script, "sh", &(bytes / 512).to_string()])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "full_disk::the_process_without_room"])
+        .args(["--exact", "wan::full_disk::the_process_without_room"])
         .args(["--ignored", "--nocapture"])
         .env(TASK, task)
         .output()

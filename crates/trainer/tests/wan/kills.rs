@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::child_process;
-use crate::experts::{self, BOTH};
-use crate::place::{Place, plain, weights};
+use super::child_process;
+use super::experts::{self, BOTH};
+use super::place::{Place, plain, weights};
 
 /// What [`the_process_that_is_killed`] is to do.
 const TASK: &str = "SUREFOOT_TEST_TASK";
@@ -25,7 +25,7 @@ fn the_process_that_is_killed() {
 fn start(place: &Place, what: &str, overrides: &[&str]) -> Child {
     let task = child_process::write(place, what, overrides);
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kills::the_process_that_is_killed", "--ignored"])
+        .args(["--exact", "wan::kills::the_process_that_is_killed", "--ignored"])
         .env(TASK, task)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

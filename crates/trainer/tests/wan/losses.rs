@@ -8,7 +8,7 @@ use surefoot_trainer::task::wan::WanVideo;
 use surefoot_trainer::task::{Batch, Task};
 use tch::{Device, Kind};
 
-use crate::place::{Place, golden};
+use super::place::{Place, golden};
 
 /// Trains `place` on the batches of `folder`, from its LoRA on, and fails unless each loss is theirs within
 /// 1e-5 of it and 99.9 % of the numbers of the LoRA are theirs within 1e-4. `names` are the experts, which

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use image::RgbImage;
 use surefoot_trainer::{Allocator, Observer, Stop};
 
-use crate::place::Place;
+use super::place::Place;
 
 const COUNT: usize = 10_000;
 /// Sizes of the pictures, of which each is in a bucket of its own.

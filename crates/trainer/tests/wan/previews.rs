@@ -5,8 +5,8 @@ use std::path::Path;
 
 use image::GenericImageView;
 
-use crate::experts;
-use crate::place::Place;
+use super::experts;
+use super::place::Place;
 
 pub(crate) const PREVIEWS: [&str; 6] = [
     "train.max_steps=4",

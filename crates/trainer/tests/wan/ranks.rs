@@ -7,9 +7,9 @@ use serde_json::Value;
 use surefoot_trainer::{Allocator, NoObserver, Stop};
 use torch_ext::distributed::Store;
 
-use crate::experts;
-use crate::place::config;
-use crate::previews::{PREVIEWS, records, scheduled};
+use super::experts;
+use super::place::config;
+use super::previews::{PREVIEWS, records, scheduled};
 
 const FOLDER: &str = "SUREFOOT_TEST_FOLDER";
 const OVERRIDES: &str = "SUREFOOT_TEST_OVERRIDES";
@@ -29,7 +29,7 @@ fn two_ranks(root: &Path, overrides: &[&str]) {
     let store = Store::host("127.0.0.1", 0).unwrap();
     let ranks = [0, 1].map(|rank: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "ranks::one_rank", "--nocapture"])
+            .args(["--ignored", "--exact", "wan::ranks::one_rank", "--nocapture"])
             .env(FOLDER, root)
             .env(OVERRIDES, overrides.join("\n"))
             .env("RANK", rank.to_string())

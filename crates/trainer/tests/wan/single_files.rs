@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use tch::{Kind, Tensor};
 
-use crate::place::{Place, golden, weights};
+use super::place::{Place, golden, weights};
 
 /// The tensors of `from`, under other names where `names` has one, in the file `to`.
 fn renamed(from: &Path, names: &BTreeMap<String, String>, more: &[(&str, Tensor)], to: &Path) {

@@ -23,7 +23,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::{Allocator, NoObserver, Stop};
 use tch::Kind;
 
-use crate::place::{Place, copy, plain, weights};
+use place::{Place, copy, plain, weights};
 
 #[test]
 fn a_folder_of_clips_becomes_a_lora_and_is_encoded_once() {

@@ -11,7 +11,7 @@ use std::path::Path;
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::{Config, Ending, Metrics, Observer, Stop};
 
-use crate::place::{Place, losses};
+use place::{Place, losses};
 
 /// Asks for a checkpoint and for samples in step 3.
 #[derive(Default)]

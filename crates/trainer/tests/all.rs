@@ -1,0 +1,17 @@
+//! Whole runs, as people start them: one program, so that libtorch is linked once.
+
+mod adapters;
+mod another_task;
+mod data;
+mod epochs;
+mod hub;
+mod parity;
+mod peft;
+mod ranks;
+mod report;
+mod resume;
+mod robust;
+mod shortage;
+mod streaming;
+mod training;
+mod wan;
