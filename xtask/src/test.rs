@@ -197,7 +197,7 @@ fn hub_cache(shell: &Shell, python: &Path) -> Result<()> {
     let test = "hub::processes::pythons_hub_and_this_one_have_one_cache";
     let said = cmd!(
         shell,
-        "{cargo} test -p surefoot-trainer -p surefoot --test all -- --ignored --exact {test}"
+        "{cargo} test --workspace --test all -- --ignored --exact {test}"
     )
     .env("SUREFOOT_HUB_PYTHON", python)
     .read()?;

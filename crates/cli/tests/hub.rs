@@ -1,7 +1,6 @@
 //! Training, evaluating and generating with a model that is named as on the hub, and comes from one on
 //! loopback.
 
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, reason = "the server is another test's")]
 

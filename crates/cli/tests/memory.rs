@@ -1,6 +1,5 @@
 //! `surefoot-trainer train` where memory is short: under a real limit of the operating system.
 
-#![cfg(all(feature = "torch", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

@@ -1,7 +1,6 @@
 //! `surefoot-trainer eval` and `generate` on the small golden model, and fine-tuning it from
 //! each kind of data.
 
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

@@ -1,6 +1,5 @@
 //! `notify.url` against a real HTTP server: what it gets, and that a run does not depend on it.
 
-#![cfg(all(feature = "torch", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

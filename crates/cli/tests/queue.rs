@@ -1,6 +1,5 @@
 //! The queue with the real trainer: `surefoot runs add|queue`.
 
-#![cfg(all(feature = "torch", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

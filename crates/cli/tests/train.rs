@@ -1,6 +1,5 @@
 //! `surefoot-trainer train` as people meet it: exit codes, messages, signals, crashes.
 
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

@@ -1,6 +1,5 @@
 //! What a LoRA on a video model was expected to take, beside what hip-alloc counted that it took.
 
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

@@ -1,7 +1,6 @@
 //! Several processes that train one model, as processes: what they learn, and what happens when
 //! one of them differs, dies, or stops answering.
 
-#![cfg(all(feature = "torch", unix))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod apart;

@@ -3,7 +3,6 @@
 #[cfg(unix)]
 mod activate;
 mod cache;
-mod common;
 mod doctor;
 #[cfg(unix)]
 mod layouts;

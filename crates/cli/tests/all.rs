@@ -1,0 +1,20 @@
+//! `surefoot` and `surefoot-trainer` as people and programs meet them: one program, so that it is linked once.
+
+mod common;
+#[cfg(feature = "torch")]
+mod hub;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod memory;
+#[cfg(feature = "torch")]
+mod models;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod notify;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod queue;
+#[cfg(all(feature = "torch", unix))]
+mod ranks;
+mod tools;
+#[cfg(feature = "torch")]
+mod train;
+#[cfg(feature = "torch")]
+mod video_memory;
