@@ -1,8 +1,6 @@
 //! Loading an allocator library: what is refused, and with which words.
 
-mod support;
-
-use support::shared_library;
+use super::support::shared_library;
 use torch_ext::allocator::{HOST, Library, LibraryError};
 
 #[test]

@@ -27,7 +27,7 @@ fn ranks(size: usize, role: &str, fault: &str) -> Vec<Output> {
     let ranks: Vec<_> = (0..size)
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--ignored", "--exact", "one_rank", "--nocapture"])
+                .args(["--ignored", "--exact", "rccl::one_rank", "--nocapture"])
                 .env(ROLE, format!("{rank} {size} {} {role}", store.port()))
                 .env("DEVICE_SIM_RCCL", fault)
                 .stdout(Stdio::piped())

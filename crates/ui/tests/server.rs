@@ -1,6 +1,5 @@
 //! The server as it listens: over real connections.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io::ErrorKind;

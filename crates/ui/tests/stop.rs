@@ -1,6 +1,5 @@
 //! Stopping real processes that hold a run's lock.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;

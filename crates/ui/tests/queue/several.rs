@@ -8,7 +8,7 @@ use serde_json::json;
 use surefoot_ui::queue::{Concurrency, Ended, JobId, State, WorkerExit};
 use surefoot_ui::runs::{Process, boot_id};
 
-use crate::place::{Place, report};
+use super::place::{Place, report};
 
 /// A machine with so many cards of 16 GiB.
 fn with_cards(count: usize) -> Place {

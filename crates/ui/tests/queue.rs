@@ -1,6 +1,5 @@
 //! The queue with a program that trains nothing: order, locks, and what a reboot leaves.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod place;
