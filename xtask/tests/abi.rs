@@ -1,10 +1,6 @@
 //! The allocator's C header and the Rust code on both sides of it describe the same structure.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::read;
+use crate::common::read;
 use quote::ToTokens;
 use syn::{Item, ItemStruct};
 

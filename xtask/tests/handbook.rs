@@ -1,14 +1,10 @@
 //! The handbook is complete, and no link in the documents is broken.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use common::{assert_none, files, read, root, run};
+use crate::common::{assert_none, files, read, root, run};
 
 #[test]
 fn the_config_reference_is_what_the_schema_gives() {

@@ -1,15 +1,11 @@
 //! Rules that are checked on what cargo builds: the dependencies between packages, and what artefacts link
 //! to.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{assert_none, cargo, files, metadata, read, run};
+use crate::common::{assert_none, cargo, files, metadata, read, run};
 use serde_json::Value;
 
 /// The allowed dependencies between packages. Tests may also use `device-sim`.
@@ -261,6 +257,35 @@ fn needed_libraries(file: &Path) -> Vec<String> {
         file.display()
     );
     libraries
+}
+
+/// Otherwise the trainer is compiled once to be run and once more to be tested.
+#[test]
+fn what_is_built_is_what_is_tested() {
+    let units = |command: &str| -> BTreeSet<String> {
+        // The graph is an unstable output of the stable cargo.
+        let graph = run(cargo().env("RUSTC_BOOTSTRAP", "1").args([
+            command,
+            "--workspace",
+            "-Zunstable-options",
+            "--unit-graph",
+        ]));
+        let graph: Value = serde_json::from_str(&graph).unwrap();
+        let built = graph["units"].as_array().unwrap().iter();
+        let built = built.filter(|unit| unit["mode"] == "build");
+        built
+            .map(|unit| {
+                let features = &unit["features"];
+                format!("{}, {}", text(&unit["pkg_id"]), features)
+            })
+            .collect()
+    };
+    let tested = units("test");
+    let findings = units("build").difference(&tested).cloned().collect();
+    assert_none(
+        "features that only `cargo test` enables: ask for them in crates/harness/Cargo.toml, too",
+        findings,
+    );
 }
 
 struct Graph<'a> {

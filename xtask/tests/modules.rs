@@ -1,14 +1,10 @@
 //! No crate has a cycle between its top-level modules: each can be read, tested and replaced together with
 //! only the modules below it. Files in one folder may depend on each other.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use common::{assert_none, files, read, root};
+use crate::common::{assert_none, files, metadata, read, root};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, Item, UseTree};
@@ -35,31 +31,38 @@ fn modules_of_a_crate_form_no_cycle() {
     assert_none("cycles between the modules of a crate", findings);
 }
 
-/// A file that no `mod` names is never compiled, so errors in it go unnoticed.
+/// A file that no `mod` names is never compiled, so errors in it go unnoticed, and tests in it do not run.
 #[test]
 fn every_source_file_belongs_to_a_crate() {
     let sources: Vec<String> = files(&["rs"])
         .iter()
         .filter_map(|path| path.to_str().map(str::to_owned))
-        .filter(|path| path.contains("/src/"))
+        .filter(|path| !path.starts_with("fuzz/"))
         .collect();
-    let mut declared = BTreeSet::new();
+    let roots = target_roots();
+    let mut declared = roots.clone();
     for path in &sources {
         let file = syn::parse_file(&read(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-        let has_main = |item: &Item| matches!(item, Item::Fn(f) if f.sig.ident == "main");
-        let is_root = path.ends_with("/lib.rs") || file.items.iter().any(has_main);
         let folder = Path::new(path).parent().unwrap();
-        let children = match path.ends_with("/mod.rs") || is_root {
+        let children = match path.ends_with("/mod.rs") || roots.contains(path) {
             true => folder.to_owned(),
             false => Path::new(path).with_extension(""),
         };
-        if is_root {
-            declared.insert(path.clone());
-        }
         declare(&file.items, &children, &mut declared);
     }
     let orphans = sources.into_iter().filter(|path| !declared.contains(path));
     assert_none("source files that no `mod` names", orphans.collect());
+}
+
+/// The file that each library, program, test, example and build script of the workspace begins with.
+fn target_roots() -> BTreeSet<String> {
+    let metadata = metadata(&["--no-deps"]);
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    let targets = packages.flat_map(|package| package["targets"].as_array().unwrap());
+    let paths = targets.map(|target| Path::new(target["src_path"].as_str().unwrap()));
+    paths
+        .filter_map(|path| Some(path.strip_prefix(root()).ok()?.to_str()?.to_owned()))
+        .collect()
 }
 
 /// The files that each `mod name;` of `items` may refer to.

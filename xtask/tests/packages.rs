@@ -1,13 +1,9 @@
 //! Requirements of crates.io for the crates that can be published.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{assert_none, metadata};
+use crate::common::{assert_none, metadata};
 use serde_json::Value;
 
 /// The crates that are not published.

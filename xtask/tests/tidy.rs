@@ -1,10 +1,6 @@
 //! Rules that can be checked on the text of the files.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{assert_none, files, metadata, read};
+use crate::common::{assert_none, files, metadata, read};
 
 /// One subject per file, and a reader who can hold it in mind.
 const LONGEST_FILE: usize = 600;

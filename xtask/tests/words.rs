@@ -1,10 +1,6 @@
 //! Names and comments use the field's terms, not words that this project once made up.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{assert_none, files, read};
+use crate::common::{assert_none, files, read};
 
 /// A private word, and the term that PyTorch, CUDA or Linux use for it.
 const PRIVATE: [(&str, &str); 26] = [

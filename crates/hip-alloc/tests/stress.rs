@@ -5,7 +5,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "common/random.rs"]
 mod random;
 
 use hip_alloc::allocator::Allocator;

@@ -6,7 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "common/random.rs"]
 mod random;
 
 use hip_alloc::ffi::{self, pools};

@@ -1,7 +1,5 @@
 //! Helpers shared by the repository's checks.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
