@@ -17,9 +17,9 @@ mod wan;
 use anyhow::Result;
 use clap::Subcommand;
 
-use self::doctor::DoctorBench;
 use alloc::AllocBench;
 use distributed::DistributedBench;
+use doctor::DoctorBench;
 use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;

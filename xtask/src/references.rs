@@ -87,8 +87,20 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
     // The tests of these targets that read golden files; the whole target if most do.
     reading(shell, golden, "surefoot-models", &["--lib"], &[])?;
     reading(shell, golden, "surefoot-trainer", &["--lib"], &["optim::"])?;
-    reading(shell, golden, "surefoot-trainer", &["--test", "all"], &["peft::"])?;
-    reading(shell, golden, "surefoot-trainer", &["--test", "all"], &["wan::"])?;
+    reading(
+        shell,
+        golden,
+        "surefoot-trainer",
+        &["--test", "all"],
+        &["peft::"],
+    )?;
+    reading(
+        shell,
+        golden,
+        "surefoot-trainer",
+        &["--test", "all"],
+        &["wan::"],
+    )?;
     Ok(())
 }
 

@@ -45,8 +45,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
         ],
     ),
     ("surefoot-ui", &["surefoot-doctor", "surefoot-platform"]),
-    // Scores the doctor on posted texts.
-    ("xtask", &["surefoot-doctor"]),
+    ("xtask", &[]),
 ];
 
 /// The only packages that may depend on libtorch, directly or not.

@@ -1,27 +1,23 @@
-//! `cargo xtask bench doctor`: the doctor's answers to texts that people posted, whose causes are known.
+//! `cargo xtask bench doctor`: the doctor's answers to texts that people posted, and what texts of 200 MB take.
 //!
-//! The texts and the rules that judge the answers are in `tests/corpus`; its `README.md` describes both. One
-//! third of the texts is held out: only totals of it are shown.
+//! The answers are judged by an example of the doctor's crate; here, both commands get a long log, and as many bytes
+//! of binary data.
 
-mod corpus;
-mod forms;
-mod judge;
-mod long;
-mod scores;
-
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use serde_json::{Value, json};
+use xshell::cmd;
 
-use self::corpus::{Case, Kind};
-use self::judge::{Class, Judgement, judge};
-use self::long::Measured;
-use self::scores::Scores;
+use crate::bench::process;
 use crate::workspace;
+
+const BYTES: usize = 200_000_000;
 
 /// The doctor's answers to posted texts, against what their threads confirmed.
 #[derive(clap::Args)]
@@ -52,327 +48,153 @@ pub(crate) struct DoctorBench {
     out: Option<PathBuf>,
 }
 
-/// A case with its judgement.
-struct Judged {
-    case: Case,
-    judgement: Judgement,
-    time: Duration,
-}
-
+/// One command on one of the long files.
 #[derive(Serialize)]
-struct Document {
-    scores: Scores,
-    median_milliseconds: f64,
-    slowest_milliseconds: f64,
-    /// Files of 200 MB; none with `--quick`.
-    long: Vec<Measured>,
-    /// The texts that are not held out.
-    texts: Vec<Text>,
-}
-
-#[derive(Serialize)]
-struct Text {
-    slug: String,
-    kind: Kind,
-    topic: String,
-    class: Class,
-    milliseconds: f64,
-    unmet: Vec<String>,
-    wrong: Vec<String>,
-    said: Vec<String>,
+struct Measured {
+    command: &'static str,
+    text: &'static str,
+    bytes: usize,
+    seconds: f64,
+    resident_bytes: u64,
 }
 
 impl DoctorBench {
     pub(crate) fn run(self) -> Result<()> {
-        let judged = judge_all(corpus::load()?);
-        let scores = scores::of(&judged);
-        scores.print();
-        print_projects(&judged);
-        print_false_alarms(&judged);
-        print_times(&judged);
-        print_topics(&judged);
-        if self.list {
-            print_unmet(&judged);
-        }
-        if self.held_out {
-            print_held_out(&judged);
-        }
-        if self.forms {
-            forms::print(&judged, self.list)?;
-        }
-        let long = match self.quick {
-            true => Vec::new(),
-            false => long::measure()?,
+        let shell = workspace::shell()?;
+        let cargo = workspace::cargo();
+        let out = match &self.out {
+            Some(path) => std::path::absolute(path)?,
+            None => workspace::target(&shell)?.join("bench/doctor.json"),
         };
-        if !self.quick {
-            long::print(&long);
-        }
-        self.write_document(&judged, &scores, long)?;
-        if self.write {
-            scores.write_baseline()?;
-            eprintln!("wrote {}", scores::BASELINE);
-        } else {
-            let baseline = Scores::baseline()?;
-            println!();
-            for change in scores.against(&baseline) {
-                println!("{change}");
-            }
-            if !scores.falls(&baseline).is_empty() {
-                println!(
-                    "the scores are worse or belong to a different corpus: xtask's test fails"
-                );
-            }
-        }
-        Ok(())
-    }
-
-    fn write_document(
-        &self,
-        judged: &[Judged],
-        scores: &Scores,
-        long: Vec<Measured>,
-    ) -> Result<()> {
-        let path = match &self.out {
-            Some(path) => path.clone(),
-            None => workspace::target(&workspace::shell()?)?.join("bench/doctor.json"),
-        };
-        let shown = judged.iter().filter(|one| !one.case.held_out);
-        let document = Document {
-            scores: scores.clone(),
-            median_milliseconds: super::median(
-                &judged.iter().map(Judged::milliseconds).collect::<Vec<_>>(),
-            ),
-            slowest_milliseconds: judged.iter().map(Judged::milliseconds).fold(0.0, f64::max),
-            long,
-            texts: shown.map(Text::of).collect(),
-        };
-        if let Some(folder) = path.parent() {
+        if let Some(folder) = out.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::write(&path, serde_json::to_string_pretty(&document)? + "\n")
-            .with_context(|| format!("cannot write `{}`", path.display()))?;
-        eprintln!("wrote {}", path.display());
+        let options = [
+            (self.list, "--list"),
+            (self.held_out, "--held-out"),
+            (self.forms, "--forms"),
+            (self.write, "--write"),
+        ];
+        let options = options
+            .into_iter()
+            .filter_map(|(is_set, name)| is_set.then_some(name));
+        let example = ["--package", "surefoot-doctor", "--example", "posted_texts"];
+        cmd!(
+            shell,
+            "{cargo} run --quiet {example...} -- {out} {options...}"
+        )
+        .run()?;
+        if !self.quick {
+            let long = measure()?;
+            print(&long);
+            let mut document: Value = serde_json::from_slice(&fs::read(&out)?)?;
+            document["long"] = json!(long);
+            fs::write(&out, serde_json::to_string_pretty(&document)? + "\n")?;
+        }
+        eprintln!("wrote {}", out.display());
         Ok(())
     }
 }
 
-impl Text {
-    fn of(judged: &Judged) -> Self {
-        let Judged {
-            case, judgement, ..
-        } = judged;
-        Self {
-            slug: case.slug.clone(),
-            kind: case.truth.kind,
-            topic: case.truth.topic.clone(),
-            class: judgement.class,
-            milliseconds: judged.milliseconds(),
-            unmet: judgement.unmet.clone(),
-            wrong: judgement.wrong.clone(),
-            said: judgement.said.clone(),
-        }
-    }
-}
-
-impl Judged {
-    fn milliseconds(&self) -> f64 {
-        self.time.as_secs_f64() * 1e3
-    }
-}
-
-fn judge_all(cases: Vec<Case>) -> Vec<Judged> {
-    // The patterns are compiled on first use; keep that out of the timings.
-    let _ = judge::answer(b"warm up");
-    let timed = |case: Case| {
+/// Builds `surefoot` for release and measures it.
+fn measure() -> Result<Vec<Measured>> {
+    let shell = workspace::shell()?;
+    let cargo = workspace::cargo();
+    eprintln!("building");
+    let features = "--no-default-features";
+    cmd!(
+        shell,
+        "{cargo} build --release --quiet --package surefoot {features} --bin surefoot"
+    )
+    .run()?;
+    let target = workspace::target(&shell)?;
+    let surefoot = target.join("release/surefoot");
+    let folder = target.join("bench");
+    fs::create_dir_all(&folder)?;
+    let text = written(&folder.join("long.txt"), log)?;
+    let junk = written(&folder.join("long.bin"), random)?;
+    // The error in the middle of the log is found (3), and binary data is refused (2).
+    let runs = [
+        ("doctor --from", "log", &text, 3),
+        ("explain", "log", &text, 0),
+        ("doctor --from", "no text", &junk, 2),
+        ("explain", "no text", &junk, 2),
+    ];
+    let mut measured = Vec::new();
+    for (command, name, file, code) in runs {
+        let mut program = Command::new(&surefoot);
+        program
+            .args(command.split(' '))
+            .arg(file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let start = Instant::now();
-        let answer = judge::answer(&case.text);
-        let time = start.elapsed();
-        let judgement = judge(&case.truth, &answer);
-        Judged {
-            case,
-            judgement,
-            time,
-        }
-    };
-    cases.into_iter().map(timed).collect()
+        let peak = process::run_to(program, code)?;
+        measured.push(Measured {
+            command,
+            text: name,
+            bytes: BYTES,
+            seconds: start.elapsed().as_secs_f64(),
+            resident_bytes: peak.resident_bytes,
+        });
+    }
+    for file in [text, junk] {
+        fs::remove_file(file)?;
+    }
+    Ok(measured)
 }
 
-fn part(held_out: bool) -> &'static str {
-    if held_out { "held out" } else { "open" }
-}
-
-/// Per project. Projects with few texts share one line, since the row of a single text would reveal its
-/// class.
-fn print_projects(judged: &[Judged]) {
-    const FEW: usize = 5;
-    type Classes = [usize; Class::ALL.len()];
-    println!("\n{:<9} {:<24} {}", "", "project", scores::HEADER);
-    for held_out in [false, true] {
-        let mut projects: BTreeMap<&str, Classes> = BTreeMap::new();
-        for one in judged.iter().filter(|one| one.case.held_out == held_out) {
-            projects.entry(one.case.project()).or_default()[one.judgement.class as usize] += 1;
-        }
-        let mut others = Classes::default();
-        for (project, classes) in projects {
-            if classes.iter().sum::<usize>() >= FEW {
-                println!(
-                    "{:<9} {project:<24} {}",
-                    part(held_out),
-                    scores::row(&classes)
-                );
-            } else {
-                for (other, class) in others.iter_mut().zip(classes) {
-                    *other += class;
-                }
-            }
-        }
+fn print(measured: &[Measured]) {
+    println!("\nfiles of {} MB", BYTES / 1_000_000);
+    for one in measured {
         println!(
-            "{:<9} {:<24} {}",
-            part(held_out),
-            "others",
-            scores::row(&others)
+            "{:<14} {:<8} {:>6.2} s   {:>4} MB resident at most",
+            one.command,
+            one.text,
+            one.seconds,
+            one.resident_bytes / 1_000_000
         );
     }
 }
 
-fn print_false_alarms(judged: &[Judged]) {
-    for of_held_out in [false, true] {
-        let healthy = judged
-            .iter()
-            .filter(|one| one.case.truth.kind == Kind::Healthy && one.case.held_out == of_held_out);
-        let (texts, alarms): (Vec<_>, Vec<_>) = (
-            healthy.clone().collect(),
-            healthy
-                .filter(|one| one.judgement.class == Class::Wrong)
-                .collect(),
+fn written(path: &Path, write: fn(&mut dyn Write) -> std::io::Result<()>) -> Result<PathBuf> {
+    let mut file = BufWriter::new(File::create(path)?);
+    write(&mut file)
+        .and_then(|()| file.flush())
+        .with_context(|| format!("cannot write `{}`", path.display()))?;
+    Ok(path.to_owned())
+}
+
+/// A training log with a GPU at the beginning and an error in the middle.
+fn log(out: &mut dyn Write) -> std::io::Result<()> {
+    let mut written = 0;
+    let mut step = 0;
+    let mut has_failed = false;
+    out.write_all(b"Device: cuda:0 AMD Radeon RX 7600 XT : native\n")?;
+    while written < BYTES {
+        step += 1;
+        let mut line = format!(
+            "2026-03-01 10:22:31,411 INFO trainer: step {step} loss 2.{:04} grad_norm 0.91 lr 1.0e-4 tokens/s 1234\n",
+            step % 9973
         );
-        println!(
-            "\n{}: {} false alarms on {} healthy texts",
-            part(of_held_out),
-            alarms.len(),
-            texts.len()
-        );
-        for one in alarms.iter().filter(|_| !of_held_out) {
-            println!("  {}: {}", one.case.slug, one.judgement.wrong.join("; "));
+        if !has_failed && written > BYTES / 2 {
+            has_failed = true;
+            line.push_str("RuntimeError: HIP error: invalid device function\n");
         }
+        out.write_all(line.as_bytes())?;
+        written += line.len();
     }
+    Ok(())
 }
 
-fn print_times(judged: &[Judged]) {
-    let times: Vec<f64> = judged.iter().map(Judged::milliseconds).collect();
-    let slowest = judged
-        .iter()
-        .filter(|one| !one.case.held_out)
-        .max_by_key(|one| one.time);
-    println!(
-        "\ntime of a text, both commands{}: median {:.2} ms; {}",
-        if cfg!(debug_assertions) {
-            ", not optimised"
-        } else {
-            ""
-        },
-        super::median(&times),
-        slowest.map_or(String::new(), |one| format!(
-            "slowest {:.2} ms ({} KiB, {})",
-            one.milliseconds(),
-            one.case.text.len() / 1024,
-            one.case.slug
-        ))
-    );
-}
-
-/// The ten most frequent errors, with the answer to the first text of each.
-fn print_topics(judged: &[Judged]) {
-    let mut topics: BTreeMap<&str, Vec<&Judged>> = BTreeMap::new();
-    for one in judged
-        .iter()
-        .filter(|one| !one.case.held_out && one.case.truth.kind == Kind::Error)
-    {
-        topics.entry(&one.case.truth.topic).or_default().push(one);
+/// Random bytes, as in a compressed archive.
+fn random(out: &mut dyn Write) -> std::io::Result<()> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..BYTES / 8 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.write_all(&state.to_le_bytes())?;
     }
-    let mut topics: Vec<_> = topics.into_iter().collect();
-    topics.sort_by_key(|(_, of_topic)| std::cmp::Reverse(of_topic.len()));
-    println!("\nthe errors that are met most often (open part)");
-    for (topic, of_topic) in topics.into_iter().take(10) {
-        let right = of_topic
-            .iter()
-            .filter(|one| one.judgement.class == Class::Right);
-        println!(
-            "\n{topic}: {} texts, {} right",
-            of_topic.len(),
-            right.count()
-        );
-        let Some(first) = of_topic.first() else {
-            continue;
-        };
-        println!("  {} ({})", first.case.slug, first.judgement.class.name());
-        println!("    thread: {}", first.case.truth.cause);
-        for said in first.judgement.said.iter().take(3) {
-            println!("    doctor: {said}");
-        }
-    }
-}
-
-fn print_unmet(judged: &[Judged]) {
-    println!();
-    for one in judged {
-        let Judgement {
-            class,
-            unmet,
-            wrong,
-            ..
-        } = &one.judgement;
-        if *class == Class::Right || one.case.held_out {
-            continue;
-        }
-        println!("{:<7} {}", class.name(), one.case.slug);
-        for rule in unmet {
-            println!("          not said: {rule}");
-        }
-        for rule in wrong {
-            println!("          wrong: {rule}");
-        }
-    }
-}
-
-/// What the held-out answers miss, by kind of rule: the rules themselves would reveal the texts.
-fn print_held_out(judged: &[Judged]) {
-    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for one in judged.iter().filter(|one| one.case.held_out) {
-        let kind = one.case.truth.kind.name();
-        let missed = one
-            .judgement
-            .unmet
-            .iter()
-            .map(|rule| judge::kind_of_unmet(rule));
-        let wrong = one
-            .judgement
-            .wrong
-            .iter()
-            .map(|rule| judge::kind_of_wrong(rule));
-        for what in missed.chain(wrong) {
-            *counts.entry((kind, what)).or_default() += 1;
-        }
-    }
-    println!("\nheld out: what is missed, and how often");
-    for ((kind, what), count) in counts {
-        println!("{kind:<9} {what:<40} {count:>3}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_doctor_is_not_worse_than_its_baseline() {
-        let scores = scores::of(&judge_all(corpus::load().expect("the corpus")));
-        let falls = scores.falls(&Scores::baseline().expect("the baseline"));
-        assert!(
-            falls.is_empty(),
-            "{}\n`cargo xtask bench doctor --list` shows the texts of the open part. When the corpus itself has \
-             changed, `cargo xtask bench doctor --write` makes the new scores the baseline.",
-            falls.join("\n")
-        );
-    }
+    Ok(())
 }

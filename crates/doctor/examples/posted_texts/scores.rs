@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::corpus::Kind;
 use super::judge::Class;
 use super::{Judged, part};
-use crate::workspace;
 
 pub(super) const BASELINE: &str = "tests/corpus/scores.json";
 
@@ -65,7 +64,7 @@ pub(super) fn of(judged: &[Judged]) -> Scores {
 impl Scores {
     /// The committed baseline.
     pub(super) fn baseline() -> Result<Self> {
-        let text = fs::read_to_string(workspace::root().join(BASELINE))
+        let text = fs::read_to_string(super::root().join(BASELINE))
             .with_context(|| format!("cannot read `{BASELINE}`"))?;
         serde_json::from_str(&text).with_context(|| {
             format!("`{BASELINE}` cannot be read: `cargo xtask bench doctor --write` renews it")
@@ -74,7 +73,7 @@ impl Scores {
 
     pub(super) fn write_baseline(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(workspace::root().join(BASELINE), text)
+        fs::write(super::root().join(BASELINE), text)
             .with_context(|| format!("cannot write `{BASELINE}`"))
     }
 

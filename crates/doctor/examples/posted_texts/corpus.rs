@@ -8,8 +8,6 @@ use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::workspace;
-
 pub(super) const FOLDER: &str = "tests/corpus";
 
 /// Maximum size of a text, in bytes. Longer ones must be shortened.
@@ -143,7 +141,7 @@ pub(super) fn is_held_out(slug: &str) -> bool {
 ///
 /// Fails at the first one that is not as `tests/corpus/README.md` asks.
 pub(super) fn load() -> Result<Vec<Case>> {
-    let folder = workspace::root().join(FOLDER);
+    let folder = super::root().join(FOLDER);
     let mut slugs = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("cannot read `{FOLDER}`"))? {
         let path = entry?.path();
@@ -225,7 +223,7 @@ mod tests {
     fn the_corpus_is_as_its_readme_says() {
         let cases = load().expect("well-formed cases");
         assert!(cases.iter().any(|case| case.held_out) || cases.len() < 10);
-        for entry in fs::read_dir(workspace::root().join(FOLDER)).expect("the folder") {
+        for entry in fs::read_dir(crate::root().join(FOLDER)).expect("the folder") {
             let path = entry.expect("an entry").path();
             let is_truth = path
                 .extension()
