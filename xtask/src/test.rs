@@ -1,5 +1,8 @@
 //! `cargo xtask test`: every test that needs no GPU.
 
+mod changed;
+mod programs;
+
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -21,6 +24,10 @@ use crate::workspace;
 /// Set up, build, and run the tests.
 #[derive(clap::Args)]
 pub(crate) struct Test {
+    /// Only what a change can reach: the tests of the packages whose files differ from this revision [default: the
+    /// last commit], and of those that depend on them
+    #[arg(long, value_name = "REVISION", num_args = 0..=1, default_missing_value = "HEAD", conflicts_with = "heavy")]
+    changed: Option<String>,
     /// Also run what needs real PyTorch: the Python activation, and live parity of the trainer
     /// (makes an environment with the workspace's PyTorch the first time: 2.5 GB to download)
     #[arg(long)]
@@ -53,35 +60,16 @@ impl Test {
         let cargo = workspace::cargo();
         // The shared libraries and the programs: tests load them from the target folder.
         cmd!(shell, "{cargo} build --workspace").run()?;
-        if has_nextest(&shell) {
-            cmd!(shell, "{cargo} nextest run --workspace --no-fail-fast").run()?;
-            cmd!(shell, "{cargo} test --workspace --doc").run()?;
-        } else {
-            // One at a time: the tests of a file share one process here, and with it libtorch's
-            // random generator and its allocator.
-            let threads = "--test-threads=1";
-            cmd!(
-                shell,
-                "{cargo} test --workspace --no-fail-fast -- {threads}"
-            )
-            .run()?;
-        }
+        let revision = self.changed.as_deref();
+        let packages = revision.map(|revision| changed::packages(&shell, revision));
+        let packages = packages.transpose()?;
+        programs::run(&shell, packages.as_ref(), are_failures_run_again())?;
+        cmd!(shell, "{cargo} test --workspace --doc").run()?;
         if self.heavy {
             heavy(&shell, &libtorch, self.all.then_some(self.newest_torch))?;
         }
         Ok(())
     }
-}
-
-fn has_nextest(shell: &Shell) -> bool {
-    let cargo = workspace::cargo();
-    let version = cmd!(shell, "{cargo} nextest --version");
-    version
-        .quiet()
-        .ignore_stdout()
-        .ignore_stderr()
-        .run()
-        .is_ok()
 }
 
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
@@ -205,11 +193,9 @@ fn hub_cache(shell: &Shell, python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a test that fails gets a second chance, by the variable that tells nextest the same: CI's
-/// machines are shared, and many tests watch real processes.
+/// Whether a test that fails gets a second chance: CI's machines are shared, and many tests watch real processes.
 pub(crate) fn are_failures_run_again() -> bool {
-    let retries = std::env::var("NEXTEST_RETRIES");
-    retries.is_ok_and(|retries| retries.parse().is_ok_and(|times: u32| times > 0))
+    std::env::var_os("XTASK_RETRY").is_some_and(|value| value == "1")
 }
 
 /// The allocator against AMD's own runtime, as far as that goes without a GPU.

@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: the repository checks itself.
 //!
 //! Runs what cargo provides (format, lints, documentation), then the rules of this repository,
-//! which are tests: `tests/tidy.rs` reads the files, `tests/modules.rs` the modules of each crate,
-//! `tests/layers.rs` what cargo builds.
+//! which are tests, `tests/repository.rs`: its modules read the files, the modules of each crate, and what cargo
+//! builds.
 
 use anyhow::Result;
 use xshell::cmd;
@@ -29,11 +29,7 @@ impl Tidy {
         let rustdoc = shell.push_env("RUSTDOCFLAGS", "-Dwarnings");
         cmd!(shell, "{cargo} doc --workspace --no-deps").run()?;
         drop(rustdoc);
-        cmd!(
-            shell,
-            "{cargo} test --workspace --test tidy --test layers --test modules --test words"
-        )
-        .run()?;
+        cmd!(shell, "{cargo} test --workspace --test repository").run()?;
         ui::check_where_node_is(&shell)
     }
 }

@@ -144,11 +144,12 @@ pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let shell = setup::shell(libtorch)?;
     let cargo = workspace::cargo();
     let profile = std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned());
-    cmd!(
-        shell,
-        "{cargo} build --profile {profile} --package surefoot --package hip-alloc"
-    )
-    .run()?;
+    // With `dev`, all of the workspace, as the tests are built: a part of it has other features.
+    let what: &[&str] = match profile.as_str() {
+        "dev" => &["--workspace"],
+        _ => &["--package", "surefoot", "--package", "hip-alloc"],
+    };
+    cmd!(shell, "{cargo} build --profile {profile} {what...}").run()?;
     let folder = match profile.as_str() {
         "dev" => "debug",
         other => other,
