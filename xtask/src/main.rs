@@ -11,7 +11,6 @@ mod fuzz;
 mod gpu_check;
 mod handbook;
 mod matrix;
-mod package_check;
 mod references;
 mod sanitize;
 mod setup;
@@ -54,8 +53,6 @@ enum Command {
     Ui(ui::Ui),
     /// Build the program for Windows and test it under wine
     Windows(windows::Windows),
-    /// Package every crate, and build the example of each README from the packages alone
-    PackageCheck(package_check::PackageCheck),
     /// Build what people install: the Python wheels, archives, a Debian package, a program for Windows
     Dist(dist::Dist),
     /// Check the allocator on this machine's GPU, or bundle that check for another machine
@@ -73,7 +70,6 @@ fn main() -> ExitCode {
         Command::Handbook(handbook) => handbook.run(),
         Command::Ui(ui) => ui.run(),
         Command::Windows(windows) => windows.run(),
-        Command::PackageCheck(check) => check.run(),
         Command::Dist(dist) => dist.run(),
         Command::GpuCheck(check) => check.run(),
     };

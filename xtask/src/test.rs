@@ -13,7 +13,6 @@ use crate::bench;
 use crate::dist;
 use crate::fuzz;
 use crate::matrix::Matrix;
-use crate::package_check;
 use crate::references;
 use crate::sanitize;
 use crate::setup::{self, Libtorch};
@@ -92,7 +91,7 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
         return Ok(());
     };
     references::golden(shell, &python)?;
-    package_check::check(Some(libtorch), &[])?;
+    packages(shell)?;
     let options = dist::test_options(&setup::dist_python()?)?;
     let newest = setup::newest_python(of_today)?;
     // The trainer's wheel has a program for the PyTorch of each of the two.
@@ -103,6 +102,24 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
             .run()?;
     }
     python_tests(shell, &newest)?;
+    Ok(())
+}
+
+/// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs
+/// does, without libtorch. (The examples of the READMEs are documentation tests.)
+fn packages(shell: &Shell) -> Result<()> {
+    let cargo = workspace::cargo();
+    let private = ["device-sim", "harness", "xtask"];
+    let private = private.into_iter().flat_map(|name| ["--exclude", name]);
+    cmd!(
+        shell,
+        "{cargo} package --workspace {private...} --allow-dirty"
+    )
+    .run()?;
+    let options = ["--package", "surefoot-trainer", "--features", "doc-only"];
+    cmd!(shell, "{cargo} doc --no-deps {options...}")
+        .env("LIBTORCH", "/nowhere")
+        .run()?;
     Ok(())
 }
 

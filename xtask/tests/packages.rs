@@ -45,6 +45,22 @@ fn published_crates_say_what_a_registry_shows() {
 }
 
 #[test]
+fn the_readme_of_a_library_says_how_to_depend_on_it() {
+    let metadata = metadata(&["--no-deps"]);
+    let mut findings = Vec::new();
+    for package in published(&metadata).filter(|package| package["default_run"].is_null()) {
+        let name = package["name"].as_str().unwrap();
+        let version = package["version"].as_str().unwrap();
+        let minor = version.rsplit_once('.').unwrap().0;
+        let readme = fs::read_to_string(folder(package).join("README.md")).unwrap();
+        if !readme.contains(&format!("\n{name} = \"{minor}\"\n")) {
+            findings.push(format!("{name}: no line `{name} = \"{minor}\"`"));
+        }
+    }
+    assert_none("READMEs without the dependency", findings);
+}
+
+#[test]
 fn dependencies_on_each_other_have_a_version() {
     let metadata = metadata(&["--no-deps"]);
     let mut findings = Vec::new();
