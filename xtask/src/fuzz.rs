@@ -5,8 +5,9 @@
 //! instrumentation of LLVM, which the stable compiler has too: no nightly, no other tool.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use xshell::{Shell, cmd};
 
 use crate::workspace;
@@ -64,6 +65,7 @@ fn fuzz(targets: &[Target], seconds: u32) -> Result<()> {
     let shell = workspace::shell()?;
     let folder = workspace::target(&shell)?.join("fuzz");
     let programs = build(&shell, &folder)?;
+    let mut commands = Vec::new();
     for &(name, seeds) in targets {
         let corpus = folder.join("corpus").join(name);
         let found = folder.join("found").join(name);
@@ -72,15 +74,24 @@ fn fuzz(targets: &[Target], seconds: u32) -> Result<()> {
         let program = programs.join(name);
         let found = format!("-artifact_prefix={}/", found.display());
         let limit = format!("-max_total_time={seconds}");
-        eprintln!("fuzz      {name}, {seconds} s");
-        cmd!(
+        let command = cmd!(
             shell,
             "{program} {corpus} {seeds...} {found} {limit} -max_len=65536 -timeout=25 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1"
-        )
-        .run()
-        .with_context(|| format!("{name} failed; the input is named above"))?;
+        );
+        commands.push((name, Command::from(command)));
     }
-    Ok(())
+    // A target uses one core.
+    workspace::at_once(commands, |(name, mut command)| {
+        eprintln!("fuzz      {name}, {seconds} s");
+        let status = command
+            .status()
+            .with_context(|| format!("cannot start {name}"))?;
+        ensure!(
+            status.success(),
+            "{name} failed ({status}); the input is named above"
+        );
+        Ok(())
+    })
 }
 
 /// Builds the targets; returns the folder of the programs.

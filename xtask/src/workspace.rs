@@ -2,8 +2,10 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
@@ -48,6 +50,33 @@ pub(crate) fn target(shell: &Shell) -> Result<PathBuf> {
         .into())
 }
 
+/// Does all `jobs`, as many at once as there are cores; the first error is returned when all are done.
+pub(crate) fn at_once<T: Send>(jobs: Vec<T>, work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let waiting = Mutex::new(jobs.into_iter());
+    let next = || {
+        waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next()
+    };
+    let work_on = || {
+        let mut outcome = Ok(());
+        while let Some(job) = next() {
+            outcome = outcome.and(work(job));
+        }
+        outcome
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work_on)).collect();
+        let ends = threads.into_iter().map(|thread| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        ends.fold(Ok(()), Result::and)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +86,19 @@ mod tests {
         let other = root_of(Some("/somewhere/else/xtask".into()));
         assert_eq!(other, Path::new("/somewhere/else"));
         assert!(root_of(None).join("xtask/src/workspace.rs").is_file());
+    }
+
+    #[test]
+    fn every_job_is_done_also_after_an_error() {
+        let done = Mutex::new(Vec::new());
+        let outcome = at_once((0..20).collect(), |job| {
+            done.lock().unwrap().push(job);
+            anyhow::ensure!(job != 3, "three");
+            Ok(())
+        });
+        assert_eq!(outcome.unwrap_err().to_string(), "three");
+        let mut done = done.into_inner().unwrap();
+        done.sort_unstable();
+        assert_eq!(done, (0..20).collect::<Vec<i32>>());
     }
 }

@@ -4,7 +4,7 @@
 //! The tests of a module share their process, and with it libtorch's random generator and its allocator; modules do
 //! not. `cargo test` would run one program after the other, on one core.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -53,7 +53,7 @@ pub(super) fn run(shell: &Shell, packages: Option<&BTreeSet<String>>, again: boo
     // Whole runs take longest, and should not be begun last.
     jobs.sort_by_key(|job| std::cmp::Reverse((job.program.is_of_whole_runs, job.tests.len())));
     let began = Instant::now();
-    let outcomes = all(&jobs);
+    let outcomes = all(&jobs)?;
     let tests: usize = jobs.iter().map(|job| job.tests.len()).sum();
     report_slowest(&outcomes);
     let mut failed = Vec::new();
@@ -145,47 +145,30 @@ fn modules(program: &Program) -> Result<Vec<Job<'_>>> {
 }
 
 /// Runs all jobs, as many at once as there are cores.
-fn all<'a>(jobs: &'a [Job<'a>]) -> Vec<Outcome<'a>> {
-    let waiting = Mutex::new(jobs.iter().collect::<VecDeque<_>>());
+fn all<'a>(jobs: &'a [Job<'a>]) -> Result<Vec<Outcome<'a>>> {
     let outcomes = Mutex::new(Vec::new());
-    let next = || {
-        waiting
+    workspace::at_once(jobs.iter().collect(), |job: &Job<'_>| {
+        let began = Instant::now();
+        let failed = one(job.program, &job.tests)?;
+        let time = began.elapsed();
+        let result = if failed.is_empty() { "ok" } else { "FAILED" };
+        eprintln!(
+            "{result:<9} {:>6.1} s  {} {} ({})",
+            time.as_secs_f64(),
+            job.program.name,
+            job.module,
+            job.tests.len()
+        );
+        let outcome = Outcome { job, time, failed };
+        outcomes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .pop_front()
-    };
-    let work = || {
-        while let Some(job) = next() {
-            let began = Instant::now();
-            let failed = one(job.program, &job.tests).unwrap_or_else(|error| {
-                eprintln!("{error:#}");
-                job.tests.clone()
-            });
-            let time = began.elapsed();
-            let result = if failed.is_empty() { "ok" } else { "FAILED" };
-            eprintln!(
-                "{result:<9} {:>6.1} s  {} {} ({})",
-                time.as_secs_f64(),
-                job.program.name,
-                job.module,
-                job.tests.len()
-            );
-            let outcome = Outcome { job, time, failed };
-            outcomes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(outcome);
-        }
-    };
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(work);
-        }
-    });
-    outcomes
+            .push(outcome);
+        Ok(())
+    })?;
+    Ok(outcomes
         .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
+        .unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Runs these tests of a program in a process of their own; returns those that were not seen to pass, after printing
