@@ -5,8 +5,9 @@ mod programs;
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::thread;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
 use crate::bench;
@@ -57,6 +58,8 @@ impl Test {
         let libtorch = setup::ensure()?;
         let shell = setup::shell(&libtorch)?;
         let cargo = workspace::cargo();
+        // Mostly downloads, during which the other tests are built and run.
+        let python = self.heavy.then(|| thread::spawn(setup::reference_python));
         // The shared libraries and the programs: tests load them from the target folder.
         cmd!(shell, "{cargo} build --workspace").run()?;
         let revision = self.changed.as_deref();
@@ -64,8 +67,14 @@ impl Test {
         let packages = packages.transpose()?;
         programs::run(&shell, packages.as_ref(), are_failures_run_again())?;
         cmd!(shell, "{cargo} test --workspace --doc").run()?;
-        if self.heavy {
-            heavy(&shell, &libtorch, self.all.then_some(self.newest_torch))?;
+        if let Some(python) = python {
+            let python = python.join().ok().context("setup panicked")??;
+            heavy(
+                &shell,
+                &libtorch,
+                &python,
+                self.all.then_some(self.newest_torch),
+            )?;
         }
         Ok(())
     }
@@ -75,27 +84,31 @@ impl Test {
 /// meet them; the trainer's numbers against those of the libraries it is measured by, made
 /// now; and a whole training run against the reference, loss by loss. `newest_torch` is set for
 /// all that a release needs: whether it takes the PyTorch of today or the newest that is known.
-fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Result<()> {
+fn heavy(
+    shell: &Shell,
+    libtorch: &Libtorch,
+    python: &Path,
+    newest_torch: Option<bool>,
+) -> Result<()> {
     real_hip(shell)?;
     sanitize::run(shell)?;
     fuzz::briefly()?;
     ui::browser_tests(shell)?;
-    let python = setup::reference_python()?;
-    let libraries = python_tests(shell, &python)?;
-    windows::test_if_possible(shell, &python)?;
-    hub_cache(shell, &python)?;
-    references::check(shell, libtorch, &python)?;
+    let libraries = python_tests(shell, python)?;
+    windows::test_if_possible(shell, python)?;
+    hub_cache(shell, python)?;
+    references::check(shell, libtorch, python)?;
     let target = workspace::target(shell)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()?;
     let Some(of_today) = newest_torch else {
         return Ok(());
     };
-    references::golden(shell, &python)?;
+    references::golden(shell, python)?;
     packages(shell)?;
     let options = dist::test_options(&setup::dist_python()?)?;
     let newest = setup::newest_python(of_today)?;
     // The trainer's wheel has a program for the PyTorch of each of the two.
-    for python in [&python, &newest] {
+    for python in [python, &newest] {
         cmd!(shell, "{python} -m pytest python/tests/test_wheel.py")
             .args(&libraries)
             .args(&options)
