@@ -2,9 +2,6 @@
 //!
 //! The check itself is `python/gpu_check.py`, since it must also run on machines without Rust: `--bundle`
 //! copies it into a folder with everything it needs except PyTorch.
-//!
-//! The check itself is `python/gpu_check.py`, since it must also run where there is
-//! no Rust: `--bundle` puts it into a folder with all it needs besides a PyTorch.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
