@@ -126,9 +126,6 @@ pub enum TraceError {
 
 impl Trace {
     /// Reads a trace, or a snapshot of PyTorch's allocator; either may be zstd-compressed.
-    ///
-    /// # Errors
-    /// If the file cannot be read, is too long, or has another format.
     pub fn read(path: &Path) -> Result<Trace, TraceError> {
         let file = File::open(path)?;
         // The size is known in advance, except for pipes and the like.
@@ -140,9 +137,6 @@ impl Trace {
     }
 
     /// Like [`Trace::read`], from memory.
-    ///
-    /// # Errors
-    /// See [`Trace::read`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
         read(bytes, LIMITS)
     }

@@ -159,9 +159,6 @@ pub fn measure(host: &str, port: u16, mut tell: impl FnMut(&str)) -> Result<Link
 
 /// Answers clients one after another; `tell` is called for each. Returns only if the listener itself
 /// fails.
-///
-/// # Errors
-/// If no more connections can be accepted.
 pub fn listen(
     listener: &TcpListener,
     mut tell: impl FnMut(SocketAddr, io::Result<()>),

@@ -26,9 +26,6 @@ pub fn library_path() -> Option<PathBuf> {
 /// The environment for a program that uses the simulated device: the library is
 /// preloaded, and the library path has a folder (created in `folder`) with links
 /// to it under the names of the driver.
-///
-/// # Errors
-/// If the links cannot be created.
 pub fn environment(library: &Path, folder: &Path) -> io::Result<Vec<(&'static str, OsString)>> {
     std::fs::create_dir_all(folder)?;
     for name in LINKS {

@@ -8,9 +8,6 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// Keeps verdicts; those of earlier probes of other checks stay.
-///
-/// # Errors
-/// When the cache cannot be written.
 pub fn write<'a>(
     cache: &Path,
     architecture: &str,

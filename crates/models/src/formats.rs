@@ -32,9 +32,6 @@ pub trait TensorSource {
     fn shape(&self, name: &str) -> Option<Vec<i64>>;
 
     /// Reads one tensor into host memory as `kind`.
-    ///
-    /// # Errors
-    /// If there is no such tensor, its format is not supported, or reading fails.
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error>;
 }
 

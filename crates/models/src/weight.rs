@@ -91,9 +91,6 @@ impl Weight {
     }
 
     /// The dequantised matrix as `kind`; shared if nothing has to change.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn dense(&self, kind: Kind) -> Result<Tensor, Error> {
         match self {
             Self::Dense(weight) => to_kind(weight, kind),
@@ -105,9 +102,6 @@ impl Weight {
     /// `input @ weightᵀ + bias` in `compute`, which is also the type of `bias`: `[…, inputs]` to `[…,
     /// outputs]`. A quantised weight is dequantised for the product and freed, and again in the backward
     /// pass.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub fn product(
         &self,
         input: &Tensor,
@@ -124,9 +118,6 @@ impl Weight {
     }
 
     /// The same matrix with other tensors (see [`BaseMap`]).
-    ///
-    /// # Errors
-    /// Those of `map`.
     pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(match self {
             Self::Dense(weight) => Self::Dense(map_frozen(weight, map)?),

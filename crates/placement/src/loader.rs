@@ -238,9 +238,6 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<S: Source> Loader<S> {
     /// A loader that starts with the first epoch.
-    ///
-    /// # Errors
-    /// [`LoadError::EmptyBatches`]; [`LoadError::TooFewSamples`]; [`LoadError::Workers`].
     pub fn new(source: S, options: LoaderOptions) -> Result<Self, LoadError> {
         Self::starting_at(source, options, 0)
     }
@@ -313,9 +310,6 @@ impl<S: Source> Loader<S> {
 
 impl<S: Source, O: BatchSampler> Loader<S, O> {
     /// A loader for the batches of `order`, starting with the batch `next`.
-    ///
-    /// # Errors
-    /// [`LoadError::Workers`].
     pub fn with_order(
         source: S,
         order: O,

@@ -100,17 +100,11 @@ impl Placer {
     pub const GROUP_BYTES: Bytes = Bytes::mib(64);
 
     /// A placer for `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
-    ///
-    /// # Errors
-    /// If the device does not exist.
     pub fn new(device: Device, policy: Policy) -> Result<Self, PlaceError> {
         Self::with_options(device, policy, TransportOptions::default())
     }
 
     /// Like [`Self::new`], with properties of the device that libtorch does not know.
-    ///
-    /// # Errors
-    /// If the device does not exist.
     pub fn with_options(
         device: Device,
         policy: Policy,
@@ -146,9 +140,6 @@ impl Placer {
     }
 
     /// Releases cached memory to the driver; returns the number of bytes.
-    ///
-    /// # Errors
-    /// If the device fails.
     pub fn trim(&mut self) -> Result<Bytes, PlaceError> {
         let trimmed = self.transport.trim();
         trimmed.map_err(|error| PlaceError::Device(error.into()))
@@ -343,9 +334,6 @@ impl Placer {
 
     /// Moves every variable of a `VarStore`, ordered by name. Does not change the device on which the store
     /// creates new variables.
-    ///
-    /// # Errors
-    /// See [`Self::module`].
     pub fn store(
         &mut self,
         store: &mut VarStore,

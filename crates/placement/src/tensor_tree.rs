@@ -40,9 +40,6 @@ use tch::Tensor;
 pub trait TensorTree: Sized {
     /// Replaces every tensor with the result of `map`, in a fixed order. Stops at the first error, and the
     /// batch is then lost.
-    ///
-    /// # Errors
-    /// The first error of `map`.
     fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
     where
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>;

@@ -83,18 +83,12 @@ pub fn device_count() -> usize {
 }
 
 /// Makes `device` the current one of this thread.
-///
-/// # Errors
-/// A device that is not there.
 pub fn set_current_device(device: DeviceIndex) -> Result<()> {
     // SAFETY: no pointers.
     raw::check(unsafe { raw::surefoot_set_device(device.raw()) })
 }
 
 /// The current device of this thread.
-///
-/// # Errors
-/// [`Error::NoAccelerator`].
 pub fn current_device() -> Result<DeviceIndex> {
     let mut device = 0;
     // SAFETY: `device` is a valid place for the result.
@@ -104,9 +98,6 @@ pub fn current_device() -> Result<DeviceIndex> {
 
 /// Waits until everything queued on the device is done. This is where an
 /// asynchronous error of an earlier call shows.
-///
-/// # Errors
-/// [`Error::DeviceLost`].
 pub fn synchronize(device: DeviceIndex) -> Result<()> {
     // SAFETY: no pointers.
     raw::check(unsafe { raw::surefoot_synchronize(device.raw()) })
@@ -151,9 +142,6 @@ pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
 }
 
 /// Asks the driver for free and total memory.
-///
-/// # Errors
-/// [`Error::NoAccelerator`], or what the driver says.
 pub fn memory_info(device: DeviceIndex) -> Result<MemoryInfo> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: two valid places for the results.
@@ -165,9 +153,6 @@ pub fn memory_info(device: DeviceIndex) -> Result<MemoryInfo> {
 }
 
 /// Gives memory that libtorch's own caches hold (device and pinned host) back.
-///
-/// # Errors
-/// [`Error::NoAccelerator`].
 pub fn empty_cache() -> Result<()> {
     // SAFETY: no arguments.
     raw::check(unsafe { raw::surefoot_empty_cache() })
@@ -197,10 +182,6 @@ pub struct DeviceStats {
 }
 
 /// Reads the counters of libtorch's own device allocator.
-///
-/// # Errors
-/// [`Error::NoAccelerator`]; a torch error when a pluggable allocator is installed
-/// (read its counters from [`crate::allocator::Library::stats`]).
 pub fn stats(device: DeviceIndex) -> Result<DeviceStats> {
     let mut out = raw::DeviceStats::default();
     // SAFETY: `out` is a valid place for the result.
@@ -220,9 +201,6 @@ pub fn stats(device: DeviceIndex) -> Result<DeviceStats> {
 }
 
 /// Makes the peaks of [`stats`] start from what is held now.
-///
-/// # Errors
-/// As [`stats`].
 pub fn reset_peaks(device: DeviceIndex) -> Result<()> {
     // SAFETY: no pointers.
     raw::check(unsafe { raw::surefoot_reset_peak_stats(device.raw()) })
@@ -237,9 +215,6 @@ pub struct Stream(raw::StreamIdentity);
 
 impl Stream {
     /// The stream that this thread's operators on `device` go to.
-    ///
-    /// # Errors
-    /// [`Error::NoAccelerator`].
     pub fn current(device: DeviceIndex) -> Result<Self> {
         let mut stream = raw::StreamIdentity::default();
         // SAFETY: `stream` is a valid place for the result.
@@ -248,9 +223,6 @@ impl Stream {
     }
 
     /// A side stream from libtorch's pool.
-    ///
-    /// # Errors
-    /// [`Error::NoAccelerator`].
     pub fn new(device: DeviceIndex) -> Result<Self> {
         let mut stream = raw::StreamIdentity::default();
         // SAFETY: `stream` is a valid place for the result.
@@ -269,9 +241,6 @@ impl Stream {
     }
 
     /// Sends this thread's operators here until the guard is dropped.
-    ///
-    /// # Errors
-    /// What the device says.
     pub fn enter(self) -> Result<StreamGuard> {
         let before = Stream::current(self.device())?;
         // SAFETY: a valid stream identity, borrowed for the call.
@@ -283,18 +252,12 @@ impl Stream {
     }
 
     /// Waits on the host until everything queued here is done.
-    ///
-    /// # Errors
-    /// [`Error::DeviceLost`] for an asynchronous error.
     pub fn synchronize(self) -> Result<()> {
         // SAFETY: a valid stream identity, borrowed for the call.
         raw::check(unsafe { raw::surefoot_stream_synchronize(&self.0) })
     }
 
     /// Whether everything queued here is done; does not wait.
-    ///
-    /// # Errors
-    /// [`Error::DeviceLost`] for an asynchronous error.
     pub fn is_idle(self) -> Result<bool> {
         let mut idle = false;
         // SAFETY: a valid stream identity and a valid place for the result.
@@ -303,9 +266,6 @@ impl Stream {
     }
 
     /// Makes this stream wait for the event; the host does not wait.
-    ///
-    /// # Errors
-    /// What the device says.
     pub fn wait_for(self, event: &Event) -> Result<()> {
         // SAFETY: the handle is alive as long as `event`, the identity is valid.
         raw::check(unsafe { raw::surefoot_event_block(event.handle.as_ptr(), &self.0) })
@@ -313,9 +273,6 @@ impl Stream {
 
     /// Tells the allocator that `tensor` is used on this stream: its memory is not
     /// given out again before the stream has passed this point.
-    ///
-    /// # Errors
-    /// A torch error for a tensor that is not on an accelerator.
     pub fn uses(self, tensor: &Tensor) -> Result<()> {
         // SAFETY: a valid tensor and stream identity, borrowed for the call.
         raw::check(unsafe { raw::surefoot_record_stream(tensor.as_ptr(), &self.0) })
@@ -354,9 +311,6 @@ unsafe impl Send for Event {}
 
 impl Event {
     /// An event that was not recorded yet: waiting for it returns at once.
-    ///
-    /// # Errors
-    /// [`Error::NoAccelerator`].
     pub fn new(device: DeviceIndex) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is a valid place for the result.
@@ -367,27 +321,18 @@ impl Event {
     }
 
     /// Marks the point that `stream` has been filled to.
-    ///
-    /// # Errors
-    /// What the device says.
     pub fn record(&mut self, stream: Stream) -> Result<()> {
         // SAFETY: the handle is alive and ours, the identity valid.
         raw::check(unsafe { raw::surefoot_event_record(self.handle.as_ptr(), &stream.0) })
     }
 
     /// Waits on the host until the marked point is reached.
-    ///
-    /// # Errors
-    /// [`Error::DeviceLost`] for an asynchronous error.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is alive as long as `self`.
         raw::check(unsafe { raw::surefoot_event_synchronize(self.handle.as_ptr()) })
     }
 
     /// Whether the marked point is reached; does not wait.
-    ///
-    /// # Errors
-    /// [`Error::DeviceLost`] for an asynchronous error.
     pub fn is_done(&self) -> Result<bool> {
         let mut done = false;
         // SAFETY: the handle is alive as long as `self`; a valid place for the result.
@@ -415,9 +360,6 @@ pub fn pin_memory(tensor: &Tensor) -> Result<Tensor> {
 }
 
 /// Whether a tensor lies in page-locked host memory. `false` without an accelerator.
-///
-/// # Errors
-/// What the device's runtime says when it is asked.
 pub fn is_pinned(tensor: &Tensor) -> Result<bool> {
     let mut pinned = false;
     // SAFETY: a valid tensor, borrowed for the call, and a place for the result.

@@ -269,9 +269,6 @@ impl Library {
     }
 
     /// Counters of a device, [`HOST`] or an accelerator's number.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`].
     pub fn stats(&self, device: i32) -> Result<Stats, LibraryError> {
         let mut stats = Stats::default();
         // SAFETY: a valid place of the size that is passed along; the library fills
@@ -282,9 +279,6 @@ impl Library {
     }
 
     /// How much memory there honestly is.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`].
     pub fn mem_info(&self, device: i32) -> Result<MemoryInfo, LibraryError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two valid places for the results.
@@ -297,9 +291,6 @@ impl Library {
     }
 
     /// Gives empty blocks back to the driver, but for `keep_bytes` of them.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`].
     pub fn trim(&self, device: i32, keep_bytes: u64) -> Result<(), LibraryError> {
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: no pointers.
@@ -308,9 +299,6 @@ impl Library {
     }
 
     /// Makes the peaks of [`Self::stats`] start from what is held now.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`].
     pub fn reset_peaks(&self, device: i32) -> Result<(), LibraryError> {
         // SAFETY: no pointers.
         let code = unsafe { (self.functions.reset_peaks)(device) };

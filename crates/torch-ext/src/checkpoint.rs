@@ -42,9 +42,6 @@ impl Default for CheckpointOptions {
 
 /// Runs `function` on `inputs` without keeping its activations; see
 /// [`checkpoint_with`].
-///
-/// # Errors
-/// As [`checkpoint_with`].
 pub fn checkpoint<F>(inputs: &[&Tensor], function: F) -> Result<Vec<Tensor>>
 where
     F: Fn(&[Tensor]) -> Recomputed + Send + 'static,

@@ -73,9 +73,6 @@ impl Store {
     }
 
     /// Sets a key, in place of what it was.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let key = c_string(key)?;
         // SAFETY: a live store, a C string and `value.len()` bytes, all borrowed for the call.
@@ -110,9 +107,6 @@ impl Store {
     }
 
     /// Adds to a number that begins with 0, and returns the sum. Other processes add to the same one.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when the store is gone.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let key = c_string(key)?;
         let mut sum = 0;
@@ -124,9 +118,6 @@ impl Store {
     }
 
     /// Whether all of these keys are set.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when the store is gone.
     pub fn has<T: AsRef<str>>(&self, keys: &[T]) -> Result<bool> {
         let (_owned, keys) = c_strings(keys)?;
         let mut answer = false;
@@ -250,9 +241,6 @@ impl Group {
     }
 
     /// Replaces `tensor` by that of the rank `root`.
-    ///
-    /// # Errors
-    /// As [`Group::sum`].
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
         if root >= self.size {
             return Err(Error::InvalidArgument(format!(
@@ -267,9 +255,6 @@ impl Group {
     }
 
     /// The tensors of all ranks, in a new first dimension.
-    ///
-    /// # Errors
-    /// As [`Group::sum`].
     pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
         let mut shape = vec![self.size as i64];
         shape.extend(tensor.size());
@@ -283,9 +268,6 @@ impl Group {
     }
 
     /// Adds up numbers over all ranks.
-    ///
-    /// # Errors
-    /// As [`Group::sum`].
     pub fn sum_numbers(&self, numbers: &[f64]) -> Result<Vec<f64>> {
         let mut tensor = Tensor::f_from_slice(numbers)?.f_to_kind(Kind::Double)?;
         self.sum(&mut tensor)?;

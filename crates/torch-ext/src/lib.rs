@@ -120,10 +120,6 @@ pub fn gradients_are_recorded() -> bool {
 /// pinned host memory then reads that memory later: leave it alone until the
 /// stream has passed. A copy *to* the host needs a synchronisation before the host
 /// looks.
-///
-/// # Errors
-/// [`Error::OutOfMemory`], [`Error::DeviceLost`], or a torch error when the shapes
-/// do not fit.
 pub fn copy_into(destination: &mut Tensor, source: &Tensor, non_blocking: bool) -> Result<()> {
     // SAFETY: two valid tensors, borrowed for the call; `destination` is borrowed
     // exclusively, though torch tensors may alias one storage, which `copy_` allows.

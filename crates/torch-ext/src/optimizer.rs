@@ -64,9 +64,6 @@ pub fn fused_adamw(options: &AdamW, state: AdamWState<'_>) -> Result<()> {
 /// As [`fused_adamw`], with gradients that carry a loss scale: they are divided by
 /// `scale`, and where `found_infinite` is 1 the step is skipped on the device,
 /// without waiting for it. Both are float32 scalars.
-///
-/// # Errors
-/// As [`fused_adamw`].
 pub fn fused_adamw_scaled(
     options: &AdamW,
     state: AdamWState<'_>,

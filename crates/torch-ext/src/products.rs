@@ -20,9 +20,6 @@ pub fn onednn_is_faster() -> bool {
 /// be reached, and everything stays as it was.
 ///
 /// Results differ from those of MKL by rounding, as they do between two CPUs.
-///
-/// # Errors
-/// When the dispatcher refuses.
 pub fn use_onednn() -> Result<bool> {
     let mut installed = false;
     // SAFETY: `installed` is a valid place for the result.

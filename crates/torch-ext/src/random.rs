@@ -32,9 +32,6 @@ impl GeneratorState {
     }
 
     /// Makes the device's generator continue from this state.
-    ///
-    /// # Errors
-    /// A torch error when the bytes are no state of that kind of generator.
     pub fn restore(&self, device: Device) -> Result<()> {
         let index = raw::device_index(device)?;
         let state = Tensor::f_from_slice(&self.0)?;

@@ -101,9 +101,6 @@ impl Communicator {
     }
 
     /// As [`Communicator::sum`], with a time of its own.
-    ///
-    /// # Errors
-    /// As [`Communicator::sum`].
     pub fn sum_within(&mut self, tensor: Tensor, timeout: Duration) -> Result<Tensor> {
         if tensor.device() != self.device || !tensor.is_contiguous() {
             return Err(Error::InvalidArgument(format!(

@@ -42,9 +42,6 @@ pub fn count() -> Result<usize> {
 /// These threads wait awake for a moment between two operators, so that work which comes in between starts in
 /// a microsecond or two, where another pool's threads would have to be woken first.
 ///
-/// # Errors
-/// Out of memory, for one byte a number.
-///
 /// # Panics
 /// When `work` does, after the other parts are done.
 pub fn in_shares(count: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) -> Result<()> {

@@ -193,9 +193,6 @@ pub struct Draft {
 
 impl Draft {
     /// Starts the checkpoint of `step` in `folder` (the run's `checkpoints`).
-    ///
-    /// # Errors
-    /// If its folder cannot be created.
     pub fn begin(folder: &Path, step: u64) -> Result<Self, Error> {
         let name = name(step);
         let (path, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
@@ -470,9 +467,6 @@ pub(crate) fn run_of(path: &Path) -> Option<&Path> {
 }
 
 /// The checkpoints in `folder`, ordered by step. A missing folder has none.
-///
-/// # Errors
-/// If the folder cannot be read.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -497,9 +491,6 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
 
 /// Renames checkpoints later than `step` when a run returns to it: as `step-000200.aside` they are kept, but
 /// are never taken for the newest. Returns their steps.
-///
-/// # Errors
-/// If one cannot be renamed.
 pub(crate) fn set_aside_after(folder: &Path, step: u64) -> Result<Vec<u64>, Error> {
     let mut steps = Vec::new();
     for (later, path) in list(folder)? {
@@ -520,9 +511,6 @@ fn aside(path: &Path) -> PathBuf {
 }
 
 /// Removes what a killed process left half-written or half-removed in `folder`.
-///
-/// # Errors
-/// If it cannot be removed.
 pub(crate) fn sweep(folder: &Path) -> Result<(), Error> {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -63,9 +63,6 @@ pub fn choose(choice: &str) -> Result<Device, Error> {
 
 /// Lets matrix products on the CPU take the faster of libtorch's two libraries. To be called
 /// before the first product, so that all of a run are made alike.
-///
-/// # Errors
-/// When libtorch refuses.
 pub(crate) fn choose_products(device: Device) -> Result<(), Error> {
     if device == Device::Cpu && torch_ext::products::onednn_is_faster() {
         torch_ext::products::use_onednn()?;

@@ -53,9 +53,6 @@ const TRIES: u32 = 6;
 ///
 /// A name that could be a path is never looked up on the hub: one that begins with `.`, `~` or `/`, has more than
 /// one slash, or lies in an existing folder.
-///
-/// # Errors
-/// If there is no such model, it is of another `kind`, or it cannot be fetched or converted.
 pub fn locate_model(
     name: &Path,
     kind: ModelKind,
@@ -85,9 +82,6 @@ pub fn locate_model(
 }
 
 /// Like [`locate_model`], for a name on the hub, with these settings.
-///
-/// # Errors
-/// See [`locate_model`].
 pub fn fetch_named(
     name: &str,
     kind: ModelKind,
@@ -114,10 +108,6 @@ pub fn is_data_set(path: &Path) -> bool {
 /// The folder with the files of a split of the data set `name` on the hub, `org/name[@revision]`, which are
 /// fetched unless they are in the cache. `subset` is one of the data set's subsets, by default its default one;
 /// `split` may name several splits joined by `+`.
-///
-/// # Errors
-/// If there is no such data set, subset or split, none of its files can be read, or it cannot be
-/// fetched.
 pub fn fetch_data_set(
     name: &str,
     subset: Option<&str>,

@@ -67,9 +67,6 @@ pub fn run(
 
 /// Trains a custom task in the same loop: `make` builds it, with its model placed by the placer. The loop
 /// itself reads all of `config` except `model`, `adapter` and `data`.
-///
-/// # Errors
-/// Those of [`run()`] and of `make`.
 pub fn run_task(
     config: &Config,
     allocator: &Allocator,

@@ -20,9 +20,6 @@ pub(crate) struct Trainer {
 }
 
 /// Those that are there, the one for the newest PyTorch first; at least one.
-///
-/// # Errors
-/// When there is none.
 pub(crate) fn beside() -> Result<Vec<Trainer>, Failure> {
     let here = std::env::current_exe().context("cannot tell where this executable is")?;
     let found = match here.parent() {

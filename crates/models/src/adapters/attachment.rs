@@ -65,9 +65,6 @@ impl Attachment {
     }
 
     /// A saved adapter.
-    ///
-    /// # Errors
-    /// If its config is invalid.
     pub fn saved(adapter: PeftAdapter) -> Result<Self, Error> {
         Ok(Self {
             saved: Some(adapter.clone()),
@@ -82,9 +79,6 @@ impl Attachment {
 
     /// The adapter for the linear layer `name`, on `device` and registered as trainable, if the layer is
     /// targeted.
-    ///
-    /// # Errors
-    /// If the saved adapter lacks it or has another shape, or memory runs out.
     pub(crate) fn attach(
         &mut self,
         name: &str,
@@ -105,9 +99,6 @@ impl Attachment {
 
     /// The adapter for the embedding `name`, whose weight `table` is `[vocabulary, hidden]`, if it is
     /// targeted. As in PEFT, the adapter treats the embedding as a linear layer on one-hot vectors.
-    ///
-    /// # Errors
-    /// As [`Attachment::attach`].
     pub(crate) fn attach_embedding(
         &mut self,
         name: &str,
@@ -126,9 +117,6 @@ impl Attachment {
 
     /// The trainable fp32 copy of the model's tensor `name`, whose initial value is `fresh`, on `device` and
     /// registered; `None` if the tensor stays frozen.
-    ///
-    /// # Errors
-    /// As [`Attachment::attach`].
     pub(crate) fn trained_copy(
         &mut self,
         name: &str,

@@ -93,9 +93,6 @@ pub enum Modules {
 
 impl Modules {
     /// PEFT's meaning of a single string: `all-linear`, or a regular expression.
-    ///
-    /// # Errors
-    /// If it is not a supported regular expression.
     pub fn from_text(text: &str) -> Result<Self, String> {
         if text.eq_ignore_ascii_case("all-linear") {
             return Ok(Self::AllLinear);

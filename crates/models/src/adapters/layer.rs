@@ -33,9 +33,6 @@ pub struct Dora {
 impl LoraLayer {
     /// The output with the adapted weight, `x · (W + scaling · B·A)ᵀ + bias`: `[…, inputs]` to `[…,
     /// outputs]`, in the type of `base`'s product, which is also that of `bias`.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub fn forward(
         &self,
         input: &Tensor,
@@ -63,9 +60,6 @@ impl LoraLayer {
 
     /// The adapted embedding of `tokens`. `rows` (fp32) is the lookup in the frozen weight `base`; this
     /// adapter is that of the transposed weight. As in PEFT, there is no dropout.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub(crate) fn embed(
         &self,
         rows: &Tensor,
@@ -160,9 +154,6 @@ impl LoraLayer {
     }
 
     /// The merged weight, `[outputs, inputs]` in fp32.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn merged(&self, weight: &Tensor) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         let change = self.b.f_matmul(&self.a)?.f_mul_scalar(self.scaling)?;
@@ -177,9 +168,6 @@ impl LoraLayer {
     }
 
     /// The same adapter on another base (see [`BaseMap`]).
-    ///
-    /// # Errors
-    /// Those of `map`.
     pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         let dora = |dora: &Dora| -> Result<Dora, Error> {
             Ok(Dora {
@@ -198,9 +186,6 @@ impl LoraLayer {
 
 impl Dora {
     /// The squared norms of the rows of `weight` (`[outputs, inputs]`), as `[outputs]`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub(crate) fn squares(weight: &Weight) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         Ok(weight

@@ -301,9 +301,6 @@ fn pattern<T>(
 
 /// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`. `base_model` is recorded
 /// as the name of the base model.
-///
-/// # Errors
-/// If a file cannot be written.
 pub fn write_peft(
     folder: &Path,
     attached: &Attached,

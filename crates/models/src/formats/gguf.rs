@@ -63,9 +63,6 @@ impl Gguf {
     }
 
     /// Reads a tensor by its name in the file and dequantises it to fp32.
-    ///
-    /// # Errors
-    /// If there is no such tensor, its format is not supported, or reading fails.
     pub fn read(&self, name: &str) -> Result<Tensor, Error> {
         let entry = self
             .header

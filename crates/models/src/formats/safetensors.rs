@@ -28,9 +28,6 @@ pub struct SafetensorsFile {
 
 impl SafetensorsFile {
     /// Opens a file and reads its header.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or its header does not match the file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io("read", path, error);
         let file = File::open(path).map_err(io)?;
@@ -74,9 +71,6 @@ impl SafetensorsFile {
     }
 
     /// Reads a tensor in its stored type.
-    ///
-    /// # Errors
-    /// If there is no such tensor, libtorch lacks its type, or reading fails.
     pub fn read_stored(&self, name: &str) -> Result<Tensor, Error> {
         let info = self
             .metadata
@@ -177,9 +171,6 @@ impl<'a> LazyTensor<'a> {
     }
 
     /// The tensor `name` of `source`, read as `kind` when it is written.
-    ///
-    /// # Errors
-    /// If there is no such tensor.
     pub fn of(source: &'a dyn TensorSource, name: &str, kind: Kind) -> Result<Self, Error> {
         let shape = source
             .shape(name)
@@ -219,9 +210,6 @@ impl<'a> LazyTensor<'a> {
 /// into its `__metadata__`. Returns the CRC-32C of the file.
 ///
 /// Tensors are ordered by descending element size, so that each one is aligned; otherwise the order is kept.
-///
-/// # Errors
-/// If a tensor cannot be produced or the file cannot be written, for example because the disk is full.
 pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, LazyTensor<'a>)>,
@@ -232,9 +220,6 @@ pub fn write_safetensors<'a>(
 }
 
 /// Like [`write_safetensors`], with all of `metadata` in the file's `__metadata__`.
-///
-/// # Errors
-/// As [`write_safetensors`].
 pub fn write_safetensors_with<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, LazyTensor<'a>)>,
@@ -259,9 +244,6 @@ pub fn write_safetensors_with<'a>(
 }
 
 /// Writes existing tensors, like [`write_safetensors`].
-///
-/// # Errors
-/// If the file cannot be written, for example because the disk is full.
 pub fn write_tensors(path: &Path, tensors: &[(String, &Tensor)]) -> Result<u32, Error> {
     let ready = |(name, tensor): &(String, &Tensor)| (name.clone(), LazyTensor::ready(tensor));
     write_safetensors(path, tensors.iter().map(ready), None)

@@ -24,9 +24,6 @@ pub(super) struct Attention {
 
 impl Attention {
     /// Builds the attention layer `name`.
-    ///
-    /// # Errors
-    /// If the source lacks a weight.
     pub(super) fn new(
         config: &DecoderConfig,
         name: &str,

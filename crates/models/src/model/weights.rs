@@ -29,9 +29,6 @@ pub trait WeightSource {
 
     /// The same in fp32, whatever type the others are read in: a tensor that stays in fp32 must not have been
     /// rounded on the way.
-    ///
-    /// # Errors
-    /// As [`WeightSource::tensor`].
     fn exact_tensor(
         &mut self,
         name: &str,
@@ -42,9 +39,6 @@ pub trait WeightSource {
     }
 
     /// The same in host memory, for streamed blocks.
-    ///
-    /// # Errors
-    /// As [`WeightSource::tensor`].
     fn host_tensor(
         &mut self,
         name: &str,

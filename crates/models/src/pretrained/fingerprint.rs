@@ -24,9 +24,6 @@ const WINDOWS: u64 = 8192;
 /// For a model of 14 GB that is a sample every 1.7 MiB, about half a gigabyte of reading: every larger tensor
 /// is sampled, but a change to a few values between the samples is missed. Names of files and folders do not
 /// count; how the weights are divided into files does.
-///
-/// # Errors
-/// If a file cannot be read.
 pub fn fingerprint(tensors: &dyn TensorSource) -> Result<String, Error> {
     let files = tensors.weight_files().into_iter();
     let files = files.map(|path| {

@@ -16,9 +16,6 @@ use crate::weight::Weight;
 /// memory at a time. An adapter that was trained on a quantised base is added to the unquantised base, as is
 /// usual with PEFT: the quantisation error that it was trained with is then gone, so the merged model is
 /// close to the trained one but not equal.
-///
-/// # Errors
-/// If the adapter does not match the base, or a file cannot be read or written.
 pub fn merge(
     base: &Pretrained,
     adapter: PeftAdapter,

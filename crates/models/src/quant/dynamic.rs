@@ -61,9 +61,6 @@ pub struct Dynamic8 {
 
 impl Dynamic8 {
     /// Zeros of this shape.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn zeros(shape: &[i64], code: Code, device: Device) -> Result<Self, Error> {
         let map = Tensor::f_from_slice(&dynamic_map(code))?.f_to_device(device)?;
         let count = shape.iter().product::<i64>();
@@ -81,9 +78,6 @@ impl Dynamic8 {
     }
 
     /// Quantises `tensor` into this one.
-    ///
-    /// # Errors
-    /// If it has another shape, or memory runs out.
     pub fn store(&mut self, tensor: &Tensor) -> Result<(), Error> {
         if tensor.size() != self.shape {
             return Err(Error::Internal(format!(
@@ -96,9 +90,6 @@ impl Dynamic8 {
     }
 
     /// The values, in fp32.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn load(&self) -> Result<Tensor, Error> {
         let flat = self.load_range(0, self.count())?;
         Ok(flat.f_view(self.shape.as_slice())?)

@@ -17,9 +17,6 @@ pub struct Int8Rows {
 
 impl Int8Rows {
     /// Quantises a matrix, on its device.
-    ///
-    /// # Errors
-    /// If it is not a matrix, or memory runs out.
     pub fn quantize(matrix: &Tensor) -> Result<Self, Error> {
         let (rows, columns) = matrix.size2()?;
         let matrix = matrix
@@ -35,9 +32,6 @@ impl Int8Rows {
     }
 
     /// The values, as `kind`.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let scales = self.scales.f_div_scalar(127.0)?;
         // A fresh copy, because of the conversion from integers, so it may be changed in place.
@@ -46,9 +40,6 @@ impl Int8Rows {
     }
 
     /// The same on another device.
-    ///
-    /// # Errors
-    /// If memory runs out there.
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Ok(Self {
             values: self.values.f_to_device(device)?,
@@ -57,9 +48,6 @@ impl Int8Rows {
     }
 
     /// The same matrix with other tensors (see [`BaseMap`]).
-    ///
-    /// # Errors
-    /// Those of `map`.
     pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             values: map(&self.values)?,

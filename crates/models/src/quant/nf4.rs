@@ -59,9 +59,6 @@ fn packed_blocks(tensor: &Tensor, levels: &Tensor) -> Result<(Tensor, Tensor), E
 
 impl Nf4 {
     /// Quantises a tensor, on its device.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn quantize(tensor: &Tensor) -> Result<Self, Error> {
         let levels = Tensor::f_from_slice(&LEVELS)?.f_to_device(tensor.device())?;
         let count = (tensor.numel() as i64 + BLOCK - 1) / BLOCK;
@@ -97,9 +94,6 @@ impl Nf4 {
     }
 
     /// The values, as `kind`.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let count = self.shape.iter().product::<i64>();
         let codes = self.packed.f_reshape([-1])?.f_to_kind(Kind::Int)?;
@@ -119,9 +113,6 @@ impl Nf4 {
     }
 
     /// The same on another device.
-    ///
-    /// # Errors
-    /// If memory runs out there.
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Ok(Self {
             packed: self.packed.f_to_device(device)?,
@@ -132,9 +123,6 @@ impl Nf4 {
     }
 
     /// The same tensor with other storage (see [`BaseMap`]).
-    ///
-    /// # Errors
-    /// Those of `map`.
     pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             packed: map(&self.packed)?,

@@ -60,9 +60,6 @@ pub struct Autoencoder {
 
 impl Autoencoder {
     /// Builds the model on `device`.
-    ///
-    /// # Errors
-    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &AutoencoderConfig,
         device: Device,
@@ -150,9 +147,6 @@ impl Autoencoder {
 
     /// Decodes complete normalised latents `[channels, latent frames, height, width]` to pixels `[frames, 3,
     /// s · height, s · width]` fp32 from −1 to 1.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub fn decode(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
         let (channels, frames, height, width) = latents.size4()?;
         if channels != self.config.z_dim || frames < 1 {
@@ -261,9 +255,6 @@ pub struct Encoding<'a> {
 impl Encoding<'_> {
     /// Adds frames `[n, 3, height, width]` with values from −1 to 1. Returns the latent frames that are
     /// complete, each `[channels, height, width]`, normalised fp32.
-    ///
-    /// # Errors
-    /// If the frames have another size, or memory runs out.
     pub fn push(&mut self, frames: &Tensor) -> Result<Vec<Tensor>, Error> {
         let (_, channels, height, width) = frames.size4()?;
         if (channels, (height, width)) != (3, self.picture) {
@@ -342,9 +333,6 @@ pub struct Decoding<'a> {
 impl Decoding<'_> {
     /// Adds the next normalised latent frame `[channels, height, width]`. Returns its frames `[1 or 4, 3,
     /// height, width]` fp32 from −1 to 1.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub fn push(&mut self, latent: &Tensor) -> Result<Tensor, Error> {
         let model = self.autoencoder;
         let latent = latent

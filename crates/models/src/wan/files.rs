@@ -48,9 +48,6 @@ const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 impl PartFile {
     /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
     /// file.
-    ///
-    /// # Errors
-    /// If there is no such file, it is damaged, or its format is not supported.
     pub fn open(part: Part, path: &Path) -> Result<Self, Error> {
         let tensors: Box<dyn TensorSource> = if path.is_dir() {
             let stem = match part {

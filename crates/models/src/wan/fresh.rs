@@ -49,9 +49,6 @@ pub struct FreshParts<'a> {
 
 impl FreshParts<'_> {
     /// Writes them into the existing, empty `folder`.
-    ///
-    /// # Errors
-    /// If a file cannot be written, or memory runs out.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let write = |name: &str, value: &Value| {
             let path = folder.join(name);

@@ -128,9 +128,6 @@ impl Sampler {
     }
 
     /// The sample after this step, from the sample before it and the velocity there.
-    ///
-    /// # Errors
-    /// If there is no step left, shapes differ, or memory runs out.
     pub fn step(&mut self, velocity: &Tensor, sample: &Tensor) -> Result<Tensor, Error> {
         if self.index >= self.schedule.steps() {
             return Err(Error::Internal("a step after the last one".into()));

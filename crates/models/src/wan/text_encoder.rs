@@ -86,9 +86,6 @@ const KNOWN: [&str; 34] = [
 
 impl TextEncoderConfig {
     /// Reads a `config.json`, with a warning for each unknown key.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or describes an unsupported model.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
         object.warn_about_unknown_keys(&KNOWN);
@@ -143,9 +140,6 @@ impl TextEncoderConfig {
     }
 
     /// Infers the config from the shapes in a file with transformers' names.
-    ///
-    /// # Errors
-    /// If a tensor is missing.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         let matrix = |name: &str| {
             let shape = tensors.shape(name).filter(|shape| shape.len() == 2);
@@ -198,9 +192,6 @@ pub struct TextEncoder {
 
 impl TextEncoder {
     /// Builds the model on `device`; blocks are streamed if `builder` is set up for it.
-    ///
-    /// # Errors
-    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &TextEncoderConfig,
         device: Device,
@@ -260,9 +251,6 @@ impl TextEncoder {
 
     /// Like [`TextEncoder::encode`], padded with zeros to [`TEXT_ROWS`] rows: the transformer's input, which
     /// attends to the zeros too.
-    ///
-    /// # Errors
-    /// As [`TextEncoder::encode`].
     pub fn encode_padded(&self, tokens: &[u32]) -> Result<Tensor, Error> {
         let rows = self.encode(tokens)?;
         Ok(rows.f_constant_pad_nd([0, 0, 0, TEXT_ROWS - rows.size()[0]])?)

@@ -37,9 +37,6 @@ pub struct TextTokenizer {
 impl TextTokenizer {
     /// Opens a diffusers `tokenizer` folder, a `tokenizer.json`, a `spiece.model`, or a single text encoder
     /// file that contains one, like ComfyUI's.
-    ///
-    /// # Errors
-    /// If there is no tokenizer, it is damaged, or it is of another kind.
     pub fn open(path: &Path) -> Result<Self, Error> {
         if path.is_dir() {
             let config = path.join("tokenizer_config.json");
@@ -77,9 +74,6 @@ impl TextTokenizer {
     }
 
     /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], the last of which is `</s>`.
-    ///
-    /// # Errors
-    /// If the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
         let most = TEXT_ROWS as usize - 1;
         let ids = self.cut(text)?;
@@ -87,9 +81,6 @@ impl TextTokenizer {
     }
 
     /// Number of tokens of `text`, including `</s>`, before truncation to [`TEXT_ROWS`].
-    ///
-    /// # Errors
-    /// If the tokenizer fails.
     pub fn count(&self, text: &str) -> Result<usize, Error> {
         Ok(self.cut(text)?.len() + 1)
     }

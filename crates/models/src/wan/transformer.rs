@@ -61,9 +61,6 @@ pub enum Timesteps {
 
 impl Transformer {
     /// Builds the model on `device`.
-    ///
-    /// # Errors
-    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &TransformerConfig,
         device: Device,
@@ -140,9 +137,6 @@ impl Transformer {
     /// Handles ([`Tensor::shallow_clone`]) to the resident frozen tensors; those of streamed blocks belong to
     /// the swapper. Each is named after its module and an index: `blocks.3.17`. If their storage is moved
     /// away, it must be back before the model is used.
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn frozen(&self) -> Result<Vec<(String, Tensor)>, Error> {
         let mut list = Vec::new();
         let mut see = |module: &str, tensor: &Tensor| {
@@ -171,9 +165,6 @@ impl Transformer {
     /// The velocity for noisy `latents` `[batch, in channels, frames, height, width]` and `text` `[batch,
     /// rows, text width]` (512 rows, zeros after the text): `[batch, out channels, frames, height, width]`
     /// fp32.
-    ///
-    /// # Errors
-    /// If shapes do not match, or memory runs out.
     pub fn velocity(
         &self,
         latents: &Tensor,

@@ -308,9 +308,6 @@ impl BlockSwapper {
 
     /// Runs a block in training. `function` gets the inputs and the weights, and is called again in the
     /// backward pass (see [`torch_ext::checkpoint_with`]). Adapters that it captures receive gradients.
-    ///
-    /// # Errors
-    /// Those of `function`; or a copy does not arrive.
     pub fn train<F>(
         &self,
         block: usize,

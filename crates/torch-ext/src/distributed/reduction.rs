@@ -58,18 +58,12 @@ impl Reduction {
     }
 
     /// The next backward pass is the last one of a step: the sums of what the leaves have then may start.
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn prepare(&mut self) -> Result<()> {
         // SAFETY: a live reduction.
         raw::check(unsafe { raw::surefoot_reduction_prepare(self.handle.as_ptr()) })
     }
 
     /// How many sums were started since the last [`Reduction::finish`].
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn started(&self) -> Result<usize> {
         let mut started = 0;
         // SAFETY: a live reduction and a place for the result.

@@ -99,9 +99,6 @@ impl Library {
     }
 
     /// Loads the library in a file, or of a name that the dynamic linker finds.
-    ///
-    /// # Errors
-    /// As [`Library::load`].
     pub fn open(name: &str) -> Result<Self> {
         // The dynamic linker's words are behind the error.
         let refused = |error: libloading::Error| match std::error::Error::source(&error) {
@@ -152,9 +149,6 @@ impl Library {
     }
 
     /// A new id, for all processes of one communicator.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] with the library's words.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: a place for the result.

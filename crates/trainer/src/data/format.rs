@@ -62,9 +62,6 @@ pub(crate) fn ending(path: &Path) -> Option<String> {
 ///
 /// A `.json` file may contain JSON lines, as many do. A file with an unknown extension must contain
 /// JSON.
-///
-/// # Errors
-/// If the file cannot be read, or its format is not supported.
 pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, Error> {
     if let Some(format) = wanted {
         return Ok(format);

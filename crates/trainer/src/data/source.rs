@@ -55,9 +55,6 @@ pub(super) fn read_documents(
 /// The file `path`, or all files below the folder `path` whose name tells their format (all files if `format` is
 /// set), in the order of their paths. Hidden files are left out; a warning lists others that are
 /// left out.
-///
-/// # Errors
-/// If there is no such file, or none in the folder.
 pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<PathBuf>, Error> {
     let unreadable = |error| Error::Data(format!("`{}` cannot be read: {error}", path.display()));
     if !path.metadata().map_err(unreadable)?.is_dir() {

@@ -25,9 +25,6 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// One token for each byte: byte `b` is token `b + 1`.
-    ///
-    /// # Errors
-    /// Only if `tokenizers` refuses its own byte alphabet.
     pub fn bytes() -> Result<Self, Error> {
         let mut vocabulary = Vocab::default();
         vocabulary.insert(END_OF_TEXT.to_owned(), 0);
@@ -44,9 +41,6 @@ impl Tokenizer {
     }
 
     /// A byte-level BPE of `vocab_size` tokens, trained on `documents`.
-    ///
-    /// # Errors
-    /// Only if `tokenizers` fails to train.
     pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<Self, Error> {
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true)));
@@ -67,9 +61,6 @@ impl Tokenizer {
     }
 
     /// Reads a `tokenizer.json` that [`Tokenizer::save`] wrote.
-    ///
-    /// # Errors
-    /// If the file is missing or is not such a tokenizer.
     pub fn load(path: &Path, kind: TokenizerKind) -> Result<Self, Error> {
         let inner = tokenizers::Tokenizer::from_file(path)
             .map_err(|error| Error::Data(format!("tokenizer `{}`: {error}", path.display())))?;
@@ -97,9 +88,6 @@ impl Tokenizer {
     }
 
     /// The tokens of a text, without the end-of-text token.
-    ///
-    /// # Errors
-    /// Only if `tokenizers` fails on valid text.
     pub fn encode(&self, text: &str) -> Result<Vec<u16>, Error> {
         if self.kind == TokenizerKind::Bytes {
             return Ok(text.bytes().map(|byte| u16::from(byte) + 1).collect());
@@ -109,9 +97,6 @@ impl Tokenizer {
     }
 
     /// The tokens of several texts, each preceded by an end-of-text token.
-    ///
-    /// # Errors
-    /// See [`Tokenizer::encode`].
     pub fn encode_documents(&self, documents: &[String]) -> Result<Vec<u16>, Error> {
         let mut tokens = Vec::new();
         for document in documents {
@@ -122,9 +107,6 @@ impl Tokenizer {
     }
 
     /// The text of tokens; bytes that are not UTF-8 become the replacement character.
-    ///
-    /// # Errors
-    /// Only if `tokenizers` fails on its own tokens.
     pub fn decode(&self, tokens: &[u16]) -> Result<String, Error> {
         let ids: Vec<u32> = tokens.iter().map(|token| u32::from(*token)).collect();
         self.inner.decode(&ids, true).map_err(internal)
@@ -159,9 +141,6 @@ impl Tokenizer {
     }
 
     /// Writes `tokenizer.json`, which Hugging Face's libraries read.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let text = self.inner.to_string(true).map_err(internal)?;
         std::fs::write(path, text).map_err(|error| Error::io("write", path, error))

@@ -182,9 +182,6 @@ impl ChatTemplate {
     /// Compiles a template that may use these special tokens, by their names in `tokenizer_config.json`. For
     /// `strftime_now` the time is that of compilation, for all
     /// conversations.
-    ///
-    /// # Errors
-    /// If it is not a Jinja template, or uses something that is not supported here.
     pub fn new(source: &str, special_tokens: Vec<(String, String)>) -> Result<Self, String> {
         Self::at(source, special_tokens, Zoned::now())
     }

@@ -109,9 +109,6 @@ impl Encoder {
     }
 
     /// Sets the time for the chat template, in the form that [`Encoder::moment`] returns.
-    ///
-    /// # Errors
-    /// If it is not a valid time.
     pub fn set_moment(&mut self, moment: &str) -> Result<(), Error> {
         let now: Zoned = moment
             .parse()
@@ -125,9 +122,6 @@ impl Encoder {
     }
 
     /// The tokens of `text`; with `begin`, starting with the model's first token.
-    ///
-    /// # Errors
-    /// Only if `tokenizers` fails on valid text.
     pub fn tokens(&self, text: &str, begin: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.tokenizer.encode_fast(text, begin).map_err(internal)?;
         Ok(encoding.get_ids().to_vec())
@@ -193,9 +187,6 @@ impl Encoder {
     }
 
     /// Like [`Encoder::encode`], with the record's position in errors.
-    ///
-    /// # Errors
-    /// See [`Encoder::encode`].
     pub fn encode_located(&self, located: &Located) -> Result<Example, Error> {
         let example = self.encode(&located.record);
         example.map_err(|error| located.explain(error))

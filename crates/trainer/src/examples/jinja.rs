@@ -22,9 +22,6 @@ const FUEL: u64 = 50_000_000;
 pub(super) const GENERATION: (char, char) = ('\u{fdd1}', '\u{fdd2}');
 
 /// An environment with `source` as the template `chat`, in which the time is always `now`.
-///
-/// # Errors
-/// If it is not a template that is supported here.
 pub(super) fn environment(source: &str, now: Zoned) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let mut syntax = SyntaxConfig::builder();

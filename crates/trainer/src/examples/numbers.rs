@@ -4,9 +4,6 @@ use super::reader::Record;
 
 /// Refuses a chat from a JSON text if [`changed`] has found a number that a template would write
 /// differently.
-///
-/// # Errors
-/// Names the number.
 pub(super) fn keep(record: Record, changed: Option<&str>) -> Result<Record, String> {
     match (&record, changed) {
         (Record::Chat(_), Some(number)) => Err(format!(

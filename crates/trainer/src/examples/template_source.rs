@@ -11,9 +11,6 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 /// `source` for minijinja.
-///
-/// # Errors
-/// If it uses something that is not supported here.
 pub(super) fn adapted(source: &str) -> Result<String, String> {
     let patterns = patterns().ok_or("a pattern of this module is wrong")?;
     if patterns.safe_sum.is_match(source) {

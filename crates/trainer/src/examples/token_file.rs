@@ -40,9 +40,6 @@ pub struct Span {
 
 impl TokenFile {
     /// Encodes all records into the file `path`. `on_progress(records, tokens)` is called regularly.
-    ///
-    /// # Errors
-    /// If a record cannot be read or encoded, or the disk is full.
     pub fn write(
         path: &Path,
         records: impl Iterator<Item = Result<Located, Error>>,
@@ -110,9 +107,6 @@ impl TokenFile {
 
     /// Like [`TokenFile::write`], with an anonymous file in `folder`: its space is freed when the process ends, however
     /// it ends.
-    ///
-    /// # Errors
-    /// See [`TokenFile::write`].
     pub fn temporary(
         folder: &Path,
         records: impl Iterator<Item = Result<Located, Error>>,
@@ -161,9 +155,6 @@ impl TokenFile {
     }
 
     /// `length` tokens from `start` on, and which of them are trained on.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or is too short.
     pub fn block(&self, start: u64, length: usize) -> Result<Example, Error> {
         let mut bytes = vec![0; length * 4];
         self.file

@@ -15,9 +15,6 @@ const QWEN: &str = concat!(
 
 /// A warning if the class that transformers would use for `folder`, with this `tokenizer_config.json`, splits text
 /// differently from `tokenizer.json`, which is used here.
-///
-/// # Errors
-/// If a file of the folder is damaged.
 pub(super) fn difference(
     folder: &Path,
     config: &Map<String, Value>,

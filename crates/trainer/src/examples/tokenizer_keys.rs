@@ -197,9 +197,6 @@ pub(super) struct Keys {
 
 /// Checks the files of `folder`, to which `tokenizer` belongs, and adds the tokens that they name to
 /// it.
-///
-/// # Errors
-/// If a file cannot be read or a key is refused.
 pub(super) fn check(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Keys, Error> {
     let mut keys = Keys::default();
     let mut added = AddedTokens::default();

@@ -94,18 +94,12 @@ struct Eight {
 
 impl AdamW {
     /// A new optimizer, with weight decay for the parameters that have it.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(settings: AdamWSettings, parameters: &Parameters) -> Result<Self, Error> {
         let groups = ParameterGroup::by_decay(settings.weight_decay, parameters);
         Self::with_groups(settings, groups, parameters)
     }
 
     /// Like [`AdamW::new`], with groups that have their own learning rate and weight decay.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn with_groups(
         settings: AdamWSettings,
         groups: Vec<ParameterGroup>,
@@ -117,9 +111,6 @@ impl AdamW {
 
     /// Like [`AdamW::with_groups`], for parameters that are trained in turns: each range of indices has its
     /// own steps, which are counted separately.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn in_turns(
         settings: AdamWSettings,
         groups: &[ParameterGroup],
@@ -149,9 +140,6 @@ impl AdamW {
 
     /// The optimizer for `config`, with parameters trained in these turns; without any, all are trained in
     /// every step.
-    ///
-    /// # Errors
-    /// If a parameter group in the config is invalid, or memory runs out.
     pub fn from_config(
         config: &Config,
         parameters: &Parameters,
@@ -167,9 +155,6 @@ impl AdamW {
     }
 
     /// Updates the parameters of `gradients` in place.
-    ///
-    /// # Errors
-    /// If gradients do not match the parameters, or memory runs out.
     pub fn step(&mut self, gradients: &Gradients, learning_rate: f64) -> Result<(), Error> {
         let last = self.turns.last().map_or(0, |turn| turn.parameters.end);
         let range = gradients.range(last);
@@ -227,9 +212,6 @@ impl AdamW {
     }
 
     /// Sets the number of steps of each alternating group, after the state has been restored in place.
-    ///
-    /// # Errors
-    /// If the number of groups differs, or the device fails.
     pub fn set_steps(&mut self, steps: &[u64]) -> Result<(), Error> {
         if steps.len() != self.turns.len() {
             return Err(Error::Internal(format!(

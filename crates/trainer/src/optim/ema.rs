@@ -21,9 +21,6 @@ pub struct Ema {
 
 impl Ema {
     /// An average initialised with the current parameters.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(decay: f64, parameters: &Parameters) -> Result<Self, Error> {
         let averages = parameters
             .tensors()
@@ -33,18 +30,12 @@ impl Ema {
     }
 
     /// The average configured in `config`, if any.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Option<Self>, Error> {
         let decay = config.train.ema_decay;
         decay.map(|decay| Self::new(decay, parameters)).transpose()
     }
 
     /// Adds the parameters in `range` after their `steps` steps.
-    ///
-    /// # Errors
-    /// If the device fails.
     pub fn update(
         &mut self,
         parameters: &Parameters,
@@ -63,9 +54,6 @@ impl Ema {
 
     /// Swaps the parameters with their averages, so that the model has the averages until this is called
     /// again.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn swap(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
         for (average, tensor) in self.averages.iter_mut().zip(parameters.tensors()) {

@@ -71,9 +71,6 @@ impl Gradients {
 
     /// Puts the sums so far back into the parameters, so that the next backward pass adds to them there, and
     /// leaves the sums of all passes.
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub(crate) fn put_back(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let sums = std::mem::take(&mut self.list);
         for (parameter, sum) in self.of_parameters(parameters).zip(&sums) {
@@ -83,9 +80,6 @@ impl Gradients {
     }
 
     /// Drops what a failed backward pass has left in the parameters.
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn discard(parameters: &Parameters) -> Result<(), Error> {
         for parameter in parameters.iter() {
             torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
@@ -95,18 +89,12 @@ impl Gradients {
 
     /// The norm of all gradients as one vector: a float32 scalar on the device. It is finite only if all
     /// gradients are.
-    ///
-    /// # Errors
-    /// If there was no backward pass.
     pub fn norm(&self) -> Result<Tensor, Error> {
         Ok(torch_ext::optimizer::total_norm(&self.list)?)
     }
 
     /// Scales the gradients, whose norm is `norm`, down to `max_norm` if they exceed it, like
     /// `torch.nn.utils.clip_grad_norm_`; 0 disables clipping.
-    ///
-    /// # Errors
-    /// If the device fails.
     pub fn clip(&mut self, norm: f64, max_norm: f64) -> Result<(), Error> {
         // PyTorch's margin, below which its coefficient is clamped to 1.
         if max_norm > 0.0 && norm + 1e-6 > max_norm {
@@ -116,9 +104,6 @@ impl Gradients {
     }
 
     /// Overwrites the gradients with the values in `flat`, concatenated in order.
-    ///
-    /// # Errors
-    /// If there are too few values.
     pub(crate) fn fill(&mut self, flat: &Tensor) -> Result<(), Error> {
         let mut start = 0;
         for gradient in &mut self.list {

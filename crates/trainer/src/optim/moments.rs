@@ -27,9 +27,6 @@ pub(super) enum Moments {
 impl Moments {
     /// All zeros. As in bitsandbytes, `eight_bit` does not apply to small parameters and to embeddings: rows
     /// of an embedding are rarely updated and differ widely, which blocks with one scale represent badly.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub(super) fn zeros(parameter: &Tensor, name: &str, eight_bit: bool) -> Result<Self, Error> {
         let large = parameter.numel() >= SMALLEST_IN_EIGHT_BITS;
         if eight_bit && large && !name.contains("embed") {
@@ -48,9 +45,6 @@ impl Moments {
 }
 
 /// A step of a parameter with 8-bit moments, after `steps` steps.
-///
-/// # Errors
-/// If the gradient has another shape, or memory runs out.
 pub(super) fn step_in_slices(
     options: &torch_ext::AdamW,
     (parameter, gradient): (&Tensor, &Tensor),

@@ -21,9 +21,6 @@ pub struct OuterOptimizer {
 
 impl OuterOptimizer {
     /// Starts at the current parameters.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(learning_rate: f64, momentum: f64, parameters: &Parameters) -> Result<Self, Error> {
         let anchors = parameters
             .tensors()
@@ -39,9 +36,6 @@ impl OuterOptimizer {
     }
 
     /// The outer optimizer configured in `config`, if any.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Option<Self>, Error> {
         let train = &config.train;
         let outer = (train.sync_every > 1)
@@ -50,9 +44,6 @@ impl OuterOptimizer {
     }
 
     /// Sets the anchors to the current parameters.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn anchor(&mut self, parameters: &Parameters) -> Result<(), Error> {
         for (anchor, tensor) in self.anchors.iter_mut().zip(parameters.tensors()) {
             *anchor = on_host(tensor)?;
@@ -61,9 +52,6 @@ impl OuterOptimizer {
     }
 
     /// The difference between the anchor and `tensor`, the parameter at `index`: fp32, in host memory.
-    ///
-    /// # Errors
-    /// If a copy fails.
     pub fn moved(&self, index: usize, tensor: &Tensor) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         Ok(self.anchors[index].f_sub(&on_host(tensor)?)?)

@@ -32,9 +32,6 @@ pub(super) struct OverlappedSums {
 impl Ranks {
     /// Lets the sums of these gradients overlap with the backward pass from now on, if this rank and all others
     /// say that it `is_possible` there. They are sent as numbers of `kind`. All ranks call it.
-    ///
-    /// # Errors
-    /// When a rank is gone.
     pub(crate) fn overlap_sums(
         &mut self,
         parameters: &Parameters,
@@ -91,9 +88,6 @@ impl Ranks {
     /// Waits for the sums that overlap, which all ranks do once in each step: with their gradients, or with
     /// none after a pass that failed. False if a gradient came after its sum had started; then, or when
     /// another rank failed, the sums are of no use.
-    ///
-    /// # Errors
-    /// When a rank is gone.
     pub(crate) fn finish_sums(&mut self, gradients: Option<&[Tensor]>) -> Result<bool, Error> {
         let Some(joined) = &mut self.joined else {
             return Ok(true);

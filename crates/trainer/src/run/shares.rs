@@ -75,9 +75,6 @@ impl Shares {
     }
 
     /// Fixes the shares once enough was measured, and returns a description; all ranks do so after the same step.
-    ///
-    /// # Errors
-    /// If a rank is gone.
     pub(super) fn fix(&mut self, ranks: &mut Ranks) -> Result<Option<String>, Error> {
         let Some(measured) = self.measured.as_mut() else {
             return Ok(None);

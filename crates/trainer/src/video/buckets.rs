@@ -20,9 +20,6 @@ pub(crate) struct Buckets {
 
 impl Buckets {
     /// Sizes with about the area of `size`, in multiples of `step`; without `bucketed`, only that one.
-    ///
-    /// # Errors
-    /// If the model does not support the size.
     pub(crate) fn new(
         size: Size,
         step: u32,

@@ -85,9 +85,6 @@ fn hex(digest: &[u8]) -> String {
 
 impl Cache {
     /// Opens the cache in `folder`, creating it if necessary.
-    ///
-    /// # Errors
-    /// If it cannot be created.
     pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
         for part in ["media", "latents", "texts"] {
             let folder = folder.join(part);
@@ -105,9 +102,6 @@ impl Cache {
 
     /// The facts about `source` at `fps` frames per second, or why it cannot be read; it is only read if its
     /// files have changed.
-    ///
-    /// # Errors
-    /// If the cache cannot be written.
     pub(crate) fn facts(&self, source: &Source, fps: f64) -> Result<Result<Facts, String>, Error> {
         let (path, facts) = match self.known(source, fps) {
             Ok((_, Some(facts))) => return Ok(Ok(facts)),
@@ -122,9 +116,6 @@ impl Cache {
     }
 
     /// The hash of another trainer's file; it is only read if it has changed.
-    ///
-    /// # Errors
-    /// If it cannot be read, or the cache cannot be written.
     pub(super) fn content_of(&self, file: &Path) -> Result<String, Error> {
         let unread = |reason| Error::Data(format!("`{}`: {reason}", file.display()));
         let path = self.note(&["content".to_owned(), stamp(file).map_err(unread)?]);
@@ -201,9 +192,6 @@ pub(crate) fn has(path: &Path) -> bool {
 }
 
 /// Writes an entry atomically.
-///
-/// # Errors
-/// If the disk is full, or the folder is not writable.
 pub(crate) fn write(path: &Path, tensors: &[(String, &Tensor)]) -> Result<(), Error> {
     let draft = draft(path);
     let written = write_tensors(&draft, tensors).map_err(Error::from);
@@ -234,9 +222,6 @@ fn sweep(folder: &Path) {
 }
 
 /// A hash of the bytes of `files`.
-///
-/// # Errors
-/// Which file cannot be read, and why.
 pub(super) fn content(files: &[&Path]) -> Result<String, String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];

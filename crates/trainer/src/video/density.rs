@@ -71,9 +71,6 @@ impl Scheme {
 
 impl Density {
     /// The distribution in `train`, restricted to levels from `low` to `high`.
-    ///
-    /// # Errors
-    /// If libtorch cannot compute it.
     pub(crate) fn new(train: &TrainConfig, low: f64, high: f64) -> Result<Self, Error> {
         let weighting = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
         let scheme = match weighting {
@@ -104,9 +101,6 @@ impl Density {
     }
 
     /// The level for a uniform number in `[0, 1)`.
-    ///
-    /// # Errors
-    /// If libtorch cannot compute it.
     pub(crate) fn sigma(&self, uniform: f64) -> Result<f64, Error> {
         let level = self
             .scheme

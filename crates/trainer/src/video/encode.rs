@@ -91,10 +91,6 @@ struct Encoder<'a> {
 
 impl VideoData {
     /// The clips that `config` describes for `model`, and other `texts`; encodes what is not in the cache.
-    ///
-    /// # Errors
-    /// All problems with media and captions; or a part of the model is missing or damaged, the disk is full,
-    /// or memory runs out.
     pub(crate) fn prepare(
         config: &Config,
         model: &WanModel,

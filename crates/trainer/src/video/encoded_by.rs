@@ -68,9 +68,6 @@ struct NamedTensor {
 }
 
 /// Imports the clips that `by` has encoded in `folder` into `cache`.
-///
-/// # Errors
-/// All problems with them; or the disk is full.
 pub(super) fn import(
     folder: &Path,
     by: EncodedBy,
@@ -191,9 +188,6 @@ fn clip_of(
 }
 
 /// The clips in `folder`, ordered by name.
-///
-/// # Errors
-/// If a folder cannot be read or has no clips, or a clip has no text.
 fn list(folder: &Path, by: EncodedBy) -> Result<Vec<Files>, Error> {
     let (found, hint) = match by {
         EncodedBy::Musubi => (
@@ -345,9 +339,6 @@ fn changed(path: &Path) -> SystemTime {
 
 impl Latents {
     /// Reads the header of a file of latents.
-    ///
-    /// # Errors
-    /// When it holds something else.
     fn open(path: &Path, by: EncodedBy) -> Result<Self, Error> {
         let file = SafetensorsFile::open(path)?;
         if let Some(architecture) = file

@@ -89,9 +89,6 @@ fn last_lines(text: &str) -> String {
 }
 
 /// Display width and height, and the number of frames at `fps`.
-///
-/// # Errors
-/// If there is no ffmpeg, or it cannot read the file.
 pub(super) fn probe(path: &Path, fps: f64) -> Result<(Size, u32), String> {
     probe_by(&program(), path, fps)
 }
@@ -131,9 +128,6 @@ fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), Strin
 }
 
 /// Passes `count` frames from `start` on to `take`, scaled to `scaled` and cropped to `cut`.
-///
-/// # Errors
-/// If ffmpeg fails, there are fewer frames, or `take` fails.
 pub(super) fn read(
     path: &Path,
     fps: f64,
@@ -184,9 +178,6 @@ fn read_by(
 }
 
 /// All frames at their own size, in display order.
-///
-/// # Errors
-/// If there is no ffmpeg, or it cannot read the file.
 pub(super) fn all(path: &Path) -> Result<Vec<RgbImage>, String> {
     all_by(&program(), path)
 }

@@ -26,9 +26,6 @@ pub(crate) struct Shape {
 }
 
 /// The properties of a medium at `fps` frames per second.
-///
-/// # Errors
-/// Why it cannot be read.
 pub(crate) fn shape(source: &Source, fps: f64) -> Result<Shape, String> {
     let still = |size| Shape {
         size,
@@ -190,9 +187,6 @@ fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
 }
 
 /// A picture with its EXIF orientation applied.
-///
-/// # Errors
-/// Why it cannot be read.
 pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;

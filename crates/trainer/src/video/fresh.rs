@@ -42,9 +42,6 @@ pub(crate) fn fresh_step(config: &Config) -> u32 {
 }
 
 /// The folder of the parts for `config`.
-///
-/// # Errors
-/// If media or captions cannot be used, a file cannot be written, or memory runs out.
 pub(crate) fn fresh_parts(config: &Config, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
     let root = cache_folder(config);
     let step = config.model.scale_factor_spatial.unwrap_or(SCALE_FACTOR);

@@ -53,9 +53,6 @@ impl Source {
     }
 
     /// The type of `path`; `None` if unknown.
-    ///
-    /// # Errors
-    /// If a folder cannot be read.
     pub(crate) fn of(path: &Path) -> Result<Option<Self>, Error> {
         if path.is_dir() {
             let mut files = entries(path)?;
@@ -97,9 +94,6 @@ pub(crate) struct Found {
 }
 
 /// All media in a folder, or named in a file of JSON lines, in the order of their names or lines.
-///
-/// # Errors
-/// All problems with them together.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
     let found = find(path, config)?;
     let (mut items, mut wrong) = (Vec::new(), Problems::default());
@@ -124,9 +118,6 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
 }
 
 /// The same, including media whose caption is missing or not text.
-///
-/// # Errors
-/// If the folder or file cannot be read, a line names no medium, or there is none at all.
 pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
     let found = match (path.is_dir(), ending(path).as_str()) {
         (true, _) => in_folder(path, config)?,

@@ -53,9 +53,6 @@ pub struct ShownMedium {
 }
 
 /// The first `count` media at `path`; picture sizes are multiples of `step` pixels.
-///
-/// # Errors
-/// If the folder cannot be read or has no media, or the model does not support `data.resolution`.
 pub(crate) fn shown_media(
     config: &Config,
     path: &Path,

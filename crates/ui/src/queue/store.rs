@@ -39,9 +39,6 @@ struct QueueLock {
 
 impl Queue {
     /// The state of the queue.
-    ///
-    /// # Errors
-    /// If its folder exists but cannot be read.
     pub fn list(&self) -> Result<Listing, Error> {
         let (mut jobs, unreadable) = self.read()?;
         let now = now();
@@ -61,9 +58,6 @@ impl Queue {
     }
 
     /// One job.
-    ///
-    /// # Errors
-    /// [`Error::NoJob`].
     pub fn job(&self, id: JobId) -> Result<Job, Error> {
         let (jobs, _) = self.read()?;
         let job = jobs.into_iter().find(|job| job.id == id);
@@ -71,9 +65,6 @@ impl Queue {
     }
 
     /// Adds a job at the end of the queue.
-    ///
-    /// # Errors
-    /// If too many jobs wait, or it cannot be written.
     pub fn add(&self, what: NewJob) -> Result<Job, Error> {
         refuse_without_trainer()?;
         let lock = self.lock()?;
@@ -185,9 +176,6 @@ impl Queue {
     }
 
     /// Pauses or resumes the queue. Running jobs go on.
-    ///
-    /// # Errors
-    /// If that cannot be recorded.
     pub fn pause(&self, paused: bool) -> Result<(), Error> {
         let _lock = self.lock()?;
         let path = self.folder.join("paused");
@@ -209,9 +197,6 @@ impl Queue {
     }
 
     /// Sets how many runs train at the same time. Running jobs go on.
-    ///
-    /// # Errors
-    /// If that cannot be recorded.
     pub fn set_at_once(&self, at_once: Concurrency) -> Result<(), Error> {
         let _lock = self.lock()?;
         replace(&self.settings(), &Settings { at_once })

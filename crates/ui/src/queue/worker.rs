@@ -119,9 +119,6 @@ impl ActiveJobs {
     }
 
     /// Waits until a job ends after `seen`, or for `POLL_INTERVAL`.
-    ///
-    /// # Errors
-    /// The error of a job's thread.
     fn wait(&self, seen: u64) -> Result<(), Error> {
         let is_same = |state: &mut ActiveJobsState| state.ended == seen;
         let waited = self

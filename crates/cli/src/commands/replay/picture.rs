@@ -61,9 +61,6 @@ fn gib(bytes: u64) -> f64 {
 }
 
 /// Draws the curves; the first is filled.
-///
-/// # Errors
-/// When the file cannot be written.
 pub(super) fn draw(path: &Path, title: &str, curves: &[Curve]) -> anyhow::Result<()> {
     let mut text = String::new();
     {

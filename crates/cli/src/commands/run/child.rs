@@ -18,9 +18,6 @@ pub(super) struct Ended {
 }
 
 /// Runs a child to its end; `started` learns its process id.
-///
-/// # Errors
-/// When it cannot be started.
 pub(super) fn run(
     mut command: Command,
     reads_output: bool,

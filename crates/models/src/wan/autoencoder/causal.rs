@@ -86,9 +86,6 @@ enum Taps {
 impl CausalConv {
     /// The convolution `name`, from `inputs` to `outputs` channels, whose kernel covers `frames` frames and
     /// `pixels` × `pixels` pixels. The picture size stays the same.
-    ///
-    /// # Errors
-    /// If the source lacks a weight.
     pub(super) fn new(
         name: &str,
         (inputs, outputs): (i64, i64),
@@ -113,9 +110,6 @@ impl CausalConv {
 
     /// `[frames, inputs, height, width]` to as many frames of `outputs` channels, continuing from the frames
     /// in `entry`; zeros where there are too few.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub(super) fn forward(&self, input: &Tensor, entry: &mut CacheEntry) -> Result<Tensor, Error> {
         if self.frames == 1 {
             return self.taps_over(input, 0, 1, input.size()[0]);
@@ -136,9 +130,6 @@ impl CausalConv {
 
     /// Like [`CausalConv::forward`] but with every `stride`th frame of the result, for input that includes
     /// the previous frames.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub(super) fn strided(&self, input: &Tensor, stride: i64) -> Result<Tensor, Error> {
         let count = (input.size()[0] - self.frames) / stride + 1;
         self.taps_over(input, 0, stride, count)

@@ -110,9 +110,6 @@ fn statistics(object: &Object, key: &str, z_dim: i64, default: &[f64]) -> Result
 
 impl AutoencoderConfig {
     /// Reads a `config.json`, with a warning for each unknown key.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or describes an unsupported autoencoder.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::from_object(&Object::read(path)?)
     }
@@ -214,9 +211,6 @@ impl AutoencoderConfig {
 
     /// Infers the config from the shapes in a file with diffusers' names. Latent statistics are those of the
     /// published autoencoder with the same number of channels.
-    ///
-    /// # Errors
-    /// If a tensor is missing, or the autoencoder is not supported.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         let sizes = Self::sizes(tensors)?;
         let (means, deviations): (&[f64], &[f64]) = match sizes.z_dim {

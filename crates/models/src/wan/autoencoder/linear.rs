@@ -132,9 +132,6 @@ pub struct LinearWeights {
 
 impl LinearFit {
     /// For squares of `step` pixels.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub fn new(step: i64) -> Result<Self, Error> {
         let sums = |frames: i64| -> Result<Sums, Error> {
             let (numbers, options) = (frames * 3 * step * step, (Kind::Double, Device::Cpu));

@@ -26,9 +26,6 @@ impl std::fmt::Debug for WithLoras {
 
 impl WithLoras {
     /// The weights of a transformer, under diffusers' names, with `loras` of the given strengths.
-    ///
-    /// # Errors
-    /// If a LoRA changes a tensor that the model does not have, or has in another shape.
     pub fn new(base: Box<dyn TensorSource>, loras: Vec<(LoraFile, f64)>) -> Result<Self, Error> {
         for (lora, strength) in &loras {
             if !strength.is_finite() {

@@ -75,9 +75,6 @@ impl TransformerConfig {
     }
 
     /// Reads a `config.json`, with a warning for each unknown key.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or describes an unsupported transformer.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
         let class = object.text("_class_name")?;
@@ -151,9 +148,6 @@ impl TransformerConfig {
     }
 
     /// Infers the config from the shapes in a file with diffusers' names.
-    ///
-    /// # Errors
-    /// If a tensor is missing, or the model is not supported.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         Self::of_shapes_with(tensors, HEAD_WIDTH)
     }

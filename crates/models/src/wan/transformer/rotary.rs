@@ -16,9 +16,6 @@ pub(super) struct Rotary {
 
 impl Rotary {
     /// For `frames` × `rows` × `columns` tokens and heads of width `width`.
-    ///
-    /// # Errors
-    /// If memory runs out.
     pub(super) fn new(grid: [i64; 3], width: i64, device: Device) -> Result<Self, Error> {
         let in_space = 2 * (width / 6);
         let widths = [width - 2 * in_space, in_space, in_space];
@@ -46,9 +43,6 @@ impl Rotary {
     }
 
     /// `[batch, tokens, heads, width]` with each adjacent pair rotated; computed in fp32.
-    ///
-    /// # Errors
-    /// If shapes do not match or memory runs out.
     pub(super) fn rotated(&self, input: &Tensor) -> Result<Tensor, Error> {
         let (batch, tokens, heads, width) = input.size4()?;
         let pairs = to_kind(input, Kind::Float)?

@@ -108,9 +108,6 @@ pub struct IdleOffloader {
 
 impl IdleOffloader {
     /// Nothing is offloaded yet. `folder` must be on a disk: one in memory (`/dev/shm`) would free nothing.
-    ///
-    /// # Errors
-    /// If no file can be created in the folder.
     pub fn new(memory: Memory, folder: &Path) -> io::Result<IdleOffloader> {
         Ok(IdleOffloader {
             memory,

@@ -39,9 +39,6 @@ struct Extent {
 
 impl SpillFile {
     /// An empty spill file on the disk of this folder.
-    ///
-    /// # Errors
-    /// If no file can be created there.
     pub fn new(folder: &Path) -> io::Result<Self> {
         Ok(Self {
             file: tempfile::tempfile_in(folder)?,

@@ -34,9 +34,6 @@ const CHUNK: Bytes = Bytes(16 << 10);
 const UNINITIALISED: u8 = 0xa5;
 
 /// Runs every possible cell on the first accelerator, or on the CPU if there is none. Takes a moment.
-///
-/// # Errors
-/// If the device is not available, or a batch cannot be created.
 pub fn fault_matrix_here() -> Result<FaultMatrix, Error> {
     let device = match accelerator::device_count() {
         0 => Device::Cpu,

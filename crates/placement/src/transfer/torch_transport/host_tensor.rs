@@ -14,9 +14,6 @@ pub struct HostTensor(pub(super) Tensor);
 
 impl HostTensor {
     /// The tensor as the source of a move.
-    ///
-    /// # Errors
-    /// A torch error if the tensor is not on the CPU or not dense.
     pub fn new(tensor: &Tensor) -> Result<Self, Error> {
         let tensor = tensor.f_detach()?;
         if tensor.device() != Device::Cpu || tensor.is_sparse() {
@@ -96,9 +93,6 @@ impl HostTensor {
     }
 
     /// The same bytes, to be written.
-    ///
-    /// # Errors
-    /// As [`bytes`](Self::bytes).
     pub(crate) fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         let (start, bytes) = self.place()?;
         // SAFETY: as in `bytes`. It is called for tensors that were just made (which includes

@@ -57,9 +57,6 @@ impl ClipSource {
     }
 
     /// The clip with this index, as a batch of one row.
-    ///
-    /// # Errors
-    /// If one of its files is missing or damaged.
     pub(super) fn read(&self, number: usize) -> Result<Encoded, Error> {
         let clip = &self.clips[number];
         let file = SafetensorsFile::open(&clip.latents)?;
@@ -135,9 +132,6 @@ impl ClipLoader {
     }
 
     /// The next batch.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged, or no thread can be started.
     pub(super) fn next(&mut self) -> Result<Encoded, Error> {
         let failed = |error: LoadError| Error::Data(error.to_string());
         let loader = match &mut self.loader {

@@ -58,9 +58,6 @@ pub(super) struct Lora {
 
 impl Expert {
     /// The transformer `part` of `wan` with a LoRA as configured.
-    ///
-    /// # Errors
-    /// If a file is missing, damaged or not supported, the adapter does not match, or memory runs out.
     pub(super) fn open(
         config: &Config,
         wan: &WanModel,
@@ -101,9 +98,6 @@ impl Expert {
 
     /// A transformer with the dimensions in the folder of `part`, whose weights are drawn from the run's seed
     /// and all trained, in fp32.
-    ///
-    /// # Errors
-    /// If the dimensions cannot be read, or memory runs out.
     pub(super) fn fresh(
         config: &Config,
         part: &TrainedPart,
@@ -228,9 +222,6 @@ pub(super) struct ExpertPlacement {
 
 impl ExpertPlacement {
     /// Carries out `plan`; without one, everything stays.
-    ///
-    /// # Errors
-    /// If the spill file cannot be created.
     pub(super) fn new(config: &Config, plan: Option<&Plan>) -> Result<Self, Error> {
         let Some(plan) = plan.filter(|plan| has_offloaded_modules(plan)) else {
             return Ok(Self {

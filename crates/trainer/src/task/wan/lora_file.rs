@@ -50,9 +50,6 @@ fn is_known(layer: &str) -> bool {
 }
 
 /// The trained matrices, in fp32.
-///
-/// # Errors
-/// If a layer has none.
 pub(super) fn of(adapter: &Attached, parameters: &Parameters) -> Result<LoraFile, Error> {
     let mut file = LoraFile::default();
     for layer in &adapter.modules {

@@ -39,9 +39,6 @@ struct Prepared {
 
 impl Previews {
     /// The previews configured in `config`, if any; encodes images now.
-    ///
-    /// # Errors
-    /// If a prompt's options do not fit the model, an image cannot be read, or memory runs out.
     pub(super) fn open(
         config: &Config,
         model: &WanModel,
@@ -99,9 +96,6 @@ impl Previews {
     }
 
     /// Generates the previews of a share and writes them to `folder`, which is created; each comes with its number.
-    ///
-    /// # Errors
-    /// If a file cannot be read or written, the model diverges, or memory runs out.
     pub(super) fn make(
         &self,
         task: &WanVideo,
