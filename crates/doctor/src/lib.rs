@@ -8,6 +8,8 @@
 //! a dump ───────┘   (text)     (facts)  └─▶ report       for people, programs and bug reports
 //!
 //! a log ────────▶ explain ─▶ what each known error in it means
+//!                    ▲
+//! catalogue/*.toml ──┘ (by build.rs)
 //! ```
 //!
 //! Facts come from [`platform`]; this crate judges them. Every arrow is a pure function,
@@ -34,7 +36,9 @@ pub mod probe_cache;
 pub mod ranks;
 pub mod redact;
 pub mod report;
+mod schema;
 mod signs;
+mod tables;
 pub mod wan;
 pub mod wheels;
 

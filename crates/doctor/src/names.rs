@@ -5,139 +5,11 @@
 //! table and old versions of `rocm-smi` print nothing else.
 
 use crate::pattern::{self, Patterns, patterns};
+use crate::tables::{CHIPS, PROCESSORS};
 use platform::Gfx;
 use platform::pci::DeviceId;
 use regex::Regex;
 use std::sync::LazyLock;
-
-/// Pattern and architecture; if two match, the earlier one is more specific.
-/// Sources: the device tables of the amdgpu driver, the PCI id database, LLVM's AMDGPU
-/// usage page. Card numbers need their `RX`: a `7600` alone is as often a processor.
-const NAMES: &[(&str, (u8, u8, u8))] = &[
-    (r"\bMI35[05]", (9, 5, 0)),
-    (r"\bMI300|\bMI308|\bMI325|Aqua ?Vanjaram", (9, 4, 2)),
-    (r"\bMI2[15]0|\bMI200|Aldebaran", (9, 0, 10)),
-    (r"\bMI100|Arcturus", (9, 0, 8)),
-    (r"Vega ?12\b|Pro Vega (?:16|20)\b", (9, 0, 4)),
-    (
-        r"Radeon (?:Pro )?VII\b|\bMI[56]0\b|Vega ?20\b|Pro Vega II\b",
-        (9, 0, 6),
-    ),
-    (
-        r"Vega ?(?:10|56|64)\b|RX Vega\b(?: 56| 64|$)|Vega Frontier|\bMI25\b|WX ?8200|WX ?9100|\bV340",
-        (9, 0, 0),
-    ),
-    (r"Renoir|Cezanne|Lucienne|Barcelo", (9, 0, 12)),
-    (
-        r"Raven|Picasso|Vega ?(?:3|6|8|9|10|11) (?:Mobile|Graphics)",
-        (9, 0, 2),
-    ),
-    (
-        r"(?:RX|Radeon) ?5[67]00|\b5700 ?XT\b|W5700|Navi ?10\b",
-        (10, 1, 0),
-    ),
-    (r"Navi ?12\b|Pro 5600M|Pro V520\b", (10, 1, 1)),
-    (r"RX ?5[35]00|W5500|Pro 5[35]00|Navi ?14\b", (10, 1, 2)),
-    (r"BC-?250|Cyan ?Skillfish", (10, 1, 3)),
-    // The mobile cards of this generation are a size smaller than their numbers.
-    (r"RX ?6[78]50M|RX ?6[78]00M", (10, 3, 1)),
-    (r"RX ?6[67]50S|RX ?6[678]00S|RX ?66[05]0M", (10, 3, 2)),
-    (
-        r"RX ?6[89]00|RX ?6950|\b(?:6[89]00|6950) ?XT\b|\bW6[89]00|Pro V620\b|Navi ?21\b|Sienna[ _]Cichlid",
-        (10, 3, 0),
-    ),
-    (
-        r"RX ?67[05]0|\b67[05]0 ?XT\b|Navi ?22\b|Navy[ _]Flounder",
-        (10, 3, 1),
-    ),
-    (
-        r"RX ?66[05]0|\b66[05]0 ?XT\b|W6600|Navi ?23\b|Dimgrey[ _]Cavefish",
-        (10, 3, 2),
-    ),
-    (
-        r"RX ?6[345][05]0|W6[345]00|Navi ?24\b|Beige[ _]Goby",
-        (10, 3, 4),
-    ),
-    (
-        r"Steam ?Deck|Van ?Gogh|Custom GPU 0(?:405|932)|Custom APU 0(?:405|932)",
-        (10, 3, 3),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b6[68]0M\b|^(?:AMD )?6[68]0M(?:$| ?\(| aka\b)|\b6[68]0M Graphics|Rembrandt|Yellow[ _]Carp",
-        (10, 3, 5),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b610M\b|^(?:AMD )?610M(?:$| ?\(| aka\b)|Raphael|Granite ?Ridge|Mendocino",
-        (10, 3, 6),
-    ),
-    (
-        r"RX ?7900|\b7900 ?(?:XTX|XT|GRE)\b|W7[89]00|Navi ?31\b",
-        (11, 0, 0),
-    ),
-    (
-        r"RX ?7800|RX ?7700(?: ?XT)?\b|\b7[78]00 ?XT\b|\bW7700|Pro V710\b|Navi ?32\b",
-        (11, 0, 1),
-    ),
-    (
-        r"RX ?7[67][05]0|RX ?7400\b|\b7600 ?XT\b|\bW7[456]00|Navi ?33\b",
-        (11, 0, 2),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b7[468]0M\b|^(?:AMD )?7[468]0M(?:$| ?\(| aka\b)|\b7[468]0M (?:Graphics|APU|iGPU)|Phoenix|PHXGENERIC|Hawk ?Point|Ryzen Z1",
-        (11, 0, 3),
-    ),
-    (
-        r"\b80[456][05]S\b|AI MAX|Strix[ _]?Halo|STRXLGEN|Framework Desktop",
-        (11, 5, 1),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b8[89]0M\b|^(?:AMD )?8[89]0M(?:$| ?\(| aka\b)|\b8[89]0M (?:Graphics|APU|iGPU)|Strix ?Point|^Strix$",
-        (11, 5, 0),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b8[46]0M\b|^(?:AMD )?8[46]0M(?:$| ?\(| aka\b)|Krackan",
-        (11, 5, 2),
-    ),
-    (
-        r"Radeon[^,;:]{0,24}\b820M\b|^(?:AMD )?820M(?:$| ?\(| aka\b)",
-        (11, 5, 3),
-    ),
-    (r"RX ?9060|\b9060 ?XT\b|Navi ?44\b", (12, 0, 0)),
-    (
-        r"RX ?9070|\b9070 ?(?:XT|GRE)\b|Radeon AI PRO\b|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
-        (12, 0, 1),
-    ),
-    // Before Vega. Numbers were used again and again: the family must be named with them.
-    (
-        r"Polaris|Ellesmere|Baffin|Lexa\b|RX ?(?:4[678]0|5[456789]0)\b|RX ?5[456789]0X|RX ?Vega M|Vega M G|WX ?(?:2100|3[12]00|4100|5100|7100)|Pro 4[56]0|Pro 5[567]0\b|\bFiji\b|R9 ?(?:Fury|Nano)|\bFury X\b|Pro Duo",
-        (8, 0, 3),
-    ),
-    (
-        r"Tonga|Amethyst|Antigua|R9 ?(?:285|380|M39[05])|Iceland|Topaz|\b(?:Meso|Weston) (?:XT|PRO|LE|\[)|WX? ?7100 M",
-        (8, 0, 2),
-    ),
-    (r"Carrizo|Bristol ?Ridge", (8, 0, 1)),
-    (r"Stoney", (8, 1, 0)),
-    (r"Hawaii|Grenada|R9 ?(?:290|390|295)|W[89]100", (7, 0, 1)),
-    (
-        r"Bonaire|Tobago|\bSaturn (?:XT|PRO|\[)|R7 ?(?:260|360)|HD ?7790",
-        (7, 0, 4),
-    ),
-    (
-        r"Kaveri|Spectre|Godavari|A\d+-[78]\d{3}B?\b|R7 Graphics|R5 Graphics",
-        (7, 0, 0),
-    ),
-    (r"Kabini|Mullins|Temash", (7, 0, 3)),
-    (r"Tahiti|R9 ?280|HD ?79[579]0|HD ?8990", (6, 0, 0)),
-    (
-        r"Pitcairn|Cape ?Verde|Curacao|Wimbledon|Heathrow|\b(?:Chelsea|Neptune|Venus|Trinidad|Tropo|Strato) (?:XT|PRO|LE|\[)|R9 ?270|R7 ?(?:250X|265)|HD ?7[78][0-9]0|HD ?88[0-9]0",
-        (6, 0, 1),
-    ),
-    (
-        r"Oland|Hainan|\b(?:Mars|Opal|Litho|Sun|Jet|Exo|Banks) (?:XT|PRO|LE|LP|\[)|R[57] ?2[345]0\b|HD ?8[56][0-9]0|R5 ?M\d30|HD 8800",
-        (6, 0, 2),
-    ),
-];
 
 patterns! {
     /// TeraScale, before 2012, which ROCm never knew and which has no name of an architecture; and names of
@@ -151,7 +23,7 @@ pub(crate) fn is_before_rocm(name: &str) -> bool {
 }
 
 static COMPILED: LazyLock<Patterns<Regex>> =
-    LazyLock::new(|| Patterns::new(NAMES.iter().map(|(pattern, _)| *pattern), in_any_case));
+    LazyLock::new(|| Patterns::new(CHIPS.iter().map(|(pattern, _)| *pattern), in_any_case));
 
 /// Constant patterns: a test compiles every one of them.
 fn in_any_case(pattern: &str) -> Option<Regex> {
@@ -160,7 +32,7 @@ fn in_any_case(pattern: &str) -> Option<Regex> {
 
 /// The architecture of the chip that a name, or a text with one, means.
 pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
-    let (_, (major, minor, stepping)) = NAMES[COMPILED.first_match(name)?];
+    let (_, (major, minor, stepping)) = CHIPS[COMPILED.first_match(name)?];
     Some(Gfx::new(major, minor, stepping))
 }
 
@@ -169,27 +41,6 @@ pub(crate) fn architecture_by(device_id: Option<DeviceId>, name: Option<&str>) -
     let named = || name.and_then(architecture_of);
     device_id.and_then(DeviceId::gfx).or_else(named)
 }
-
-/// Models of processors and the graphics in them; those of desktop processors only drive displays.
-/// Source: AMD's product pages. A model with an F at its end has none.
-const PROCESSORS: &[(&str, (u8, u8, u8))] = &[
-    (r"[23]\d{3}(?:GE?|U|H|C)\b", (9, 0, 2)),
-    (
-        r"(?:4[3-9]|5[1-9])\d\d(?:GE?|U|HS?|HX|C)\b|7[3-7]30U\b",
-        (9, 0, 12),
-    ),
-    (r"(?:6[6-9]\d\d|7[57]35)(?:U|HS?|HX)\b", (10, 3, 5)),
-    (
-        r"7[1-5]20[UC]\b|7[6-9]\d0(?:X(?:3D)?)?(?: |$)|7[679]45HX|9[6-9][05]0(?:X(?:3D)?)?(?: |$)|9[89]5[05]HX",
-        (10, 3, 6),
-    ),
-    (
-        r"7[4-9]40(?:U|HS?|HX)\b|8[4-9]4[05](?:U|HS?)\b|8[3-7]00GE?\b|2[0-7]0(?: |$)",
-        (11, 0, 3),
-    ),
-    (r"(?:HX )?3(?:65|70|75)\b", (11, 5, 0)),
-    (r"3[45]0\b", (11, 5, 2)),
-];
 
 static MODELS: LazyLock<Patterns<Regex>> = LazyLock::new(|| {
     let whole =

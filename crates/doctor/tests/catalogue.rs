@@ -2,40 +2,30 @@
 //! progress bars, colours, line ends of Windows and other people's warnings around it.
 
 use std::collections::BTreeSet;
-use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
+use std::fs;
+use surefoot_doctor::explain::{Catalogue, Explainer, Hints, explain};
 
-mod compute_programs;
-mod environments;
-mod inference;
-mod messages;
-mod posted;
-mod processes;
-mod python_stack;
-mod servers;
-mod shapes;
-mod stack;
-mod system;
-mod training;
 mod wsl_and_windows;
 
-/// What the log says, and the entry that must recognise it.
-fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    [
-        messages::MESSAGES,
-        posted::MESSAGES,
-        stack::MESSAGES,
-        processes::MESSAGES,
-        environments::MESSAGES,
-        training::MESSAGES,
-        servers::MESSAGES,
-        system::MESSAGES,
-        python_stack::MESSAGES,
-        inference::MESSAGES,
-        shapes::MESSAGES,
-        compute_programs::MESSAGES,
-    ]
-    .into_iter()
-    .flatten()
+/// Each entry, and a line that its file says somebody has seen.
+fn messages() -> Vec<(String, String)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/catalogue");
+    let mut messages = Vec::new();
+    for file in fs::read_dir(folder).expect("the catalogue") {
+        let path = file.expect("a file").path();
+        if path.is_dir() {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("text");
+        let file: toml::Table = text.parse().expect("the build script read it");
+        for entry in file["entry"].as_array().expect("entries") {
+            let text = |value: &toml::Value| value.as_str().expect("text").to_owned();
+            let seen = entry["seen"].as_array().expect("lines").iter();
+            messages.extend(seen.map(|line| (text(&entry["id"]), text(line))));
+        }
+    }
+    assert!(messages.len() >= Catalogue::built_in().entries().count());
+    messages
 }
 
 /// What is around a message in every log.
@@ -51,12 +41,22 @@ fn ids(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_entry_is_recognised_in_a_log() {
+fn every_message_is_explained_by_its_entry_first() {
     let missed: Vec<_> = messages()
-        .map(|(id, message)| (id, message, ids(&format!("{BEFORE}{message}\n{AFTER}"))))
-        .filter(|(id, _, found)| !found.contains(**id))
+        .into_iter()
+        .map(|(id, message)| {
+            let found = explain(&format!("{BEFORE}{message}\n{AFTER}")).matches;
+            // Before a warning or a remark there may be the error that it goes with.
+            let own = found.iter().find(|found| found.id == id);
+            let as_bad = own.and_then(|own| found.iter().find(|one| one.severity >= own.severity));
+            (id, as_bad.map(|first| first.id.clone()), message)
+        })
+        .filter(|(id, found, _)| found.as_ref() != Some(id))
         .collect();
-    assert!(missed.is_empty(), "{missed:#?}");
+    for (id, found, message) in &missed {
+        println!("{id} {found:?}: {message}");
+    }
+    assert!(missed.is_empty(), "{}", missed.len());
 }
 
 #[test]
@@ -76,15 +76,8 @@ fn colours_line_ends_and_progress_bars_change_nothing() {
             BEFORE.replace('\n', "\r\n"),
             AFTER.replace('\n', "\r\n")
         );
-        assert!(ids(&log).contains(*id), "{log:?}: {:?}", ids(&log));
+        assert!(ids(&log).contains(&id), "{log:?}: {:?}", ids(&log));
     }
-}
-
-#[test]
-fn every_entry_has_a_message_here() {
-    let shown: BTreeSet<&str> = messages().map(|(id, _)| *id).collect();
-    let known: BTreeSet<&str> = catalogue::entries().map(|entry| entry.id).collect();
-    assert_eq!(shown, known);
 }
 
 #[test]

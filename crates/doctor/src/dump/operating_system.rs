@@ -7,7 +7,7 @@ use crate::signs::{self, is_drive};
 /// The system, where a text shows it.
 pub(super) fn of(text: &str) -> Option<System> {
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
-    if has(&signs::WSL) {
+    if has(signs::WSL) {
         return Some(System::Wsl);
     }
     if has(&[
@@ -22,7 +22,7 @@ pub(super) fn of(text: &str) -> Option<System> {
     ]) {
         return Some(System::Macos);
     }
-    let is_windows = has(&signs::WINDOWS)
+    let is_windows = has(signs::WINDOWS)
         || text.lines().any(|line| {
             line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('=')
                 || has_drive(line)

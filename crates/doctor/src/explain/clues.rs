@@ -14,16 +14,16 @@ pub(super) struct Clues {
 impl Clues {
     pub(super) fn read(&mut self, line: &str) {
         let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
-        self.wsl += usize::from(has(&signs::WSL));
+        self.wsl += usize::from(has(signs::WSL));
         // A path of Windows within a path of Linux is that of a mounted disk.
         if (line.contains(":\\") || line.contains(":/"))
             && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
-            || has(&signs::WINDOWS)
-            || has(&signs::PROBABLY_WINDOWS)
+            || has(signs::WINDOWS)
+            || has(signs::PROBABLY_WINDOWS)
         {
             self.windows += 1;
         } else {
-            self.linux += usize::from(has(&signs::LINUX));
+            self.linux += usize::from(has(signs::LINUX));
         }
     }
 

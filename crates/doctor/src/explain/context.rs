@@ -1,10 +1,11 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
-use super::Match;
+use super::catalogue::{Fact as Known, Step};
 use super::clues::Clues;
-use super::distribution::Distribution;
 use super::pairing::Pairing;
 use super::shared_library;
+use super::{Catalogue, Match};
+use crate::tables::{DISTRIBUTIONS, Distribution, UBUNTU};
 use crate::{names, powershell, signs, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
@@ -37,11 +38,9 @@ pub(super) struct Context {
     names_nvidia: bool,
     /// A container, or a command that starts one.
     names_container: bool,
-    distribution: Option<Distribution>,
+    distribution: Option<&'static Distribution>,
     pairing: Pairing,
 }
-
-const UNSET: &str = "unset HSA_OVERRIDE_GFX_VERSION";
 
 struct Fact<T> {
     value: T,
@@ -121,7 +120,10 @@ impl Context {
             self.names_nvidia || Self::NVIDIA.iter().any(|sign| line.contains(sign));
         self.names_container =
             self.names_container || Self::CONTAINERS.iter().any(|sign| line.contains(sign));
-        self.distribution = self.distribution.or_else(|| Distribution::of(line));
+        self.distribution = self.distribution.or_else(|| {
+            let shows = |one: &&Distribution| one.signs.iter().any(|sign| line.contains(sign));
+            DISTRIBUTIONS.iter().find(shows)
+        });
         self.kfd_is_of_root =
             self.kfd_is_of_root || line.contains("crw-------") && line.trim_end().ends_with("kfd");
         self.kfd_is_public =
@@ -153,30 +155,88 @@ impl Context {
         self.system() == Some(System::Windows)
     }
 
-    /// Refines the explanations by the context.
-    pub(super) fn sharpen(&self, matches: &mut Vec<Match>) {
+    /// What is known of the text.
+    fn facts(&self) -> Vec<Known> {
+        let system = match self.system() {
+            Some(System::Linux) => Some(Known::Linux),
+            Some(System::Wsl) => Some(Known::Wsl),
+            Some(System::Windows) => Some(Known::Windows),
+            _ => None,
+        };
+        let others = [
+            (self.names_container, Known::Container),
+            (self.kfd_is_public, Known::KfdOpenToAll),
+            (
+                self.kfd_is_of_root && !self.kfd_is_public,
+                Known::KfdRootOnly,
+            ),
+            (self.override_value.is_some(), Known::Override),
+            (self.gpus.len() > 1, Known::SeveralArchitectures),
+        ];
+        let others = others.into_iter().filter(|(holds, _)| *holds);
+        let distribution = self.distribution.map(|one| one.fact);
+        let facts = system.into_iter().chain(distribution);
+        facts.chain(others.map(|(_, fact)| fact)).collect()
+    }
+
+    /// A step with the commands of the distribution, or `None` if it is for other facts.
+    fn chosen(&self, step: &Step, facts: &[Known]) -> Option<String> {
+        let holds = |fact: &Known| facts.contains(fact);
+        if step.unless.iter().any(holds) {
+            return None;
+        }
+        let mut name = None;
+        for of_kind in [Known::is_system, Known::is_distribution] {
+            let mut wanted = step.when.iter().filter(|fact| of_kind(**fact)).peekable();
+            let first = wanted.peek().copied().copied();
+            if first.is_none() || wanted.any(holds) {
+                continue;
+            }
+            // What is not shown may be the wanted one; WSL is shown by nearly every text from there.
+            if facts.iter().any(|fact| of_kind(*fact)) || first == Some(Known::Wsl) {
+                return None;
+            }
+            name = first;
+        }
+        let is_other = |fact: &&Known| !fact.is_system() && !fact.is_distribution();
+        if !step.when.iter().filter(is_other).all(holds) {
+            return None;
+        }
+        let (apt, initramfs) = self
+            .distribution
+            .map_or(UBUNTU, |one| (one.apt, one.initramfs));
+        let text = step
+            .text
+            .replace("{apt}", apt)
+            .replace("{initramfs}", initramfs);
+        Some(match name {
+            Some(Known::Linux) => format!("Linux: {text}"),
+            Some(Known::Windows) => format!("Windows: {text}"),
+            Some(fact) => {
+                let named = DISTRIBUTIONS.iter().find(|one| one.fact == fact);
+                format!("{}: {text}", named.map_or("", |one| one.name))
+            }
+            None => text,
+        })
+    }
+
+    /// Says what the entries say under the facts of this text.
+    pub(super) fn sharpen(&self, matches: &mut Vec<Match>, catalogue: &Catalogue) {
         matches.extend(self.pairing.contradiction.clone());
+        let facts = self.facts();
         for found in matches {
-            self.keep_what_fits_the_system(found);
+            if let Some((_, entry)) = catalogue.entry(&found.id) {
+                let chosen = |steps: &[Step]| -> Vec<String> {
+                    let chosen = steps.iter().filter_map(|step| self.chosen(step, &facts));
+                    chosen.collect()
+                };
+                let cause = chosen(entry.causes).into_iter().next();
+                found.cause = cause.unwrap_or_else(|| entry.cause.to_owned());
+                found.fix = chosen(entry.fix);
+                found.ask = chosen(entry.ask);
+            }
             match found.id.as_str() {
                 "invalid-device-function" | "no-kernel-image" => self.name_the_override(found),
-                "kfd-permission" if self.kfd_is_public => {
-                    found.cause = "The process may not open /dev/kfd although everybody may (mode 0666): a container without the device, a device cgroup, or a security module.".to_owned();
-                    found.fix.retain(|step| !step.contains("usermod"));
-                    found
-                        .fix
-                        .push("sudo dmesg | grep -iE 'apparmor|selinux|denied'".to_owned());
-                }
-                "kfd-permission" if self.kfd_is_of_root => {
-                    // No group has it, and that of root is not for users.
-                    found.fix.retain(|step| !step.contains("usermod"));
-                    found.fix.sort_by_key(|step| !step.contains("udev rule"));
-                    found.fix.insert(1, "then sudo udevadm control --reload-rules && sudo udevadm trigger, and sudo usermod -aG render $USER".to_owned());
-                }
-                "kfd-permission" if self.names_container => {
-                    // The user of the host is not that of the container.
-                    found.fix.sort_by_key(|step| step.contains("usermod"));
-                }
                 "missing-library" => name_the_library(found),
                 "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
                 "segmentation-fault" | "memory-access-fault" | "gfxhub-page-fault" | "mes-hang" => {
@@ -190,9 +250,6 @@ impl Context {
                 _ => {}
             }
             self.name_the_gpu(found);
-            if let Some(distribution) = self.distribution {
-                distribution.fit(&mut found.fix);
-            }
             if self.is_windows() {
                 for step in &mut found.fix {
                     if let Some(translated) = powershell::translated(step) {
@@ -200,17 +257,6 @@ impl Context {
                     }
                 }
             }
-        }
-    }
-
-    /// Removes steps for other systems, and the prefixes of those for this one.
-    fn keep_what_fits_the_system(&self, found: &mut Match) {
-        let system = self.system();
-        for steps in [&mut found.fix, &mut found.ask] {
-            *steps = std::mem::take(steps)
-                .into_iter()
-                .filter_map(|step| for_system(step, system))
-                .collect();
         }
     }
 
@@ -252,17 +298,6 @@ impl Context {
         found.cause = format!(
             "The process crashed outside Python, and the text names GPUs of several architectures ({named}): a runtime or wheel that does not expect them together crashes (ROCm 6.0 did with three), or one of them has no code in it."
         );
-        found
-            .fix
-            .retain(|step| !step.contains("make one GPU visible"));
-        found.fix.insert(
-            0,
-            "make one GPU visible: HIP_VISIBLE_DEVICES=<index> (Linux: ROCR_VISIBLE_DEVICES=<index>)".to_owned(),
-        );
-        found
-            .fix
-            .insert(1, "a newer ROCm build of torch".to_owned());
-        found.fix.push(UNSET.to_owned());
     }
 
     fn name_the_override(&self, found: &mut Match) {
@@ -272,8 +307,6 @@ impl Context {
         found
             .facts
             .push(format!("HSA_OVERRIDE_GFX_VERSION={value} (line {line})"));
-        found.fix.retain(|step| !step.starts_with(UNSET));
-        found.fix.insert(0, UNSET.to_owned());
         let Some(target) = Gfx::from_override(value) else {
             found.cause = format!(
                 "HSA_OVERRIDE_GFX_VERSION={value} is not valid (`major.minor.stepping`, decimal)."
@@ -396,17 +429,17 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         ":\\",
         "crw-",
     ];
+    let distributions = DISTRIBUTIONS.iter().flat_map(|one| one.signs);
     let words = [
         &words[..],
-        &signs::WSL,
-        &signs::WINDOWS,
-        &signs::PROBABLY_WINDOWS,
-        &signs::LINUX,
+        signs::WSL,
+        signs::WINDOWS,
+        signs::PROBABLY_WINDOWS,
+        signs::LINUX,
         &Context::NVIDIA,
         &Context::CONTAINERS,
-        &Distribution::SIGNS.map(|(sign, _)| sign),
-    ]
-    .concat();
+    ];
+    let words = words.into_iter().flatten().chain(distributions);
     // Constant words: without them nothing here works, and each test fails.
     AhoCorasick::new(words).ok()
 });
@@ -475,56 +508,6 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
             "install a wheel with native code: `surefoot doctor` prints the command for this GPU"
                 .to_owned(),
         ],
-    }
-}
-
-/// Commands and devices that mean nothing on the detected system.
-fn commands_of_other_systems(system: Option<System>) -> &'static [&'static str] {
-    match system {
-        Some(System::Windows) => &[
-            "sudo ",
-            "modprobe",
-            "usermod",
-            "update-grub",
-            "/dev/kfd",
-            "/dev/dri",
-            "dmesg",
-            "journalctl",
-            "lsmod",
-            "apt install",
-            "dnf install",
-            "systemctl",
-            "ldconfig",
-            "LD_LIBRARY_PATH",
-            "/opt/rocm",
-            "/etc/",
-            "/sys/",
-        ],
-        Some(System::Wsl) => &["modprobe ", "usermod -", "update-grub", "grubby"],
-        _ => &[],
-    }
-}
-
-/// A step, or `None` if it is for another system than the detected one.
-fn for_system(step: String, system: Option<System>) -> Option<String> {
-    const MARKS: [(&str, &[System]); 4] = [
-        ("Linux: ", &[System::Linux]),
-        ("WSL: ", &[System::Wsl]),
-        ("Windows: ", &[System::Windows]),
-        ("Linux, WSL: ", &[System::Linux, System::Wsl]),
-    ];
-    let marked = MARKS
-        .iter()
-        .find_map(|(mark, of)| Some((step.strip_prefix(mark)?, *of)));
-    let Some((rest, of)) = marked else {
-        let foreign = commands_of_other_systems(system);
-        return (!foreign.iter().any(|command| step.contains(command))).then_some(step);
-    };
-    match system {
-        Some(system) => of.contains(&system).then(|| rest.to_owned()),
-        None if of == [System::Wsl] => None,
-        None if of.len() > 1 => Some(format!("Linux: {rest}")),
-        None => Some(step),
     }
 }
 

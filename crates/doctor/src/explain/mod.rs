@@ -9,7 +9,6 @@
 pub mod catalogue;
 mod clues;
 mod context;
-mod distribution;
 pub mod ending;
 pub mod oom;
 mod pairing;
@@ -19,35 +18,13 @@ mod translations;
 
 use crate::ansi::strip_escapes;
 use crate::pasted;
+pub use catalogue::{Confidence, Severity};
 use context::Context;
-use patterns::{PATTERNS, Role};
+pub use patterns::Catalogue;
+use patterns::Role;
 use platform::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// How bad an error or a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Training fails or computes wrongly.
-    Error,
-    /// Training may fail, or wastes much.
-    Warning,
-    /// Good to know.
-    Info,
-}
-
-/// How sure it is that a cause is the cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Confidence {
-    /// The message has no other known cause.
-    High,
-    /// The usual cause.
-    Medium,
-    /// One of several causes.
-    Low,
-}
 
 /// One recognised message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -162,9 +139,9 @@ pub fn explain_with(text: &str, hints: Hints) -> Explanation {
 ///
 /// Colours are removed, and a carriage return ends a line like a newline: progress
 /// bars overwrite themselves, and an error may follow them on the same line.
-#[derive(Default)]
 pub struct Explainer {
     hints: Hints,
+    catalogue: &'static Catalogue,
     context: Context,
     messages: oom::Messages,
     matches: Vec<Match>,
@@ -200,11 +177,26 @@ impl Explainer {
     /// Ready for the first piece.
     #[must_use]
     pub fn new(hints: Hints) -> Self {
+        Self::with(hints, Catalogue::built_in())
+    }
+
+    /// The same with another catalogue.
+    #[must_use]
+    pub fn with(hints: Hints, catalogue: &'static Catalogue) -> Self {
         Self {
             hints,
-            seen: vec![false; PATTERNS.len()],
+            catalogue,
+            context: Context::default(),
+            messages: oom::Messages::default(),
+            matches: Vec::new(),
+            seen: vec![false; catalogue.len()],
+            partial: Vec::new(),
+            lines: 0,
+            asked: None,
             head: Some(Vec::new()),
-            ..Self::default()
+            columns: None,
+            is_after_return: false,
+            broken: Vec::new(),
         }
     }
 
@@ -261,19 +253,17 @@ impl Explainer {
         let mut matches = self.messages.finish(&self.context, self.hints);
         let system = self.context.system();
         matches.extend(self.matches.into_iter().filter(|found| {
-            let owner = PATTERNS.place(&found.id);
-            PATTERNS.entries[owner].scope.holds_on(system)
-                && PATTERNS.is_supported(owner, &self.seen)
+            let entry = self.catalogue.entry(&found.id);
+            entry.is_some_and(|(owner, entry)| {
+                entry.scope.holds_on(system) && self.catalogue.is_supported(owner, &self.seen)
+            })
         }));
-        drop_covered(&mut matches);
-        self.context.sharpen(&mut matches);
+        drop_covered(&mut matches, self.catalogue);
+        self.context.sharpen(&mut matches, self.catalogue);
         matches.sort_by_key(|found| {
-            (
-                found.severity,
-                found.confidence,
-                PATTERNS.place(&found.id),
-                found.line_number,
-            )
+            let rank = self.catalogue.entry(&found.id).map(|(_, entry)| entry.rank);
+            let rank = rank.unwrap_or_else(|| oom::rank(&found.id));
+            (found.severity, rank, found.line_number)
         });
         Explanation { matches }
     }
@@ -344,12 +334,12 @@ impl Explainer {
         let is_remark = is_remark(line);
         let mut previous = None;
         let line = translations::in_english(line);
-        let mut found = PATTERNS.of(&line);
+        let mut found = self.catalogue.of_line(&line);
         // A pattern may be about the beginning of what the program printed.
         let printed = pasted::without_prefix(&line);
         let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
         if printed.len() < line.len() {
-            found.extend(PATTERNS.of(printed));
+            found.extend(self.catalogue.of_line(printed));
             found.sort_unstable_by_key(|(pattern, _)| *pattern);
             found.dedup_by_key(|(pattern, _)| *pattern);
         }
@@ -361,7 +351,7 @@ impl Explainer {
             if previous.replace(owner) == Some(owner) {
                 continue;
             }
-            let entry = PATTERNS.entries[owner];
+            let entry = self.catalogue.owner(owner);
             if is_remark && entry.severity < Severity::Info {
                 continue;
             }
@@ -407,21 +397,27 @@ fn is_remark(line: &str) -> bool {
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 
+/// The explanation that a line of `seen` must have: the first one. Before a warning or a remark there may be the error
+/// that it goes with.
+fn is_first(id: &str, matches: &[Match]) -> bool {
+    let own = matches.iter().find(|found| found.id == id);
+    own.is_some_and(|own| {
+        let as_bad = matches.iter().find(|found| found.severity >= own.severity);
+        as_bad.is_some_and(|first| first.id == id)
+    })
+}
+
 /// Removes messages that another message of the text explains better.
-fn drop_covered(matches: &mut Vec<Match>) {
-    let covered: Vec<&str> = matches
+fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
+    let entry = |found: &Match| all.entry(&found.id).map(|(_, entry)| entry);
+    let covers = matches
         .iter()
-        .flat_map(|found| {
-            let entry = catalogue::entries().find(|entry| entry.id == found.id);
-            entry.map_or(&[][..], |entry| entry.covers)
-        })
-        .copied()
-        .collect();
+        .filter_map(entry)
+        .flat_map(|entry| entry.covers);
+    let covered: Vec<&str> = covers.copied().collect();
     matches.retain(|found| !covered.contains(&found.id.as_str()));
-    let is_last_resort = |found: &Match| {
-        let entry = catalogue::entries().find(|entry| entry.id == found.id);
-        entry.is_some_and(|entry| entry.last_resort)
-    };
+    let is_last_resort =
+        |found: &Match| entry(found).is_some_and(|entry| entry.rank >= catalogue::LAST_RESORT);
     let is_better = |found: &Match| found.severity < Severity::Info && !is_last_resort(found);
     if matches.iter().any(is_better) {
         matches.retain(|found| !is_last_resort(found));
@@ -436,8 +432,8 @@ fn stopped_by(entry: &catalogue::Entry, line: &str) -> bool {
             .any(|kind| line.trim_start().starts_with(kind))
 }
 
+/// What the entry says of it follows from all facts of the text: [`Context::sharpen`].
 fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {
-    let owned = |steps: &[&str]| steps.iter().map(|&step| step.to_owned()).collect();
     let severity = match stopped_by(entry, line) {
         true => Severity::Error,
         false => entry.severity,
@@ -446,9 +442,6 @@ fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match
         line: clip(line.trim(), 500).to_owned(),
         line_number,
         severity,
-        cause: entry.cause.to_owned(),
-        fix: owned(entry.fix),
-        ask: owned(entry.ask),
         source: entry.source.to_owned(),
         confidence: entry.confidence,
         ..Match::new(entry.id)

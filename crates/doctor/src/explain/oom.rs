@@ -102,6 +102,15 @@ impl Messages {
     }
 }
 
+/// The rank of a judgement: numbers that show the cause say more than any other line, and less than most if the device
+/// is simply full.
+pub(super) fn rank(id: &str) -> u16 {
+    match id {
+        "out-of-memory" => 25,
+        _ => 0,
+    }
+}
+
 /// Where the message begins within a line.
 fn start_of_message(line: &str) -> Option<usize> {
     [
@@ -138,7 +147,7 @@ fn judge(
         .or_else(|| fragmented(numbers, context))
         .or_else(|| capacity_not_honoured(numbers, context))
         .or_else(|| half_of_the_ram(numbers, context, hints))
-        .or_else(|| refused_though_free(numbers))
+        .or_else(|| refused_though_free(numbers, context))
         .or_else(|| held_elsewhere(numbers))
         .unwrap_or_else(|| full(numbers));
     let mut cause = judgement.cause;
@@ -325,7 +334,7 @@ fn raise_ttm() -> Vec<String> {
 }
 
 /// The device reports room, and the driver says no.
-fn refused_though_free(numbers: &OomNumbers) -> Option<Judgement> {
+fn refused_though_free(numbers: &OomNumbers, context: &Context) -> Option<Judgement> {
     let (requested, free, capacity) = (numbers.requested?, numbers.free?, numbers.capacity?);
     let had_room = free.0 / 4 >= requested.0 && free.share_of(capacity) > 0.1;
     had_room.then(|| Judgement {
@@ -334,7 +343,10 @@ fn refused_though_free(numbers: &OomNumbers) -> Option<Judgement> {
         cause: format!(
             "The driver refused {requested} although it reports {free} free. The limit is another one: host memory (TTM, a cgroup, pinned buffers), or a carve-out that leaves the host too little."
         ),
-        fix: steps(&["`surefoot doctor` looks at these limits", "sudo dmesg | grep -iE 'amdgpu|ttm|oom'"]),
+        fix: steps(match context.is_windows() {
+            true => &["`surefoot doctor` looks at these limits"],
+            false => &["`surefoot doctor` looks at these limits", "sudo dmesg | grep -iE 'amdgpu|ttm|oom'"],
+        }),
         source: "https://github.com/ROCm/ROCm/issues/5902",
     })
 }

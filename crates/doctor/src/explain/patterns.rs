@@ -1,20 +1,23 @@
 //! The patterns of the catalogue, and the entries that they belong to.
 
-use super::catalogue::{self, Entry};
+use super::catalogue::{self, ENTRIES, Entry, WORDS};
+use super::{Explainer, Hints};
 use crate::pattern;
 use regex::bytes::{Regex, RegexBuilder};
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// The catalogue with its patterns.
-pub(super) struct Patterns {
-    pub(super) entries: Vec<&'static Entry>,
+/// The entries of the catalogue with their compiled patterns.
+pub struct Catalogue {
+    /// In the order of judgement.
+    entries: Vec<&'static Entry>,
     /// They match bytes and ASCII classes only: programs write their messages in ASCII, and a Unicode class such as `\w`
     /// is a hundred times larger.
     all: pattern::Patterns<Regex>,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
     also: Vec<Vec<usize>>,
-    unless: Vec<Vec<usize>>,
+    absent: Vec<Vec<usize>>,
 }
 
 /// The role of a pattern.
@@ -26,42 +29,96 @@ pub(super) enum Role {
     Supports,
 }
 
-pub(super) static PATTERNS: LazyLock<Patterns> = LazyLock::new(|| {
-    let entries: Vec<_> = catalogue::entries().collect();
-    let (mut patterns, mut roles) = (Vec::new(), Vec::new());
-    let (mut also, mut unless) = (Vec::new(), Vec::new());
-    for (owner, entry) in entries.iter().enumerate() {
-        let mut add = |these: &[&'static str], role: Role| -> Vec<usize> {
-            let first = patterns.len();
-            patterns.extend_from_slice(these);
-            roles.extend(std::iter::repeat_n(role, these.len()));
-            (first..patterns.len()).collect()
-        };
-        add(entry.patterns, Role::Names(owner));
-        also.push(add(entry.also, Role::Supports));
-        unless.push(add(entry.unless, Role::Supports));
-    }
-    Patterns {
-        entries,
-        all: pattern::Patterns::new(patterns, compile),
-        roles,
-        also,
-        unless,
-    }
-});
+static BUILT_IN: LazyLock<Catalogue> =
+    LazyLock::new(|| Catalogue::of(ENTRIES.iter().collect(), Some(WORDS)));
 
-/// A pattern of the catalogue; they are constants, and a test compiles each of them.
+/// A pattern of the catalogue; what was read checked it.
 fn compile(pattern: &str) -> Option<Regex> {
     RegexBuilder::new(pattern).unicode(false).build().ok()
 }
 
-impl Patterns {
+impl Catalogue {
+    /// The one of this crate.
+    #[must_use]
+    pub fn built_in() -> &'static Self {
+        &BUILT_IN
+    }
+
+    /// The one of this crate with the entries of one more file, for as long as the program runs.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the file: its name, the line and the key; or a line of `seen` that is not explained by
+    /// its entry first.
+    pub fn with(name: &str, text: &str) -> Result<&'static Self, String> {
+        let read = catalogue::read(name, text)?;
+        let mut entries: Vec<_> = ENTRIES
+            .iter()
+            .chain(read.iter().map(|(entry, _)| *entry))
+            .collect();
+        entries.sort_by_key(|entry| entry.rank);
+        let whole: &Self = Box::leak(Box::new(Self::of(entries, None)));
+        for (entry, seen) in &read {
+            for message in seen {
+                let mut explainer = Explainer::with(Hints::default(), whole);
+                explainer.read(message.as_bytes());
+                let matches = explainer.finish().matches;
+                if !super::is_first(entry.id, &matches) {
+                    let found: Vec<_> = matches.iter().map(|found| found.id.as_str()).collect();
+                    return Err(format!(
+                        "{name}: {}: seen: '{message}' must be explained by this entry first, and is by: {}",
+                        entry.id,
+                        found.join(", ")
+                    ));
+                }
+            }
+        }
+        Ok(whole)
+    }
+
+    /// `words` are those of all patterns, in their order.
+    fn of(
+        entries: Vec<&'static Entry>,
+        words: Option<&[(&'static str, &'static [usize])]>,
+    ) -> Self {
+        let (mut patterns, mut roles) = (Vec::new(), Vec::new());
+        let (mut also, mut absent) = (Vec::new(), Vec::new());
+        for (owner, entry) in entries.iter().enumerate() {
+            let mut add = |these: &[&'static str], role: Role| -> Vec<usize> {
+                let first = patterns.len();
+                patterns.extend(these.iter().map(|&pattern| Cow::Borrowed(pattern)));
+                roles.extend(std::iter::repeat_n(role, these.len()));
+                (first..patterns.len()).collect()
+            };
+            add(entry.patterns, Role::Names(owner));
+            also.push(add(entry.also, Role::Supports));
+            absent.push(add(entry.absent, Role::Supports));
+        }
+        let all = match words {
+            Some(words) => pattern::Patterns::with_words(patterns, words.iter().copied(), compile),
+            None => pattern::Patterns::new(patterns, compile),
+        };
+        Self {
+            entries,
+            all,
+            roles,
+            also,
+            absent,
+        }
+    }
+
+    /// The entries, in the order of judgement.
+    pub fn entries(&self) -> impl Iterator<Item = &'static Entry> {
+        self.entries.iter().copied()
+    }
+
+    /// The number of patterns.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
     /// The patterns that match a line, each with its role, in the order of the catalogue.
-    pub(super) fn of(&self, line: &str) -> Vec<(usize, Role)> {
+    pub(super) fn of_line(&self, line: &str) -> Vec<(usize, Role)> {
         let is_match = |pattern: &Regex, part: &str| pattern.is_match(part.as_bytes());
         let matching = |part| self.all.matching(part, is_match);
         let mut found: Vec<usize> = parts(line).flat_map(matching).map(|(at, _)| at).collect();
@@ -71,16 +128,21 @@ impl Patterns {
         found.into_iter().filter_map(with_role).collect()
     }
 
-    /// The index of an entry in the catalogue; the first for one that is not part of it.
-    pub(super) fn place(&self, id: &str) -> usize {
-        let place = self.entries.iter().position(|entry| entry.id == id);
-        place.unwrap_or(0)
+    /// The entry that owns a pattern.
+    pub(super) fn owner(&self, owner: usize) -> &'static Entry {
+        self.entries[owner]
+    }
+
+    /// An entry and its index; `None` for judgements that are not from the catalogue.
+    pub(super) fn entry(&self, id: &str) -> Option<(usize, &'static Entry)> {
+        let index = self.entries.iter().position(|entry| entry.id == id)?;
+        Some((index, self.entries[index]))
     }
 
     /// Whether an entry's conditions on the rest of the text are met by the patterns seen.
     pub(super) fn is_supported(&self, owner: usize, seen: &[bool]) -> bool {
         let found = |pattern: &usize| seen[*pattern];
-        self.also[owner].iter().all(found) && !self.unless[owner].iter().any(found)
+        self.also[owner].iter().all(found) && !self.absent[owner].iter().any(found)
     }
 }
 
@@ -104,57 +166,47 @@ fn parts(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
 
+    /// The build script parses the patterns; this compiles each.
     #[test]
-    fn the_catalogue_is_well_formed() {
-        let known: HashSet<&str> = catalogue::entries().map(|entry| entry.id).collect();
-        let mut ids = HashSet::new();
-        for entry in catalogue::entries() {
-            let id = entry.id;
-            assert!(ids.insert(id), "{id} twice");
-            assert!(!entry.cause.is_empty() && !entry.source.is_empty(), "{id}");
-            let patterns = [entry.patterns, entry.also, entry.unless].concat();
-            for pattern in patterns {
-                let compiled = compile(pattern);
-                assert!(compiled.is_some(), "{id}: {pattern}");
-                assert!(
-                    compiled.is_some_and(|compiled| !compiled.is_match(b"")),
-                    "{id}: {pattern} matches nothing"
-                );
-            }
-            for covered in entry.covers {
-                assert!(
-                    known.contains(covered)
-                        || covered.starts_with("oom-")
-                        || *covered == "out-of-memory",
-                    "{id}: {covered}"
-                );
-                assert_ne!(*covered, id);
+    fn the_patterns_compile() {
+        BUILT_IN.all.check();
+        for entry in BUILT_IN.entries() {
+            for pattern in [entry.patterns, entry.also, entry.absent].concat() {
+                let matches_nothing =
+                    compile(pattern).is_some_and(|compiled| compiled.is_match(b""));
+                assert!(!matches_nothing, "{}: {pattern} matches nothing", entry.id);
             }
         }
     }
 
-    /// The words that are looked for first leave out no pattern that matches: every line of the tests of the catalogue is
+    /// The words that are looked for first leave out no pattern that matches: every line that somebody has seen is
     /// matched by the same patterns as without them.
     #[test]
     fn no_pattern_is_left_out() {
-        let all: Vec<_> = PATTERNS.all.texts().collect();
+        let all: Vec<_> = BUILT_IN.all.texts().collect();
         let unfiltered = regex::bytes::RegexSetBuilder::new(&all)
             .unicode(false)
             .size_limit(64 << 20)
             .dfa_size_limit(64 << 20)
             .build()
             .expect("valid patterns");
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/catalogue");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/catalogue");
         let mut matched = 0;
-        for file in std::fs::read_dir(folder).expect("the tests of the catalogue") {
-            let text = std::fs::read_to_string(file.expect("a file").path()).expect("text");
-            for line in text.lines().flat_map(parts) {
+        for file in std::fs::read_dir(folder).expect("the catalogue") {
+            let path = file.expect("a file").path();
+            if path.is_dir() {
+                continue;
+            }
+            let text = std::fs::read_to_string(path).expect("text");
+            let file: toml::Table = text.parse().expect("the build script read it");
+            let entries = file["entry"].as_array().expect("entries").iter();
+            let seen = entries.flat_map(|entry| entry["seen"].as_array().expect("lines"));
+            for line in seen.flat_map(|seen| seen.as_str().expect("text").lines()) {
                 let expected: Vec<usize> =
                     unfiltered.matches(line.as_bytes()).into_iter().collect();
-                let found: Vec<usize> = PATTERNS
-                    .of(line)
+                let found: Vec<usize> = BUILT_IN
+                    .of_line(line)
                     .iter()
                     .map(|(pattern, _)| *pattern)
                     .collect();
@@ -162,6 +214,6 @@ mod tests {
                 matched += found.len();
             }
         }
-        assert!(matched > PATTERNS.entries.len());
+        assert!(matched > BUILT_IN.entries.len());
     }
 }

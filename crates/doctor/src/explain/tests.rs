@@ -230,3 +230,82 @@ fn ordinary_output_is_not_explained() {
     let text = "step 100 loss 0.123 grad_norm 1.2\nEpoch 1: 100%|####| 10/10 [00:01<00:00]\nValueError: not enough values to unpack\n";
     assert_eq!(explain(text), Explanation::default());
 }
+
+const LION: &str = r"rank = 100
+
+[[entry]]
+id = 'lion-optimizer-missing'
+patterns = ['(?i)No optimizer named lion\w*']
+cause = 'The trainer has no Lion optimizer.'
+fix = ['pip install lion-pytorch', { when = ['windows'], do = 'in the environment of the program' }]
+source = 'https://github.com/lucidrains/lion-pytorch'
+seen = ['ValueError: No optimizer named lion8bit is known']
+";
+
+#[test]
+fn a_file_adds_its_entries_to_the_catalogue() {
+    let catalogue = Catalogue::with("mine.toml", LION).expect("a valid file");
+    let explained = |log: &str| {
+        let mut explainer = Explainer::with(Hints::default(), catalogue);
+        explainer.read(log.as_bytes());
+        explainer.finish().matches
+    };
+    let found =
+        explained("C:\\Users\\user\\train.py\nValueError: No optimizer named lion is known");
+    assert_eq!(found[0].id, "lion-optimizer-missing");
+    assert_eq!(found[0].fix.len(), 2);
+    let found = explained("/home/user/train.py\nValueError: No optimizer named lion is known");
+    assert_eq!(found[0].fix, ["pip install lion-pytorch"]);
+    assert_eq!(
+        explained("RuntimeError: HIP error: invalid device function")[0].id,
+        "invalid-device-function"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_named_with_its_line_and_key() {
+    for (right, wrong, message) in [
+        (
+            "'windows'",
+            "'beos'",
+            "mine.toml: TOML parse error at line 7, column ",
+        ),
+        ("cause = 'The", "causse = 'The", "unknown field `causse`"),
+        (
+            "id = 'lion-optimizer-missing'",
+            "id = 'torch-cpu-only'",
+            "mine.toml:3: torch-cpu-only: id: there is already an entry",
+        ),
+        (
+            "No optimizer named lion",
+            "(?:ab|cd)",
+            "mine.toml:3: lion-optimizer-missing: patterns: ",
+        ),
+        ("lion\\w*", "lion(", "unclosed group"),
+        (
+            "source = 'https://github.com/lucidrains/lion-pytorch'",
+            "source = ''",
+            "source: it is empty",
+        ),
+        (
+            "seen = ['ValueError: No optimizer named lion8bit is known']",
+            "seen = []",
+            "seen: there is none",
+        ),
+        (
+            "No optimizer named lion8bit is known",
+            "ValueError: lion",
+            "must be explained by this entry first",
+        ),
+        (
+            "fix = [",
+            "covers = ['nothing']\nfix = [",
+            "covers: there is no other entry nothing",
+        ),
+    ] {
+        assert!(LION.contains(right), "{right}");
+        let text = LION.replace(right, wrong);
+        let error = Catalogue::with("mine.toml", &text).err().expect(message);
+        assert!(error.contains(message), "{message}: {error}");
+    }
+}

@@ -2,247 +2,16 @@
 
 use super::{Check, Finding, Severity};
 use crate::plan::{AOTRITON, AOTRITON_CHECK};
+use crate::tables::{KNOWN_VARIABLES, VARIABLE_RULES, VariableRule};
 use platform::machine::{Machine, System};
 
-/// Variables, the values that make them a problem, and why.
-struct Rule {
-    names: &'static [&'static str],
-    severity: Severity,
-    id: &'static str,
-    /// Whether this value is a problem.
-    applies: fn(&str) -> bool,
-    why: &'static str,
-    instead: &'static str,
-    source: &'static str,
-}
-
-const DEBUG: &str =
-    "It serialises or logs every launch: right for a diagnosis, several times slower for training.";
-
-const RULES: &[Rule] = &[
-    Rule {
-        names: &["PYTORCH_MAX_SPLIT_SIZE_MB"],
-        severity: Severity::Warning,
-        id: "variable-does-not-exist",
-        applies: any,
-        why: "Nothing reads it. The setting is a key of PYTORCH_ALLOC_CONF.",
-        instead: "export PYTORCH_ALLOC_CONF=max_split_size_mb:512",
-        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
-    },
-    Rule {
-        names: &["TORCH_USE_HIP_DSA", "TORCH_USE_CUDA_DSA"],
-        severity: Severity::Info,
-        id: "variable-compile-time",
-        applies: any,
-        why: "It is a switch of the compiler; an installed wheel does not read it.",
-        instead: "",
-        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
-    },
-    Rule {
-        names: &["PYTORCH_ROCM_ARCH"],
-        severity: Severity::Info,
-        id: "variable-compile-time",
-        applies: any,
-        why: "It chooses architectures when torch or an extension is compiled; an installed wheel ignores it.",
-        instead: "",
-        source: "https://github.com/pytorch/pytorch/blob/main/.ci/docker/manywheel/build.sh",
-    },
-    Rule {
-        names: &[
-            "PYTORCH_NO_HIP_MEMORY_CACHING",
-            "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        ],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: any,
-        why: "A debug switch: every tensor becomes a hipMalloc and a hipFree that waits for the whole GPU. It does not help against the limits of unified memory.",
-        instead: "surefoot run --alloc -- …  # holds what is live without that cost",
-        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
-    },
-    Rule {
-        names: &[
-            "AMD_SERIALIZE_KERNEL",
-            "AMD_SERIALIZE_COPY",
-            "HIP_LAUNCH_BLOCKING",
-        ],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: not_zero,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        names: &["CUDA_LAUNCH_BLOCKING"],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: not_zero,
-        why: DEBUG,
-        instead: "",
-        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
-    },
-    Rule {
-        names: &["AMD_LOG_LEVEL"],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: three_or_more,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/logging.html",
-    },
-    Rule {
-        names: &["HSAKMT_DEBUG_LEVEL"],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: three_or_more,
-        why: DEBUG,
-        instead: "",
-        source: "https://github.com/ROCm/rocm-systems/tree/develop/projects/rocr-runtime",
-    },
-    Rule {
-        names: &["MIOPEN_LOG_LEVEL"],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: five_or_more,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        names: &["MIOPEN_ENABLE_LOGGING_CMD"],
-        severity: Severity::Info,
-        id: "debug-variable-left-on",
-        applies: not_zero,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        names: &["MIOPEN_FIND_ENFORCE"],
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: three_or_more,
-        why: "It tunes every convolution anew: minutes for each new shape.",
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        names: &["HSA_XNACK"],
-        severity: Severity::Info,
-        id: "variable-without-effect",
-        applies: any,
-        why: "RDNA GPUs have no XNACK.",
-        instead: "",
-        source: "https://rocm.docs.amd.com/en/latest/conceptual/gpu-memory.html",
-    },
-    Rule {
-        names: &["HIP_FORCE_DEV_KERNARG"],
-        severity: Severity::Info,
-        id: "variable-without-effect",
-        applies: any,
-        why: "It is on by default since 2024.",
-        instead: "",
-        source: "https://github.com/ROCm/clr/blob/develop/rocclr/utils/flags.hpp",
-    },
-    Rule {
-        names: &["GPU_SINGLE_ALLOC_PERCENT", "GPU_MAX_HEAP_SIZE"],
-        severity: Severity::Info,
-        id: "variable-without-effect",
-        applies: any,
-        why: "A tip from the days of OpenCL mining; the limit it raises is gone.",
-        instead: "",
-        source: "https://github.com/ROCm/clr/blob/develop/rocclr/utils/flags.hpp",
-    },
-    Rule {
-        names: &["PYTORCH_TUNABLEOP_ENABLED"],
-        severity: Severity::Info,
-        id: "slow-first-run",
-        applies: not_zero,
-        why: "Every new shape of a matrix product is tuned first: the first run is very slow.",
-        instead: "",
-        source: "https://github.com/comfyanonymous/ComfyUI#amd-rocm-tips",
-    },
-    Rule {
-        names: &["HSA_ENABLE_INTERRUPT"],
-        severity: Severity::Info,
-        id: "work-around-left-on",
-        applies: zero,
-        why: "Busy waiting: it cures hangs from lost interrupts on gfx1151 and keeps one core busy. Without such hangs it only costs.",
-        instead: "",
-        source: "https://github.com/ROCm/ROCm/issues/6530",
-    },
-    Rule {
-        names: &["HSA_ENABLE_SDMA"],
-        severity: Severity::Info,
-        id: "work-around-left-on",
-        applies: zero,
-        why: "Copies go through shader kernels instead of the copy engines: a work-around for broken copies, and slower.",
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/ROCR-Runtime/en/latest/",
-    },
-    Rule {
-        names: &["ROCBLAS_USE_HIPBLASLT"],
-        severity: Severity::Info,
-        id: "leave-to-the-library",
-        applies: any,
-        why: "Unset, rocBLAS chooses by GPU. 1 prefers hipBLASLt with a fallback, 0 is a work-around for its crashes. It is not a switch of PyTorch.",
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/rocBLAS/en/latest/reference/env-variables.html",
-    },
-    Rule {
-        names: &["TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"],
-        severity: Severity::Info,
-        id: "aotriton-unverified",
-        applies: not_zero,
-        why: "Faster attention with far less memory where the build has kernels for the GPU; wrong numbers with AOTriton 0.11b on gfx1100. Compare once before trusting it.",
-        instead: "surefoot probe --only attention",
-        source: "https://github.com/pytorch/pytorch/pull/166397",
-    },
-];
-
-fn any(_: &str) -> bool {
-    true
-}
-fn zero(value: &str) -> bool {
-    value == "0"
-}
-fn not_zero(value: &str) -> bool {
-    value != "0"
-}
-fn three_or_more(value: &str) -> bool {
-    value.parse::<u32>().is_ok_and(|level| level >= 3)
-}
-fn five_or_more(value: &str) -> bool {
-    value.parse::<u32>().is_ok_and(|level| level >= 5)
-}
-
-/// Names that exist and have no rule; a name close to one of these is a slip.
-const KNOWN: [&str; 19] = [
-    "HSA_OVERRIDE_GFX_VERSION",
-    "HSA_ENABLE_DXG_DETECTION",
-    "HSA_NO_SCRATCH_RECLAIM",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "GPU_MAX_HW_QUEUES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "MIOPEN_FIND_MODE",
-    "MIOPEN_USER_DB_PATH",
-    "MIOPEN_CUSTOM_CACHE_DIR",
-    "TORCH_BLAS_PREFER_HIPBLASLT",
-    "DISABLE_ADDMM_CUDA_LT",
-    "HIP_HOST_COHERENT",
-    "HIP_ALLOC_CONF",
-    "BNB_ROCM_VERSION",
-];
-
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
-    let named = |rule: &'static Rule| rule.names.iter().map(move |&name| (name, rule));
-    for (name, rule) in RULES.iter().flat_map(named) {
-        let Some(value) = machine.variable(name).filter(|value| (rule.applies)(value)) else {
+    let named = |rule: &'static VariableRule| rule.names.iter().map(move |&name| (name, rule));
+    for (name, rule) in VARIABLE_RULES.iter().flat_map(named) {
+        let Some(value) = machine
+            .variable(name)
+            .filter(|value| rule.applies.to(value))
+        else {
             continue;
         };
         let tried = (name == AOTRITON)
@@ -364,10 +133,11 @@ fn allocator(machine: &Machine, found: &mut Vec<Finding>) {
 /// A variable whose name is one or two letters off a real one.
 fn slips(machine: &Machine, found: &mut Vec<Finding>) {
     let real = || {
-        KNOWN
-            .iter()
-            .copied()
-            .chain(RULES.iter().flat_map(|rule| rule.names.iter().copied()))
+        KNOWN_VARIABLES.iter().copied().chain(
+            VARIABLE_RULES
+                .iter()
+                .flat_map(|rule| rule.names.iter().copied()),
+        )
     };
     for name in machine.variables.keys() {
         // `…_1` is the form of the override for one KFD node.

@@ -1,0 +1,257 @@
+//! Turns `catalogue/` into static tables, and refuses what is wrong in it.
+
+#[path = "src/pattern/needs.rs"]
+mod needs;
+#[allow(unreachable_pub, reason = "it is a part of the crate as well")]
+#[path = "src/schema.rs"]
+mod schema;
+
+use schema::{Entry, Fact, Severity, Step};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::{Debug, Write};
+use std::path::Path;
+use std::{env, fs};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=catalogue");
+    let out = env::var("OUT_DIR")?;
+    let write = |name: &str, text: String| fs::write(Path::new(&out).join(name), text);
+    write("entries.rs", entries()?)?;
+    write("tables.rs", tables()?)?;
+    Ok(())
+}
+
+/// The entries, and the words by which lines that may be theirs are found.
+fn entries() -> Result<String, Box<dyn Error>> {
+    let mut files = Vec::new();
+    for file in fs::read_dir("catalogue")? {
+        let path = file?.path();
+        if path.is_file() {
+            files.push((path.display().to_string(), fs::read_to_string(&path)?));
+        }
+    }
+    files.sort();
+    let entries = schema::read(&files, &[], needs::check)?;
+    let mut out =
+        "/// All entries, in the order of judgement.\npub static ENTRIES: &[Entry] = &[\n"
+            .to_owned();
+    let mut by_word: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    let mut patterns = 0;
+    for entry in &entries {
+        let Entry {
+            id,
+            rank,
+            severity,
+            confidence,
+            scope,
+            patterns: own,
+            also,
+            absent,
+            covers,
+            cause,
+            causes,
+            fix,
+            ask,
+            source,
+            seen: _,
+        } = entry;
+        let rank = rank.unwrap_or_default();
+        let [causes, fix, ask] = [causes, fix, ask].map(|steps| literal(steps));
+        writeln!(
+            out,
+            "Entry {{ id: {id:?}, rank: {rank}, severity: Severity::{severity:?}, confidence: Confidence::{confidence:?}, \
+             scope: Scope::{scope:?}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
+             cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, source: {source:?} }},"
+        )?;
+        for pattern in own.iter().chain(also).chain(absent) {
+            for word in needs::required(pattern).unwrap_or_default() {
+                by_word.entry(word).or_default().push(patterns);
+            }
+            patterns += 1;
+        }
+    }
+    out += "];\npub(crate) static WORDS: &[(&str, &[usize])] = &[\n";
+    for row in &by_word {
+        writeln!(out, "({:?}, &{:?}),", row.0, row.1)?;
+    }
+    Ok(out + "];\n")
+}
+
+fn literal(steps: &[Step]) -> String {
+    let facts = |facts: &[Fact]| -> String {
+        facts
+            .iter()
+            .map(|fact| format!("Fact::{fact:?}, "))
+            .collect()
+    };
+    let steps = steps.iter().map(|step| {
+        let (when, unless) = (facts(&step.when), facts(&step.unless));
+        format!(
+            "Step {{ when: &[{when}], unless: &[{unless}], text: {:?} }}, ",
+            step.text
+        )
+    });
+    format!("&[{}]", steps.collect::<String>())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Names {
+    chips: Vec<(String, String)>,
+    processors: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Libraries {
+    libraries: Vec<(String, String, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variables {
+    known: Vec<String>,
+    rule: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    names: Vec<String>,
+    severity: Severity,
+    id: String,
+    applies: Option<String>,
+    why: String,
+    #[serde(default)]
+    instead: String,
+    source: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Distributions {
+    apt: String,
+    initramfs: String,
+    distribution: Vec<Distribution>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Distribution {
+    fact: Fact,
+    name: String,
+    signs: Vec<String>,
+    apt: String,
+    initramfs: String,
+}
+
+/// The tables beside the entries.
+fn tables() -> Result<String, Box<dyn Error>> {
+    let mut out = String::new();
+    let names: Names = table("names")?;
+    for (name, rows) in [("CHIPS", names.chips), ("PROCESSORS", names.processors)] {
+        let rows: Result<Vec<_>, String> = rows
+            .into_iter()
+            .map(|(names, gfx)| Ok((names, version(&gfx)?)))
+            .collect();
+        constant(&mut out, name, "&[(&str, (u8, u8, u8))]", &rows?)?;
+    }
+    let signs: BTreeMap<String, Vec<String>> = table("signs")?;
+    for (name, signs) in signs {
+        constant(&mut out, &name.to_uppercase(), "&[&str]", &signs)?;
+    }
+    let phrases: BTreeMap<String, Vec<String>> = table("translations")?;
+    let phrases = phrases
+        .iter()
+        .flat_map(|(english, others)| others.iter().map(move |other| (other, english)));
+    constant(
+        &mut out,
+        "PHRASES",
+        "&[(&str, &str)]",
+        phrases.collect::<Vec<_>>(),
+    )?;
+    let Libraries { libraries } = table("shared_libraries")?;
+    constant(&mut out, "LIBRARIES", "&[(&str, &str, &str)]", &libraries)?;
+
+    let all: Distributions = table("distributions")?;
+    constant(&mut out, "UBUNTU", "(&str, &str)", (all.apt, all.initramfs))?;
+    out += "pub(crate) const DISTRIBUTIONS: &[Distribution] = &[\n";
+    for Distribution {
+        fact,
+        name,
+        signs,
+        apt,
+        initramfs,
+    } in all.distribution
+    {
+        writeln!(
+            out,
+            "Distribution {{ fact: Fact::{fact:?}, name: {name:?}, signs: &{signs:?}, apt: {apt:?}, initramfs: {initramfs:?} }},"
+        )?;
+    }
+    out += "];\n";
+
+    let variables: Variables = table("variables")?;
+    constant(&mut out, "KNOWN_VARIABLES", "&[&str]", &variables.known)?;
+    out += "pub(crate) const VARIABLE_RULES: &[VariableRule] = &[\n";
+    for Rule {
+        names,
+        severity,
+        id,
+        applies,
+        why,
+        instead,
+        source,
+    } in variables.rule
+    {
+        let applies = match applies
+            .as_deref()
+            .map(|applies| applies.split_at(applies.len().min(3)))
+        {
+            None => "Any".to_owned(),
+            Some(("= 0", "")) => "Zero".to_owned(),
+            Some(("not", " 0")) => "NotZero".to_owned(),
+            Some((">= ", number)) => format!("AtLeast({})", number.parse::<u32>()?),
+            Some(_) => {
+                return Err(format!(
+                    "variables.toml: applies of {names:?}: = 0, not 0 or >= NUMBER"
+                )
+                .into());
+            }
+        };
+        writeln!(
+            out,
+            "VariableRule {{ names: &{names:?}, severity: Severity::{severity:?}, id: {id:?}, applies: Applies::{applies}, why: {why:?}, instead: {instead:?}, source: {source:?} }},"
+        )?;
+    }
+    Ok(out + "];\n")
+}
+
+fn table<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    let path = format!("catalogue/tables/{name}.toml");
+    let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    toml::from_str(&text).map_err(|error| format!("{path}: {error}"))
+}
+
+fn constant(out: &mut String, name: &str, kind: &str, value: impl Debug) -> std::fmt::Result {
+    let borrow = if kind.starts_with('&') { "&" } else { "" };
+    writeln!(out, "pub(crate) const {name}: {kind} = {borrow}{value:?};")
+}
+
+/// `gfx90a` as major, minor and stepping version.
+fn version(gfx: &str) -> Result<(u8, u8, u8), String> {
+    let parse = || {
+        let digits = gfx.strip_prefix("gfx")?;
+        let (major, rest) = digits.split_at_checked(digits.len().checked_sub(2)?)?;
+        let (minor, stepping) = rest.split_at_checked(1)?;
+        Some((
+            major.parse().ok()?,
+            minor.parse().ok()?,
+            u8::from_str_radix(stepping, 16).ok()?,
+        ))
+    };
+    parse().ok_or_else(|| format!("names.toml: {gfx} is not an architecture"))
+}

@@ -1,0 +1,142 @@
+//! The error catalogue: messages of the ROCm stack, their causes and remedies.
+//!
+//! The entries are data: `catalogue/*.toml` of this crate, which its build script checks (`schema.rs`) and turns into a
+//! table. CONTRIBUTING.md describes how to add one. Where several match, an entry that another one `covers` is left out,
+//! and the lower `rank` is nearer to the cause; entries from [`LAST_RESORT`] on are left out if there is any other.
+
+use crate::schema;
+pub use crate::schema::{Confidence, Fact, Scope, Severity};
+
+use platform::machine::System;
+
+include!(concat!(env!("OUT_DIR"), "/entries.rs"));
+
+/// From this rank on, an entry only knows which part failed.
+pub const LAST_RESORT: u16 = 900;
+
+/// One known error.
+///
+/// In `cause` and `fix`, `{gpu}` is replaced by the architecture that the text names, or "the GPU". In
+/// `cause`, `{kernel}` is replaced by the kernel release in brackets, or nothing, and `{package}` by the Python package in
+/// which the traceback ends. In
+/// `fix`, `<gfx>` is the architecture within a command, the step `{install}` becomes the commands that
+/// install a torch for it, and a step with `{override}` is shown if an override is safe; `{apt}` and `{initramfs}` are
+/// commands of the distribution.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its id, stable across versions.
+    pub id: &'static str,
+    /// How near to the cause it is: the lower, the nearer.
+    pub rank: u16,
+    /// The severity.
+    pub severity: Severity,
+    /// How certain the cause is, given the message.
+    pub confidence: Confidence,
+    /// The systems on which it applies.
+    pub scope: Scope,
+    /// Regular expressions over ASCII; a line that matches any of them is this error.
+    pub patterns: &'static [&'static str],
+    /// Regular expressions that must all be found somewhere in the text as well.
+    pub also: &'static [&'static str],
+    /// Regular expressions of which none may be found anywhere in the text.
+    pub absent: &'static [&'static str],
+    /// Less specific entries for the same error, which are hidden by this one.
+    pub covers: &'static [&'static str],
+    /// The cause.
+    pub cause: &'static str,
+    /// Causes that replace it where their facts are known.
+    pub causes: &'static [Step],
+    /// What to do, most promising first.
+    pub fix: &'static [Step],
+    /// Commands whose output would settle whether this is the cause.
+    pub ask: &'static [Step],
+    /// Where this is known from.
+    pub source: &'static str,
+}
+
+/// A step, or a cause, that depends on facts.
+///
+/// Of `when`, one of the systems, one of the distributions and all other facts must hold. Where the text does not show the
+/// system or the distribution, the step names it instead; steps of WSL alone are then left out.
+#[derive(Debug)]
+pub struct Step {
+    /// What must hold.
+    pub when: &'static [Fact],
+    /// What must not hold.
+    pub unless: &'static [Fact],
+    /// What to do.
+    pub text: &'static str,
+}
+
+impl Fact {
+    /// Whether it is one of systems, of which a text is from one.
+    pub(super) fn is_system(self) -> bool {
+        matches!(self, Self::Linux | Self::Wsl | Self::Windows)
+    }
+
+    /// Whether it is one of distributions, of which a text is from one.
+    pub(super) fn is_distribution(self) -> bool {
+        matches!(self, Self::Fedora | Self::Arch | Self::Suse | Self::Nixos)
+    }
+}
+
+impl Scope {
+    /// Whether an entry applies to a text that shows this system.
+    #[must_use]
+    pub fn holds_on(self, system: Option<System>) -> bool {
+        match self {
+            Self::Anywhere => true,
+            Self::BareMetal => matches!(system, None | Some(System::Linux)),
+            Self::NotWindows => system != Some(System::Windows),
+            Self::Wsl => system == Some(System::Wsl),
+            Self::Windows => system == Some(System::Windows),
+        }
+    }
+}
+
+/// The entries of one more file, for as long as the program runs, each with the lines that it must match.
+///
+/// # Errors
+///
+/// What is wrong with the file: its name, the line and the key.
+pub(super) fn read(name: &str, text: &str) -> Result<Vec<(&'static Entry, Vec<String>)>, String> {
+    let known: Vec<&str> = ENTRIES.iter().map(|entry| entry.id).collect();
+    let files = [(name.to_owned(), text.to_owned())];
+    let entries = schema::read(&files, &known, crate::pattern::needs::check)?;
+    let with_seen = |mut entry: schema::Entry| {
+        let seen = std::mem::take(&mut entry.seen);
+        (kept(entry), seen)
+    };
+    Ok(entries.into_iter().map(with_seen).collect())
+}
+
+fn kept(entry: schema::Entry) -> &'static Entry {
+    fn texts(texts: Vec<String>) -> &'static [&'static str] {
+        let texts: Vec<&'static str> = texts.into_iter().map(|text| &*text.leak()).collect();
+        texts.leak()
+    }
+    fn steps(steps: Vec<schema::Step>) -> &'static [Step] {
+        let kept = |step: schema::Step| Step {
+            when: step.when.leak(),
+            unless: step.unless.leak(),
+            text: step.text.leak(),
+        };
+        steps.into_iter().map(kept).collect::<Vec<_>>().leak()
+    }
+    Box::leak(Box::new(Entry {
+        id: entry.id.leak(),
+        rank: entry.rank.unwrap_or_default(),
+        severity: entry.severity,
+        confidence: entry.confidence,
+        scope: entry.scope,
+        patterns: texts(entry.patterns),
+        also: texts(entry.also),
+        absent: texts(entry.absent),
+        covers: texts(entry.covers),
+        cause: entry.cause.leak(),
+        causes: steps(entry.causes),
+        fix: steps(entry.fix),
+        ask: steps(entry.ask),
+        source: entry.source.leak(),
+    }))
+}

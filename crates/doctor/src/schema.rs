@@ -1,0 +1,257 @@
+//! The files of the catalogue as they are written, and what is checked in them.
+//!
+//! The build script reads the files of this crate, and `surefoot explain --catalogue` one more, by the same rules.
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::HashSet;
+use std::fmt;
+use toml::Spanned;
+
+/// How bad an error or a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Training fails or computes wrongly.
+    Error,
+    /// Training may fail, or wastes much.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+/// How sure it is that a cause is the cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Confidence {
+    /// The message has no other known cause.
+    High,
+    /// The usual cause.
+    Medium,
+    /// One of several causes.
+    Low,
+}
+
+/// The systems on which the meaning of an entry applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// All of them.
+    #[default]
+    Anywhere,
+    /// Linux with its own kernel and driver; also if the text does not show the system.
+    BareMetal,
+    /// All but Windows; also if the text does not show the system.
+    NotWindows,
+    /// Only where the text shows WSL.
+    Wsl,
+    /// Only where the text shows Windows.
+    Windows,
+}
+
+/// A fact that a text shows, on which a step or a cause can depend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fact {
+    /// Linux with its own kernel.
+    Linux,
+    /// The Windows Subsystem for Linux.
+    Wsl,
+    /// Windows.
+    Windows,
+    /// Fedora and its relatives.
+    Fedora,
+    /// Arch and its relatives.
+    Arch,
+    /// openSUSE.
+    Suse,
+    /// NixOS.
+    Nixos,
+    /// A container, or a command that starts one.
+    Container,
+    /// `/dev/kfd` is open to everybody.
+    KfdOpenToAll,
+    /// `/dev/kfd` is open to root alone.
+    KfdRootOnly,
+    /// `HSA_OVERRIDE_GFX_VERSION` is set.
+    Override,
+    /// GPUs of several architectures.
+    SeveralArchitectures,
+}
+
+/// A step, and on which facts it depends.
+pub(crate) struct Step {
+    pub(crate) when: Vec<Fact>,
+    pub(crate) unless: Vec<Fact>,
+    pub(crate) text: String,
+}
+
+impl<'de> Deserialize<'de> for Step {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            #[serde(default)]
+            when: Vec<Fact>,
+            #[serde(default)]
+            unless: Vec<Fact>,
+            r#do: String,
+        }
+        struct TextOrTable;
+        impl<'de> Visitor<'de> for TextOrTable {
+            type Value = Step;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+                formatter.write_str("a text, or { when = [FACT], unless = [FACT], do = TEXT }")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Step, E> {
+                Ok(Step {
+                    when: Vec::new(),
+                    unless: Vec::new(),
+                    text: text.to_owned(),
+                })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Step, A::Error> {
+                let Table {
+                    when,
+                    unless,
+                    r#do: text,
+                } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Step { when, unless, text })
+            }
+        }
+        deserializer.deserialize_any(TextOrTable)
+    }
+}
+
+/// One known error, as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Entry {
+    pub(crate) id: String,
+    /// Set where it differs from that of the file.
+    pub(crate) rank: Option<u16>,
+    #[serde(default = "error")]
+    pub(crate) severity: Severity,
+    #[serde(default = "high")]
+    pub(crate) confidence: Confidence,
+    #[serde(default)]
+    pub(crate) scope: Scope,
+    pub(crate) patterns: Vec<String>,
+    #[serde(default)]
+    pub(crate) also: Vec<String>,
+    #[serde(default)]
+    pub(crate) absent: Vec<String>,
+    #[serde(default)]
+    pub(crate) covers: Vec<String>,
+    pub(crate) cause: String,
+    /// Other causes, by the fact that is then known.
+    #[serde(default)]
+    pub(crate) causes: Vec<Step>,
+    #[serde(default)]
+    pub(crate) fix: Vec<Step>,
+    #[serde(default)]
+    pub(crate) ask: Vec<Step>,
+    pub(crate) source: String,
+    pub(crate) seen: Vec<String>,
+}
+
+fn error() -> Severity {
+    Severity::Error
+}
+fn high() -> Confidence {
+    Confidence::High
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    rank: u16,
+    entry: Vec<Spanned<Entry>>,
+}
+
+/// What `covers` may name besides entries: the judgements of `oom.rs`.
+const OF_NUMBERS: [&str; 9] = [
+    "oom-fraction",
+    "oom-carveout-only",
+    "oom-request-too-large",
+    "oom-fragmentation",
+    "oom-capacity-not-honoured",
+    "oom-ttm-limit",
+    "oom-refused-though-free",
+    "oom-held-elsewhere",
+    "out-of-memory",
+];
+
+/// Reads files of the catalogue, each with its name, and returns their entries in the order of judgement.
+///
+/// `known` are ids of other entries. An error names the file, the line and the key.
+pub(crate) fn read(
+    files: &[(String, String)],
+    known: &[&str],
+    check_pattern: fn(&str) -> Result<(), String>,
+) -> Result<Vec<Entry>, String> {
+    let mut entries = Vec::new();
+    for (name, text) in files {
+        let file: File = toml::from_str(text).map_err(|error| format!("{name}: {error}"))?;
+        for entry in file.entry {
+            let line = 1 + text[..entry.span().start].matches('\n').count();
+            let mut entry = entry.into_inner();
+            entry.rank = entry.rank.or(Some(file.rank));
+            entries.push((format!("{name}:{line}: {}", entry.id), entry));
+        }
+    }
+    let mut ids: HashSet<&str> = known.iter().chain(&OF_NUMBERS).copied().collect();
+    for (place, entry) in &entries {
+        if !ids.insert(&entry.id) {
+            return Err(format!("{place}: id: there is already an entry with it"));
+        }
+    }
+    for (place, entry) in &entries {
+        check(entry, &ids, check_pattern).map_err(|error| format!("{place}: {error}"))?;
+    }
+    entries.sort_by_key(|(_, entry)| entry.rank);
+    Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+}
+
+fn check(
+    entry: &Entry,
+    ids: &HashSet<&str>,
+    check_pattern: fn(&str) -> Result<(), String>,
+) -> Result<(), String> {
+    let is_of_id = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if entry.id.is_empty() || !entry.id.chars().all(is_of_id) {
+        return Err("id: lower-case letters, digits and dashes".to_owned());
+    }
+    for (key, text) in [("cause", &entry.cause), ("source", &entry.source)] {
+        if text.trim().is_empty() {
+            return Err(format!("{key}: it is empty"));
+        }
+    }
+    for (key, texts) in [("patterns", &entry.patterns), ("seen", &entry.seen)] {
+        if texts.is_empty() {
+            return Err(format!("{key}: there is none"));
+        }
+    }
+    let patterns = [
+        ("patterns", &entry.patterns),
+        ("also", &entry.also),
+        ("absent", &entry.absent),
+    ];
+    for (key, texts) in patterns {
+        for text in texts {
+            check_pattern(text).map_err(|error| format!("{key}: '{text}': {error}"))?;
+        }
+    }
+    match entry
+        .covers
+        .iter()
+        .find(|covered| !ids.contains(covered.as_str()) || **covered == entry.id)
+    {
+        Some(covered) => Err(format!("covers: there is no other entry {covered}")),
+        None => Ok(()),
+    }
+}
