@@ -47,6 +47,7 @@ fn entries() -> Result<String, Box<dyn Error>> {
             severity,
             confidence,
             scope,
+            times,
             patterns: own,
             also,
             absent,
@@ -63,7 +64,7 @@ fn entries() -> Result<String, Box<dyn Error>> {
         writeln!(
             out,
             "Entry {{ id: {id:?}, rank: {rank}, severity: Severity::{severity:?}, confidence: Confidence::{confidence:?}, \
-             scope: Scope::{scope:?}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
+             scope: Scope::{scope:?}, times: {times}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
              cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, source: {source:?} }},"
         )?;
         for pattern in own.iter().chain(also).chain(absent) {

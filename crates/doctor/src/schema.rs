@@ -140,6 +140,8 @@ pub(crate) struct Entry {
     pub(crate) confidence: Confidence,
     #[serde(default)]
     pub(crate) scope: Scope,
+    #[serde(default = "once")]
+    pub(crate) times: usize,
     pub(crate) patterns: Vec<String>,
     #[serde(default)]
     pub(crate) also: Vec<String>,
@@ -161,6 +163,9 @@ pub(crate) struct Entry {
 
 fn error() -> Severity {
     Severity::Error
+}
+fn once() -> usize {
+    1
 }
 fn high() -> Confidence {
     Confidence::High

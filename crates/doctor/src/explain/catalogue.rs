@@ -34,6 +34,8 @@ pub struct Entry {
     pub confidence: Confidence,
     /// The systems on which it applies.
     pub scope: Scope,
+    /// On how many lines it must be found at least.
+    pub times: usize,
     /// Regular expressions over ASCII; a line that matches any of them is this error.
     pub patterns: &'static [&'static str],
     /// Regular expressions that must all be found somewhere in the text as well.
@@ -129,6 +131,7 @@ fn kept(entry: schema::Entry) -> &'static Entry {
         severity: entry.severity,
         confidence: entry.confidence,
         scope: entry.scope,
+        times: entry.times,
         patterns: texts(entry.patterns),
         also: texts(entry.also),
         absent: texts(entry.absent),

@@ -255,7 +255,9 @@ impl Explainer {
         matches.extend(self.matches.into_iter().filter(|found| {
             let entry = self.catalogue.entry(&found.id);
             entry.is_some_and(|(owner, entry)| {
-                entry.scope.holds_on(system) && self.catalogue.is_supported(owner, &self.seen)
+                found.count >= entry.times
+                    && entry.scope.holds_on(system)
+                    && self.catalogue.is_supported(owner, &self.seen)
             })
         }));
         drop_covered(&mut matches, self.catalogue);
