@@ -102,9 +102,14 @@ fn outlives_context(name: &str) -> bool {
 pub(crate) fn guarded<R>(body: impl FnOnce() -> Result<R, Status>) -> Result<R, Status> {
     // Unwind-safe: inconsistent state is guarded by `LOST` from now on.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        LOST.store(Status::UNKNOWN.0, Ordering::Relaxed);
+        lose(Status::UNKNOWN);
         Err(Status::UNKNOWN)
     })
+}
+
+/// Loses the context: every later call returns this status.
+pub(crate) fn lose(status: Status) {
+    LOST.store(status.0, Ordering::Relaxed);
 }
 
 /// Remembers a failure for `cudaGetLastError`.

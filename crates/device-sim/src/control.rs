@@ -117,7 +117,7 @@ fn report() -> Value {
                 let (free, total) = state.memory.info(device);
                 json!({
                     "held_bytes": usage.held, "peak_bytes": usage.peak, "live": usage.live,
-                    "free_bytes": free, "total_bytes": total,
+                    "free_bytes": free, "total_bytes": total, "context": state.contexts[device],
                 })
             })
             .collect();

@@ -12,6 +12,9 @@
 //! granularity=4K            device allocations are rounded up to a multiple of this
 //! data=none                 copies and memsets above 64 KiB are skipped, for traces of huge models
 //! populate=on               device memory is committed when it is allocated
+//! architecture=gfx1201      the architecture in HIP
+//! overread=4K               matrix products read this far behind each operand: where nothing is mapped, the context
+//!                           is lost when the kernel runs
 //! latency=cudaMalloc:14us,*Free:100us          host time of calls, by name
 //! device_time=kernel:5us,copy:10us,mib:40us    time on the stream
 //! fail=cudaMalloc@3:out_of_memory              third call; @3+ from then on; no @: every call
@@ -43,6 +46,10 @@ pub enum Setting {
     Data(bool),
     /// Whether device memory is touched when it is allocated.
     Populate(bool),
+    /// The architecture in HIP.
+    Architecture(Architecture),
+    /// Bytes that matrix products read behind each operand.
+    Overread(u64),
     /// Host time added to calls whose name matches.
     Latency(Vec<(Pattern, Duration)>),
     /// Time that work takes on a stream.
@@ -57,6 +64,28 @@ pub enum Setting {
     ResetCounters,
     /// Reset peaks to the current values.
     ResetPeaks,
+}
+
+/// A GPU architecture, such as `gfx1201`: the last two characters are its minor version and its stepping, and what is
+/// before them is its major version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Architecture {
+    /// `gfx1201`
+    pub name: String,
+    /// 12
+    pub major: i32,
+    /// 0
+    pub minor: i32,
+}
+
+impl Default for Architecture {
+    fn default() -> Self {
+        Self {
+            name: "gfx1151".to_owned(),
+            major: 11,
+            minor: 5,
+        }
+    }
 }
 
 /// Time that work takes on a stream; zero by default.
@@ -172,6 +201,8 @@ pub const KEYS: &[&str] = &[
     "granularity",
     "data",
     "populate",
+    "architecture",
+    "overread",
     "latency",
     "device_time",
     "fail",
@@ -228,6 +259,8 @@ pub fn parse(key: &str, value: &str) -> Result<Setting, SettingError> {
         },
         "data" => switch(value, "all", "none").map(Setting::Data),
         "populate" => switch(value, "on", "off").map(Setting::Populate),
+        "architecture" => architecture(value).map(Setting::Architecture),
+        "overread" => bytes(value).map(Setting::Overread),
         "latency" => list(value, latency).map(Setting::Latency),
         "device_time" => device_time(value).map(Setting::DeviceTime),
         "fail" => list(value, |item| failing_call(item, CallEffect::Fail)).map(Setting::CallFaults),
@@ -324,6 +357,23 @@ fn bytes(text: &str) -> Result<u64, SettingError> {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(problem()),
     }
+}
+
+/// `gfx1201`
+fn architecture(text: &str) -> Result<Architecture, SettingError> {
+    let numbers = || {
+        let digits = text.strip_prefix("gfx")?;
+        let (major, rest) = digits.split_at_checked(digits.len().checked_sub(2)?)?;
+        let minor = i32::from_str_radix(rest.get(..1)?, 16).ok()?;
+        i32::from_str_radix(&rest[1..], 16).ok()?;
+        Some((major.parse().ok()?, minor))
+    };
+    let (major, minor) = numbers().ok_or_else(|| error(text, "expected a name such as gfx1201"))?;
+    Ok(Architecture {
+        name: text.to_owned(),
+        major,
+        minor,
+    })
 }
 
 fn duration(text: &str) -> Result<Duration, SettingError> {

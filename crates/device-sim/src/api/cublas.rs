@@ -1,4 +1,4 @@
-//! cuBLAS and cuBLASLt: matrix products that compute nothing.
+//! cuBLAS and cuBLASLt: matrix products that compute nothing, but may read behind their operands.
 //!
 //! The names are the ones that PyTorch's libraries import. A product takes the
 //! time of a kernel on the stream of its handle.
@@ -20,7 +20,115 @@ struct HeuristicResult {
     reserved: [i32; 4],
 }
 
+/// An operand: matrices in columns, with sizes in elements.
+struct Operand {
+    address: u64,
+    /// Bytes.
+    element: u64,
+    rows: i32,
+    columns: i32,
+    leading: i32,
+    stride: i64,
+    batches: i32,
+}
+
+impl Operand {
+    /// One that has `rows` and `columns` once it is transposed, if it is (`CUBLAS_OP_N` is 0).
+    fn new(
+        address: u64,
+        element: u64,
+        transposed: i32,
+        rows: i32,
+        columns: i32,
+        leading: i32,
+    ) -> Self {
+        let (rows, columns) = if transposed == 0 {
+            (rows, columns)
+        } else {
+            (columns, rows)
+        };
+        Self {
+            address,
+            element,
+            rows,
+            columns,
+            leading,
+            stride: 0,
+            batches: 1,
+        }
+    }
+
+    fn batched(self, stride: i64, batches: i32) -> Self {
+        Self {
+            stride,
+            batches,
+            ..self
+        }
+    }
+
+    /// The address behind its last element.
+    fn end(&self) -> u64 {
+        let last = i64::from(self.batches - 1).max(0) * self.stride
+            + i64::from(self.columns - 1).max(0) * i64::from(self.leading)
+            + i64::from(self.rows);
+        self.address
+            .saturating_add_signed(last * self.element as i64)
+    }
+}
+
+/// The size of a `cudaDataType`: 32 bits are the default, and the others are the common ones.
+fn element(kind: i32) -> u64 {
+    match kind {
+        3 | 8 | 28 | 29 => 1, // integers and floating-point numbers of 8 bits
+        2 | 14 => 2,          // half precision and bfloat16
+        1 | 4 => 8,           // double precision, and pairs of single
+        5 => 16,              // pairs of double
+        _ => 4,
+    }
+}
+
 export! {
+    fn product(
+        engine, handle: u64, transa: i32, transb: i32, m: i32, n: i32, k: i32, _alpha: u64, a: u64, lda: i32, b: u64,
+        ldb: i32, _beta: u64, _c: u64, _ldc: i32,
+    ) as driver cublasSgemm_v2
+    {
+        let (a, b) = (Operand::new(a, 4, transa, m, k, lda), Operand::new(b, 4, transb, k, n, ldb));
+        handles::launch_reading(engine, handles::stream_of(handle), [a.end(), b.end()])
+    }
+
+    fn products(
+        engine, handle: u64, transa: i32, transb: i32, m: i32, n: i32, k: i32, _alpha: u64, a: u64, lda: i32,
+        stridea: i64, b: u64, ldb: i32, strideb: i64, _beta: u64, _c: u64, _ldc: i32, _stridec: i64, batches: i32,
+    ) as driver cublasSgemmStridedBatched
+    {
+        let a = Operand::new(a, 4, transa, m, k, lda).batched(stridea, batches);
+        let b = Operand::new(b, 4, transb, k, n, ldb).batched(strideb, batches);
+        handles::launch_reading(engine, handles::stream_of(handle), [a.end(), b.end()])
+    }
+
+    fn typed_product(
+        engine, handle: u64, transa: i32, transb: i32, m: i32, n: i32, k: i32, _alpha: u64, a: u64, kinda: i32,
+        lda: i32, b: u64, kindb: i32, ldb: i32, _beta: u64, _c: u64, _kindc: i32, _ldc: i32, _compute: i32,
+        _algorithm: i32,
+    ) as driver cublasGemmEx
+    {
+        let a = Operand::new(a, element(kinda), transa, m, k, lda);
+        let b = Operand::new(b, element(kindb), transb, k, n, ldb);
+        handles::launch_reading(engine, handles::stream_of(handle), [a.end(), b.end()])
+    }
+
+    fn typed_products(
+        engine, handle: u64, transa: i32, transb: i32, m: i32, n: i32, k: i32, _alpha: u64, a: u64, kinda: i32,
+        lda: i32, stridea: i64, b: u64, kindb: i32, ldb: i32, strideb: i64, _beta: u64, _c: u64, _kindc: i32, _ldc: i32,
+        _stridec: i64, batches: i32, _compute: i32, _algorithm: i32,
+    ) as driver cublasGemmStridedBatchedEx
+    {
+        let a = Operand::new(a, element(kinda), transa, m, k, lda).batched(stridea, batches);
+        let b = Operand::new(b, element(kindb), transb, k, n, ldb).batched(strideb, batches);
+        handles::launch_reading(engine, handles::stream_of(handle), [a.end(), b.end()])
+    }
+
     fn create(engine, handle: Out<u64>) as driver cublasCreate_v2, driver cublasLtCreate {
         handle.set(handles::create(engine))
     }
@@ -114,11 +222,11 @@ export_kernels! {
     cublasDgetrfBatched cublasDgetrsBatched cublasDnrm2_v2 cublasDotEx cublasDrot_v2 cublasDrotg_v2
     cublasDrotm_v2 cublasDrotmg_v2 cublasDscal_v2 cublasDswap_v2 cublasDsymm_v2 cublasDsymv_v2 cublasDsyr2_v2
     cublasDsyr2k_v2 cublasDsyr_v2 cublasDsyrk_v2 cublasDtrmm_v2 cublasDtrmv_v2 cublasDtrsmBatched
-    cublasDtrsm_v2 cublasDtrsv_v2 cublasDzasum_v2 cublasDznrm2_v2 cublasGemmEx cublasGemmStridedBatchedEx
+    cublasDtrsm_v2 cublasDtrsv_v2 cublasDzasum_v2 cublasDznrm2_v2
     cublasGetMatrixAsync cublasGetVectorAsync cublasIcamax_v2 cublasIcamin_v2 cublasIdamax_v2 cublasIdamin_v2
     cublasIsamax_v2 cublasIsamin_v2 cublasIzamax_v2 cublasIzamin_v2 cublasSasum_v2 cublasSaxpy_v2
     cublasScasum_v2 cublasScnrm2_v2 cublasScopy_v2 cublasSdot_v2 cublasSetMatrixAsync cublasSetVectorAsync
-    cublasSgelsBatched cublasSgemmBatched cublasSgemmEx cublasSgemmStridedBatched cublasSgemm_v2
+    cublasSgelsBatched cublasSgemmBatched cublasSgemmEx
     cublasSgemv_v2 cublasSgeqrfBatched cublasSger_v2 cublasSgetrfBatched cublasSgetrsBatched cublasSnrm2_v2
     cublasSrot_v2 cublasSrotg_v2 cublasSrotm_v2 cublasSrotmg_v2 cublasSscal_v2 cublasSswap_v2 cublasSsymm_v2
     cublasSsymv_v2 cublasSsyr2_v2 cublasSsyr2k_v2 cublasSsyr_v2 cublasSsyrk_v2 cublasStrmm_v2 cublasStrmv_v2
@@ -129,4 +237,20 @@ export_kernels! {
     cublasZher_v2 cublasZherk_v2 cublasZrot_v2 cublasZrotg_v2 cublasZscal_v2 cublasZswap_v2 cublasZsymm_v2
     cublasZsymv_v2 cublasZsyr2_v2 cublasZsyr2k_v2 cublasZsyr_v2 cublasZsyrk_v2 cublasZtrmm_v2 cublasZtrmv_v2
     cublasZtrsmBatched cublasZtrsm_v2 cublasZtrsv_v2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operand_ends_behind_its_last_element() {
+        // 3 x 5 in columns of 4, of bfloat16; transposed, the same memory is 5 x 3.
+        let end = |transposed, rows, columns| {
+            Operand::new(1000, element(14), transposed, rows, columns, 4).end()
+        };
+        assert_eq!((end(0, 3, 5), end(1, 5, 3)), (1000 + 2 * 19, 1000 + 2 * 19));
+        let batched = Operand::new(1000, element(0), 0, 3, 5, 4).batched(20, 7);
+        assert_eq!(batched.end(), 1000 + 4 * (6 * 20 + 19));
+    }
 }

@@ -49,7 +49,8 @@ export! {
     {
         let device = checked(engine, device)?;
         let (memory, integrated) = facts(engine, device);
-        properties.set(properties::hip(device, memory, integrated))
+        let architecture = engine.with(|state| state.architecture.clone());
+        properties.set(properties::hip(device, memory, integrated, &architecture))
     }
 
     fn cuda_attribute(engine, value: Out<i32>, attribute: i32, device: i32)
@@ -61,7 +62,8 @@ export! {
 
     fn hip_attribute(engine, value: Out<i32>, attribute: i32, device: i32) as runtime hipDeviceGetAttribute {
         let device = checked(engine, device)?;
-        value.set(properties::hip_attribute(attribute, device, facts(engine, device).1))
+        let architecture = engine.with(|state| state.architecture.clone());
+        value.set(properties::hip_attribute(attribute, device, facts(engine, device).1, &architecture))
     }
 
     fn total_memory(engine, bytes: Out<u64>, device: i32) as driver cuDeviceTotalMem_v2, runtime hipDeviceTotalMem {

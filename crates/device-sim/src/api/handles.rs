@@ -36,12 +36,29 @@ pub(super) fn stream_of(handle: u64) -> u64 {
 
 /// Submits a library's kernel to a stream.
 pub(super) fn launch(engine: &Engine, stream: u64) -> Result<(), Status> {
+    submit(engine, stream, Effect::Kernel)
+}
+
+/// Submits a matrix product, whose operands end at these addresses.
+pub(super) fn launch_reading(
+    engine: &Engine,
+    stream: u64,
+    operands: [u64; 2],
+) -> Result<(), Status> {
+    let effect = match engine.with(|state| state.overread) {
+        0 => Effect::Kernel,
+        _ => Effect::ReadBehind(operands),
+    };
+    submit(engine, stream, effect)
+}
+
+fn submit(engine: &Engine, stream: u64, effect: Effect) -> Result<(), Status> {
     engine.with(|state| {
         let cost = state.device_time.kernel.as_nanos() as u64;
-        state
-            .timeline
-            .submit(stream, current_device(), cost, Effect::Kernel)
-            .map(drop)
+        let device = current_device();
+        state.contexts[device] = true;
+        let submitted = state.timeline.submit(stream, device, cost, effect);
+        submitted.map(drop)
     })
 }
 

@@ -155,7 +155,11 @@ export! {
     fn memory_info(engine, free: Out<u64>, total: Out<u64>)
         as runtime cudaMemGetInfo, runtime hipMemGetInfo, driver cuMemGetInfo_v2
     {
-        let info = engine.with(|state| state.memory.info(current_device()));
+        let device = current_device();
+        let info = engine.with(|state| {
+            state.contexts[device] = true;
+            state.memory.info(device)
+        });
         free.set(info.0)?;
         total.set(info.1)
     }
@@ -320,6 +324,7 @@ fn allocate(engine: &Engine, pointer: Out<u64>, size: u64, kind: Kind) -> Result
     }
     let address = engine.with(|state| {
         state.forbid_in_capture()?;
+        state.contexts[current_device()] = true;
         state.memory.allocate(current_device(), size, kind)
     })?;
     pointer.set(address)

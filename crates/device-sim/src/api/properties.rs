@@ -1,13 +1,12 @@
 //! Properties of the simulated device.
 //!
 //! To CUDA programs it is an Ampere card (compute capability 8.6), so PyTorch
-//! picks kernels that any wheel has; to HIP programs a `gfx1151`.
+//! picks kernels that any wheel has; to HIP programs a `gfx1151`, or what the settings say.
+
+use crate::settings::Architecture;
 
 /// Its name.
 pub(super) const NAME: &str = "Surefoot device-sim";
-
-/// Its architecture in HIP.
-const ARCHITECTURE: &str = "gfx1151";
 
 /// CUDA 13.0, as `major * 1000 + minor * 10`.
 pub(super) const CUDA_VERSION: i32 = 13000;
@@ -154,11 +153,19 @@ pub(super) fn cuda_12(device: usize, memory: u64, integrated: bool) -> Cuda12Pro
 }
 
 /// The structure of HIP 6 and 7.
-pub(super) fn hip(device: usize, memory: u64, integrated: bool) -> HipProperties {
+pub(super) fn hip(
+    device: usize,
+    memory: u64,
+    integrated: bool,
+    architecture: &Architecture,
+) -> HipProperties {
     let mut properties = HipProperties::common(device, memory);
     properties.int(388, PROCESSORS);
     properties.int(396, i32::from(integrated));
-    properties.bytes(1160, ARCHITECTURE.as_bytes());
+    properties.int(360, architecture.major);
+    properties.int(364, architecture.minor);
+    let name = architecture.name.as_bytes();
+    properties.bytes(1160, &name[..name.len().min(255)]);
     properties
 }
 
@@ -197,12 +204,17 @@ pub(super) fn cuda_attribute(attribute: i32, device: usize, integrated: bool) ->
 }
 
 /// `hipDeviceAttribute_t`; what is not listed is 0.
-pub(super) fn hip_attribute(attribute: i32, device: usize, integrated: bool) -> i32 {
+pub(super) fn hip_attribute(
+    attribute: i32,
+    device: usize,
+    integrated: bool,
+    architecture: &Architecture,
+) -> i32 {
     match attribute {
         2 => 2, // copy engines
         16 => i32::from(integrated),
-        23 => MAJOR,
-        61 => MINOR,
+        23 => architecture.major,
+        61 => architecture.minor,
         26..=28 => BLOCK_DIMENSIONS[attribute as usize - 26],
         29..=31 => GRID_DIMENSIONS[attribute as usize - 29],
         56 => MAX_THREADS_PER_BLOCK,

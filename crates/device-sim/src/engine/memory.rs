@@ -290,6 +290,29 @@ impl Memory {
         inside.then_some(region)
     }
 
+    /// Whether all pages of a range belong to memory that a kernel may read.
+    pub(crate) fn is_mapped(&self, address: u64, size: u64) -> bool {
+        let end = (address + size).next_multiple_of(pages::PAGE);
+        let mut at = address / pages::PAGE * pages::PAGE;
+        while at < end {
+            let Some((_, region)) = self.regions.range(..=at).next_back() else {
+                return false;
+            };
+            let last = region.start + region.held.max(region.size).next_multiple_of(pages::PAGE);
+            if at >= last {
+                return false;
+            }
+            if region.kind == Kind::Reserved && !self.mappings.accessible(at, pages::PAGE) {
+                return false;
+            }
+            at = match region.kind {
+                Kind::Reserved => at + pages::PAGE,
+                _ => last,
+            };
+        }
+        true
+    }
+
     /// What a copy or memset of `size` bytes at `address` touches: device memory,
     /// host memory, or nothing that it may touch.
     pub(crate) fn classify(&self, address: u64, size: u64) -> Result<MemoryType, Status> {
@@ -465,6 +488,20 @@ mod tests {
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(second as *const u8, 8192) };
         assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn pages_are_mapped_where_memory_is() {
+        let mut memory = memory(Budget::default());
+        let first = memory.allocate(0, 5000, Kind::Device).unwrap();
+        let end = first + 2 * 4096;
+        assert!(memory.is_mapped(first, 5000) && memory.is_mapped(first + 5000, 3192));
+        assert!(!memory.is_mapped(first + 5000, 3193) && !memory.is_mapped(first - 1, 2));
+        let second = memory.allocate(0, 4096, Kind::Device).unwrap();
+        assert_eq!(second, end, "next to it");
+        assert!(memory.is_mapped(first + 5000, 4096));
+        free(&mut memory, second).unwrap();
+        assert!(!memory.is_mapped(first + 5000, 4096));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::calls;
 use crate::environment;
 use crate::process;
-use crate::settings::{DeviceTime, Setting};
+use crate::settings::{Architecture, DeviceTime, Setting};
 use crate::status::Status;
 
 pub(crate) use capture::Strictness;
@@ -46,6 +46,11 @@ pub(crate) struct State {
     pub(crate) copies: Copies,
     pub(crate) device_time: DeviceTime,
     pub(crate) devices: usize,
+    pub(crate) architecture: Architecture,
+    /// Whether each device has a context: something asked about its memory, took some, or computed on it.
+    pub(crate) contexts: Vec<bool>,
+    /// Bytes that matrix products read behind each operand.
+    pub(crate) overread: u64,
     /// The due time of the program's function that a thread is currently executing.
     calling: Option<Nanos>,
 }
@@ -94,6 +99,9 @@ impl Engine {
             copies: Copies::default(),
             device_time: DeviceTime::default(),
             devices,
+            architecture: Architecture::default(),
+            contexts: vec![false; devices],
+            overread: 0,
             calling: None,
         };
         settings
@@ -171,6 +179,8 @@ impl State {
             Setting::Granularity(bytes) => self.memory.budget.granularity = bytes,
             Setting::Data(moves) => self.copies.data = moves,
             Setting::Populate(on) => self.memory.budget.populate = on,
+            Setting::Architecture(architecture) => self.architecture = architecture,
+            Setting::Overread(bytes) => self.overread = bytes,
             Setting::Latency(latencies) => calls::add_latencies(latencies),
             Setting::DeviceTime(times) => self.device_time = times,
             Setting::CallFaults(faults) => calls::add_faults(faults),
@@ -232,6 +242,17 @@ impl State {
         while let Some((at, effect)) = self.timeline.due(now) {
             match effect {
                 Effect::Kernel => {}
+                Effect::ReadBehind(operands) => {
+                    let bytes = self.overread;
+                    let faults = |end: &&u64| !self.memory.is_mapped(**end, bytes);
+                    if let Some(end) = operands.iter().find(faults) {
+                        process::tell(&format!(
+                            "memory access fault: a kernel read {bytes} bytes behind an operand that ends at {end:#x}, \
+                             and not all of them are mapped"
+                        ));
+                        calls::lose(Status::ILLEGAL_ADDRESS);
+                    }
+                }
                 Effect::Transfer(transfer) => {
                     if let Some((delay, rest)) = transfer.run(&self.memory, self.copies.data) {
                         let late = now.saturating_add(delay.as_nanos() as Nanos);

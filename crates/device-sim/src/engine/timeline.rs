@@ -31,6 +31,8 @@ const FIRST_HANDLE: u64 = 0x1000;
 pub(crate) enum Effect {
     /// A kernel: nothing.
     Kernel,
+    /// A kernel that also reads behind its operands, which end at these addresses.
+    ReadBehind([u64; 2]),
     /// Bytes are copied or set.
     Transfer(Transfer),
     /// Memory is freed, in stream order.
