@@ -24,7 +24,7 @@ sys.path[:0] = [str(PYTHON / "tests"), str(PYTHON)]
 
 import under_device_sim
 
-SETTINGS = {"PyTorch": None, "keep:auto": "keep:auto", "keep:step": "keep:step", "keep:none": "keep:none"}
+SETTINGS = {"PyTorch": None, "keep:auto": "keep:auto", "keep:auto,guard:on": "keep:auto,guard:on", "keep:off": "keep:off"}
 DRIVER_CALLS = ("cudaMalloc", "cudaFree")
 MIB = 1 << 20
 
@@ -49,14 +49,14 @@ def main():
     results = {name: min(of, key=lambda one: abs(one["step_ms"] - statistics.median(run["step_ms"] for run in of)))
                for name, of in runs.items()}
     heads = ("step ms", "× PyTorch", "peak/live", "MiB/step", "calls/step", "driver ms/step", "idle MiB")
-    print(f"{'':12}" + "".join(f"{head:>16}" for head in heads))
+    print(f"{'':20}" + "".join(f"{head:>16}" for head in heads))
     for name, one in results.items():
         pairs = zip(runs[name], runs["PyTorch"], strict=True)
         one["of_native_by_round"] = [ours["step_ms"] / native["step_ms"] for ours, native in pairs]
         one["of_native"] = statistics.median(one["of_native_by_round"])
         columns = (one["step_ms"], one["of_native"], one["peak_ratio"], one["driver_bytes_per_step"] / MIB,
                    one["driver_calls_per_step"], one["driver_ms_per_step"], one["idle_excess_bytes"] / MIB)
-        print(f"{name:12}" + "".join(f"{'-' if number is None else format(number, '.3f'):>16}" for number in columns))
+        print(f"{name:20}" + "".join(f"{'-' if number is None else format(number, '.3f'):>16}" for number in columns))
     text = json.dumps(results, indent=1)
     arguments.out.write_text(text + "\n") if arguments.out else print(text)
 

@@ -22,11 +22,7 @@ use std::time::Duration;
 
 const GIGABYTES_PER_SECOND: [f64; 4] = [0.6, 5.0, 20.0, 100.0];
 const MICROSECONDS: [u64; 3] = [5, 50, 500];
-const CHOICES: [(&str, Keep); 3] = [
-    ("none", Keep::None),
-    ("step", Keep::Step),
-    ("auto", Keep::Auto),
-];
+const CHOICES: [(&str, Keep); 2] = [("off", Keep::Off), ("auto", Keep::Auto)];
 /// As much longer than a cache's may a step be.
 const NEAR: f64 = 1.05;
 

@@ -6,11 +6,10 @@
 //! cargo run --release -p alloc-lab --example explore -- --wide   these and 150 more, in total
 //! cargo run --release -p alloc-lab --example explore -- --policy uniform   compared with the current one
 //! cargo run --release -p alloc-lab --example explore -- --policy uniform --wide
-//! HIP_ALLOC_CONF=large_block_mb:128 cargo run …                  with other settings
-//! HANDLE_MB=64 cargo run …                                       memory mapped in handles
+//! HIP_ALLOC_CONF=keep:auto,guard:on cargo run …                  with other settings
 //! ```
 //!
-//! Replays run with `keep:none` unless the settings say otherwise: with any other `keep`, the pool
+//! Replays run with `keep:off` unless the settings say otherwise: with any other `keep`, the pool
 //! itself decides what stays in empty blocks, and does not use [`Policy::slack`].
 //!
 //! [`Policy::slack`]: hip_alloc::pool::policy::Policy::slack
@@ -22,7 +21,6 @@ use alloc_lab::replay::{Bounds, Outcome};
 use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::config::Config;
-use hip_alloc::driver::Mapping;
 use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::units::MIB;
@@ -32,9 +30,9 @@ use std::time::Duration;
 fn main() {
     let settings = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
     // Of two values of a key the later one counts.
-    let settings = format!("keep:none,{settings}");
+    let settings = format!("keep:off,{settings}");
     let settings = settings.trim_end_matches(',');
-    let config = Config::parse(settings).unwrap().pool(512);
+    let config = Config::parse(settings).unwrap().pool(512, false);
     println!("settings: {settings}");
     let mut named: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let mut policy = POLICIES[0];
@@ -147,14 +145,9 @@ fn files_of(folder: &str) -> Vec<PathBuf> {
 }
 
 fn print(name: &str, trace: &Trace, config: &PoolConfig) {
-    let handle = std::env::var("HANDLE_MB").map(|text| text.parse::<u64>().unwrap() * MIB);
     let sim = SimConfig {
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
-        mapping: handle.ok().map(|handle| Mapping {
-            handle,
-            granule: 2 * MIB,
-        }),
         ..SimConfig::default()
     };
     let (_, run) = POLICIES[0];

@@ -14,8 +14,7 @@ pub type Run = fn(&Trace, PoolConfig, SimConfig) -> Outcome;
 /// All policies by name, the current one first.
 pub const POLICIES: &[(&str, Run)] = &[
     ("step", |trace, config, sim| {
-        let policy = StepPolicy::new(&config);
-        replay_with(policy, trace, config, sim, &mut |_| {})
+        replay_with(StepPolicy::default(), trace, config, sim, &mut |_| {})
     }),
     ("uniform", |trace, config, sim| {
         replay_with(Uniform, trace, config, sim, &mut |_| {})

@@ -95,7 +95,7 @@ pub struct Bounds {
     /// The most that may be held: 1.05 × the live peak, or the warm-up floor if that is more.
     pub peak_allowed_bytes: u64,
     /// The most that may be held beyond live memory between steps: the warm-up floor and 256 MiB with
-    /// `keep:none`, and otherwise no more than at the peak.
+    /// `keep:off`, and otherwise no more than at the peak.
     pub idle_allowed_bytes: u64,
     /// 2 % of the calls without caching, or three for each 256 MiB that a step swings, if that is more.
     pub calls_allowed_per_step: f64,
@@ -111,7 +111,7 @@ impl Bounds {
         Self {
             peak_allowed_bytes,
             idle_allowed_bytes: match config.keep {
-                Keep::None => floor + block,
+                Keep::Off => floor + block,
                 _ => peak_allowed_bytes - outcome.idle_live(),
             },
             calls_allowed_per_step: (0.02 * outcome.uncached_calls_per_step()).max(3.0 * swing),
@@ -162,8 +162,7 @@ pub fn replay_watched(
     sim: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
-    let policy = StepPolicy::new(&config);
-    replay_with(policy, trace, config, sim, watch)
+    replay_with(StepPolicy::default(), trace, config, sim, watch)
 }
 
 /// As [`replay_watched`], with another policy than the one in use.

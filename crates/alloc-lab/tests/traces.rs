@@ -4,10 +4,11 @@
 
 use alloc_lab::replay::{Bounds, Outcome, replay};
 use alloc_lab::synthetic::Shape;
-use alloc_lab::trace::Trace;
-use hip_alloc::driver::sim::SimConfig;
-use hip_alloc::pool::{Keep, PoolConfig};
-use hip_alloc::units::MIB;
+use alloc_lab::trace::{Event, Trace};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
+use hip_alloc::pool::{Keep, Pool, PoolConfig};
+use hip_alloc::units::{MIB, StreamId};
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ fn recorded() -> Vec<(String, Trace)> {
 }
 
 fn run(trace: &Trace) -> (Outcome, Bounds) {
-    run_keeping(Keep::None, trace)
+    run_keeping(Keep::Off, trace)
 }
 
 fn run_keeping(keep: Keep, trace: &Trace) -> (Outcome, Bounds) {
@@ -214,4 +215,70 @@ fn blocks_of_the_peak_serve_what_comes_after_it() {
     assert!(promises.peak(&auto), "{:.4}", auto.peak_ratio());
     let part = auto.bytes_per_step() / none.bytes_per_step();
     assert!(part < 0.15, "{part:.3}");
+}
+
+const GUARD: u64 = 4096;
+
+/// At no moment is a live request without its guard: each is looked at when it is served, and all of them now and
+/// then.
+#[test]
+fn behind_every_live_request_something_is_mapped() {
+    for (name, trace) in recorded() {
+        for keep in [Keep::Auto, Keep::Off] {
+            let mut driver = SimDriver::new(SimConfig::default());
+            let mut pool = Pool::new(PoolConfig {
+                keep,
+                guard: GUARD,
+                ..PoolConfig::default()
+            });
+            pool.warm_up(&mut driver);
+            let mut live = HashMap::new();
+            let guarded = |driver: &SimDriver, (address, bytes): &(u64, u64)| {
+                let mapped = driver.mapped_until(*address);
+                mapped.is_some_and(|end| address + bytes + GUARD <= end)
+            };
+            for (number, event) in trace.events.iter().enumerate() {
+                match *event {
+                    Event::Allocate { id, bytes, stream } => {
+                        let stream = StreamId(stream);
+                        let address = pool.allocate(&mut driver, bytes, stream).unwrap();
+                        assert!(guarded(&driver, &(address, bytes)), "{name}");
+                        live.insert(id, (address, bytes));
+                    }
+                    Event::Free { id } => {
+                        if let Some((address, _)) = live.remove(&id) {
+                            pool.free(&mut driver, address).unwrap();
+                        }
+                    }
+                    Event::Step => {}
+                }
+                if number % 1009 == 0 {
+                    assert!(live.values().all(|at| guarded(&driver, at)), "{name}");
+                }
+            }
+        }
+    }
+}
+
+/// The guard's price: a page for each block.
+#[test]
+fn the_guard_costs_less_than_a_percent_of_memory_and_hardly_a_call() {
+    for (name, trace) in recorded() {
+        let with = |guard| {
+            let config = PoolConfig {
+                keep: Keep::Auto,
+                guard,
+                ..PoolConfig::default()
+            };
+            replay(&trace, config, SimConfig::default())
+        };
+        let (plain, guarded) = (with(0), with(GUARD));
+        let (held, most) = (guarded.peak_held as f64, plain.peak_held as f64 * 1.01);
+        assert!(held <= most, "{name}: {held} of {most}");
+        let (calls, most) = (
+            guarded.driver_calls as f64,
+            plain.driver_calls as f64 * 1.05,
+        );
+        assert!(calls <= most, "{name}: {calls} of {most}");
+    }
 }

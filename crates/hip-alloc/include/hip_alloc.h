@@ -3,8 +3,11 @@
  * Made for torch.cuda.memory.CUDAPluggableAllocator (hip_alloc_malloc and
  * hip_alloc_free have the signatures it calls), and for any other program.
  * Every function may be called from any thread, but not from signal handlers. Signal handlers must not
- * call fork() either, since they may have interrupted the library while it holds a lock. A stream must live as long as all
- * memory that was used on it, freed or not, as PyTorch's own streams do. Settings come from the
+ * call fork() either, since they may have interrupted the library while it holds a lock. A stream may be destroyed
+ * once no request names it any more, but not while memory is live that hip_alloc_record_stream declared to be used
+ * on it. Requests open a device: hip_alloc_malloc, hip_alloc_begin_allocate_to_pool and hip_alloc_retain_pool. All
+ * other functions leave a device alone that none of them has named, and find nothing there; of these only
+ * hip_alloc_mem_info asks the runtime. Settings come from the
  * environment variables HIP_ALLOC_CONF and HIP_ALLOC_TRACE, which are read at the first call that
  * needs them.
  *
@@ -65,7 +68,7 @@ struct hip_alloc_stats {
   uint64_t driver_frees;     /* releases to the driver */
   uint64_t out_of_memory;    /* requests refused */
   uint64_t pending_bytes;    /* freed, but another stream may still use it */
-  uint64_t capacity_bytes;   /* the total of hip_alloc_mem_info */
+  uint64_t capacity_bytes;   /* the total of hip_alloc_mem_info at the first request; before, 0 */
   /* Since the first release of version 1: */
   uint64_t allocated_bytes;       /* allocated in total; minus live_bytes: freed in total */
   uint64_t driver_alloc_bytes;    /* allocated from the driver in total */
@@ -123,7 +126,7 @@ struct hip_alloc_python {
 
 /* Like hip_alloc_record_stacks, with a function of the library that records the stacks of Python
  * threads, several times as fast as a function in Python. With `walks` 0 only `tag` is recorded:
- * it is attached to every stack from now on; 0 means none. The functions of the first call
+ * it is attached to every stack from now on, if it is below 2^24; 0 means none. The functions of the first call
  * are used, and none may be NULL. If `python` is NULL, recording stops, the call waits for threads that
  * are reading their stacks, and the stacks are deleted. Call it without holding the GIL (ctypes.CDLL releases
  * it), and stop recording before the interpreter exits, in an atexit handler of Python: a thread that waits for
@@ -133,8 +136,7 @@ int hip_alloc_record_python_stacks(const struct hip_alloc_python *python, size_t
 
 /* The stack with a number: its tag, and its innermost `most` frames, each with its code object (a borrowed
  * reference, valid until the stacks are deleted) and the result of `place`. Pointers that are
- * NULL are not written to. Returns the number of frames; for an unknown number it returns 0, with tag
- * 0. */
+ * NULL are not written to. Returns the number of frames; 0 for a stack that is not known. */
 size_t hip_alloc_python_stack(uint64_t number, uint64_t *tag, const void **codes, int *places,
                               size_t most);
 

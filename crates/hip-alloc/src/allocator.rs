@@ -21,6 +21,7 @@ use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated};
 use crate::snapshot::{self, DeviceState};
 use crate::units::{DeviceIndex, StreamId};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The allocator of one device, for any number of threads.
@@ -37,13 +38,15 @@ struct Inner {
     wrong_frees: Repeated,
     deferred: DeferredErrors,
     other_processes: Option<OtherProcesses>,
-    /// Starts the background reclaim when more than the floor is kept for the first time; returns
-    /// whether it is running.
-    look_after: Option<Box<dyn Fn() -> bool + Send>>,
+    look_after: Option<LookAfter>,
     looked_after: bool,
     private: Box<PrivatePools>,
     standing: Standing,
 }
+
+/// Starts the background reclaim when more than the floor is kept for the first time; returns
+/// whether it is running.
+type LookAfter = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What has to be checked before the device's pool is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +77,7 @@ pub struct AllocatorBuilder {
     recorder: Option<Recorder>,
     history: History,
     other_processes: Option<OtherProcesses>,
-    look_after: Option<Box<dyn Fn() -> bool + Send>>,
+    look_after: Option<LookAfter>,
     captures: Vec<Captured>,
 }
 
@@ -104,12 +107,15 @@ impl AllocatorBuilder {
         }
     }
 
-    /// Calls `look_after`, under the allocator's lock, when memory starts to be kept for which a
+    /// Calls `look_after`, without the allocator's lock, when memory starts to be kept for which a
     /// [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) is needed; if it returns
     /// false there is none, and nothing is kept. Without this the caller has to run one itself.
-    pub(crate) fn looked_after(self, look_after: impl Fn() -> bool + Send + 'static) -> Self {
+    pub(crate) fn looked_after(
+        self,
+        look_after: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
         Self {
-            look_after: Some(Box::new(look_after)),
+            look_after: Some(Arc::new(look_after)),
             ..self
         }
     }
@@ -142,11 +148,9 @@ impl AllocatorBuilder {
                 other_processes.remember(cost);
             }
         }
-        match self.history.is_on() {
-            // The measurement counts as the first request.
-            true => pool.warm_up(&mut self.history.watch(self.driver.as_mut())),
-            false => pool.warm_up(self.driver.as_mut()),
-        }
+        pool.record_moves(self.history.is_on());
+        private.record_moves(self.history.is_on());
+        pool.warm_up(self.driver.as_mut());
         if captured {
             self.driver.leave_capture();
         }
@@ -209,7 +213,7 @@ impl Allocator {
             let keep = limit.saturating_sub(stats.live_bytes);
             match inner.standing {
                 Standing::AmongPools => inner.trim_among_pools(keep),
-                _ => inner.with_driver(|pool, driver| pool.trim(driver, keep)),
+                _ => inner.trim(keep),
             }
             if inner.history.is_on() {
                 inner.complete_history(StreamId(0), StackId::UNKNOWN);
@@ -233,7 +237,8 @@ impl Allocator {
     ) -> Result<u64, Refusal> {
         let mut inner = self.inner.lock();
         let mut served = if inner.standing == Standing::Alone {
-            inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream))
+            let Inner { pool, driver, .. } = &mut *inner;
+            pool.allocate(driver.as_mut(), bytes, stream)
         } else if inner.standing == Standing::Orphaned {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
         } else {
@@ -304,7 +309,10 @@ impl Allocator {
     pub(crate) fn free_from(&self, address: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         let freed = match inner.standing {
-            Standing::Alone => inner.with_driver(|pool, driver| pool.free(driver, address)),
+            Standing::Alone => {
+                let Inner { pool, driver, .. } = &mut *inner;
+                pool.free(driver.as_mut(), address)
+            }
             Standing::AmongPools => inner.free_among_pools(address),
             // The memory belongs to the parent, and only the parent can return it; or it disappears with
             // this process.
@@ -328,7 +336,19 @@ impl Allocator {
         }
         inner.report_deferred(self.device);
         if inner.pool.is_keeping() && !inner.looked_after {
-            inner.have_looked_after();
+            self.have_looked_after(inner);
+        }
+    }
+
+    /// Starts the background reclaim, without the lock: a new thread may wait for the loader, whose lock another
+    /// thread may hold that needs ours.
+    #[cold]
+    fn have_looked_after(&self, mut inner: Guard<'_, Inner>) {
+        inner.looked_after = true;
+        let look_after = inner.look_after.clone();
+        drop(inner);
+        if look_after.is_some_and(|start| !start()) {
+            self.inner.lock().pool.set_keeping(false);
         }
     }
 
@@ -342,6 +362,14 @@ impl Allocator {
     /// What can still be allocated, and the total.
     pub fn memory_info(&self) -> Result<MemoryInfo, DriverError> {
         self.inner.lock().memory_info()
+    }
+
+    /// Statistics of the pool, and the total of [`memory_info`](Self::memory_info) when the driver was last
+    /// asked for it: they are read often, and asking takes a thousand times as long.
+    pub(crate) fn stats_and_total(&self) -> (PoolStats, u64) {
+        let inner = self.inner.lock();
+        let limit = inner.private.limit(&inner.pool);
+        (inner.stats(), inner.pool.total().min(limit))
     }
 
     /// Statistics of the pool.
@@ -377,7 +405,7 @@ impl Allocator {
     pub(crate) fn trim_from(&self, keep: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         match inner.standing {
-            Standing::Alone => inner.with_driver(|pool, driver| pool.trim(driver, keep)),
+            Standing::Alone => inner.trim(keep),
             Standing::AmongPools => inner.trim_among_pools(keep),
             Standing::Orphaned | Standing::Ending => return,
         }
@@ -408,7 +436,11 @@ impl Allocator {
 
     /// Keeps the last `most` requests and frees for snapshots from now on; 0 keeps none.
     pub fn record_history(&self, most: usize) {
-        self.inner.lock().history.keep(most);
+        let mut inner = self.inner.lock();
+        inner.history.keep(most);
+        let Inner { pool, private, .. } = &mut *inner;
+        pool.record_moves(most > 0);
+        private.record_moves(most > 0);
     }
 
     /// The held memory and the recorded history, as a pickle that PyTorch's memory_viz opens.
@@ -469,13 +501,8 @@ impl Inner {
         }
     }
 
-    /// Starts the background reclaim.
-    #[cold]
-    fn have_looked_after(&mut self) {
-        self.looked_after = true;
-        if self.look_after.as_ref().is_some_and(|start| !start()) {
-            self.pool.set_keeping(false);
-        }
+    fn trim(&mut self, keep: u64) {
+        self.pool.trim(self.driver.as_mut(), keep);
     }
 
     /// The driver's answer; memory that is held but not live can be allocated too.
@@ -506,23 +533,8 @@ impl Inner {
             error,
             stats: self.stats(),
             info: self.memory_info().ok(),
-            gives_back_holes: self.driver.mapping().is_some(),
         };
         situation.refusal()
-    }
-
-    /// Calls `act`; driver allocations and releases are recorded if the history is on.
-    fn with_driver<T>(&mut self, act: impl FnOnce(&mut Pool, &mut dyn Driver) -> T) -> T {
-        let Inner {
-            pool,
-            driver,
-            history,
-            ..
-        } = self;
-        match history.is_on() {
-            true => act(pool, &mut history.watch(driver.as_mut())),
-            false => act(pool, driver.as_mut()),
-        }
     }
 
     fn complete_history(&mut self, stream: StreamId, stack: StackId) {
@@ -532,7 +544,9 @@ impl Inner {
             history,
             ..
         } = self;
-        history.complete(stream, stack, |address| {
+        let mut moved = pool.take_moved();
+        moved.extend(private.take_moved());
+        history.complete(stream, stack, moved, |address| {
             let mut waiting = pool.pending().chain(private.pending());
             waiting.any(|waiting| waiting == address)
         });

@@ -20,8 +20,9 @@ use crate::allocator::{Allocator, ReclaimView};
 use crate::driver::{MemoryInfo, gpu};
 use crate::other_processes::OtherProcesses;
 use crate::report;
-use crate::units::MIB;
+use crate::units::{DeviceIndex, MIB};
 use platform::memory::MemoryPressure;
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// A program without requests for this long is paused.
 const QUIET: Duration = Duration::from_secs(1);
+/// But not one that uses host memory, and this fraction of a processor: on a busy machine an operation takes longer.
+const WORKS_PART: u32 = 20;
 /// Memory is short below this fraction of the total,
 const NEAR_PART: u64 = 16;
 /// but at least and at most this (a program that takes 256 MiB between two checks must find more),
@@ -103,6 +106,9 @@ pub struct BackgroundReclaim {
     operations: u64,
     quiet_since: Duration,
     looked_at: Duration,
+    /// The processor time of this process, and what it was at the last check.
+    processor_time: Box<dyn FnMut() -> Duration + Send>,
+    processor_time_before: Duration,
 }
 
 impl BackgroundReclaim {
@@ -115,10 +121,23 @@ impl BackgroundReclaim {
     pub fn watching(pressure: MemoryPressure) -> Self {
         BackgroundReclaim {
             pressure,
+            processor_time: Box::new(|| {
+                let time = clock_gettime(ClockId::ProcessCPUTime);
+                Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+            }),
+            processor_time_before: Duration::ZERO,
             waited: None,
             operations: 0,
             quiet_since: Duration::ZERO,
             looked_at: Duration::ZERO,
+        }
+    }
+
+    /// With another source of this process's processor time.
+    pub fn processor_time(self, time: impl FnMut() -> Duration + Send + 'static) -> Self {
+        Self {
+            processor_time: Box::new(time),
+            ..self
         }
     }
 
@@ -128,19 +147,30 @@ impl BackgroundReclaim {
         if ENDING.load(Ordering::SeqCst) {
             return false;
         }
-        let waits = self.somebody_waits(now);
+        let passed = now.saturating_sub(std::mem::replace(&mut self.looked_at, now));
+        let waits = self.somebody_waits(passed);
+        // Of host memory no event tells whether work uses it.
+        if self.uses_processors(passed) && allocator.device() == DeviceIndex::HOST {
+            self.quiet_since = now;
+        }
         allocator.for_reclaim(|view| self.judge(view, waits, now))
     }
 
     /// Whether programs spend part of their time waiting for memory.
-    fn somebody_waits(&mut self, now: Duration) -> bool {
-        let passed = now.saturating_sub(std::mem::replace(&mut self.looked_at, now));
+    fn somebody_waits(&mut self, passed: Duration) -> bool {
         let waited = self.pressure.waited();
         let before = std::mem::replace(&mut self.waited, waited);
         let (Some(waited), Some(before)) = (waited, before) else {
             return false;
         };
         !passed.is_zero() && waited.saturating_sub(before) > passed / WAITED_PART
+    }
+
+    /// Whether this process has used more than a small part of a processor.
+    fn uses_processors(&mut self, passed: Duration) -> bool {
+        let used = (self.processor_time)();
+        let before = std::mem::replace(&mut self.processor_time_before, used);
+        used.saturating_sub(before) > passed / WORKS_PART
     }
 
     fn judge(&mut self, view: &mut ReclaimView<'_>, waits: bool, now: Duration) -> bool {
@@ -161,7 +191,7 @@ impl BackgroundReclaim {
         let needed = view.other_processes().is_some_and(OtherProcesses::need);
         if needed || waits || free.free < near {
             view.keep(false);
-            view.give_back();
+            view.trim_to_floor();
         } else if free.free - near >= view.growth() {
             view.keep(true);
         }
@@ -169,7 +199,7 @@ impl BackgroundReclaim {
             return true;
         }
         // Check again as long as there is more to return.
-        view.give_back() && view.kept() > 0
+        view.trim_to_floor() && view.kept() > 0
     }
 }
 

@@ -5,7 +5,7 @@
 //! silently ignored costs its user days.
 
 use crate::pool::{Keep, PoolConfig};
-use crate::units::{KIB, MIB};
+use crate::units::MIB;
 use std::ffi::OsStr;
 use std::fmt;
 
@@ -45,18 +45,20 @@ pub enum Warmup {
     Bytes(u64),
 }
 
-/// Whether memory is mapped in handles, so that holes inside blocks can be returned.
+/// Whether something is mapped behind every request, for kernels that read past the end of their operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mapped {
-    /// Only where it is known to work: nowhere so far. ROCm 7.14 hangs when mapping on some
-    /// cards (pytorch/pytorch#192259), which no trial in the same process survives.
+pub enum Guard {
+    /// On GPUs whose kernels are known to do that: gfx12 (RDNA 4).
     #[default]
     Auto,
-    /// If the runtime supports it and a trial succeeds.
+    /// Everywhere.
     On,
-    /// Memory is never allocated in mapped handles.
+    /// Nowhere.
     Off,
 }
+
+/// Bytes behind every block with a guard. The kernels of hipBLASLt for gfx12 read up to this far.
+const GUARD: u64 = 4096;
 
 /// All settings of `HIP_ALLOC_CONF`, with their defaults.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,18 +67,12 @@ pub struct Config {
     pub warmup: Warmup,
     /// `keep`: how much memory stays in empty blocks.
     pub keep: Keep,
-    /// `block_mb`: size of the warm-up blocks. Bytes.
-    pub block: u64,
-    /// `large_block_mb`: the largest block for several requests. Bytes.
-    pub large_block: u64,
     /// `max_split_size_mb`: larger requests go directly to the driver. Bytes.
     pub max_split: u64,
-    /// `tail_padding_kb`: added to each request. Bytes.
-    pub tail_padding: u64,
+    /// `guard`: whether something is mapped behind every request.
+    pub guard: Guard,
     /// `reserve_mb`: left free for other programs.
     pub reserve: Reserve,
-    /// `mapped`: whether holes inside blocks can be returned.
-    pub mapped: Mapped,
     /// `backend`: the runtime that provides accelerator memory.
     pub backend: Backend,
 }
@@ -87,12 +83,9 @@ impl Default for Config {
         Config {
             warmup: Warmup::Auto,
             keep: Keep::Auto,
-            block: pool.block_bytes,
-            large_block: pool.large_block_bytes,
             max_split: pool.max_split_bytes,
-            tail_padding: pool.tail_padding,
+            guard: Guard::Auto,
             reserve: Reserve::Auto,
-            mapped: Mapped::Auto,
             backend: Backend::Auto,
         }
     }
@@ -106,6 +99,14 @@ pub enum ConfigError {
     UnknownKey {
         /// The text as the user wrote it.
         key: String,
+    },
+    /// The key, or its value, was one of an earlier version.
+    #[error("HIP_ALLOC_CONF: `{setting}` is gone: {instead}")]
+    Gone {
+        /// The text as the user wrote it.
+        setting: String,
+        /// What to use now.
+        instead: &'static str,
     },
     /// The value is not allowed.
     #[error("HIP_ALLOC_CONF: `{key}` cannot be `{value}`; allowed: {allowed}")]
@@ -138,47 +139,48 @@ enum Kind {
     Reserve,
     Warmup,
     Keep,
-    Mapped,
+    Guard,
     Backend,
 }
 
 /// 1 TiB in MiB: more than any device has.
 const MOST_MIB: u64 = 1 << 20;
 
-const KEYS: [(&str, Kind); 9] = [
+const KEYS: [(&str, Kind); 6] = [
     ("keep", Kind::Keep),
+    ("guard", Kind::Guard),
     ("warmup_mb", Kind::Warmup),
-    (
-        "block_mb",
-        Kind::Size(|config| &mut config.block, MIB, 2, 4096),
-    ),
-    (
-        "large_block_mb",
-        Kind::Size(|config| &mut config.large_block, MIB, 16, 16384),
-    ),
     (
         "max_split_size_mb",
         Kind::Size(|config| &mut config.max_split, MIB, 1, MOST_MIB),
     ),
-    (
-        "tail_padding_kb",
-        Kind::Size(|config| &mut config.tail_padding, KIB, 0, 4096),
-    ),
     ("reserve_mb", Kind::Reserve),
-    ("mapped", Kind::Mapped),
     ("backend", Kind::Backend),
 ];
 
-const KEEPS: [(&str, Keep); 3] = [
-    ("auto", Keep::Auto),
-    ("step", Keep::Step),
-    ("none", Keep::None),
+/// Keys of earlier versions, and what to use now.
+const GONE_KEYS: [(&str, &str); 4] = [
+    ("tail_padding_kb", "write `guard:on`"),
+    (
+        "mapped",
+        "leave it out; blocks are returned as a whole, and `keep:off` returns them at once",
+    ),
+    (
+        "block_mb",
+        "leave it out; `warmup_mb` is what is allocated at the start",
+    ),
+    (
+        "large_block_mb",
+        "leave it out; `max_split_size_mb` is the largest request that shares a block",
+    ),
 ];
 
-const MAPPED: [(&str, Mapped); 3] = [
-    ("auto", Mapped::Auto),
-    ("on", Mapped::On),
-    ("off", Mapped::Off),
+const KEEPS: [(&str, Keep); 2] = [("auto", Keep::Auto), ("off", Keep::Off)];
+
+const GUARDS: [(&str, Guard); 3] = [
+    ("auto", Guard::Auto),
+    ("on", Guard::On),
+    ("off", Guard::Off),
 ];
 
 const BACKENDS: [(&str, Backend); 5] = [
@@ -217,8 +219,9 @@ impl Config {
         Ok(config)
     }
 
-    /// The part that the pool needs. `granule`: alignment and unit of spans.
-    pub fn pool(&self, granule: u64) -> PoolConfig {
+    /// The part that the pool needs. `granule`: alignment and unit of spans; `needs_guard`: whether the device's
+    /// kernels read past the end of an operand.
+    pub fn pool(&self, granule: u64, needs_guard: bool) -> PoolConfig {
         let default = PoolConfig::default();
         let (warmup_bytes, floor_part) = match self.warmup {
             Warmup::Auto => (default.warmup_bytes, default.floor_part),
@@ -229,14 +232,20 @@ impl Config {
             warmup_bytes,
             floor_part,
             keep: self.keep,
-            block_bytes: self.block,
-            large_block_bytes: self.large_block,
             max_split_bytes: self.max_split,
-            tail_padding: self.tail_padding,
+            guard: match self.guard {
+                Guard::On => GUARD,
+                Guard::Auto if needs_guard => GUARD,
+                Guard::Auto | Guard::Off => 0,
+            },
         }
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        if let Some((_, instead)) = GONE_KEYS.iter().find(|(name, _)| *name == key) {
+            let setting = key.to_owned();
+            return Err(ConfigError::Gone { setting, instead });
+        }
         let Some((_, kind)) = KEYS.iter().find(|(name, _)| *name == key) else {
             return Err(ConfigError::UnknownKey {
                 key: key.to_owned(),
@@ -260,12 +269,21 @@ impl Config {
                 self.warmup =
                     mib_or(&[("auto", Warmup::Auto)], value, Warmup::Bytes).map_err(wrong)?;
             }
-            Kind::Keep => self.keep = mib_or(&KEEPS, value, Keep::Bytes).map_err(wrong)?,
-            Kind::Mapped => self.mapped = named(&MAPPED, value).map_err(wrong)?,
+            Kind::Keep => match (value, value.parse::<u64>()) {
+                ("none", _) | (_, Ok(0)) => return Err(gone_keep(value, "write `keep:off`")),
+                ("step", _) | (_, Ok(_)) => return Err(gone_keep(value, "write `keep:auto`")),
+                _ => self.keep = named(&KEEPS, value).map_err(wrong)?,
+            },
+            Kind::Guard => self.guard = named(&GUARDS, value).map_err(wrong)?,
             Kind::Backend => self.backend = named(&BACKENDS, value).map_err(wrong)?,
         }
         Ok(())
     }
+}
+
+fn gone_keep(value: &str, instead: &'static str) -> ConfigError {
+    let setting = format!("keep:{value}");
+    ConfigError::Gone { setting, instead }
 }
 
 /// The value with this name, or of a number of MiB; the error lists what is allowed.
@@ -310,20 +328,16 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let config = Config::parse(
-            "keep:300,warmup_mb:512, block_mb:128,large_block_mb:2048,max_split_size_mb:64,\
-             tail_padding_kb:4,reserve_mb:3000,mapped:on,backend:host",
+            "keep:off,guard:on,warmup_mb:512, max_split_size_mb:64,reserve_mb:3000,backend:host",
         );
         assert_eq!(
             config,
             Ok(Config {
                 warmup: Warmup::Bytes(512 * MIB),
-                keep: Keep::Bytes(300 * MIB),
-                block: 128 * MIB,
-                large_block: 2048 * MIB,
+                keep: Keep::Off,
+                guard: Guard::On,
                 max_split: 64 * MIB,
-                tail_padding: 4 * KIB,
                 reserve: Reserve::Bytes(3000 * MIB),
-                mapped: Mapped::On,
                 backend: Backend::Host,
             })
         );
@@ -338,22 +352,57 @@ mod tests {
 
     #[test]
     fn a_value_out_of_range_is_named_with_the_range() {
-        let message = Config::parse("block_mb:1").unwrap_err().to_string();
+        let message = Config::parse("max_split_size_mb:0")
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             message,
-            "HIP_ALLOC_CONF: `block_mb` cannot be `1`; allowed: whole numbers from 2 to 4096"
+            "HIP_ALLOC_CONF: `max_split_size_mb` cannot be `0`; allowed: whole numbers from 1 to 1048576"
         );
     }
 
     #[test]
-    fn what_is_kept_has_names_and_numbers() {
-        for (value, keep) in KEEPS.into_iter().chain([("0", Keep::Bytes(0))]) {
+    fn what_is_kept_has_names() {
+        for (value, keep) in KEEPS {
             let config = Config::parse(&format!("keep:{value}")).unwrap();
-            assert_eq!(config.pool(512).keep, keep);
+            assert_eq!(config.pool(512, false).keep, keep);
         }
         let message = Config::parse("keep:all").unwrap_err().to_string();
-        let allowed = "allowed: `auto`, `step`, `none`, or whole numbers from 0 to 1048576";
-        assert!(message.contains(allowed), "{message}");
+        assert!(message.contains("allowed: `auto`, `off`"), "{message}");
+    }
+
+    #[test]
+    fn a_guard_is_there_where_it_is_needed_or_wanted() {
+        let guard = |text: &str, needed| Config::parse(text).unwrap().pool(512, needed).guard;
+        assert_eq!((guard("", false), guard("", true)), (0, GUARD));
+        assert_eq!(
+            (guard("guard:on", false), guard("guard:on", true)),
+            (GUARD, GUARD)
+        );
+        assert_eq!(
+            (guard("guard:off", false), guard("guard:off", true)),
+            (0, 0)
+        );
+    }
+
+    #[test]
+    fn settings_of_earlier_versions_are_answered_with_those_of_today() {
+        for (text, instead) in [
+            ("keep:none", "`keep:off`"),
+            ("keep:0", "`keep:off`"),
+            ("keep:step", "`keep:auto`"),
+            ("keep:300", "`keep:auto`"),
+            ("tail_padding_kb:4", "`guard:on`"),
+            ("mapped:on", "`keep:off`"),
+            ("block_mb:128", "`warmup_mb`"),
+            ("large_block_mb:128", "`max_split_size_mb`"),
+        ] {
+            let message = Config::parse(text).unwrap_err().to_string();
+            assert!(
+                message.contains("is gone") && message.contains(instead),
+                "{message}"
+            );
+        }
     }
 
     #[test]
@@ -377,10 +426,10 @@ mod tests {
     proptest! {
         /// No text makes the parser panic, and accepted values are within their ranges.
         #[test]
-        fn takes_any_text(text in "([a-z_]{0,12}|warmup_mb|block_mb|backend|reserve_mb)(:[-0-9a-z]{0,24})?(,[ -~]{0,30}){0,3}") {
+        fn takes_any_text(text in "([a-z_]{0,12}|warmup_mb|max_split_size_mb|keep|backend|reserve_mb)(:[-0-9a-z]{0,24})?(,[ -~]{0,30}){0,3}") {
             if let Ok(config) = Config::parse(&text) {
-                prop_assert!(config.block >= 2 * MIB && config.block <= 4096 * MIB);
-                prop_assert!(config.pool(512).warmup_bytes <= MOST_MIB * MIB);
+                prop_assert!((MIB..=MOST_MIB * MIB).contains(&config.max_split));
+                prop_assert!(config.pool(512, false).warmup_bytes <= MOST_MIB * MIB);
             }
         }
     }

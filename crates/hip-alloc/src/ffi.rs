@@ -9,7 +9,7 @@ pub mod stacks;
 use crate::allocator::Allocator;
 use crate::background_reclaim;
 use crate::refusal::Refusal;
-use crate::registry::{self, Registry, existing, fork_handlers, settings};
+use crate::registry::{self, Registry, fork_handlers, settings};
 use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
 use stacks::stack;
@@ -94,7 +94,7 @@ pub extern "C-unwind" fn hip_alloc_malloc(
     let stack = stack();
     let refusal = {
         let served = guarded("hip_alloc_malloc", || {
-            let allocator = allocator_of(device).map_err(Refusal::Failed)?;
+            let allocator = open(device).map_err(Refusal::Failed)?;
             allocator.allocate_from(size as u64, StreamId(stream as u64), stack)
         });
         match served {
@@ -122,8 +122,9 @@ pub extern "C-unwind" fn hip_alloc_free(
         return;
     }
     let stack = stack();
-    guarded("hip_alloc_free", || match allocator_of(device) {
-        Ok(allocator) => allocator.free_from(ptr as u64, stack),
+    guarded("hip_alloc_free", || match existing(device) {
+        Ok(Some(allocator)) => allocator.free_from(ptr as u64, stack),
+        Ok(None) => NO_DEVICE.warn(&format!("free of {ptr:?}: not allocated here")),
         Err(problem) => NO_DEVICE.warn(&format!("free of {ptr:?}: {problem}")),
     });
     tell_profiler(ptr, (size as i64).wrapping_neg(), device);
@@ -137,7 +138,7 @@ fn tell_profiler(address: *mut c_void, change: i64, device: c_int) {
         return;
     }
     guarded("the profiler", || {
-        if let Ok(allocator) = allocator_of(device) {
+        if let Ok(Some(allocator)) = existing(device) {
             let stats = allocator.stats();
             let (live, held) = (stats.live_bytes as usize, stats.held_bytes as usize);
             hip_alloc_tell_profiler(address, change, live, held, device);
@@ -153,7 +154,7 @@ pub extern "C-unwind" fn hip_alloc_record_stream(ptr: *mut c_void, stream: *mut 
     }
     guarded("hip_alloc_record_stream", || {
         // The signature of PyTorch's callback has no device: try each of them.
-        let known = existing().is_some_and(|registry| {
+        let known = registry::existing().is_some_and(|registry| {
             registry.all().any(|allocator| {
                 allocator
                     .record_stream(ptr as u64, StreamId(stream as u64))
@@ -180,19 +181,23 @@ pub unsafe extern "C-unwind" fn hip_alloc_mem_info(
     if free.is_null() || total.is_null() {
         return failed(ERROR_ARGUMENT, "hip_alloc_mem_info: a pointer is null");
     }
-    with_device("hip_alloc_mem_info", device, |allocator| {
-        match allocator.memory_info() {
-            Ok(info) => {
-                // SAFETY: neither is null, and the caller promises that both may be written.
-                unsafe {
-                    free.write(info.free as usize);
-                    total.write(info.total as usize);
-                }
-                OK
+    let read = guarded("hip_alloc_mem_info", || {
+        let registry = registry().map_err(|problem| (ERROR_DEVICE, problem))?;
+        let info = registry.memory_info(DeviceIndex(device));
+        info.map_err(|problem| (code_of(device), problem))
+    });
+    match read {
+        Some(Ok(info)) => {
+            // SAFETY: neither is null, and the caller promises that both may be written.
+            unsafe {
+                free.write(info.free as usize);
+                total.write(info.total as usize);
             }
-            Err(error) => failed(ERROR_DRIVER, &format!("hip_alloc_mem_info: {error}")),
+            OK
         }
-    })
+        Some(Err((code, problem))) => failed(code, &format!("hip_alloc_mem_info: {problem}")),
+        None => ERROR_DRIVER,
+    }
 }
 
 /// Fills the first `out_size` bytes of the statistics of a device.
@@ -208,9 +213,9 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
     if out.is_null() {
         return failed(ERROR_ARGUMENT, "hip_alloc_stats: the pointer is null");
     }
-    with_device("hip_alloc_stats", device, |allocator| {
-        let stats = allocator.stats();
-        let capacity_bytes = allocator.memory_info().map_or(0, |info| info.total);
+    with_existing("hip_alloc_stats", device, |allocator| {
+        let read = allocator.map(Allocator::stats_and_total);
+        let (stats, capacity_bytes) = read.unwrap_or_default();
         let ours = HipAllocStats {
             live_bytes: stats.live_bytes,
             live_peak_bytes: stats.live_peak_bytes,
@@ -249,8 +254,10 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
 /// Resets the peaks to what is live and held now.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
-    with_device("hip_alloc_reset_peaks", device, |allocator| {
-        allocator.reset_peaks();
+    with_existing("hip_alloc_reset_peaks", device, |allocator| {
+        allocator
+            .iter()
+            .for_each(|allocator| allocator.reset_peaks());
         OK
     })
 }
@@ -259,8 +266,9 @@ pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_int {
     let stack = stack();
-    with_device("hip_alloc_trim", device, |allocator| {
-        allocator.trim_from(keep_bytes as u64, stack);
+    with_existing("hip_alloc_trim", device, |allocator| {
+        let allocator = allocator.iter();
+        allocator.for_each(|allocator| allocator.trim_from(keep_bytes as u64, stack));
         OK
     })
 }
@@ -274,17 +282,17 @@ pub extern "C-unwind" fn hip_alloc_set_memory_fraction(device: c_int, fraction: 
             &format!("hip_alloc_set_memory_fraction: {fraction} is not from 0 to 1"),
         );
     }
-    with_device(
-        "hip_alloc_set_memory_fraction",
-        device,
-        |allocator| match allocator.set_memory_fraction(fraction) {
-            Ok(()) => OK,
-            Err(error) => failed(
-                ERROR_DRIVER,
-                &format!("hip_alloc_set_memory_fraction: {error}"),
-            ),
-        },
-    )
+    const FUNCTION: &str = "hip_alloc_set_memory_fraction";
+    let set = guarded(FUNCTION, || {
+        let registry = registry().map_err(|problem| (ERROR_DEVICE, problem))?;
+        let set = registry.set_memory_fraction(DeviceIndex(device), fraction);
+        set.map_err(|problem| (code_of(device), problem))
+    });
+    match set {
+        Some(Ok(())) => OK,
+        Some(Err((code, problem))) => failed(code, &format!("{FUNCTION}: {problem}")),
+        None => ERROR_DRIVER,
+    }
 }
 
 /// Keeps the last `entries` requests and frees of every device for snapshots; 0 keeps none.
@@ -330,7 +338,8 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
 
 /// The state of each accelerator's allocator; the host's, as device 0, if there is no other.
 fn state_by_device() -> Vec<crate::snapshot::DeviceState> {
-    let allocators = existing().into_iter().flat_map(|registry| registry.all());
+    let registry = registry::existing().into_iter();
+    let allocators = registry.flat_map(|registry| registry.all());
     // Each lock is held only for the copy: writing the file allocates and waits.
     let (host, devices): (Vec<_>, Vec<_>) = allocators
         .map(Allocator::state)
@@ -384,7 +393,7 @@ pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
 /// The registry; created at the first call with valid settings.
 #[inline]
 fn registry() -> Result<&'static Registry, String> {
-    existing().map_or_else(make_registry, Ok)
+    registry::existing().map_or_else(make_registry, Ok)
 }
 
 #[cold]
@@ -393,9 +402,14 @@ fn make_registry() -> Result<&'static Registry, String> {
     registry::get_or_make(watch_exit).map_err(|error| error.to_string())
 }
 
-/// The allocator of a device; the error says why there is none.
-fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
-    registry()?.get(DeviceIndex(device))
+/// The allocator of a device that memory is requested from; the error says why there is none.
+fn open(device: c_int) -> Result<&'static Allocator, String> {
+    registry()?.open(DeviceIndex(device))
+}
+
+/// The allocator of a device for everything else: only if memory was requested from it.
+fn existing(device: c_int) -> Result<Option<&'static Allocator>, String> {
+    registry()?.existing(DeviceIndex(device))
 }
 
 /// Ends recordings when the process exits, and from then on calls no driver except on request of the
@@ -403,7 +417,8 @@ fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
 fn watch_exit() {
     extern "C" fn at_exit() {
         background_reclaim::end();
-        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
+        let registry = registry::existing().into_iter();
+        for allocator in registry.flat_map(|registry| registry.all()) {
             allocator.end();
             allocator.finish_recording();
         }
@@ -453,8 +468,34 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-fn with_device(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_int) -> c_int {
-    guarded(function, || match allocator_of(device) {
+/// The code for a problem with a device: that its runtime failed, if it was in use.
+fn code_of(device: c_int) -> c_int {
+    match existing(device) {
+        Ok(Some(_)) => ERROR_DRIVER,
+        _ => ERROR_DEVICE,
+    }
+}
+
+/// Calls `act` with the allocator of a device that memory is, or will be, requested from.
+fn with_open(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_int) -> c_int {
+    with(function, || open(device), act)
+}
+
+/// Calls `act` with the allocator of a device, if memory was requested from it.
+fn with_existing(
+    function: &str,
+    device: c_int,
+    act: impl FnOnce(Option<&Allocator>) -> c_int,
+) -> c_int {
+    with(function, || existing(device), act)
+}
+
+fn with<T>(
+    function: &str,
+    find: impl FnOnce() -> Result<T, String>,
+    act: impl FnOnce(T) -> c_int,
+) -> c_int {
+    guarded(function, || match find() {
         Ok(allocator) => act(allocator),
         Err(problem) => failed(ERROR_DEVICE, &format!("{function}: {problem}")),
     })

@@ -5,15 +5,11 @@
 //! `torch.cuda.memory._record_memory_history` calls). The oldest entries are dropped for new ones.
 //!
 //! The history has requests and frees of the program, and those of the pool to the driver
-//! ([`recording_driver`]). The position of the program is an opaque [`StackId`]: whoever can read
+//! ([`Moved`]). The position of the program is an opaque [`StackId`]: whoever can read
 //! its stack assigns it (`hip_alloc_record_stacks`), and finds it in the snapshot.
 
-mod recording_driver;
-
-use crate::driver::Driver;
+use crate::pool::Moved;
 use crate::units::StreamId;
-use recording_driver::Moved;
-pub(crate) use recording_driver::RecordingDriver;
 use std::collections::{HashMap, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -60,8 +56,6 @@ pub(crate) enum Action {
     SegmentAllocate,
     /// A block was returned to the driver.
     SegmentFree,
-    /// A hole inside a mapped block was returned to the driver.
-    SegmentUnmap,
 }
 
 impl Action {
@@ -74,7 +68,6 @@ impl Action {
             Action::OutOfMemory { .. } => "oom",
             Action::SegmentAllocate => "segment_alloc",
             Action::SegmentFree => "segment_free",
-            Action::SegmentUnmap => "segment_unmap",
         }
     }
 }
@@ -96,8 +89,6 @@ pub(crate) struct History {
     live: HashMap<u64, Origin>,
     /// The streams whose requests needed new blocks, by address of the block.
     segments: HashMap<u64, StreamId>,
-    /// Memory that moved between driver and pool since the last [`complete`](Self::complete).
-    moved: Vec<Moved>,
     /// Freed, but another stream may still use it.
     pending: Vec<Entry>,
 }
@@ -142,19 +133,13 @@ impl History {
         self.add(Entry::now(Action::OutOfMemory { free }, 0, bytes, origin));
     }
 
-    /// Wraps the driver to record its allocations and releases until the next
-    /// [`complete`](Self::complete).
-    pub(crate) fn watch<'a>(&'a mut self, driver: &'a mut dyn Driver) -> RecordingDriver<'a> {
-        let moved = &mut self.moved;
-        RecordingDriver { driver, moved }
-    }
-
     /// Records which frees are complete: all but those of memory that awaits a stream. After
-    /// them, records what moved between driver and pool for a caller on `stream`.
+    /// them, records what moved between driver and pools for a caller on `stream`.
     pub(crate) fn complete(
         &mut self,
         stream: StreamId,
         stack: StackId,
+        moved: Vec<Moved>,
         awaits: impl Fn(u64) -> bool,
     ) {
         let mut pending = std::mem::take(&mut self.pending);
@@ -171,18 +156,24 @@ impl History {
             still
         });
         self.pending = pending;
-        for moved in std::mem::take(&mut self.moved) {
-            let stream = match moved.action {
-                Action::SegmentAllocate => {
-                    self.segments.insert(moved.address, stream);
-                    stream
+        for Moved {
+            address,
+            bytes,
+            taken,
+        } in moved
+        {
+            let (action, stream) = match taken {
+                true => {
+                    self.segments.insert(address, stream);
+                    (Action::SegmentAllocate, stream)
                 }
                 // A block from before the history began is attributed to the default stream.
-                Action::SegmentFree => self.segments.remove(&moved.address).unwrap_or_default(),
-                _ => stream,
+                false => {
+                    let stream = self.segments.remove(&address).unwrap_or_default();
+                    (Action::SegmentFree, stream)
+                }
             };
-            let origin = Origin { stream, stack };
-            self.add(Entry::now(moved.action, moved.address, moved.bytes, origin));
+            self.add(Entry::now(action, address, bytes, Origin { stream, stack }));
         }
     }
 
@@ -223,7 +214,6 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::sim::{SimConfig, SimDriver};
 
     const STREAM: StreamId = StreamId(3);
 
@@ -257,10 +247,10 @@ mod tests {
         history.allocated(1, 512, STREAM, stack);
         history.freed(1, 512, stack);
         history.freed(2, 512, stack);
-        history.complete(default, stack, |address| address == 1);
+        history.complete(default, stack, Vec::new(), |address| address == 1);
         history.allocated(2, 9, default, stack);
-        history.complete(default, stack, |_| false);
-        history.complete(default, stack, |_| false);
+        history.complete(default, stack, Vec::new(), |_| false);
+        history.complete(default, stack, Vec::new(), |_| false);
         let expected = [
             ("alloc", 1),
             ("free_requested", 1),
@@ -277,21 +267,25 @@ mod tests {
             .collect();
         assert_eq!(streams, [3, 3, 0, 0, 0, 3]);
     }
+
     #[test]
     fn what_the_driver_gives_and_takes_is_between_the_free_and_the_request_that_made_it() {
-        let mut driver = SimDriver::new(SimConfig::default());
         let mut history = History::default();
         history.keep(100);
-        let first = history.watch(&mut driver).allocate(1 << 20).unwrap();
-        history.complete(STREAM, StackId(7), |_| false);
-        history.allocated(first, 1000, STREAM, StackId(7));
-        assert_eq!(history.stack_of(first), StackId(7));
-        history.watch(&mut driver).release(first, 1 << 20).unwrap();
-        // A failed call moved nothing.
-        assert!(history.watch(&mut driver).release(first, 1 << 20).is_err());
-        history.freed(first, 1000, StackId(8));
-        history.complete(StreamId(0), StackId(8), |_| false);
-        assert_eq!(history.stack_of(first), StackId::UNKNOWN);
+        let (address, bytes) = (1 << 30, 1 << 20);
+        let moved = |taken| {
+            vec![Moved {
+                address,
+                bytes,
+                taken,
+            }]
+        };
+        history.complete(STREAM, StackId(7), moved(true), |_| false);
+        history.allocated(address, 1000, STREAM, StackId(7));
+        assert_eq!(history.stack_of(address), StackId(7));
+        history.freed(address, 1000, StackId(8));
+        history.complete(StreamId(0), StackId(8), moved(false), |_| false);
+        assert_eq!(history.stack_of(address), StackId::UNKNOWN);
         let entries = history.entries();
         let seen: Vec<_> = entries
             .iter()

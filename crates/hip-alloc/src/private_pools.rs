@@ -22,7 +22,9 @@ mod policy;
 mod tests;
 
 use crate::driver::{Driver, DriverError};
-use crate::pool::{AllocateError, BlockLayout, FreeError, Keep, Pool, PoolConfig, PoolStats};
+use crate::pool::{
+    AllocateError, BlockLayout, FreeError, Keep, Moved, Pool, PoolConfig, PoolStats,
+};
 use crate::units::{PoolId, StreamId};
 use policy::InOnePool;
 use std::sync::Arc;
@@ -71,6 +73,10 @@ pub(crate) struct PrivatePools {
     limit: Option<u64>,
     /// The pool whose request was refused last; `None` for the device's.
     refused: Option<PoolId>,
+    /// Whether what moves between the driver and the pools is recorded.
+    recorded: bool,
+    /// What deleted pools moved.
+    moved: Vec<Moved>,
 }
 
 impl PrivatePools {
@@ -99,14 +105,14 @@ impl PrivatePools {
     }
 
     /// Adds a user to a pool, which is created for the first.
-    pub(crate) fn retain(&mut self, driver: &mut dyn Driver, granule: u64, id: PoolId) {
+    pub(crate) fn retain(&mut self, main: &Pool, driver: &mut dyn Driver, id: PoolId) {
         if let Some(private) = self.find(id) {
             private.users += 1;
             private.pool.set_holding(true);
             return;
         }
-        let mut pool = Pool::with_policy(config(granule), InOnePool);
-        pool.map_nothing();
+        let mut pool = Pool::with_policy(config(main.config()), InOnePool);
+        pool.record_moves(self.recorded);
         pool.set_holding(true);
         pool.warm_up(driver);
         self.pools.push(PrivatePool {
@@ -115,6 +121,23 @@ impl PrivatePools {
             use_on_oom: false,
             pool,
         });
+    }
+
+    /// Sets whether what moves between the driver and the pools is recorded.
+    pub(crate) fn record_moves(&mut self, on: bool) {
+        self.recorded = on;
+        self.moved.clear();
+        let pools = self.pools.iter_mut();
+        pools.for_each(|private| private.pool.record_moves(on));
+    }
+
+    /// What moved since the last call.
+    pub(crate) fn take_moved(&mut self) -> Vec<Moved> {
+        let mut moved = std::mem::take(&mut self.moved);
+        for private in &mut self.pools {
+            moved.extend(private.pool.take_moved());
+        }
+        moved
     }
 
     /// Lets a pool's free memory serve other requests before they are refused.
@@ -136,15 +159,15 @@ impl PrivatePools {
     /// If requests already go there.
     pub(crate) fn begin(
         &mut self,
+        main: &Pool,
         driver: &mut dyn Driver,
-        granule: u64,
         id: PoolId,
         filter: Box<dyn Filter>,
     ) -> Result<Captured, AlreadyBegun> {
         if self.routes.iter().any(|route| route.id == id) {
             return Err(AlreadyBegun(filter));
         }
-        self.retain(driver, granule, id);
+        self.retain(main, driver, id);
         let captured = Captured::new(AtomicBool::new(true));
         self.routes.push(Route {
             id,
@@ -346,12 +369,13 @@ impl PrivatePools {
             }
         }
         self.finish(main);
-        let gone = &mut self.gone;
-        self.pools.retain(|private| {
+        let Self { gone, moved, .. } = self;
+        self.pools.retain_mut(|private| {
             let stats = private.pool.stats();
             let stays = private.users > 0 || stats.held_bytes > 0;
             if !stays {
                 *gone = gone.plus(stats);
+                moved.extend(private.pool.take_moved());
             }
             stays
         });
@@ -470,12 +494,13 @@ fn not_known(message: String) -> AllocateError {
 
 /// Blocks serve several requests of any size, since none is returned; nothing
 /// remains after the last user is gone.
-fn config(granule: u64) -> PoolConfig {
+fn config(main: &PoolConfig) -> PoolConfig {
     PoolConfig {
-        granule,
+        granule: main.granule,
+        guard: main.guard,
         warmup_bytes: u64::MAX,
         max_split_bytes: u64::MAX,
-        keep: Keep::None,
+        keep: Keep::Off,
         floor_part: u64::MAX,
         ..PoolConfig::default()
     }

@@ -9,11 +9,12 @@
 //! numbers when they are needed.
 
 use crate::lock::{Lock, Slot};
+use crate::report;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 /// Programs that generate code could have an unlimited number of stacks.
 const MOST_STACKS: usize = 1_000_000;
@@ -48,16 +49,17 @@ pub(crate) struct Python {
 /// A code object by its address, and the position in it.
 type Frame = (usize, c_int);
 
-/// Marks a stack's tag, which is stored before its frames.
-const TAG: c_int = c_int::MIN;
+/// A number given out has that of the stack in its lower bits, and the tag above. So the tag is no part of what is
+/// stored: a program that sets another one in every step has as many stacks as without.
+const STACK_BITS: u32 = 40;
+/// The largest tag.
+const LARGEST_TAG: u64 = (1 << (u64::BITS - STACK_BITS)) - 1;
 
 static PYTHON: Slot<Python> = Slot::new();
 /// Whether frames are wanted in addition to the tag.
 static WALKS: AtomicBool = AtomicBool::new(false);
 /// The tag for every stack from now on.
 static TAG_NOW: AtomicU64 = AtomicU64::new(0);
-/// The number of the stack with this tag and no frames; 0 without a tag.
-static TAG_ALONE: AtomicU64 = AtomicU64::new(0);
 /// Taken while holding Python's own lock, which `os.fork` holds too: so no child inherits it locked.
 static STACKS: Lock<Stacks> = Lock::new(Stacks {
     numbers: None,
@@ -76,32 +78,24 @@ struct Stacks {
 }
 
 /// Starts recording the stacks of Python's threads with [`name`]: with their frames if
-/// `walks`, and each with the tag of its time.
+/// `walks`, and each with the tag of its time, as long as it is not above [`LARGEST_TAG`].
 pub(crate) fn start(python: Python, walks: bool, tag: u64) {
-    let python = PYTHON.get_or_make(|| python);
-    let alone = match tag {
-        0 => 0,
-        tag => {
-            let _lock = PythonLock::take(python);
-            keep(python, &[(tag as usize, TAG)])
-        }
-    };
+    PYTHON.get_or_make(|| python);
+    let tag = if tag > LARGEST_TAG { 0 } else { tag };
     WALKS.store(walks, Ordering::Relaxed);
     TAG_NOW.store(tag, Ordering::Relaxed);
-    TAG_ALONE.store(alone, Ordering::Relaxed);
 }
 
 /// Drops all stacks. Their numbers are not reused.
 pub(crate) fn forget() {
     let Some(python) = PYTHON.get() else { return };
     let _lock = PythonLock::take(python);
-    TAG_ALONE.store(0, Ordering::Relaxed);
     let mut stacks = STACKS.lock();
     stacks.forgotten += stacks.named.len() as u64;
     stacks.numbers = None;
     let named = std::mem::take(&mut stacks.named);
     drop(stacks);
-    for (code, _) in named.iter().flat_map(|stack| frames(stack)) {
+    for (code, _) in named.iter().flat_map(|stack| stack.iter()) {
         // SAFETY: this thread has Python's lock, and the reference is the one that `keep` took.
         unsafe { (python.decrement)(*code as Object) };
     }
@@ -116,19 +110,18 @@ pub(crate) extern "C" fn name() -> u64 {
     // which any thread may call while the interpreter runs; and ending the recording waits for
     // threads in here.
     let walks = WALKS.load(Ordering::Relaxed) && !unsafe { (python.this_thread_state)() }.is_null();
+    let tag = TAG_NOW.load(Ordering::Relaxed) << STACK_BITS;
     if !walks {
-        return TAG_ALONE.load(Ordering::Relaxed);
+        return tag;
     }
     let _lock = PythonLock::take(python);
-    let tag = TAG_NOW.load(Ordering::Relaxed);
     let mut stack = Vec::with_capacity(64);
-    stack.push((tag as usize, TAG));
     // SAFETY: `PythonLock` says that this thread has a state, and that it has the lock.
     unsafe { walk(python, &mut stack) };
-    if tag == 0 && stack.len() == 1 {
-        return 0;
+    match stack.is_empty() {
+        true => tag,
+        false => tag | keep(python, &stack),
     }
-    keep(python, &stack)
 }
 
 /// Adds the frames of this thread, innermost first.
@@ -165,9 +158,13 @@ fn keep(python: &Python, stack: &[Frame]) -> u64 {
         return *number;
     }
     if named.len() == MOST_STACKS {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            report::warn("the memory history has a million stacks: new ones are without frames");
+        });
         return 0;
     }
-    for (code, _) in frames(stack) {
+    for (code, _) in stack {
         // SAFETY: this thread has Python's lock, and is inside the frames that keep the code.
         unsafe { (python.increment)(*code as Object) };
     }
@@ -178,18 +175,17 @@ fn keep(python: &Python, stack: &[Frame]) -> u64 {
     number
 }
 
-/// The tag and frames for a number, if it exists.
-pub(crate) fn behind(number: u64) -> Option<(u64, Arc<[Frame]>)> {
-    let _lock = PythonLock::take(PYTHON.get()?);
-    let stacks = STACKS.lock();
-    let at = number.checked_sub(stacks.forgotten + 1)?;
-    let stack = stacks.named.get(usize::try_from(at).ok()?)?;
-    let (tag, _) = stack.first()?;
-    Some((*tag as u64, frames(stack).into()))
+/// The tag in a number, and the frames of the stack, if it is still known.
+pub(crate) fn behind(number: u64) -> (u64, Option<Arc<[Frame]>>) {
+    let stack = number & ((1 << STACK_BITS) - 1);
+    (number >> STACK_BITS, frames(stack))
 }
 
-fn frames(stack: &[Frame]) -> &[Frame] {
-    stack.get(1..).unwrap_or_default()
+fn frames(stack: u64) -> Option<Arc<[Frame]>> {
+    let _lock = PythonLock::take(PYTHON.get()?);
+    let stacks = STACKS.lock();
+    let at = stack.checked_sub(stacks.forgotten + 1)?;
+    stacks.named.get(usize::try_from(at).ok()?).cloned()
 }
 
 /// Python's lock (the GIL, where there is one), and a state of this thread there.
@@ -315,28 +311,27 @@ mod tests {
         let second = name();
         assert_ne!(second, first);
         let frames: Arc<[Frame]> = [(111, 19), (112, 20)].into();
-        assert_eq!(behind(second), Some((0, frames)));
-        start(interpreter(), true, 3);
-        let tagged = name();
-        assert_eq!(
-            behind(tagged).map(|(tag, frames)| (tag, frames.len())),
-            Some((3, 2))
-        );
+        assert_eq!(behind(second), (0, Some(frames.clone())));
+        // Another tag is no other stack.
+        for tag in [3, LARGEST_TAG] {
+            start(interpreter(), true, tag);
+            assert_eq!(behind(name()), (tag, Some(frames.clone())));
+        }
+        assert_eq!(HELD.load(Ordering::Relaxed), 4, "the codes of two stacks");
+        start(interpreter(), true, LARGEST_TAG + 1);
+        assert_eq!(name(), second);
         start(interpreter(), false, 3);
         let taken = TAKEN.load(Ordering::Relaxed);
         let tag_alone = name();
         assert_eq!(TAKEN.load(Ordering::Relaxed), taken, "no lock for a tag");
-        assert_eq!(
-            behind(tag_alone).map(|(tag, frames)| (tag, frames.len())),
-            Some((3, 0))
-        );
+        assert_eq!(behind(tag_alone), (3, None));
         start(interpreter(), false, 0);
         assert_eq!(name(), 0);
         forget();
-        assert_eq!(behind(first), None);
+        assert_eq!(behind(first), (0, None));
         assert_eq!(HELD.load(Ordering::Relaxed), 0);
         start(interpreter(), true, 0);
-        assert!(name() > tagged.max(tag_alone), "no number is used again");
+        assert!(name() > second, "no number is used again");
         forget();
         assert_eq!(LOCKED.load(Ordering::Relaxed), 0);
     }

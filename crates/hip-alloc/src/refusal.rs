@@ -30,8 +30,6 @@ pub(crate) struct Situation<'a> {
     pub(crate) stats: PoolStats,
     /// `None` if the driver does not answer.
     pub(crate) info: Option<MemoryInfo>,
-    /// Whether holes inside blocks are returned to the driver.
-    pub(crate) gives_back_holes: bool,
 }
 
 impl Situation<'_> {
@@ -131,9 +129,9 @@ impl Situation<'_> {
 
     /// Memory that is available, but not contiguous.
     fn pieces(&self, unused: u64) -> Option<String> {
-        (unused >= self.requested && !self.gives_back_holes).then(|| {
-            "What is held and not allocated lies in smaller pieces: HIP_ALLOC_CONF=mapped:on \
-             gives such pieces back."
+        (unused >= self.requested).then(|| {
+            "What is held and not allocated lies in smaller pieces, in blocks that are still in use: \
+             HIP_ALLOC_CONF=max_split_size_mb:32 lets fewer requests share a block."
                 .to_owned()
         })
     }
@@ -170,7 +168,6 @@ mod tests {
                 total: 15 * GIB,
                 limited_by: LimitedBy::Device,
             }),
-            gives_back_holes: false,
         };
         change(&mut situation);
         situation.refusal().to_string()
@@ -216,15 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_pieces_is_told_of_where_pieces_do_not_go_back() {
-        let in_pieces = |gives_back_holes| {
-            message(|situation| {
-                situation.requested = GIB / 2;
-                situation.gives_back_holes = gives_back_holes;
-            })
-        };
-        assert!(in_pieces(false).contains("mapped:on"));
-        assert!(!in_pieces(true).contains("mapped:on"));
+    fn memory_in_pieces_is_told_of() {
+        let of_requests = |requested| message(|situation| situation.requested = requested);
+        assert!(of_requests(GIB / 2).contains("max_split_size_mb"));
+        assert!(!of_requests(2 * GIB).contains("max_split_size_mb"));
     }
 
     #[test]
@@ -241,7 +233,6 @@ mod tests {
             error: &error,
             stats: PoolStats::default(),
             info: None,
-            gives_back_holes: false,
         };
         assert!(matches!(situation.refusal(), Refusal::Failed(_)));
         assert_eq!(

@@ -7,13 +7,14 @@ pub(crate) mod fork_handlers;
 use crate::allocator::{Allocator, ORPHANED};
 use crate::background_reclaim;
 use crate::capacity;
-use crate::config::{Backend, Config, ConfigError, Mapped, Reserve, Warmup};
-use crate::driver::Driver;
+use crate::config::{Backend, Config, ConfigError, Reserve, Warmup};
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
 use crate::driver::sim::{SimConfig, SimDriver};
+use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::fork::{self, Opening, forking_on_its_own, making};
+use crate::limit::within;
 use crate::lock::Slot;
 use crate::other_processes::OtherProcesses;
 use crate::pool::PoolConfig;
@@ -25,7 +26,7 @@ use crate::units::{DeviceIndex, MIB};
 use platform::memory;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// More accelerators than any machine has.
 const MOST_DEVICES: usize = 64;
@@ -51,6 +52,8 @@ pub(crate) struct Registry {
     history: AtomicUsize,
     host: Place<Allocator>,
     devices: [Place<Result<Allocator, String>>; MOST_DEVICES],
+    /// The fraction of its memory that the program allows on each device and, last, the host: bits of a number.
+    fractions: [AtomicU64; MOST_DEVICES + 1],
 }
 
 /// The slot of an allocator.
@@ -129,30 +132,32 @@ impl Registry {
             history: AtomicUsize::new(0),
             host: Place::new(),
             devices: [const { Place::new() }; MOST_DEVICES],
+            fractions: [const { AtomicU64::new(f64::INFINITY.to_bits()) }; MOST_DEVICES + 1],
         }
     }
 
-    /// The allocator of a device; the error says why there is none.
-    pub(crate) fn get(&self, device: DeviceIndex) -> Result<&Allocator, String> {
+    /// The allocator of a device that memory is requested from; it is opened at the first call. The error says why
+    /// there is none.
+    pub(crate) fn open(&self, device: DeviceIndex) -> Result<&Allocator, String> {
         if device == DeviceIndex::HOST {
             if let Some(allocator) = self.host.made.get() {
                 return Ok(allocator);
             }
             let open = || self.on_host(device, HOST_GRANULE);
-            return Ok(self.host.get_or_open(open));
+            let allocator = self.host.get_or_open(open);
+            self.limit(allocator);
+            return Ok(allocator);
         }
-        let place = usize::try_from(device.0)
-            .ok()
-            .and_then(|index| self.devices.get(index))
-            .ok_or_else(|| format!("{device} does not exist: devices are numbered from 0 to {}, and the host is -1", MOST_DEVICES - 1))?;
+        let place = self.place(device)?;
         let opened = match place.made.get() {
             Some(opened) => opened,
             None => {
                 // Without any lock: a thread in the constructor of a library may need the same
                 // device. The result of the slower thread is dropped.
                 let found = forking_on_its_own(|| self.find(device));
-                let opened = place.get_or_open(|| found.map(|found| self.open(device, found)));
+                let opened = place.get_or_open(|| found.map(|found| self.make_of(device, found)));
                 if let Ok(allocator) = opened {
+                    self.limit(allocator);
                     // Captures that began meanwhile have not seen it.
                     for captured in self.captures_beside(device) {
                         allocator.heed_capture(captured);
@@ -162,6 +167,92 @@ impl Registry {
             }
         };
         opened.as_ref().map_err(Clone::clone)
+    }
+
+    /// The allocator of a device, if memory was requested from it; the error says why it cannot be used. Asking
+    /// opens nothing: that would take memory of every device of the machine.
+    pub(crate) fn existing(&self, device: DeviceIndex) -> Result<Option<&Allocator>, String> {
+        if device == DeviceIndex::HOST {
+            return Ok(self.host.made.get());
+        }
+        let opened = self.place(device)?.made.get();
+        opened
+            .map(|opened| opened.as_ref().map_err(Clone::clone))
+            .transpose()
+    }
+
+    fn place(&self, device: DeviceIndex) -> Result<&Place<Result<Allocator, String>>, String> {
+        let index = usize::try_from(device.0).ok();
+        let place = index.and_then(|index| self.devices.get(index));
+        place.ok_or_else(|| {
+            format!(
+                "{device} does not exist: devices are numbered from 0 to {}, and the host is -1",
+                MOST_DEVICES - 1
+            )
+        })
+    }
+
+    /// What can still be allocated on a device, and the total. Of one that is not in use the runtime is asked,
+    /// as PyTorch's own function does.
+    pub(crate) fn memory_info(&self, device: DeviceIndex) -> Result<MemoryInfo, String> {
+        let failed = |error: DriverError| error.to_string();
+        if let Some(allocator) = self.existing(device)? {
+            return allocator.memory_info().map_err(failed);
+        }
+        let found = match device {
+            DeviceIndex::HOST => Found::Host,
+            device => forking_on_its_own(|| self.find(device))?,
+        };
+        let info = match found {
+            Found::Gpu { mut driver, .. } => driver.memory_info(0),
+            Found::Sim => SimDriver::new(SimConfig::default()).memory_info(0),
+            Found::Host => self.host_driver().memory_info(0),
+        };
+        let info = info.map_err(failed)?;
+        Ok(match self.fraction(device) {
+            fraction if fraction < 1.0 => within((info.total as f64 * fraction) as u64, 0, info),
+            _ => info,
+        })
+    }
+
+    /// Limits the memory of a device to a fraction of its total, from 0 to 1, also if it is opened later.
+    pub(crate) fn set_memory_fraction(
+        &self,
+        device: DeviceIndex,
+        fraction: f64,
+    ) -> Result<(), String> {
+        let existing = self.existing(device)?;
+        self.fraction_slot(device)
+            .store(fraction.to_bits(), Ordering::SeqCst);
+        match existing {
+            Some(allocator) => {
+                let set = allocator.set_memory_fraction(fraction);
+                set.map_err(|error| error.to_string())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn fraction(&self, device: DeviceIndex) -> f64 {
+        f64::from_bits(self.fraction_slot(device).load(Ordering::SeqCst))
+    }
+
+    fn fraction_slot(&self, device: DeviceIndex) -> &AtomicU64 {
+        let at = usize::try_from(device.0).unwrap_or(MOST_DEVICES);
+        &self.fractions[at.min(MOST_DEVICES)]
+    }
+
+    /// Applies what the program set before the device was opened.
+    fn limit(&self, allocator: &Allocator) {
+        let fraction = self.fraction(allocator.device());
+        if fraction < 1.0
+            && let Err(error) = allocator.set_memory_fraction(fraction)
+        {
+            let device = allocator.device();
+            report::warn(&format!(
+                "{device}: its memory is not limited to a fraction: {error}"
+            ));
+        }
     }
 
     /// All existing allocators.
@@ -193,12 +284,15 @@ impl Registry {
             .for_each(|allocator| allocator.record_history(entries));
     }
 
-    fn open(&self, device: DeviceIndex, found: Found) -> Allocator {
-        let pool = self.config.pool(DEVICE_GRANULE);
+    fn make_of(&self, device: DeviceIndex, found: Found) -> Allocator {
         match found {
-            Found::Gpu { driver, memory } => self.make(device, pool, Some(&memory), *driver),
+            Found::Gpu { driver, memory } => {
+                let pool = self.config.pool(DEVICE_GRANULE, driver.needs_guard());
+                self.make(device, pool, Some(&memory), *driver)
+            }
             Found::Sim => {
                 let driver = SimDriver::new(SimConfig::default());
+                let pool = self.config.pool(DEVICE_GRANULE, driver.needs_guard());
                 self.make(device, pool, None, driver)
             }
             Found::Host => self.on_host(device, DEVICE_GRANULE),
@@ -233,11 +327,6 @@ impl Registry {
         let mut budget = capacity::budget_of_gpu(place, self.reserve());
         let bound: Bound = Box::new(move |driver, _held| capacity::bound(&mut budget, driver));
         let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
-        if self.config.mapped == Mapped::On
-            && let Err(problem) = driver.map_memory()
-        {
-            report::warn(&format!("{device}: memory is not mapped: {problem}"));
-        }
         if memory == HOST_MEMORY {
             driver.take_turns(Turns::at(&memory));
         }
@@ -270,13 +359,13 @@ impl Registry {
         }
     }
 
+    fn host_driver(&self) -> HostDriver {
+        HostDriver::new(Box::new(memory::MemoryBudget::host(self.reserve())))
+    }
+
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
-        let budget = memory::MemoryBudget::host(self.reserve());
-        let mut driver = HostDriver::new(Box::new(budget));
-        if self.config.mapped == Mapped::On {
-            driver.map_memory();
-        }
-        let mut pool = self.config.pool(granule);
+        let driver = self.host_driver();
+        let mut pool = self.config.pool(granule, driver.needs_guard());
         if self.config.warmup == Warmup::Auto {
             // Pages of the host need no driver.
             pool.warmup_bytes = HOST_FLOOR;
@@ -298,7 +387,7 @@ impl Registry {
             .looked_after(move || {
                 let registry = existing();
                 registry
-                    .and_then(|registry| registry.get(device).ok())
+                    .and_then(|registry| registry.existing(device).ok()?)
                     .is_some_and(background_reclaim::start)
             })
             .history(self.history.load(Ordering::Relaxed))

@@ -35,6 +35,12 @@ pub struct StreamId(pub u64);
 impl StreamId {
     /// The default stream, which is also the only one of the host.
     pub const DEFAULT: StreamId = StreamId(0);
+
+    /// Whether it is one of the default streams of HIP and CUDA, which no program destroys: the null stream,
+    /// and the handles 1 and 2 for the legacy one and that of each thread.
+    pub(crate) fn is_the_runtimes(self) -> bool {
+        self.0 <= 2
+    }
 }
 
 /// The id of a private pool: PyTorch's `MempoolId_t`. Two zeros mean no pool.

@@ -6,7 +6,7 @@
 use hip_alloc::allocator::Allocator;
 use hip_alloc::background_reclaim::BackgroundReclaim;
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
-use hip_alloc::driver::{Driver, DriverError, EventId, MemoryInfo};
+use hip_alloc::driver::{Driver, DriverCost, DriverError, EventId, MemoryInfo};
 use hip_alloc::pool::{Keep, PoolConfig};
 use hip_alloc::units::{DeviceIndex, GIB, MIB, StreamId};
 use platform::memory::MemoryPressure;
@@ -20,6 +20,8 @@ struct Machine {
     others: Arc<AtomicU64>,
     busy: Arc<AtomicBool>,
     lost: Arc<AtomicBool>,
+    /// Milliseconds that the program used a processor.
+    used: Arc<AtomicU64>,
     /// Calls since the device was lost.
     calls_when_lost: Arc<AtomicU64>,
 }
@@ -76,6 +78,42 @@ impl Driver for Shared {
         self.check()
     }
 
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DriverError> {
+        self.device.is_capturing(stream)
+    }
+
+    fn enter_capture(&mut self) {}
+
+    fn leave_capture(&mut self) {}
+
+    fn runtime(&self) -> &'static str {
+        self.device.runtime()
+    }
+
+    fn survives_fork(&self) -> bool {
+        true
+    }
+
+    fn survives_exit(&self) -> bool {
+        true
+    }
+
+    fn needs_guard(&self) -> bool {
+        false
+    }
+
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.memory_info(held)
+    }
+
+    fn measure(&mut self) -> Option<DriverCost> {
+        None
+    }
+
+    fn now(&self) -> Duration {
+        self.device.now()
+    }
+
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
         self.check()?;
         let info = self.device.memory_info(held)?;
@@ -97,6 +135,10 @@ struct Program {
 
 impl Program {
     fn new() -> Self {
+        Self::on(DeviceIndex(0))
+    }
+
+    fn on(device: DeviceIndex) -> Self {
         let machine = Machine::default();
         let driver = Shared {
             machine: machine.clone(),
@@ -105,23 +147,30 @@ impl Program {
                 ..SimConfig::default()
             }),
         };
-        let allocator = Allocator::builder(DeviceIndex(0), driver).config(PoolConfig {
+        let allocator = Allocator::builder(device, driver).config(PoolConfig {
             keep: Keep::Auto,
             ..PoolConfig::default()
         });
         let nothing = tempfile::tempdir().unwrap();
+        let used = Arc::clone(&machine.used);
+        let reclaim = BackgroundReclaim::watching(MemoryPressure::below(nothing.path()));
         Program {
             machine,
             allocator: allocator.build(),
-            reclaim: BackgroundReclaim::watching(MemoryPressure::below(nothing.path())),
+            reclaim: reclaim
+                .processor_time(move || Duration::from_millis(used.load(Ordering::Relaxed))),
             now: Duration::ZERO,
         }
     }
 
     /// Uses 8 GiB for a moment.
     fn step(&self) {
+        self.step_on(StreamId::DEFAULT);
+    }
+
+    fn step_on(&self, stream: StreamId) {
         let addresses: Vec<_> = (0..64)
-            .map(|_| self.allocator.allocate(128 * MIB, StreamId(7)).unwrap())
+            .map(|_| self.allocator.allocate(128 * MIB, stream).unwrap())
             .collect();
         for address in addresses {
             self.allocator.free(address);
@@ -180,6 +229,20 @@ fn a_program_that_waits_for_its_device_has_not_paused() {
     assert!(program.held() <= FLOOR);
 }
 
+/// An operation on the host that takes seconds, because the machine is busy or it is large.
+#[test]
+fn a_program_that_computes_on_the_host_has_not_paused() {
+    let mut program = Program::on(DeviceIndex::HOST);
+    program.step();
+    for _ in 0..100 {
+        program.machine.used.fetch_add(20, Ordering::Relaxed);
+        assert!(program.look_after(50));
+    }
+    assert_eq!(program.held(), 8 * GIB);
+    assert!((0..30).any(|_| !program.look_after(50)), "it paused");
+    assert!(program.held() <= FLOOR);
+}
+
 #[test]
 fn what_is_kept_goes_back_at_once_when_another_program_takes_the_rest() {
     let mut program = Program::new();
@@ -192,6 +255,22 @@ fn what_is_kept_goes_back_at_once_when_another_program_takes_the_rest() {
         assert!(program.look_after(10), "not for having paused");
     }
     assert!(program.held() <= FLOOR);
+}
+
+/// The program may have destroyed the stream, so the device is waited for.
+#[test]
+fn what_a_stream_of_the_program_freed_goes_back_too() {
+    let mut program = Program::new();
+    program.step_on(StreamId(7));
+    program.machine.busy.store(true, Ordering::Relaxed);
+    assert!(program.look_after(50));
+    assert_eq!(program.held(), 8 * GIB);
+    program
+        .machine
+        .others
+        .store(7 * GIB + 512 * MIB, Ordering::Relaxed);
+    assert!(program.look_after(50));
+    assert!(program.held() <= FLOOR, "{} MiB", program.held() / MIB);
 }
 
 #[test]

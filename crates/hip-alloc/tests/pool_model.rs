@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use hip_alloc::driver::DriverError;
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
-use hip_alloc::driver::{DriverError, Mapping};
 use hip_alloc::pool::{FreeError, Keep, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
 use proptest::prelude::*;
@@ -31,32 +31,38 @@ struct Checked {
     /// Live requests: address to bytes asked for.
     live: BTreeMap<u64, u64>,
     granule: u64,
+    guard: u64,
 }
 
 impl Checked {
     fn new(sim: SimConfig) -> Self {
-        Self::keeping(Keep::None, sim)
+        Self::keeping(Keep::Off, sim)
     }
 
     fn keeping(keep: Keep, sim: SimConfig) -> Self {
+        Self::guarded(keep, 0, sim)
+    }
+
+    fn guarded(keep: Keep, guard: u64, sim: SimConfig) -> Self {
         let small = PoolConfig {
             warmup_bytes: 64 * MIB,
-            block_bytes: 16 * MIB,
             max_split_bytes: 32 * MIB,
             ..PoolConfig::default()
         };
         let config = match keep {
-            Keep::None => small,
+            Keep::Off => small,
             keep => PoolConfig {
                 keep,
                 ..PoolConfig::default()
             },
         };
+        let config = PoolConfig { guard, ..config };
         let mut driver = SimDriver::new(sim);
         let granule = config.granule;
         let mut pool = Pool::new(config);
         pool.warm_up(&mut driver);
         Checked {
+            guard,
             pool,
             driver,
             live: BTreeMap::new(),
@@ -127,7 +133,7 @@ impl Checked {
         let mut live = BTreeMap::new();
         let mut held = 0;
         for block in self.pool.layout() {
-            held += block.bytes;
+            held += block.bytes + self.guard;
             let mut at = block.address;
             let mut free_before = None;
             for span in &block.spans {
@@ -148,6 +154,10 @@ impl Checked {
         }
         assert_eq!(held, stats.held_bytes);
         assert_eq!(live, self.live);
+        for (address, bytes) in &self.live {
+            let mapped = self.driver.mapped_until(*address);
+            assert!(mapped.is_some_and(|end| address + bytes + self.guard <= end));
+        }
     }
 
     /// Frees everything: then all of it can go back.
@@ -283,16 +293,17 @@ proptest! {
         checked.finish();
     }
 
+    /// Whatever comes and goes, something is mapped behind every live request.
     #[test]
-    fn agrees_with_the_model_when_holes_go_back(
+    fn agrees_with_the_model_behind_a_guard(
         acts in acts(300),
         polls in 0u32..3,
-        handle in prop::sample::select(vec![2u64, 4, 6]),
+        auto: bool,
         capacity in prop_oneof![Just(100_000u64), 40..200u64],
     ) {
-        let mut checked = Checked::new(SimConfig {
+        let keep = if auto { Keep::Auto } else { Keep::Off };
+        let mut checked = Checked::guarded(keep, 4096, SimConfig {
             polls_per_event: polls,
-            mapping: Some(Mapping { handle: handle * MIB, granule: MIB }),
             capacity: capacity * MIB,
             ..SimConfig::default()
         });
@@ -303,7 +314,7 @@ proptest! {
         checked.finish();
     }
 
-    /// Steps in several shapes, while their memory is kept, also in one block for the steps.
+    /// Steps in several shapes, while their memory is kept.
     #[test]
     fn agrees_with_the_model_while_steps_are_kept(
         steps in steps(),
@@ -326,7 +337,7 @@ proptest! {
 
     /// Whichever driver call fails, and in whichever way, the pool stays exact and usable.
     #[test]
-    fn survives_any_failing_call(acts in acts(120), call in 1u64..200, polls in 0u32..3, refused: bool, mapped: bool) {
+    fn survives_any_failing_call(acts in acts(120), call in 1u64..200, polls in 0u32..3, refused: bool) {
         let error = if refused {
             DriverError::Failed { call: "test", code: 719, message: "launch failure".into() }
         } else {
@@ -335,7 +346,6 @@ proptest! {
         let mut checked = Checked::new(SimConfig {
             fail_call: Some((call, error)),
             polls_per_event: polls,
-            mapping: mapped.then_some(Mapping { handle: 4 * MIB, granule: MIB }),
             ..SimConfig::default()
         });
         for act in acts {
@@ -387,10 +397,6 @@ fn every_call_may_fail() {
     for polls_per_event in [0, 2] {
         let sim = SimConfig {
             polls_per_event,
-            mapping: Some(Mapping {
-                handle: 4 * MIB,
-                granule: MIB,
-            }),
             ..SimConfig::default()
         };
         let run = |sim: SimConfig| {
@@ -429,12 +435,10 @@ fn every_call_may_fail() {
     }
     let functions = [
         "allocate",
-        "allocate_mapped",
         "memory_info",
         "reached",
         "record",
         "release",
-        "release_part",
         "synchronize",
         "wait",
     ];

@@ -262,7 +262,7 @@ fn replay(
         serde_json::from_str(&text).context("`surefoot replay` printed unexpected output")
     };
     let plain = ours("keep:auto", picture)?;
-    let others = ["keep:step", "keep:none", "keep:none,mapped:on"];
+    let others = ["keep:auto,guard:on", "keep:off"];
     let mut rows = Vec::new();
     let mut add = |name: &str, row: &ReplayedRow| {
         rows.push(Row {

@@ -11,8 +11,7 @@ use alloc_lab::baselines::Baseline;
 use alloc_lab::replay::{replay, replay_watched};
 use alloc_lab::trace::Trace;
 use anyhow::Context;
-use hip_alloc::config::{Config, Mapped};
-use hip_alloc::driver::Mapping;
+use hip_alloc::config::Config;
 use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -25,11 +24,6 @@ use report::Report;
 
 /// The allocation granularity of the simulated device, as on real ones.
 const GRANULE: u64 = 512;
-/// The granularity of `mapped:on`, as by drivers on a device of up to 8 GiB.
-const MAPPING: Mapping = Mapping {
-    handle: 32 << 20,
-    granule: 2 << 20,
-};
 /// Number of replays, of which the fastest counts.
 const TIMED: usize = 3;
 
@@ -40,7 +34,7 @@ pub(crate) struct Args {
     /// PyTorch's torch.cuda.memory._dump_snapshot with its history
     trace: PathBuf,
 
-    /// Settings of the allocator, as in HIP_ALLOC_CONF: `warmup_mb:0,block_mb:128`
+    /// Settings of the allocator, as in HIP_ALLOC_CONF: `warmup_mb:0,keep:off`
     #[arg(long, value_name = "KEY:VALUE,…")]
     policy: Option<String>,
 
@@ -64,8 +58,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         None => Config::from_variable(std::env::var_os("HIP_ALLOC_CONF").as_deref())
             .map_err(Failure::usage)?,
     };
-    let mapping = (config.mapped == Mapped::On).then_some(MAPPING);
-    let config = config.pool(GRANULE);
+    let config = config.pool(GRANULE, false);
     let trace = Trace::read(&args.trace)
         .map_err(|error| Failure::usage(format_args!("`{name}`: {error}")))?;
     if trace.is_cut_off {
@@ -83,7 +76,6 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let unlimited = SimConfig::default();
     let sim = SimConfig {
         capacity: args.capacity_mb.map_or(unlimited.capacity, |mib| mib << 20),
-        mapping,
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
         ..unlimited

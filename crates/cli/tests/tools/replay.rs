@@ -36,7 +36,7 @@ fn a_table_of_what_allocators_would_hold() {
 fn json_has_every_allocator_and_whether_the_bounds_were_kept() {
     let output = replay(
         recorded().path(),
-        &["--json", "--policy", "keep:none,warmup_mb:0"],
+        &["--json", "--policy", "keep:off,warmup_mb:0"],
     );
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["peak_live_bytes"], 2_147_483_648u64);
@@ -117,7 +117,7 @@ fn what_is_wrong_is_told_and_counts_as_bad_usage() {
         &["sum.trace"],
         &["nowhere.trace"],
         &["run.trace", "--policy", "warm:1"],
-        &["run.trace", "--policy", "block_mb:0"],
+        &["run.trace", "--policy", "max_split_size_mb:0"],
     ] {
         let mut command = surefoot();
         let command = command

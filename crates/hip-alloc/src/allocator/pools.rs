@@ -31,8 +31,7 @@ impl Allocator {
             if let Some(reason) = inner.out_of_reach() {
                 return Err(CannotBegin::OutOfReach(reason));
             }
-            let granule = inner.pool.config().granule;
-            inner.among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
+            inner.among_pools(|private, main, driver| private.begin(main, driver, id, filter))
         };
         // Only now, without the lock: a filter may own memory of this allocator.
         begun.map_err(|AlreadyBegun(filter)| {
@@ -67,9 +66,8 @@ impl Allocator {
         if let Some(reason) = inner.out_of_reach() {
             return Err(reason);
         }
-        let granule = inner.pool.config().granule;
-        inner.among_pools(|private, _, driver| {
-            private.retain(driver, granule, id);
+        inner.among_pools(|private, main, driver| {
+            private.retain(main, driver, id);
             if use_on_oom {
                 private.use_on_oom(id);
             }
@@ -113,8 +111,7 @@ impl Allocator {
 }
 
 impl Inner {
-    /// Calls `act` with the private pools, and records whether there are any afterwards. Driver allocations and
-    /// releases are recorded if the history is on.
+    /// Calls `act` with the private pools, and records whether there are any afterwards.
     fn among_pools<T>(
         &mut self,
         act: impl FnOnce(&mut PrivatePools, &mut Pool, &mut dyn Driver) -> T,
@@ -122,7 +119,6 @@ impl Inner {
         let Inner {
             pool,
             driver,
-            history,
             private,
             ..
         } = self;
@@ -130,10 +126,7 @@ impl Inner {
         if captures {
             driver.enter_capture();
         }
-        let result = match history.is_on() {
-            true => act(private, pool, &mut history.watch(driver.as_mut())),
-            false => act(private, pool, driver.as_mut()),
-        };
+        let result = act(private, pool, driver.as_mut());
         if captures {
             driver.leave_capture();
         }

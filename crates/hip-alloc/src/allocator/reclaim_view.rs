@@ -90,11 +90,10 @@ impl ReclaimView<'_> {
     }
 
     /// Returns kept memory that no work uses; returns whether there was any.
-    pub(crate) fn give_back(&mut self) -> bool {
-        let held = |inner: &Inner| inner.pool.stats().held_bytes;
-        let before = held(self.inner);
-        self.inner
-            .with_driver(|pool, driver| pool.give_back(driver));
-        held(self.inner) < before
+    pub(crate) fn trim_to_floor(&mut self) -> bool {
+        let Inner { pool, driver, .. } = &mut *self.inner;
+        let before = pool.stats().held_bytes;
+        pool.trim_to_floor(driver.as_mut());
+        pool.stats().held_bytes < before
     }
 }

@@ -1,9 +1,9 @@
 //! The limit of an allocator, on a device and on the host, and what it does with its lock.
 
 use super::*;
+use crate::driver::LimitedBy;
 use crate::driver::host::{HostDriver, HostMemory};
 use crate::driver::sim::{SimConfig, SimDriver};
-use crate::driver::{LimitedBy, Mapping};
 use crate::history::Action;
 use crate::private_pools::Filter;
 use crate::units::{GIB, MIB, PoolId};
@@ -49,29 +49,23 @@ fn fill(allocator: &Allocator, most: u64) -> u64 {
 
 #[test]
 fn half_of_a_simulated_device_is_half() {
-    for handle in [None, Some(32 * MIB)] {
-        let driver = SimDriver::new(SimConfig {
-            capacity: 4 * GIB,
-            mapping: handle.map(|handle| Mapping {
-                handle,
-                granule: 2 * MIB,
-            }),
-            ..SimConfig::default()
-        });
-        let allocator = without_floor(driver);
-        assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
-        assert_eq!(fill(&allocator, 4 * GIB), 2 * GIB);
-        assert!(allocator.stats().held_bytes <= 2 * GIB);
-        let Err(Refusal::OutOfMemory(message)) = allocator.allocate(MIB, StreamId::DEFAULT) else {
-            panic!("beyond the limit");
-        };
-        assert!(
-            message.contains("set_per_process_memory_fraction"),
-            "{message}"
-        );
-        assert_eq!(allocator.set_memory_fraction(1.0), Ok(()));
-        assert_eq!(fill(&allocator, GIB), GIB);
-    }
+    let driver = SimDriver::new(SimConfig {
+        capacity: 4 * GIB,
+        ..SimConfig::default()
+    });
+    let allocator = without_floor(driver);
+    assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
+    assert_eq!(fill(&allocator, 4 * GIB), 2 * GIB);
+    assert!(allocator.stats().held_bytes <= 2 * GIB);
+    let Err(Refusal::OutOfMemory(message)) = allocator.allocate(MIB, StreamId::DEFAULT) else {
+        panic!("beyond the limit");
+    };
+    assert!(
+        message.contains("set_per_process_memory_fraction"),
+        "{message}"
+    );
+    assert_eq!(allocator.set_memory_fraction(1.0), Ok(()));
+    assert_eq!(fill(&allocator, GIB), GIB);
 }
 
 #[test]
@@ -103,7 +97,7 @@ fn what_goes_back_for_a_fraction_is_in_the_history() {
     });
     let config = PoolConfig {
         warmup_bytes: 0,
-        keep: Keep::Bytes(GIB),
+        keep: Keep::Auto,
         ..PoolConfig::default()
     };
     let allocator = Allocator::builder(DeviceIndex(0), driver)
@@ -163,4 +157,46 @@ fn a_filter_that_owns_memory_of_the_allocator_is_dropped_without_its_lock() {
     assert!(allocator.begin_pool(id, filter()).is_err());
     assert!(allocator.end_pool(id));
     assert_eq!(allocator.stats().live_allocations, 0);
+}
+
+#[test]
+fn statistics_need_no_driver() {
+    let driver = SimDriver::new(SimConfig {
+        capacity: GIB,
+        // The first asks for the warm-up.
+        fail_call: Some((2, DriverError::OutOfMemory)),
+        fail_later_calls: true,
+        ..SimConfig::default()
+    });
+    let allocator = without_floor(driver);
+    let (stats, total) = allocator.stats_and_total();
+    assert_eq!((stats.held_bytes, total), (0, GIB));
+    assert_eq!(allocator.memory_info(), Err(DriverError::OutOfMemory));
+}
+
+/// A new thread may wait for the loader, whose lock may be held by a thread that allocates.
+#[test]
+fn the_background_thread_is_started_without_the_lock() {
+    let (asks, asked) = std::sync::mpsc::channel();
+    let allocator = Arc::new_cyclic(|allocator: &std::sync::Weak<Allocator>| {
+        let allocator = allocator.clone();
+        let config = PoolConfig {
+            keep: Keep::Auto,
+            ..PoolConfig::default()
+        };
+        let driver = SimDriver::new(SimConfig::default());
+        let builder = Allocator::builder(DeviceIndex(0), driver).config(config);
+        let builder = builder.looked_after(move || {
+            let free = allocator
+                .upgrade()
+                .is_some_and(|it| it.inner.try_lock().is_some());
+            asks.send(free).is_ok()
+        });
+        builder.build()
+    });
+    let addresses: Vec<_> = (0..8)
+        .map(|_| allocator.allocate(128 * MIB, StreamId::DEFAULT).unwrap())
+        .collect();
+    addresses.into_iter().for_each(|at| allocator.free(at));
+    assert_eq!(asked.try_iter().collect::<Vec<_>>(), [true]);
 }

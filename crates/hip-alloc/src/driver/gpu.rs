@@ -1,13 +1,10 @@
 //! Device memory of a HIP or CUDA runtime.
 
-use super::mapped::{Failure, MappedMemory, loaded_cuda_driver};
 use super::numbers::{
     CAPTURE_MODE_RELAXED, EVENT_DISABLE_TIMING, NOT_CAPTURING, NOT_READY, OUT_OF_MEMORY, SUCCESS,
 };
-use super::runtime::{Family, Runtime, RuntimeError, Status, function_table};
-use super::{
-    Driver, DriverCost, DriverError, EventId, LimitedBy, Mapping, MemoryInfo, measured, monotonic,
-};
+use super::runtime::{Family, Runtime, RuntimeError, Status, function_table, loaded_cuda_driver};
+use super::{Driver, DriverCost, DriverError, EventId, LimitedBy, MemoryInfo, measured, monotonic};
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
 use crate::turns::Turns;
@@ -21,6 +18,10 @@ use std::time::Duration;
 /// Limits on a device's memory besides those of its runtime, given the
 /// runtime's numbers and what we hold.
 pub type Bound = Box<dyn FnMut(MemoryInfo, u64) -> MemoryInfo + Send>;
+
+/// RDNA 4. hipBLASLt's kernels for these read up to 4 KiB behind an operand
+/// (ROCm/rocm-libraries#7992, ROCm/legacy-rocm-build#6413).
+const GFX12: u32 = 12;
 
 thread_local! {
     /// Whether this is one of our threads, for which no device needs to be current.
@@ -55,7 +56,6 @@ pub struct GpuDriver {
     contexts: Option<ContextFunctions>,
     device: DeviceIndex,
     bound: Bound,
-    mapped: Option<MappedMemory>,
     /// The turns of the processes that allocate the same memory, if nothing but free memory bounds them.
     turns: Option<Turns>,
     held: u64,
@@ -78,7 +78,6 @@ impl GpuDriver {
             runtime,
             device,
             bound,
-            mapped: None,
             turns: None,
             held: 0,
             spare: Vec::new(),
@@ -114,48 +113,6 @@ impl GpuDriver {
         }
         self.held += allocated.as_ref().map_or(0, |_| bytes);
         allocated
-    }
-
-    /// Maps memory in handles from now on, if a trial succeeds.
-    ///
-    /// # Errors
-    /// What failed; the driver then works without it.
-    pub fn map_memory(&mut self) -> Result<(), String> {
-        // Also makes the context current that CUDA's driver requires.
-        let info = self.memory_info(0).map_err(|error| error.to_string())?;
-        let family = self.runtime.family;
-        let mut result = Err(String::new());
-        self.on_device("MemMap", |_| {
-            result = MappedMemory::find(family, self.device, info.total)
-                .map_err(|error| error.to_string())
-                .and_then(|mut mapped| mapped.try_out(family).map(|()| mapped));
-            SUCCESS
-        })
-        .map_err(|error| error.to_string())?;
-        self.forget_error();
-        self.mapped = Some(result?);
-        Ok(())
-    }
-
-    /// Runs a call on mapped memory with our device current.
-    fn on_mapped<T>(
-        &mut self,
-        call: impl FnOnce(&mut MappedMemory) -> Result<T, Failure>,
-    ) -> Result<T, DriverError> {
-        let Some(mut mapped) = self.mapped.take() else {
-            return Err(self.failure("MemMap", 1));
-        };
-        let mut result = Err(("MemMap", 1));
-        let switched = self.on_device("MemMap", |_| {
-            result = call(&mut mapped);
-            SUCCESS
-        });
-        self.mapped = Some(mapped);
-        switched?;
-        result.map_err(|(call, status)| match self.check(call, status) {
-            Err(error) => error,
-            Ok(()) => self.failure(call, status),
-        })
     }
 
     /// Calls a function of the runtime, which may fork.
@@ -294,35 +251,7 @@ impl Driver for GpuDriver {
         })
     }
 
-    fn mapping(&self) -> Option<Mapping> {
-        self.mapped.as_ref().map(|mapped| Mapping {
-            handle: mapped.handle,
-            granule: mapped.granule,
-        })
-    }
-
-    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        self.allocate_if_free(bytes, |driver| {
-            driver.on_mapped(|mapped| mapped.allocate(bytes))
-        })
-    }
-
-    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        self.on_mapped(|mapped| mapped.release_part(address, bytes))?;
-        self.held -= bytes;
-        Ok(())
-    }
-
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        if self
-            .mapped
-            .as_ref()
-            .is_some_and(|mapped| mapped.has(address))
-        {
-            let left = self.on_mapped(|mapped| mapped.release(address))?;
-            self.held -= left;
-            return Ok(());
-        }
         self.on_device("Free", |runtime| {
             // SAFETY: the pool releases what `allocate` gave, once, when nothing uses
             // it any more (the contract of `Driver::release`).
@@ -337,8 +266,8 @@ impl Driver for GpuDriver {
         let mut status = SUCCESS;
         // With our device current: the default stream of each device has the same handle.
         self.on_device("StreamQuery", |runtime| {
-            // SAFETY: a stream of the program's, on which it used memory that the pool still holds; the
-            // header demands that it lives as long as that memory, freed or not.
+            // SAFETY: the runtime's own stream, or one that the program uses in this call (the contract of
+            // `Driver::record`; see `pool/stream_fences.rs`).
             status = unsafe { (runtime.functions.stream_query)(handle) };
             SUCCESS
         })?;
@@ -359,7 +288,7 @@ impl Driver for GpuDriver {
             }
         };
         let recorded = self.on_device("EventRecord", |runtime| {
-            // SAFETY: the event is ours and live, the stream is the program's, as above.
+            // SAFETY: the event is ours and live, and the stream exists, as above.
             unsafe { (runtime.functions.event_record)(event, handle) }
         });
         if let Err(error) = recorded {
@@ -407,8 +336,8 @@ impl Driver for GpuDriver {
         };
         let mut status = 0;
         self.on_device("StreamIsCapturing", |_| {
-            // SAFETY: the stream is the program's, which promises that it lives as long as memory
-            // is used on it (the header says so); writes one int to a live local.
+            // SAFETY: the stream is that of the request that the program makes; writes one int to a live
+            // local.
             unsafe { (functions.stream_is_capturing)(stream.0 as *mut c_void, &mut status) }
         })?;
         Ok(status != NOT_CAPTURING)
@@ -437,6 +366,14 @@ impl Driver for GpuDriver {
 
     fn survives_exit(&self) -> bool {
         false
+    }
+
+    fn needs_guard(&self) -> bool {
+        self.runtime.architecture(self.device) == Some(GFX12)
+    }
+
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.memory_info(held)
     }
 
     fn measure(&mut self) -> Option<DriverCost> {

@@ -4,7 +4,7 @@
 //! and no more than the control group allows: a request beyond that fails here,
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
-use super::{Driver, DriverCost, DriverError, EventId, Mapping, MemoryInfo, measured, monotonic};
+use super::{Driver, DriverCost, DriverError, EventId, MemoryInfo, measured, monotonic};
 use crate::units::{MIB, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,21 +21,10 @@ pub trait HostMemory: Send {
 pub struct HostDriver {
     memory: Box<dyn HostMemory>,
     held: u64,
-    /// Whether parts of blocks are returned.
-    mapped: bool,
-    /// The mappings by address.
-    mappings: BTreeMap<u64, Extent>,
+    /// The size of each mapping, by address.
+    mappings: BTreeMap<u64, u64>,
 }
 
-/// One mapping.
-struct Extent {
-    bytes: u64,
-    /// Of these, the part that was returned.
-    gone: u64,
-}
-
-/// Parts are returned in multiples of this.
-const HANDLE: u64 = 32 * MIB;
 const PAGE: u64 = 4096;
 /// How many pages are queried per call.
 const PAGES_AT_ONCE: usize = 1 << 16;
@@ -49,14 +38,8 @@ impl HostDriver {
         HostDriver {
             memory,
             held: 0,
-            mapped: false,
             mappings: BTreeMap::new(),
         }
-    }
-
-    /// Enables returning parts of blocks.
-    pub fn map_memory(&mut self) {
-        self.mapped = true;
     }
 
     /// Whether there is room for `bytes` more.
@@ -70,9 +53,9 @@ impl HostDriver {
     fn touched(&self) -> u64 {
         let mut pages = vec![0u8; PAGES_AT_ONCE];
         let mut touched = 0;
-        for (start, extent) in &self.mappings {
-            for offset in (0..extent.bytes).step_by(PAGES_AT_ONCE * PAGE as usize) {
-                let length = (extent.bytes - offset).min(PAGES_AT_ONCE as u64 * PAGE);
+        for (start, bytes) in &self.mappings {
+            for offset in (0..*bytes).step_by(PAGES_AT_ONCE * PAGE as usize) {
+                let length = (bytes - offset).min(PAGES_AT_ONCE as u64 * PAGE);
                 // SAFETY: asks about a range of a mapping of ours; one byte a page is
                 // written, and the buffer has as many.
                 let result = unsafe {
@@ -134,44 +117,8 @@ impl Driver for HostDriver {
             unsafe { libc::madvise(address, length, libc::MADV_HUGEPAGE) };
         }
         self.held += bytes;
-        self.mappings
-            .insert(address as u64, Extent { bytes, gone: 0 });
+        self.mappings.insert(address as u64, bytes);
         Ok(address as u64)
-    }
-
-    fn mapping(&self) -> Option<Mapping> {
-        self.mapped.then_some(Mapping {
-            handle: HANDLE,
-            granule: PAGE,
-        })
-    }
-
-    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        self.allocate(bytes)
-    }
-
-    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: replaces part of a mapping of ours, which nothing uses any more (the
-        // contract of `Driver::release_part`), by one that cannot be touched. The range
-        // stays taken, so nobody else gets it before `release`.
-        let result = unsafe {
-            libc::mmap(
-                address as *mut libc::c_void,
-                bytes as usize,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
-            )
-        };
-        if result == libc::MAP_FAILED {
-            return Err(Self::failed("mmap"));
-        }
-        if let Some((_, extent)) = self.mappings.range_mut(..=address).next_back() {
-            extent.gone += bytes;
-        }
-        self.held -= bytes;
-        Ok(())
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
@@ -181,8 +128,8 @@ impl Driver for HostDriver {
         if result != 0 {
             return Err(Self::failed("munmap"));
         }
-        let gone = self.mappings.remove(&address).map(|extent| extent.gone);
-        self.held -= bytes - gone.unwrap_or(0);
+        self.mappings.remove(&address);
+        self.held -= bytes;
         Ok(())
     }
 
@@ -200,6 +147,30 @@ impl Driver for HostDriver {
 
     fn synchronize(&mut self) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    fn enter_capture(&mut self) {}
+
+    fn leave_capture(&mut self) {}
+
+    fn runtime(&self) -> &'static str {
+        "Host"
+    }
+
+    fn survives_fork(&self) -> bool {
+        true
+    }
+
+    fn survives_exit(&self) -> bool {
+        true
+    }
+
+    fn needs_guard(&self) -> bool {
+        false
     }
 
     fn cheap_memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
@@ -241,31 +212,6 @@ mod tests {
                 ..MemoryInfo::default()
             }
         }
-    }
-
-    #[test]
-    fn a_part_that_goes_back_leaves_its_neighbours_alone() {
-        let mut driver = HostDriver::new(Box::new(Plenty));
-        driver.map_memory();
-        let start = driver.allocate_mapped(3 * HANDLE).unwrap();
-        let bytes = start as *mut u8;
-        let last = 3 * HANDLE as usize - 1;
-        // SAFETY: inside the mapping that was just made.
-        unsafe {
-            bytes.write(7);
-            bytes.add(last).write(9);
-        }
-        driver.release_part(start + HANDLE, HANDLE).unwrap();
-        assert_eq!(driver.held, 2 * HANDLE);
-        // SAFETY: these two parts did not go back.
-        let kept = unsafe { (bytes.read(), bytes.add(last).read()) };
-        assert_eq!(kept, (7, 9));
-        // Nothing else is placed where the part was.
-        let other = driver.allocate(HANDLE).unwrap();
-        assert!(!(start..start + 3 * HANDLE).contains(&other));
-        driver.release(start, 3 * HANDLE).unwrap();
-        driver.release(other, HANDLE).unwrap();
-        assert_eq!(driver.held, 0);
     }
 
     /// Under a control group's limit, a request is refused before the kernel would

@@ -11,8 +11,6 @@ pub mod gpu;
 #[cfg(unix)]
 pub mod host;
 #[cfg(unix)]
-mod mapped;
-#[cfg(unix)]
 mod numbers;
 #[cfg(unix)]
 pub mod runtime;
@@ -84,15 +82,6 @@ impl DriverError {
     }
 }
 
-/// How a driver maps memory in handles, each of which can be released separately.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mapping {
-    /// Bytes of a handle; the last one of an allocation may be smaller.
-    pub handle: u64,
-    /// Every mapped allocation is a multiple of this.
-    pub granule: u64,
-}
-
 /// Memory of one device, and the order of work on its streams.
 ///
 /// A driver whose memory is not used asynchronously (the host) answers every
@@ -101,29 +90,11 @@ pub trait Driver: Send {
     /// Gets `bytes` of memory; the address is a multiple of 4096 and not zero.
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError>;
 
-    /// Releases memory from [`allocate`](Driver::allocate), or the rest of memory from
-    /// [`allocate_mapped`](Driver::allocate_mapped); `bytes` is the requested size.
+    /// Releases memory from [`allocate`](Driver::allocate); `bytes` is the requested size.
     /// No work in flight may use it.
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError>;
 
-    /// How memory is mapped in handles; `None` if that is not possible.
-    fn mapping(&self) -> Option<Mapping> {
-        None
-    }
-
-    /// Like [`allocate`](Driver::allocate), in handles. `bytes` is a multiple of the granule.
-    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        self.allocate(bytes)
-    }
-
-    /// Releases some handles of a mapped allocation: the range begins and ends at
-    /// handle boundaries. No work in flight may use it. After an error all of them
-    /// still exist.
-    fn release_part(&mut self, _address: u64, _bytes: u64) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    /// Records an event on the stream. `None`: all work before it is already complete.
+    /// Records an event on the stream, which exists. `None`: all work before it is already complete.
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError>;
 
     /// Whether the event is complete. `true` ends the event: it must not be queried
@@ -137,48 +108,37 @@ pub trait Driver: Send {
     fn synchronize(&mut self) -> Result<(), DriverError>;
 
     /// Whether work on the stream is being captured for a graph instead of executed.
-    fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DriverError> {
-        Ok(false)
-    }
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DriverError>;
 
     /// While work is being captured anywhere in the process, an allocation would invalidate the capture, unless
     /// this thread first declares that it may ...
-    fn enter_capture(&mut self) {}
+    fn enter_capture(&mut self);
 
     /// ... and afterwards that it is done, which restores the mode before.
-    fn leave_capture(&mut self) {}
+    fn leave_capture(&mut self);
 
     /// The name of the runtime, at the start of its errors.
-    fn runtime(&self) -> &'static str {
-        "HIP"
-    }
+    fn runtime(&self) -> &'static str;
 
     /// Whether the copy of this driver in a forked child can be used there.
-    fn survives_fork(&self) -> bool {
-        true
-    }
+    fn survives_fork(&self) -> bool;
 
     /// Whether it can be called until the very end of the process. A runtime has its own destructors,
     /// which may run before those of the program.
-    fn survives_exit(&self) -> bool {
-        true
-    }
+    fn survives_exit(&self) -> bool;
+
+    /// Whether its kernels may read behind an operand, so that something must be mapped there.
+    fn needs_guard(&self) -> bool;
 
     /// Like [`memory_info`](Driver::memory_info), but cheap: memory that was allocated and not touched yet
     /// may count as free.
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.memory_info(held)
-    }
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
 
     /// Measures the cost of this driver in a few milliseconds; `None` if that is not worthwhile.
-    fn measure(&mut self) -> Option<DriverCost> {
-        None
-    }
+    fn measure(&mut self) -> Option<DriverCost>;
 
     /// A monotonic time, for the cost of calls; always zero without a clock.
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
+    fn now(&self) -> Duration;
 
     /// The device's memory, of which `held` bytes are ours.
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;

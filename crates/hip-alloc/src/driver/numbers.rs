@@ -27,29 +27,13 @@ pub(super) const HIP_PLACE_ATTRIBUTES: [c_int; 4] = [69, 67, 68, 16];
 /// `cudaDevAttrPciDomainId`, `…PciBusId`, `…PciDeviceId` and `…Integrated`.
 pub(super) const CUDA_PLACE_ATTRIBUTES: [c_int; 4] = [50, 33, 34, 18];
 
-/// `hipMemAllocationTypePinned`, `CU_MEM_ALLOCATION_TYPE_PINNED`.
-pub(super) const ALLOCATION_PINNED: c_int = 1;
-/// `hipMemLocationTypeDevice`, `CU_MEM_LOCATION_TYPE_DEVICE`.
-pub(super) const LOCATION_DEVICE: c_int = 1;
-/// `hipMemAccessFlagsProtReadWrite`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-pub(super) const ACCESS_READ_WRITE: c_int = 3;
-/// `hipMemAllocationGranularityRecommended`, `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
-pub(super) const GRANULARITY_RECOMMENDED: c_int = 1;
-/// `hipMemcpyHostToDevice`, `cudaMemcpyHostToDevice`.
-pub(super) const COPY_HOST_TO_DEVICE: c_int = 1;
-/// `hipMemcpyDeviceToHost`, `cudaMemcpyDeviceToHost`.
-pub(super) const COPY_DEVICE_TO_HOST: c_int = 2;
+/// `hipDeviceAttributeComputeCapabilityMajor`: of an AMD GPU the major version of its architecture, 12 of gfx1201.
+pub(super) const HIP_ARCHITECTURE_ATTRIBUTE: c_int = 23;
 
 #[cfg(any(test, feature = "hip-headers"))]
 mod check {
     use super::*;
-    use crate::driver::mapped::{Access, Location, Properties};
     use hip_runtime_sys::*;
-
-    // The structures of `mapped.rs`.
-    const _: () = assert!(size_of::<Location>() == size_of::<hipMemLocation>());
-    const _: () = assert!(size_of::<Properties>() == size_of::<hipMemAllocationProp>());
-    const _: () = assert!(size_of::<Access>() == size_of::<hipMemAccessDesc>());
 
     macro_rules! same {
         ($($ours:expr => $hip:expr),* $(,)?) => {
@@ -69,12 +53,6 @@ mod check {
         HIP_PLACE_ATTRIBUTES[1] => hipDeviceAttribute_t::hipDeviceAttributePciBusId,
         HIP_PLACE_ATTRIBUTES[2] => hipDeviceAttribute_t::hipDeviceAttributePciDeviceId,
         HIP_PLACE_ATTRIBUTES[3] => hipDeviceAttribute_t::hipDeviceAttributeIntegrated,
-        ALLOCATION_PINNED => hipMemAllocationType::hipMemAllocationTypePinned,
-        LOCATION_DEVICE => hipMemLocationType::hipMemLocationTypeDevice,
-        ACCESS_READ_WRITE => hipMemAccessFlags::hipMemAccessFlagsProtReadWrite,
-        GRANULARITY_RECOMMENDED =>
-            hipMemAllocationGranularity_flags::hipMemAllocationGranularityRecommended,
-        COPY_HOST_TO_DEVICE => hipMemcpyKind::hipMemcpyHostToDevice,
-        COPY_DEVICE_TO_HOST => hipMemcpyKind::hipMemcpyDeviceToHost,
+        HIP_ARCHITECTURE_ATTRIBUTE => hipDeviceAttribute_t::hipDeviceAttributeComputeCapabilityMajor,
     }
 }

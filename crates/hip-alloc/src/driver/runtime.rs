@@ -253,14 +253,7 @@ impl Runtime {
     /// runtime does not report it.
     pub fn place(&self, device: DeviceIndex) -> Option<PciDevice> {
         let [domain, bus, slot, integrated] = self.family.place_attributes();
-        let attribute = |attribute: c_int| {
-            let mut value = 0;
-            // SAFETY: writes one int to a live local; refuses attributes and devices that
-            // do not exist.
-            let status =
-                unsafe { (self.functions.device_get_attribute)(&mut value, attribute, device.0) };
-            (status == SUCCESS).then_some(value.unsigned_abs())
-        };
+        let attribute = |attribute| self.attribute(device, attribute).map(c_int::unsigned_abs);
         Some(PciDevice {
             domain: attribute(domain)?,
             bus: attribute(bus)?,
@@ -268,6 +261,25 @@ impl Runtime {
             integrated: attribute(integrated)? != 0,
             family: self.family,
         })
+    }
+
+    /// The major version of an AMD GPU's architecture; `None` for others, and if the runtime does not report it.
+    pub fn architecture(&self, device: DeviceIndex) -> Option<u32> {
+        match self.family {
+            Family::Hip => self
+                .attribute(device, numbers::HIP_ARCHITECTURE_ATTRIBUTE)?
+                .try_into()
+                .ok(),
+            Family::Cuda => None,
+        }
+    }
+
+    fn attribute(&self, device: DeviceIndex, attribute: c_int) -> Option<c_int> {
+        let mut value = 0;
+        // SAFETY: writes one int to a live local; refuses attributes and devices that do not exist.
+        let status =
+            unsafe { (self.functions.device_get_attribute)(&mut value, attribute, device.0) };
+        (status == SUCCESS).then_some(value)
     }
 
     /// The runtime's name for an error code.
@@ -315,8 +327,15 @@ pub fn of_pytorch() -> Option<Family> {
     found.map(|(family, _)| family)
 }
 
+/// CUDA's driver, which its runtime has loaded.
+pub(super) fn loaded_cuda_driver() -> Option<Library> {
+    let flags = RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD;
+    // SAFETY: nothing new is loaded.
+    unsafe { Library::open(Some("libcuda.so.1"), flags) }.ok()
+}
+
 /// Opens the library of a runtime, never a second one.
-pub(super) fn open_library(family: Family, search: Search) -> Option<Library> {
+fn open_library(family: Family, search: Search) -> Option<Library> {
     let probe = format!("{}Malloc", family.prefix());
     let global = Library::this();
     // SAFETY: the symbol is only looked up, not called or read.

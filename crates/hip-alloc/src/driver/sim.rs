@@ -4,7 +4,7 @@
 //! there is, how many polls an event takes, and which call fails. It checks its
 //! caller: releasing an unknown address, or a wrong size, is an error.
 
-use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
+use super::{Driver, DriverCost, DriverError, EventId, MemoryInfo};
 use crate::units::{GIB, MIB, StreamId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,8 +16,6 @@ pub struct SimConfig {
     pub capacity: u64,
     /// How often an event is polled before it is complete; 0: work is always complete.
     pub polls_per_event: u32,
-    /// Whether memory can be mapped in handles, and how.
-    pub mapping: Option<Mapping>,
     /// The n-th call (from 1, of any kind) fails with this error.
     pub fail_call: Option<(u64, DriverError)>,
     /// So do all calls after it, as on a device that was lost.
@@ -33,7 +31,6 @@ impl Default for SimConfig {
         SimConfig {
             capacity: 1024 * GIB,
             polls_per_event: 0,
-            mapping: None,
             fail_call: None,
             fail_later_calls: false,
             call_latency: Duration::ZERO,
@@ -45,8 +42,8 @@ impl Default for SimConfig {
 /// The simulated device.
 pub struct SimDriver {
     config: SimConfig,
-    /// Allocations by address.
-    allocations: BTreeMap<u64, Allocation>,
+    /// The size of each allocation, by address.
+    allocations: BTreeMap<u64, u64>,
     held: u64,
     next_address: u64,
     events: HashMap<u64, u32>,
@@ -54,13 +51,6 @@ pub struct SimDriver {
     calls: u64,
     failed: BTreeSet<&'static str>,
     now: Duration,
-}
-
-/// Memory at an address.
-struct Allocation {
-    bytes: u64,
-    /// For mapped memory, the size of each handle, 0 once it was released.
-    handles: Vec<u64>,
 }
 
 /// Blocks start at multiples of this, as a GPU's allocations do.
@@ -85,6 +75,12 @@ impl SimDriver {
     /// Advances the simulated time, for work of the program.
     pub fn advance(&mut self, time: Duration) {
         self.now += time;
+    }
+
+    /// The end of the allocation that an address is in, if it is in one.
+    pub fn mapped_until(&self, address: u64) -> Option<u64> {
+        let (start, bytes) = self.allocations.range(..=address).next_back()?;
+        Some(start + bytes).filter(|end| address < *end)
     }
 
     /// Bytes that are currently allocated.
@@ -121,17 +117,14 @@ impl SimDriver {
         }
     }
 
-    fn give(&mut self, bytes: u64, handle: u64) -> Result<u64, DriverError> {
+    fn give(&mut self, bytes: u64) -> Result<u64, DriverError> {
         if bytes == 0 || self.held.saturating_add(bytes) > self.config.capacity {
             return Err(DriverError::OutOfMemory);
         }
         let address = self.next_address;
         // A gap, so that two blocks never touch.
         self.next_address += bytes.next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
-        let starts = (0..bytes).step_by(handle as usize);
-        let handles = starts.map(|start| handle.min(bytes - start)).collect();
-        self.allocations
-            .insert(address, Allocation { bytes, handles });
+        self.allocations.insert(address, bytes);
         self.held += bytes;
         self.now += self.config.call_latency;
         if let Some(time) = (bytes * 1000).checked_div(self.config.clearing_rate / 1_000_000) {
@@ -152,57 +145,21 @@ impl SimDriver {
 impl Driver for SimDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
         self.count_call("allocate")?;
-        self.give(bytes, bytes.max(1))
-    }
-
-    fn mapping(&self) -> Option<Mapping> {
-        self.config.mapping
-    }
-
-    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        self.count_call("allocate_mapped")?;
-        match self.config.mapping {
-            Some(mapping) if bytes.is_multiple_of(mapping.granule) => {
-                self.give(bytes, mapping.handle)
-            }
-            _ => Err(Self::misuse("allocate_mapped", format!("{bytes} bytes"))),
-        }
-    }
-
-    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        self.count_call("release_part")?;
-        let misuse = || {
-            let message = format!("{bytes} bytes at {address:#x} are not whole handles");
-            Self::misuse("release_part", message)
-        };
-        let handle = self.config.mapping.ok_or_else(misuse)?.handle;
-        let found = self.allocations.range_mut(..=address).next_back();
-        let (start, allocation) = found.ok_or_else(misuse)?;
-        let from = address - start;
-        let handles = (from / handle) as usize..(from + bytes).div_ceil(handle) as usize;
-        let covered = allocation.handles.get_mut(handles).ok_or_else(misuse)?;
-        let sum: u64 = covered.iter().sum();
-        if !from.is_multiple_of(handle) || sum != bytes || covered.contains(&0) {
-            return Err(misuse());
-        }
-        covered.fill(0);
-        self.held -= bytes;
-        self.now += self.config.call_latency;
-        Ok(())
+        self.give(bytes)
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
         self.count_call("release")?;
         match self.allocations.get(&address) {
-            Some(allocation) if allocation.bytes == bytes => {
-                self.held -= allocation.handles.iter().sum::<u64>();
+            Some(allocated) if *allocated == bytes => {
+                self.held -= bytes;
                 self.allocations.remove(&address);
                 self.now += self.config.call_latency;
                 Ok(())
             }
-            Some(allocation) => Err(Self::misuse(
+            Some(allocated) => Err(Self::misuse(
                 "release",
-                format!("{address:#x} has {} bytes, not {bytes}", allocation.bytes),
+                format!("{address:#x} has {allocated} bytes, not {bytes}"),
             )),
             None => Err(Self::misuse(
                 "release",
@@ -251,6 +208,38 @@ impl Driver for SimDriver {
             *polls = 1;
         }
         Ok(())
+    }
+
+    fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    fn enter_capture(&mut self) {}
+
+    fn leave_capture(&mut self) {}
+
+    fn runtime(&self) -> &'static str {
+        "HIP"
+    }
+
+    fn survives_fork(&self) -> bool {
+        true
+    }
+
+    fn survives_exit(&self) -> bool {
+        true
+    }
+
+    fn needs_guard(&self) -> bool {
+        false
+    }
+
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.memory_info(held)
+    }
+
+    fn measure(&mut self) -> Option<DriverCost> {
+        None
     }
 
     fn now(&self) -> Duration {

@@ -1,10 +1,10 @@
 //! Private pools: what PyTorch tells its allocator about captures and memory pools.
 
-use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_device};
+use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_existing, with_open};
 use crate::allocator::{Allocator, CannotBegin};
 use crate::private_pools::Filter;
 use crate::refusal::Refusal;
-use crate::registry::existing;
+use crate::registry;
 use crate::units::{DeviceIndex, PoolId, StreamId};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -85,7 +85,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
         problem = Some(format!("{FUNCTION}: no filter, or no memory for a copy"));
     } else {
         let filter = Box::new(PytorchFilter(copy));
-        let code = with_device(FUNCTION, device, |allocator| {
+        let code = with_open(FUNCTION, device, |allocator| {
             match allocator.begin_pool(id, filter) {
                 Ok(captured) => others(allocator.device())
                     .for_each(|other| other.heed_capture(captured.clone())),
@@ -112,34 +112,33 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
 
 /// The other accelerators in use: a capture forbids some calls on all of them.
 fn others(device: DeviceIndex) -> impl Iterator<Item = &'static Allocator> {
-    let all = existing().into_iter().flat_map(|registry| registry.all());
+    let registry = registry::existing().into_iter();
+    let all = registry.flat_map(|registry| registry.all());
     all.filter(move |other| other.device() != device && other.device() != DeviceIndex::HOST)
 }
 
 /// Stops directing requests to the pool, if they were.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_end_allocate_to_pool(device: c_int, id: PoolId) {
-    with_device(
-        "hip_alloc_end_allocate_to_pool",
-        device,
-        |allocator| match allocator.end_pool(id) {
+    const FUNCTION: &str = "hip_alloc_end_allocate_to_pool";
+    with_existing(FUNCTION, device, |allocator| {
+        match allocator.is_some_and(|allocator| allocator.end_pool(id)) {
             true => OK,
-            false => no_such("hip_alloc_end_allocate_to_pool", id),
-        },
-    );
+            false => no_such(FUNCTION, id),
+        }
+    });
 }
 
 /// Removes a user of a pool; with the last, its memory is returned as soon as none of it is live.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_release_pool(device: c_int, id: PoolId) {
-    with_device(
-        "hip_alloc_release_pool",
-        device,
-        |allocator| match allocator.release_pool(id) {
+    const FUNCTION: &str = "hip_alloc_release_pool";
+    with_existing(FUNCTION, device, |allocator| {
+        match allocator.is_some_and(|allocator| allocator.release_pool(id)) {
             true => OK,
-            false => no_such("hip_alloc_release_pool", id),
-        },
-    );
+            false => no_such(FUNCTION, id),
+        }
+    });
 }
 
 /// Adds a user to a pool, which is created for the first. With `use_on_oom` other than 0, its free
@@ -151,7 +150,7 @@ pub extern "C-unwind" fn hip_alloc_retain_pool(
     use_on_oom: c_int,
 ) -> c_int {
     const FUNCTION: &str = "hip_alloc_retain_pool";
-    with_device(FUNCTION, device, |allocator| {
+    with_open(FUNCTION, device, |allocator| {
         match allocator.retain_pool(id, use_on_oom != 0) {
             Ok(()) => OK,
             Err(reason) => failed(ERROR_DRIVER, &format!("{FUNCTION}: {reason}")),
@@ -163,8 +162,9 @@ pub extern "C-unwind" fn hip_alloc_retain_pool(
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_pool_users(device: c_int, id: PoolId) -> c_int {
     let mut users = 0;
-    let code = with_device("hip_alloc_pool_users", device, |allocator| {
-        users = c_int::try_from(allocator.pool_users(id)).unwrap_or(c_int::MAX);
+    let code = with_existing("hip_alloc_pool_users", device, |allocator| {
+        let known = allocator.map_or(0, |allocator| allocator.pool_users(id));
+        users = c_int::try_from(known).unwrap_or(c_int::MAX);
         OK
     });
     if code == OK { users } else { -code }

@@ -95,7 +95,8 @@ pub unsafe extern "C-unwind" fn hip_alloc_python_stack(
     most: usize,
 ) -> usize {
     let behind = guarded("hip_alloc_python_stack", || python_stacks::behind(number));
-    let (tag_of, frames) = behind.flatten().unwrap_or_default();
+    let (tag_of, frames) = behind.unwrap_or_default();
+    let frames = frames.unwrap_or_default();
     if !tag.is_null() {
         // SAFETY: not null, and the caller promises that it may be written.
         unsafe { tag.write(tag_of) };

@@ -1,47 +1,51 @@
 //! The memory that a pool has from the driver, with statistics.
+//!
+//! Behind every block is the *guard*, if there is one: memory that is allocated with the block, belongs to no
+//! span, and goes back with it. Whatever a kernel reads behind an operand is therefore mapped, whichever other
+//! blocks come and go.
 
 use super::PoolStats;
 use super::driver_time::DriverTime;
-use super::heap::Block;
-use super::stream_fences::Errors;
-use crate::driver::{Driver, DriverError, Mapping};
+use crate::driver::{Driver, DriverError};
 use std::time::Duration;
 
-/// Mapped blocks are rounded up by at most this fraction.
-const ROUNDING_PART: u64 = 64;
-
-/// Memory from the driver.
-pub(crate) struct Segment {
+/// Memory that was allocated from the driver, or returned to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
     pub(crate) address: u64,
+    /// Without the guard.
     pub(crate) bytes: u64,
-    /// Mapped in handles, each of which can be released separately.
-    pub(crate) mapped: bool,
+    /// To the pool, and not back.
+    pub(crate) taken: bool,
 }
 
 /// Allocates memory from the driver and returns it, and counts both.
 pub(crate) struct DeviceMemory {
     /// The driver's capacity at the start.
     pub(crate) capacity: u64,
+    /// The driver's total at the start.
+    pub(crate) total: u64,
     /// The limit on held memory, whatever the driver has.
     pub(crate) limit: u64,
-    /// How the driver maps blocks in handles, if it does.
-    mapping: Option<Mapping>,
-    /// Whether mapping has failed for another reason than lack of memory, and is not used any more.
-    mapping_failed: bool,
+    /// Bytes behind every block.
+    guard: u64,
     /// The cost of the driver.
     pub(crate) time: DriverTime,
+    /// What was moved since it was last read, if the history is recorded.
+    moved: Option<Vec<Moved>>,
     /// Statistics; only the fields about the driver are used.
     stats: PoolStats,
 }
 
 impl DeviceMemory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(guard: u64) -> Self {
         DeviceMemory {
             capacity: u64::MAX,
+            total: 0,
             limit: u64::MAX,
-            mapping: None,
-            mapping_failed: false,
+            guard,
             time: DriverTime::default(),
+            moved: None,
             stats: PoolStats::default(),
         }
     }
@@ -50,13 +54,18 @@ impl DeviceMemory {
     pub(crate) fn refresh(&mut self, driver: &mut dyn Driver) {
         if let Ok(info) = driver.memory_info(self.held()) {
             self.capacity = info.free.saturating_add(self.held());
+            self.total = info.total;
         }
-        self.mapping = driver.mapping();
     }
 
     /// Bytes allocated and not returned.
     pub(crate) fn held(&self) -> u64 {
         self.stats.held_bytes
+    }
+
+    /// Bytes behind every block.
+    pub(crate) fn guard(&self) -> u64 {
+        self.guard
     }
 
     /// The statistics, with the other fields at zero.
@@ -80,145 +89,73 @@ impl DeviceMemory {
         self.stats.driver_blocks_peak = self.stats.driver_allocs - self.stats.driver_frees;
     }
 
-    /// Bytes of a handle, if memory is mapped.
-    pub(crate) fn handle(&self) -> Option<u64> {
-        self.mapping.map(|mapping| mapping.handle)
-    }
-
-    /// Bytes that may be allocated under the limit.
-    fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.held())
-    }
-
-    /// The number of handles for this many mapped bytes: each is a call to the driver.
-    fn handles(&self, bytes: u64) -> u64 {
-        self.handle().map_or(1, |handle| bytes.div_ceil(handle))
-    }
-
-    /// Allocates memory for a block within the limit; if `may_map`, in handles if it is large enough for that to be
-    /// useful. Then it may be slightly more than `bytes`.
-    pub(crate) fn take(
-        &mut self,
-        driver: &mut dyn Driver,
-        bytes: u64,
-        may_map: bool,
-        errors: &mut Errors,
-    ) -> Result<Segment, DriverError> {
-        if bytes > self.room() {
-            return Err(DriverError::OutOfMemory);
+    /// Sets whether [`take_moved`](Self::take_moved) is called.
+    pub(crate) fn record(&mut self, on: bool) {
+        if on != self.moved.is_some() {
+            self.moved = on.then(Vec::new);
         }
-        let (segment, time) = self.timed(driver, |this, driver| {
-            this.take_either(driver, bytes, may_map, errors)
-        });
-        let segment = segment?;
-        self.time.took(segment.bytes, time);
-        let calls = match segment.mapped {
-            true => self.handles(segment.bytes),
-            false => 1,
-        };
+    }
+
+    /// What was moved since the last call.
+    pub(crate) fn take_moved(&mut self) -> Vec<Moved> {
+        self.moved.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Allocates memory for a block, within the limit.
+    pub(crate) fn take(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<u64, DriverError> {
+        let held = bytes.checked_add(self.guard);
+        let held = held.filter(|held| *held <= self.limit.saturating_sub(self.held()));
+        let held = held.ok_or(DriverError::OutOfMemory)?;
+        let (address, time) = self.timed(driver, |driver| driver.allocate(held));
+        let address = address?;
+        self.time.took(held, time);
         let stats = &mut self.stats;
-        stats.driver_allocs += calls;
-        stats.driver_alloc_bytes += segment.bytes;
+        stats.driver_allocs += 1;
+        stats.driver_alloc_bytes += held;
         let blocks = stats.driver_allocs - stats.driver_frees;
         stats.driver_blocks_peak = stats.driver_blocks_peak.max(blocks);
-        stats.held_bytes += segment.bytes;
+        stats.held_bytes += held;
         stats.held_peak_bytes = stats.held_peak_bytes.max(stats.held_bytes);
-        Ok(segment)
+        self.note(address, bytes, true);
+        Ok(address)
     }
 
-    fn take_either(
-        &mut self,
-        driver: &mut dyn Driver,
-        bytes: u64,
-        may_map: bool,
-        errors: &mut Errors,
-    ) -> Result<Segment, DriverError> {
-        let mapped = match self.take_mapped(driver, bytes, may_map) {
-            // For example out of file descriptors: ordinary memory still works.
-            Err(error) if error != DriverError::OutOfMemory => {
-                self.mapping_failed = true;
-                errors.push(error);
-                None
-            }
-            mapped => mapped?,
-        };
-        Ok(match mapped {
-            Some(segment) => segment,
-            None => Segment {
-                address: driver.allocate(bytes)?,
-                bytes,
-                mapped: false,
-            },
-        })
-    }
-
-    fn take_mapped(
-        &self,
-        driver: &mut dyn Driver,
-        bytes: u64,
-        may_map: bool,
-    ) -> Result<Option<Segment>, DriverError> {
-        let Some(mapping) = self.mapping.filter(|_| may_map && !self.mapping_failed) else {
-            return Ok(None);
-        };
-        let rounded = bytes.next_multiple_of(mapping.granule);
-        let is_wasteful = rounded - bytes > bytes / ROUNDING_PART;
-        if bytes <= mapping.handle || is_wasteful || rounded > self.room() {
-            return Ok(None);
-        }
-        Ok(Some(Segment {
-            address: driver.allocate_mapped(rounded)?,
-            bytes: rounded,
-            mapped: true,
-        }))
-    }
-
-    /// Releases a block.
+    /// Releases the memory of a block.
     pub(crate) fn release(
-        &mut self,
-        driver: &mut dyn Driver,
-        block: &Block,
-    ) -> Result<(), DriverError> {
-        let (result, time) = self.timed(driver, |_, driver| {
-            driver.release(block.address, block.bytes)
-        });
-        result?;
-        self.gave_back(block.held(), time);
-        self.stats.driver_frees += match block.mapped {
-            true => self.handles(block.held()),
-            false => 1,
-        };
-        Ok(())
-    }
-
-    /// Releases whole handles of a mapped block.
-    pub(crate) fn release_part(
         &mut self,
         driver: &mut dyn Driver,
         address: u64,
         bytes: u64,
     ) -> Result<(), DriverError> {
-        let (result, time) = self.timed(driver, |_, driver| driver.release_part(address, bytes));
+        let held = bytes + self.guard;
+        let (result, time) = self.timed(driver, |driver| driver.release(address, held));
         result?;
-        self.gave_back(bytes, time);
-        self.stats.driver_frees += self.handles(bytes);
+        self.stats.held_bytes -= held;
+        self.stats.driver_frees += 1;
+        self.stats.driver_free_bytes += held;
+        self.time.released(held, time);
+        self.note(address, bytes, false);
         Ok(())
     }
 
-    fn gave_back(&mut self, bytes: u64, time: Duration) {
-        self.stats.held_bytes -= bytes;
-        self.stats.driver_free_bytes += bytes;
-        self.time.gave_back(bytes, time);
+    fn note(&mut self, address: u64, bytes: u64, taken: bool) {
+        if let Some(moved) = &mut self.moved {
+            moved.push(Moved {
+                address,
+                bytes,
+                taken,
+            });
+        }
     }
 
     /// Measures the time of a call, and counts it.
     fn timed<T>(
         &mut self,
         driver: &mut dyn Driver,
-        call: impl FnOnce(&mut Self, &mut dyn Driver) -> T,
+        call: impl FnOnce(&mut dyn Driver) -> T,
     ) -> (T, Duration) {
         let began = driver.now();
-        let result = call(self, driver);
+        let result = call(driver);
         let time = driver.now().saturating_sub(began);
         self.stats.driver_nanoseconds += time.as_nanos() as u64;
         (result, time)

@@ -55,7 +55,7 @@ impl DriverTime {
     }
 
     /// The driver released `bytes`: the balance is charged for that and for allocating them again.
-    pub(crate) fn gave_back(&mut self, bytes: u64, time: Duration) {
+    pub(crate) fn released(&mut self, bytes: u64, time: Duration) {
         if bytes > SMALL {
             refine(&mut self.back_per_byte, time.as_secs_f64() / bytes as f64);
         }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(time.affordable(Duration::ZERO), 0);
         let afforded = time.affordable(SECOND);
         assert!((GB / 5).abs_diff(afforded) < 10, "{afforded}");
-        time.gave_back(afforded, Duration::ZERO);
+        time.released(afforded, Duration::ZERO);
         assert!(time.affordable(SECOND) < 10);
         assert!((GB / 5).abs_diff(time.affordable(2 * SECOND)) < 10);
     }
@@ -132,7 +132,7 @@ mod tests {
         let hour = time.affordable(3600 * SECOND);
         assert_eq!(hour, at(1.0).affordable(LONGEST));
         // Nor does a start that moved much forbid everything for ever.
-        time.gave_back(1000 * GB, Duration::ZERO);
+        time.released(1000 * GB, Duration::ZERO);
         assert_eq!(time.affordable(3660 * SECOND), 0);
         assert!(time.affordable(3670 * SECOND) > 0);
     }

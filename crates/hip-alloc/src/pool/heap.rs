@@ -43,8 +43,8 @@ const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
 /// The state of the block after a span in it was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// Other spans of the block are in use. The free span has this many bytes.
-    Part { bytes: u64, mapped: bool },
+    /// Other spans of the block are in use.
+    Part,
     /// Nothing in the block is used, but its spans belong to several streams.
     Pieces(BlockIndex),
     /// The block is one free span, in no index and no list.
@@ -57,16 +57,6 @@ pub(crate) struct Released {
     pub(crate) any: bool,
     /// Blocks that are one free span now, in no index and no list.
     pub(crate) whole: Vec<BlockIndex>,
-    /// Blocks without a span in use that consist of pieces because of missing handles.
-    pub(crate) pieces: Vec<BlockIndex>,
-}
-
-/// A range of addresses in a free span, which covers whole handles.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hole {
-    pub(crate) span: SpanIndex,
-    pub(crate) start: u64,
-    pub(crate) end: u64,
 }
 
 /// Blocks, spans, and their indexes.
@@ -81,7 +71,7 @@ pub(crate) struct Heap {
     empty: Vec<BlockIndex>,
     used: u64,
     used_peak: u64,
-    /// Bytes held in the blocks of `empty`.
+    /// Bytes of the blocks in `empty`.
     empty_bytes: u64,
     /// Bytes of the blocks that serve small requests.
     small_bytes: u64,
@@ -152,7 +142,6 @@ impl Heap {
         bytes: u64,
         region: Region,
         owner: Owner,
-        mapped: bool,
     ) -> BlockIndex {
         self.ensure_owner(owner);
         let rank = self.next_rank;
@@ -164,9 +153,7 @@ impl Heap {
             region,
             direct: false,
             serves_step: false,
-            mapped,
             used: 0,
-            absent: 0,
             first: SpanIndex::NONE,
             rank,
         });
@@ -205,34 +192,30 @@ impl Heap {
 
     /// Adds a block that is one free span in no index to the list of empty ones.
     pub(crate) fn list_empty(&mut self, block: BlockIndex) {
-        self.empty_bytes += self.blocks[block].held();
+        self.empty_bytes += self.blocks[block].bytes;
         self.empty.push(block);
     }
 
     /// Takes a block out of the list of empty ones, by its index there.
     pub(crate) fn unlist_empty(&mut self, at: usize) -> BlockIndex {
         let block = self.empty.remove(at);
-        self.empty_bytes -= self.blocks[block].held();
+        self.empty_bytes -= self.blocks[block].bytes;
         if self.blocks[block].serves_step {
             self.end_step_block();
         }
         block
     }
 
-    /// The owner of a block that is one free span.
-    pub(crate) fn owner_of_block(&self, block: BlockIndex) -> Owner {
-        self.spans[self.blocks[block].first].owner
+    /// The owner of a block that is one free span, and the number of the last free in it on the owner's
+    /// stream.
+    pub(crate) fn owner_of_block(&self, block: BlockIndex) -> (Owner, u64) {
+        let span = &self.spans[self.blocks[block].first];
+        (span.owner, span.freed_at())
     }
 
     /// Makes a block that is one free span available to everyone.
     pub(crate) fn give_block_to_anyone(&mut self, block: BlockIndex) {
         self.spans[self.blocks[block].first].give_to_anyone();
-    }
-
-    /// Whether a block still exists and consists of several spans.
-    pub(crate) fn is_in_pieces(&self, block: BlockIndex) -> bool {
-        let block = self.blocks.get(block);
-        block.is_some_and(|block| !self.spans[block.first].after.is_none())
     }
 
     /// Whether an address lies in any block.
@@ -284,7 +267,6 @@ impl Heap {
             let block = &self.blocks[**index];
             let of = self.spans[block.first].owner;
             block.bytes >= bytes
-                && block.absent == 0
                 && !block.serves_step
                 && (of == owner || of == Owner::ANYONE)
                 && suits(block)
@@ -381,7 +363,7 @@ impl Heap {
     fn charge(&mut self, block: BlockIndex, bytes: u64) {
         let block = &mut self.blocks[block];
         let large = u64::from(block.is_large_and_transient());
-        let whole = if block.used == 0 { block.held() } else { 0 };
+        let whole = if block.used == 0 { block.bytes } else { 0 };
         self.large_holes += large * whole;
         self.large_holes -= large * bytes;
         block.used += bytes;
@@ -432,7 +414,7 @@ impl Heap {
         match self.spans[index].state {
             SpanState::Used { requested, shared } => (requested, shared),
             SpanState::Pending { requested } => (requested, true),
-            SpanState::Free { .. } | SpanState::Leaving { .. } | SpanState::Absent => (0, false),
+            SpanState::Free { .. } => (0, false),
         }
     }
 
@@ -460,13 +442,13 @@ impl Heap {
         let entry = &mut self.blocks[block];
         entry.used -= bytes;
         let large = u64::from(entry.is_large_and_transient());
-        let whole = if entry.used == 0 { entry.held() } else { 0 };
+        let whole = if entry.used == 0 { entry.bytes } else { 0 };
         self.large_holes += large * bytes;
         self.large_holes -= large * whole;
         if entry.serves_step {
             return self.free_in_step_block(index);
         }
-        let (region, mapped, used) = (entry.region, entry.mapped, entry.used);
+        let (region, used) = (entry.region, entry.used);
         let arena = Self::arena(region, owner);
         // If something is anyone's, more than the direct neighbours may have to be merged.
         let plain = self.free[Self::arena(region, Owner::ANYONE)].bytes() == 0;
@@ -476,7 +458,6 @@ impl Heap {
             (self.merge(index), None)
         };
         let span = &self.spans[index];
-        let bytes = span.bytes;
         let whole = span.before.is_none() && span.after.is_none();
         match listed {
             Some(before) => self.free[arena].resized(&mut self.spans, index, before),
@@ -491,7 +472,7 @@ impl Heap {
         } else if used == 0 {
             Freed::Pieces(block)
         } else {
-            Freed::Part { bytes, mapped }
+            Freed::Part
         }
     }
 

@@ -14,9 +14,9 @@
 //!
 //! A request is served from the best-fitting free span of its region, then from an empty
 //! block, then from a new block. `reclaimer` decides whether a block that becomes empty is returned to the
-//! driver: with `keep:none` at once, unless what the pool holds beyond the memory in
+//! driver: with `keep:off` at once, unless what the pool holds beyond the memory in
 //! use is within the warm-up floor, or within what the policy expects the rest of this step to
-//! use again; with any other `keep`, memory that a step used before stays, too.
+//! use again; with `keep:auto`, memory that a step used before stays, too.
 
 mod device_memory;
 mod driver_time;
@@ -28,6 +28,8 @@ mod reclaimer;
 mod restraint;
 mod stats;
 mod stream_fences;
+
+pub(crate) use device_memory::Moved;
 
 use crate::driver::{Driver, DriverCost, DriverError};
 use crate::units::{MIB, StreamId, round_up};
@@ -43,7 +45,9 @@ use stream_fences::{FenceCheck, too_many_streams};
 const FLOOR_PART_OF_USED: u64 = 4;
 /// At most this fraction of the capacity is allocated at the start.
 const FLOOR_PART: u64 = 4;
-/// A block of the floor is at most this fraction of the capacity.
+/// The size of a block of the floor,
+const WARMUP_BLOCK: u64 = 256 * MIB;
+/// and at most this fraction of the capacity.
 const BLOCK_PART: u64 = 32;
 /// An empty block does not serve a request that is smaller by more than this factor,
 /// since one that stays would pin all of it.
@@ -67,14 +71,10 @@ pub struct PoolConfig {
     pub granule: u64,
     /// How much may be held beyond live memory: allocated at the start, and kept.
     pub warmup_bytes: u64,
-    /// Size of the warm-up blocks.
-    pub block_bytes: u64,
-    /// The largest block for several requests that is allocated from the driver.
-    pub large_block_bytes: u64,
     /// Larger requests are allocated directly from the driver, and returned directly.
     pub max_split_bytes: u64,
-    /// Added to every request: some kernels read past the end of their operand.
-    pub tail_padding: u64,
+    /// Allocated behind every block and never used: some kernels read past the end of their operand.
+    pub guard: u64,
     /// How much memory stays in empty blocks.
     pub keep: Keep,
     /// If this is not 0, at most this fraction of the highest usage is held
@@ -87,11 +87,9 @@ impl Default for PoolConfig {
         PoolConfig {
             granule: 512,
             warmup_bytes: 1024 * MIB,
-            block_bytes: 256 * MIB,
-            large_block_bytes: 256 * MIB,
             max_split_bytes: 256 * MIB,
-            tail_padding: 0,
-            keep: Keep::None,
+            guard: 0,
+            keep: Keep::Off,
             floor_part: FLOOR_PART_OF_USED,
         }
     }
@@ -131,8 +129,7 @@ pub enum FreeError {
 /// The allocator of one device, with its policy.
 pub struct Pool<P: Policy = StepPolicy> {
     config: PoolConfig,
-    policy: P,
-    memory: Memory,
+    memory: Memory<P>,
     /// All statistics but those of the driver, which are counted by `memory`.
     stats: PoolStats,
 }
@@ -140,8 +137,7 @@ pub struct Pool<P: Policy = StepPolicy> {
 impl Pool {
     /// An empty pool. [`warm_up`](Pool::warm_up) allocates the floor.
     pub fn new(config: PoolConfig) -> Self {
-        let policy = StepPolicy::new(&config);
-        Pool::with_policy(config, policy)
+        Pool::with_policy(config, StepPolicy::default())
     }
 }
 
@@ -150,9 +146,8 @@ impl<P: Policy> Pool<P> {
     pub fn with_policy(config: PoolConfig, policy: P) -> Self {
         debug_assert!(config.granule.is_power_of_two());
         Pool {
-            memory: Memory::new(&config),
+            memory: Memory::new(&config, policy),
             config,
-            policy,
             stats: PoolStats::default(),
         }
     }
@@ -167,7 +162,7 @@ impl<P: Policy> Pool<P> {
         // On a small device the floor must not use up memory that the program needs later.
         let capacity = memory.device.capacity;
         let floor = self.config.warmup_bytes.min(capacity / FLOOR_PART);
-        let block = self.config.block_bytes.min(capacity / BLOCK_PART);
+        let block = WARMUP_BLOCK.min(capacity / BLOCK_PART);
         let block = (block & !(DIRECT_STEP - 1)).max(DIRECT_STEP);
         while memory.device.held() + block <= floor {
             match memory.take_block(driver, block, Region::Persistent, Owner::ANYONE) {
@@ -199,6 +194,11 @@ impl<P: Policy> Pool<P> {
     /// The pool's configuration.
     pub fn config(&self) -> &PoolConfig {
         &self.config
+    }
+
+    /// All memory of the device, when the driver was asked for it at the start.
+    pub fn total(&self) -> u64 {
+        self.memory.device.total
     }
 
     /// The limit on memory from the driver, in bytes.
@@ -234,32 +234,46 @@ impl<P: Policy> Pool<P> {
         requested: u64,
         stream: StreamId,
     ) -> Result<u64, AllocateError> {
+        self.memory.fences.set_present(Some(stream));
+        let served = self.allocate_on(driver, requested, stream);
+        self.memory.fences.set_present(None);
+        served
+    }
+
+    #[inline(always)]
+    fn allocate_on(
+        &mut self,
+        driver: &mut dyn Driver,
+        requested: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
         if self.memory.fences.waiting() {
-            self.memory.poll(driver, &self.policy);
+            self.memory.poll(driver);
         }
         let Ok(bytes) = self.rounded(requested) else {
             self.stats.out_of_memory += 1;
             return Err(AllocateError::OutOfMemory);
         };
-        let Some(owner) = self.memory.fences.owner(stream) else {
+        let Some(owner) = self.memory.owner(driver, stream) else {
             return Err(AllocateError::Driver(too_many_streams()));
         };
         self.memory.heap.ensure_owner(owner);
-        let placement = self.policy.place(bytes);
+        let placement = self.memory.policy.place(bytes);
         match self.serve(driver, placement, owner, bytes) {
             Ok(span) => {
                 let heap = &mut self.memory.heap;
                 let address = heap.hand_out(span, requested);
                 let (used, holes) = (heap.used(), heap.large_holes());
-                self.policy.served(span.slot(), bytes, used, holes);
+                self.memory.policy.served(span.slot(), bytes, used, holes);
                 self.count(requested);
-                if self.memory.reclaimer.is_due_after_request(&self.policy) {
-                    self.memory.trim_to_slack(driver, &self.policy);
+                let memory = &mut self.memory;
+                if memory.reclaimer.is_due_after_request(&memory.policy) {
+                    memory.trim_to_slack(driver);
                 }
                 Ok(address)
             }
             Err(error) => {
-                self.policy.refused();
+                self.memory.policy.refused();
                 self.stats.out_of_memory += u64::from(error == AllocateError::OutOfMemory);
                 Err(error)
             }
@@ -267,9 +281,7 @@ impl<P: Policy> Pool<P> {
     }
 
     fn rounded(&self, requested: u64) -> Result<u64, AllocateError> {
-        requested
-            .checked_add(self.config.tail_padding)
-            .and_then(|bytes| round_up(bytes.max(1), self.config.granule))
+        round_up(requested.max(1), self.config.granule)
             .filter(|bytes| *bytes <= i64::MAX as u64)
             .ok_or(AllocateError::OutOfMemory)
     }
@@ -332,9 +344,9 @@ impl<P: Policy> Pool<P> {
         if let Some(span) = self.open_empty(REGION, owner, bytes) {
             return Ok(span);
         }
-        let Pool { memory, policy, .. } = self;
-        memory.make_room(driver, policy, size);
-        let block = memory.take_block_or_reclaim(driver, policy, size, REGION, owner)?;
+        let memory = &mut self.memory;
+        memory.make_room(driver, size);
+        let block = memory.take_block_or_reclaim(driver, size, REGION, owner)?;
         memory.heap.set_direct(block, true);
         Ok(memory.heap.open(block, owner, REGION, bytes))
     }
@@ -358,8 +370,8 @@ impl<P: Policy> Pool<P> {
         if let Some(span) = self.open_empty(region, owner, bytes) {
             return Ok(span);
         }
-        let Pool { memory, policy, .. } = self;
-        if memory.hand_over(driver, policy, owner, FenceCheck::Query) {
+        let memory = &mut self.memory;
+        if memory.hand_over(driver, owner, FenceCheck::Query) {
             if let Some(index) = memory.heap.find(region, owner, bytes) {
                 return Ok(memory.heap.take(index, owner, bytes));
             }
@@ -367,17 +379,18 @@ impl<P: Policy> Pool<P> {
                 return Ok(span);
             }
         }
-        let Pool { memory, policy, .. } = self;
-        let size = policy.block_bytes(bytes, placement, &memory.state());
+        let memory = &mut self.memory;
+        let held = memory.state();
+        let size = memory.policy.block_bytes(bytes, placement, &held);
         if memory.device.held() + size > memory.usage().ceiling(bytes)
             && region != Region::Small
             && let Some(span) = self.take_anywhere(owner, bytes)
         {
             return Ok(span);
         }
-        let Pool { memory, policy, .. } = self;
-        memory.make_room(driver, policy, size);
-        match memory.take_block_or_reclaim(driver, policy, size, region, owner) {
+        let memory = &mut self.memory;
+        memory.make_room(driver, size);
+        match memory.take_block_or_reclaim(driver, size, region, owner) {
             Err(DriverError::OutOfMemory) => self.serve_last(driver, region, owner, bytes),
             block => Ok(memory.heap.open(block?, owner, region, bytes)),
         }
@@ -421,7 +434,7 @@ impl<P: Policy> Pool<P> {
             .max(LEAST_FOR_DISPARITY)
             .saturating_mul(MOST_DISPARITY);
         let headroom = match region {
-            Region::Transient => self.memory.headroom(&self.policy),
+            Region::Transient => self.memory.headroom(),
             Region::Persistent | Region::Small => 0,
         };
         // Blocks that are kept from step to step would fill up with remainders.
@@ -454,12 +467,7 @@ impl<P: Policy> Pool<P> {
     /// # Errors
     /// If no live request begins at the address; then nothing changes.
     pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
-        let Pool {
-            memory,
-            policy,
-            stats,
-            ..
-        } = self;
+        let Pool { memory, stats, .. } = self;
         let Some(span) = memory.heap.take_address(address) else {
             return Err(match memory.heap.contains(address) {
                 true => FreeError::NotLive,
@@ -472,13 +480,13 @@ impl<P: Policy> Pool<P> {
         stats.live_allocations -= 1;
         stats.live_bytes -= requested;
         let (used, holes) = (memory.heap.used() - bytes, memory.heap.large_holes());
-        policy.freed(span.slot(), bytes, used, holes);
-        memory.free(driver, policy, span, request);
+        memory.policy.freed(span.slot(), bytes, used, holes);
+        memory.free(driver, span, request);
         if memory.fences.waiting() {
-            memory.poll(driver, policy);
+            memory.poll(driver);
         }
-        if memory.reclaimer.is_due_after_free(policy) {
-            memory.trim_to_slack(driver, policy);
+        if memory.reclaimer.is_due_after_free(&memory.policy) {
+            memory.trim_to_slack(driver);
         }
         Ok(requested)
     }
@@ -501,7 +509,7 @@ impl<P: Policy> Pool<P> {
     /// Returns empty blocks until at most `keep` bytes are held beyond live memory.
     /// Waits for work that still uses them, so that they have been returned when this returns.
     pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
-        self.memory.trim(driver, &self.policy, keep);
+        self.memory.trim(driver, keep);
     }
 
     /// Whether more than the floor is kept in empty blocks, so that background reclaim
@@ -533,16 +541,16 @@ impl<P: Policy> Pool<P> {
         self.memory.reclaimer.set_under_pressure(!keeping);
     }
 
-    /// Returns what is kept beyond the floor and not used by work in flight, without waiting.
-    pub fn give_back(&mut self, driver: &mut dyn Driver) {
+    /// Returns what is kept beyond the floor and not used by work in flight. Waits for the device only if the
+    /// streams cannot be asked that freed the rest.
+    pub fn trim_to_floor(&mut self, driver: &mut dyn Driver) {
         let before = self.memory.device.held();
-        let Memory { reclaimer, .. } = &self.memory;
-        let floor = reclaimer.floor(self.memory.usage());
-        self.memory.trim_ready(driver, &self.policy, floor);
+        let floor = self.memory.reclaimer.floor(self.memory.usage());
+        self.memory.trim_unused(driver, floor);
         self.stats.give_backs += u64::from(self.memory.device.held() < before);
     }
 
-    /// Whether work in flight uses freed memory.
+    /// Whether work in flight is known to use freed memory.
     pub fn works(&mut self, driver: &mut dyn Driver) -> bool {
         self.memory.works(driver)
     }
@@ -583,8 +591,7 @@ impl<P: Policy> Pool<P> {
         fences.pending().map(|span| heap.address(span))
     }
 
-    /// The pool's memory, in address order. A block of which handles were returned is shown
-    /// as several, one for each remaining part.
+    /// The pool's memory, in address order.
     pub fn layout(&self) -> Vec<BlockLayout> {
         let Memory { heap, fences, .. } = &self.memory;
         heap.layout(|owner| fences.id(owner))

@@ -129,7 +129,7 @@ pub trait Policy: Send {
     }
 
     /// How many bytes may be held beyond those in use; `floor` always may. Called only while the
-    /// pool itself keeps nothing: with [`Keep::None`](super::Keep::None), or while memory is short.
+    /// pool itself keeps nothing: with [`Keep::Off`](super::Keep::Off), or while memory is short.
     fn slack(&self, floor: u64) -> u64 {
         floor
     }

@@ -4,7 +4,7 @@
 //! again: empty blocks stay within that. If the rest of a step is known to use no more than
 //! now, empty blocks are returned as [`Keep`] specifies.
 //!
-//! A pool that keeps nothing ([`Keep::None`], and any pool while memory is short) returns a block
+//! A pool that keeps nothing ([`Keep::Off`], and any pool while memory is short) returns a block
 //! as soon as it is empty, unless what is held beyond the memory in use is within the slack:
 //! the floor, or more if the policy says so. While a policy keeps blocks for what the
 //! program will use again, this is checked again whenever it expects less.
@@ -21,15 +21,12 @@ const LEAST_KEPT: u64 = 32 * MIB;
 /// How much memory stays in empty blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Keep {
-    /// All memory of a step, if returning it would cost more than a fiftieth of the time.
+    /// All memory of a step, if returning it would cost more than a fiftieth of the time; the same as `Off` while
+    /// memory is short.
     Auto,
-    /// Within a step everything that it used before; only the floor between steps.
-    Step,
     /// What the rest of the step will use again, if that is known, and the floor.
     #[default]
-    None,
-    /// Like `Step`, and this many bytes between steps.
-    Bytes(u64),
+    Off,
 }
 
 /// Which empty blocks may be returned.
@@ -69,11 +66,6 @@ impl Reclaimer {
 
     /// Whether anything is kept beyond the floor and what the policy expects.
     pub(crate) fn keeps(&self) -> bool {
-        self.keep != Keep::None && !self.under_pressure
-    }
-
-    /// Whether memory that a step used is kept for the next one.
-    pub(crate) fn keeps_between_steps(&self) -> bool {
         self.keep == Keep::Auto && !self.under_pressure
     }
 
@@ -113,11 +105,9 @@ impl Reclaimer {
             return policy.slack(floor);
         }
         let below_peak = usage.used_peak.saturating_sub(usage.used).max(LEAST_KEPT);
-        let kept = match self.keep {
-            _ if !policy.is_falling() => below_peak,
-            Keep::Auto => below_peak.saturating_sub(affordable()),
-            Keep::Bytes(bytes) => below_peak.min(bytes),
-            Keep::Step | Keep::None => 0,
+        let kept = match policy.is_falling() {
+            true => below_peak.saturating_sub(affordable()),
+            false => below_peak,
         };
         kept.max(floor)
     }
@@ -160,7 +150,7 @@ impl Reclaimer {
             let mut blocks = heap.empty().iter();
             blocks.position(|block| suits(heap.block(*block)))
         };
-        position(|block| block.absent > 0 || block.direct)
+        position(|block| block.direct)
             .or_else(|| position(|block| !block.serves_step))
             .or_else(|| position(|_| true).filter(|_| spare == Spare::Any))
     }
@@ -207,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_beyond_the_floor_is_looked_at_when_less_is_expected() {
-        let mut reclaimer = Reclaimer::new(Keep::None, 100, 0);
+        let mut reclaimer = Reclaimer::new(Keep::Off, 100, 0);
         reclaimer.trimmed(&Expects(50), 1150, using(1000));
         assert!(reclaimer.is_due_after_free(&Expects(49)));
         assert!(!reclaimer.is_due_after_free(&Expects(50)));
@@ -220,7 +210,7 @@ mod tests {
 
     #[test]
     fn near_the_capacity_nothing_stays() {
-        for keep in [Keep::None, Keep::Auto] {
+        for keep in [Keep::Off, Keep::Auto] {
             let reclaimer = Reclaimer::new(keep, 100, 0);
             let slack = |used_peak| {
                 let usage = Usage {
@@ -236,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_floor_is_in_proportion_to_what_was_used() {
-        let reclaimer = Reclaimer::new(Keep::None, 100 * MIB, 8);
+        let reclaimer = Reclaimer::new(Keep::Off, 100 * MIB, 8);
         let floor = |used| reclaimer.floor(using(used * MIB)) / MIB;
         assert_eq!((floor(80), floor(8000), floor(1)), (10, 100, 4));
     }
@@ -251,11 +241,9 @@ mod tests {
 
     #[test]
     fn within_a_step_all_that_was_used_before_stays() {
-        for keep in [Keep::Auto, Keep::Step, Keep::Bytes(50)] {
-            let reclaimer = Reclaimer::new(keep, 0, 0);
-            let slack = reclaimer.slack(&Expects(1), below_peak(), || 900 * MIB);
-            assert_eq!(slack, 900 * MIB);
-        }
+        let reclaimer = Reclaimer::new(Keep::Auto, 0, 0);
+        let slack = reclaimer.slack(&Expects(1), below_peak(), || 900 * MIB);
+        assert_eq!(slack, 900 * MIB);
     }
 
     #[test]
@@ -267,9 +255,7 @@ mod tests {
         assert_eq!(slack(Keep::Auto, 0), 900);
         assert_eq!(slack(Keep::Auto, 300), 600);
         assert_eq!(slack(Keep::Auto, 9000), 10, "the floor");
-        assert_eq!(slack(Keep::Step, 0), 10);
-        assert_eq!(slack(Keep::Bytes(200 * MIB), 0), 200);
-        assert_eq!(slack(Keep::Bytes(2000 * MIB), 0), 900);
+        assert_eq!(slack(Keep::Off, 0), 10);
     }
 
     #[test]
@@ -298,7 +284,7 @@ mod tests {
         assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), None);
         for number in 0..3 {
             let address = 0x10_0000 * (number + 1);
-            let block = heap.add_block(address, 4096, Region::Small, Owner::ANYONE, false);
+            let block = heap.add_block(address, 4096, Region::Small, Owner::ANYONE);
             heap.list_empty(block);
         }
         assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), Some(0));
@@ -312,7 +298,7 @@ mod tests {
         let mut heap = Heap::new(512);
         for number in 0..2 {
             let address = 0x10_0000 * (number + 1);
-            let block = heap.add_block(address, 4096, Region::Persistent, Owner(1), false);
+            let block = heap.add_block(address, 4096, Region::Persistent, Owner(1));
             if number == 0 {
                 heap.begin_step_block(block, Owner(1));
             }

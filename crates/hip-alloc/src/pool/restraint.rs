@@ -1,7 +1,8 @@
-//! What a pool must not do for a while: return memory, or query the device.
+//! What the owner of a pool sets and reads besides requests: what the pool must not do for a while (return
+//! memory, or query the device), and what moved.
 
-use super::Pool;
 use super::policy::Policy;
+use super::{Moved, Pool};
 use crate::driver::{Driver, DriverError};
 use crate::units::StreamId;
 
@@ -17,7 +18,7 @@ pub(crate) struct Restraint {
 
 impl Restraint {
     /// Whether memory may be returned to the driver.
-    pub(crate) fn may_give_back(self) -> bool {
+    pub(crate) fn may_release(self) -> bool {
         !self.holds && !self.captured
     }
 }
@@ -33,9 +34,15 @@ impl<P: Policy> Pool<P> {
         self.memory.restraint.captured = captured;
     }
 
-    /// Allocates whole blocks from now on, and none in handles.
-    pub(crate) fn map_nothing(&mut self) {
-        self.memory.most_mapped = 0;
+    /// Sets whether what moves between the driver and the pool is recorded, for
+    /// [`take_moved`](Pool::take_moved).
+    pub(crate) fn record_moves(&mut self, on: bool) {
+        self.memory.device.record(on);
+    }
+
+    /// What moved since the last call.
+    pub(crate) fn take_moved(&mut self) -> Vec<Moved> {
+        self.memory.device.take_moved()
     }
 
     /// Whether a live request begins at the address.

@@ -5,6 +5,12 @@
 //! free must be complete. Events are recorded only when the memory is needed,
 //! and queried without waiting; the pool waits only if the
 //! alternative is to fail.
+//!
+//! A program may destroy a stream of its own while memory that it freed there is still ours, and a destroyed
+//! stream must not be asked for anything. So an event is recorded only on the streams that a runtime always
+//! has, on the stream of the request that is being served, and, when memory is freed, on those that were
+//! recorded on it. Frees on other streams count as done after their next request, or once the whole device was
+//! waited for.
 
 use super::heap::{BlockIndex, Owner, SpanIndex};
 use crate::driver::{Driver, DriverError, EventId};
@@ -31,13 +37,13 @@ pub(crate) enum FenceCheck {
     Wait,
 }
 
-/// Memory that is returned to the driver once its stream is done with it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Departing {
-    /// An empty block.
-    Block(BlockIndex),
-    /// An isolated part of a block.
-    Part(SpanIndex),
+/// An empty block that is returned to the driver once its stream is done with it.
+struct Departing {
+    block: BlockIndex,
+    bytes: u64,
+    owner: Owner,
+    /// The number of the last free in it.
+    freed_at: u64,
 }
 
 /// Up to how many streams are searched linearly; for more there is a map.
@@ -52,11 +58,13 @@ pub(crate) struct StreamFences {
     /// Freed while other streams may use it: the fences to pass.
     pending: Vec<(SpanIndex, u64, Vec<Fence>)>,
     pending_bytes: u64,
-    departing: Vec<(Departing, u64, EventId)>,
+    departing: Vec<Departing>,
     departing_bytes: u64,
     /// Streams recorded on a live span, by the span.
     recorded: HashMap<SpanIndex, Vec<StreamId>>,
     last: usize,
+    /// The stream of the request that is being served.
+    present: Option<StreamId>,
 }
 
 #[derive(Clone, Copy)]
@@ -64,20 +72,50 @@ struct Stream {
     id: StreamId,
     /// Number of frees on this stream: a free span remembers when it was freed.
     frees: u64,
+    /// How many of these no work in flight uses any more.
+    safe: u64,
     /// Recorded for another stream, after this many frees.
     event: Option<(EventId, u64)>,
 }
 
 impl StreamFences {
-    /// The owner for a stream; at the first call, a new one. `None` if there are more streams than
-    /// owners: two streams with the same owner would share its memory without a fence between them.
+    /// Sets the stream of the request that is being served, if one is: it exists.
     #[inline]
-    pub(crate) fn owner(&mut self, id: StreamId) -> Option<Owner> {
+    pub(crate) fn set_present(&mut self, stream: Option<StreamId>) {
+        self.present = stream;
+    }
+
+    /// Whether a stream may be asked for an event: the program cannot have destroyed it.
+    fn exists(&self, id: StreamId) -> bool {
+        id.is_the_runtimes() || self.present == Some(id)
+    }
+
+    /// The owner for the stream of a request; at the first call, a new one. `None` if there are more streams
+    /// than owners: two streams with the same owner would share its memory without a fence between them.
+    #[inline]
+    pub(crate) fn owner(&mut self, driver: Option<&mut dyn Driver>, id: StreamId) -> Option<Owner> {
         let is_last = |stream: &Stream| stream.id == id;
         if !self.known.get(self.last).is_some_and(is_last) {
             self.last = self.find_or_add(id)?;
+            if let Some(driver) = driver {
+                self.mark(driver);
+            }
         }
         u16::try_from(self.last + 1).ok().map(Owner)
+    }
+
+    /// Records an event for what the stream of this request freed before: between its requests that is not
+    /// possible. If it fails, the next request tries again.
+    fn mark(&mut self, driver: &mut dyn Driver) {
+        let stream = &mut self.known[self.last];
+        if stream.id.is_the_runtimes() || stream.event.is_some() || stream.safe == stream.frees {
+            return;
+        }
+        match driver.record(stream.id) {
+            Ok(None) => stream.safe = stream.frees,
+            Ok(Some(event)) => stream.event = Some((event, stream.frees)),
+            Err(_) => {}
+        }
     }
 
     fn find_or_add(&mut self, id: StreamId) -> Option<usize> {
@@ -95,6 +133,7 @@ impl StreamFences {
         self.known.push(Stream {
             id,
             frees: 0,
+            safe: 0,
             event: None,
         });
         self.places.insert(id, at);
@@ -184,10 +223,15 @@ impl StreamFences {
         waits
     }
 
-    /// Holds back this many bytes until the event.
-    pub(crate) fn depart(&mut self, what: Departing, bytes: u64, event: EventId) {
+    /// Holds back a block until the owner's stream is done with what it freed there.
+    pub(crate) fn depart(&mut self, block: BlockIndex, bytes: u64, owner: Owner, freed_at: u64) {
         self.departing_bytes += bytes;
-        self.departing.push((what, bytes, event));
+        self.departing.push(Departing {
+            block,
+            bytes,
+            owner,
+            freed_at,
+        });
     }
 
     /// Removes and returns freed spans that no stream uses any more.
@@ -210,30 +254,32 @@ impl StreamFences {
         completed
     }
 
-    /// What can be returned to the driver now, with its size. Each counts as departing until it
-    /// has [left](StreamFences::left).
+    /// Removes and returns the blocks that can be returned to the driver now.
     pub(crate) fn take_departed(
         &mut self,
         driver: &mut dyn Driver,
         check: FenceCheck,
         errors: &mut Errors,
-    ) -> Vec<(Departing, u64)> {
+    ) -> Vec<BlockIndex> {
         let mut departed = Vec::new();
-        self.departing.retain(|(what, bytes, event)| {
-            let passed = is_passed(driver, &mut Fence::Event(*event), check, errors);
-            if passed {
-                departed.push((*what, *bytes));
+        for owner in self.owners() {
+            if !(self.departing.iter()).any(|departing| departing.owner == owner) {
+                continue;
             }
-            !passed
-        });
-        // Blocks first: parts of blocks are many small calls.
-        departed.sort_by_key(|(what, _)| matches!(what, Departing::Part(_)));
+            match self.safe_until(driver, owner, check) {
+                Ok(until) => {
+                    let goes = |departing: &mut Departing| {
+                        departing.owner == owner && departing.freed_at <= until
+                    };
+                    for gone in self.departing.extract_if(.., goes) {
+                        self.departing_bytes -= gone.bytes;
+                        departed.push(gone.block);
+                    }
+                }
+                Err(error) => errors.push(error),
+            }
+        }
         departed
-    }
-
-    /// What was taken as departed is returned now.
-    pub(crate) fn left(&mut self, bytes: u64) {
-        self.departing_bytes -= bytes;
     }
 
     /// Waits with the whole device for the spans that have no event to wait for. Returns whether
@@ -243,7 +289,7 @@ impl StreamFences {
         if !(self.pending.iter()).any(|(.., fences)| fences.iter().any(without_event)) {
             return false;
         }
-        if let Err(error) = driver.synchronize() {
+        if let Err(error) = self.wait_for_all(driver) {
             errors.push(error);
             return false;
         }
@@ -251,6 +297,15 @@ impl StreamFences {
             fences.retain(|fence| !without_event(fence));
         }
         true
+    }
+
+    /// Waits for the whole device: then nothing that was freed is in use.
+    pub(crate) fn wait_for_all(&mut self, driver: &mut dyn Driver) -> Result<(), DriverError> {
+        driver.synchronize()?;
+        for stream in &mut self.known {
+            stream.safe = stream.frees;
+        }
+        Ok(())
     }
 
     /// Whether no work in flight uses anything that the owner's stream freed.
@@ -266,6 +321,23 @@ impl StreamFences {
         Ok(frees == self.known[at].frees)
     }
 
+    /// Whether work in flight is known to use something that the owner's stream freed.
+    pub(crate) fn is_busy(&mut self, driver: &mut dyn Driver, owner: Owner) -> bool {
+        let idle = self.is_idle(driver, owner);
+        let unknown = Self::place(owner).is_some_and(|at| self.is_unknown(&self.known[at]));
+        idle.map_or(true, |idle| !idle && !unknown)
+    }
+
+    /// Whether nothing tells what work in flight uses of what a stream freed.
+    fn is_unknown(&self, stream: &Stream) -> bool {
+        stream.safe < stream.frees && stream.event.is_none() && !self.exists(stream.id)
+    }
+
+    /// Whether there is such a stream.
+    pub(crate) fn is_any_unknown(&self) -> bool {
+        self.known.iter().any(|stream| self.is_unknown(stream))
+    }
+
     /// The number of the last free on a stream that no work in flight can use any more.
     pub(crate) fn safe_until(
         &mut self,
@@ -277,35 +349,40 @@ impl StreamFences {
             return Ok(0);
         };
         let wait = check == FenceCheck::Wait;
-        let Stream { id, frees, event } = self.known[at];
-        let mut covered = 0;
-        if let Some((event, until)) = event {
+        if let Some((event, until)) = self.known[at].event {
             if wait {
                 driver.wait(event)?;
             } else if !driver.reached(event)? {
-                return Ok(0);
+                return Ok(self.known[at].safe);
             }
             self.known[at].event = None;
-            covered = until;
+            self.known[at].safe = self.known[at].safe.max(until);
         }
-        if covered == frees {
+        let Stream {
+            id, frees, safe, ..
+        } = self.known[at];
+        if safe == frees {
             return Ok(frees);
         }
         // Later frees are not covered: they need a new event, if any.
-        match driver.record(id) {
-            Ok(None) => return Ok(frees),
+        let recorded = match self.exists(id) {
+            true => driver.record(id),
+            false if wait => return self.wait_for_all(driver).map(|()| frees),
+            false => return Ok(safe),
+        };
+        match recorded {
+            Ok(None) => self.known[at].safe = frees,
+            Ok(Some(event)) if wait => {
+                self.known[at].event = Some((event, frees));
+                driver.wait(event)?;
+                self.known[at].event = None;
+                self.known[at].safe = frees;
+            }
             Ok(Some(event)) => self.known[at].event = Some((event, frees)),
-            Err(error) if !wait => return Err(error),
-            Err(_) => return driver.synchronize().map(|()| frees),
+            Err(_) if wait => self.wait_for_all(driver)?,
+            Err(error) => return Err(error),
         }
-        if !wait {
-            return Ok(covered);
-        }
-        if let Some((event, _)) = self.known[at].event {
-            driver.wait(event)?;
-            self.known[at].event = None;
-        }
-        Ok(frees)
+        Ok(self.known[at].safe)
     }
 }
 
@@ -369,7 +446,7 @@ mod tests {
 
     fn span() -> SpanIndex {
         let mut heap = Heap::new(512);
-        let block = heap.add_block(0x1000, 4096, Region::Small, Owner::ANYONE, false);
+        let block = heap.add_block(0x1000, 4096, Region::Small, Owner::ANYONE);
         heap.open(block, Owner::ANYONE, Region::Small, 4096)
     }
 
@@ -395,7 +472,8 @@ mod tests {
     #[test]
     fn frees_are_safe_up_to_the_last_event_that_was_reached() {
         let (mut fences, mut driver) = (StreamFences::default(), driver(1));
-        let owner = fences.owner(STREAM).unwrap();
+        fences.set_present(Some(STREAM));
+        let owner = fences.owner(None, STREAM).unwrap();
         assert_eq!(fences.next_free(owner), 1);
         // The first check records an event, the next ones query it.
         assert_eq!(
@@ -403,18 +481,47 @@ mod tests {
             Ok(0)
         );
         assert_eq!(fences.next_free(owner), 2);
-        let until = (0..5).find_map(|_| {
-            let safe = fences.safe_until(&mut driver, owner, FenceCheck::Query);
-            safe.ok().filter(|until| *until > 0)
-        });
-        assert_eq!(until, Some(1), "the second free came after the event");
+        assert_eq!(
+            fences.safe_until(&mut driver, owner, FenceCheck::Query),
+            Ok(1),
+            "the second free came after the event"
+        );
         assert_eq!(
             fences.safe_until(&mut driver, owner, FenceCheck::Wait),
             Ok(2)
         );
-        // Waiting leaves no state: an event is recorded, and completes.
-        assert_eq!(fences.is_idle(&mut driver, owner), Ok(false));
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(true));
+    }
+
+    #[test]
+    fn a_stream_that_may_be_destroyed_is_not_asked() {
+        let (mut fences, mut driver) = (StreamFences::default(), driver(1));
+        let safe = |fences: &mut StreamFences, driver: &mut SimDriver, owner, check| {
+            let before = driver.calls();
+            let safe = fences.safe_until(driver, owner, check).unwrap();
+            (safe, driver.calls() - before)
+        };
+        let owner = fences.owner(Some(&mut driver), STREAM).unwrap();
+        fences.next_free(owner);
+        assert_eq!(driver.calls(), 0);
+        let query = FenceCheck::Query;
+        assert_eq!(safe(&mut fences, &mut driver, owner, query), (0, 0));
+        assert!(!fences.is_busy(&mut driver, owner), "unknown");
+        // Another request on it, after one on another stream, records an event.
+        let other = fences.owner(Some(&mut driver), StreamId(8)).unwrap();
+        assert_eq!(fences.owner(Some(&mut driver), STREAM), Some(owner));
+        assert_eq!(driver.calls(), 1);
+        assert_eq!(safe(&mut fences, &mut driver, owner, query), (1, 1));
+        // Otherwise the device is waited for, once for all streams.
+        fences.next_free(owner);
+        fences.next_free(other);
+        let wait = FenceCheck::Wait;
+        assert_eq!(safe(&mut fences, &mut driver, owner, wait), (2, 1));
+        assert_eq!(safe(&mut fences, &mut driver, other, wait), (1, 0));
+        // The default stream always exists.
+        let default = fences.owner(Some(&mut driver), StreamId::DEFAULT).unwrap();
+        fences.next_free(default);
+        assert_eq!(safe(&mut fences, &mut driver, default, query), (0, 1));
     }
 
     #[test]
@@ -422,12 +529,12 @@ mod tests {
         let mut fences = StreamFences::default();
         let most = u64::from(u16::MAX);
         let mut owners: Vec<_> = (0..most)
-            .map(|id| fences.owner(StreamId(id)).unwrap())
+            .map(|id| fences.owner(None, StreamId(id)).unwrap())
             .collect();
         assert!(!owners.contains(&Owner::ANYONE));
-        assert_eq!(fences.owner(StreamId(most)), None);
+        assert_eq!(fences.owner(None, StreamId(most)), None);
         for id in [0, 31, 32, most - 1] {
-            assert_eq!(fences.owner(StreamId(id)), Some(owners[id as usize]));
+            assert_eq!(fences.owner(None, StreamId(id)), Some(owners[id as usize]));
         }
         assert_eq!(fences.owners().count(), owners.len());
         owners.sort_unstable_by_key(|owner| owner.0);

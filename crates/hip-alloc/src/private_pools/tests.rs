@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::driver::sim::{SimConfig, SimDriver};
-use crate::driver::{EventId, MemoryInfo};
+use crate::driver::{DriverCost, EventId, MemoryInfo};
 use crate::units::{GIB, MIB};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
-const GRANULE: u64 = 512;
 /// What is captured is captured on this stream.
 const CAPTURED: StreamId = StreamId(7);
 const OTHER: StreamId = StreamId(8);
@@ -81,6 +81,38 @@ impl Driver for Strict {
         Ok(self.captures && stream == CAPTURED)
     }
 
+    fn enter_capture(&mut self) {}
+
+    fn leave_capture(&mut self) {}
+
+    fn runtime(&self) -> &'static str {
+        self.sim.runtime()
+    }
+
+    fn survives_fork(&self) -> bool {
+        true
+    }
+
+    fn survives_exit(&self) -> bool {
+        true
+    }
+
+    fn needs_guard(&self) -> bool {
+        false
+    }
+
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.sim.cheap_memory_info(held)
+    }
+
+    fn measure(&mut self) -> Option<DriverCost> {
+        None
+    }
+
+    fn now(&self) -> Duration {
+        self.sim.now()
+    }
+
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
         self.sim.memory_info(held)
     }
@@ -125,7 +157,7 @@ impl Device {
 
     fn begin(&mut self, id: PoolId, streams: &[StreamId]) -> Captured {
         let filter = Box::new(Streams(streams.to_vec()));
-        let begun = self.private.begin(&mut self.driver, GRANULE, id, filter);
+        let begun = self.private.begin(&self.main, &mut self.driver, id, filter);
         begun.ok().unwrap()
     }
 
@@ -177,7 +209,9 @@ impl Device {
 #[test]
 fn what_goes_to_a_pool_stays_there_until_nobody_has_it() {
     let mut device = Device::new(GIB);
-    device.private.retain(&mut device.driver, GRANULE, FIRST);
+    device
+        .private
+        .retain(&device.main, &mut device.driver, FIRST);
     device.begin(FIRST, &[CAPTURED]);
     let inside = device.allocate(8 * MIB, CAPTURED).unwrap();
     let outside = device.allocate(8 * MIB, OTHER).unwrap();
@@ -290,7 +324,7 @@ fn a_pool_that_requests_go_to_cannot_be_begun_again() {
     let mut device = Device::new(GIB);
     device.begin(FIRST, &[CAPTURED]);
     let filter = Box::new(Streams(vec![OTHER]));
-    let again = (device.private).begin(&mut device.driver, GRANULE, FIRST, filter);
+    let again = (device.private).begin(&device.main, &mut device.driver, FIRST, filter);
     assert!(matches!(again, Err(AlreadyBegun(_))));
     assert_eq!(device.private.users(FIRST), 1);
     device.end(FIRST);
@@ -307,7 +341,7 @@ fn a_pool_that_requests_go_to_cannot_be_begun_again() {
 #[test]
 fn where_it_is_not_known_which_pool_a_request_is_for_it_fails() {
     let mut device = Device::new(GIB);
-    let begun = (device.private).begin(&mut device.driver, GRANULE, FIRST, Box::new(Broken));
+    let begun = (device.private).begin(&device.main, &mut device.driver, FIRST, Box::new(Broken));
     begun.ok().unwrap();
     let message = device.allocate(MIB, OTHER).unwrap_err().to_string();
     assert!(message.contains("no capture like that"), "{message}");
@@ -530,7 +564,7 @@ fn filters_are_asked_in_the_order_in_which_they_came() {
         let filter = Box::new(Noting(asked.clone(), number));
         let begun = device
             .private
-            .begin(&mut device.driver, GRANULE, id, filter);
+            .begin(&device.main, &mut device.driver, id, filter);
         begun.ok().unwrap();
     }
     device.allocate(MIB, OTHER).unwrap();

@@ -18,12 +18,8 @@ pub(crate) struct Block {
     pub(crate) direct: bool,
     /// It is the step block: its spans are placed by lifetime.
     pub(crate) serves_step: bool,
-    /// It is mapped in handles, each of which can be released separately.
-    pub(crate) mapped: bool,
     /// Bytes of spans that are in use.
     pub(crate) used: u64,
-    /// Bytes of handles that were returned.
-    pub(crate) absent: u64,
     pub(super) first: SpanIndex,
     /// Serial number: older blocks are filled first.
     pub(crate) rank: u32,
@@ -33,11 +29,6 @@ pub(crate) struct Block {
 const LARGE: u64 = 64 * MIB;
 
 impl Block {
-    /// Bytes that could be returned to the driver.
-    pub(crate) fn held(&self) -> u64 {
-        self.bytes - self.absent
-    }
-
     /// A block for transient requests that pins much memory if one of them stays.
     pub(super) fn is_large_and_transient(&self) -> bool {
         (self.region == Region::Transient) & (self.bytes > LARGE)
@@ -64,11 +55,6 @@ impl BlockTable {
     pub(super) fn remove(&mut self, index: BlockIndex) {
         self.blocks[index.0 as usize] = None;
         self.retired.push(index);
-    }
-
-    /// The block, if it was not removed.
-    pub(super) fn get(&self, index: BlockIndex) -> Option<&Block> {
-        self.blocks[index.0 as usize].as_ref()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockIndex, &Block)> {

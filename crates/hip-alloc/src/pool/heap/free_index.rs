@@ -153,36 +153,6 @@ impl FreeIndex {
         self.best_in_bin(spans, larger, bytes)
     }
 
-    /// The result of `pick` for one of the largest spans of at least `least` bytes, if it has one.
-    pub(super) fn largest<T>(
-        &self,
-        spans: &SpanTable,
-        least: u64,
-        pick: impl Fn(SpanIndex) -> Option<T>,
-    ) -> Option<T> {
-        let lowest = self.bin(least);
-        for word in (lowest / 64..WORDS).rev() {
-            let mut bins = self.occupied[word];
-            while bins != 0 {
-                let bit = 63 - bins.leading_zeros() as usize;
-                bins &= !(1 << bit);
-                let bin = word * 64 + bit;
-                if bin < lowest {
-                    return None;
-                }
-                let mut next = self.heads[bin];
-                for _ in 0..SCAN_LIMIT {
-                    let Some(index) = next.some() else { break };
-                    if let Some(picked) = pick(index) {
-                        return Some(picked);
-                    }
-                    next = spans[index].bin_after;
-                }
-            }
-        }
-        None
-    }
-
     /// Any span, to iterate while removing them.
     pub(super) fn first(&self) -> Option<SpanIndex> {
         let bin = self.next_occupied(0)?;

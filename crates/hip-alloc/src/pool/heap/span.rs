@@ -52,13 +52,6 @@ pub(super) enum SpanState {
         /// As in [`SpanState::Used`].
         requested: u64,
     },
-    /// Free, and being returned to the driver.
-    Leaving {
-        /// As in [`SpanState::Free`].
-        freed_at: u64,
-    },
-    /// Returned to the driver: an address that must not be used.
-    Absent,
 }
 
 impl SpanState {
@@ -124,7 +117,7 @@ impl Span {
     #[inline]
     pub(super) fn freed_at(&self) -> u64 {
         match self.state {
-            SpanState::Free { freed_at } | SpanState::Leaving { freed_at } => freed_at,
+            SpanState::Free { freed_at } => freed_at,
             _ => 0,
         }
     }

@@ -94,7 +94,7 @@ impl Heap {
     pub(crate) fn owner_of_most_empty(&self) -> Option<Owner> {
         let mut sums: Vec<(Owner, u64)> = Vec::new();
         for block in &self.empty {
-            let (owner, bytes) = (self.owner_of_block(*block), self.blocks[*block].bytes);
+            let (owner, bytes) = (self.owner_of_block(*block).0, self.blocks[*block].bytes);
             match sums.iter_mut().find(|(of, _)| *of == owner) {
                 Some((_, sum)) => *sum += bytes,
                 None => sums.push((owner, bytes)),
@@ -154,7 +154,7 @@ impl Heap {
     fn open_step_block(&mut self, block: BlockIndex, owner: Owner) {
         if let Some(at) = self.empty.iter().position(|empty| *empty == block) {
             self.empty.remove(at);
-            self.empty_bytes -= self.blocks[block].held();
+            self.empty_bytes -= self.blocks[block].bytes;
         }
         // It may have become anyone's meanwhile.
         let first = self.blocks[block].first;
@@ -203,6 +203,24 @@ impl Heap {
         taken
     }
 
+    /// Splits a span that is in no index; returns the second piece, in the same state as the first.
+    fn split(&mut self, index: SpanIndex, bytes: u64) -> SpanIndex {
+        let span = self.spans[index];
+        let second = self.spans.add(Span {
+            address: span.address + bytes,
+            bytes: span.bytes - bytes,
+            position: span.position + bytes,
+            before: index,
+            ..span
+        });
+        if let Some(after) = span.after.some() {
+            self.spans[after].before = second;
+        }
+        self.spans[index].bytes = bytes;
+        self.spans[index].after = second;
+        second
+    }
+
     /// Merges a free span of the step block that is in no index with its neighbours.
     pub(super) fn free_in_step_block(&mut self, index: SpanIndex) -> Freed {
         let mut whole = index;
@@ -235,10 +253,7 @@ impl Heap {
         }
         match span.before.is_none() && span.after.is_none() {
             true => Freed::Block(span.block),
-            false => Freed::Part {
-                bytes: span.bytes,
-                mapped: false,
-            },
+            false => Freed::Part,
         }
     }
 
@@ -269,13 +284,7 @@ mod tests {
     /// A heap with a step block of this many granules, in the list of empty ones.
     fn heap(granules: u64) -> Heap {
         let mut heap = Heap::new(GRANULE);
-        let block = heap.add_block(
-            1 << 30,
-            granules * GRANULE,
-            Region::Persistent,
-            OWNER,
-            false,
-        );
+        let block = heap.add_block(1 << 30, granules * GRANULE, Region::Persistent, OWNER);
         heap.begin_step_block(block, OWNER);
         heap.list_empty(block);
         heap

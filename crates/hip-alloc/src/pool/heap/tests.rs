@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 
 const KIB: u64 = 1 << 10;
-const HANDLE: u64 = 16 * KIB;
 
 /// One thing that a pool does to its heap.
 #[derive(Clone, Debug)]
@@ -15,7 +14,6 @@ enum Act {
     /// Frees the span in use at this place, counted round.
     Free(usize),
     Release(u16),
-    Unmap,
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -23,7 +21,6 @@ fn act() -> impl Strategy<Value = Act> {
         6 => (1u64..64, 1u16..4).prop_map(|(granules, owner)| Act::Take(granules, owner)),
         4 => any::<usize>().prop_map(Act::Free),
         1 => (1u16..4).prop_map(Act::Release),
-        1 => Just(Act::Unmap),
     ]
 }
 
@@ -53,11 +50,11 @@ impl Heap {
             assert_eq!(empty.contains(&index), spans.len() == 1 && live == 0);
             used += live;
             if live > 0 && block.is_large_and_transient() {
-                holes += block.held() - live;
+                holes += block.bytes - live;
             }
         }
         assert_eq!((used, holes), (self.used, self.large_holes));
-        let empty_bytes = self.empty.iter().map(|block| self.blocks[*block].held());
+        let empty_bytes = self.empty.iter().map(|block| self.blocks[*block].bytes);
         assert_eq!(self.empty_bytes, empty_bytes.sum::<u64>());
         let indexed: Vec<_> = self.free.iter().map(FreeIndex::bytes).collect();
         assert_eq!(indexed, listed);
@@ -77,7 +74,7 @@ impl Heap {
                 let address = u64::from(self.next_rank + 1) << 30;
                 // Every third counts as large.
                 let large = u64::from(self.next_rank.is_multiple_of(3)) * (64 << 20);
-                self.add_block(address, 64 * KIB + large, region, owner, true)
+                self.add_block(address, 64 * KIB + large, region, owner)
             });
             self.open(block, owner, region, bytes)
         };
@@ -87,8 +84,7 @@ impl Heap {
 
     fn freed(&mut self, freed: Freed) {
         match freed {
-            Freed::Part { .. } => {}
-            Freed::Block(block) if self.blocks[block].absent > 0 => self.remove_block(block),
+            Freed::Part => {}
             Freed::Block(block) => self.list_empty(block),
             Freed::Pieces(block) => {
                 self.unite(block);
@@ -124,21 +120,7 @@ proptest! {
                     for block in released.whole {
                         heap.freed(Freed::Block(block));
                     }
-                    for block in released.pieces {
-                        if heap.is_in_pieces(block) {
-                            heap.freed(Freed::Pieces(block));
-                        }
-                    }
                     prop_assert!(!heap.has_free(Owner(owner)));
-                }
-                Act::Unmap => {
-                    if let Some(hole) = heap.largest_hole(HANDLE) {
-                        let part = heap.isolate(hole);
-                        prop_assert_eq!(heap.bytes(part), hole.end - hole.start);
-                        if let Some(block) = heap.part_left(part) {
-                            heap.freed(Freed::Pieces(block));
-                        }
-                    }
                 }
             }
             heap.check(&in_use);
@@ -151,7 +133,7 @@ fn a_free_span_remembers_the_last_free_of_its_stream() {
     let mut heap = Heap::new(512);
     let owner = Owner(1);
     heap.ensure_owner(owner);
-    let block = heap.add_block(1 << 30, 3 * 4096, Region::Transient, owner, false);
+    let block = heap.add_block(1 << 30, 3 * 4096, Region::Transient, owner);
     heap.list_empty(block);
     let spans = [(); 3].map(|()| heap.serve(4096, owner));
     heap.free(spans[0], 1);

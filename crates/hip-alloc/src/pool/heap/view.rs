@@ -18,42 +18,34 @@ impl Heap {
         })
     }
 
-    /// The blocks in address order. A block of which handles were returned is shown as several,
-    /// one for each remaining part.
+    /// The blocks in address order.
     pub(crate) fn layout(&self, stream_of: impl Fn(Owner) -> StreamId) -> Vec<BlockLayout> {
-        let mut layout = Vec::new();
-        for (index, block) in self.blocks.iter() {
-            let mut part: Option<BlockLayout> = None;
-            for span in self.spans_of(index) {
-                // An unused block is one span; the positions of missing handles are not kept.
-                let bytes = span.bytes.min(block.held());
-                let (state, requested) = match span.state {
-                    SpanState::Used { requested, .. } => (SpanUse::Live, requested),
-                    SpanState::Pending { requested } => (SpanUse::AwaitingFree, requested),
-                    SpanState::Leaving { .. } => (SpanUse::AwaitingFree, 0),
-                    SpanState::Free { .. } => (SpanUse::Free, 0),
-                    SpanState::Absent => {
-                        layout.extend(part.take());
-                        continue;
-                    }
-                };
-                let part = part.get_or_insert_with(|| BlockLayout {
-                    address: span.address,
-                    bytes: 0,
-                    direct: block.direct,
-                    spans: Vec::new(),
-                });
-                part.bytes += bytes;
-                part.spans.push(SpanLayout {
-                    address: span.address,
-                    bytes,
-                    requested,
-                    state,
-                    stream: stream_of(span.owner),
-                });
-            }
-            layout.extend(part);
-        }
+        let mut layout: Vec<_> = self
+            .blocks
+            .iter()
+            .map(|(index, block)| BlockLayout {
+                address: block.address,
+                bytes: block.bytes,
+                direct: block.direct,
+                spans: self
+                    .spans_of(index)
+                    .map(|span| {
+                        let (state, requested) = match span.state {
+                            SpanState::Used { requested, .. } => (SpanUse::Live, requested),
+                            SpanState::Pending { requested } => (SpanUse::AwaitingFree, requested),
+                            SpanState::Free { .. } => (SpanUse::Free, 0),
+                        };
+                        SpanLayout {
+                            address: span.address,
+                            bytes: span.bytes,
+                            requested,
+                            state,
+                            stream: stream_of(span.owner),
+                        }
+                    })
+                    .collect(),
+            })
+            .collect();
         layout.sort_by_key(|block| block.address);
         layout
     }

@@ -34,8 +34,8 @@ const ALONE_WHEN_TIGHT: u64 = MIB;
 /// Blocks for one request are multiples of this: the page of host and device.
 pub(in crate::pool) const DIRECT_STEP: u64 = 4096;
 
-/// The initial and the lowest limit of [`LargeBlocks`].
-const LIMIT: (u64, u64) = (128 * MIB, 64 * MIB);
+/// The initial, the lowest and the highest limit of [`LargeBlocks`].
+const LIMIT: (u64, u64, u64) = (128 * MIB, 64 * MIB, 256 * MIB);
 /// With more holes than this at the end of a step, large blocks are too large.
 const MANY_HOLES: u64 = 256 * MIB;
 /// With fewer than this they may be larger.
@@ -44,22 +44,20 @@ const FEW_HOLES: u64 = 128 * MIB;
 /// How large blocks for transient requests may be, according to the ends of steps.
 pub(super) struct LargeBlocks {
     limit: u64,
-    /// The maximum of the limit.
-    most: u64,
     /// The last end of a step that was evaluated.
     judged: u64,
 }
 
-impl LargeBlocks {
-    /// `most`: the largest block to allocate.
-    pub(super) fn new(most: u64) -> Self {
+impl Default for LargeBlocks {
+    fn default() -> Self {
         LargeBlocks {
             limit: LIMIT.0,
-            most,
             judged: 0,
         }
     }
+}
 
+impl LargeBlocks {
     /// The limit after evaluating the last end of a step.
     fn limit(&mut self, boundary: Option<StepBoundary>) -> u64 {
         if let Some(boundary) = boundary.filter(|boundary| boundary.event > self.judged) {
@@ -67,10 +65,10 @@ impl LargeBlocks {
             if boundary.holes > MANY_HOLES {
                 self.limit = (self.limit / 2).max(LIMIT.1);
             } else if boundary.holes < FEW_HOLES {
-                self.limit = self.limit.saturating_mul(2).min(self.most);
+                self.limit = (self.limit * 2).min(LIMIT.2);
             }
         }
-        self.limit.min(self.most)
+        self.limit
     }
 
     /// The size of a new block for a request of `bytes`, after the last end of a step.
@@ -143,12 +141,13 @@ mod tests {
 
     #[test]
     fn clean_ends_of_steps_make_blocks_larger_and_others_smaller() {
-        let mut blocks = LargeBlocks::new(512 * MIB);
+        let mut blocks = LargeBlocks::default();
         assert_eq!(blocks.limit(None), 128 * MIB);
-        assert_eq!(blocks.limit(boundary(10, 0)), 256 * MIB);
-        assert_eq!(blocks.limit(boundary(10, 0)), 256 * MIB, "judged once");
-        assert_eq!(blocks.limit(boundary(20, 0)), 512 * MIB);
-        assert_eq!(blocks.limit(boundary(30, 0)), 512 * MIB);
+        assert_eq!(blocks.limit(boundary(5, 1024 * MIB)), 64 * MIB);
+        assert_eq!(blocks.limit(boundary(10, 0)), 128 * MIB);
+        assert_eq!(blocks.limit(boundary(10, 0)), 128 * MIB, "judged once");
+        assert_eq!(blocks.limit(boundary(20, 0)), 256 * MIB);
+        assert_eq!(blocks.limit(boundary(30, 0)), 256 * MIB);
         for event in [40, 50, 60, 70] {
             blocks.limit(boundary(event, 1024 * MIB));
         }

@@ -4,7 +4,6 @@
 use super::block_size::LargeBlocks;
 use super::lifetime::{AllocationSite, Expectation, Guess, Lifetimes, SMALL};
 use super::{Held, Placement, Policy, Region};
-use crate::pool::PoolConfig;
 use crate::units::KIB;
 
 /// Smaller requests have their own region.
@@ -14,6 +13,7 @@ const SMALLEST_GUESSED: u64 = 256 * KIB;
 const GROWTH_HELD: u64 = 2;
 
 /// Predicts lifetimes from past requests, and keeps what the rest of a step will need.
+#[derive(Default)]
 pub struct StepPolicy {
     lifetimes: Lifetimes,
     large_blocks: LargeBlocks,
@@ -21,18 +21,6 @@ pub struct StepPolicy {
     placed: AllocationSite,
     /// For live requests, by slot; small ones have none.
     sites: Vec<AllocationSite>,
-}
-
-impl StepPolicy {
-    /// With the limits of a pool.
-    pub fn new(config: &PoolConfig) -> Self {
-        StepPolicy {
-            lifetimes: Lifetimes::default(),
-            large_blocks: LargeBlocks::new(config.large_block_bytes),
-            placed: AllocationSite::default(),
-            sites: Vec::new(),
-        }
-    }
 }
 
 impl Policy for StepPolicy {
