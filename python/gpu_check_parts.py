@@ -11,7 +11,7 @@ import sys
 import time
 
 LOOPS = ("gpt", "convolutions", "lora")
-CHECKS = ("streams", "out_of_memory", "transfers", "pinned_copies", "mapped", "graphs", "questions")
+CHECKS = ("streams", "out_of_memory", "transfers", "pinned_copies", "graphs", "questions")
 
 
 def built_for(torch):
@@ -208,17 +208,6 @@ def pinned_copies(torch):
     torch.cuda.synchronize()
     wrong = sum(not torch.equal(source, target) for source, target in zip(sources, targets))
     return {"passed": wrong == 0, "wrong": wrong}
-
-
-def mapped(torch):
-    """`mapped:on`: the probe maps and writes; then values in blocks, some of which have holes that were released."""
-    values = [torch.full((8 << 20,), float(number), device="cpu").to("cuda") for number in range(24)]
-    del values[1::2]
-    torch.cuda.empty_cache()
-    more = [torch.full((4 << 20,), -float(number), device="cpu").to("cuda") for number in range(24)]
-    wrong = sum(bool((value.cpu() != 2.0 * number).any()) for number, value in enumerate(values))
-    wrong += sum(bool((value.cpu() != -float(number)).any()) for number, value in enumerate(more))
-    return {"passed": wrong == 0, "wrong": wrong, "held_mib": torch.cuda.memory_reserved() / 2**20}
 
 
 def graphs(torch):

@@ -1,6 +1,7 @@
 """Makes hip-alloc PyTorch's device allocator."""
 
 import ctypes
+import functools
 import os
 import re
 
@@ -80,10 +81,29 @@ def _connect(torch, allocator, library):
     native = allocator.allocator()
     native.set_record_stream_fn(library.address("hip_alloc_record_stream"))
 
-    def empty_cache():
-        for device in range(torch.cuda.device_count()):
-            library.trim(device)
+    problems = []
 
+    def empty_cache():
+        """C code calls this, which no exception can pass: Python would print it, and the program would not notice."""
+        for device in range(torch.cuda.device_count()):
+            try:
+                library.trim(device)
+            except Exception as problem:
+                problems.append(problem)
+
+    def raising(original):
+        @functools.wraps(original)
+        def answer():
+            problems.clear()
+            original()
+            if problems:
+                raise problems[0]
+
+        return answer
+
+    for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
+        if original := getattr(torch._C, name, None):
+            setattr(torch._C, name, raising(original))
     reset = ctypes.CFUNCTYPE(None)(empty_cache)
     _kept.append(reset)
     native.set_reset_fn(ctypes.cast(reset, ctypes.c_void_p).value)

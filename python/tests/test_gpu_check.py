@@ -52,8 +52,8 @@ def test_the_bundled_check_runs_everything_and_claims_nothing_of_a_simulated_dev
     assert [len(result["losses"]) for result in loop.values()] == [2] * 6
     verdicts = {name: check["verdict"] for name, check in report["checks"].items()}
     assert verdicts == dict.fromkeys([
-        "convolutions, hip-alloc: losses", "convolutions, hip-alloc, mapped: losses", "streams", "out of memory", "transfers",
-        "pinned copies", "mapped", "graphs", "questions",
+        "convolutions, hip-alloc: losses", "convolutions, hip-alloc, guard: losses", "streams", "out of memory", "transfers",
+        "pinned copies", "graphs", "questions",
     ], "inconclusive"), report["checks"]
     whys = [check["why"] for name, check in report["checks"].items() if "losses" not in name]
     assert all(why.startswith("the device is simulated (") for why in whys), whys

@@ -11,7 +11,7 @@ from device import calls
 
 MIB = 1 << 20
 
-KEEP = ("keep:auto", "keep:none")
+KEEP = ("keep:auto", "keep:off")
 
 
 def of_device():
@@ -176,7 +176,7 @@ def capture_beside_another_device():
 
 
 def test_memory_of_another_device_waits_for_the_end_of_a_capture(run):
-    seen = run(capture_beside_another_device, hip_alloc=True, HIP_ALLOC_CONF="keep:none,warmup_mb:0", DEVICE_SIM_DEVICES="2")
+    seen = run(capture_beside_another_device, hip_alloc=True, HIP_ALLOC_CONF="keep:off,warmup_mb:0", DEVICE_SIM_DEVICES="2")
     assert seen == [[0.0, 1.0, 2.0, 3.0], 0, 0]
 
 
@@ -279,4 +279,4 @@ def broken_capture():
 
 
 def test_a_capture_that_fails_leaves_a_program_that_goes_on(run):
-    assert run(broken_capture, hip_alloc=True, HIP_ALLOC_CONF="keep:none") == [[True, True], True]
+    assert run(broken_capture, hip_alloc=True, HIP_ALLOC_CONF="keep:off") == [[True, True], True]

@@ -436,7 +436,7 @@ def test_a_log_comes_through_a_pipe(windows):
 
 def test_a_trace_is_replayed(windows):
     (windows.place / "run.trace").write_text(TRACE)
-    report = windows.json("replay", "run.trace", "--policy", "keep:none,warmup_mb:0")
+    report = windows.json("replay", "run.trace", "--policy", "keep:off,warmup_mb:0")
     assert report["peak_live_bytes"] == 2147483648
     assert [row["name"] for row in report["allocators"]][0] == "hip-alloc"
 

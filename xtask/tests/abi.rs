@@ -19,6 +19,23 @@ fn the_statistics_have_the_fields_of_the_header() {
     }
 }
 
+/// `surefoot_activate` has the names in a list of strings; all of them are `c_uint64`.
+#[test]
+fn the_statistics_in_python_have_the_fields_of_the_header() {
+    let header = of_header(&read("crates/hip-alloc/include/hip_alloc.h"));
+    let python = read("python/surefoot_activate/_library.py");
+    let class = &python[python.find("class Stats(ctypes.Structure)").unwrap()..];
+    let list = class
+        .split("_fields_ = [(name, ctypes.c_uint64) for name in (")
+        .nth(1);
+    let list = list.unwrap().split(')').next().unwrap();
+    let names = list.split('"').skip(1).step_by(2);
+    let fields: Fields = names
+        .map(|name| (name.to_owned(), "u64".to_owned()))
+        .collect();
+    assert_eq!(fields, header);
+}
+
 /// The fields of `struct hip_alloc_stats`: lines such as `uint64_t frees; /* requests freed */`.
 fn of_header(header: &str) -> Fields {
     let start = header.find("struct hip_alloc_stats {").unwrap();
