@@ -19,6 +19,7 @@
 //! are links to the same file; [`install`] creates them.
 
 mod api;
+pub mod architecture;
 mod calls;
 mod control;
 mod engine;

@@ -27,6 +27,7 @@
 
 use std::time::Duration;
 
+use crate::architecture::Architecture;
 use crate::status::Status;
 
 /// A parsed setting.
@@ -64,28 +65,6 @@ pub enum Setting {
     ResetCounters,
     /// Reset peaks to the current values.
     ResetPeaks,
-}
-
-/// A GPU architecture, such as `gfx1201`: the last two characters are its minor version and its stepping, and what is
-/// before them is its major version.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Architecture {
-    /// `gfx1201`
-    pub name: String,
-    /// 12
-    pub major: i32,
-    /// 0
-    pub minor: i32,
-}
-
-impl Default for Architecture {
-    fn default() -> Self {
-        Self {
-            name: "gfx1151".to_owned(),
-            major: 11,
-            minor: 5,
-        }
-    }
 }
 
 /// Time that work takes on a stream; zero by default.
@@ -259,7 +238,10 @@ pub fn parse(key: &str, value: &str) -> Result<Setting, SettingError> {
         },
         "data" => switch(value, "all", "none").map(Setting::Data),
         "populate" => switch(value, "on", "off").map(Setting::Populate),
-        "architecture" => architecture(value).map(Setting::Architecture),
+        "architecture" => match Architecture::named(value) {
+            Some(architecture) => Ok(Setting::Architecture(architecture)),
+            None => Err(error(value, "expected a name such as gfx1201")),
+        },
         "overread" => bytes(value).map(Setting::Overread),
         "latency" => list(value, latency).map(Setting::Latency),
         "device_time" => device_time(value).map(Setting::DeviceTime),
@@ -357,23 +339,6 @@ fn bytes(text: &str) -> Result<u64, SettingError> {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(problem()),
     }
-}
-
-/// `gfx1201`
-fn architecture(text: &str) -> Result<Architecture, SettingError> {
-    let numbers = || {
-        let digits = text.strip_prefix("gfx")?;
-        let (major, rest) = digits.split_at_checked(digits.len().checked_sub(2)?)?;
-        let minor = i32::from_str_radix(rest.get(..1)?, 16).ok()?;
-        i32::from_str_radix(&rest[1..], 16).ok()?;
-        Some((major.parse().ok()?, minor))
-    };
-    let (major, minor) = numbers().ok_or_else(|| error(text, "expected a name such as gfx1201"))?;
-    Ok(Architecture {
-        name: text.to_owned(),
-        major,
-        minor,
-    })
 }
 
 fn duration(text: &str) -> Result<Duration, SettingError> {

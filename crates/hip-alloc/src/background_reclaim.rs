@@ -50,7 +50,7 @@ pub(crate) fn end() {
 }
 
 /// Starts a thread for an allocator, which runs until there is nothing to return; returns whether
-/// it was started. The caller holds the allocator's lock, so the allocator is not used here.
+/// it was started. The caller must not hold the allocator's lock: the new thread may wait for the loader.
 pub(crate) fn start(allocator: &'static Allocator) -> bool {
     if ENDING.load(Ordering::SeqCst) {
         return false;

@@ -481,50 +481,6 @@ fn agrees_with_the_model_over_millions_of_operations() {
 }
 
 #[test]
-fn memory_of_another_stream_is_taken_only_after_an_event() {
-    let config = PoolConfig {
-        warmup_bytes: 0,
-        ..PoolConfig::default()
-    };
-    let mut driver = SimDriver::new(SimConfig {
-        polls_per_event: 2,
-        ..SimConfig::default()
-    });
-    let mut pool = Pool::new(config);
-    let (first, second) = (StreamId(1), StreamId(2));
-    let keep = pool.allocate(&mut driver, MIB / 2, first).unwrap();
-    let a = pool.allocate(&mut driver, MIB / 2, first).unwrap();
-    pool.free(&mut driver, a).unwrap();
-    assert_eq!(
-        pool.allocate(&mut driver, MIB / 2, first),
-        Ok(a),
-        "its own stream: at once"
-    );
-    pool.free(&mut driver, a).unwrap();
-    let elsewhere = pool.allocate(&mut driver, MIB / 2, second).unwrap();
-    assert_ne!(elsewhere, a, "the work on the first stream is not done");
-    pool.free(&mut driver, keep).unwrap();
-}
-
-#[test]
-fn a_recorded_stream_delays_reuse() {
-    let mut driver = SimDriver::new(SimConfig {
-        polls_per_event: 3,
-        ..SimConfig::default()
-    });
-    let mut pool = Pool::new(PoolConfig::default());
-    pool.warm_up(&mut driver);
-    let a = pool.allocate(&mut driver, MIB, StreamId(1)).unwrap();
-    pool.record_stream(a, StreamId(2)).unwrap();
-    pool.free(&mut driver, a).unwrap();
-    assert_eq!(pool.stats().pending_bytes, MIB);
-    let b = pool.allocate(&mut driver, MIB, StreamId(1)).unwrap();
-    assert_ne!(a, b);
-    pool.trim(&mut driver, u64::MAX / 2);
-    assert_eq!(pool.stats().pending_bytes, 0);
-}
-
-#[test]
 fn wrong_frees_are_told_apart() {
     let mut driver = SimDriver::new(SimConfig::default());
     let mut pool = Pool::new(PoolConfig::default());

@@ -3,7 +3,7 @@
 //! To CUDA programs it is an Ampere card (compute capability 8.6), so PyTorch
 //! picks kernels that any wheel has; to HIP programs a `gfx1151`, or what the settings say.
 
-use crate::settings::Architecture;
+use crate::architecture::Architecture;
 
 /// Its name.
 pub(super) const NAME: &str = "Surefoot device-sim";

@@ -21,10 +21,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::architecture::Architecture;
 use crate::calls;
 use crate::environment;
 use crate::process;
-use crate::settings::{Architecture, DeviceTime, Setting};
+use crate::settings::{DeviceTime, Setting};
 use crate::status::Status;
 
 pub(crate) use capture::Strictness;

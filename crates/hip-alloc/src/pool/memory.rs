@@ -397,12 +397,18 @@ impl<P: Policy> Memory<P> {
         if self.device.held() > self.heap.used().saturating_add(slack)
             && self.fences.is_any_unknown()
         {
-            self.device.count_sync();
-            match self.fences.wait_for_all(driver) {
-                Ok(()) => self.poll(driver),
-                Err(error) => self.errors.push(error),
-            }
+            self.wait_for_unknown(driver);
+            self.hand_over(driver, Owner::ANYONE, FenceCheck::Query);
             self.trim_to(driver, slack, Spare::Any);
+        }
+    }
+
+    /// Waits for the device, since streams cannot be asked, and returns the blocks that waited for them.
+    fn wait_for_unknown(&mut self, driver: &mut dyn Driver) {
+        self.device.count_sync();
+        match self.fences.wait_for_all(driver) {
+            Ok(()) => self.poll(driver),
+            Err(error) => self.errors.push(error),
         }
     }
 
@@ -433,6 +439,13 @@ impl<P: Policy> Memory<P> {
             self.displaced = 0;
         }
         self.displaced += empty - self.heap.empty_bytes();
+        // What streams freed that made no request since must not raise the peak.
+        if self.device.held() + bytes > ceiling
+            && !self.restraint.captured
+            && self.fences.departs_unknown()
+        {
+            self.wait_for_unknown(driver);
+        }
     }
 
     /// Returns the block that can be spared first; `false` if there is none, or the driver refused.

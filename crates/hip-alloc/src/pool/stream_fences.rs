@@ -338,6 +338,13 @@ impl StreamFences {
         self.known.iter().any(|stream| self.is_unknown(stream))
     }
 
+    /// Whether a block waits for such a stream before it is returned.
+    pub(crate) fn departs_unknown(&self) -> bool {
+        let owners = self.departing.iter().map(|departing| departing.owner);
+        let mut places = owners.filter_map(Self::place);
+        places.any(|at| self.is_unknown(&self.known[at]))
+    }
+
     /// The number of the last free on a stream that no work in flight can use any more.
     pub(crate) fn safe_until(
         &mut self,
