@@ -10,3 +10,4 @@ mod memory_group;
 #[cfg(target_os = "linux")]
 mod memory_limit;
 mod pool_model;
+mod pool_streams;
