@@ -1,13 +1,12 @@
-//! `cargo xtask test --matrix`: the allocator in Python programs, under each Python and each PyTorch that can
-//! be had here.
+//! `cargo xtask test --matrix`: the allocator's tests in Python, under each available combination of Python and PyTorch.
 //!
 //! ```text
 //! PyTorch ─┬─ Python 3.10 ──uv──▶ environment ──pytest──▶ a cell of the table
 //!          ├─ Python 3.11 ──…
 //! ```
 //!
-//! What cannot be had (an interpreter that is not installed, a wheel that was never made) is no failure, and is
-//! told.
+//! A combination that is not available (an interpreter that is not installed, a wheel that does not exist) is reported,
+//! but is no failure.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +22,14 @@ use crate::setup;
 use crate::test::python_libraries;
 use crate::workspace;
 
-/// The minor releases of Python 3 that the wheel is for.
+/// The minor releases of Python 3 that the wheel supports.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=15;
-/// The last release of each minor one of PyTorch that the activation is for.
+/// The last patch release of each minor release of PyTorch that the activation supports.
 const TORCHES: [&str; 8] = [
     "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0",
 ];
-/// What of `python/tests` depends on Python and PyTorch most: how the allocator is installed, in whatever way a
-/// process begins, what it answers, and what a PyTorch that has moved something gets to hear.
+/// The files of `python/tests` that depend most on the releases of Python and PyTorch: how the allocator is installed in
+/// each kind of process, its answers, and the errors for a PyTorch in which something has moved.
 const TESTS: [&str; 4] = [
     "test_activation.py",
     "test_activation_in_any_process.py",
@@ -38,10 +37,10 @@ const TESTS: [&str; 4] = [
     "test_another_torch.py",
 ];
 
-/// What of the matrix is run.
+/// Which part of the matrix is run.
 #[derive(clap::Args)]
 pub(crate) struct Matrix {
-    /// Only these releases of PyTorch, as in 2.8.0,2.15.0
+    /// Only these releases of PyTorch, for example 2.8.0,2.15.0
     #[arg(
         long,
         value_delimiter = ',',
@@ -49,7 +48,7 @@ pub(crate) struct Matrix {
         value_name = "VERSION"
     )]
     torch: Vec<String>,
-    /// Only these of Python, as in 3.10,3.13
+    /// Only these releases of Python, for example 3.10,3.13
     #[arg(
         long,
         value_delimiter = ',',
@@ -57,12 +56,12 @@ pub(crate) struct Matrix {
         value_name = "VERSION"
     )]
     python: Vec<String>,
-    /// Leave the environments in the cache, 5 GB for each PyTorch, for the next run
+    /// Keep the environments in the cache for the next run (5 GB for each PyTorch)
     #[arg(long, requires = "matrix")]
     keep: bool,
 }
 
-/// How a pair of releases did.
+/// The result for one combination.
 #[derive(Debug, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case", tag = "outcome")]
 enum Outcome {
@@ -71,7 +70,7 @@ enum Outcome {
     NotRun { why: String },
 }
 
-/// A pair of releases.
+/// One combination of releases.
 #[derive(Debug, Serialize)]
 struct Cell {
     python: String,
@@ -135,7 +134,7 @@ impl Matrix {
             let minor = version
                 .strip_prefix("3.")
                 .and_then(|rest| rest.parse().ok());
-            minor.with_context(|| format!("`{version}` is no release as 3.11 is"))
+            minor.with_context(|| format!("`{version}` is not a release such as 3.11"))
         };
         self.python.iter().map(minor).collect()
     }
@@ -211,7 +210,7 @@ impl Outcome {
     }
 }
 
-/// A line for each Python, a column for each PyTorch; below it, why what was not run was not.
+/// A table with a row for each Python and a column for each PyTorch, followed by the reasons for what was not run.
 fn table(cells: &[Cell]) -> String {
     let mut torches: Vec<&str> = cells.iter().map(|cell| &*cell.torch).collect();
     torches.dedup();
