@@ -25,18 +25,6 @@ struct surefoot_stream {
   int32_t device_type;
 };
 
-// Mirrored by `raw::DeviceStats`. Bytes and counts since the process began.
-struct surefoot_device_stats {
-  int64_t allocated_bytes;
-  int64_t allocated_peak_bytes;
-  int64_t reserved_bytes;
-  int64_t reserved_peak_bytes;
-  int64_t allocations;
-  int64_t device_allocations;
-  int64_t device_frees;
-  int64_t retries;
-  int64_t out_of_memory;
-};
 }
 
 namespace {
@@ -90,13 +78,6 @@ int32_t surefoot_set_device(int32_t device) {
   return guarded([&] { at::accelerator::setDeviceIndex(accelerator_of(device).index()); });
 }
 
-int32_t surefoot_current_device(int32_t* device) {
-  return guarded([&] {
-    accelerator_of(0);
-    *device = at::accelerator::getDeviceIndex();
-  });
-}
-
 int32_t surefoot_synchronize(int32_t device) {
   return guarded([&] { at::accelerator::synchronizeDevice(accelerator_of(device).index()); });
 }
@@ -117,28 +98,6 @@ int32_t surefoot_empty_cache() {
   });
 }
 
-int32_t surefoot_device_stats(int32_t device, surefoot_device_stats* out) {
-  return guarded([&] {
-    const auto stats = at::accelerator::getDeviceStats(accelerator_of(device).index());
-    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    *out = {
-        stats.allocated_bytes[all].current,
-        stats.allocated_bytes[all].peak,
-        stats.reserved_bytes[all].current,
-        stats.reserved_bytes[all].peak,
-        stats.allocation[all].allocated,
-        stats.num_device_alloc,
-        stats.num_device_free,
-        stats.num_alloc_retries,
-        stats.num_ooms,
-    };
-  });
-}
-
-int32_t surefoot_reset_peak_stats(int32_t device) {
-  return guarded([&] { at::accelerator::resetPeakStats(accelerator_of(device).index()); });
-}
-
 // --- streams ---------------------------------------------------------------
 
 int32_t surefoot_current_stream(int32_t device, surefoot_stream* out) {
@@ -154,14 +113,6 @@ int32_t surefoot_new_stream(int32_t device, surefoot_stream* out) {
 
 int32_t surefoot_set_current_stream(const surefoot_stream* stream) {
   return guarded([&] { at::accelerator::setCurrentStream(unpack(*stream)); });
-}
-
-int32_t surefoot_stream_synchronize(const surefoot_stream* stream) {
-  return guarded([&] { unpack(*stream).synchronize(); });
-}
-
-int32_t surefoot_stream_query(const surefoot_stream* stream, bool* idle) {
-  return guarded([&] { *idle = unpack(*stream).query(); });
 }
 
 int32_t surefoot_record_stream(const at::Tensor* tensor, const surefoot_stream* stream) {
@@ -192,10 +143,6 @@ int32_t surefoot_event_block(const c10::Event* event, const surefoot_stream* str
 
 int32_t surefoot_event_synchronize(const c10::Event* event) {
   return guarded([&] { event->synchronize(); });
-}
-
-int32_t surefoot_event_query(const c10::Event* event, bool* done) {
-  return guarded([&] { *done = event->query(); });
 }
 
 // --- host memory the device can reach ----------------------------------------

@@ -48,10 +48,6 @@ int32_t record_current_exception() noexcept {
   }
 }
 
-c10::Device device_of(int32_t index) {
-  return index < 0 ? c10::Device(c10::kCPU) : accelerator_of(index);
-}
-
 c10::Device accelerator_of(int32_t index) {
   const auto type = at::accelerator::getAccelerator(/*checked=*/false);
   const int32_t count = type ? at::accelerator::deviceCount() : 0;

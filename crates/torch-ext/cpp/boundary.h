@@ -60,9 +60,6 @@ int32_t guarded(Body&& body) noexcept {
   }
 }
 
-// tch's numbering: -1 is the CPU, an index from zero is an accelerator.
-c10::Device device_of(int32_t index);
-
 // The accelerator device with this index; throws a `Refusal` if there is none.
 c10::Device accelerator_of(int32_t index);
 

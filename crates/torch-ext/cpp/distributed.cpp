@@ -443,19 +443,6 @@ int32_t surefoot_group_broadcast(surefoot_group* group, at::Tensor* tensor, int3
   });
 }
 
-// Fills `rows`, whose first dimension is the rank, with the tensors of all ranks.
-int32_t surefoot_group_gather(surefoot_group* group, at::Tensor* tensor, at::Tensor* rows) {
-  return with_peers([&] {
-    auto inputs = one(*tensor);
-    std::vector<std::vector<at::Tensor>> outputs{one(*rows)[0].unbind(0)};
-    group->gloo->allgather(outputs, inputs)->wait();
-  });
-}
-
-int32_t surefoot_group_barrier(surefoot_group* group) {
-  return with_peers([&] { group->gloo->barrier()->wait(); });
-}
-
 // Sums of the gradients of `leaves` in `buffer`, a vector as long as all of them. `counts` are the numbers of
 // leaves in each bucket, from the last leaf on.
 int32_t surefoot_reduction_new(

@@ -1,19 +1,14 @@
 // Operations that tch's generated bindings lack: fused AdamW, foreach
-// norms, non-blocking copies, generator state, loops on libtorch's threads, autocast
-// with a dtype, backward with seeds.
+// norms, non-blocking copies, gradients of leaves, loops on libtorch's threads.
 
 #include <map>
-#include <mutex>
 
 #include <ATen/Context.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -23,7 +18,6 @@
 
 #include "boundary.h"
 
-using surefoot::device_of;
 using surefoot::guarded;
 using surefoot::tensors_of;
 
@@ -35,7 +29,6 @@ struct surefoot_adamw_options {
   double beta2;
   double weight_decay;
   double epsilon;
-  bool maximize;
 };
 }
 
@@ -89,15 +82,6 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors) {
   return at::linalg_vector_norm(at::stack(norms), 2);
 }
 
-at::Generator generator_of(int32_t device) {
-  const auto where = device_of(device);
-  return where.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(where);
-}
-
-c10::DeviceType type_of(int32_t device) {
-  return device_of(device).type();
-}
-
 } // namespace
 
 extern "C" {
@@ -111,9 +95,7 @@ int32_t surefoot_fused_adamw(
     at::Tensor* const* squares,
     at::Tensor* const* steps,
     size_t count,
-    const surefoot_adamw_options* options,
-    const at::Tensor* gradient_scale,
-    const at::Tensor* found_infinite) {
+    const surefoot_adamw_options* options) {
   return guarded([&] {
     const c10::AutoGradMode no_gradient(false);
     struct Group {
@@ -143,13 +125,7 @@ int32_t surefoot_fused_adamw(
       group.squares.push_back(square_list[i]);
       group.steps.push_back(step_list[i]);
     }
-    for (auto& [kinship, group] : groups) {
-      const auto device = std::get<0>(kinship);
-      const auto beside = [&](const at::Tensor* tensor) {
-        return tensor == nullptr ? std::optional<at::Tensor>() : std::optional<at::Tensor>(tensor->to(device));
-      };
-      const auto scale = beside(gradient_scale);
-      const auto infinite = beside(found_infinite);
+    for (auto& [_, group] : groups) {
       at::_foreach_add_(group.steps, 1);
       at::_fused_adamw_(
           group.parameters,
@@ -164,12 +140,7 @@ int32_t surefoot_fused_adamw(
           options->weight_decay,
           options->epsilon,
           /*amsgrad=*/false,
-          options->maximize,
-          scale,
-          infinite);
-      if (infinite) { // a skipped step does not count
-        at::_foreach_sub_(group.steps, std::vector<at::Tensor>(group.steps.size(), *infinite));
-      }
+          /*maximize=*/false);
     }
   });
 }
@@ -206,12 +177,8 @@ int32_t surefoot_copy(at::Tensor* destination, const at::Tensor* source, bool no
 
 // --- backward ----------------------------------------------------------------
 
-// `gradients` may be null: then every output must be a scalar, and its gradient is one.
-int32_t surefoot_backward(at::Tensor* const* outputs, at::Tensor* const* gradients, size_t count) {
-  return guarded([&] {
-    const auto seeds = gradients == nullptr ? std::vector<at::Tensor>() : tensors_of(gradients, count);
-    torch::autograd::backward(tensors_of(outputs, count), seeds);
-  });
+int32_t surefoot_backward(const at::Tensor* loss) {
+  return guarded([&] { torch::autograd::backward({*loss}, {}); });
 }
 
 // Takes `leaf.grad` out of the leaf. `*out` is null if there was none.
@@ -241,23 +208,7 @@ int32_t surefoot_manual_seed(uint64_t seed) {
   return guarded([&] { at::manual_seed(seed); });
 }
 
-int32_t surefoot_generator_state(int32_t device, at::Tensor** out) {
-  return guarded([&] {
-    auto generator = generator_of(device);
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    *out = new at::Tensor(generator.get_state());
-  });
-}
-
-int32_t surefoot_set_generator_state(int32_t device, const at::Tensor* state) {
-  return guarded([&] {
-    auto generator = generator_of(device);
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(*state);
-  });
-}
-
-// --- threads and autocast --------------------------------------------------------
+// --- threads -----------------------------------------------------------------------
 
 int32_t surefoot_set_num_threads(int32_t threads) {
   return guarded([&] { at::set_num_threads(threads); });
@@ -284,30 +235,6 @@ int32_t surefoot_in_shares(size_t count, size_t grain, surefoot_share share, voi
           share(work, begin, begin + static_cast<size_t>(length * rows));
         },
         static_cast<int64_t>(grain));
-  });
-}
-
-// Switches autocast for the device's type and returns what was set before. The
-// nesting level guards the cache of cast weights, as in Python's context manager.
-int32_t surefoot_autocast_enter(int32_t device, int32_t dtype, bool* was_enabled, int32_t* was_dtype) {
-  return guarded([&] {
-    const auto type = type_of(device);
-    *was_enabled = at::autocast::is_autocast_enabled(type);
-    *was_dtype = static_cast<int32_t>(at::autocast::get_autocast_dtype(type));
-    at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(dtype));
-    at::autocast::set_autocast_enabled(type, true);
-    at::autocast::increment_nesting();
-  });
-}
-
-int32_t surefoot_autocast_leave(int32_t device, bool was_enabled, int32_t was_dtype) {
-  return guarded([&] {
-    const auto type = type_of(device);
-    if (at::autocast::decrement_nesting() == 0) {
-      at::autocast::clear_cache();
-    }
-    at::autocast::set_autocast_enabled(type, was_enabled);
-    at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(was_dtype));
   });
 }
 }

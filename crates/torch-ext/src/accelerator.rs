@@ -34,11 +34,11 @@ impl TryFrom<Device> for DeviceIndex {
     type Error = Error;
 
     fn try_from(device: Device) -> Result<Self> {
-        match raw::device_index(device)? {
-            -1 => Err(Error::InvalidArgument("the CPU is no accelerator".into())),
-            index => u8::try_from(index)
+        match device {
+            Device::Cuda(index) => u8::try_from(index)
                 .map(DeviceIndex)
                 .map_err(|_| Error::InvalidArgument(format!("there is no device {index}"))),
+            other => Err(Error::InvalidArgument(format!("{other:?} is no accelerator"))),
         }
     }
 }
@@ -86,14 +86,6 @@ pub fn device_count() -> usize {
 pub fn set_current_device(device: DeviceIndex) -> Result<()> {
     // SAFETY: no pointers.
     raw::check(unsafe { raw::surefoot_set_device(device.raw()) })
-}
-
-/// The current device of this thread.
-pub fn current_device() -> Result<DeviceIndex> {
-    let mut device = 0;
-    // SAFETY: `device` is a valid place for the result.
-    raw::check(unsafe { raw::surefoot_current_device(&mut device) })?;
-    Ok(DeviceIndex(u8::try_from(device).unwrap_or(0)))
 }
 
 /// Waits until everything queued on the device is done. This is where an
@@ -158,54 +150,6 @@ pub fn empty_cache() -> Result<()> {
     raw::check(unsafe { raw::surefoot_empty_cache() })
 }
 
-/// Counters of libtorch's own device allocator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceStats {
-    /// Bytes in live tensors.
-    pub allocated_bytes: u64,
-    /// Most of them since the last reset.
-    pub allocated_peak_bytes: u64,
-    /// Bytes held from the driver.
-    pub reserved_bytes: u64,
-    /// Most of them since the last reset.
-    pub reserved_peak_bytes: u64,
-    /// Allocations ever made.
-    pub allocations: u64,
-    /// Calls of the driver's allocation.
-    pub device_allocations: u64,
-    /// Calls of the driver's free.
-    pub device_frees: u64,
-    /// Allocations that needed the cache flushed first.
-    pub retries: u64,
-    /// Allocations that failed.
-    pub out_of_memory: u64,
-}
-
-/// Reads the counters of libtorch's own device allocator.
-pub fn stats(device: DeviceIndex) -> Result<DeviceStats> {
-    let mut out = raw::DeviceStats::default();
-    // SAFETY: `out` is a valid place for the result.
-    raw::check(unsafe { raw::surefoot_device_stats(device.raw(), &mut out) })?;
-    let number = |value: i64| u64::try_from(value).unwrap_or(0);
-    Ok(DeviceStats {
-        allocated_bytes: number(out.allocated_bytes),
-        allocated_peak_bytes: number(out.allocated_peak_bytes),
-        reserved_bytes: number(out.reserved_bytes),
-        reserved_peak_bytes: number(out.reserved_peak_bytes),
-        allocations: number(out.allocations),
-        device_allocations: number(out.device_allocations),
-        device_frees: number(out.device_frees),
-        retries: number(out.retries),
-        out_of_memory: number(out.out_of_memory),
-    })
-}
-
-/// Makes the peaks of [`stats`] start from what is held now.
-pub fn reset_peaks(device: DeviceIndex) -> Result<()> {
-    // SAFETY: no pointers.
-    raw::check(unsafe { raw::surefoot_reset_peak_stats(device.raw()) })
-}
-
 /// A queue of work on a device. Work on one stream runs in order; work on two runs
 /// in any, unless an [`Event`] orders it.
 ///
@@ -249,20 +193,6 @@ impl Stream {
             before,
             not_send: PhantomData,
         })
-    }
-
-    /// Waits on the host until everything queued here is done.
-    pub fn synchronize(self) -> Result<()> {
-        // SAFETY: a valid stream identity, borrowed for the call.
-        raw::check(unsafe { raw::surefoot_stream_synchronize(&self.0) })
-    }
-
-    /// Whether everything queued here is done; does not wait.
-    pub fn is_idle(self) -> Result<bool> {
-        let mut idle = false;
-        // SAFETY: a valid stream identity and a valid place for the result.
-        raw::check(unsafe { raw::surefoot_stream_query(&self.0, &mut idle) })?;
-        Ok(idle)
     }
 
     /// Makes this stream wait for the event; the host does not wait.
@@ -330,14 +260,6 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is alive as long as `self`.
         raw::check(unsafe { raw::surefoot_event_synchronize(self.handle.as_ptr()) })
-    }
-
-    /// Whether the marked point is reached; does not wait.
-    pub fn is_done(&self) -> Result<bool> {
-        let mut done = false;
-        // SAFETY: the handle is alive as long as `self`; a valid place for the result.
-        raw::check(unsafe { raw::surefoot_event_query(self.handle.as_ptr(), &mut done) })?;
-        Ok(done)
     }
 }
 

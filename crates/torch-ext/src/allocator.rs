@@ -10,10 +10,9 @@
 //! from the moment it is installed, and code that libtorch may still call must not
 //! be unmapped.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_int, c_uint};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::{Result, raw};
@@ -92,8 +91,6 @@ struct Functions {
     mem_info: unsafe extern "C" fn(c_int, *mut usize, *mut usize) -> c_int,
     stats: unsafe extern "C" fn(c_int, *mut Stats, usize) -> c_int,
     reset_peaks: unsafe extern "C" fn(c_int) -> c_int,
-    trim: unsafe extern "C" fn(c_int, usize) -> c_int,
-    snapshot: unsafe extern "C" fn(*const c_char) -> c_int,
 }
 
 /// A loaded allocator library. Cheap to clone; never unloaded.
@@ -225,8 +222,6 @@ impl Library {
                     mem_info: get(library, &path, c"hip_alloc_mem_info")?,
                     stats: get(library, &path, c"hip_alloc_stats")?,
                     reset_peaks: get(library, &path, c"hip_alloc_reset_peaks")?,
-                    trim: get(library, &path, c"hip_alloc_trim")?,
-                    snapshot: get(library, &path, c"hip_alloc_snapshot")?,
                 },
                 path,
             })
@@ -290,31 +285,11 @@ impl Library {
         })
     }
 
-    /// Gives empty blocks back to the driver, but for `keep_bytes` of them.
-    pub fn trim(&self, device: i32, keep_bytes: u64) -> Result<(), LibraryError> {
-        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
-        // SAFETY: no pointers.
-        let code = unsafe { (self.functions.trim)(device, keep) };
-        self.done("hip_alloc_trim", code)
-    }
-
     /// Makes the peaks of [`Self::stats`] start from what is held now.
     pub fn reset_peaks(&self, device: i32) -> Result<(), LibraryError> {
         // SAFETY: no pointers.
         let code = unsafe { (self.functions.reset_peaks)(device) };
         self.done("hip_alloc_reset_peaks", code)
-    }
-
-    /// Writes what lies where into a file that PyTorch's memory viewer opens.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`], for instance when the file cannot be written.
-    pub fn snapshot(&self, path: &Path) -> Result<(), LibraryError> {
-        let path = CString::new(path.as_os_str().as_bytes())
-            .map_err(|_| LibraryError::BadPath(path.to_owned()))?;
-        // SAFETY: a NUL-terminated string, borrowed for the call.
-        let code = unsafe { (self.functions.snapshot)(path.as_ptr()) };
-        self.done("hip_alloc_snapshot", code)
     }
 
     fn done(&self, function: &'static str, code: c_int) -> Result<(), LibraryError> {

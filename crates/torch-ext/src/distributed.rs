@@ -254,33 +254,11 @@ impl Group {
         })
     }
 
-    /// The tensors of all ranks, in a new first dimension.
-    pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
-        let mut shape = vec![self.size as i64];
-        shape.extend(tensor.size());
-        let mut rows = Tensor::f_zeros(shape, (tensor.kind(), tensor.device()))?;
-        let mut own = tensor.shallow_clone();
-        // SAFETY: as in `sum`; `own` is only read.
-        raw::check(unsafe {
-            raw::surefoot_group_gather(self.handle.as_ptr(), own.as_mut_ptr(), rows.as_mut_ptr())
-        })?;
-        Ok(rows)
-    }
-
     /// Adds up numbers over all ranks.
     pub fn sum_numbers(&self, numbers: &[f64]) -> Result<Vec<f64>> {
         let mut tensor = Tensor::f_from_slice(numbers)?.f_to_kind(Kind::Double)?;
         self.sum(&mut tensor)?;
         Ok(Vec::<f64>::try_from(&tensor)?)
-    }
-
-    /// Waits for all ranks.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when another rank is gone or late.
-    pub fn barrier(&self) -> Result<()> {
-        // SAFETY: a live group.
-        raw::check(unsafe { raw::surefoot_group_barrier(self.handle.as_ptr()) })
     }
 }
 

@@ -16,7 +16,7 @@
 //! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
-//! | [`random`], [`autocast`], [`threads`] | generator state, mixed precision, worker threads |
+//! | [`random`], [`threads`] | seeds, worker threads |
 //!
 //! All C++ of the workspace that knows libtorch is in `cpp/`. It includes no CUDA
 //! or HIP header and links only `libtorch_cpu` and `libc10`, so one source serves
@@ -26,7 +26,6 @@
 
 pub mod accelerator;
 pub mod allocator;
-pub mod autocast;
 mod checkpoint;
 pub mod distributed;
 mod error;
@@ -54,32 +53,8 @@ use tch::Tensor;
 /// Whatever the graph raises, and [`Error::InvalidArgument`] style torch errors when
 /// `loss` is not a scalar.
 pub fn backward(loss: &Tensor) -> Result<()> {
-    let outputs = [loss.as_ptr()];
-    // SAFETY: one valid tensor pointer, borrowed for the call; the shim copies the
-    // handle. Null gradients mean "seed with one".
-    raw::check(unsafe { raw::surefoot_backward(outputs.as_ptr(), std::ptr::null(), 1) })
-}
-
-/// Runs the backward pass from several outputs, each with the gradient that
-/// arrives there (same shape and dtype as its output).
-///
-/// # Errors
-/// [`Error::InvalidArgument`] when the slices differ in length, else what the
-/// graph raises.
-pub fn backward_with(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<()> {
-    if outputs.len() != gradients.len() {
-        return Err(Error::InvalidArgument(format!(
-            "{} outputs, but {} gradients",
-            outputs.len(),
-            gradients.len()
-        )));
-    }
-    let (outputs, gradients) = (raw::pointers(outputs), raw::pointers(gradients));
-    // SAFETY: both arrays hold `outputs.len()` valid tensor pointers, borrowed for
-    // the call.
-    raw::check(unsafe {
-        raw::surefoot_backward(outputs.as_ptr(), gradients.as_ptr(), outputs.len())
-    })
+    // SAFETY: a valid tensor, borrowed for the call; the shim copies the handle.
+    raw::check(unsafe { raw::surefoot_backward(loss.as_ptr()) })
 }
 
 /// Takes the gradient that [`backward`] left at a leaf. The leaf has none afterwards,

@@ -63,9 +63,6 @@ pub enum LibraryError {
         /// What it returned; its meaning is in the library's log.
         code: i32,
     },
-    /// A path with a NUL byte, which C cannot take.
-    #[error("the path {} contains a NUL byte", .0.display())]
-    BadPath(PathBuf),
 }
 
 fn named_by(from_variable: bool) -> String {

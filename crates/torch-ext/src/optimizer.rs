@@ -58,17 +58,6 @@ pub struct AdamWState<'a> {
 /// its gradient or moments differ in shape, dtype, device or the order of their elements
 /// in memory; nothing is changed then.
 pub fn fused_adamw(options: &AdamW, state: AdamWState<'_>) -> Result<()> {
-    fused_adamw_scaled(options, state, None)
-}
-
-/// As [`fused_adamw`], with gradients that carry a loss scale: they are divided by
-/// `scale`, and where `found_infinite` is 1 the step is skipped on the device,
-/// without waiting for it. Both are float32 scalars.
-pub fn fused_adamw_scaled(
-    options: &AdamW,
-    state: AdamWState<'_>,
-    loss_scale: Option<LossScale<'_>>,
-) -> Result<()> {
     let count = state.parameters.len();
     for (name, tensors) in [
         ("gradients", state.gradients),
@@ -89,18 +78,10 @@ pub fn fused_adamw_scaled(
         beta2: options.beta2,
         weight_decay: options.weight_decay,
         epsilon: options.epsilon,
-        maximize: false,
-    };
-    let (scale, found_infinite) = match loss_scale {
-        Some(LossScale {
-            scale,
-            found_infinite,
-        }) => (scale.as_ptr(), found_infinite.as_ptr()),
-        None => (std::ptr::null(), std::ptr::null()),
     };
     // SAFETY: five arrays of `count` valid tensor pointers each, borrowed for the
-    // call, and two that are valid or null. In-place changes go through torch's
-    // shared handles, for which tch takes `&Tensor` too.
+    // call. In-place changes go through torch's shared handles, for which tch takes
+    // `&Tensor` too.
     raw::check(unsafe {
         raw::surefoot_fused_adamw(
             raw::pointers(state.parameters).as_ptr(),
@@ -110,19 +91,8 @@ pub fn fused_adamw_scaled(
             raw::pointers(state.steps).as_ptr(),
             count,
             &options,
-            scale,
-            found_infinite,
         )
     })
-}
-
-/// A loss scale on the device, as in float16 training.
-#[derive(Clone, Copy)]
-pub struct LossScale<'a> {
-    /// What the loss was multiplied by: a float32 scalar.
-    pub scale: &'a Tensor,
-    /// 1 where any gradient is not finite, else 0: a float32 scalar.
-    pub found_infinite: &'a Tensor,
 }
 
 /// The 2-norm over all elements of all tensors, a float32 scalar on the device of

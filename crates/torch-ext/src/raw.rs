@@ -59,21 +59,6 @@ pub(crate) struct StreamIdentity {
     pub(crate) device_type: i32,
 }
 
-/// Mirrors `surefoot_device_stats`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct DeviceStats {
-    pub(crate) allocated_bytes: i64,
-    pub(crate) allocated_peak_bytes: i64,
-    pub(crate) reserved_bytes: i64,
-    pub(crate) reserved_peak_bytes: i64,
-    pub(crate) allocations: i64,
-    pub(crate) device_allocations: i64,
-    pub(crate) device_frees: i64,
-    pub(crate) retries: i64,
-    pub(crate) out_of_memory: i64,
-}
-
 /// Mirrors `surefoot_adamw_options`.
 #[repr(C)]
 pub(crate) struct AdamWOptions {
@@ -82,7 +67,6 @@ pub(crate) struct AdamWOptions {
     pub(crate) beta2: f64,
     pub(crate) weight_decay: f64,
     pub(crate) epsilon: f64,
-    pub(crate) maximize: bool,
 }
 
 /// Mirrors `surefoot_closure`.
@@ -131,18 +115,13 @@ unsafe extern "C" {
     pub(crate) fn surefoot_has_hip(answer: *mut bool) -> i32;
     pub(crate) fn surefoot_device_count(count: *mut i32) -> i32;
     pub(crate) fn surefoot_set_device(device: i32) -> i32;
-    pub(crate) fn surefoot_current_device(device: *mut i32) -> i32;
     pub(crate) fn surefoot_synchronize(device: i32) -> i32;
     pub(crate) fn surefoot_memory_info(device: i32, free: *mut usize, total: *mut usize) -> i32;
     pub(crate) fn surefoot_empty_cache() -> i32;
-    pub(crate) fn surefoot_device_stats(device: i32, out: *mut DeviceStats) -> i32;
-    pub(crate) fn surefoot_reset_peak_stats(device: i32) -> i32;
 
     pub(crate) fn surefoot_current_stream(device: i32, out: *mut StreamIdentity) -> i32;
     pub(crate) fn surefoot_new_stream(device: i32, out: *mut StreamIdentity) -> i32;
     pub(crate) fn surefoot_set_current_stream(stream: *const StreamIdentity) -> i32;
-    pub(crate) fn surefoot_stream_synchronize(stream: *const StreamIdentity) -> i32;
-    pub(crate) fn surefoot_stream_query(stream: *const StreamIdentity, idle: *mut bool) -> i32;
     pub(crate) fn surefoot_record_stream(
         tensor: *const C_tensor,
         stream: *const StreamIdentity,
@@ -159,7 +138,6 @@ unsafe extern "C" {
         stream: *const StreamIdentity,
     ) -> i32;
     pub(crate) fn surefoot_event_synchronize(event: *const EventHandle) -> i32;
-    pub(crate) fn surefoot_event_query(event: *const EventHandle, done: *mut bool) -> i32;
 
     pub(crate) fn surefoot_pin_memory(tensor: *const C_tensor, out: *mut *mut C_tensor) -> i32;
     pub(crate) fn surefoot_is_pinned(tensor: *const C_tensor, answer: *mut bool) -> i32;
@@ -177,8 +155,6 @@ unsafe extern "C" {
         steps: *const *const C_tensor,
         count: usize,
         options: *const AdamWOptions,
-        gradient_scale: *const C_tensor,
-        found_infinite: *const C_tensor,
     ) -> i32;
     pub(crate) fn surefoot_total_norm(
         tensors: *const *const C_tensor,
@@ -196,12 +172,7 @@ unsafe extern "C" {
         source: *const C_tensor,
         non_blocking: bool,
     ) -> i32;
-    pub(crate) fn surefoot_backward(
-        outputs: *const *const C_tensor,
-        gradients: *const *const C_tensor,
-        count: usize,
-    ) -> i32;
-
+    pub(crate) fn surefoot_backward(loss: *const C_tensor) -> i32;
     pub(crate) fn surefoot_take_gradient(leaf: *mut C_tensor, out: *mut *mut C_tensor) -> i32;
     pub(crate) fn surefoot_put_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> i32;
 
@@ -219,8 +190,6 @@ unsafe extern "C" {
     ) -> i32;
 
     pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
-    pub(crate) fn surefoot_generator_state(device: i32, out: *mut *mut C_tensor) -> i32;
-    pub(crate) fn surefoot_set_generator_state(device: i32, state: *const C_tensor) -> i32;
     pub(crate) fn surefoot_set_num_threads(threads: i32) -> i32;
     pub(crate) fn surefoot_num_threads(threads: *mut i32) -> i32;
     /// Calls `share` from several threads at a time, all of which it has left on return.
@@ -230,13 +199,6 @@ unsafe extern "C" {
         share: unsafe extern "C" fn(*mut c_void, usize, usize),
         work: *mut c_void,
     ) -> i32;
-    pub(crate) fn surefoot_autocast_enter(
-        device: i32,
-        dtype: i32,
-        was_enabled: *mut bool,
-        was_dtype: *mut i32,
-    ) -> i32;
-    pub(crate) fn surefoot_autocast_leave(device: i32, was_enabled: bool, was_dtype: i32) -> i32;
 
     /// Takes ownership of the closure, also when it fails.
     pub(crate) fn surefoot_checkpoint(
@@ -311,12 +273,6 @@ unsafe extern "C" {
         tensor: *mut C_tensor,
         root: i32,
     ) -> i32;
-    pub(crate) fn surefoot_group_gather(
-        group: *mut GroupHandle,
-        tensor: *mut C_tensor,
-        rows: *mut C_tensor,
-    ) -> i32;
-    pub(crate) fn surefoot_group_barrier(group: *mut GroupHandle) -> i32;
 
     pub(crate) fn surefoot_reduction_new(
         group: *mut GroupHandle,
@@ -341,16 +297,4 @@ unsafe extern "C" {
     ) -> i32;
 
     pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
-}
-
-/// tch's device numbering: -1 is the CPU. MPS and Vulkan are refused.
-pub(crate) fn device_index(device: tch::Device) -> Result<i32> {
-    match device {
-        tch::Device::Cpu => Ok(-1),
-        tch::Device::Cuda(index) => i32::try_from(index)
-            .map_err(|_| Error::InvalidArgument(format!("there is no device {index}"))),
-        other => Err(Error::InvalidArgument(format!(
-            "{other:?} is not supported: only the CPU and CUDA or ROCm devices are"
-        ))),
-    }
 }

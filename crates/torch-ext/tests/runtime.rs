@@ -1,4 +1,4 @@
-//! Generators, autocast, threads, copies, and an accelerator that is not there.
+//! Seeds, threads, copies, and an accelerator that is not there.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,58 +6,18 @@ use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
-use torch_ext::autocast::Autocast;
-use torch_ext::random::{GeneratorState, manual_seed};
+use torch_ext::random::manual_seed;
 
 fn random(size: [i64; 2]) -> Tensor {
     Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
 #[test]
-fn a_saved_generator_state_repeats_the_numbers() {
+fn a_seed_repeats_the_numbers() {
     manual_seed(11).unwrap();
-    let state = GeneratorState::of(Device::Cpu).unwrap();
     let first = random([5, 5]);
-    GeneratorState::from_bytes(state.as_bytes().to_vec())
-        .restore(Device::Cpu)
-        .unwrap();
+    manual_seed(11).unwrap();
     assert!(random([5, 5]).equal(&first));
-}
-
-#[test]
-fn a_damaged_generator_state_is_refused() {
-    assert!(
-        GeneratorState::from_bytes(vec![1, 2, 3])
-            .restore(Device::Cpu)
-            .is_err()
-    );
-}
-
-#[test]
-fn autocast_runs_products_in_the_chosen_kind_and_ends_with_its_guard() {
-    let (a, b) = (random([4, 4]), random([4, 4]));
-    {
-        let _autocast = Autocast::enter(Device::Cpu, Kind::BFloat16).unwrap();
-        assert_eq!(a.matmul(&b).kind(), Kind::BFloat16);
-    }
-    assert_eq!(a.matmul(&b).kind(), Kind::Float);
-}
-
-#[test]
-fn autocast_ends_when_the_code_inside_panics() {
-    let _ = std::panic::catch_unwind(|| {
-        let _autocast = Autocast::enter(Device::Cpu, Kind::BFloat16).unwrap();
-        panic!("on purpose");
-    });
-    assert_eq!(random([4, 4]).matmul(&random([4, 4])).kind(), Kind::Float);
-}
-
-#[test]
-fn autocast_to_a_kind_that_makes_no_sense_is_refused() {
-    assert!(matches!(
-        Autocast::enter(Device::Cpu, Kind::Int64),
-        Err(Error::InvalidArgument(_))
-    ));
 }
 
 /// One test at a time sets the number of threads: libtorch keeps it for the process.
@@ -127,12 +87,10 @@ fn without_an_accelerator_everything_says_so() {
         accelerator::set_current_device(device),
         accelerator::empty_cache(),
         accelerator::memory_info(device).map(drop),
-        accelerator::stats(device).map(drop),
         accelerator::pin_memory(&tensor).map(drop),
         accelerator::map_pinned(&tensor, device).map(drop),
         Stream::new(device).map(drop),
         Event::new(device).map(drop),
-        GeneratorState::of(Device::Cuda(0)).map(drop),
     ] {
         assert!(
             matches!(outcome, Err(Error::NoAccelerator(_))),
@@ -143,14 +101,10 @@ fn without_an_accelerator_everything_says_so() {
 
 #[test]
 fn other_devices_of_tch_are_refused() {
-    assert!(matches!(
-        GeneratorState::of(Device::Mps),
-        Err(Error::InvalidArgument(_))
-    ));
-    assert!(matches!(
-        DeviceIndex::try_from(Device::Cpu),
-        Err(Error::InvalidArgument(_))
-    ));
+    for device in [Device::Mps, Device::Cpu] {
+        let refused = DeviceIndex::try_from(device);
+        assert!(matches!(refused, Err(Error::InvalidArgument(_))));
+    }
 }
 
 #[test]
