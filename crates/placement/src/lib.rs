@@ -9,16 +9,16 @@
 //! | what lives where? | [`plan`], made before anything moves; [`phases`] carries it out |
 //! | what if a model is larger than the device? | [`swap`] copies its blocks in when they are used |
 //! | what if memory runs out all the same? | [`oom`] decides what to try next |
-//! | where do batches come from? | [`loader`] |
+//! | how are batches ready when they are needed? | [`prefetch`] |
 //!
 //! The decisions are pure code without libtorch; [`torch_transport`] carries them out. `docs/transfer.md` is
 //! the exact specification of a verified copy, for this crate and the Python package.
 //!
 //! The feature `test-support` adds `testing`: a fake device with fault injection, and the fault matrix.
 
-pub mod loader;
 pub mod offload;
 mod placer;
+pub mod prefetch;
 mod tensor_tree;
 #[cfg(any(test, feature = "test-support"))]
 pub mod testing;

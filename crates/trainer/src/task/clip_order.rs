@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use placement::loader::BatchSampler;
 use serde::{Deserialize, Serialize};
 
 use crate::data::SplitMix64;
@@ -102,10 +101,9 @@ impl ClipOrder {
         batches.reverse();
         batches
     }
-}
 
-impl BatchSampler for ClipOrder {
-    fn batches_per_epoch(&self) -> u64 {
+    /// Batches in a pass.
+    pub(super) fn batches_per_epoch(&self) -> u64 {
         let batches = self
             .groups
             .iter()
@@ -113,9 +111,16 @@ impl BatchSampler for ClipOrder {
         batches.sum::<usize>() as u64
     }
 
-    fn samples_of(&self, number: u64) -> Vec<usize> {
+    /// The clips of a batch, which is counted over all passes.
+    pub(super) fn samples_of(&self, number: u64) -> Vec<usize> {
         let (epoch, number) = self.place_of(number);
         self.pass(epoch)[number as usize].clone()
+    }
+
+    /// The pass of a batch and its number within the pass.
+    pub(super) fn place_of(&self, number: u64) -> (u64, u64) {
+        let per_epoch = self.batches_per_epoch().max(1);
+        (number / per_epoch, number % per_epoch)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use placement::loader::{BoxError, Loader, LoaderOptions, Source};
+use placement::prefetch::{Activity, Prefetcher};
 use placement::swap::{BackingStore, Block, BlockSwapper, SwapOptions};
 use placement::torch_transport::{TorchTransport, TransportOptions};
 use placement::transport::Transport;
@@ -21,7 +21,7 @@ pub(crate) struct Facts {
     shares_host_memory: Option<bool>,
     unified: bool,
     unified_overridden: bool,
-    /// Batches of a loader that pins memory: whether each is pinned, and its values on the device.
+    /// Batches that are made ahead, in pinned memory: whether each is pinned, and its values on the device.
     pinned: Vec<bool>,
     batches: Vec<Vec<i64>>,
     /// The errors of a stream whose copies hang, at the first and at a later use.
@@ -48,40 +48,17 @@ pub(crate) fn run() -> Result<Facts, Box<dyn Error>> {
     })
 }
 
-/// Each sample is its own index.
-struct Numbers;
-
-impl Source for Numbers {
-    type Sample = i64;
-    type Batch = Tensor;
-
-    fn len(&self) -> usize {
-        5
-    }
-
-    fn sample(&self, index: usize, _: u64) -> Result<i64, BoxError> {
-        Ok(index as i64)
-    }
-
-    fn collate(&self, samples: Vec<i64>) -> Result<Tensor, BoxError> {
-        Ok(Tensor::f_from_slice(&samples)?)
-    }
-}
-
 type Seen = Vec<(bool, Vec<i64>)>;
 
 fn batches() -> Result<Seen, Box<dyn Error>> {
-    let options = LoaderOptions {
-        batch_size: 2,
-        drop_last: false,
-        pin_for: DEVICE,
-        ..LoaderOptions::default()
+    let make = |number: u64, _: &Activity| {
+        let values = (2 * number as i64)..(2 * number as i64 + 2).min(5);
+        Ok(Tensor::f_from_slice(&values.collect::<Vec<_>>())?)
     };
-    let loader = Loader::new(Numbers, options)?;
     let mut placer = Placer::new(DEVICE, Policy::default())?;
     let mut batches = Vec::new();
-    for loaded in loader.take(3) {
-        let batch = loaded?.batch;
+    for batch in Prefetcher::new(0, 2, DEVICE, make)?.take(3) {
+        let batch = batch.map_err(|error| error.to_string())?;
         let pinned = accelerator::is_pinned(&batch)?;
         let there = placer.batch(batch)?;
         batches.push((pinned, Vec::try_from(there.f_to_device(Device::Cpu)?)?));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use models::formats::{SafetensorsFile, TensorSource};
 use models::wan::text_encoder::TEXT_ROWS;
-use placement::loader::{BatchSampler, BoxError, LoadError, Loader, LoaderOptions, Source};
+use placement::prefetch::{Activity, BoxError, Prefetcher};
 use placement::{FieldPath, TensorTree};
 use tch::{Device, Kind, Tensor};
 
@@ -12,6 +12,9 @@ use super::super::clip_order::{ClipOrder, Position};
 use super::super::epochs::Epochs;
 use crate::Error;
 use crate::video::Clip;
+
+/// Batches that are read ahead.
+const AHEAD: usize = 2;
 
 /// One encoded clip, or several of the same shape, on the host.
 #[derive(Debug)]
@@ -75,23 +78,16 @@ impl ClipSource {
             tokens: clip.tokens,
         })
     }
-}
 
-impl Source for ClipSource {
-    type Sample = Encoded;
-    type Batch = Encoded;
-
-    fn len(&self) -> usize {
-        self.clips.len()
-    }
-
-    fn sample(&self, index: usize, _: u64) -> Result<Encoded, BoxError> {
-        let name = &self.clips[index].name;
-        self.read(index)
-            .map_err(|error| format!("`{name}`: {error}").into())
-    }
-
-    fn collate(&self, clips: Vec<Encoded>) -> Result<Encoded, BoxError> {
+    /// Several clips of one shape, as one batch.
+    fn batch(&self, numbers: &[usize], doing: &Activity) -> Result<Encoded, BoxError> {
+        let clips = numbers.iter().map(|number| {
+            let name = &self.clips[*number].name;
+            doing.set(format!("`{name}` is still being read"));
+            self.read(*number)
+                .map_err(|error| format!("`{name}` cannot be read: {error}").into())
+        });
+        let clips = clips.collect::<Result<Vec<_>, BoxError>>()?;
         let together = |part: fn(&Encoded) -> Option<&Tensor>| -> Result<Tensor, BoxError> {
             let rows: Vec<_> = clips.iter().filter_map(part).collect();
             Ok(Tensor::f_cat(&rows, 0)?)
@@ -116,7 +112,7 @@ pub(super) struct ClipLoader {
     /// Number of batches taken.
     taken: u64,
     /// Created with the first batch, and after a jump.
-    loader: Option<Loader<ClipSource, Arc<ClipOrder>>>,
+    ahead: Option<Prefetcher<Encoded>>,
 }
 
 impl ClipLoader {
@@ -127,29 +123,29 @@ impl ClipLoader {
             order: Arc::new(order),
             pin_for: device,
             taken: 0,
-            loader: None,
+            ahead: None,
         }
     }
 
     /// The next batch.
     pub(super) fn next(&mut self) -> Result<Encoded, Error> {
-        let failed = |error: LoadError| Error::Data(error.to_string());
-        let loader = match &mut self.loader {
-            Some(loader) => loader,
+        let ahead = match &mut self.ahead {
+            Some(ahead) => ahead,
             none => {
-                let options = LoaderOptions {
-                    pin_for: self.pin_for,
-                    ..LoaderOptions::default()
-                };
                 let (source, order) = (self.source.clone(), Arc::clone(&self.order));
-                let begun = Loader::with_order(source, order, options, self.taken);
-                none.insert(begun.map_err(failed)?)
+                let make =
+                    move |number, doing: &Activity| source.batch(&order.samples_of(number), doing);
+                let begun = Prefetcher::new(self.taken, AHEAD, self.pin_for, make);
+                none.insert(begun.map_err(|error| {
+                    Error::Data(format!("cannot start a thread that reads clips: {error}"))
+                })?)
             }
         };
         let ended = || Error::Data("the order of clips has ended".into());
-        let loaded = loader.next().ok_or_else(ended)?.map_err(failed)?;
+        let batch = ahead.next().ok_or_else(ended)?;
+        let batch = batch.map_err(|error| Error::Data(error.to_string()))?;
         self.taken += 1;
-        Ok(loaded.batch)
+        Ok(batch)
     }
 
     /// The current position.
@@ -161,7 +157,7 @@ impl ClipLoader {
     pub(super) fn restore(&mut self, position: Position) {
         let batches = self.order.batches_until(position);
         if batches != self.taken {
-            self.loader = None;
+            self.ahead = None;
             self.taken = batches;
         }
     }
