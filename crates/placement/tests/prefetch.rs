@@ -73,10 +73,7 @@ fn no_more_batches_live_than_are_made_ahead_and_the_one_in_use() {
     let (live, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let (counted, peak) = (Arc::clone(&live), Arc::clone(&most));
     let make = move |_, _: &Activity| {
-        peak.fetch_max(
-            counted.fetch_add(1, Ordering::SeqCst) + 1,
-            Ordering::SeqCst,
-        );
+        peak.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         Ok(Counted(Arc::clone(&counted)))
     };
     let mut ahead = Prefetcher::new(0, 2, Device::Cpu, make).unwrap();

@@ -38,7 +38,9 @@ impl TryFrom<Device> for DeviceIndex {
             Device::Cuda(index) => u8::try_from(index)
                 .map(DeviceIndex)
                 .map_err(|_| Error::InvalidArgument(format!("there is no device {index}"))),
-            other => Err(Error::InvalidArgument(format!("{other:?} is no accelerator"))),
+            other => Err(Error::InvalidArgument(format!(
+                "{other:?} is no accelerator"
+            ))),
         }
     }
 }

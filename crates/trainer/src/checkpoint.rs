@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::config::Config;
 use crate::events::Best;
-use crate::optim::{AdamW, Ema, OuterOptimizer};
+use crate::optim::{AdamW, Ema};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 pub use window::Window;
@@ -67,9 +67,6 @@ pub struct State {
     /// Number of processes.
     #[serde(default)]
     pub ranks: Option<u32>,
-    /// Samples of each rank in a step, once known, if they follow from the ranks' speed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shares: Option<Vec<u32>>,
     /// The task's position in its data.
     pub data: Value,
     /// What the training is based on and must not change: [`Task::identity`](crate::task::Task::identity).
@@ -142,8 +139,6 @@ pub struct Progress {
     pub micro_batch: Option<u32>,
     /// Number of processes.
     pub ranks: u32,
-    /// Samples of each rank in a step, once known, if they follow from the ranks' speed.
-    pub shares: Option<Vec<u32>>,
     /// The task's position in its data.
     pub data: Value,
     /// What the training is based on.
@@ -161,8 +156,6 @@ pub struct Trained<'a> {
     pub optimizer: &'a mut AdamW,
     /// The averaged weights, if the run keeps them.
     pub ema: Option<&'a Ema>,
-    /// The outer optimizer, with DiLoCo.
-    pub outer: Option<&'a OuterOptimizer>,
 }
 
 impl Trained<'_> {
@@ -177,8 +170,6 @@ impl Trained<'_> {
     pub(crate) fn state(&self) -> Vec<(String, &tch::Tensor)> {
         let mut state = self.optimizer.state(self.parameters);
         state.extend(self.ema.iter().flat_map(|ema| ema.state(self.parameters)));
-        let outer = self.outer.iter();
-        state.extend(outer.flat_map(|outer| outer.state(self.parameters)));
         state
     }
 }
@@ -266,7 +257,6 @@ impl Draft {
             planned,
             micro_batch,
             ranks,
-            shares,
             data,
             identity,
             records,
@@ -288,7 +278,6 @@ impl Draft {
             planned,
             micro_batch,
             ranks: Some(ranks),
-            shares,
             data,
             identity,
             // Without the key that says where this run was resumed from.
@@ -437,9 +426,7 @@ fn check_shapes(
 /// Which part of the config determines the tensors of this file.
 fn differs(path: &Path) -> &'static str {
     match path.ends_with(OPTIMIZER) {
-        true => {
-            "`model`, `train.optim`, `train.ema_decay` or `train.sync_every` in the config differs from the run's"
-        }
+        true => "`model`, `train.optim` or `train.ema_decay` in the config differs from the run's",
         false => "`model` or `adapter` in the config differs from the run's",
     }
 }

@@ -15,7 +15,6 @@
 //! Keys are named as by Hugging Face wherever it has a name for them.
 
 mod adapter;
-mod batch_size;
 mod bf16;
 mod check;
 mod consistency;
@@ -46,7 +45,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
-pub use batch_size::BatchSize;
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::estimate::Estimate;
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
-use crate::optim::{AdamW, Ema, Gradients, OuterOptimizer};
+use crate::optim::{AdamW, Ema, Gradients};
 use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
@@ -51,7 +51,7 @@ pub struct DryRun {
     pub seconds: f64,
     /// Seconds of the passes of a whole step.
     pub step_seconds: f64,
-    /// Bytes that each rank sums with the others in a step, on the mean, if there are several.
+    /// Bytes that each rank sums with the others in a step, if there are several.
     pub reduced_bytes: u64,
     /// Seconds that the remaining steps would take at that speed; evaluations, samples and
     /// checkpoints come on top.
@@ -84,7 +84,6 @@ pub fn dry_run(
     let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
     let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
     let ema = Ema::from_config(config, parameters)?;
-    let outer = OuterOptimizer::from_config(config, parameters)?;
     let (folder, resumed_at, planned, changes) = match resumed {
         None => {
             let folder = RunFolder::planned(config);
@@ -103,7 +102,6 @@ pub fn dry_run(
                 parameters,
                 optimizer: &mut optimizer,
                 ema: ema.as_ref(),
-                outer: outer.as_ref(),
             })?;
             task.restore_data(&state.data)?;
             let folder = folder.path().to_owned();
@@ -144,9 +142,7 @@ pub fn dry_run(
     };
     let passes = u64::from(config.train.gradient_accumulation_steps);
     let trained_parameters = task.parameters().count();
-    // Ranks that learn apart exchange moments as well, in fp32.
-    let moments = if config.train.sync_every > 1 { 8 } else { 0 };
-    let of_each = config.train.reduce_dtype.kind().elt_size_in_bytes() as u64 + moments;
+    let of_each = config.train.reduce_dtype.kind().elt_size_in_bytes() as u64;
     let remaining = max_steps.saturating_sub(resumed_at.unwrap_or(0));
     Ok(DryRun {
         folder,
@@ -161,7 +157,7 @@ pub fn dry_run(
         units,
         seconds,
         step_seconds: seconds * passes as f64,
-        reduced_bytes: trained_parameters * of_each / config.train.sync_every,
+        reduced_bytes: trained_parameters * of_each,
         estimated_seconds: seconds * (passes * remaining) as f64,
         advice: match memory_estimate.fits() {
             true => Vec::new(),

@@ -74,7 +74,7 @@ impl Estimate {
         free: Option<u64>,
     ) -> Self {
         let trained = parameters.count() * FP32_BYTES;
-        let averages = config.train.kept_copies() * trained;
+        let averages = u64::from(config.train.ema_decay.is_some()) * trained;
         let several = config.train.gradient_accumulation_steps > 1;
         // Gradients of earlier passes exist during the next forward pass.
         let so_far = if several { trained } else { 0 };
@@ -146,7 +146,7 @@ impl Estimate {
                 "`train.gradient_checkpointing: true` keeps one tensor of each block",
             ));
         }
-        if train.rows_per_pass(crate::ranks::in_environment()) > 1 {
+        if train.per_device_train_batch_size > 1 {
             advice.push((
                 self.activations / 2,
                 "a smaller `train.per_device_train_batch_size` with as much more \

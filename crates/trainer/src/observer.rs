@@ -44,9 +44,6 @@ pub trait Observer {
     fn started(&mut self, start: &Start<'_>) {}
     /// An optimizer step is done.
     fn stepped(&mut self, step: u64) {}
-    /// The samples of a step were shared out by how fast each process is, as in "of 8 samples 5 on rank 0 on box1
-    /// (2.5 a second), …".
-    fn shared_out(&mut self, step: u64, shares: &str) {}
     /// Metrics were recorded.
     fn logged(&mut self, metrics: &Metrics) {}
     /// The held-out loss was measured.

@@ -5,14 +5,12 @@ mod ema;
 mod gradients;
 mod groups;
 mod moments;
-mod outer;
 mod schedule;
 
 pub use adamw::{AdamW, AdamWSettings};
 pub use ema::Ema;
 pub use gradients::Gradients;
 pub use groups::{ParameterGroup, parameter_groups};
-pub use outer::OuterOptimizer;
 pub use schedule::Schedule;
 
 #[cfg(test)]

@@ -48,14 +48,6 @@ pub fn rank_of_this_process() -> usize {
     RANK.get().copied().unwrap_or_else(of_environment)
 }
 
-/// How many processes train together, as the environment says: before they have found each other.
-pub(crate) fn in_environment() -> usize {
-    match Membership::from_environment() {
-        Ok(Some(me)) => me.size,
-        _ => 1,
-    }
-}
-
 /// All ranks of a run, as one of them sees them. A process that trains alone is the only one.
 pub(crate) struct Ranks {
     joined: Option<ProcessGroup>,

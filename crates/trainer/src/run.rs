@@ -8,7 +8,6 @@
 mod batches;
 mod best;
 mod idle;
-mod local_sgd;
 mod measure;
 mod nonfinite;
 mod oom;
@@ -17,7 +16,6 @@ mod ranks;
 mod recovery;
 mod results;
 mod samples;
-mod shares;
 
 use std::time::{Duration, Instant};
 
@@ -27,13 +25,13 @@ use tch::Tensor;
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, State, Trained, Window};
-use crate::config::{BatchSize, Config};
+use crate::config::Config;
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
-use crate::optim::{AdamW, Ema, Gradients, OuterOptimizer, Schedule};
+use crate::optim::{AdamW, Ema, Gradients, Schedule};
 use crate::ranks::Ranks;
 use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
@@ -48,7 +46,6 @@ use measure::due;
 use nonfinite::DivergenceGuard;
 use oom::OomRecovery;
 use problems::ReportedProblems;
-use shares::Shares;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -143,8 +140,6 @@ struct Run<'a> {
     config: &'a Config,
     ranks: &'a mut Ranks,
     asked: ranks::Asked,
-    /// What each of several ranks takes of a step, where that follows from how fast they are.
-    shares: Option<Shares>,
     folder: RunFolder,
     /// What the training is based on, for checkpoints.
     identity: serde_json::Value,
@@ -157,10 +152,6 @@ struct Run<'a> {
     estimate: Estimate,
     optimizer: AdamW,
     ema: Option<Ema>,
-    /// The outer optimizer, with DiLoCo.
-    outer: Option<OuterOptimizer>,
-    /// The step after which all ranks last had the same weights.
-    exchanged_at: u64,
     guard: DivergenceGuard,
     oom: OomRecovery,
     /// Placement problems that have been recorded.
@@ -195,11 +186,6 @@ struct Passes {
     loss: f64,
     norm: f64,
     units: u64,
-    /// Whether this rank's batches had any targets.
-    has_learned: bool,
-    /// Samples of this rank, and how long they took.
-    samples: usize,
-    taken: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -218,7 +204,6 @@ impl<'a> Run<'a> {
         let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
         let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
         let ema = Ema::from_config(config, parameters)?;
-        let mut outer = OuterOptimizer::from_config(config, parameters)?;
         let identity = task.identity()?;
         ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;
         // Rank 0 creates the folder or reads the checkpoint, and tells the others.
@@ -239,7 +224,6 @@ impl<'a> Run<'a> {
                         parameters,
                         optimizer: &mut optimizer,
                         ema: ema.as_ref(),
-                        outer: outer.as_ref(),
                     })?;
                     folder.sweep()?;
                     checkpoint::set_aside_after(&folder.checkpoints(), state.step)?;
@@ -257,13 +241,9 @@ impl<'a> Run<'a> {
             parameters,
             optimizer: &mut optimizer,
             ema: ema.as_ref(),
-            outer: outer.as_ref(),
         };
         ranks::share_trained(ranks, state.as_ref(), &mut trained, &mut placer)?;
         ranks::overlap_sums(ranks, config, task.as_ref())?;
-        if let Some(outer) = &mut outer {
-            outer.anchor(parameters)?;
-        }
         if let Some(state) = &state {
             task.restore_data(&state.data)?;
         }
@@ -280,19 +260,10 @@ impl<'a> Run<'a> {
             let resumes: Vec<_> = resumes(recorder.records()).collect();
             folder.write_config(&resume::config_text(config, timetable.planned, &resumes)?)?;
         }
-        let saved = state.as_ref().and_then(|state| state.shares.as_deref());
-        let shares = match config.train.per_device_train_batch_size {
-            BatchSize::Auto => {
-                let samples = config.train.rows_per_batch();
-                Some(Shares::new(samples, size, saved)?)
-            }
-            BatchSize::Rows(_) => None,
-        };
         let mut run = Self {
             config,
             ranks,
             asked: ranks::Asked::default(),
-            shares,
             identity,
             environment: machine.environment(task.as_ref()),
             estimate,
@@ -304,12 +275,9 @@ impl<'a> Run<'a> {
             machine,
             optimizer,
             ema,
-            outer,
-            exchanged_at: step,
             guard: DivergenceGuard::default(),
             oom: OomRecovery::new(
                 &config.train,
-                size,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
             recorded: ReportedProblems::default(),
@@ -358,7 +326,6 @@ impl<'a> Run<'a> {
         }
         while self.step < max_steps && !self.ends_early(observer) {
             if self.is_to_stop(stop) {
-                self.exchange_weights()?;
                 return Ok(Ending::Stopped);
             }
             let learning_rate = self.schedule.at(self.step);
@@ -368,9 +335,6 @@ impl<'a> Run<'a> {
             }
             observer.stepped(self.step);
             self.note_asked(stop);
-            if self.must_sync() {
-                self.exchange_weights()?;
-            }
             let on_the_way = self.step < max_steps;
             if due(self.step, config.logging_steps) || !on_the_way {
                 self.log(learning_rate, observer)?;
@@ -390,7 +354,6 @@ impl<'a> Run<'a> {
                 self.save(observer)?;
             }
         }
-        self.exchange_weights()?;
         Ok(Ending::Completed)
     }
 
@@ -412,9 +375,6 @@ impl<'a> Run<'a> {
             loss,
             norm,
             units,
-            samples,
-            taken,
-            ..
         } = loop {
             let own = self.passes();
             match self.of_all_ranks(own, stop) {
@@ -422,10 +382,6 @@ impl<'a> Run<'a> {
                 Err(error) => self.recover_from_oom(error, &position, observer)?,
             }
         };
-
-        if let Some(shares) = &mut self.shares {
-            shares.record(taken, samples);
-        }
         self.step += 1;
         if !(norm + loss).is_finite() {
             let batch = position.get("order").unwrap_or(&position).to_string();
@@ -445,7 +401,6 @@ impl<'a> Run<'a> {
         }
         self.guard.stepped();
         self.oom.stepped();
-        self.settle_shares(observer)?;
         self.machine.step_ends();
         let turn = self.turns.get(turn).map(|turn| turn.name);
         self.window.add(loss, norm, units, turn);
@@ -469,12 +424,8 @@ impl<'a> Run<'a> {
         };
         let mut losses = Vec::new();
         let (batches, units) = self.batches()?;
-        let has_learned = batches.iter().any(|(_, share)| *share > 0.0);
-        let began = Instant::now();
-        let mut samples = 0;
         let mut batches = batches.into_iter();
         while let Some((batch, batch_share)) = batches.next() {
-            samples += batch.rows()? as usize;
             let pieces = self.task.micro_batches(batch, self.oom.rows())?;
             let mut pieces = pieces.into_iter();
             while let Some((piece, share)) = pieces.next() {
@@ -495,21 +446,17 @@ impl<'a> Run<'a> {
         // The only synchronisation of a step. With several ranks, the norm is that of the sum of all their
         // gradients.
         losses.push(match self.ranks.size() {
-            size if size == 1 || self.learns_apart() => gradients.norm()?,
+            1 => gradients.norm()?,
             _ => Tensor::f_zeros_like(losses.first().unwrap_or(&Tensor::from(0.0f32)))?,
         });
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
         let mut numbers = Vec::<f64>::try_from(&numbers)?;
-        let taken = began.elapsed();
         Ok(Passes {
             turn,
             gradients,
             norm: numbers.pop().unwrap_or(f64::NAN),
             loss: numbers.iter().sum(),
             units,
-            has_learned,
-            samples,
-            taken,
         })
     }
 
@@ -519,7 +466,6 @@ impl<'a> Run<'a> {
             parameters: self.task.parameters(),
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
-            outer: self.outer.as_ref(),
         }
     }
 }

@@ -8,7 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use models::Parameters;
 use models::formats::write_tensors;
@@ -128,15 +127,8 @@ impl Task for Waves {
         let loss = made.f_sub(&target)?.f_square()?.f_mean(Kind::Float)?;
         // Steps 7 to 9 of two ranks; the step after a return has other data.
         let bad = (6 * 2 * ROWS + 1..=9 * 2 * ROWS).contains(&self.position);
-        if self.fault == "slow" {
-            // A device that takes longer for more.
-            std::thread::sleep(Duration::from_millis(50) * batch.rows()? as u32);
-        }
         match self.fault.as_str() {
-            "still" => Ok(loss.f_mul_scalar(0.0)?),
-            "no number" | "apart, no number" | "deep, no number" if bad => {
-                Ok(loss.f_mul_scalar(f64::NAN)?)
-            }
+            "no number" | "deep, no number" if bad => Ok(loss.f_mul_scalar(f64::NAN)?),
             "broken" | "deep, broken" if bad => {
                 Err(Error::Internal("the second rank is broken".into()))
             }
@@ -199,12 +191,8 @@ fn product_that_ends_the_pass(
 fn keys(fault: &str) -> &'static str {
     match fault {
         "bf16" => "max_steps: 20, ema_decay: 0.9, reduce_dtype: bfloat16",
-        // What is exchanged is the mean, and nothing more is made of it.
-        "still" => "max_steps: 1, sync_every: 2, outer_learning_rate: 1, outer_momentum: 0",
         "deep, twice" => "max_steps: 20, gradient_accumulation_steps: 2",
         "deep, bf16" => "max_steps: 20, reduce_dtype: bfloat16",
-        "slow once" => "max_steps: 24, ema_decay: 0.9, resume_from_checkpoint: latest",
-        fault if fault.starts_with("apart") => "max_steps: 20, sync_every: 4",
         _ => "max_steps: 20, ema_decay: 0.9",
     }
 }
@@ -224,7 +212,7 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
     let text = format!(
         "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
          unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, {keys}, \
-         {size}, learning_rate: {rate}, lr_scheduler_type: constant, \
+         per_device_train_batch_size: {rows}, learning_rate: {rate}, lr_scheduler_type: constant, \
          logging_steps: 1, eval_steps: 6, save_steps: 3, load_best_model_at_end: true}}}}",
         runs = folder.join("runs").display(),
         keys = keys(fault),
@@ -232,11 +220,6 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
             0.0003
         } else {
             0.01
-        },
-        size = match fault.starts_with("slow") {
-            // Of both ranks together.
-            true => format!("per_device_train_batch_size: auto, train_batch_size: {rows}"),
-            false => format!("per_device_train_batch_size: {rows}"),
         },
     );
     let config = Config::parse("test.yaml", &text, &[]).unwrap();
@@ -267,11 +250,7 @@ fn one_rank() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let rank = std::env::var("RANK").unwrap().parse().unwrap();
     let fault = std::env::var(FAULT).unwrap();
-    let rows = match fault.starts_with("slow") {
-        true => 2 * ROWS,
-        false => ROWS,
-    };
-    train(&folder, "ranks", rows, rank, &fault);
+    train(&folder, "ranks", ROWS, rank, &fault);
 }
 
 /// Two ranks, the second of which meets `fault`.
@@ -338,39 +317,6 @@ fn two_ranks_end_where_one_with_their_batch_does() {
     assert!(apart < 1e-5, "{apart}");
 }
 
-/// The shares in the checkpoint of a step.
-fn shares(folder: &Path, step: u64) -> Value {
-    let path = folder.join(format!("runs/ranks/checkpoints/step-{step:06}/state.json"));
-    let state: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-    state["shares"].clone()
-}
-
-#[test]
-fn a_slow_rank_takes_fewer_samples_and_all_learn_what_one_would() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    train(folder, "alone", 2 * ROWS, 0, "");
-    let [first, _] = two_equal_ranks(folder, "slow");
-    let text = fs::read_to_string(folder.join("alone-0.json")).unwrap();
-    let alone: Value = serde_json::from_str(&text).unwrap();
-    for key in ["first_loss", "last_loss"] {
-        let (one, two) = (alone[key].as_f64().unwrap(), first[key].as_f64().unwrap());
-        assert!((one - two).abs() < 1e-6 * one, "{key}: {one} and {two}");
-    }
-    assert_eq!(alone["tokens"], first["tokens"]);
-    let apart = student(folder, "alone-0");
-    let apart = apart.into_iter().zip(student(folder, "ranks-0"));
-    let apart = apart.map(|(one, other)| (one - other).abs());
-    assert!(apart.fold(0.0, f32::max) < 1e-5);
-
-    // They are measured in the first seven steps.
-    assert_eq!(shares(folder, 6), Value::Null);
-    assert_eq!(shares(folder, 9), json!([7, 1]));
-    // And stay when the run is gone on with, though both are as fast now.
-    two_equal_ranks(folder, "slow once");
-    assert_eq!(shares(folder, 24), json!([7, 1]));
-}
-
 #[test]
 fn weights_are_equal_where_gradients_are_sent_as_bf16() {
     let folder = tempfile::tempdir().unwrap();
@@ -407,42 +353,6 @@ fn why_a_rank_ended_is_told_by_the_others() {
     let told = said(&outputs[0]);
     assert!(told.contains("rank 1 on "), "{told}");
     assert!(told.contains("the second rank is broken"), "{told}");
-}
-
-#[test]
-fn ranks_that_learn_apart_take_the_mean_of_what_they_learned() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    // The first rank's part of the first step is what one alone begins with; the second learns nothing.
-    train(folder, "alone", ROWS, 0, "still");
-    two_equal_ranks(folder, "still");
-    let initial = &Waves::new(ROWS, 0, "").students[0];
-    let initial = Vec::<f32>::try_from(initial.flatten(0, -1).detach()).unwrap();
-    let both = student(folder, "alone-0")
-        .into_iter()
-        .zip(student(folder, "ranks-0"));
-    let mut moved = 0.0f32;
-    for ((alone, mean), initial) in both.zip(initial) {
-        moved = moved.max((alone - initial).abs());
-        assert!(((mean - initial) - (alone - initial) / 2.0).abs() < 1e-6);
-    }
-    assert!(moved > 1e-3, "nothing was learned");
-}
-
-#[test]
-fn ranks_that_learn_apart_end_equal_whatever_one_of_them_meets() {
-    for (fault, skipped, rollbacks) in [
-        ("apart", 0, 0),
-        ("apart, short", 0, 0),
-        ("apart, no number", 3, 1),
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        for summary in two_equal_ranks(folder.path(), fault) {
-            assert_eq!(summary["steps"], 20, "{fault}");
-            assert_eq!(summary["skipped_steps"], skipped, "{fault}");
-            assert_eq!(summary["rollbacks"], rollbacks, "{fault}");
-        }
-    }
 }
 
 /// Losses of one process and of two ranks whose sums overlap with the backward pass.

@@ -447,13 +447,6 @@ impl Observer for ProgressDisplay {
         self.bar.set_position(step);
     }
 
-    fn shared_out(&mut self, step: u64, shares: &str) {
-        self.line(format!(
-            "shares     from step {} on, {shares}",
-            thousands(step + 1)
-        ));
-    }
-
     fn logged(&mut self, metrics: &Metrics) {
         let turns: String = (metrics.turns.iter())
             .map(|(name, turn)| format!(" ({name} {:.4})", turn.loss))

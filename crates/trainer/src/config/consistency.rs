@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::data::RECORD_KEYS;
 use super::problem::Problem;
 use super::tree::Node;
-use super::{BatchSize, BestMetric, Config, DeviceMapConfig, Strategy};
+use super::{BestMetric, Config, DeviceMapConfig, Strategy};
 
 /// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -256,52 +256,6 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "published models are measured per token, not per byte".into(),
             "use `eval_loss`",
         );
-    }
-    let is_auto = train.per_device_train_batch_size == BatchSize::Auto;
-    if is_auto && train.train_batch_size.is_none() {
-        report(
-            &["train", "per_device_train_batch_size"],
-            "`auto` distributes the samples of a step, but their number is not set".into(),
-            "set `train.train_batch_size`",
-        );
-    }
-    if !is_auto && train.train_batch_size.is_some() {
-        report(
-            &["train", "train_batch_size"],
-            "the samples of a step follow from `per_device_train_batch_size`".into(),
-            "remove one of the two, or set `train.per_device_train_batch_size: auto`",
-        );
-    }
-    if is_auto && train.sync_every > 1 {
-        report(
-            &["train", "per_device_train_batch_size"],
-            "processes that train independently (`train.sync_every`) take equal shares".into(),
-            "set a number, or remove `train.sync_every`",
-        );
-    }
-    if train.sync_every > 1 {
-        for (key, set, why) in [
-            (
-                "optim",
-                train.optim.eight_bit(),
-                "8-bit moments cannot be averaged",
-            ),
-            (
-                "ema_decay",
-                train.ema_decay.is_some(),
-                "each process would average its own weights",
-            ),
-        ] {
-            if set {
-                report(
-                    &["train", key],
-                    format!(
-                        "processes that train independently (`train.sync_every`) do not support this: {why}"
-                    ),
-                    &format!("remove `train.{key}`, or `train.sync_every`"),
-                );
-            }
-        }
     }
     for (path, message, help) in super::video::problems(config) {
         report(&path, message, help);

@@ -3,7 +3,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::batch_size::BatchSize;
 use super::bf16::Bf16;
 use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
 use super::strategy::Strategy;
@@ -21,13 +20,9 @@ pub struct TrainConfig {
     /// `gradient_accumulation_steps` and the processes; the last step of an epoch may have a smaller batch.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
     pub num_train_epochs: Option<f64>,
-    /// Sequences per forward pass. If several processes train together, `auto` distributes `train_batch_size`
-    /// by their speed, which is measured in the first steps.
-    pub per_device_train_batch_size: BatchSize,
-    /// With `per_device_train_batch_size: auto`, sequences per optimizer step, of all processes and passes
-    /// together.
+    /// Sequences per forward pass.
     #[schemars(range(min = 1, max = 65_536))]
-    pub train_batch_size: Option<u32>,
+    pub per_device_train_batch_size: u32,
     /// Sequences per forward pass of the evaluation; unset means as in training.
     #[schemars(range(min = 1, max = 65_536))]
     pub per_device_eval_batch_size: Option<u32>,
@@ -129,18 +124,6 @@ pub struct TrainConfig {
     /// With several processes: the data type in which gradients are sent. `bfloat16`
     /// halves the traffic, and rounds to 3 digits; all processes compute the same sum.
     pub reduce_dtype: ReduceDtype,
-    /// With several processes: steps that each trains independently before they exchange their updates (DiLoCo), for
-    /// links that are too slow for a sum in every step. They also exchange before an evaluation, a sample and a
-    /// checkpoint. 1 sums gradients in every step.
-    #[schemars(range(min = 1, max = 100_000))]
-    pub sync_every: u64,
-    /// With `sync_every`, the learning rate of the outer optimizer (SGD with Nesterov momentum), whose gradient is the
-    /// mean change of the weights.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
-    pub outer_learning_rate: f64,
-    /// With `sync_every`, the momentum of the outer optimizer.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub outer_momentum: f64,
     /// For videos, how noise levels are sampled. Unset means `shift`.
     pub weighting_scheme: Option<WeightingScheme>,
     /// For videos, shifts the sampled noise levels towards noise: a level `u` becomes
@@ -301,8 +284,7 @@ impl Default for TrainConfig {
         Self {
             max_steps: None,
             num_train_epochs: None,
-            per_device_train_batch_size: BatchSize::Rows(16),
-            train_batch_size: None,
+            per_device_train_batch_size: 16,
             per_device_eval_batch_size: None,
             gradient_accumulation_steps: 1,
             optim: Optim::AdamwTorchFused,
@@ -338,9 +320,6 @@ impl Default for TrainConfig {
             rank_timeout: 600,
             ddp_backend: Backend::Auto,
             reduce_dtype: ReduceDtype::Float32,
-            sync_every: 1,
-            outer_learning_rate: 0.7,
-            outer_momentum: 0.9,
             weighting_scheme: None,
             flow_shift: None,
             logit_mean: None,
@@ -368,44 +347,14 @@ impl TrainConfig {
         }
     }
 
-    /// Samples in a batch of the data: for one forward pass of one process, or with `auto` for a step of all processes.
-    pub fn rows_per_batch(&self) -> u32 {
-        match self.per_device_train_batch_size {
-            BatchSize::Rows(rows) => rows,
-            BatchSize::Auto => self.train_batch_size.unwrap_or(1),
-        }
-    }
-
-    /// The most samples in a forward pass of one of `processes`. With `auto` the number in equal shares: a faster process
-    /// runs more passes, and none needs more memory than the others.
-    pub fn rows_per_pass(&self, processes: usize) -> u32 {
-        match self.per_device_train_batch_size {
-            BatchSize::Rows(rows) => rows,
-            BatchSize::Auto => {
-                let passes = self.gradient_accumulation_steps.max(1) as usize * processes.max(1);
-                let rows = self.rows_per_batch() as usize;
-                u32::try_from(rows.div_ceil(passes)).unwrap_or(u32::MAX)
-            }
-        }
-    }
-
     /// Batches of the data per step of this many processes.
     pub(crate) fn batches_in_step(&self, processes: usize) -> u64 {
-        match self.per_device_train_batch_size {
-            BatchSize::Rows(_) => processes as u64 * u64::from(self.gradient_accumulation_steps),
-            BatchSize::Auto => 1,
-        }
+        processes as u64 * u64::from(self.gradient_accumulation_steps)
     }
 
     /// Samples per step of this many processes.
     pub(crate) fn samples_in_step(&self, processes: usize) -> u64 {
-        self.batches_in_step(processes) * u64::from(self.rows_per_batch())
-    }
-
-    /// Copies of the trained parameters that a run keeps: the average, or with `sync_every` the last exchanged weights
-    /// and the outer momentum.
-    pub(crate) fn kept_copies(&self) -> u64 {
-        u64::from(self.ema_decay.is_some()) + if self.sync_every > 1 { 2 } else { 0 }
+        self.batches_in_step(processes) * u64::from(self.per_device_train_batch_size)
     }
 
     /// Whether the data is used epoch by epoch, so that no batch spans two.

@@ -171,7 +171,7 @@ impl PlannedDecoder<'_> {
             let train = &self.config.train;
             if !train.gradient_checkpointing {
                 text += "; `train.gradient_checkpointing: true` reduces the working memory";
-            } else if train.rows_per_pass(crate::ranks::in_environment()) > 1 {
+            } else if train.per_device_train_batch_size > 1 {
                 text +=
                     "; a smaller `train.per_device_train_batch_size` reduces the working memory";
             } else if self.config.model.quantization.is_none() {

@@ -116,7 +116,6 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.max_steps", Free),
     ("train.num_train_epochs", Free),
     ("train.per_device_train_batch_size", Free),
-    ("train.train_batch_size", Free),
     ("train.per_device_eval_batch_size", Free),
     ("train.gradient_accumulation_steps", Free),
     // The 8-bit and the fp32 format of the moments cannot be read as each other.
@@ -155,10 +154,6 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.rank_timeout", Unrelated),
     ("train.ddp_backend", Unrelated),
     ("train.reduce_dtype", Free),
-    // The outer optimizer's state has a momentum, or none.
-    ("train.sync_every", Fixed),
-    ("train.outer_learning_rate", Free),
-    ("train.outer_momentum", Free),
     ("train.weighting_scheme", Free),
     ("train.flow_shift", Free),
     ("train.logit_mean", Free),

@@ -27,9 +27,9 @@ pub(super) struct OomRecovery {
 impl OomRecovery {
     /// For the start of a run, or for a resumed one: then with the micro-batch size from the checkpoint, so
     /// that sums are rounded the same.
-    pub(super) fn new(config: &TrainConfig, processes: usize, saved_rows: Option<u32>) -> Self {
+    pub(super) fn new(config: &TrainConfig, saved_rows: Option<u32>) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        let configured = at_least_one(config.rows_per_pass(processes));
+        let configured = at_least_one(config.per_device_train_batch_size);
         let mut shape = BatchShape {
             micro_batch: configured,
             accumulation: at_least_one(config.gradient_accumulation_steps),
@@ -115,7 +115,7 @@ mod tests {
 
     fn config(micro_batch: u32, accumulation: u32) -> TrainConfig {
         TrainConfig {
-            per_device_train_batch_size: micro_batch.into(),
+            per_device_train_batch_size: micro_batch,
             gradient_accumulation_steps: accumulation,
             ..TrainConfig::default()
         }

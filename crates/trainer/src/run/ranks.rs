@@ -47,7 +47,7 @@ const OF_THE_MACHINE: [&str; 21] = [
 ];
 
 /// Where the numbers of who ran out of memory begin, in what ranks tell each other of a step.
-const SHORT: usize = 8;
+const SHORT: usize = 6;
 
 /// What somebody has asked a run for, as all its ranks know.
 #[derive(Debug, Clone, Copy, Default)]
@@ -144,8 +144,8 @@ pub(super) fn overlap_sums(
     config: &Config,
     task: &dyn Task,
 ) -> Result<(), Error> {
-    // Of ranks that learn apart none sends gradients, and groups that are trained in turns would need a buffer each.
-    if config.train.sync_every > 1 || !task.turns().is_empty() {
+    // Groups that are trained in turns would need a buffer each.
+    if !task.turns().is_empty() {
         return Ok(());
     }
     // Streamed blocks are brought in and recomputed in the backward pass, and the time of each is planned: what
@@ -212,10 +212,9 @@ impl Run<'_> {
         if size == 1 {
             return own;
         }
-        let apart = self.learns_apart();
         let overlaps = self.ranks.overlaps_sums();
         let own = own.and_then(|passes| {
-            if apart || overlaps {
+            if overlaps {
                 return Ok((passes, None));
             }
             let flat = flat(&passes.gradients, self.config.train.reduce_dtype.kind())?;
@@ -241,26 +240,24 @@ impl Run<'_> {
             Err(error) if error.is_out_of_memory() => (Err(error), true),
             Err(error) => return Err(error),
         };
-        // The loss; whether to stop, to sample, to save and to leave; of ranks that learn apart who has learned and whose
-        // norm is a number; whether a sum started too early; and who ran out of memory.
+        // The loss; whether to stop, to sample, to save and to leave; whether a sum started too early; and who ran out
+        // of memory.
         let flag = |is_set: bool| f64::from(u8::from(is_set));
         let mut told = vec![0.0; SHORT + size];
         told[1] = flag(stop.is_requested());
-        told[4] = flag(stop.take_sample());
-        told[5] = flag(stop.take_save());
-        told[6] = flag(stop.is_to_leave());
-        told[7] = flag(!is_complete);
+        told[2] = flag(stop.take_sample());
+        told[3] = flag(stop.take_save());
+        told[4] = flag(stop.is_to_leave());
+        told[5] = flag(!is_complete);
         if let Ok((passes, _)) = &own {
             told[0] = passes.loss;
-            told[2] = flag(passes.has_learned);
-            told[3] = if apart { passes.norm } else { 0.0 };
         }
         told[SHORT + rank] = flag(own.is_err());
         let told = self.ranks.sum_numbers(&told)?;
         self.asked.stop = told[1] > 0.0;
-        self.asked.leave = told[6] > 0.0;
-        self.asked.sample |= told[4] > 0.0;
-        self.asked.save |= told[5] > 0.0;
+        self.asked.leave = told[4] > 0.0;
+        self.asked.sample |= told[2] > 0.0;
+        self.asked.save |= told[3] > 0.0;
         let short = told[SHORT..].iter().position(|short| *short > 0.0);
         let (mut passes, flat) = match (own, short) {
             (Ok(own), None) => own,
@@ -270,14 +267,6 @@ impl Run<'_> {
             }
             (Err(error), _) => return Err(error),
         };
-        if apart {
-            passes.loss = told[0] / told[2].max(1.0);
-            // All skip the step in which one has no number.
-            if !told[3].is_finite() {
-                passes.norm = f64::NAN;
-            }
-            return Ok(passes);
-        }
         match flat {
             Some(flat) => {
                 let sum = self.ranks.sum(flat)?;
@@ -289,7 +278,7 @@ impl Run<'_> {
             }
             None => {
                 // Once more, by all, where one of them has started to sum a gradient before it was complete.
-                if told[7] > 0.0 {
+                if told[5] > 0.0 {
                     self.ranks.finish_sums(Some(passes.gradients.tensors()))?;
                 }
                 let sums = self.ranks.overlapped_sums();
@@ -336,21 +325,15 @@ impl Run<'_> {
             parameters: self.task.parameters(),
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
-            outer: self.outer.as_ref(),
         };
         let state = self.ranks.told_by_first(|| {
             Checkpoint::open(path)?.restore(Trained {
                 parameters: trained.parameters,
                 optimizer: trained.optimizer,
                 ema: trained.ema,
-                outer: trained.outer,
             })
         })?;
         share_trained(self.ranks, Some(&state), &mut trained, &mut self.placer)?;
-        if let Some(outer) = &mut self.outer {
-            outer.anchor(self.task.parameters())?;
-        }
-        self.exchanged_at = state.step;
         Ok(state)
     }
 }

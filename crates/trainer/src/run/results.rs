@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use super::shares::Shares;
 use super::{Run, StepPhase};
 use crate::Error;
 use crate::checkpoint::{self, Draft, Progress};
@@ -41,11 +40,6 @@ impl Run<'_> {
             planned: self.timetable.planned,
             micro_batch: self.oom.micro_batch(),
             ranks: self.ranks.size() as u32,
-            shares: self
-                .shares
-                .as_ref()
-                .and_then(Shares::set)
-                .map(<[u32]>::to_vec),
             data: self.task.data_state()?,
             identity: self.identity.clone(),
             records: at_step.filter(|record| record.step() == self.step).count() as u64,

@@ -158,7 +158,7 @@ impl Plans<'_> {
         let RowShape { length, packed } = self.rows;
         let attachment = self.attachment()?;
         Ok(DecoderUse {
-            rows: u64::from(train.rows_per_pass(crate::ranks::in_environment())),
+            rows: u64::from(train.per_device_train_batch_size),
             length,
             packed,
             compute: self.compute,

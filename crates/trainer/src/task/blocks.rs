@@ -26,7 +26,7 @@ impl TrainingBlocks {
     pub(super) fn new(order: BlockOrder, train: &TrainConfig, identity: Value) -> Self {
         Self {
             order,
-            batch: train.rows_per_batch() as usize,
+            batch: train.per_device_train_batch_size as usize,
             by_epoch: train.by_epoch(),
             identity,
         }

@@ -66,7 +66,7 @@ impl CausalLm {
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
         let model = Decoder::new(&shape, options, &mut builder)?;
         let train = &config.train;
-        let batch_size = train.rows_per_pass(crate::ranks::in_environment());
+        let batch_size = train.per_device_train_batch_size;
         Ok(Self {
             model_bytes: model.bytes()?,
             model,

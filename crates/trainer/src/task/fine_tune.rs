@@ -96,7 +96,7 @@ impl FineTune {
             plan,
         } = BaseModel::load(config, &pretrained, (context, rows), placer, memory)?;
         let train = &config.train;
-        let batch_size = train.rows_per_pass(crate::ranks::in_environment());
+        let batch_size = train.per_device_train_batch_size;
         Ok(Self {
             model,
             pretrained,

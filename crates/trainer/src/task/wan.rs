@@ -138,7 +138,7 @@ impl WanVideo {
         }
         residency.enter(&experts, Some(0), placer)?;
         let shapes: Vec<_> = data.training.iter().map(|clip| clip.shape).collect();
-        let rows = config.train.rows_per_batch() as usize;
+        let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats.unwrap_or(1) as usize;
         let order = ClipOrder::new(config.seed, &shapes, rows, repeats);
         let with_condition = model.pipeline == Pipeline::Image;

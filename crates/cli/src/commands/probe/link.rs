@@ -309,8 +309,7 @@ fn step_text(text: &mut String, step: &Step) {
         let _ = writeln!(
             text,
             "The sum takes {:.0} % of the time: a larger `gradient_accumulation_steps` makes steps longer for the \
-             same sum, `train.reduce_dtype: bfloat16` halves the bytes, and `train.sync_every` sends \
-             them every so many steps.",
+             same sum, and `train.reduce_dtype: bfloat16` halves the bytes.",
             share * 100.0
         );
     }

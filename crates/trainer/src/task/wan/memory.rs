@@ -109,7 +109,7 @@ impl Usage {
         trainable: Trainable,
         streamed: Vec<usize>,
     ) -> Self {
-        let rows = u64::from(config.train.rows_per_pass(crate::ranks::in_environment()));
+        let rows = u64::from(config.train.per_device_train_batch_size);
         let longest = data.training.iter().map(|clip| clip.tokens).max();
         // On the CPU, the zero rows after the text are merged; see `Transformer::distinct`.
         let text_rows = match device {
@@ -274,7 +274,7 @@ pub(super) fn working(
     });
     let trained = lora * FP32_BYTES;
     let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
-    let averages = config.train.kept_copies() * trained;
+    let averages = u64::from(config.train.ema_decay.is_some()) * trained;
     let several = config.train.gradient_accumulation_steps > 1;
     let so_far = if several { trained } else { 0 };
     let footprint = usage.footprint(shape);

@@ -143,9 +143,7 @@ impl<'a> PlannedExperts<'a> {
     }
 
     fn rows(&self) -> u32 {
-        self.config
-            .train
-            .rows_per_pass(crate::ranks::in_environment())
+        self.config.train.per_device_train_batch_size
     }
 
     fn blocks(&self) -> usize {
@@ -161,7 +159,7 @@ impl<'a> PlannedExperts<'a> {
     ) -> Result<Result<Plan, PlanError>, Error> {
         let config = Config {
             train: TrainConfig {
-                per_device_train_batch_size: request.rows.into(),
+                per_device_train_batch_size: request.rows,
                 ..request.config.train.clone()
             },
             ..request.config.clone()
