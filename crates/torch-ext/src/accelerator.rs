@@ -197,6 +197,15 @@ impl Stream {
         })
     }
 
+    /// Waits on the host until everything queued here is done.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] for an asynchronous error.
+    pub fn synchronize(self) -> Result<()> {
+        // SAFETY: a valid stream identity, borrowed for the call.
+        raw::check(unsafe { raw::surefoot_stream_synchronize(&self.0) })
+    }
+
     /// Makes this stream wait for the event; the host does not wait.
     pub fn wait_for(self, event: &Event) -> Result<()> {
         // SAFETY: the handle is alive as long as `event`, the identity is valid.

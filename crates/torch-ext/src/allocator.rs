@@ -91,6 +91,7 @@ struct Functions {
     mem_info: unsafe extern "C" fn(c_int, *mut usize, *mut usize) -> c_int,
     stats: unsafe extern "C" fn(c_int, *mut Stats, usize) -> c_int,
     reset_peaks: unsafe extern "C" fn(c_int) -> c_int,
+    trim: unsafe extern "C" fn(c_int, usize) -> c_int,
 }
 
 /// A loaded allocator library. Cheap to clone; never unloaded.
@@ -222,6 +223,7 @@ impl Library {
                     mem_info: get(library, &path, c"hip_alloc_mem_info")?,
                     stats: get(library, &path, c"hip_alloc_stats")?,
                     reset_peaks: get(library, &path, c"hip_alloc_reset_peaks")?,
+                    trim: get(library, &path, c"hip_alloc_trim")?,
                 },
                 path,
             })
@@ -283,6 +285,17 @@ impl Library {
             free: free as u64,
             total: total as u64,
         })
+    }
+
+    /// Gives empty blocks back to the driver, but for `keep_bytes` of them.
+    ///
+    /// # Errors
+    /// [`LibraryError::Failed`].
+    pub fn trim(&self, device: i32, keep_bytes: u64) -> Result<(), LibraryError> {
+        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
+        // SAFETY: no pointers.
+        let code = unsafe { (self.functions.trim)(device, keep) };
+        self.done("hip_alloc_trim", code)
     }
 
     /// Makes the peaks of [`Self::stats`] start from what is held now.

@@ -91,12 +91,13 @@ fn more_than_there_is_is_out_of_memory() {
 }
 
 #[test]
-fn memory_and_peaks_are_answered() {
+fn memory_trim_and_peaks_are_answered() {
     let library = LIBRARY
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     let memory = library.mem_info(HOST).unwrap();
     assert!(memory.free > 0 && memory.free <= memory.total, "{memory:?}");
+    library.trim(HOST, 0).unwrap();
     library.reset_peaks(HOST).unwrap();
     let stats = library.stats(HOST).unwrap();
     assert_eq!(stats.live_peak_bytes, stats.live_bytes);

@@ -1,6 +1,6 @@
 /* The smallest library with the C ABI of hip_alloc.h: malloc with counters.
  * -DABI=n        claims version n
- * -DLACKS_PEAKS  leaves a function out
+ * -DLACKS_TRIM   leaves a function out
  * -DMISALIGNED   hands out memory that no vector kernel can use
  * Requests above one GiB fail, as on a full device. */
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ struct hip_alloc_stats {
       driver_allocs, driver_frees, out_of_memory, pending_bytes, capacity_bytes;
 };
 
-static _Atomic uint64_t allocations, frees, refused, recorded;
+static _Atomic uint64_t allocations, frees, refused, trimmed_to, recorded;
 
 void *hip_alloc_malloc(size_t size, int device, void *stream) {
   (void)device;
@@ -65,14 +65,20 @@ int hip_alloc_stats(int device, struct hip_alloc_stats *out, size_t out_size) {
   stats.frees = frees;
   stats.out_of_memory = refused;
   stats.pending_bytes = recorded;
-  stats.capacity_bytes = 4096;
+  stats.capacity_bytes = trimmed_to;
   memcpy(out, &stats, out_size < sizeof stats ? out_size : sizeof stats);
   return 0;
 }
 
-#ifndef LACKS_PEAKS
 int hip_alloc_reset_peaks(int device) {
   (void)device;
+  return 0;
+}
+
+#ifndef LACKS_TRIM
+int hip_alloc_trim(int device, size_t keep_bytes) {
+  (void)device;
+  trimmed_to = keep_bytes;
   return 0;
 }
 #endif
