@@ -42,7 +42,7 @@ def on_device(simulator, libraries):
 
 @pytest.fixture(scope="session")
 def matrix(on_device):
-    return on_device("matrix")
+    return on_device("matrix", DEVICE_SIM_UNIFIED="16G")
 
 
 def test_always_misses_nothing_on_a_real_runtime(matrix):
@@ -56,31 +56,35 @@ def test_every_silent_fault_strikes_on_every_route_that_copies(matrix):
     seen = collections.defaultdict(set)
     for cell in matrix["cells"]:
         if cell["verify"] == "off" and cell["fault"] in SILENT:
-            assert cell["outcome"] == "missed", cell
+            # The full synchronisation of this route waits for late copies, too.
+            waited_for = (cell["fault"], cell["route"]) == ("late_copy", "other_stream")
+            assert cell["outcome"] == ("recovered" if waited_for else "missed"), cell
             seen[cell["fault"]].add(cell["route"])
-    routes = {"together", "direct", "retry", "staged", "chunked", "other_stream"}
+    routes = {"together", "direct", "retry", "staged", "chunked", "other_stream", "zero_copy"}
     assert seen == {fault: routes for fault in SILENT}
 
 
 def test_what_strikes_once_is_recovered(matrix):
-    fatal = {"context_lost", "hang_device"}
+    fatal = {"context_lost", "hang", "out_of_memory_contiguous"}
     for cell in matrix["cells"]:
         if cell["verify"] != "always" or cell["every_time"]:
             continue
         # The caller's own memory has changed; a staging copy of it has not.
         gone = cell["fault"] == "mutated_source" and cell["route"] in ("together", "direct", "retry", "other_stream")
-        expected = "reported" if cell["fault"] in fatal or gone else "recovered"
+        # Nothing is cast here, so that no route comes after this one; a full device is trimmed.
+        last = cell["route"] == "zero_copy" and cell["fault"] not in ("out_of_memory_copy", "out_of_memory_sum_device")
+        expected = "reported" if cell["fault"] in fatal or gone or last else "recovered"
         assert cell["outcome"] == expected, cell
 
 
 def test_without_pinned_memory_the_routes_that_need_none_are_taken(matrix):
-    cells = [cell for cell in matrix["cells"] if cell["fault"] == "out_of_memory_pinned" and cell["route"] != "zero_copy"]
+    cells = [cell for cell in matrix["cells"] if cell["fault"] == "out_of_memory_stage"]
     assert cells and {cell["outcome"] for cell in cells} == {"recovered"}
 
 
 def test_loud_faults_are_missed_in_no_mode(matrix):
     loud = [cell for cell in matrix["cells"] if cell["fault"] not in SILENT]
-    assert {cell["fault"] for cell in loud} >= {"refused", "out_of_memory_device", "out_of_memory_pinned", "context_lost"}
+    assert {cell["fault"] for cell in loud} >= {"refused", "out_of_memory_copy", "out_of_memory_stage", "context_lost", "stall", "hang"}
     assert all(cell["outcome"] != "missed" for cell in loud)
 
 

@@ -14,7 +14,7 @@
 //! The decisions are pure code without libtorch; [`torch_transport`] carries them out. `docs/transfer.md` is
 //! the exact specification of a verified copy, for this crate and the Python package.
 //!
-//! The feature `test-support` adds `testing`: a fake device with fault injection, and the fault matrix.
+//! The feature `test-support` adds `testing`: a transport with fault injection, and the fault matrix.
 
 pub mod offload;
 mod placer;

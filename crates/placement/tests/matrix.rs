@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use surefoot_placement::TransferStrategy;
-use surefoot_placement::testing::fake::Fault;
+use surefoot_placement::testing::Fault;
 use surefoot_placement::testing::matrix::FaultMatrix;
 use surefoot_placement::testing::matrix::{Cell, CellOutcome, fault_matrix};
 
-static MATRIX: LazyLock<FaultMatrix> = LazyLock::new(fault_matrix);
+static MATRIX: LazyLock<FaultMatrix> = LazyLock::new(|| fault_matrix().unwrap());
 
 /// Faults that leave wrong bytes on the device although no call failed.
 const SILENT: [Fault; 9] = [

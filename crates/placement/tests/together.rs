@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
+use surefoot_placement::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport, bytes_of};
 use surefoot_placement::transport::{Element, Operation, Origin, Transport};
 use surefoot_placement::{
     MoveError, Outcome, Placed, Policy, Request, Role, TransferEngine, TransferStrategy, Verify,
@@ -10,10 +10,10 @@ use surefoot_placement::{
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-fn hosts(origin: Origin) -> Vec<FakeHost> {
+fn hosts(origin: Origin) -> Vec<FaultyHost> {
     let tensor = |number: u32| {
         let bytes = (0..5_000_u32).flat_map(|index| (index * 7 + number).to_le_bytes());
-        FakeHost::new(bytes.collect(), Element::I32, origin)
+        FaultyHost::new(&bytes.collect::<Vec<u8>>(), Element::I32, origin).unwrap()
     };
     (0..4).map(tensor).collect()
 }
@@ -30,8 +30,8 @@ type Arrived = Vec<Vec<u8>>;
 
 fn place(
     engine: &mut TransferEngine,
-    device: &mut FakeDevice,
-    hosts: &[FakeHost],
+    device: &mut FaultyTransport,
+    hosts: &[FaultyHost],
 ) -> Result<Arrived, MoveError> {
     let request = |name| Request {
         name,
@@ -40,15 +40,17 @@ fn place(
     };
     let loads: Vec<_> = hosts.iter().zip(NAMES.map(request)).collect();
     let placed = engine.to_device_batched(device, &loads)?;
-    let bytes = |one: Placed<<FakeDevice as Transport>::Remote, FakeHost>| match one {
-        Placed::OnDevice(remote) => remote.bytes(),
-        Placed::OnHost(host) => host.bytes(),
+    let bytes = |one: Placed<<FaultyTransport as Transport>::Remote, FaultyHost>| match one {
+        Placed::OnDevice(remote) => bytes_of(&remote).unwrap(),
+        Placed::OnHost(host) => bytes_of(&host.into_tensor()).unwrap(),
     };
     Ok(placed.into_iter().map(bytes).collect())
 }
 
-fn sent(hosts: &[FakeHost]) -> Arrived {
-    hosts.iter().map(FakeHost::bytes).collect()
+/// The bytes of [`hosts`].
+fn sent() -> Arrived {
+    let bytes = |host: FaultyHost| bytes_of(&host.into_tensor()).unwrap();
+    hosts(Origin::Memory).into_iter().map(bytes).collect()
 }
 
 fn order(fault: Fault, every_time: bool) -> FaultInjection {
@@ -63,8 +65,13 @@ fn order(fault: Fault, every_time: bool) -> FaultInjection {
 fn all_arrive_verified_by_the_first_strategy_in_their_order() {
     let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
     for sums in [true, false] {
-        let arrived = place(&mut engine, &mut FakeDevice::apu(sums), &hosts).unwrap();
-        assert_eq!(arrived, sent(&hosts));
+        let arrived = place(
+            &mut engine,
+            &mut FaultyTransport::apu(sums).unwrap(),
+            &hosts,
+        )
+        .unwrap();
+        assert_eq!(arrived, sent());
     }
     let total = engine.report().routes[0];
     let expected = (TransferStrategy::Direct, 8, 8);
@@ -74,7 +81,11 @@ fn all_arrive_verified_by_the_first_strategy_in_their_order() {
 
 #[test]
 fn nothing_is_as_good_as_a_group_of_none() {
-    let placed = place(&mut engine(true), &mut FakeDevice::apu(true), &[]);
+    let placed = place(
+        &mut engine(true),
+        &mut FaultyTransport::apu(true).unwrap(),
+        &[],
+    );
     assert_eq!(placed.unwrap(), Arrived::new());
 }
 
@@ -82,10 +93,10 @@ fn nothing_is_as_good_as_a_group_of_none() {
 fn only_the_tensor_that_arrived_wrong_is_copied_again() {
     for victim in 0..4 {
         let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
-        let mut device = FakeDevice::apu(true);
+        let mut device = FaultyTransport::apu(true).unwrap();
         device.inject_later(order(Fault::BitFlip, false), victim);
         let arrived = place(&mut engine, &mut device, &hosts).unwrap();
-        assert_eq!(arrived, sent(&hosts));
+        assert_eq!(arrived, sent());
         let report = engine.report();
         let [trace] = report.traces.as_slice() else {
             panic!("{report}")
@@ -109,8 +120,13 @@ fn what_may_not_be_copied_directly_moves_alone_among_the_others() {
     let mut mixed = hosts(Origin::Memory);
     mixed[1] = hosts(Origin::MappedFile).remove(1);
     let mut engine = engine(true);
-    let arrived = place(&mut engine, &mut FakeDevice::apu(true), &mixed).unwrap();
-    assert_eq!(arrived, sent(&mixed));
+    let arrived = place(
+        &mut engine,
+        &mut FaultyTransport::apu(true).unwrap(),
+        &mixed,
+    )
+    .unwrap();
+    assert_eq!(arrived, sent());
     let routes = engine.report().routes.iter();
     let by_strategy: Vec<_> = routes
         .map(|total| (total.strategy, total.tensors))
@@ -125,7 +141,7 @@ fn what_may_not_be_copied_directly_moves_alone_among_the_others() {
 fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
     for victim in 0..4 {
         let hosts = hosts(Origin::Memory);
-        let mut device = FakeDevice::apu(true);
+        let mut device = FaultyTransport::apu(true).unwrap();
         device.inject_later(order(Fault::ContextLost, false), victim);
         let mut engine = engine(true);
         let error = place(&mut engine, &mut device, &hosts).unwrap_err();
@@ -139,7 +155,7 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
 
 #[test]
 fn a_hang_gives_up_what_may_still_be_written_to() {
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     device.inject_later(order(Fault::Hang, false), 2);
     let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(matches!(error, MoveError::Hung { .. }), "{error}");
@@ -148,7 +164,7 @@ fn a_hang_gives_up_what_may_still_be_written_to() {
 
 #[test]
 fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     device.inject_later(order(Fault::Zeros, true), 1);
     let error = place(&mut engine(false), &mut device, &hosts(Origin::Memory)).unwrap_err();
     let MoveError::NotPlaced { trace } = &error else {
@@ -160,7 +176,7 @@ fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
 
 #[test]
 fn a_source_that_is_written_to_is_named() {
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     device.inject_later(order(Fault::MutatedSource, false), 3);
     let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(
@@ -172,12 +188,9 @@ fn a_source_that_is_written_to_is_named() {
 #[test]
 fn a_full_device_is_trimmed_and_the_others_are_not_copied_again() {
     let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     device.inject_later(order(Fault::OutOfMemory(Operation::Copy), false), 2);
-    assert_eq!(
-        place(&mut engine, &mut device, &hosts).unwrap(),
-        sent(&hosts)
-    );
+    assert_eq!(place(&mut engine, &mut device, &hosts).unwrap(), sent());
     let trace = &engine.report().traces[0];
     assert_eq!(trace.tensor, "c");
     assert!(matches!(trace.attempts[0].outcome, Outcome::Failed { .. }));

@@ -1,6 +1,6 @@
 //! How the engine moves a tensor, beyond the result.
 
-use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
+use surefoot_placement::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport, bytes_of};
 use surefoot_placement::transport::{Element, Operation, Origin};
 use surefoot_placement::{
     Attempt, Failure, MoveError, Outcome, Placed, Policy, Request, Role, TransferEngine,
@@ -13,11 +13,16 @@ const WEIGHT: Request<'static> = Request {
     cast: None,
 };
 
-fn tensor(origin: Origin) -> FakeHost {
-    let bytes = (0..5_000_u32)
+fn tensor(origin: Origin) -> FaultyHost {
+    let bytes: Vec<u8> = (0..5_000_u32)
         .flat_map(|index| (index as f32 + 0.5).to_le_bytes())
         .collect();
-    FakeHost::new(bytes, Element::F32, origin)
+    FaultyHost::new(&bytes, Element::F32, origin).unwrap()
+}
+
+/// The bytes of [`tensor`].
+fn sent() -> Vec<u8> {
+    bytes_of(&tensor(Origin::Memory).into_tensor()).unwrap()
 }
 
 fn always() -> Policy {
@@ -27,8 +32,8 @@ fn always() -> Policy {
     }
 }
 
-fn ordered(fault: Fault, route: TransferStrategy, every_time: bool) -> FakeDevice {
-    let mut device = FakeDevice::apu(true);
+fn ordered(fault: Fault, route: TransferStrategy, every_time: bool) -> FaultyTransport {
+    let mut device = FaultyTransport::apu(true).unwrap();
     device.inject(FaultInjection {
         fault,
         route,
@@ -48,14 +53,14 @@ fn tried(attempts: &[Attempt]) -> Vec<TransferStrategy> {
 #[test]
 fn a_sound_device_takes_the_first_strategy_and_leaves_no_trace() {
     let mut engine = TransferEngine::new(always());
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     let host = tensor(Origin::Memory);
     for _ in 0..3 {
         let placed = engine.to_device(&mut device, &host, &WEIGHT).unwrap();
         let Placed::OnDevice(remote) = placed else {
             panic!("{placed:?}")
         };
-        assert_eq!(remote.bytes(), host.bytes());
+        assert_eq!(bytes_of(&remote).unwrap(), sent());
     }
     let report = engine.report();
     assert!(report.traces.is_empty());
@@ -72,7 +77,7 @@ fn a_mapped_file_on_an_apu_is_staged_without_being_called_trouble() {
     let mut engine = TransferEngine::new(always());
     engine
         .to_device(
-            &mut FakeDevice::apu(true),
+            &mut FaultyTransport::apu(true).unwrap(),
             &tensor(Origin::MappedFile),
             &WEIGHT,
         )
@@ -166,7 +171,7 @@ fn a_full_device_is_told_apart_from_a_broken_one() {
 fn a_weight_that_was_trained_meanwhile_is_verified_again() {
     let arrives = |is_trained| {
         let mut engine = TransferEngine::new(Policy::default());
-        let mut device = FakeDevice::apu(true);
+        let mut device = FaultyTransport::apu(true).unwrap();
         let host = tensor(Origin::Memory);
         engine.to_device(&mut device, &host, &WEIGHT).unwrap();
         device.inject(FaultInjection {
@@ -181,7 +186,7 @@ fn a_weight_that_was_trained_meanwhile_is_verified_again() {
         let Placed::OnDevice(remote) = placed else {
             panic!("{placed:?}")
         };
-        remote.bytes() == host.bytes()
+        bytes_of(&remote).unwrap() == sent()
     };
     assert!(arrives(true));
     assert!(!arrives(false), "`first` verifies the same bytes once");
@@ -290,7 +295,7 @@ fn after_one_wrong_arrival_first_verifies_everything() {
         role: Role::Batch,
         cast: None,
     };
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     for _ in 0..2 {
         device.begin(TransferStrategy::Direct);
         engine.to_device(&mut device, &host, &batch).unwrap();
@@ -342,14 +347,14 @@ fn a_report_keeps_a_bounded_number_of_stories() {
 fn a_tensor_comes_back_to_the_host_whether_or_not_the_device_sums() {
     for sums in [true, false] {
         let mut engine = TransferEngine::new(always());
-        let mut device = FakeDevice::apu(sums);
+        let mut device = FaultyTransport::apu(sums).unwrap();
         let sent = tensor(Origin::Memory);
         let Placed::OnDevice(remote) = engine.to_device(&mut device, &sent, &WEIGHT).unwrap()
         else {
             panic!("it stayed on the host")
         };
         let host = engine.to_host(&mut device, &remote, &WEIGHT).unwrap();
-        assert_eq!(host.bytes(), sent.bytes());
+        assert_eq!(bytes_of(&host.into_tensor()).unwrap(), self::sent());
         assert!(engine.report().traces.is_empty());
     }
 }
@@ -357,7 +362,7 @@ fn a_tensor_comes_back_to_the_host_whether_or_not_the_device_sums() {
 #[test]
 fn a_host_without_memory_is_named_after_three_copies() {
     let mut engine = TransferEngine::new(always());
-    let mut device = FakeDevice::apu(true);
+    let mut device = FaultyTransport::apu(true).unwrap();
     let sent = tensor(Origin::Memory);
     let Placed::OnDevice(remote) = engine.to_device(&mut device, &sent, &WEIGHT).unwrap() else {
         panic!("it stayed on the host")

@@ -309,7 +309,7 @@ fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
 
 #[cfg(test)]
 mod tests {
-    use placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
+    use placement::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport};
     use placement::transport::{Element, Operation, Origin};
     use placement::{PlaceError, Placed, Request, Role, TransferEngine, TransferStrategy};
 
@@ -322,13 +322,13 @@ mod tests {
     fn what_finds_a_full_device_is_an_error_that_the_loop_answers() {
         let machine = Machine::prepare(&Config::default(), &Allocator::torch()).unwrap();
         let placer = machine.placer().unwrap();
-        let mut device = FakeDevice::apu(true);
+        let mut device = FaultyTransport::apu(true).unwrap();
         device.inject(FaultInjection {
             fault: Fault::OutOfMemory(Operation::Copy),
             route: TransferStrategy::Direct,
             every_time: true,
         });
-        let moment = FakeHost::new(vec![1; 4096], Element::F32, Origin::Memory);
+        let moment = FaultyHost::new(&[1; 4096], Element::F32, Origin::Memory).unwrap();
         for role in [Role::Weight, Role::Batch] {
             let request = Request {
                 name: "optimizer.exp_avg.head.weight",
@@ -363,9 +363,9 @@ mod tests {
                 "what reports say"
             );
 
-            let mut device = FakeDevice::apu(true);
+            let mut device = FaultyTransport::apu(true).unwrap();
             let mut engine = TransferEngine::new(*placer.policy());
-            let tokens = FakeHost::new(vec![1; 4096], Element::U8, Origin::Memory);
+            let tokens = FaultyHost::new(&[1; 4096], Element::U8, Origin::Memory).unwrap();
             let request = Request {
                 name: "batch.tokens",
                 role: Role::Batch,

@@ -1,8 +1,8 @@
 //! `surefoot probe --placement`: shows how each kind of transfer fault is handled.
 //!
-//! Two tables: how verified transfer decides with a simulated device in this process, which can fail in every way and
-//! needs no GPU; and the same faults on this machine's own device (the CPU if there is no other). This is in the
-//! trainer's binary because transfers need libtorch.
+//! Two tables: how verified transfer decides on an APU that the CPU poses as, which has every route and needs no GPU; and
+//! the same faults on this machine's own device (the CPU if there is no other). This is in the trainer's binary because
+//! transfers need libtorch.
 
 use placement::testing::matrix::{FaultMatrix, fault_matrix, fault_matrix_here};
 use surefoot_cli::output::{self, Failure, Outcome};
@@ -13,11 +13,11 @@ pub(crate) struct Args {}
 
 /// Prints the tables, or JSON. Exit code 1 if `always` accepts wrong bytes.
 pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
-    let in_process = fault_matrix();
+    let apu = fault_matrix()?;
     let here = fault_matrix_here()?;
-    let missed = in_process.missed + here.missed;
+    let missed = apu.missed + here.missed;
     if json {
-        let cells = in_process.cells.into_iter().chain(here.cells);
+        let cells = apu.cells.into_iter().chain(here.cells);
         let both = FaultMatrix::from_cells(cells.collect());
         output::print(&format!("{}\n", serde_json::to_string_pretty(&both)?))?;
     } else {
@@ -26,7 +26,7 @@ pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
             .first()
             .map_or("this machine", |cell| cell.device);
         output::print(&format!(
-            "On a device in this process, which has every route:\n\n{in_process}\n\
+            "On the CPU, posing as an APU that has every route:\n\n{apu}\n\
              Through libtorch, to this machine's own device ({device}):\n\n{here}"
         ))?;
     }

@@ -1,6 +1,6 @@
 //! The fault matrix: every fault × strategy × verification mode, and the outcome.
 //!
-//! For each cell, a fake device refuses the strategies before the cell's, so that the engine reaches it, and
+//! For each cell, a [`FaultyTransport`] refuses the strategies before the cell's, so that the engine reaches it, and
 //! there the fault is triggered: once, or every time from then on. The result is compared bit by bit with the
 //! source:
 //!
@@ -8,8 +8,8 @@
 //! - `reported`: it does not, but the caller knows: an error, or a warning that the tensor is on the host;
 //! - `missed`: the caller was told that all is well, but the device has other bytes.
 //!
-//! Each cell is the worst of several runs: with a device that computes checksums and one that is read back,
-//! with and without a cast. The modes `first` and `sample` are shown where they do *not* verify, because an
+//! Each cell is the worst of several runs: with and without a cast, and, where the CPU poses as an APU, with checksums
+//! from there and with read-backs. The modes `first` and `sample` are shown where they do *not* verify, because an
 //! earlier batch has used the same strategy. The route `together` is the direct one for several tensors at
 //! once, as used for modules: the fault affects each of them in turn, and the worst outcome counts. So `off`,
 //! `first` and `sample` miss wrong bytes by design, and [`FaultMatrix::missed`] counts only `always`, where
@@ -20,23 +20,30 @@
 //! once, since going on would corrupt the run; a source that was overwritten is gone; and after the last
 //! strategy, or with a fault that affects all of them, there is nothing left to try.
 
-mod device;
-
 use std::collections::BTreeMap;
 use std::fmt;
 
+use platform::Bytes;
 use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Error, accelerator};
 
-pub use self::device::fault_matrix_here;
-use crate::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
+use crate::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport};
 use crate::transfer::engine::{PlacedBy, TransferEngine};
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};
 use crate::transfer::strategy::TransferStrategy;
-use crate::transfer::transport::{Element, Origin, Transport};
+use crate::transfer::torch_transport::{TorchTransport, TransportOptions};
+use crate::transfer::transport::Element;
 use crate::transfer::verify::{Role, Verify};
 
 /// The modes of the matrix.
 const MODES: [Verify; 4] = [Verify::Off, Verify::First, Verify::SAMPLE, Verify::Always];
+
+/// Elements of a tensor: several checksum rows, and more than one chunk for every strategy.
+const COUNT: i64 = 5_120;
+
+/// Chunk size of the chunked strategy.
+const CHUNK: Bytes = Bytes(4 << 10);
 
 /// All cells.
 #[derive(Clone, Debug, Serialize)]
@@ -52,7 +59,7 @@ pub struct FaultMatrix {
 /// One fault for one strategy in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
-    /// The target: `in_process` (the fake), `cpu`, `hip` or `cuda`.
+    /// The target: `apu` (the CPU posing as one), `cpu`, `hip` or `cuda`.
     pub device: &'static str,
     /// [`Fault::name`].
     pub fault: &'static str,
@@ -78,38 +85,63 @@ pub enum CellOutcome {
     Missed,
 }
 
-/// Runs every cell. Takes some milliseconds and needs no device.
-pub fn fault_matrix() -> FaultMatrix {
-    // Do not log thousands of injected faults.
-    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), run_cells)
+/// Runs every cell on the CPU, which poses as an APU. Takes a moment and needs no device.
+///
+/// # Errors
+/// If a batch cannot be created.
+pub fn fault_matrix() -> Result<FaultMatrix, Error> {
+    let devices = [FaultyTransport::apu(true)?, FaultyTransport::apu(false)?];
+    run_cells("apu", devices)
 }
 
-fn run_cells() -> FaultMatrix {
+/// Runs every possible cell on the first accelerator, or on the CPU if there is none. Takes a moment.
+///
+/// # Errors
+/// If the device is not available, or a batch cannot be created.
+pub fn fault_matrix_here() -> Result<FaultMatrix, Error> {
+    let (name, device) = match (accelerator::device_count(), accelerator::has_hip()) {
+        (0, _) => ("cpu", Device::Cpu),
+        (_, true) => ("hip", Device::Cuda(0)),
+        (_, false) => ("cuda", Device::Cuda(0)),
+    };
+    let inner = TorchTransport::new(device, TransportOptions::default())?;
+    run_cells(name, [FaultyTransport::new(inner)])
+}
+
+fn run_cells<const N: usize>(
+    name: &'static str,
+    mut devices: [FaultyTransport; N],
+) -> Result<FaultMatrix, Error> {
     let mut cells = Vec::new();
-    for fault in Fault::ALL {
-        for every_time in [false, true] {
-            for kind in MoveKind::all() {
-                for verify in MODES {
+    let mut run = || -> Result<(), Error> {
+        for fault in Fault::ALL {
+            for every_time in [false, true] {
+                for kind in MoveKind::all() {
                     let order = FaultInjection {
                         fault,
                         route: kind.first_strategy(),
                         every_time,
                     };
-                    if let Some(outcome) = worst_outcome(kind, order, verify) {
-                        cells.push(Cell {
-                            device: "in_process",
-                            fault: fault.name(),
-                            every_time,
-                            route: kind.name(),
-                            verify: mode_name(verify),
-                            outcome,
-                        });
+                    for verify in MODES {
+                        if let Some(outcome) = worst_outcome(&mut devices, kind, order, verify)? {
+                            cells.push(Cell {
+                                device: name,
+                                fault: fault.name(),
+                                every_time,
+                                route: kind.name(),
+                                verify: mode_name(verify),
+                                outcome,
+                            });
+                        }
                     }
                 }
             }
         }
-    }
-    FaultMatrix::from_cells(cells)
+        Ok(())
+    };
+    // Do not log thousands of injected faults.
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), &mut run)?;
+    Ok(FaultMatrix::from_cells(cells))
 }
 
 impl FaultMatrix {
@@ -187,13 +219,13 @@ impl MoveKind {
         }
     }
 
-    fn place<T: Transport>(
+    fn place(
         self,
         engine: &mut TransferEngine,
-        device: &mut T,
-        hosts: &[T::Host],
+        device: &mut FaultyTransport,
+        hosts: &[FaultyHost],
         cast: Option<Element>,
-    ) -> Result<Vec<PlacedBy<T>>, MoveError> {
+    ) -> Result<Vec<PlacedBy<FaultyTransport>>, MoveError> {
         const NAMES: [&str; 3] = ["batch", "batch.1", "batch.2"];
         let role = Role::Batch;
         let request = |name| Request { name, role, cast };
@@ -208,88 +240,92 @@ impl MoveKind {
 }
 
 /// The worst outcome of the runs in which the fault was triggered.
-fn worst_outcome(kind: MoveKind, order: FaultInjection, verify: Verify) -> Option<CellOutcome> {
+fn worst_outcome(
+    devices: &mut [FaultyTransport],
+    kind: MoveKind,
+    order: FaultInjection,
+    verify: Verify,
+) -> Result<Option<CellOutcome>, Error> {
     let mut worst = None;
-    for sums in [true, false] {
-        for cast in [None, Some(Element::BF16)] {
+    for device in devices {
+        // Casts are only meaningful if kernels compute.
+        let casts = match device.computes() {
+            true => [None, Some(Element::BF16)].as_slice(),
+            false => &[None],
+        };
+        for cast in casts {
             for skip in 0..kind.tensors() {
-                worst = worst.max(run(kind, order, skip, verify, sums, cast));
+                worst = worst.max(run(device, kind, order, skip, verify, *cast)?);
             }
         }
     }
-    worst
+    Ok(worst)
 }
 
 /// One run; `None` if the fault was not triggered.
 fn run(
+    device: &mut FaultyTransport,
     kind: MoveKind,
     order: FaultInjection,
     skip: u32,
     verify: Verify,
-    sums: bool,
     cast: Option<Element>,
-) -> Option<CellOutcome> {
-    let mut device = FakeDevice::apu(sums);
+) -> Result<Option<CellOutcome>, Error> {
     let mut engine = TransferEngine::new(Policy {
         verify,
-        ..Policy::default()
+        chunk: CHUNK,
+        may_stay_on_host: true,
     });
-    let batches = |seed| -> Vec<FakeHost> {
-        let numbers = 0..kind.tensors();
-        numbers.map(|number| batch(seed + 3 * number)).collect()
-    };
 
     // The previous batch uses the same strategy without a fault.
+    device.heal();
     device.begin(order.route);
-    kind.place(&mut engine, &mut device, &batches(1), cast)
-        .ok()?;
+    let before = kind.place(&mut engine, device, &hosts(kind, 1)?, cast);
+    if !before.is_ok_and(|placed| placed.iter().all(|one| matches!(one, Placed::OnDevice(_)))) {
+        return Ok(None);
+    }
 
-    let hosts = batches(2);
-    let sent: Vec<Vec<u8>> = hosts.iter().map(FakeHost::bytes).collect();
+    let hosts = hosts(kind, 2)?;
     device.inject_later(order, skip);
-    let placed = kind.place(&mut engine, &mut device, &hosts, cast);
+    let placed = kind.place(&mut engine, device, &hosts, cast);
     if device.triggered() == 0 {
-        return None;
+        return Ok(None);
     }
     let Ok(placed) = placed else {
-        return Some(CellOutcome::Reported);
+        return Ok(Some(CellOutcome::Reported));
     };
-    let outcomes = placed.iter().zip(sent).map(|(one, sent)| {
-        let (arrived, outcome) = match one {
-            Placed::OnDevice(remote) => (remote.bytes(), CellOutcome::Recovered),
-            Placed::OnHost(host) => (host.bytes(), CellOutcome::Reported),
+    let mut worst = None;
+    for (number, one) in placed.into_iter().enumerate() {
+        let sent = batch(2, number)?;
+        let expected = match cast {
+            Some(_) => sent.f_to_kind(Kind::BFloat16)?,
+            None => sent,
         };
-        match arrived == expected(&sent, cast) {
+        let (arrived, outcome) = match one {
+            Placed::OnDevice(remote) => (remote, CellOutcome::Recovered),
+            Placed::OnHost(host) => (host.into_tensor(), CellOutcome::Reported),
+        };
+        let is_right = arrived.f_to_device(Device::Cpu)?.f_equal(&expected)?;
+        worst = worst.max(Some(match is_right {
             true => outcome,
             false => CellOutcome::Missed,
-        }
-    });
-    outcomes.max()
-}
-
-/// A batch of floats without zeros or NaN and with no two equal parts, several checksum rows long.
-fn batch(seed: u32) -> FakeHost {
-    let bytes = (0..5_120_u32)
-        .flat_map(|index| (1.0 + (index * 8 + seed) as f32 / 1024.0).to_le_bytes())
-        .collect();
-    FakeHost::new(bytes, Element::F32, Origin::Memory)
-}
-
-/// The expected device contents, computed here independently of the fake's own cast.
-fn expected(sent: &[u8], cast: Option<Element>) -> Vec<u8> {
-    if cast.is_none() {
-        return sent.to_vec();
+        }));
     }
-    let (values, _) = sent.as_chunks::<4>();
-    values
-        .iter()
-        .flat_map(|bytes| {
-            let bits = u32::from_le_bytes(*bytes);
-            let (kept, dropped) = ((bits >> 16) as u16, bits & 0xffff);
-            let up = dropped > 0x8000 || (dropped == 0x8000 && kept % 2 == 1);
-            (kept + u16::from(up)).to_le_bytes()
-        })
+    Ok(worst)
+}
+
+fn hosts(kind: MoveKind, seed: usize) -> Result<Vec<FaultyHost>, Error> {
+    let numbers = 0..kind.tensors() as usize;
+    numbers
+        .map(|number| FaultyHost::of(&batch(seed, number)?))
         .collect()
+}
+
+/// Floats without zeros or NaN and with no two equal parts, in their own storage, since a fault may change
+/// it.
+fn batch(seed: usize, number: usize) -> Result<Tensor, Error> {
+    let first = (seed + 3 * number) as f64;
+    Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(first)?)
 }
 
 impl fmt::Display for FaultMatrix {
@@ -347,5 +383,62 @@ impl CellOutcome {
             CellOutcome::Reported => "reported",
             CellOutcome::Missed => "missed",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::transport::Operation;
+
+    #[test]
+    fn the_matrix_through_libtorch_misses_nothing_and_shows_what_off_misses() {
+        let matrix = fault_matrix_here().unwrap();
+        let missed = matrix
+            .cells
+            .iter()
+            .find(|cell| cell.verify == "always" && cell.outcome == CellOutcome::Missed);
+        assert_eq!((missed, matrix.missed), (None, 0));
+        for fault in [
+            "zeros",
+            "nan",
+            "bit_flip",
+            "truncated",
+            "stale",
+            "swapped_chunks",
+        ] {
+            for route in ["direct", "retry", "chunked", "cast_on_host"] {
+                let of = |verify| {
+                    let mut cells = matrix.cells.iter();
+                    let found = cells.find(|cell| {
+                        (cell.fault, cell.route, cell.verify, cell.every_time)
+                            == (fault, route, verify, false)
+                    });
+                    found.map(|cell| cell.outcome)
+                };
+                assert_eq!(of("off"), Some(CellOutcome::Missed), "{fault} {route}");
+                // Without a cast, the CPU has no strategy after `chunked`.
+                let expected = match route {
+                    "chunked" => CellOutcome::Reported,
+                    _ => CellOutcome::Recovered,
+                };
+                assert_eq!(of("always"), Some(expected), "{fault} {route}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_fault_strikes_where_its_operation_is() {
+        let matrix = fault_matrix_here().unwrap();
+        let absent: Vec<_> = Fault::ALL
+            .into_iter()
+            .filter(|fault| matrix.cells.iter().all(|cell| cell.fault != fault.name()))
+            .collect();
+        // On the CPU nothing is staged, and checksums need no device memory.
+        let expected = [
+            Fault::OutOfMemory(Operation::Stage),
+            Fault::OutOfMemory(Operation::ReadBack),
+        ];
+        assert_eq!(absent, expected);
     }
 }

@@ -1,6 +1,10 @@
-//! Devices with fault injection, and how the [`TransferEngine`](crate::TransferEngine) handles each fault.
+//! A transport with fault injection, and how the [`TransferEngine`](crate::TransferEngine) handles each fault.
 //!
 //! For the tests of this crate and its users, and for `surefoot probe --placement`.
 
-pub mod fake;
+mod fault;
+mod faulty;
 pub mod matrix;
+
+pub use fault::Fault;
+pub use faulty::{FaultInjection, FaultyHost, FaultyTransport, bytes_of};

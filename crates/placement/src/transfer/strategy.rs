@@ -149,7 +149,7 @@ mod tests {
 
     fn apu() -> DeviceFacts {
         DeviceFacts {
-            name: "fake:0".to_owned(),
+            name: "apu:0".to_owned(),
             unified_memory: true,
             zero_copy: true,
             pinned_memory: true,

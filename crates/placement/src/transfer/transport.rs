@@ -1,9 +1,7 @@
 //! What the engine needs from a device.
 //!
 //! The [`TransferEngine`](crate::TransferEngine) decides which strategy to try; a [`Transport`] carries it
-//! out. The real one works on tensors (`torch_transport`), the one in [`crate::testing::fake`] on plain bytes
-//! with fault injection. The decisions are the same, so the fault matrix of the fake also holds for the real
-//! one.
+//! out: with libtorch (`torch_transport`), and in tests with faults on the way (`testing`).
 //!
 //! ```text
 //!   Host ──contiguous──▶ Host ──────────────copy──────────────▶ Remote ──cast_on_device──▶ Remote

@@ -68,7 +68,7 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
-    use placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
+    use placement::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport};
     use placement::transport::{Element, Origin};
     use placement::{Policy, Request, Role, TransferEngine, TransferStrategy, Verify};
 
@@ -76,7 +76,7 @@ mod tests {
 
     /// Moves a tensor, with `fault` injected into the first strategy, if given.
     fn move_one(engine: &mut TransferEngine, fault: Option<Fault>) {
-        let mut device = FakeDevice::apu(true);
+        let mut device = FaultyTransport::apu(true).unwrap();
         if let Some(fault) = fault {
             device.inject(FaultInjection {
                 fault,
@@ -84,7 +84,7 @@ mod tests {
                 every_time: false,
             });
         }
-        let host = FakeHost::new(vec![7; 4096], Element::F32, Origin::Memory);
+        let host = FaultyHost::new(&[7; 4096], Element::F32, Origin::Memory).unwrap();
         let request = Request {
             name: "layers.0.weight",
             role: Role::Weight,

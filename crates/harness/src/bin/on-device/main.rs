@@ -14,8 +14,6 @@
 
 mod facts;
 mod failing;
-mod gate;
-mod matrix;
 mod phases;
 mod simulator;
 mod swap;
@@ -24,6 +22,7 @@ mod times;
 use std::error::Error;
 use std::process::ExitCode;
 
+use placement::testing::matrix::fault_matrix_here;
 use tch::Device;
 
 const DEVICE: Device = Device::Cuda(0);
@@ -34,7 +33,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let made = match std::env::args().nth(1).as_deref() {
-        Some("matrix") => matrix::run().and_then(json),
+        Some("matrix") => fault_matrix_here().map_err(Into::into).and_then(json),
         Some("stream") => swap::run().and_then(json),
         Some("phases") => phases::run().and_then(json),
         Some("failing") => failing::run().and_then(json),

@@ -10,6 +10,7 @@ use super::elements::size_in_bytes;
 use crate::transfer::checksum::{Checksum, Workers};
 
 /// A tensor in host memory that is to be moved to the device. Detached from autograd.
+#[derive(Debug)]
 pub struct HostTensor(pub(super) Tensor);
 
 impl HostTensor {

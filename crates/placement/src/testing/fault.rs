@@ -1,4 +1,4 @@
-//! The faults of the fake device, and their effect on bytes.
+//! The faults, and their effect on bytes.
 
 use std::fmt;
 
@@ -132,7 +132,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The memory that an operation of the fake allocates from.
+/// The memory that an operation runs out of when it is made to.
 pub(crate) fn pool_of(operation: Operation) -> Pool {
     match operation {
         Operation::Copy | Operation::SumDevice | Operation::CastOnDevice => Pool::Device,
