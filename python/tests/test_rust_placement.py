@@ -137,7 +137,7 @@ def test_what_is_idle_leaves_before_the_transformer_comes(on_device):
     encode, learn, sample = on_device("phases")
     assert encode["entered"]["to_device"] == text and abs(encode["live"] - text) <= granule
     assert learn["entered"]["to_device"] == transformer and abs(learn["live"] - transformer) <= granule
-    assert learn["entered"]["to_host"] + learn["entered"]["to_spill_file"] >= text
+    assert learn["entered"]["to_host"] + learn["entered"]["to_file"] >= text
     assert abs(sample["live"] - text) <= granule
     assert sample["peak"] <= transformer + granule
     # The text encoder arrives twice, and may have been trained in between.

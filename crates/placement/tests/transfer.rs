@@ -87,7 +87,7 @@ fn a_mapped_file_on_an_apu_is_staged_without_being_called_trouble() {
 }
 
 #[test]
-fn the_whole_story_of_a_tensor_that_stays_on_the_host() {
+fn every_attempt_for_a_tensor_that_stays_on_the_host() {
     let mut engine = TransferEngine::new(always());
     let mut device = ordered(Fault::Zeros, TransferStrategy::Direct, true);
     let placed = engine
@@ -112,7 +112,7 @@ blocks.0.attn.weight (19.53 KiB)
 "
     );
     let json = serde_json::to_value(engine.report()).unwrap();
-    let attempts = &json["stories"][0]["attempts"];
+    let attempts = &json["traces"][0]["attempts"];
     assert_eq!(attempts[0]["outcome"], "failed");
     assert_eq!(attempts[0]["failure"]["kind"], "wrong_bytes");
     assert_eq!(attempts[7]["outcome"], "arrived");
@@ -331,7 +331,7 @@ fn a_card_of_its_own_never_gets_the_host_memory_itself() {
 }
 
 #[test]
-fn a_report_keeps_a_bounded_number_of_stories() {
+fn a_report_keeps_a_bounded_number_of_traces() {
     let mut engine = TransferEngine::new(always());
     let host = tensor(Origin::Memory);
     for _ in 0..300 {

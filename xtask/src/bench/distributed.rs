@@ -67,7 +67,6 @@ pub(crate) struct DistributedBench {
 
 #[derive(Serialize)]
 struct Report {
-    #[serde(rename = "rung")]
     evidence_level: &'static str,
     cpu: String,
     batch: u32,

@@ -57,7 +57,6 @@ pub(crate) struct LoraBench {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    #[serde(rename = "rung")]
     evidence_level: &'static str,
     cpu: String,
     cores: usize,

@@ -66,7 +66,6 @@ pub(crate) struct VideoSmallBench {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    #[serde(rename = "rung")]
     evidence_level: &'static str,
     cpu: String,
     steps: u32,

@@ -73,7 +73,6 @@ pub(crate) struct WanBench {
 
 #[derive(Serialize)]
 struct Report {
-    #[serde(rename = "rung")]
     evidence_level: &'static str,
     cpu: String,
     cores: usize,

@@ -47,7 +47,6 @@ pub struct PhaseTransfers {
     /// Bytes moved from the device to host memory.
     pub to_host: Bytes,
     /// Bytes moved from memory to the spill file.
-    #[serde(rename = "to_spill_file")]
     pub to_file: Bytes,
     /// Bytes released by caches before anything was loaded.
     pub trimmed: Bytes,

@@ -25,10 +25,8 @@ pub struct PlacementReport {
     /// The moves that ended with each strategy, in the engine's order.
     pub routes: Vec<RouteTotal>,
     /// Tensors that did not arrive with the first applicable strategy.
-    #[serde(rename = "stories")]
     pub traces: Vec<TransferTrace>,
     /// Number of further such tensors, beyond those in [`traces`](Self::traces).
-    #[serde(rename = "stories_left_out")]
     pub traces_left_out: u64,
     /// Counts of these tensors by problem, including those without a trace.
     #[serde(skip)]
@@ -50,7 +48,6 @@ pub struct ProblemCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RouteTotal {
     /// The strategy.
-    #[serde(rename = "rung")]
     pub strategy: TransferStrategy,
     /// Number of tensors.
     pub tensors: u64,
@@ -77,7 +74,6 @@ pub struct TransferTrace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Attempt {
     /// The strategy.
-    #[serde(rename = "rung")]
     pub strategy: TransferStrategy,
     /// Its outcome.
     #[serde(flatten)]

@@ -86,7 +86,6 @@ pub struct Placement {
     /// Its size, including shared storage.
     pub bytes: Bytes,
     /// Where it is during the phase.
-    #[serde(rename = "home")]
     pub residency: Residency,
 }
 

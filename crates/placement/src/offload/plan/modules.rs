@@ -23,7 +23,6 @@ pub struct Module {
     /// Its parameters and buffers.
     pub tensors: Vec<TensorSize>,
     /// Where it may be placed.
-    #[serde(rename = "handling")]
     pub constraint: PlacementConstraint,
 }
 
