@@ -85,7 +85,8 @@ impl TransferEngine {
         self.tracker.wants(decision, name, Role::Weight, direct)
     }
 
-    /// Checksum of the source before its first verified copy.
+    /// Completes a move whose direct copy was started earlier. `source_sum` is the checksum of the source before its first
+    /// verified copy, if it is known.
     pub(crate) fn finish<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -132,7 +133,7 @@ impl TransferEngine {
         })
     }
 
-    /// The direct copy, if already started.
+    /// Carries out a prepared move, whose direct copy may have been started already.
     fn transfer<T: Transport>(
         &mut self,
         transport: &mut T,
