@@ -7,7 +7,6 @@
 mod module;
 mod supported;
 
-use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
 pub use self::module::ModuleSummary;
@@ -330,24 +329,6 @@ impl Placer {
             }
         }
         Ok(placed)
-    }
-
-    /// Moves every variable of a `VarStore`, ordered by name. Does not change the device on which the store
-    /// creates new variables.
-    pub fn store(
-        &mut self,
-        store: &mut VarStore,
-        kind: Option<Kind>,
-    ) -> Result<ModuleSummary, PlaceError> {
-        // Handles to the same tensors: `set_data` also affects the layers' tensors.
-        let mut variables: Vec<(String, Tensor)> = store.variables().into_iter().collect();
-        variables.sort_by(|(a, _), (b, _)| a.cmp(b));
-        self.module(
-            variables
-                .iter_mut()
-                .map(|(name, tensor)| (name.as_str(), tensor)),
-            kind,
-        )
     }
 
     fn place(

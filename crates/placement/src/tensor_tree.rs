@@ -1,12 +1,10 @@
 //! Nested structures of tensors, like JAX's pytrees.
 //!
-//! A tree is a tensor, or a tuple, list, option or dictionary of trees. Each tensor in it has a path
+//! A tree is a tensor, a list or an option of trees, or a struct of them. Each tensor in it has a path
 //! (`batch.0.input_ids`) that is the same for every batch; messages and verification identify it by that.
 
-use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt::Display;
-use std::hash::{BuildHasher, Hash};
 
 use tch::Tensor;
 
@@ -104,15 +102,6 @@ impl<B: TensorTree> TensorTree for Option<B> {
     }
 }
 
-impl<B: TensorTree> TensorTree for Box<B> {
-    fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
-    where
-        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
-    {
-        (*self).try_map(path, map).map(Box::new)
-    }
-}
-
 impl<B: TensorTree> TensorTree for Vec<B> {
     fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
     where
@@ -124,89 +113,6 @@ impl<B: TensorTree> TensorTree for Vec<B> {
             .collect()
     }
 }
-
-impl<K: Ord + Display, B: TensorTree> TensorTree for BTreeMap<K, B> {
-    fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
-    where
-        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
-    {
-        let entries = self.into_iter();
-        entries
-            .map(|(key, part)| {
-                let part = part.try_map(&path.field(&key), map)?;
-                Ok((key, part))
-            })
-            .collect()
-    }
-}
-
-/// In the order of the keys, so that moves do not depend on a hash seed.
-impl<K: Ord + Hash + Display, B: TensorTree, S: BuildHasher + Default> TensorTree
-    for HashMap<K, B, S>
-{
-    fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
-    where
-        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
-    {
-        let sorted: BTreeMap<K, B> = self.into_iter().collect();
-        Ok(sorted.try_map(path, map)?.into_iter().collect())
-    }
-}
-
-/// Values without tensors pass unchanged.
-macro_rules! passes_unchanged {
-    ($($type:ty),*) => {$(
-        impl TensorTree for $type {
-            fn try_map<E, F>(self, _: &FieldPath, _: &mut F) -> Result<Self, E>
-            where
-                F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
-            {
-                Ok(self)
-            }
-        }
-    )*};
-}
-passes_unchanged!(
-    (),
-    bool,
-    char,
-    u8,
-    u16,
-    u32,
-    u64,
-    usize,
-    i8,
-    i16,
-    i32,
-    i64,
-    isize,
-    f32,
-    f64,
-    String,
-    &'static str,
-    std::path::PathBuf
-);
-
-macro_rules! tuples {
-    ($($index:tt $name:ident),*) => {
-        impl<$($name: TensorTree),*> TensorTree for ($($name,)*) {
-            fn try_map<Error, Map>(self, path: &FieldPath, map: &mut Map) -> Result<Self, Error>
-            where
-                Map: FnMut(&FieldPath, Tensor) -> Result<Tensor, Error>,
-            {
-                Ok(($(self.$index.try_map(&path.field($index), map)?,)*))
-            }
-        }
-    };
-}
-tuples!(0 A);
-tuples!(0 A, 1 B);
-tuples!(0 A, 1 B, 2 C);
-tuples!(0 A, 1 B, 2 C, 3 D);
-tuples!(0 A, 1 B, 2 C, 3 D, 4 E);
-tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F);
-tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F, 6 G);
-tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F, 6 G, 7 H);
 
 #[cfg(test)]
 mod tests {
@@ -229,24 +135,8 @@ mod tests {
 
     #[test]
     fn every_tensor_of_a_nested_batch_has_its_path() {
-        let dictionary = HashMap::from([
-            ("labels".to_owned(), vec![tensor()]),
-            ("input_ids".to_owned(), vec![tensor(), tensor()]),
-        ]);
-        assert_eq!(
-            paths((
-                dictionary,
-                Some(tensor()),
-                None::<Tensor>,
-                "file.txt".to_owned()
-            )),
-            [
-                "batch.0.input_ids.0",
-                "batch.0.input_ids.1",
-                "batch.0.labels.0",
-                "batch.1"
-            ]
-        );
+        let batch = vec![vec![Some(tensor()), None], vec![Some(tensor())]];
+        assert_eq!(paths(batch), ["batch.0.0", "batch.1.0"]);
     }
 
     #[test]

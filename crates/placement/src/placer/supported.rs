@@ -52,7 +52,7 @@ mod tests {
             Tensor::new(),
         ];
         for tensor in odd {
-            let batch = (dense(), vec![tensor.shallow_clone()]);
+            let batch = vec![vec![dense()], vec![tensor.shallow_clone()]];
             let error = placer().batch(batch).unwrap_err();
             assert!(matches!(error, PlaceError::Torch { .. }));
             assert!(error.to_string().starts_with("`batch.1.0`: "), "{error}");
@@ -80,22 +80,19 @@ mod tests {
             );
             assert!(placed.is_contiguous() && placed.equal(&tensor));
         }
-        let nothing = (None::<Tensor>, (), Vec::<Tensor>::new());
-        let (none, (), list) = placer().batch(nothing).unwrap();
-        assert!(none.is_none() && list.is_empty());
+        let nothing = Some(Vec::<Tensor>::new());
+        assert!(placer().batch(nothing).unwrap().unwrap().is_empty());
     }
 
     #[test]
     fn a_batch_is_refilled_in_its_own_order() {
-        let batch = (
-            std::collections::HashMap::from([("b", dense() * 2), ("a", dense() * 3)]),
-            Some(vec![dense() * 4, dense() * 5]),
-            "text".to_owned(),
-        );
-        let (map, list, text) = placer().batch(batch).unwrap();
-        let list = list.unwrap();
-        let first = [&map["b"], &map["a"], &list[0], &list[1]];
+        let batch = [
+            vec![dense() * 2, dense() * 3],
+            vec![dense() * 4, dense() * 5],
+        ];
+        let batch = placer().batch(batch.map(Some).to_vec()).unwrap();
+        let first = batch.into_iter().flatten().flatten();
         let first = first.map(|tensor| tensor.double_value(&[0, 0]));
-        assert_eq!((first, &*text), ([2.0, 3.0, 4.0, 5.0], "text"));
+        assert_eq!(first.collect::<Vec<_>>(), [2.0, 3.0, 4.0, 5.0]);
     }
 }
