@@ -136,9 +136,6 @@ pub struct TrainConfig {
     /// Standard deviation of the log-odds, for `logit_normal`. Unset means 1.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 20))]
     pub logit_std: Option<f64>,
-    /// Weight of the middle, for `mode`. Unset means 1.29.
-    #[schemars(range(min = -1, max = 1.75))]
-    pub mode_scale: Option<f64>,
     /// For videos, the lowest noise level that is trained, from 0 (clean) to 1 (noise). Unset means 0,
     /// or the start of the chosen expert's range.
     #[schemars(range(min = 0, max = 1))]
@@ -275,8 +272,6 @@ pub enum WeightingScheme {
     LogitNormal,
     /// Uniformly, then shifted towards noise by `flow_shift`.
     Shift,
-    /// More from the middle, by a cosine, as in the training of Stable Diffusion 3.
-    Mode,
 }
 
 impl Default for TrainConfig {
@@ -324,7 +319,6 @@ impl Default for TrainConfig {
             flow_shift: None,
             logit_mean: None,
             logit_std: None,
-            mode_scale: None,
             min_sigma: None,
             max_sigma: None,
             experts: None,

@@ -188,7 +188,6 @@ impl Config {
             ("train", "flow_shift", train.flow_shift.is_some()),
             ("train", "logit_mean", train.logit_mean.is_some()),
             ("train", "logit_std", train.logit_std.is_some()),
-            ("train", "mode_scale", train.mode_scale.is_some()),
             ("train", "min_sigma", train.min_sigma.is_some()),
             ("train", "max_sigma", train.max_sigma.is_some()),
             ("train", "experts", train.experts.is_some()),
@@ -486,32 +485,14 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             "remove `data.bucket_no_upscale` or `data.enable_bucket: false`",
         );
     }
-    let scheme = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
-    let of_others = [
-        (
-            "logit_mean",
-            train.logit_mean.is_some(),
-            WeightingScheme::LogitNormal,
-            "logit_normal",
-        ),
-        (
-            "logit_std",
-            train.logit_std.is_some(),
-            WeightingScheme::LogitNormal,
-            "logit_normal",
-        ),
-        (
-            "mode_scale",
-            train.mode_scale.is_some(),
-            WeightingScheme::Mode,
-            "mode",
-        ),
-    ];
-    for (key, set, needs, name) in of_others {
-        if set && scheme != needs {
+    for (key, set) in [
+        ("logit_mean", train.logit_mean.is_some()),
+        ("logit_std", train.logit_std.is_some()),
+    ] {
+        if set && train.weighting_scheme != Some(WeightingScheme::LogitNormal) {
             report(
                 ["train", key],
-                format!("`train.{key}` requires `train.weighting_scheme: {name}`"),
+                format!("`train.{key}` requires `train.weighting_scheme: logit_normal`"),
                 "set that, or remove the key",
             );
         }

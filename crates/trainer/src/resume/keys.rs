@@ -158,7 +158,6 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.flow_shift", Free),
     ("train.logit_mean", Free),
     ("train.logit_std", Free),
-    ("train.mode_scale", Free),
     ("train.min_sigma", Free),
     ("train.max_sigma", Free),
     ("train.experts", Fixed),

@@ -3,8 +3,6 @@
 //! A level is the inverse distribution function at a uniform random number, so restricting it to a range
 //! needs no rejection sampling.
 
-use std::f64::consts::FRAC_PI_2;
-
 use tch::{Kind, Tensor};
 
 use crate::Error;
@@ -27,11 +25,10 @@ pub(crate) struct Density {
 enum Scheme {
     Uniform,
     LogitNormal { mean: f64, deviation: f64 },
-    Mode { scale: f64 },
 }
 
 impl Scheme {
-    /// The level, before the shift, below which the share `p` of all levels lies; for `mode`, above which.
+    /// The level, before the shift, below which the share `p` of all levels lies.
     fn level(self, p: f64) -> Result<f64, Error> {
         Ok(match self {
             Self::Uniform => p,
@@ -40,7 +37,6 @@ impl Scheme {
                 let normal = f64::try_from(&p.f_special_ndtri()?)?;
                 1.0 / (1.0 + (-(mean + deviation * normal)).exp())
             }
-            Self::Mode { scale } => 1.0 - p - scale * ((FRAC_PI_2 * p).cos().powi(2) - 1.0 + p),
         })
     }
 
@@ -52,18 +48,6 @@ impl Scheme {
                 let odds = (level / (1.0 - level)).ln();
                 let normal = Tensor::f_from_slice(&[(odds - mean) / deviation])?;
                 f64::try_from(&normal.f_to_kind(Kind::Double)?.f_special_ndtr()?)?
-            }
-            Self::Mode { .. } => {
-                // It decreases monotonically.
-                let (mut low, mut high) = (0.0, 1.0);
-                for _ in 0..100 {
-                    let middle = f64::midpoint(low, high);
-                    match self.level(middle)? > level {
-                        true => low = middle,
-                        false => high = middle,
-                    }
-                }
-                f64::midpoint(low, high)
             }
         })
     }
@@ -78,9 +62,6 @@ impl Density {
             WeightingScheme::LogitNormal => Scheme::LogitNormal {
                 mean: train.logit_mean.unwrap_or(0.0),
                 deviation: train.logit_std.unwrap_or(1.0),
-            },
-            WeightingScheme::Mode => Scheme::Mode {
-                scale: train.mode_scale.unwrap_or(1.29),
             },
         };
         let unset = match weighting {
@@ -144,20 +125,12 @@ mod tests {
         };
         let level = 1.0 / (1.0 + (-1.0f64).exp());
         close(median(&normal), 3.0 * level / (1.0 + 2.0 * level));
-        // 1 − ½ − 1.29 · (½ − 1 + ½)
-        close(median(&train(WeightingScheme::Mode)), 0.5);
-        let quarter = drawn(&train(WeightingScheme::Mode), 0.0, 1.0)[500];
-        let p = 0.75;
-        close(
-            quarter,
-            1.0 - p - 1.29 * ((FRAC_PI_2 * p).cos().powi(2) - 1.0 + p),
-        );
     }
 
     #[test]
     fn a_range_is_what_drawing_again_would_give() {
-        use WeightingScheme::{LogitNormal, Mode, Shift, Uniform};
-        for scheme in [Uniform, Shift, LogitNormal, Mode] {
+        use WeightingScheme::{LogitNormal, Shift, Uniform};
+        for scheme in [Uniform, Shift, LogitNormal] {
             let train = train(scheme);
             let all = drawn(&train, 0.0, 1.0);
             let kept: Vec<f64> = all.into_iter().filter(|s| (0.3..0.8).contains(s)).collect();
