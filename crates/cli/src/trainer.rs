@@ -14,7 +14,6 @@ mod commands {
     pub(crate) mod generate;
     pub(crate) mod generate_video;
     pub(crate) mod model_options;
-    pub(crate) mod native_check;
     pub(crate) mod train;
     pub(crate) mod train_data;
     pub(crate) mod train_environment;
@@ -44,9 +43,6 @@ enum Command {
     /// Started by `surefoot probe --placement`
     #[command(hide = true)]
     FaultMatrix(commands::fault_matrix::Args),
-    /// Started by `surefoot probe --torch own`
-    #[command(hide = true)]
-    Check(commands::native_check::Args),
     /// Started by `surefoot cache CONFIG`
     #[command(hide = true)]
     Cache(commands::cache_clips::Args),
@@ -63,7 +59,6 @@ fn main() -> ExitCode {
     let Cli { json, command } = Cli::parse();
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
-        Command::Check(args) => commands::native_check::run(&args),
         Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),

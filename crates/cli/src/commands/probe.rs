@@ -1,9 +1,8 @@
 //! `surefoot probe`: tests whether this GPU computes correctly.
 //!
 //! Each check is a child process with a time limit, so that a crash or hang in the driver is a result rather than the
-//! end of the probe. The checks exist twice: in Python (`probe/checks.py`, embedded in this binary) for the user's
-//! own torch, and in `surefoot-trainer` for the libtorch that our trainer uses
-//! (`--torch own`).
+//! end of the probe. The checks are in Python (`probe/checks.py`, embedded in this binary) and run on the user's torch,
+//! whose libraries the trainer uses as well.
 //!
 //! Results about settings that have to be tried are stored (`doctor::probe_cache`): `env` and `run`
 //! then set them.
@@ -13,8 +12,6 @@ mod link;
 
 use super::delegate;
 use super::doctor::write;
-use super::trainer_libraries::{self, Start};
-use super::trainers;
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
@@ -40,11 +37,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
 
-    /// Which torch to test: that of Python, or the libtorch of `surefoot train` [default: Python's, if it
-    /// has one]
-    #[arg(long, value_enum)]
-    torch: Option<Torch>,
-
     /// The device: `cpu` tests the checks themselves
     #[arg(long, value_enum, default_value_t = Device::Gpu)]
     device: Device,
@@ -68,7 +60,7 @@ pub(crate) struct Args {
     /// Show how placement handles every fault with every strategy; needs no GPU
     #[arg(
         long,
-        conflicts_with_all = ["python", "torch", "device", "only", "patience", "report", "list"]
+        conflicts_with_all = ["python", "device", "only", "patience", "report", "list"]
     )]
     placement: bool,
 
@@ -93,9 +85,8 @@ pub(crate) struct Args {
 }
 
 /// Options for testing a GPU.
-const GPU_OPTIONS: [&str; 8] = [
+const GPU_OPTIONS: [&str; 7] = [
     "python",
-    "torch",
     "device",
     "only",
     "patience",
@@ -103,16 +94,6 @@ const GPU_OPTIONS: [&str; 8] = [
     "list",
     "placement",
 ];
-
-/// Which torch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Torch {
-    /// The torch of Python
-    Python,
-    /// The libtorch of `surefoot train`
-    Own,
-}
 
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -134,7 +115,6 @@ fn patience(text: &str) -> Result<f64, String> {
 #[derive(Serialize)]
 struct Report<'a> {
     surefoot: &'static str,
-    torch: Torch,
     program: String,
     device: &'static str,
     machine: &'a Machine,
@@ -168,27 +148,15 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return Ok(Outcome::Fine);
     }
     let mut machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
-    let torch = args.torch.unwrap_or_else(|| whose_torch(args, &machine));
     let script = tempfile::Builder::new()
         .prefix("surefoot-probe-")
         .suffix(".py")
         .tempfile()
         .context("cannot make a temporary file")?;
     std::fs::write(script.path(), check::SCRIPT).context("cannot write the checks")?;
-    let runner = match torch {
-        Torch::Python => Runner {
-            program: interpreter(args, &machine)?,
-            arguments: vec![script.path().into()],
-            variables: Vec::new(),
-        },
-        Torch::Own => {
-            let Start { program, variables } = trainer_libraries::choose()?;
-            Runner {
-                program,
-                arguments: vec!["check".into()],
-                variables,
-            }
-        }
+    let runner = Runner {
+        program: interpreter(args, &machine)?,
+        script: script.path().into(),
     };
 
     let device = if args.device == Device::Gpu {
@@ -221,7 +189,6 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let report = Report {
         surefoot: env!("CARGO_PKG_VERSION"),
-        torch,
         program: runner.program.display().to_string(),
         device,
         machine: &machine,
@@ -231,7 +198,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         checks: &results,
         not_tested,
     };
-    if torch == Torch::Python && args.device == Device::Gpu {
+    if args.device == Device::Gpu {
         remember(&results);
     }
     let as_json = format!("{}\n", serde_json::to_string_pretty(&report)?);
@@ -262,20 +229,6 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     } else {
         Outcome::Fine
     })
-}
-
-/// Python's, unless it has no torch and the trainer is installed.
-fn whose_torch(args: &Args, machine: &Machine) -> Torch {
-    let has_torch = machine
-        .python
-        .as_ref()
-        .is_some_and(|python| python.torch.is_some());
-    if args.python.is_none() && !has_torch && trainers::beside().is_ok() {
-        eprintln!("surefoot: there is no torch in the active Python; testing with our own");
-        Torch::Own
-    } else {
-        Torch::Python
-    }
 }
 
 /// Stores results about settings that `env` and `run` set only if they work.

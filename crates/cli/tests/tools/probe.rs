@@ -152,45 +152,6 @@ fn without_a_gpu_it_says_what_it_could_not_test() {
     assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(15));
 }
 
-/// Our own libtorch passes the same checks, and they are the same ones.
-#[cfg(feature = "torch")]
-#[test]
-fn our_own_libtorch_is_tested_too() {
-    let output = surefoot()
-        .args(["probe", "--json", "--torch", "own", "--device", "cpu"])
-        .output()
-        .expect("it runs");
-    let json: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", show(&output)));
-    assert_eq!(output.status.code(), Some(0), "{json:#}");
-    assert_eq!(json["torch"], "own");
-    let checks = json["checks"].as_array().expect("checks");
-    assert_eq!(checks.len(), 16);
-    for check in checks {
-        let expected = if check["name"] == "memory" {
-            "skipped"
-        } else {
-            "ok"
-        };
-        assert_eq!(check["outcome"], expected, "{check}");
-    }
-}
-
-#[cfg(feature = "torch")]
-#[test]
-fn without_a_gpu_our_own_libtorch_says_so() {
-    let output = surefoot()
-        .args(["probe", "--torch", "own"])
-        .output()
-        .expect("it runs");
-    assert_eq!(output.status.code(), Some(1), "{}", show(&output));
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        text.contains("sees no GPU") && text.contains("not tested: copy-small"),
-        "{text}"
-    );
-}
-
 #[test]
 fn what_a_probe_found_is_used_from_then_on() {
     const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";

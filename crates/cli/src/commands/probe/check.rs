@@ -1,11 +1,9 @@
 //! One check: what it runs, how it can end, and what each end means.
 
-use crate::commands::trainer_libraries::Variables;
 #[cfg(unix)]
 use doctor::explain::ending::signal;
 use doctor::explain::explain;
 use serde::Serialize;
-use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -293,11 +291,10 @@ pub(super) struct Identity {
     pub(super) torch: String,
 }
 
-/// What runs the checks: a program, and what comes before the name of a check.
+/// What runs the checks: a Python, and the script with all of them.
 pub(super) struct Runner {
     pub(super) program: PathBuf,
-    pub(super) arguments: Vec<OsString>,
-    pub(super) variables: Variables,
+    pub(super) script: PathBuf,
 }
 
 /// Runs one check to its end, or to its time limit.
@@ -338,9 +335,8 @@ fn observe(
 ) -> (Outcome, String, String, Option<Identity>) {
     let mut command = Command::new(&runner.program);
     command
-        .args(&runner.arguments)
+        .arg(&runner.script)
         .args([check.function, device])
-        .envs(runner.variables.iter().map(|(name, value)| (name, value)))
         .envs(check.variables.iter().copied());
     command
         .stdin(Stdio::null())
