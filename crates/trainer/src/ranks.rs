@@ -1,12 +1,13 @@
 //! Several processes, perhaps on several machines, that train one model.
 //!
-//! Each is a *rank*. They are started by `torchrun` or by `surefoot train --nproc`, find each other
-//! by c10d's store, and exchange what a step needs: sums of all gradients, by Gloo or RCCL, and a few
-//! numbers, by Gloo. What decides how a run goes on is decided by all or none: rank 0 decides and
-//! [`Ranks::told_by_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
+//! Each process is a *rank*. Ranks are started by `torchrun` or `surefoot train --nproc`, find each other through
+//! c10d's store, and exchange what a step needs: the sum of all gradients, with Gloo or RCCL, and a few numbers, with
+//! Gloo. Every decision about the run is the same on all ranks: either rank 0 decides and
+//! [`Ranks::broadcast_value`] sends the decision, or each rank contributes what it observed and
+//! [`Ranks::sum_numbers`] adds it up.
 //!
-//! A rank that ends writes why into the store, and each writes there what it is doing. So whoever
-//! loses the connection, or waits in vain, can name the rank and the machine at fault.
+//! A rank that fails writes the reason to the store, and every rank writes there what it is doing. A rank that loses
+//! its connection, or times out, can therefore name the rank and the machine at fault.
 
 mod address;
 mod backend;
@@ -34,12 +35,11 @@ use process_group::{GRACE, ProcessGroup};
 
 pub(crate) use membership::on_this_machine;
 
-/// The number of this process, once all ranks have found each other.
+/// The rank of this process, once all ranks have found each other.
 static RANK: OnceLock<usize> = OnceLock::new();
 
-/// The number of this process among those that train together, 0 for one that trains alone: 0
-/// shows what all do. Before they have found each other it is that of the environment, which may not
-/// be the one that it gets.
+/// The rank of this process, or 0 if it trains alone; rank 0 reports progress for all. Before the ranks have found each
+/// other, this is the rank in the environment, which may still change.
 pub fn rank_of_this_process() -> usize {
     let of_environment = || match Membership::from_environment() {
         Ok(Some(me)) => me.rank,
@@ -48,12 +48,12 @@ pub fn rank_of_this_process() -> usize {
     RANK.get().copied().unwrap_or_else(of_environment)
 }
 
-/// All ranks of a run, as one of them sees them. A process that trains alone is the only one.
+/// The ranks of a run, as seen by one of them. A process that trains alone is the only one.
 pub(crate) struct Ranks {
     joined: Option<ProcessGroup>,
-    /// Where a process that `torchrun` starts remembers the run.
+    /// Where a process started by `torchrun` stores its run for the next start.
     memory: Option<Memory>,
-    /// The run that was begun before these processes were started.
+    /// The run that an earlier start of these processes began.
     begun: Option<Begun>,
 }
 
@@ -68,8 +68,8 @@ impl Ranks {
         }
     }
 
-    /// Joins the ranks that the environment tells of, if it does. No answer of another rank is
-    /// waited for longer than `timeout`, nor for others to start once `stop` is requested.
+    /// Joins the other ranks, if the environment describes any. Waits at most `timeout` for each answer of another rank,
+    /// and stops waiting for ranks to start once `stop` is requested.
     pub(crate) fn join(timeout: Duration, stop: &Stop) -> Result<Self, Error> {
         let memory = Memory::from_environment();
         let begun = memory.as_ref().and_then(Memory::read);
@@ -90,27 +90,27 @@ impl Ranks {
         })
     }
 
-    /// The number of this process, from 0.
+    /// The rank of this process, from 0.
     pub(crate) fn rank(&self) -> usize {
         self.joined.as_ref().map_or(0, |joined| joined.me.rank)
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub(crate) fn size(&self) -> usize {
         self.joined.as_ref().map_or(1, |joined| joined.me.size)
     }
 
-    /// Whether this one writes and shows what all do.
+    /// Whether this is rank 0, which writes the run folder and reports progress.
     pub(crate) fn is_first(&self) -> bool {
         self.rank() == 0
     }
 
-    /// One line on the ranks and the link between them; nothing where there is one.
+    /// One line about the ranks and the link between them; `None` for a single process.
     pub(crate) fn description(&self) -> Option<&str> {
         self.joined.as_ref().map(|joined| &*joined.link)
     }
 
-    /// As in "rank 1 on ryzen".
+    /// The rank and its host, as in "rank 1 on ryzen".
     pub(crate) fn name_of(&self, rank: usize) -> String {
         match &self.joined {
             Some(joined) => joined.name_of(rank),
@@ -118,7 +118,7 @@ impl Ranks {
         }
     }
 
-    /// Tells the others what this rank is about to do, which they say of it when it does not answer.
+    /// Publishes what this rank is about to do, for the error message of ranks that wait for it in vain.
     pub(crate) fn doing(&self, what: &str) -> Result<(), Error> {
         match &self.joined {
             Some(joined) => joined.set("doing", what.as_bytes()),
@@ -126,34 +126,34 @@ impl Ranks {
         }
     }
 
-    /// What rank 0 finds, in all ranks. The others do not run `find`; its error is theirs.
-    pub(crate) fn told_by_first<T: Serialize + DeserializeOwned>(
+    /// The result of `find` on rank 0, on all ranks. The others do not run it; if it fails, they fail too.
+    pub(crate) fn broadcast_value<T: Serialize + DeserializeOwned>(
         &mut self,
         find: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
         let Some(joined) = &mut self.joined else {
             return find();
         };
-        joined.meetings += 1;
-        let key = joined.key(&format!("told/{}", joined.meetings));
+        joined.barriers += 1;
+        let key = joined.key(&format!("told/{}", joined.barriers));
         let json = |error: serde_json::Error| Error::Internal(format!("between ranks: {error}"));
         if joined.me.rank == 0 {
             let found = find()?;
             let text = serde_json::to_vec(&found).map_err(json)?;
             let set = joined.store.set(&key, &text);
             set.map_err(|error| joined.store_is_gone(&error))?;
-            joined.meet()?;
+            joined.barrier()?;
             return Ok(found);
         }
-        joined.meet()?;
+        joined.barrier()?;
         let text = joined.store.get(&key, GRACE);
         let text = text.map_err(|error| joined.store_is_gone(&error))?;
         serde_json::from_slice(&text).map_err(json)
     }
 
-    /// Refuses ranks that have another `mine` than rank 0; none goes on before all have the same.
+    /// Fails on ranks whose `mine` differs from that of rank 0. No rank continues before all have compared.
     pub(crate) fn expect_same(&mut self, mine: &Value) -> Result<(), Error> {
-        let first = self.told_by_first(|| Ok(mine.clone()))?;
+        let first = self.broadcast_value(|| Ok(mine.clone()))?;
         let mut found = Vec::new();
         differences("", &first, mine, &mut found);
         if !found.is_empty() {
@@ -165,18 +165,18 @@ impl Ranks {
                 self.name_of(0),
             )));
         }
-        self.meet()
+        self.barrier()
     }
 
-    /// Waits until all ranks are here.
-    pub(crate) fn meet(&mut self) -> Result<(), Error> {
+    /// Waits until all ranks have arrived here.
+    pub(crate) fn barrier(&mut self) -> Result<(), Error> {
         match &mut self.joined {
             None => Ok(()),
-            Some(joined) => joined.meet(),
+            Some(joined) => joined.barrier(),
         }
     }
 
-    /// The sums of these numbers over all ranks.
+    /// Sums these numbers over all ranks.
     pub(crate) fn sum_numbers(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
         match &mut self.joined {
             None => Ok(numbers.to_vec()),
@@ -184,23 +184,23 @@ impl Ranks {
         }
     }
 
-    /// Replaces a tensor on the CPU by that of rank 0.
-    pub(crate) fn tensor_of_first(&mut self, tensor: &mut Tensor) -> Result<(), Error> {
+    /// Overwrites a tensor on the CPU with that of rank 0.
+    pub(crate) fn broadcast_tensor(&mut self, tensor: &mut Tensor) -> Result<(), Error> {
         match &mut self.joined {
             None => Ok(()),
             Some(joined) => joined.exchange(|group| group.broadcast(tensor, 0)),
         }
     }
 
-    /// What the others have, in rank 0, by rank; nothing in them.
-    pub(crate) fn bring_to_first(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+    /// On rank 0, the bytes of all other ranks, in order; empty on the others.
+    pub(crate) fn gather_bytes(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
         let (rank, size) = (self.rank(), self.size());
         let mut lengths = vec![0.0; size];
         lengths[rank] = own.len() as f64;
         let lengths = self.sum_numbers(&lengths)?;
         let mut all = Vec::new();
         for other in 1..size {
-            // Lengths of files, which such numbers hold exactly.
+            // An f64 represents the lengths of files exactly.
             let length = lengths.get(other).copied().unwrap_or_default() as usize;
             let Some(joined) = &mut self.joined else {
                 break;
@@ -219,18 +219,18 @@ impl Ranks {
         Ok(all)
     }
 
-    /// The numbers of rank 0. Those of the others are of the same count.
-    pub(crate) fn numbers_of_first(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+    /// The numbers of rank 0; every rank passes equally many.
+    pub(crate) fn broadcast_numbers(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
         let mut tensor = Tensor::f_from_slice(numbers)?;
-        self.tensor_of_first(&mut tensor)?;
+        self.broadcast_tensor(&mut tensor)?;
         Ok(Vec::<f64>::try_from(&tensor)?)
     }
 
-    /// Remembers the folder of the run, which is on the machine of rank 0, for when `torchrun` starts these
-    /// ranks again.
+    /// Stores the path of the run folder, which is on the machine of rank 0, for the next start of these ranks by
+    /// `torchrun`.
     pub(crate) fn remember_folder(&mut self, folder: &Path) -> Result<(), Error> {
         let begun = self.begun.take();
-        let begun = self.told_by_first(|| Begun::new(folder, begun.as_ref()))?;
+        let begun = self.broadcast_value(|| Begun::new(folder, begun.as_ref()))?;
         if self.is_first() && self.memory.is_some() {
             begun.mark()?;
         }
@@ -241,36 +241,36 @@ impl Ranks {
         Ok(())
     }
 
-    /// Forgets it, since the run is done.
+    /// Removes what [`Self::remember_folder`] stored, since the run is complete.
     pub(crate) fn forget_folder(&self) {
         if let Some(memory) = &self.memory {
             memory.clear();
         }
     }
 
-    /// Whether `torchrun` has started this process, and starts it again when it fails.
+    /// Whether `torchrun` started this process, and will restart it if it fails.
     pub(crate) fn is_started_again(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// The folder of the run that these ranks were in when they were started before.
+    /// The folder of the run that an earlier start of these ranks began.
     pub(crate) fn folder_before_restart(&self) -> Option<&Path> {
         self.begun.as_ref().map(|begun| &*begun.path)
     }
 
-    /// Removes the folder of that run where it has neither a checkpoint nor anything else to keep, so that the run
-    /// is begun anew in its place. For rank 0.
+    /// Removes that folder if it contains no checkpoint and nothing else to keep, so that the run starts again in its
+    /// place. For rank 0.
     pub(crate) fn remove_folder_without_results(&self) -> Result<(), Error> {
         if let Some(begun) = &self.begun
             && begun.remove_without_results()?
         {
             let folder = begun.path.display();
-            tracing::info!("`{folder}` had no checkpoint yet: the run is begun anew there");
+            tracing::info!("`{folder}` had no checkpoint yet: the run starts again there");
         }
         Ok(())
     }
 
-    /// Tells the others why this rank ends, so that they need not wait for it.
+    /// Publishes why this rank ends, so that the others do not wait for it.
     pub(crate) fn failed(&mut self, error: &Error) {
         if let Some(joined) = &mut self.joined {
             joined.report(&error.to_string(), None);
@@ -278,7 +278,7 @@ impl Ranks {
     }
 }
 
-/// Every place in which this rank differs from rank 0, as a line.
+/// One line for each value in which this rank differs from rank 0.
 fn differences(path: &str, first: &Value, mine: &Value, found: &mut Vec<String>) {
     match (first, mine) {
         _ if first == mine => {}
@@ -334,9 +334,9 @@ mod tests {
         let mut alone = Ranks::alone();
         assert_eq!((alone.rank(), alone.size(), alone.is_first()), (0, 1, true));
         assert_eq!(alone.sum_numbers(&[2.0]).unwrap(), [2.0]);
-        assert_eq!(alone.numbers_of_first(&[3.0]).unwrap(), [3.0]);
-        assert_eq!(alone.told_by_first(|| Ok(5)).unwrap(), 5);
-        alone.meet().unwrap();
+        assert_eq!(alone.broadcast_numbers(&[3.0]).unwrap(), [3.0]);
+        assert_eq!(alone.broadcast_value(|| Ok(5)).unwrap(), 5);
+        alone.barrier().unwrap();
         alone.expect_same(&json!({"a": 1})).unwrap();
         assert!(alone.description().is_none());
     }

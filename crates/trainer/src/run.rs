@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
         // Rank 0 creates the folder or reads the checkpoint, and tells the others.
         let mut own_folder = None;
         let size = ranks.size();
-        let opened = ranks.told_by_first(|| {
+        let opened = ranks.broadcast_value(|| {
             let (folder, state, changes) = match resumed {
                 None => (RunFolder::create(config)?, None, Vec::new()),
                 Some(mut resumed) => {

@@ -1,15 +1,15 @@
-//! Which address of this machine the other ranks reach.
+//! The address of this machine at which other ranks can reach it.
 //!
-//! The one that packets to them leave by, as the kernel's routing table says: not the first in a
-//! list, which may be a bridge of containers.
+//! It is the source address of packets to them, according to the kernel's routing table. The first address of the
+//! machine may be that of a container bridge.
 
 use std::net::IpAddr;
 
 use platform::network::source_address;
 
-/// The address to listen on, where `own` is that towards the store and `all` are those of all ranks:
-/// `own`, or, where it is one that only this machine reaches and others are elsewhere, that towards
-/// one of them.
+/// The address to listen on. `own` is the address towards the store, and `all` are those of all ranks. The result is
+/// `own`, unless that is a loopback address and another rank is on a different machine: then it is the address towards
+/// that rank.
 pub(super) fn listen_address(own: IpAddr, all: &[IpAddr]) -> Option<IpAddr> {
     if !own.is_loopback() {
         return Some(own);

@@ -1,6 +1,6 @@
-//! What sums up gradients: RCCL or NCCL between GPUs, where all ranks can, else Gloo in host memory.
+//! The backend that sums gradients: RCCL or NCCL between GPUs if all ranks can use it, otherwise Gloo in host memory.
 //!
-//! All ranks decide alike: each step is taken by all, and when one of them cannot, none does.
+//! Every step of the decision is taken by all ranks; if it fails on one of them, none uses RCCL.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use super::process_group::{GRACE, ProcessGroup};
 use crate::Error;
 use crate::config::Backend;
 
-/// How long joining and the first sum may take, each.
+/// Time limit of joining, and of the first sum.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is summed up to see that the sum is right.
+/// Size of the sum that tests the backend.
 const TEST_BYTES: i64 = 1 << 20;
-/// Where a rank that has tried says why it could not.
+/// Key of the reason why a rank cannot use it.
 const REFUSAL: &str = "rccl/refusal";
 const SOMEBODY: &str = "rccl/somebody refused";
 
 impl Ranks {
-    /// Decides by what gradients on `device` are summed up.
+    /// Chooses the backend that sums gradients on `device`.
     ///
     /// # Errors
-    /// Where RCCL is asked for and one of the ranks cannot; when a rank is gone.
+    /// If RCCL is required and one of the ranks cannot use it; if a rank is gone.
     pub(crate) fn choose_backend(&mut self, wanted: Backend, device: Device) -> Result<(), Error> {
         if self.size() == 1 || wanted == Backend::Gloo {
             return Ok(());
         }
-        // Every rank has to take part, or none: one may have no GPU.
+        // Either all ranks try or none does: one may have no GPU.
         let is_named = std::env::var_os(LIBRARY_VARIABLE).is_some();
         let is_wanted = matches!(device, Device::Cuda(_)) || is_named;
         let candidates = self.sum_numbers(&[f64::from(u8::from(is_wanted))])?[0];
@@ -56,7 +56,7 @@ impl Ranks {
         }
     }
 
-    /// The communicator, and the version of the library; or which rank cannot, and why.
+    /// The communicator and the version of the library, or which rank cannot use it and why.
     fn try_rccl(
         &mut self,
         device: Device,
@@ -69,7 +69,7 @@ impl Ranks {
             Ok(library) => library,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let id: Result<Vec<u8>, String> = self.told_by_first(|| {
+        let id: Result<Vec<u8>, String> = self.broadcast_value(|| {
             let id = library.unique_id().map(|id| id.bytes().to_vec());
             Ok(id.map_err(|error| error.to_string()))
         })?;
@@ -85,7 +85,7 @@ impl Ranks {
         Ok(made.map(|made| (made, library.version().to_owned())))
     }
 
-    /// What every rank has, or which of them has not, and why.
+    /// The value of this rank if every rank has one, or which rank failed and why.
     fn all_have<T>(
         &mut self,
         mine: Result<T, torch_ext::Error>,
@@ -94,7 +94,7 @@ impl Ranks {
         let (rank, size) = (self.rank(), self.size());
         let mut refused = vec![0.0; size];
         if let (Err(error), Some(joined)) = (&mine, &self.joined) {
-            // One who only waited for another says less than that one.
+            // A rank that failed only because another one did has less to report.
             let is_follower = joined.somebody_refused();
             refused[rank] = if is_follower { 1.0 } else { size as f64 };
             joined.set(
@@ -121,14 +121,13 @@ impl Ranks {
         }
     }
 
-    /// Whether gradients are summed up where they are, on the GPU.
+    /// Whether gradients are summed on the GPU.
     pub(crate) fn sums_on_device(&self) -> bool {
         let joined = self.joined.as_ref();
         joined.is_some_and(|joined| joined.rccl.is_some())
     }
 
-    /// The sum of a tensor over all ranks: of one on the device where [`Ranks::sums_on_device`],
-    /// else of one on the CPU.
+    /// Sums a tensor over all ranks. It is on the device if [`Ranks::sums_on_device`], otherwise on the CPU.
     pub(crate) fn sum(&mut self, tensor: Tensor) -> Result<Tensor, Error> {
         match &mut self.joined {
             None => Ok(tensor),
@@ -138,7 +137,7 @@ impl Ranks {
 }
 
 impl ProcessGroup {
-    /// Joins, and sums up one MiB whose sum is known.
+    /// Joins, and sums one MiB whose sum is known.
     fn rccl(
         &self,
         library: &Library,
@@ -149,7 +148,7 @@ impl ProcessGroup {
         let timeouts = (PATIENCE, self.timeout);
         let go_on = || !self.somebody_refused();
         let mut made = Communicator::join(library, id, (rank, size), device, timeouts, go_on)?;
-        // Small whole numbers, whose sum is exact, and other ones in every place.
+        // Different small integers, whose sum is exact.
         let places = Tensor::f_arange(TEST_BYTES / 4, (Kind::Float, Device::Cpu))?;
         let places = places.f_remainder(1021.0)?;
         let own = places.f_mul_scalar(rank as f64 + 1.0)?.f_to(device)?;

@@ -1,9 +1,9 @@
-//! The run that was begun, for processes that `torchrun` starts again.
+//! The run of an earlier start, for processes that `torchrun` restarts.
 //!
-//! `torchrun` starts all ranks again when one of them ends or a machine comes or goes, with nothing that
-//! tells them of it: its store may be a new one, and its count of restarts is that of one agent. So each
-//! machine remembers in the cache folder which run its ranks are in, and a file in the run's folder says
-//! that it is the one: on another machine, the same path may be that of another run.
+//! `torchrun` restarts all ranks when one of them fails or a machine joins or leaves, and does not tell them: its store may
+//! be a new one, and its restart count is that of one agent. So each machine stores in its cache folder which run its
+//! ranks belong to, and a file in the run folder identifies the run: on another machine, the same path may belong to a
+//! different one.
 
 use std::fs;
 use std::io::Write;
@@ -16,24 +16,24 @@ use super::process_group::{PAUSE, host_name};
 use crate::stop::Stop;
 use crate::{Error, checkpoint, run_folder};
 
-/// The file in the run's folder.
+/// The identifying file in the run folder.
 const MARK: &str = ".torchrun";
-/// What `torchrun` calls a job to which the user gave no name.
+/// `torchrun`'s name for a job that the user did not name.
 const NO_NAME: &str = "none";
 
-/// A run that was begun.
+/// A run that an earlier start began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Begun {
     /// Its folder, on the machine of rank 0.
     pub(super) path: PathBuf,
     /// The machine of rank 0.
     host: String,
-    /// What the file in the folder says.
+    /// The contents of the identifying file.
     token: String,
 }
 
 impl Begun {
-    /// The run in `folder` on this machine; `before` is what ranks went on with, if they did.
+    /// The run in `folder` on this machine; `before` is the run that the ranks continued, if any.
     pub(super) fn new(folder: &Path, before: Option<&Self>) -> Result<Self, Error> {
         let path = std::path::absolute(folder).map_err(|error| Error::io("find", folder, error))?;
         let token = match before.filter(|before| before.path == path) {
@@ -47,14 +47,14 @@ impl Begun {
         })
     }
 
-    /// Writes the file into the folder.
+    /// Writes the identifying file.
     pub(super) fn mark(&self) -> Result<(), Error> {
         let file = self.path.join(MARK);
         fs::write(&file, &self.token).map_err(|error| Error::io("write", &file, error))
     }
 
-    /// Removes its folder, if that is on this machine, has no checkpoint, and nothing that begun anew it would
-    /// not have again. Returns whether it did.
+    /// Removes its folder if that is on this machine, has no checkpoint, and contains only what a new start would write
+    /// again. Returns whether it did.
     pub(super) fn remove_without_results(&self) -> Result<bool, Error> {
         match self.saved_here()? {
             Some(0) => run_folder::remove_without_results(&self.path, MARK),
@@ -62,7 +62,7 @@ impl Begun {
         }
     }
 
-    /// The newest checkpoint, if the folder is on this machine; 0 where it has none.
+    /// The step of the newest checkpoint, or 0 if there is none; `None` if the folder is not on this machine.
     fn saved_here(&self) -> Result<Option<u64>, Error> {
         match fs::read_to_string(self.path.join(MARK)) {
             Ok(token) if token == self.token => {}
@@ -73,16 +73,16 @@ impl Begun {
     }
 }
 
-/// What a rank, or all of them, know of the run that was begun.
+/// What a rank, or all ranks together, know about the run of an earlier start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
     pub(super) begun: Option<Begun>,
-    /// Its newest checkpoint where its folder is; 0 where it has none.
+    /// The step of its newest checkpoint, or 0 if it has none; `None` away from its folder.
     pub(super) saved: Option<u64>,
 }
 
 impl Known {
-    /// What this machine knows.
+    /// The knowledge of this machine.
     pub(super) fn new(begun: Option<Begun>) -> Result<Self, Error> {
         let saved = match &begun {
             Some(begun) => begun.saved_here()?,
@@ -91,10 +91,10 @@ impl Known {
         Ok(Self { begun, saved })
     }
 
-    /// What all ranks know: that of the one with the newest checkpoint.
+    /// The knowledge of all ranks: that of the rank with the newest checkpoint.
     pub(super) fn of_all<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let known = all.filter(|known| known.begun.is_some());
-        // Of equal ones the first in order.
+        // On a tie, the first.
         let newest = known.reduce(|one, other| match other.saved > one.saved {
             true => other,
             false => one,
@@ -102,8 +102,8 @@ impl Known {
         newest.cloned().unwrap_or_default()
     }
 
-    /// The run to go on with, if one was begun. Where its folder is on none of the machines, this waits to
-    /// be started again together with that one: the run would be lost if these ranks began anew.
+    /// The run to continue, if any. If its folder is on none of the machines, this waits to be restarted together with the
+    /// machine that has it: a new start would lose the run.
     pub(super) fn chosen(self, timeout: Duration, stop: &Stop) -> Result<Option<Begun>, Error> {
         let (begun, saved) = (self.begun, self.saved);
         let Some(begun) = begun else {
@@ -128,13 +128,13 @@ impl Known {
     }
 }
 
-/// The file in which a machine remembers the run of a job.
+/// The file in which a machine stores the run of a job.
 pub(super) struct Memory {
     file: PathBuf,
 }
 
 impl Memory {
-    /// That of the job whose variables `torchrun` has set.
+    /// The file of the job in `torchrun`'s environment variables.
     pub(super) fn from_environment() -> Option<Self> {
         let job = job(|name| std::env::var(name).ok())?;
         let name = format!("{:08x}.json", crc32c::crc32c(job.as_bytes()));
@@ -152,7 +152,7 @@ impl Memory {
     pub(super) fn write(&self, begun: &Begun) -> Result<(), Error> {
         let text =
             serde_json::to_string(begun).map_err(|error| Error::Internal(error.to_string()))?;
-        // Each rank of a machine writes the same, and perhaps at once.
+        // All ranks of a machine write the same, possibly at the same time.
         let folder = self.file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let write = || {
@@ -165,14 +165,13 @@ impl Memory {
     }
 
     pub(super) fn clear(&self) {
-        // Another rank on this machine may have been first.
+        // Another rank on this machine may have removed it already.
         let _ = fs::remove_file(&self.file);
     }
 }
 
-/// What names a job of `torchrun` on this machine, if this process is of one: the name that the user gave it
-/// (`--rdzv-id`), which a machine that was switched off still has; else the folder that its agent made for
-/// its ranks' output; else the agent.
+/// An identifier of this process's `torchrun` job on this machine, if it has one: the user's name for it (`--rdzv-id`),
+/// which survives a reboot; otherwise the folder that the agent created for the ranks' output; otherwise the agent.
 fn job(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let name = variable("TORCHELASTIC_RUN_ID")?;
     if !name.is_empty() && name != NO_NAME {
@@ -190,7 +189,7 @@ fn job(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 #[cfg(unix)]
 fn agent() -> String {
     let id = std::os::unix::process::parent_id();
-    // With the time of its start, since numbers are given again. The name before it may have spaces.
+    // With its start time, since process ids are reused. The name before that may contain spaces.
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let behind = stat.rsplit(')').next().unwrap_or_default();
     let start = behind.split_whitespace().nth(19).unwrap_or_default();

@@ -1,34 +1,33 @@
-//! Who this process is among those of a run, in `torchrun`'s words.
+//! The rank of this process, from `torchrun`'s environment variables.
 
 use crate::Error;
 
-/// This process among those that train together.
+/// This process as one of several ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Membership {
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Where the store is.
+    /// Host of the store.
     pub(super) master: String,
     pub(super) port: u16,
-    /// Whether somebody else hosts the store: `torchrun`'s agent, or `surefoot train --nproc`. Else
-    /// rank 0 does.
+    /// Whether another process hosts the store (`torchrun`'s agent, or `surefoot train --nproc`) instead of rank 0.
     pub(super) agent_store: bool,
-    /// Of the keys in the store that stay when ranks are started again.
+    /// Prefix of keys in the store that remain valid when ranks are restarted.
     pub(super) job: String,
 }
 
 impl Membership {
-    /// What the environment says; `None` for a process that trains alone.
+    /// Reads the environment; `None` for a process that trains alone.
     pub(super) fn from_environment() -> Result<Option<Self>, Error> {
         Self::parse(|name| std::env::var(name).ok())
     }
 
-    /// A key of a rank that stays when ranks are started again.
+    /// A key of one rank that remains valid when ranks are restarted.
     pub(super) fn key(&self, name: &str, rank: usize) -> String {
         format!("{}/{name}/{rank}", self.job)
     }
 
-    /// The same of all.
+    /// A key of all ranks that remains valid when ranks are restarted.
     pub(super) fn key_of_all(&self, name: &str) -> String {
         format!("{}/{name}", self.job)
     }
@@ -79,8 +78,8 @@ impl Membership {
     }
 }
 
-/// The number of this process on its machine, which is that of its GPU; and how many there are on
-/// the machine, which share its cores.
+/// The rank of this process on its machine, which is also the index of its GPU, and the number of ranks on the machine,
+/// which share its cores.
 pub(crate) fn on_this_machine() -> (usize, usize) {
     let number = |name: &str| std::env::var(name).ok()?.trim().parse::<usize>().ok();
     match number("WORLD_SIZE") {

@@ -1,7 +1,7 @@
 //! Sums of gradients that overlap with the backward pass.
 //!
-//! Gradients are in one buffer, which is sent in buckets: each as soon as the last backward pass of a step is
-//! done with its gradients. What all ranks wait for after the pass is little more than the last bucket.
+//! All gradients are in one buffer, which is summed in buckets: each as soon as the last backward pass of a step has
+//! computed its gradients. After the pass, ranks wait for little more than the last bucket.
 
 use std::time::Instant;
 
@@ -13,25 +13,28 @@ use super::Ranks;
 use super::process_group::ProcessGroup;
 use crate::Error;
 
-/// Bytes of the first bucket, and of the others: as in PyTorch's DDP.
+/// Bytes of the first bucket and of the others, as in PyTorch's DDP.
 const FIRST: u64 = 1 << 20;
 const LARGEST: u64 = 25 << 20;
-/// Of few gradients, the buckets are smaller, so that there are about as many as this: an adapter would be
-/// one bucket else, which is complete when the pass is over.
+/// If there are few gradients, buckets are smaller, so that there are about this many: an adapter would otherwise be a
+/// single bucket, which is complete only at the end of the pass.
 const BUCKETS: u64 = 16;
-/// Not smaller: each sum has round trips of its own.
+/// Minimum size, since each sum costs round trips.
 const SMALLEST: u64 = 256 << 10;
 
-/// Sums that start in the backward pass.
+/// Sums that start during the backward pass.
 pub(super) struct OverlappedSums {
     reduction: Reduction,
-    /// When the first of this step may have started.
+    /// The earliest time at which the first sum of this step may have started.
     began: Option<Instant>,
 }
 
 impl Ranks {
-    /// Lets the sums of these gradients overlap with the backward pass from now on, if this rank and all others
-    /// say that it `is_possible` there. They are sent as numbers of `kind`. All ranks call it.
+    /// Overlaps the sums of these gradients with the backward pass from now on, if it `is_possible` on every rank.
+    /// They are sent as `kind`. All ranks must call this.
+    ///
+    /// # Errors
+    /// When a rank is gone.
     pub(crate) fn overlap_sums(
         &mut self,
         parameters: &Parameters,
@@ -40,7 +43,7 @@ impl Ranks {
     ) -> Result<(), Error> {
         let bytes = |tensor: &Tensor| tensor.numel() as u64 * kind.elt_size_in_bytes() as u64;
         let buckets = buckets(&parameters.tensors().map(bytes).collect::<Vec<_>>());
-        // The same in all ranks. A single bucket is complete when the pass is over.
+        // The same on all ranks. A single bucket is complete only at the end of the pass.
         if self.size() == 1 || buckets.len() < 2 {
             return Ok(());
         }
@@ -75,7 +78,7 @@ impl Ranks {
         joined.is_some_and(|joined| joined.overlapped.is_some())
     }
 
-    /// The next backward pass is the last one of the step, and what it leaves in the parameters is summed.
+    /// Announces that the next backward pass is the last one of the step: the gradients that it leaves are summed.
     pub(crate) fn last_pass_begins(&mut self) -> Result<(), Error> {
         let joined = self.joined.as_mut();
         if let Some(sums) = joined.and_then(|joined| joined.overlapped.as_mut()) {
@@ -85,9 +88,12 @@ impl Ranks {
         Ok(())
     }
 
-    /// Waits for the sums that overlap, which all ranks do once in each step: with their gradients, or with
-    /// none after a pass that failed. False if a gradient came after its sum had started; then, or when
-    /// another rank failed, the sums are of no use.
+    /// Waits for the overlapping sums. All ranks do so once per step: with their gradients, or with `None` after a pass
+    /// that failed. Returns false if a gradient was computed after its sum had started; in this case, and if another
+    /// rank failed, the sums are invalid.
+    ///
+    /// # Errors
+    /// When a rank is gone.
     pub(crate) fn finish_sums(&mut self, gradients: Option<&[Tensor]>) -> Result<bool, Error> {
         let Some(joined) = &mut self.joined else {
             return Ok(true);
@@ -129,8 +135,7 @@ impl ProcessGroup {
     }
 }
 
-/// The numbers of parameters in each bucket, from the last parameter on, of parameters that have so many
-/// bytes.
+/// The number of parameters in each bucket, starting with the last parameter, for parameters of these sizes in bytes.
 fn buckets(bytes: &[u64]) -> Vec<usize> {
     let usual = (bytes.iter().sum::<u64>() / BUCKETS).clamp(SMALLEST, LARGEST);
     let mut buckets = Vec::new();

@@ -1,4 +1,4 @@
-//! One of several ranks: how it finds the others, and how it tells who of them is gone or late.
+//! One of several ranks: how it finds the others, and how it determines which of them is gone or late.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,33 +16,33 @@ use super::roster::{self, Arrival};
 use crate::Error;
 use crate::stop::Stop;
 
-/// The longest pause between two looks at the store. c10d's own wait writes a warning when its time
-/// is over, and sees no failure of a third.
+/// Maximum interval for polling the store. c10d's own wait logs a warning when it times out, and does not notice that
+/// another rank has failed.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// How long ranks that lost a connection wait for the others to say why.
+/// How long a rank that lost a connection waits for the others to report why.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
-/// What is summed up to measure the link.
+/// Size of the sum that measures the link.
 const PROBE_BYTES: usize = 4 << 20;
 
 /// One of several ranks.
 pub(super) struct ProcessGroup {
-    // Dropped first: they hold the group, and that the store.
+    // Dropped first: they hold the group, which holds the store.
     pub(super) overlapped: Option<OverlappedSums>,
     pub(super) group: Option<Group>,
-    /// Sums up tensors on the GPU, where all ranks can.
+    /// Sums tensors on the GPU, if all ranks can.
     pub(super) rccl: Option<Communicator>,
     pub(super) store: Store,
     /// Whether the store is in this process.
     hosts_store: bool,
     pub(super) me: Membership,
-    /// Of the keys of this start.
+    /// Prefix of the keys of this start.
     prefix: String,
     host: String,
-    /// Of all ranks.
+    /// The hosts of all ranks.
     hosts: Vec<String>,
     pub(super) timeout: Duration,
-    /// Meetings so far; the same number in all ranks, since all do the same.
-    pub(super) meetings: u64,
+    /// Values broadcast so far; the same number on all ranks.
+    pub(super) barriers: u64,
     pub(super) link: String,
 }
 
@@ -51,11 +51,11 @@ pub(super) struct ProcessGroup {
 struct Failure {
     host: String,
     message: String,
-    /// How it lost another one, where that is all.
+    /// How it lost another rank, if it has no error of its own.
     lost: Option<Lost>,
 }
 
-/// How a rank that is well lost another one.
+/// How a rank without an error of its own lost another one.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lost {
     /// The connection broke.
@@ -65,7 +65,7 @@ pub(super) enum Lost {
 }
 
 impl ProcessGroup {
-    /// Joins the others, and learns what run they were in before.
+    /// Joins the others, and agrees with them on the run that an earlier start began, if any.
     pub(super) fn join(
         me: Membership,
         known: Known,
@@ -108,7 +108,7 @@ impl ProcessGroup {
             host,
             hosts,
             timeout,
-            meetings: 0,
+            barriers: 0,
             link: String::new(),
             me: Membership {
                 rank: roster.rank_of(me.rank),
@@ -149,7 +149,7 @@ impl ProcessGroup {
         Ok((joined, begun))
     }
 
-    /// Something that all ranks do together; an error tells which of them did not.
+    /// Runs a collective operation; an error names the rank at fault.
     pub(super) fn exchange<T>(
         &mut self,
         work: impl FnOnce(&Group) -> Result<T, torch_ext::Error>,
@@ -160,7 +160,7 @@ impl ProcessGroup {
         done.map_err(|error| self.explain(error, began))
     }
 
-    /// The sum of a tensor over all ranks; an error tells which of them is at fault.
+    /// Sums a tensor over all ranks; an error names the rank at fault.
     pub(super) fn sum(&mut self, mut tensor: Tensor) -> Result<Tensor, Error> {
         let began = Instant::now();
         match &mut self.rccl {
@@ -175,9 +175,9 @@ impl ProcessGroup {
         }
     }
 
-    /// Waits until all ranks are here: by a sum, since the connection of one that was killed breaks,
-    /// and a key in the store would be waited for until the time is over.
-    pub(super) fn meet(&mut self) -> Result<(), Error> {
+    /// Waits until all ranks have arrived here. It uses a sum, which fails as soon as a rank is killed; waiting for a key in
+    /// the store would take until the timeout.
+    pub(super) fn barrier(&mut self) -> Result<(), Error> {
         self.exchange(|group| group.sum_numbers(&[0.0])).map(drop)
     }
 
@@ -189,7 +189,7 @@ impl ProcessGroup {
         self.key(&format!("{name}/{rank}"))
     }
 
-    /// Sets the key of this rank.
+    /// Sets a key of this rank.
     pub(super) fn set(&self, name: &str, value: &[u8]) -> Result<(), Error> {
         let set = self.store.set(&self.key_of(name, self.me.rank), value);
         set.map_err(|error| self.store_is_gone(&error))
@@ -202,7 +202,7 @@ impl ProcessGroup {
         }
     }
 
-    /// What each other rank has said of why it ended; nothing of those that have not.
+    /// Each other rank with the reason why it ended, if it has reported one.
     fn others(&self) -> Result<Vec<(usize, Option<Failure>)>, torch_ext::Error> {
         let mut others = Vec::new();
         for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
@@ -216,8 +216,7 @@ impl ProcessGroup {
         Ok(others)
     }
 
-    /// Writes why this rank ends. Who writes nothing is taken for dead, so a store that is gone
-    /// matters no more.
+    /// Publishes why this rank ends. A rank that publishes nothing counts as dead, so an unreachable store does not matter.
     pub(super) fn report(&mut self, message: &str, lost: Option<Lost>) {
         self.disconnect();
         let failure = Failure {
@@ -225,7 +224,7 @@ impl ProcessGroup {
             message: message.to_owned(),
             lost,
         };
-        // The first reason is the true one.
+        // The first reason is the actual one.
         let key = self.key_of("failed", self.me.rank);
         if self.store.has(&[&key]).unwrap_or(true) {
             return;
@@ -238,14 +237,15 @@ impl ProcessGroup {
         }
     }
 
-    /// Lets go of all connections to the others but that to the store.
+    /// Closes all connections to the others except the one to the store.
     fn disconnect(&mut self) {
         self.overlapped = None;
         self.group = None;
         self.rccl = None;
     }
 
-    /// What a sum or a broadcast that `began` then and failed means: who is gone, or why it ended.
+    /// Turns the failure of a collective operation that `began` then into an error that says which rank is gone, or why it
+    /// ended.
     pub(super) fn explain(&mut self, error: torch_ext::Error, began: Instant) -> Error {
         if !matches!(error, torch_ext::Error::Peer(_)) {
             return error.into();
@@ -254,7 +254,7 @@ impl ProcessGroup {
             true => Lost::Late,
             false => Lost::Broken,
         };
-        // Lets go of the group, so that those who wait for this one learn of it now.
+        // This closes the group, so that ranks waiting for this one notice now.
         self.report(&error.to_string(), Some(own));
         let until = Instant::now() + GRACE;
         loop {
@@ -271,7 +271,7 @@ impl ProcessGroup {
                     failure.host, failure.message
                 ));
             }
-            // Whose time is over first breaks the connections of all others.
+            // The first rank to time out breaks the connections of all others.
             let somebody_waited = said.clone().any(|(_, said)| said.lost == Some(Lost::Late));
             let silent = others.iter().filter(|(_, said)| said.is_none());
             let silent: Vec<usize> = silent.map(|(rank, _)| *rank).collect();
@@ -294,7 +294,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Names ranks that are gone or, if the time is over, late, and what they were last known to do.
+    /// An error that names the ranks that are gone or late, and what each was last doing.
     fn missed(&self, ranks: &[usize], timed_out: bool) -> Error {
         let lines = ranks.iter().map(|rank| {
             let key = self.key_of("doing", *rank);
@@ -337,7 +337,7 @@ impl ProcessGroup {
 }
 
 impl Drop for ProcessGroup {
-    /// The rank that hosts the store is the last to leave: for the others its end would be a failure.
+    /// The rank that hosts the store leaves last: for the others, losing the store would be a failure.
     fn drop(&mut self) {
         self.disconnect();
         if self.set("left", b"").is_err() || !self.hosts_store {
@@ -352,7 +352,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// MiB of a tensor that are summed up in a second. The first sum opens connections.
+/// MiB per second of a sum. The first sum, which opens connections, is not measured.
 fn measure(group: &Group) -> Result<f64, torch_ext::Error> {
     let mut tensor = Tensor::f_zeros([PROBE_BYTES as i64 / 4], (Kind::Float, Device::Cpu))?;
     group.sum(&mut tensor)?;

@@ -1,10 +1,9 @@
-//! Which processes are the ranks of this start.
+//! Agrees on which processes are the ranks of this start.
 //!
-//! The store of `torchrun`'s agent outlives the ranks, so it still has what those of an earlier start
-//! wrote, and nothing in the environment tells two starts apart: an agent that joined later has
-//! restarted less often than the others. So each process writes a number of its own, rank 0
-//! announces whose numbers it found, and goes on once each of them has answered; one who has gone
-//! answers nothing, and is announced anew when another process has taken its place.
+//! The store of `torchrun`'s agent outlives the ranks, so it still contains the keys of earlier starts, and nothing in the
+//! environment distinguishes two starts: an agent that joined later has restarted less often than the others. So each
+//! process writes a nonce, rank 0 announces the nonces that it found, and continues once each of those processes has
+//! answered. A process that is gone does not answer; rank 0 announces again when another has taken its place.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -21,14 +20,14 @@ use super::process_group::{GRACE, PAUSE};
 use crate::Error;
 use crate::stop::Stop;
 
-/// What a rank says of itself.
+/// What a rank announces about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Arrival {
     pub(super) host: String,
     pub(super) address: IpAddr,
-    /// The run that was begun before.
+    /// What its machine knows about the run of an earlier start.
     pub(super) known: Known,
-    /// Of this process alone.
+    /// Identifies this process.
     nonce: String,
 }
 
@@ -43,7 +42,7 @@ impl Arrival {
     }
 }
 
-/// A name that no other process takes.
+/// A unique name.
 pub(super) fn nonce() -> String {
     // Seeded from the system's random numbers.
     let random = RandomState::new().build_hasher().finish();
@@ -53,16 +52,16 @@ pub(super) fn nonce() -> String {
 /// All ranks of a start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
-    /// Of the keys that are theirs alone.
+    /// Prefix of the keys of this start.
     pub(super) prefix: String,
-    /// By the numbers that `torchrun` gave them.
+    /// In the order of `torchrun`'s ranks.
     arrivals: Vec<Arrival>,
 }
 
 impl Roster {
-    /// The number of a rank in the run, from that of `torchrun`. Rank 0 of the run reads and writes its
-    /// folder: it is one on whose machine that is, which need not be the first of `torchrun`'s after
-    /// another machine has joined or the first was away. Those two change places.
+    /// The rank in the run for a rank of `torchrun`. Rank 0 of the run reads and writes the run folder, so it must be on
+    /// the machine with that folder, which may not have `torchrun`'s rank 0 after a machine has joined or was away. The
+    /// two ranks are swapped.
     pub(super) fn rank_of(&self, number: usize) -> usize {
         let saved = self.arrivals.iter().map(|arrival| arrival.known.saved);
         let newest = saved.clone().max().flatten();
@@ -80,7 +79,7 @@ impl Roster {
         }
     }
 
-    /// All ranks by their numbers in the run.
+    /// All ranks, in the order of the run.
     pub(super) fn in_order(&self) -> Vec<Arrival> {
         let mut order: Vec<_> = self.arrivals.iter().enumerate().collect();
         order.sort_by_key(|(number, _)| self.rank_of(*number));
@@ -91,11 +90,10 @@ impl Roster {
     }
 }
 
-/// Waits for all ranks to arrive, for `timeout` at most.
+/// Waits for all ranks to arrive, for at most `timeout`.
 ///
 /// # Errors
-/// Whoever did not come, by number; when another process says that it is this rank, or `stop` is
-/// requested.
+/// Names the ranks that did not arrive. Also if another process claims to be this rank, or `stop` is requested.
 pub(super) fn agree(
     store: &Store,
     me: &Membership,
@@ -147,13 +145,13 @@ struct Assembly<'a> {
     store: &'a Store,
     me: &'a Membership,
     own: Arrival,
-    /// What rank 0 has announced last.
+    /// The last announcement of rank 0.
     announced: Option<Roster>,
     attempts: u32,
 }
 
 impl Assembly<'_> {
-    /// Rank 0: who is there, once all of them have answered.
+    /// On rank 0: all ranks, once all of them have answered.
     fn announce(&mut self) -> Result<Option<Roster>, Error> {
         let Some(arrivals) = self.arrivals()? else {
             return Ok(None);
@@ -182,12 +180,12 @@ impl Assembly<'_> {
         Ok(None)
     }
 
-    /// The others: what rank 0 announced, once it goes on with it.
+    /// On other ranks: the announcement of rank 0, once rank 0 continues with it.
     fn answer(&self) -> Result<Option<Roster>, Error> {
         let Some(roster) = read::<Roster>(self.store, &self.me.key_of_all("roster"))? else {
             return Ok(None);
         };
-        // Of an earlier start, it has another process in this place.
+        // In an announcement of an earlier start, another process has this rank.
         if roster.arrivals.len() != self.me.size
             || roster.arrivals.get(self.me.rank) != Some(&self.own)
         {
@@ -200,7 +198,7 @@ impl Assembly<'_> {
         Ok(goes_on.then_some(roster))
     }
 
-    /// What all ranks say of themselves, if each has said it, in this start or an earlier one.
+    /// What all ranks announced about themselves, in this start or an earlier one; `None` if one is missing.
     fn arrivals(&self) -> Result<Option<Vec<Arrival>>, Error> {
         let all = (0..self.me.size).map(|rank| read(self.store, &self.me.key("hello", rank)));
         all.collect()
@@ -239,7 +237,7 @@ fn write(store: &Store, key: &str, value: &impl Serialize) -> Result<(), Error> 
     store.set(key, &text).map_err(unreachable)
 }
 
-/// The value of a key, if it has one that is of this kind: another version may have written it.
+/// The value of a key, if it exists and can be parsed: another version may have written it.
 fn read<T: DeserializeOwned>(store: &Store, key: &str) -> Result<Option<T>, Error> {
     if !store.has(&[key]).map_err(unreachable)? {
         return Ok(None);

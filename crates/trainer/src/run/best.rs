@@ -57,7 +57,7 @@ impl Run<'_> {
             return Ok(());
         };
         let folder = self.folder.checkpoints();
-        let path = self.ranks.told_by_first(|| {
+        let path = self.ranks.broadcast_value(|| {
             let whole = checkpoint::list(&folder)?.into_iter();
             let mut best = whole.filter(|(step, _)| *step == best.step);
             Ok(best.next().map(|(_, path)| path))

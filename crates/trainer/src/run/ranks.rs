@@ -1,5 +1,5 @@
-//! What the ranks of a run do together: the sum of all gradients in each step, and what they agree
-//! on, so that a step is skipped, cut smaller, rolled back or the last one for all or none.
+//! Collective operations of a run: the sum of all gradients in each step, and decisions that all ranks share, so that a
+//! step is skipped, split, rolled back or the last one on all ranks or on none.
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ use crate::summary::Ending;
 use crate::task::{Share, Task};
 use crate::{Error, config::ConfigError};
 
-/// Keys that say where and how fast, and may differ between machines. What a path names is compared
-/// itself; where a run goes on from is rank 0's to say.
+/// Keys about locations and speed, which may differ between machines. What a path refers to is compared itself, and only
+/// rank 0 reads the checkpoint to resume from.
 const OF_THE_MACHINE: [&str; 21] = [
     "output_dir",
     "device",
@@ -46,20 +46,20 @@ const OF_THE_MACHINE: [&str; 21] = [
     "train.resume_from_checkpoint",
 ];
 
-/// Where the numbers of who ran out of memory begin, in what ranks tell each other of a step.
+/// Index of the first out-of-memory flag among the numbers that ranks sum in each step.
 const SHORT: usize = 6;
 
-/// What somebody has asked a run for, as all its ranks know.
+/// Requests to the run that all ranks know of.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Asked {
     stop: bool,
-    /// Whether it is to stop for one of its processes to leave.
+    /// Whether it stops because one of its ranks leaves.
     leave: bool,
     pub(super) sample: bool,
     pub(super) save: bool,
 }
 
-/// What must be the same in all ranks before they read anything: version and config.
+/// What must be equal on all ranks before they read anything: version and config.
 pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
     let mut leaves = config.leaves()?;
     leaves.retain(|key, _| !OF_THE_MACHINE.contains(&key.as_str()));
@@ -75,7 +75,7 @@ pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
     }))
 }
 
-/// What must be the same once model and data are there.
+/// What must be equal once model and data are loaded.
 pub(super) fn foundation(task: &dyn Task, identity: &Value) -> Result<Value, Error> {
     let parameters = task.parameters().iter();
     let shapes = parameters
@@ -88,8 +88,7 @@ pub(super) fn foundation(task: &dyn Task, identity: &Value) -> Result<Value, Err
     }))
 }
 
-/// The checkpoint to go on from: that of the config or, where `torchrun` has started the ranks again,
-/// the newest of the run that they were in.
+/// The checkpoint to resume from: that of the config or, if `torchrun` has restarted the ranks, the newest one of their run.
 pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>, Error> {
     match ranks.folder_before_restart() {
         Some(folder) if !checkpoint::list(&folder.join("checkpoints"))?.is_empty() => {
@@ -110,9 +109,8 @@ pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>,
     }
 }
 
-/// Gives all ranks what rank 0 has: weights, moments and averages, bit for bit. Initial weights of
-/// one seed may differ in the last digit between CPUs, and rank 0 alone reads checkpoints; `state`
-/// is that of the checkpoint that it has read, if it has.
+/// Copies weights, moments and averages from rank 0 to all ranks, bit for bit. Initial weights from one seed may differ in
+/// the last digit between CPUs, and only rank 0 reads checkpoints; `state` is that of the checkpoint, if there is one.
 pub(super) fn share_trained(
     ranks: &mut Ranks,
     state: Option<&State>,
@@ -126,7 +124,7 @@ pub(super) fn share_trained(
     for (name, tensor) in trained.tensors() {
         let mut tensor = tensor.f_detach()?;
         let mut host = on_host(placer, &name, &tensor)?;
-        ranks.tensor_of_first(&mut host)?;
+        ranks.broadcast_tensor(&mut host)?;
         if !ranks.is_first() {
             let arrived = placer.weight(&name, &host, None)?;
             tensor.f_copy_(&arrived)?;
@@ -138,7 +136,7 @@ pub(super) fn share_trained(
     Ok(())
 }
 
-/// Lets sums of gradients overlap with the backward pass, where that can be done in all ranks.
+/// Overlaps sums of gradients with the backward pass, if all ranks can.
 pub(super) fn overlap_sums(
     ranks: &mut Ranks,
     config: &Config,
@@ -148,8 +146,8 @@ pub(super) fn overlap_sums(
     if !task.turns().is_empty() {
         return Ok(());
     }
-    // Streamed blocks are brought in and recomputed in the backward pass, and the time of each is planned: what
-    // runs then beside them was not tried, so that gradients are summed after it.
+    // Streamed blocks are copied in and recomputed during the backward pass. Overlapping sums with that was not tested, so
+    // gradients are summed afterwards.
     let is_possible = task.streamed().is_none();
     let kind = config.train.reduce_dtype.kind();
     ranks.overlap_sums(task.parameters(), kind, is_possible)
@@ -168,7 +166,7 @@ pub(super) fn on_host(placer: &mut Placer, name: &str, tensor: &Tensor) -> Resul
 }
 
 impl Run<'_> {
-    /// Whether this step is the last: somebody asked for it, and, of several ranks, all know.
+    /// Whether to stop after this step; with several ranks, once all of them know of the request.
     pub(super) fn is_to_stop(&self, stop: &Stop) -> bool {
         match self.ranks.size() {
             1 => stop.is_requested(),
@@ -176,8 +174,8 @@ impl Run<'_> {
         }
     }
 
-    /// Under `torchrun`, an error in those ranks that have stopped for another one to leave: it starts them
-    /// again, and takes a run that ends well for done.
+    /// Under `torchrun`, an error on ranks that stopped because another one leaves: `torchrun` restarts ranks that fail,
+    /// and considers a run complete if they succeed.
     pub(super) fn expect_to_stay(&self, ending: Ending, stop: &Stop) -> Result<(), Error> {
         let is_left = ending == Ending::Stopped && self.asked.leave && !stop.is_requested();
         match is_left && self.ranks.is_started_again() {
@@ -190,7 +188,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes what was asked for since the last step; of several ranks, all know it with the step.
+    /// Records requests since the last step; several ranks exchange them with each step.
     pub(super) fn note_asked(&mut self, stop: &Stop) {
         if self.ranks.size() == 1 {
             self.asked.sample |= stop.take_sample();
@@ -198,11 +196,11 @@ impl Run<'_> {
         }
     }
 
-    /// The passes of a step in all ranks together, from those of this one: gradients and loss are
-    /// the sums, since every rank has weighted its own by its share.
+    /// Combines the passes of a step on all ranks: gradients and loss are sums, since every rank has weighted its own by
+    /// its share.
     ///
     /// # Errors
-    /// Out of memory in all ranks where one ran out of it; when a rank is gone.
+    /// Out of memory on all ranks if one ran out of memory; if a rank is gone.
     pub(super) fn of_all_ranks(
         &mut self,
         own: Result<Passes, Error>,
@@ -289,12 +287,12 @@ impl Run<'_> {
         passes.loss = told[0];
         // The same everywhere, also where CPUs round in different ways.
         let norm = f64::try_from(&passes.gradients.norm()?.f_to_kind(Kind::Double)?)?;
-        let norm = self.ranks.numbers_of_first(&[norm])?;
+        let norm = self.ranks.broadcast_numbers(&[norm])?;
         passes.norm = norm.first().copied().unwrap_or(f64::NAN);
         Ok(passes)
     }
 
-    /// The evaluation, of which each rank does its share. All have the same numbers.
+    /// Evaluates, each rank its share. All ranks get the same numbers.
     pub(super) fn evaluate_by_all(&mut self, limit: Option<u64>) -> Result<Evaluation, Error> {
         let share = Share::of(self.ranks.rank(), self.ranks.size());
         if self.ranks.size() > 1
@@ -307,10 +305,10 @@ impl Run<'_> {
         self.as_first_measured(own)
     }
 
-    /// The evaluation as rank 0 measured it, by which all decide what is best.
+    /// The evaluation as measured by rank 0, so that all ranks agree on what is best.
     fn as_first_measured(&mut self, own: Evaluation) -> Result<Evaluation, Error> {
         let numbers = [own.loss, own.nats_per_byte.unwrap_or(0.0)];
-        let first = self.ranks.numbers_of_first(&numbers)?;
+        let first = self.ranks.broadcast_numbers(&numbers)?;
         Ok(Evaluation {
             loss: first[0],
             nats_per_byte: own.nats_per_byte.map(|_| first[1]),
@@ -318,7 +316,7 @@ impl Run<'_> {
         })
     }
 
-    /// Goes back to what the checkpoint in `path` holds, which rank 0 reads.
+    /// Restores the checkpoint in `path`, which rank 0 reads.
     pub(super) fn restore(&mut self, path: &Path) -> Result<State, Error> {
         self.enter(StepPhase::Update)?;
         let mut trained = Trained {
@@ -326,7 +324,7 @@ impl Run<'_> {
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
         };
-        let state = self.ranks.told_by_first(|| {
+        let state = self.ranks.broadcast_value(|| {
             Checkpoint::open(path)?.restore(Trained {
                 parameters: trained.parameters,
                 optimizer: trained.optimizer,
@@ -338,7 +336,7 @@ impl Run<'_> {
     }
 }
 
-/// All gradients behind one another, in one kind of number.
+/// All gradients, flattened and concatenated, as one data type.
 fn flat(gradients: &Gradients, kind: Kind) -> Result<Tensor, Error> {
     let rows = gradients
         .tensors()

@@ -44,7 +44,7 @@ impl Run<'_> {
         let folder = self.folder.checkpoints();
         let last = self
             .ranks
-            .told_by_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
+            .broadcast_value(|| Ok(checkpoint::list(&folder)?.pop()))?;
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
             let state = self.restore(&path)?;

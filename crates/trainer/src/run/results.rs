@@ -21,7 +21,7 @@ impl Run<'_> {
             observer.saved(self.step, &path);
         }
         self.last_saved = Some(self.step);
-        self.ranks.meet()
+        self.ranks.barrier()
     }
 
     fn write_checkpoint(&mut self) -> Result<PathBuf, Error> {
@@ -109,7 +109,7 @@ impl Run<'_> {
     /// A completed run is not continued when its processes are started again, once rank 0 has written all of it.
     fn forget_if(&mut self, ending: Ending) -> Result<(), Error> {
         if ending == Ending::Completed {
-            self.ranks.meet()?;
+            self.ranks.barrier()?;
             self.ranks.forget_folder();
         }
         Ok(())

@@ -87,7 +87,7 @@ impl Run<'_> {
             true => Vec::new(),
             false => serialize(own.clone(), &folder)?,
         };
-        let parcels = self.ranks.bring_to_first(packet)?;
+        let parcels = self.ranks.gather_bytes(packet)?;
         if !is_first {
             return Ok(None);
         }
