@@ -1,10 +1,9 @@
 """`torch.cuda.MemPool`, `use_mem_pool` and captured graphs: memory pools in addition to the default one of the device.
 
-PyTorch tells a pluggable allocator where requests go: `use_mem_pool` and a capture begin and end
-that, and a graph that is gone, or was captured anew, lets its pool go. For these three there are
-functions to be set (`SETTERS`), and hip-alloc serves them itself. What makes a pool without a graph,
-`createOrIncrefPool`, cannot be set, so that PyTorch's own `MemPool` raises: the one here takes a
-number from PyTorch, as the other would, and tells hip-alloc that somebody has the pool.
+`use_mem_pool` and graph captures direct requests to a pool for a while, and a graph that is deleted or captured again releases
+its pool. PyTorch's pluggable allocator has setters for the functions that do this (`SETTERS`); hip-alloc implements them.
+There is no setter for `createOrIncrefPool`, which creates a pool without a graph, so PyTorch's own `MemPool` raises. The
+replacement here takes an id from PyTorch, as the original does, and tells hip-alloc that the pool is in use.
 """
 
 import functools

@@ -1,12 +1,11 @@
-//! Processes that train together, by c10d: the library under PyTorch's own `torchrun`.
+//! Distributed training with c10d, the library below PyTorch's `torchrun`.
 //!
-//! A [`Store`] holds keys and values that all processes see; `torchrun` hosts one, and so can any
-//! process. By it the processes of a [`Group`] find each other. A group adds up, broadcasts and
-//! gathers tensors that are on the CPU, by Gloo; every process calls the same functions in the same
-//! order. Whoever does not answer in time, or is gone, is an [`Error::Peer`] for all others, after
-//! which the group is of no use.
+//! A [`Store`] has keys and values that all processes can read; `torchrun` hosts one, and so can any process. Through it,
+//! the processes of a [`Group`] find each other. A group sums and broadcasts tensors on the CPU with Gloo; all processes
+//! call the same functions in the same order. If one is gone, or does not answer in time, all others get an
+//! [`Error::Peer`], after which the group is unusable.
 //!
-//! A [`Reduction`] of a group sums up gradients while the backward pass still computes other ones.
+//! A [`Reduction`] of a group sums gradients while the backward pass still computes others.
 
 mod reduction;
 
@@ -21,8 +20,7 @@ use crate::raw;
 
 pub use reduction::Reduction;
 
-/// Keys and values that several processes see. Not to be shared by threads: a call that waits
-/// keeps all others waiting.
+/// Keys and values shared by several processes. Do not share it between threads: a call that waits blocks all others.
 #[derive(Debug)]
 pub struct Store {
     handle: NonNull<raw::StoreHandle>,
@@ -30,8 +28,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store in this process, at `address` (`0.0.0.0`: all of this machine), and a client of it.
-    /// A free port where `port` is 0. It is gone with this value.
+    /// A store hosted by this process at `address` (`0.0.0.0`: all addresses of this machine), and a client of it. Port 0
+    /// chooses a free one. The store ends with this value.
     ///
     /// # Errors
     /// [`Error::Peer`] when the port is taken.
@@ -39,10 +37,10 @@ impl Store {
         Self::open(address, port, true, Duration::from_secs(60))
     }
 
-    /// A client of the store at `host`, which may start within `timeout`.
+    /// A client of the store at `host`. Waits up to `timeout` for the store to start.
     ///
     /// # Errors
-    /// [`Error::Peer`] when there is none.
+    /// [`Error::Peer`] if there is none.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         Self::open(host, port, false, timeout)
     }
@@ -72,7 +70,10 @@ impl Store {
         self.port
     }
 
-    /// Sets a key, in place of what it was.
+    /// Sets a key, replacing its previous value.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let key = c_string(key)?;
         // SAFETY: a live store, a C string and `value.len()` bytes, all borrowed for the call.
@@ -86,10 +87,10 @@ impl Store {
         })
     }
 
-    /// The value of a key, which is waited for.
+    /// Waits for a key to be set, and returns its value.
     ///
     /// # Errors
-    /// [`Error::Peer`] when nobody sets it within `timeout`, or the store is gone.
+    /// [`Error::Peer`] if it is not set within `timeout`, or the store is gone.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let key = c_string(key)?;
         let value = raw::tensor(|out| {
@@ -106,7 +107,10 @@ impl Store {
         Ok(Vec::<u8>::try_from(&value)?)
     }
 
-    /// Adds to a number that begins with 0, and returns the sum. Other processes add to the same one.
+    /// Adds to a counter, shared by all processes, that starts at 0; returns the new value.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the store is gone.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let key = c_string(key)?;
         let mut sum = 0;
@@ -131,7 +135,7 @@ impl Store {
     /// Waits until all of these keys are set.
     ///
     /// # Errors
-    /// [`Error::Peer`] when one is not within `timeout`, or the store is gone.
+    /// [`Error::Peer`] if one is not set within `timeout`, or the store is gone.
     pub fn wait<T: AsRef<str>>(&self, keys: &[T], timeout: Duration) -> Result<()> {
         let (_owned, keys) = c_strings(keys)?;
         // SAFETY: `keys.len()` C strings that `_owned` keeps, borrowed for the call.
@@ -153,16 +157,16 @@ impl Drop for Store {
     }
 }
 
-/// Where a group listens.
+/// The interface on which a group listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interface<'a> {
-    /// The network interface of this name, as in `eth0`.
+    /// By name, such as `eth0`.
     Name(&'a str),
-    /// The interface with this address of this machine, as in `192.168.1.4`.
+    /// By address, such as `192.168.1.4`.
     Address(&'a str),
 }
 
-/// Processes that compute together: this one is number `rank` of `size`.
+/// A group of processes, of which this one is `rank` of `size`.
 #[derive(Debug)]
 pub struct Group {
     handle: NonNull<raw::GroupHandle>,
@@ -171,12 +175,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins the group of the keys below `prefix`, and waits for all others to do so. No call on
-    /// the group takes longer than `timeout`.
+    /// Joins the group whose keys have this `prefix`, and waits for all other ranks. No call on the group takes longer than
+    /// `timeout`.
     ///
     /// # Errors
-    /// [`Error::Peer`] when somebody does not come, or there is no such interface;
-    /// [`Error::InvalidArgument`] for a rank outside of the group.
+    /// [`Error::Peer`] if a rank does not join, or there is no such interface; [`Error::InvalidArgument`] for a rank outside
+    /// the group.
     pub fn join(
         store: &Store,
         prefix: &str,
@@ -218,29 +222,32 @@ impl Group {
         Ok(Self { handle, rank, size })
     }
 
-    /// The number of this process in the group, from 0.
+    /// The rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Processes in the group.
+    /// Number of processes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Replaces `tensor` (on the CPU, of the same shape and kind everywhere) by the sum over all
-    /// ranks, which is the same in all of them bit for bit.
+    /// Replaces `tensor` (on the CPU, with the same shape and kind on all ranks) with the sum over all ranks, which is
+    /// bit-identical on all of them.
     ///
     /// # Errors
-    /// [`Error::Peer`] when another rank is gone or late; [`Error::InvalidArgument`] for a tensor
-    /// elsewhere, or with gaps.
+    /// [`Error::Peer`] if another rank is gone or late; [`Error::InvalidArgument`] for a tensor that is not on the CPU or
+    /// has gaps.
     pub fn sum(&self, tensor: &mut Tensor) -> Result<()> {
         // SAFETY: a live group, and a tensor that is borrowed exclusively; the call ends when the
         // sum is there, or with an error.
         raw::check(unsafe { raw::surefoot_group_sum(self.handle.as_ptr(), tensor.as_mut_ptr()) })
     }
 
-    /// Replaces `tensor` by that of the rank `root`.
+    /// Replaces `tensor` with that of rank `root`.
+    ///
+    /// # Errors
+    /// As [`Group::sum`].
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
         if root >= self.size {
             return Err(Error::InvalidArgument(format!(
@@ -254,7 +261,10 @@ impl Group {
         })
     }
 
-    /// Adds up numbers over all ranks.
+    /// Sums numbers over all ranks.
+    ///
+    /// # Errors
+    /// As [`Group::sum`].
     pub fn sum_numbers(&self, numbers: &[f64]) -> Result<Vec<f64>> {
         let mut tensor = Tensor::f_from_slice(numbers)?.f_to_kind(Kind::Double)?;
         self.sum(&mut tensor)?;

@@ -1,4 +1,4 @@
-//! What can go wrong in libtorch, told apart by what the caller can do about it.
+//! Errors of libtorch, classified by what the caller can do about them.
 //!
 //! * [`Error::OutOfMemory`]: the context is sane; free something or ask for less.
 //! * [`Error::DeviceLost`]: an asynchronous error (illegal access, launch failure,
@@ -21,16 +21,16 @@ pub enum Error {
     /// Memory of the device or of the host is exhausted. The context is usable.
     #[error("{message}")]
     OutOfMemory {
-        /// libtorch's own words, with its numbers.
+        /// libtorch's message, with its numbers.
         message: String,
     },
     /// The device context is unusable from now on.
     #[error("the device context is lost: {message}")]
     DeviceLost {
-        /// libtorch's own words.
+        /// libtorch's message.
         message: String,
     },
-    /// An accelerator was asked for and there is none.
+    /// An accelerator was requested, but there is none.
     #[error("{0}")]
     NoAccelerator(String),
     /// This operation has no kernel for the dtype or device.
@@ -64,7 +64,7 @@ impl Error {
         matches!(self, Error::OutOfMemory { .. })
     }
 
-    /// Puts together what the shim reported: the class of the exception, the
+    /// Combines what the shim reported: the class of the exception, the
     /// accelerator's own error number (0 if none) and the message.
     pub(crate) fn from_shim(code: Code, number: i32, message: String) -> Self {
         match code {
@@ -86,8 +86,8 @@ impl Error {
         }
     }
 
-    /// As a function that libtorch calls back tells the shim: `from_shim` makes an error of the
-    /// same class of it.
+    /// The form in which a function called back by libtorch reports an error to the shim: `from_shim` converts it to an
+    /// error of the same class.
     pub(crate) fn into_shim(self) -> (Code, String) {
         match self {
             Error::OutOfMemory { message } => (Code::OutOfMemory, message),
@@ -102,8 +102,8 @@ impl Error {
         }
     }
 
-    /// Classifies a bare message: all that is left when an exception went through
-    /// tch, and what libtorch throws for errors that its own code wrapped.
+    /// Classifies a message without an error class: exceptions that passed through tch, and errors that libtorch itself
+    /// wraps.
     pub fn from_message(message: String) -> Self {
         let message = without_backtrace(message);
         match ErrorClass::of_message(&message) {
@@ -167,8 +167,8 @@ impl Code {
     }
 }
 
-/// `c10::Error::what()` ends with the C++ stack, which helps nobody who reads a
-/// training log. The shim leaves it out itself; tch does not.
+/// Removes the C++ stack at the end of `c10::Error::what()`, which is of no use in a training log. The shim omits it; tch
+/// does not.
 fn without_backtrace(message: String) -> String {
     match message.find("\nException raised from ") {
         Some(end) => message[..end].trim_end().to_owned(),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The ABI version that this crate speaks.
+/// The ABI version that this crate supports.
 pub const ABI_VERSION: u32 = 1;
 
 /// Environment variable that names the library's file.
@@ -31,7 +31,7 @@ pub enum LibraryError {
     Unloadable {
         /// Path of the library.
         path: PathBuf,
-        /// The dynamic linker's words.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// The library lacks a function of the ABI.

@@ -1,4 +1,4 @@
-//! A linear layer over a frozen weight that exists only while it is used.
+//! A linear layer with a frozen weight that exists only while it is used.
 
 use tch::Tensor;
 

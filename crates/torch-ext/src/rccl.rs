@@ -1,9 +1,8 @@
-//! Sums over the GPUs of several processes, by RCCL or NCCL, which share their C interface.
+//! Sums over the GPUs of several processes with RCCL or NCCL, which have the same C interface.
 //!
-//! The library is loaded when it is asked for, and never unloaded. A [`Communicator`] has a thread
-//! of its own, the only one that calls the library for it: a call that hangs keeps no one else
-//! waiting longer than the time that was agreed. Work is on the device's default stream, in order with the
-//! stream that is current for the caller.
+//! The library is loaded on demand and never unloaded. Each [`Communicator`] calls it from a thread of its own, so that a
+//! call that hangs blocks its caller no longer than the timeout. Work runs on the device's default stream, ordered with
+//! the caller's current stream.
 
 mod library;
 mod worker;
@@ -19,15 +18,15 @@ use crate::{Error, Result};
 pub use library::{LIBRARY_VARIABLE, Library, UniqueId};
 use worker::{Job, Worker};
 
-/// How often one who waits looks around.
+/// Polling interval of waits.
 const GLANCE: Duration = Duration::from_millis(50);
-/// What the thread of a communicator is given beyond the time agreed, to say itself what is wrong.
+/// How much longer than the timeout the caller waits, so that the thread can report the reason itself.
 const MARGIN: Duration = Duration::from_secs(2);
 
 /// One of several processes, each with a GPU, whose tensors are summed.
 #[derive(Debug)]
 pub struct Communicator {
-    /// None once a call has failed: what the others do is not known any more.
+    /// `None` once a call has failed, since the state of the other ranks is unknown then.
     jobs: Option<Sender<Job>>,
     /// Disconnected when the thread has ended.
     ended: Receiver<()>,
@@ -36,13 +35,11 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Joins the others that have the same `id`, as number `rank` of `size`, with the GPU `device`.
-    /// Waits for them no longer than `patience`, and no longer than `go_on` says so. No sum
-    /// takes longer than `timeout`.
+    /// Joins the other processes with the same `id` as rank `rank` of `size`, with the GPU `device`. Waits for them at
+    /// most `patience`, and only while `go_on` returns true. A sum takes at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::Peer`] with the library's words, or when its time is over. A thread that hangs in
-    /// the library is left there.
+    /// [`Error::Peer`] with the library's message, or after a timeout. A thread that hangs in the library is abandoned.
     pub fn join(
         library: &Library,
         id: UniqueId,
@@ -89,18 +86,20 @@ impl Communicator {
         }
     }
 
-    /// The sum over all ranks of `tensor` (contiguous, fp32, fp64 or bf16, of the same shape and kind
-    /// everywhere), in its place, which nobody else may use meanwhile.
+    /// Sums `tensor` (contiguous; fp32, fp64 or bf16; with the same shape and kind on all ranks) in place. Nothing else may
+    /// use it meanwhile.
     ///
     /// # Errors
-    /// [`Error::Peer`] when the library reports an error, now or later, or another rank is late: after
-    /// that, nothing can be summed any more. [`Error::InvalidArgument`] for a tensor elsewhere, with
-    /// gaps, or of another kind.
+    /// [`Error::Peer`] if the library reports an error, now or later, or another rank is late: the communicator is unusable
+    /// afterwards. [`Error::InvalidArgument`] for a tensor on another device, with gaps, or of another kind.
     pub fn sum(&mut self, tensor: Tensor) -> Result<Tensor> {
         self.sum_within(tensor, self.timeout)
     }
 
-    /// As [`Communicator::sum`], with a time of its own.
+    /// Like [`Communicator::sum`], with its own timeout.
+    ///
+    /// # Errors
+    /// As [`Communicator::sum`].
     pub fn sum_within(&mut self, tensor: Tensor, timeout: Duration) -> Result<Tensor> {
         if tensor.device() != self.device || !tensor.is_contiguous() {
             return Err(Error::InvalidArgument(format!(
@@ -147,7 +146,7 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Waits a little for the library to let go of its own.
+    /// Waits briefly for the library to release its resources.
     fn drop(&mut self) {
         if self.jobs.take().is_some() {
             let _ = self.ended.recv_timeout(MARGIN);
@@ -155,14 +154,14 @@ impl Drop for Communicator {
     }
 }
 
-/// The caller's stream, and the default one, which RCCL works on.
+/// The caller's stream, and the default stream, on which RCCL works.
 struct Streams {
     current: Stream,
     default: Stream,
 }
 
 impl Streams {
-    /// Nothing where there are no streams, with a simulated library.
+    /// `None` with a simulated library, which has no streams.
     fn here(device: Device) -> Result<Option<Self>> {
         if device == Device::Cpu {
             return Ok(None);
@@ -172,7 +171,7 @@ impl Streams {
         Ok(Some(Self { current, default }))
     }
 
-    /// What comes next on the default stream comes after what is on the current one.
+    /// Orders later work on the default stream after what is on the current one.
     fn enter(&self) -> Result<()> {
         let mut event = Event::new(self.current.device())?;
         event.record(self.current)?;

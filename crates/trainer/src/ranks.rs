@@ -134,8 +134,8 @@ impl Ranks {
         let Some(joined) = &mut self.joined else {
             return find();
         };
-        joined.barriers += 1;
-        let key = joined.key(&format!("told/{}", joined.barriers));
+        joined.broadcasts += 1;
+        let key = joined.key(&format!("told/{}", joined.broadcasts));
         let json = |error: serde_json::Error| Error::Internal(format!("between ranks: {error}"));
         if joined.me.rank == 0 {
             let found = find()?;

@@ -57,13 +57,19 @@ impl Reduction {
         Ok(Self { handle, buffer })
     }
 
-    /// The next backward pass is the last one of a step: the sums of what the leaves have then may start.
+    /// Announces that the next backward pass is the last one of a step: sums may start as gradients become complete.
+    ///
+    /// # Errors
+    /// If libtorch fails.
     pub fn prepare(&mut self) -> Result<()> {
         // SAFETY: a live reduction.
         raw::check(unsafe { raw::surefoot_reduction_prepare(self.handle.as_ptr()) })
     }
 
-    /// How many sums were started since the last [`Reduction::finish`].
+    /// The number of sums started since the last [`Reduction::finish`].
+    ///
+    /// # Errors
+    /// If libtorch fails.
     pub fn started(&self) -> Result<usize> {
         let mut started = 0;
         // SAFETY: a live reduction and a place for the result.
@@ -96,7 +102,7 @@ impl Reduction {
         Ok(is_complete)
     }
 
-    /// The gradients of all leaves behind one another: sums, after [`Reduction::finish`].
+    /// The gradients of all leaves, concatenated; sums after [`Reduction::finish`].
     pub fn buffer(&self) -> &Tensor {
         &self.buffer
     }

@@ -1,4 +1,4 @@
-//! The library itself, by its C interface.
+//! The C interface of the library.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// Environment variable that names the library's file.
 pub const LIBRARY_VARIABLE: &str = "SUREFOOT_RCCL_LIB";
-/// Names under which it is looked for: that of AMD, the same in PyTorch's wheels, and that of NVIDIA.
+/// The names that are tried: AMD's, which PyTorch's wheels use too, and NVIDIA's.
 const NAMES: [&str; 3] = ["librccl.so.1", "librccl.so", "libnccl.so.2"];
 
 /// `ncclSuccess` and `ncclInProgress`.
@@ -18,18 +18,18 @@ const IN_PROGRESS: c_int = 7;
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// By which the processes of a communicator find each other, `ncclUniqueId`.
+/// Identifies a communicator to its processes, `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; 128]);
 
 impl UniqueId {
-    /// To be sent to the others.
+    /// The bytes to send to the other processes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// As another process made it.
+    /// An id received from another process.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when these are not 128 bytes.
@@ -41,7 +41,7 @@ impl UniqueId {
     }
 }
 
-/// An `ncclComm_t`, which only the thread that made it has.
+/// An `ncclComm_t`, used only by the thread that created it.
 pub(super) type Handle = *mut c_void;
 
 /// A loaded RCCL or NCCL. Cheap to clone; never unloaded.
@@ -64,8 +64,8 @@ pub struct Library {
     comm_abort: unsafe extern "C" fn(Handle) -> c_int,
     comm_destroy: unsafe extern "C" fn(Handle) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// Only of the one that `device-sim` simulates: whether all sums of a communicator are done. It
-    /// has no streams to ask, and its tensors are in host memory.
+    /// Only in the library that `device-sim` simulates: whether all sums of a communicator are done. It has no streams,
+    /// and its tensors are in host memory.
     simulated_is_done: Option<unsafe extern "C" fn(Handle) -> c_int>,
 }
 
@@ -98,7 +98,10 @@ impl Library {
         })
     }
 
-    /// Loads the library in a file, or of a name that the dynamic linker finds.
+    /// Loads the library from a file, or by a name that the dynamic linker finds.
+    ///
+    /// # Errors
+    /// As [`Library::load`].
     pub fn open(name: &str) -> Result<Self> {
         // The dynamic linker's words are behind the error.
         let refused = |error: libloading::Error| match std::error::Error::source(&error) {
@@ -143,7 +146,7 @@ impl Library {
         Ok(library)
     }
 
-    /// As in `2.27.3`.
+    /// The version, as in `2.27.3`.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -156,7 +159,7 @@ impl Library {
         Ok(id)
     }
 
-    /// Whether it sums tensors on this device: those of a GPU, or, simulated, in host memory.
+    /// Checks that it sums tensors on this device: on a GPU or, if simulated, in host memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if not.
@@ -170,7 +173,7 @@ impl Library {
         }
     }
 
-    /// Waits for all ranks to come.
+    /// Waits for all ranks to join.
     pub(super) fn init(&self, id: UniqueId, rank: c_int, size: c_int) -> Result<Handle> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the result; the id goes by value.
@@ -202,7 +205,7 @@ impl Library {
         self.check("ncclAllReduce", status)
     }
 
-    /// What went wrong meanwhile.
+    /// The asynchronous error, if there is one.
     ///
     /// # Safety
     /// `handle` is live and of this thread.
@@ -214,7 +217,7 @@ impl Library {
         self.check("an asynchronous error", found)
     }
 
-    /// Whether all sums are done, by a simulated library; `None` by a real one.
+    /// Whether all sums are done, with a simulated library; `None` with a real one.
     ///
     /// # Safety
     /// `handle` is live and of this thread.
@@ -224,7 +227,7 @@ impl Library {
             .map(|is_done| unsafe { is_done(handle) } != 0)
     }
 
-    /// Ends what is in progress, and frees the communicator.
+    /// Aborts what is in progress and frees the communicator.
     ///
     /// # Safety
     /// `handle` is live, of this thread, and not used again.
@@ -269,7 +272,7 @@ pub(super) fn data_type(kind: Kind) -> Result<c_int> {
     }
 }
 
-/// Before 2.9, there was one digit for the second part.
+/// Before 2.9, the minor version had one digit.
 fn version(number: c_int) -> String {
     let (first, second) = match number {
         ..10_000 => (number / 1000, number / 100 % 10),

@@ -1,5 +1,5 @@
-//! The thread that calls the library for one communicator: it alone has the handle, so that no two
-//! calls with it meet, and what hangs, hangs here.
+//! The thread that calls the library for one communicator. Only it has the handle, so that calls never overlap, and only
+//! this thread hangs if the library does.
 
 use std::ffi::c_int;
 use std::sync::mpsc::{Receiver, Sender};
@@ -11,7 +11,7 @@ use super::library::{self, Handle, Library, UniqueId};
 use crate::accelerator::{self, DeviceIndex, Event, Stream};
 use crate::{Error, Result};
 
-/// How long a sum is waited for without a pause, and the pause after that.
+/// How long to wait for a sum without pausing, and the polling interval afterwards.
 const BUSY: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -32,7 +32,7 @@ impl Worker {
         Self { library, device }
     }
 
-    /// Joins, says so, and sums until nobody asks any more.
+    /// Joins, reports it, and serves requests until the channel is closed.
     pub(super) fn run(
         &self,
         id: UniqueId,
@@ -118,7 +118,7 @@ impl Worker {
         }
     }
 
-    /// Done when what is on the default stream is; nothing where the library is simulated.
+    /// Marks the end of the work on the default stream; `None` if the library is simulated.
     fn event(&self) -> Result<Option<Event>> {
         if self.device == Device::Cpu {
             return Ok(None);

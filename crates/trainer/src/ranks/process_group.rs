@@ -42,7 +42,7 @@ pub(super) struct ProcessGroup {
     hosts: Vec<String>,
     pub(super) timeout: Duration,
     /// Values broadcast so far; the same number on all ranks.
-    pub(super) barriers: u64,
+    pub(super) broadcasts: u64,
     pub(super) link: String,
 }
 
@@ -108,7 +108,7 @@ impl ProcessGroup {
             host,
             hosts,
             timeout,
-            barriers: 0,
+            broadcasts: 0,
             link: String::new(),
             me: Membership {
                 rank: roster.rank_of(me.rank),
