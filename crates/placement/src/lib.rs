@@ -26,7 +26,7 @@ pub mod transfer;
 
 pub use offload::profile::{ParseProfileError, Profile};
 pub use offload::{oom, phases, plan, swap};
-pub use placer::{ModuleSummary, PlaceError, Placer};
+pub use placer::{PlaceError, Placer};
 pub use platform::Bytes;
 pub use tensor_tree::{FieldPath, TensorTree};
 pub use transfer::engine::{PlacedBy, TransferEngine};

@@ -4,24 +4,22 @@
 //! each tensor. On the CPU there is nothing to copy or verify, so it only makes tensors contiguous and
 //! converts them.
 
-mod module;
 mod supported;
 
 use tch::{Device, Kind, Tensor};
 
-pub use self::module::ModuleSummary;
-use self::module::{ModuleMove, group_length};
 pub(crate) use self::supported::check_supported;
 use crate::tensor_tree::{FieldPath, TensorTree, fields, refilled};
 use crate::transfer::engine::TransferEngine;
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};
 use crate::transfer::report::PlacementReport;
-use crate::transfer::torch_transport::{
-    HostTensor, TorchTransport, TransportOptions, device_name, element_of,
-};
+use crate::transfer::torch_transport::{HostTensor, TorchTransport, TransportOptions, element_of};
 use crate::transfer::transport::{DeviceFacts, Element, Transport};
 use crate::transfer::verify::Role;
 use platform::Bytes;
+
+/// Maximum number of tensors in a group: each takes some kilobytes while in flight.
+const GROUP_TENSORS: usize = 256;
 
 /// Why a tensor, a module or a batch is not on the device.
 #[derive(Debug, thiserror::Error)]
@@ -212,7 +210,7 @@ impl Placer {
             let (group, later) = rest.split_at(group_length(rest.iter().map(|(_, one)| one)));
             let group: Vec<_> = group
                 .iter()
-                .map(|(path, tensor)| (path.as_str(), tensor, None))
+                .map(|(path, tensor)| (path.as_str(), tensor))
                 .collect();
             match self.place_all(Role::Batch, &group) {
                 Ok(group) => placed.extend(group),
@@ -223,81 +221,73 @@ impl Placer {
         Ok(refilled(batch, &root, placed))
     }
 
-    /// Moves the parameters of a model, in the given order.
+    /// Moves tensors, no two of which share storage. Each keeps its identity, so that optimizers that hold it see it move.
     ///
-    /// Each tensor keeps its identity, so optimizers and tied weights that hold it see it move. Tensors that
-    /// share storage (tied weights) move once and share it again. Floating-point tensors become `kind`;
-    /// integers and booleans keep their type.
-    ///
-    /// Tensors are copied and verified in groups ([`GROUP_BYTES`](Self::GROUP_BYTES)). On a device with its
-    /// own memory, no tensor changes before all have arrived. On unified memory, where a second copy of
-    /// everything must be avoided, each group's host memory is freed before the next group moves.
+    /// They are copied and verified in groups ([`GROUP_BYTES`](Self::GROUP_BYTES)). On a device with its own memory, no
+    /// tensor changes before all have arrived. On unified memory, where a second copy of everything must be avoided, each
+    /// group's host memory is freed before the next group moves.
     ///
     /// # Errors
-    /// [`PlaceError`]. On a device with its own memory the model is unchanged; on unified memory the groups
+    /// [`PlaceError`]. On a device with its own memory the tensors are unchanged; on unified memory the groups
     /// before the failing one are on the device, complete and verified.
-    pub fn module<'a, N: Into<String>>(
+    pub fn move_in_place<'a, N: Into<String>>(
         &mut self,
-        parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
-        kind: Option<Kind>,
-    ) -> Result<ModuleSummary, PlaceError> {
-        let mut moving = ModuleMove::new(kind, device_name(self.device()));
-        match self.move_all(&mut moving, parameters) {
-            Ok(()) => Ok(moving.finish()),
-            Err(error) => Err(given_up(error, moving)),
+        tensors: impl IntoIterator<Item = (N, &'a mut Tensor)>,
+    ) -> Result<(), PlaceError> {
+        let mut arrived = Vec::new();
+        let tensors = tensors
+            .into_iter()
+            .map(|(name, tensor)| (name.into(), tensor));
+        match self.move_all(tensors.collect(), &mut arrived) {
+            Ok(()) => commit(&mut arrived),
+            Err(error) => Err(given_up(error, arrived)),
         }
     }
 
-    fn move_all<'a, N: Into<String>>(
+    fn move_all<'a>(
         &mut self,
-        moving: &mut ModuleMove<'a>,
-        parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
+        mut tensors: Vec<(String, &'a mut Tensor)>,
+        arrived: &mut Vec<Arrived<'a>>,
     ) -> Result<(), PlaceError> {
         let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
-        for (name, tensor) in parameters {
-            let name = name.into();
-            check_supported(&name, tensor)?;
-            moving.add(name, tensor);
-            if moving.group_is_full() {
-                self.place_group(moving)?;
-                if is_unified {
-                    moving.commit()?;
-                }
+        for (name, tensor) in &tensors {
+            check_supported(name, tensor)?;
+        }
+        while !tensors.is_empty() {
+            let length = group_length(tensors.iter().map(|(_, tensor)| &**tensor));
+            let later = tensors.split_off(length);
+            let group: Vec<_> = tensors
+                .iter()
+                .map(|(name, tensor)| (name.as_str(), &**tensor))
+                .collect();
+            let placed = self.place_all(Role::Weight, &group)?;
+            arrived.extend(
+                std::mem::replace(&mut tensors, later)
+                    .into_iter()
+                    .zip(placed),
+            );
+            if is_unified {
+                commit(arrived)?;
             }
         }
-        self.place_group(moving)?;
-        moving.commit()
+        Ok(())
     }
 
-    /// Places the tensors of a group that are not tied to earlier ones.
-    fn place_group(&mut self, moving: &mut ModuleMove<'_>) -> Result<(), PlaceError> {
-        let group = moving.take_group();
-        let new: Vec<(&str, &Tensor, Option<Kind>)> = group
-            .iter()
-            .filter(|one| one.is_first)
-            .map(|one| {
-                let kind = moving.kind.filter(|_| is_float(one.tensor.kind()));
-                (one.name.as_str(), &*one.tensor, kind)
-            })
-            .collect();
-        let placed = self.place_all(Role::Weight, &new)?;
-        moving.placed(group, placed, self.device());
-        Ok(())
+    /// See [`TransferEngine::expect_new_bytes`].
+    pub(crate) fn expect_new_bytes(&mut self, name: &str) {
+        self.engine.expect_new_bytes(name);
     }
 
     /// Places several tensors together.
     fn place_all(
         &mut self,
         role: Role,
-        tensors: &[(&str, &Tensor, Option<Kind>)],
+        tensors: &[(&str, &Tensor)],
     ) -> Result<Vec<Tensor>, PlaceError> {
         let mut cargo = Vec::new();
-        for (name, source, kind) in tensors {
+        for (name, source) in tensors {
             if source.device() != self.device() {
-                cargo.push((
-                    *name,
-                    self.pack(name, source, kind.unwrap_or(source.kind()))?,
-                ));
+                cargo.push((*name, self.pack(name, source, source.kind())?));
             }
         }
         let loads: Vec<_> = cargo
@@ -310,8 +300,8 @@ impl Placer {
         let moved = self.engine.to_device_batched(&mut self.transport, &loads)?;
         let mut moved = moved.into_iter();
         let mut placed = Vec::with_capacity(tensors.len());
-        for (name, source, kind) in tensors {
-            let kind = kind.unwrap_or(source.kind());
+        for (name, source) in tensors {
+            let kind = source.kind();
             let one = match source.device() == self.device() {
                 true => self.adjust(name, source, kind),
                 // One result per tensor.
@@ -464,11 +454,32 @@ fn check(name: &str, source: &Tensor, kind: Kind, placed: &Tensor) -> Result<(),
     })
 }
 
-fn is_float(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double
-    )
+/// A tensor of the caller by its name, and what has arrived for it.
+type Arrived<'a> = ((String, &'a mut Tensor), Tensor);
+
+/// Makes the caller's tensors refer to what has arrived, which frees their host memory.
+fn commit(arrived: &mut Vec<Arrived<'_>>) -> Result<(), PlaceError> {
+    for ((name, tensor), placed) in arrived.drain(..) {
+        if tensor.data_ptr() == placed.data_ptr() && tensor.device() == placed.device() {
+            continue;
+        }
+        let data = placed.f_detach().map_err(|error| torch(&name, error))?;
+        tensor
+            .f_set_data(&data)
+            .map_err(|error| torch(&name, error))?;
+    }
+    Ok(())
+}
+
+/// How many of these tensors make a group; at least one, if there is one.
+fn group_length<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> usize {
+    let mut bytes = Bytes::ZERO;
+    let before_the_last = tensors.take(GROUP_TENSORS).take_while(|tensor| {
+        let has_room = bytes < Placer::GROUP_BYTES;
+        bytes += size_of_tensor(tensor);
+        has_room
+    });
+    before_the_last.count()
 }
 
 pub(crate) fn size_of_tensor(tensor: &Tensor) -> Bytes {

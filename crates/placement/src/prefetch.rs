@@ -60,9 +60,6 @@ pub struct Prefetcher<B> {
 impl<B: TensorTree + Send + 'static> Prefetcher<B> {
     /// Starts with the batch `first`, at most `ahead` batches ahead of the consumer (0 counts as 1). Batches for an
     /// accelerator `device` are copied to pinned memory, so that transfers are faster and need no CPU.
-    ///
-    /// # Errors
-    /// If the thread cannot be started.
     pub fn new(
         first: u64,
         ahead: usize,

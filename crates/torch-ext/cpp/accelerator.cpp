@@ -149,6 +149,10 @@ int32_t surefoot_event_synchronize(const c10::Event* event) {
   return guarded([&] { event->synchronize(); });
 }
 
+int32_t surefoot_event_query(const c10::Event* event, bool* done) {
+  return guarded([&] { *done = event->query(); });
+}
+
 // --- host memory the device can reach ----------------------------------------
 
 int32_t surefoot_pin_memory(const at::Tensor* tensor, at::Tensor** out) {

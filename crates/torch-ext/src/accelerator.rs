@@ -198,9 +198,6 @@ impl Stream {
     }
 
     /// Waits on the host until everything queued here is done.
-    ///
-    /// # Errors
-    /// [`Error::DeviceLost`] for an asynchronous error.
     pub fn synchronize(self) -> Result<()> {
         // SAFETY: a valid stream identity, borrowed for the call.
         raw::check(unsafe { raw::surefoot_stream_synchronize(&self.0) })
@@ -271,6 +268,14 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is alive as long as `self`.
         raw::check(unsafe { raw::surefoot_event_synchronize(self.handle.as_ptr()) })
+    }
+
+    /// Whether the marked point is reached; does not wait.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let mut done = false;
+        // SAFETY: the handle is alive as long as `self`; a valid place for the result.
+        raw::check(unsafe { raw::surefoot_event_query(self.handle.as_ptr(), &mut done) })?;
+        Ok(done)
     }
 }
 

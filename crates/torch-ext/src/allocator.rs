@@ -288,9 +288,6 @@ impl Library {
     }
 
     /// Gives empty blocks back to the driver, but for `keep_bytes` of them.
-    ///
-    /// # Errors
-    /// [`LibraryError::Failed`].
     pub fn trim(&self, device: i32, keep_bytes: u64) -> Result<(), LibraryError> {
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: no pointers.

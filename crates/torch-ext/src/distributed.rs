@@ -71,9 +71,6 @@ impl Store {
     }
 
     /// Sets a key, replacing its previous value.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when the store is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let key = c_string(key)?;
         // SAFETY: a live store, a C string and `value.len()` bytes, all borrowed for the call.
@@ -108,9 +105,6 @@ impl Store {
     }
 
     /// Adds to a counter, shared by all processes, that starts at 0; returns the new value.
-    ///
-    /// # Errors
-    /// [`Error::Peer`] when the store is gone.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let key = c_string(key)?;
         let mut sum = 0;
@@ -245,9 +239,6 @@ impl Group {
     }
 
     /// Replaces `tensor` with that of rank `root`.
-    ///
-    /// # Errors
-    /// As [`Group::sum`].
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
         if root >= self.size {
             return Err(Error::InvalidArgument(format!(
@@ -262,9 +253,6 @@ impl Group {
     }
 
     /// Sums numbers over all ranks.
-    ///
-    /// # Errors
-    /// As [`Group::sum`].
     pub fn sum_numbers(&self, numbers: &[f64]) -> Result<Vec<f64>> {
         let mut tensor = Tensor::f_from_slice(numbers)?.f_to_kind(Kind::Double)?;
         self.sum(&mut tensor)?;

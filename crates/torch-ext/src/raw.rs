@@ -140,6 +140,8 @@ unsafe extern "C" {
     ) -> i32;
     pub(crate) fn surefoot_event_synchronize(event: *const EventHandle) -> i32;
 
+    pub(crate) fn surefoot_event_query(event: *const EventHandle, done: *mut bool) -> i32;
+
     pub(crate) fn surefoot_pin_memory(tensor: *const C_tensor, out: *mut *mut C_tensor) -> i32;
     pub(crate) fn surefoot_is_pinned(tensor: *const C_tensor, answer: *mut bool) -> i32;
     pub(crate) fn surefoot_map_pinned(

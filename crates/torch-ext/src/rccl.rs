@@ -97,9 +97,6 @@ impl Communicator {
     }
 
     /// Like [`Communicator::sum`], with its own timeout.
-    ///
-    /// # Errors
-    /// As [`Communicator::sum`].
     pub fn sum_within(&mut self, tensor: Tensor, timeout: Duration) -> Result<Tensor> {
         if tensor.device() != self.device || !tensor.is_contiguous() {
             return Err(Error::InvalidArgument(format!(

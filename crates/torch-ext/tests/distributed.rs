@@ -21,7 +21,12 @@ const ROLE: &str = "SUREFOOT_TEST_RANK";
 fn start(from: usize, size: usize, port: u16, role: &str) -> Vec<Child> {
     let one = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "distributed::one_rank", "--nocapture"])
+            .args([
+                "--ignored",
+                "--exact",
+                "distributed::one_rank",
+                "--nocapture",
+            ])
             .env(ROLE, format!("{rank} {size} {port} {role}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -297,10 +297,8 @@ impl<'a> LoadGroup<'a> {
             placer.expect_new_bytes(&tied.first.name);
         }
         let coming = tensors.iter_mut().map(|tied| &mut tied.first);
-        let came = placer.module(
-            coming.map(|first| (first.name.as_str(), &mut *first.tensor)),
-            None,
-        );
+        let came =
+            placer.move_in_place(coming.map(|first| (first.name.as_str(), &mut *first.tensor)));
         // Also after a failure: some may have moved, and entering again could not recognise shared storage.
         let followed: Vec<_> = tensors.iter_mut().map(TiedTensors::follow).collect();
         came?;

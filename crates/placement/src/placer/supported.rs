@@ -57,7 +57,7 @@ mod tests {
             assert!(matches!(error, PlaceError::Torch { .. }));
             assert!(error.to_string().starts_with("`batch.1.0`: "), "{error}");
             let mut weight = tensor.shallow_clone();
-            let error = placer().module([("w", &mut weight)], None).unwrap_err();
+            let error = placer().move_in_place([("w", &mut weight)]).unwrap_err();
             assert!(error.to_string().starts_with("`w`: "), "{error}");
             assert!(placer().weight("w", &tensor, None).is_err());
         }
@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn a_batch_is_refilled_in_its_own_order() {
-        let batch = [
-            vec![dense() * 2, dense() * 3],
-            vec![dense() * 4, dense() * 5],
+        let batch = vec![
+            Some(vec![dense() * 2, dense() * 3]),
+            Some(vec![dense() * 4, dense() * 5]),
         ];
-        let batch = placer().batch(batch.map(Some).to_vec()).unwrap();
+        let batch = placer().batch(batch).unwrap();
         let first = batch.into_iter().flatten().flatten();
         let first = first.map(|tensor| tensor.double_value(&[0, 0]));
         assert_eq!(first.collect::<Vec<_>>(), [2.0, 3.0, 4.0, 5.0]);

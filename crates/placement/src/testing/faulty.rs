@@ -69,9 +69,6 @@ impl FaultyHost {
 }
 
 /// The bytes of a tensor, wherever it is.
-///
-/// # Errors
-/// If it cannot be read.
 pub fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>, Error> {
     let host = HostTensor::new(&tensor.f_to_device(Device::Cpu)?.f_contiguous()?)?;
     Ok(host.bytes()?.to_vec())
@@ -333,7 +330,7 @@ impl FaultyTransport {
                 let _ = copy
                     .source
                     .shallow_clone()
-                    .f_add_scalar_(1)
+                    .f_add_scalar_(1_i64)
                     .map_err(not_made)?;
             }
             if copy.source.data_ptr() == copy.target.data_ptr() {

@@ -86,18 +86,12 @@ pub enum CellOutcome {
 }
 
 /// Runs every cell on the CPU, which poses as an APU. Takes a moment and needs no device.
-///
-/// # Errors
-/// If a batch cannot be created.
 pub fn fault_matrix() -> Result<FaultMatrix, Error> {
     let devices = [FaultyTransport::apu(true)?, FaultyTransport::apu(false)?];
     run_cells("apu", devices)
 }
 
 /// Runs every possible cell on the first accelerator, or on the CPU if there is none. Takes a moment.
-///
-/// # Errors
-/// If the device is not available, or a batch cannot be created.
 pub fn fault_matrix_here() -> Result<FaultMatrix, Error> {
     let (name, device) = match (accelerator::device_count(), accelerator::has_hip()) {
         (0, _) => ("cpu", Device::Cpu),

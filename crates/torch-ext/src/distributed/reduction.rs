@@ -58,18 +58,12 @@ impl Reduction {
     }
 
     /// Announces that the next backward pass is the last one of a step: sums may start as gradients become complete.
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn prepare(&mut self) -> Result<()> {
         // SAFETY: a live reduction.
         raw::check(unsafe { raw::surefoot_reduction_prepare(self.handle.as_ptr()) })
     }
 
     /// The number of sums started since the last [`Reduction::finish`].
-    ///
-    /// # Errors
-    /// If libtorch fails.
     pub fn started(&self) -> Result<usize> {
         let mut started = 0;
         // SAFETY: a live reduction and a place for the result.

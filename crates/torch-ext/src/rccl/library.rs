@@ -99,9 +99,6 @@ impl Library {
     }
 
     /// Loads the library from a file, or by a name that the dynamic linker finds.
-    ///
-    /// # Errors
-    /// As [`Library::load`].
     pub fn open(name: &str) -> Result<Self> {
         // The dynamic linker's words are behind the error.
         let refused = |error: libloading::Error| match std::error::Error::source(&error) {

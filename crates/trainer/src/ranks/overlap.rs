@@ -32,9 +32,6 @@ pub(super) struct OverlappedSums {
 impl Ranks {
     /// Overlaps the sums of these gradients with the backward pass from now on, if it `is_possible` on every rank.
     /// They are sent as `kind`. All ranks must call this.
-    ///
-    /// # Errors
-    /// When a rank is gone.
     pub(crate) fn overlap_sums(
         &mut self,
         parameters: &Parameters,
@@ -91,9 +88,6 @@ impl Ranks {
     /// Waits for the overlapping sums. All ranks do so once per step: with their gradients, or with `None` after a pass
     /// that failed. Returns false if a gradient was computed after its sum had started; in this case, and if another
     /// rank failed, the sums are invalid.
-    ///
-    /// # Errors
-    /// When a rank is gone.
     pub(crate) fn finish_sums(&mut self, gradients: Option<&[Tensor]>) -> Result<bool, Error> {
         let Some(joined) = &mut self.joined else {
             return Ok(true);

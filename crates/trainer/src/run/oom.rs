@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn caches_go_first_then_what_is_idle_and_then_passes_shrink_until_nothing_is_left() {
-        let mut recovery = OomRecovery::new(&config(6, 2), 1, None);
+        let mut recovery = OomRecovery::new(&config(6, 2), None);
         recovery.may_offload(true);
         let mut tried = Vec::new();
         let end = loop {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn other_errors_are_not_repeated() {
-        let mut recovery = OomRecovery::new(&config(4, 1), 1, None);
+        let mut recovery = OomRecovery::new(&config(4, 1), None);
         let error = Error::Internal("no gradient".into());
         let result = recovery.next(1, error, (None, None));
         assert!(matches!(result, Err(Error::Internal(_))));
@@ -158,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_resumed_run_remembers_what_fitted() {
-        let recovery = OomRecovery::new(&config(8, 1), 1, Some(2));
+        let recovery = OomRecovery::new(&config(8, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (2, Some(2)));
         // It does not apply to a run with another batch size.
-        let recovery = OomRecovery::new(&config(9, 1), 1, Some(2));
+        let recovery = OomRecovery::new(&config(9, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
     }
 }

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use surefoot_trainer::hub::{ModelKind, fetch_named};
 
-use super::{FILES, WEIGHTS, is_download};
 use super::server::{COMMIT, Hub};
+use super::{FILES, WEIGHTS, is_download};
 
 const DISK: &str = "SUREFOOT_TEST_DISK";
 /// Room for the model, and for the folders of a cache.

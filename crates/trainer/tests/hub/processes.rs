@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use surefoot_trainer::hub::{ModelKind, fetch_named};
 
-use super::{FILES, Place, WEIGHTS, is_download};
 use super::server::{COMMIT, Fault, Hub};
+use super::{FILES, Place, WEIGHTS, is_download};
 
 const ENDPOINT: &str = "SUREFOOT_TEST_HUB";
 const FOLDER: &str = "SUREFOOT_TEST_FOLDER";

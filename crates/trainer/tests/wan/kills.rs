@@ -25,7 +25,11 @@ fn the_process_that_is_killed() {
 fn start(place: &Place, what: &str, overrides: &[&str]) -> Child {
     let task = child_process::write(place, what, overrides);
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "wan::kills::the_process_that_is_killed", "--ignored"])
+        .args([
+            "--exact",
+            "wan::kills::the_process_that_is_killed",
+            "--ignored",
+        ])
         .env(TASK, task)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -29,7 +29,12 @@ fn two_ranks(root: &Path, overrides: &[&str]) {
     let store = Store::host("127.0.0.1", 0).unwrap();
     let ranks = [0, 1].map(|rank: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "wan::ranks::one_rank", "--nocapture"])
+            .args([
+                "--ignored",
+                "--exact",
+                "wan::ranks::one_rank",
+                "--nocapture",
+            ])
             .env(FOLDER, root)
             .env(OVERRIDES, overrides.join("\n"))
             .env("RANK", rank.to_string())

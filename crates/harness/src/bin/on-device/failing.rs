@@ -45,7 +45,7 @@ fn fail(fault: &str, library: &Library) -> Result<Row, Box<dyn Error>> {
     let before = library.stats(0)?.live_allocations;
     configure(fault)?;
     let names = (0..).map(|number| format!("{number}.weight"));
-    let outcome = placer.module(names.zip(&mut weights), None);
+    let outcome = placer.move_in_place(names.zip(&mut weights));
     configure("reset_faults")?;
     let live = library.stats(0)?.live_allocations.saturating_sub(before);
     let mut unchanged = true;
