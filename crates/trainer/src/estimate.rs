@@ -35,7 +35,7 @@ pub struct Footprint {
 }
 
 /// Estimated memory of a run's tensors, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Estimate {
     /// The model's weights.
     pub weights: u64,

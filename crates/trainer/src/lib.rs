@@ -36,6 +36,7 @@ mod ranks;
 mod report;
 pub mod resume;
 mod run;
+mod run_facts;
 mod run_folder;
 mod sampling;
 mod setup;

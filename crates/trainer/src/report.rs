@@ -4,8 +4,6 @@
 //! It loads nothing and works as a local file. It is written before the first step, so a run that fails has
 //! one too.
 
-mod commands;
-
 use std::path::Path;
 
 use placement::PlacementReport;
@@ -13,10 +11,9 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::metrics::Record;
+use crate::run_facts::Command;
 use crate::run_folder::replace;
 use crate::summary::Summary;
-
-pub(crate) use commands::{Command, commands};
 
 const FRAME: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/page.css");

@@ -5,6 +5,7 @@
 //!             metrics.jsonl              one line per logged step or evaluation
 //!             events.out.tfevents.*      the same for TensorBoard
 //!             loss.svg  memory.svg       curves
+//!             run.json                   what it trains, how it ended, and how the result is used
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
 //!             samples/step-000100/       generated videos and pictures
@@ -23,11 +24,12 @@ use crate::config::Config;
 use crate::{Error, checkpoint};
 
 /// Files that are written or removed through a temporary name.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "config.yaml",
     "metrics.jsonl",
     "samples.txt",
     "summary.json",
+    "run.json",
     "report.html",
     "loss.svg",
     "memory.svg",
@@ -37,9 +39,10 @@ const FILES: [&str; 9] = [
 
 /// What a run may have written before its first checkpoint that it would write again if it was begun anew: the same
 /// numbers. Samples are not among it.
-const BEFORE_CHECKPOINTS: [&str; 5] = [
+const BEFORE_CHECKPOINTS: [&str; 6] = [
     "config.yaml",
     "metrics.jsonl",
+    "run.json",
     "report.html",
     "loss.svg",
     "memory.svg",

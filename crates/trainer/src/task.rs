@@ -221,9 +221,9 @@ pub trait Task {
     /// If a file cannot be written.
     fn export(&self, folder: &Path) -> Result<(), Error>;
 
-    /// Whether `surefoot generate` and `surefoot eval` can load what [`Task::export`] writes.
-    fn is_language_model(&self) -> bool {
-        false
+    /// The name of the architecture, if `surefoot generate` can load what [`Task::export`] writes.
+    fn architecture(&self) -> Option<&str> {
+        None
     }
 
     /// Name of the folder for [`Task::export`] in the run folder.

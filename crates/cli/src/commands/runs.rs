@@ -171,8 +171,8 @@ fn show(runs: &Runs, run: &RunName, json: bool) -> Result<(), Failure> {
             .map_or(unknown(), |speed| format!("{speed:.0}")),
     );
     line("memory", memory(latest.memory));
-    let expected = detail.expected_memory.as_ref();
-    let expected = expected.and_then(|estimate| estimate["peak"].as_f64());
+    let facts = detail.facts.as_ref();
+    let expected = facts.and_then(|facts| facts.expected_memory["peak"].as_f64());
     line("expected", memory(expected));
     if metrics.unreadable() > 0 {
         line(

@@ -245,6 +245,7 @@ mod tests {
             "config.yaml",
             "metrics.jsonl",
             "events.out.tfevents.1.surefoot.2",
+            "run.json",
             "report.html",
             ".config.yaml.tmp",
             "checkpoints/.step-000003.tmp/state.json",

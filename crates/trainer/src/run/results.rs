@@ -7,7 +7,8 @@ use super::{Run, StepPhase};
 use crate::Error;
 use crate::checkpoint::{self, Draft, Progress};
 use crate::observer::Observer;
-use crate::report::{self, Page};
+use crate::report::Page;
+use crate::run_facts::RunFacts;
 use crate::run_folder::replace;
 use crate::summary::{Ending, Summary};
 
@@ -115,36 +116,40 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes `report.html` for the current state. Failing to write it is only a warning: everything on it is
-    /// in other files.
+    /// Writes `run.json` and `report.html` for the current state. Failing to write them is only a warning.
     pub(super) fn write_page(&mut self, ending: Ending, error: Option<&Error>) {
         if !self.folder.is_written_here() {
             return;
         }
         self.page_written = Instant::now();
         if let Err(other) = self.try_write_page(ending, error) {
-            tracing::warn!("`report.html` shows an earlier state of the run: {other}");
+            tracing::warn!(
+                "`run.json` or `report.html` tells an earlier state of the run: {other}"
+            );
         }
     }
 
     fn try_write_page(&self, ending: Ending, error: Option<&Error>) -> Result<(), Error> {
-        let commands = match self.task.is_language_model() {
-            true => {
-                let export = self.task.export_name();
-                report::commands(self.config, self.folder.path(), export, ending)
-            }
-            false => Vec::new(),
-        };
+        let facts = RunFacts::new(
+            self.config,
+            self.task.architecture(),
+            self.folder.path(),
+            self.task.export_name(),
+            ending,
+            error.map(ToString::to_string),
+            self.estimate,
+        );
+        facts.write(&self.folder.join("run.json"))?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let page = Page {
             summary: &self.summary(ending),
             records: self.recorder.records(),
             placement: self.placer.report(),
-            error: error.map(ToString::to_string),
+            error: facts.error,
             written: now.unwrap_or_default().as_secs(),
             loss_unit: self.config.loss_unit(),
             warmup_steps: self.schedule.warmup_steps(),
-            commands,
+            commands: facts.commands,
             // The page may be shared.
             config: self.config.without_secrets().to_yaml()?,
         };

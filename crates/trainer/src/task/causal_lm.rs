@@ -341,8 +341,9 @@ impl Task for CausalLm {
         self.blocks.restore(state)
     }
 
-    fn is_language_model(&self) -> bool {
-        true
+    fn architecture(&self) -> Option<&str> {
+        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
+        Some(shape.architecture.model_type())
     }
 
     fn identity(&self) -> Result<Value, Error> {

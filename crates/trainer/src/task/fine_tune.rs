@@ -368,8 +368,8 @@ impl Task for FineTune {
         self.data.blocks.restore(state)
     }
 
-    fn is_language_model(&self) -> bool {
-        true
+    fn architecture(&self) -> Option<&str> {
+        Some(self.pretrained.config.architecture.model_type())
     }
 
     fn identity(&self) -> Result<Value, Error> {

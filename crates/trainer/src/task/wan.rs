@@ -538,6 +538,10 @@ impl Task for WanVideo {
         }
     }
 
+    fn architecture(&self) -> Option<&str> {
+        Some("wan")
+    }
+
     fn export_name(&self) -> &'static str {
         match self.is_fresh() {
             true => "model",

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use serde::Deserialize;
 
 use super::{Queue, refuse_without_trainer};
-use crate::runs::{Error, RunName};
+use crate::runs::{Error, Kind, RunName};
 
 /// A request to a model.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -56,38 +56,27 @@ pub struct Generation {
     pub file: Option<PathBuf>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Model {
-    name_or_path: Option<String>,
-    transformer_2: Option<String>,
-    vae: Option<String>,
-    text_encoder: Option<String>,
-    tokenizer: Option<String>,
-    quantization: Option<String>,
-    low_vram: Option<bool>,
-    blocks_to_swap: Option<u32>,
-}
+/// The options that `run.json` may name: those that load a model, and none that writes a file.
+const LOADING: [&str; 13] = [
+    "--model",
+    "--adapter",
+    "--lora",
+    "--lora-2",
+    "--transformer",
+    "--transformer-2",
+    "--vae",
+    "--text-encoder",
+    "--tokenizer",
+    "--boundary-ratio",
+    "--quantization",
+    "--blocks-to-swap",
+    "--device",
+];
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Data {
-    resolution: Option<serde_json::Value>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Config {
-    model: Model,
-    data: Data,
-    device: Option<String>,
-}
-
-impl Config {
-    fn read(text: &str) -> Self {
-        let read = serde_saphyr::from_str::<Option<Self>>(text);
-        read.ok().flatten().unwrap_or_default()
-    }
+/// Whether an argument names one of these options and its value, or `--low-vram`.
+fn loads(argument: &str) -> bool {
+    let option = argument.split_once('=').map(|(option, _)| option);
+    option.is_some_and(|option| LOADING.contains(&option)) || argument == "--low-vram"
 }
 
 impl Queue {
@@ -104,42 +93,38 @@ impl Queue {
     ) -> Result<Generation, Error> {
         refuse_without_trainer()?;
         let detail = self.runs().detail(&prompt.run)?;
-        let config = Config::read(&detail.config);
-        let is_video = config.data.resolution.is_some();
-        let mut command = Command::new(program);
-        command.arg("generate");
-        let (adapter, whole) = (detail.path.join("adapter"), detail.path.join("model"));
-        match &config.model.name_or_path {
-            Some(base) if prompt.base || adapter.is_dir() => {
-                command.arg(format!("--model={base}"));
-                match (prompt.base, is_video) {
-                    (true, _) => {}
-                    (false, false) => {
-                        command.arg("--adapter").arg(&adapter);
-                    }
-                    (false, true) => add_loras(&mut command, &adapter)?,
-                }
-            }
-            _ if whole.is_dir() && !prompt.base => {
-                command.arg("--model").arg(&whole);
-            }
-            _ => {
-                return Err(Error::Refused(format!(
+        let facts = detail.facts;
+        let arguments = facts.as_ref().and_then(|facts| match prompt.base {
+            true => facts.generate_base.as_ref(),
+            false => facts.generate.as_ref(),
+        });
+        let (Some(facts), Some(arguments)) = (&facts, arguments) else {
+            return Err(Error::Refused(match prompt.base {
+                true => format!(
+                    "`{}` trains no adapter: it has no model without one",
+                    prompt.run
+                ),
+                false => format!(
                     "`{}` has neither an adapter nor a model yet: they are written at the end of a run",
                     prompt.run
-                )));
-            }
+                ),
+            }));
+        };
+        if let Some(other) = arguments.iter().find(|argument| !loads(argument)) {
+            return Err(Error::Refused(format!(
+                "`run.json` of `{}` does not come from the trainer: `{other}` loads no model",
+                prompt.run
+            )));
         }
-        if let Some(device) = &config.device {
-            command.arg(format!("--device={device}"));
-        }
+        let mut command = Command::new(program);
+        command.arg("generate").args(arguments);
         command.arg(format!("--prompt={}", prompt.prompt));
         if let Some(seed) = prompt.seed {
             command.arg(format!("--seed={seed}"));
         }
-        let file = match is_video {
-            true => Some(add_video(&mut command, &config.model, prompt, tried)?),
-            false => {
+        let file = match facts.kind {
+            Kind::Diffusion => Some(add_video(&mut command, prompt, tried)?),
+            Kind::Language => {
                 add_text(&mut command, prompt);
                 None
             }
@@ -156,7 +141,7 @@ impl Queue {
         Ok(Generation { child, file })
     }
 
-    /// A run that is training, unless its config says `device: cpu`.
+    /// A run that is training, unless it says that it does so on the CPU.
     ///
     /// # Errors
     /// If the folder of runs exists but cannot be read.
@@ -164,9 +149,9 @@ impl Queue {
         let runs = self.runs().list()?;
         let mut going = runs.into_iter().filter(|run| run.status.is_running());
         let uses = going.find(|run| {
-            let config = self.runs().detail(&run.name).map(|detail| detail.config);
-            let device = config.ok().and_then(|config| Config::read(&config).device);
-            device.as_deref() != Some("cpu")
+            let detail = self.runs().detail(&run.name).ok();
+            let facts = detail.and_then(|detail| detail.facts);
+            facts.is_none_or(|facts| facts.device != "cpu")
         });
         Ok(uses.map(|run| run.name))
     }
@@ -183,47 +168,13 @@ fn add_text(command: &mut Command, prompt: &Prompt) {
     }
 }
 
-/// The adapter files, each with the option of its expert.
-fn add_loras(command: &mut Command, adapter: &Path) -> Result<(), Error> {
-    let entries = std::fs::read_dir(adapter).map_err(|error| Error::io("read", adapter, error))?;
-    let names = entries.flatten().map(|entry| entry.file_name());
-    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
-    names.sort();
-    for name in names.iter().filter(|name| name.ends_with(".safetensors")) {
-        let option = match name.ends_with("_low_noise.safetensors") {
-            true => "--lora-2",
-            false => "--lora",
-        };
-        // With the strength, since a `:` in the path would otherwise be taken for its separator.
-        let mut value = adapter.join(name).into_os_string();
-        value.push(":1");
-        command.arg(option).arg(value);
-    }
-    Ok(())
-}
-
 /// Adds the options of a video model, and returns the file that it will write.
-fn add_video(
-    command: &mut Command,
-    model: &Model,
-    prompt: &Prompt,
-    tried: &Path,
-) -> Result<PathBuf, Error> {
+fn add_video(command: &mut Command, prompt: &Prompt, tried: &Path) -> Result<PathBuf, Error> {
     let io = |error| Error::io("write", tried, error);
     std::fs::create_dir_all(tried).map_err(io)?;
     let mut number = [0; 8];
     getrandom::fill(&mut number).map_err(|error| io(std::io::Error::other(error)))?;
     let file = tried.join(format!("{:016x}.webp", u64::from_le_bytes(number)));
-    let texts = [
-        ("--transformer-2", &model.transformer_2),
-        ("--vae", &model.vae),
-        ("--text-encoder", &model.text_encoder),
-        ("--tokenizer", &model.tokenizer),
-        ("--quantization", &model.quantization),
-    ];
-    for (option, value) in texts {
-        command.args(value.as_ref().map(|value| format!("{option}={value}")));
-    }
     let numbers = [
         ("--num-frames", prompt.frames),
         ("--num-inference-steps", prompt.steps),
@@ -232,15 +183,6 @@ fn add_video(
     ];
     for (option, value) in numbers {
         command.args(value.map(|value| format!("{option}={value}")));
-    }
-    match (model.low_vram, model.blocks_to_swap) {
-        (Some(true), _) => {
-            command.arg("--low-vram");
-        }
-        (_, Some(blocks)) => {
-            command.arg(format!("--blocks-to-swap={blocks}"));
-        }
-        _ => {}
     }
     command.arg("--output").arg(&file);
     Ok(file)

@@ -88,7 +88,7 @@ impl<'a> JobRunner<'a> {
             let device = detail
                 .as_ref()
                 .and_then(|detail| named_device(&detail.config, &[]));
-            let expected = detail.and_then(|detail| detail.expected_memory?["peak"].as_u64());
+            let expected = detail.and_then(|detail| detail.facts?.expected_memory["peak"].as_u64());
             Some(ActiveRun {
                 run: run.name,
                 process,

@@ -5,7 +5,7 @@
 
 mod compare;
 mod curves;
-mod ending;
+mod facts;
 mod files;
 #[cfg(unix)]
 mod handle;
@@ -29,6 +29,7 @@ use serde::Serialize;
 
 pub use compare::{Comparison, Difference, compare};
 pub use curves::{Curve, Curves, Range};
+pub use facts::{Facts, Kind, ReadyCommand};
 pub use metrics::{Event, Latest, Metrics, SampleSet, Text};
 pub use name::{BadName, RunName};
 pub use process::{Process, boot_id};
@@ -159,8 +160,8 @@ pub struct Detail {
     pub config: String,
     /// `summary.json`, if it exists.
     pub summary: Option<serde_json::Value>,
-    /// The estimated memory of a step, in bytes, once it is known.
-    pub expected_memory: Option<serde_json::Value>,
+    /// What the trainer knows of it, once it has begun.
+    pub facts: Option<Facts>,
 }
 
 /// The folder of all runs.
@@ -242,7 +243,7 @@ impl Runs {
                 .is_some_and(|process| stop::is_asked(self, process));
             return Status::Running { process, stopping };
         }
-        ending::of(folder)
+        facts::ending(folder)
     }
 
     /// One run with its config and summary.
@@ -260,7 +261,7 @@ impl Runs {
             path: std::path::absolute(self.root.join(name.as_str())).unwrap_or_default(),
             config,
             summary,
-            expected_memory: ending::expected_memory(&folder),
+            facts: facts::of(&folder),
         })
     }
 

@@ -39,27 +39,26 @@ impl Place {
     }
 }
 
-fn page(ending: &str, error: &str) -> String {
+fn facts(ending: &str, error: &str) -> String {
     format!(
-        "<html><script type=\"application/json\" id=\"data\">{{\"summary\":{{\"name\":\"\\\"ending\\\":\",\
-         \"ending\":\"{ending}\",\"memory_estimate\":{{\"total\":7}}}},\"records\":[],\"placement\":{{\"error\":\"no\"}},\
-         \"error\":{error},\"written\":1,\"config\":\"a: ,\\\"error\\\":\\\"b\\\"\"}}</script>"
+        "{{\"ending\": \"{ending}\", \"error\": {error}, \"kind\": \"language\", \"device\": \"cpu\", \
+         \"expected_memory\": {{\"peak\": 7}}, \"commands\": []}}"
     )
 }
 
 #[test]
-fn the_report_page_shows_how_a_run_ended() {
+fn the_facts_of_a_run_tell_how_it_ended() {
     let place = Place::new();
     for (name, ending, error) in [
         ("a", "completed", "null"),
         ("b", "stopped", "null"),
-        ("c", "failed", "\"out of memory \\u003cb>\""),
+        ("c", "failed", "\"out of memory <b>\""),
         ("d", "running", "null"),
         ("e", "nonsense", "null"),
     ] {
-        place.run(name, &[("report.html", &page(ending, error))]);
+        place.run(name, &[("run.json", &facts(ending, error))]);
     }
-    place.run("f", &[("report.html", "half a pa")]);
+    place.run("f", &[("run.json", "{\"ending\": \"comp")]);
     place.run("g", &[("summary.json", "{\"ending\": \"completed\"}")]);
     assert_eq!(place.status("a"), Status::Completed);
     assert_eq!(place.status("b"), Status::Stopped);
@@ -70,7 +69,7 @@ fn the_report_page_shows_how_a_run_ended() {
     }
     assert_eq!(place.status("g"), Status::Completed);
     let detail = place.runs().detail(&"a".parse().unwrap()).unwrap();
-    assert_eq!(detail.expected_memory.unwrap()["total"], 7);
+    assert_eq!(detail.facts.unwrap().expected_memory["peak"], 7);
     assert_eq!(detail.overview.max_steps, Some(800));
 }
 

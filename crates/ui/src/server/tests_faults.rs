@@ -129,8 +129,8 @@ async fn a_folder_of_runs_that_disappears_and_comes_back_is_followed() {
 async fn half_written_files_are_read_as_far_as_they_go() {
     let place = Place::new();
     let folder = place.runs.join("a");
-    let page = r#"<script type="application/json" id="data">{"summary":{"ending":"completed","memory_estimate":{"peak":5}},"records":[],"error":null}</script>"#;
-    fs::write(folder.join("report.html"), page).unwrap();
+    let facts = r#"{"ending":"completed","error":null,"kind":"language","device":"cpu","expected_memory":{"peak":5},"commands":[]}"#;
+    fs::write(folder.join("run.json"), facts).unwrap();
     fs::write(
         folder.join("summary.json"),
         r#"{"name":"a","ending":"completed"}"#,
@@ -140,7 +140,7 @@ async fn half_written_files_are_read_as_far_as_they_go() {
     for file in [
         "config.yaml",
         "metrics.jsonl",
-        "report.html",
+        "run.json",
         "summary.json",
         "output.log",
     ] {

@@ -13,8 +13,17 @@ use super::tests_data::{send, with_program};
 /// A run with a model, and a `surefoot` that says what it was asked.
 fn with_model(script: &str) -> Place {
     let place = with_program(script);
-    fs::create_dir(place.runs.join("a/model")).unwrap();
+    facts(&place, "a", "language", &["--model=/runs/a/model"]);
     place
+}
+
+/// Writes what the trainer does when a run has ended.
+fn facts(place: &Place, run: &str, kind: &str, generate: &[&str]) {
+    let facts = json!({
+        "ending": "completed", "error": null, "kind": kind, "architecture": "llama", "device": "auto",
+        "expected_memory": {}, "generate": generate, "generate_base": null, "commands": [],
+    });
+    fs::write(place.runs.join(run).join("run.json"), facts.to_string()).unwrap();
 }
 
 #[tokio::test]
@@ -82,7 +91,18 @@ async fn invalid_prompts_are_refused() {
     let place = with_model("echo x\n");
     fs::create_dir_all(place.runs.join("b")).unwrap();
     fs::write(place.runs.join("b/config.yaml"), "name: b\n").unwrap();
+    fs::create_dir_all(place.runs.join("c")).unwrap();
+    fs::write(place.runs.join("c/config.yaml"), "name: c\n").unwrap();
+    // A folder from elsewhere may say anything.
+    facts(
+        &place,
+        "c",
+        "language",
+        &["--model=m", "--output=/home/me/.bashrc"],
+    );
     for (body, code) in [
+        (json!({ "run": "c", "prompt": "x" }), 409),
+        (json!({ "run": "a", "prompt": "x", "base": true }), 409),
         (json!({ "run": "../a", "prompt": "x" }), 400),
         (json!({ "run": "missing", "prompt": "x" }), 404),
         (json!({ "run": "b", "prompt": "x" }), 409),
@@ -147,17 +167,16 @@ fn with_video() -> Place {
 /// A video run with an adapter of two experts, and this `surefoot`.
 fn with_video_made_by(script: &str) -> Place {
     let place = with_program(script);
-    let run = place.runs.join("a");
-    fs::write(
-        run.join("config.yaml"),
-        "name: a\nmodel:\n  name_or_path: base\n  vae: v.safetensors\n  quantization: nf4\n\
-         data:\n  resolution: 480\ndevice: auto\n",
-    )
-    .unwrap();
-    fs::create_dir(run.join("adapter")).unwrap();
-    for name in ["a_high_noise", "a_low_noise"] {
-        fs::write(run.join(format!("adapter/{name}.safetensors")), "").unwrap();
-    }
+    let loading = [
+        "--model=base",
+        "--lora=a_high_noise.safetensors",
+        "--lora-2=a_low_noise.safetensors",
+        "--vae=v.safetensors",
+        "--boundary-ratio=0.9",
+        "--quantization=nf4",
+        "--low-vram",
+    ];
+    facts(&place, "a", "diffusion", &loading);
     place
 }
 
@@ -183,11 +202,11 @@ async fn a_video_is_made_with_its_adapters_and_served() {
         .collect();
     for argument in [
         "[--model=base]",
-        "[--lora]",
-        "a_high_noise.safetensors:1]",
-        "[--lora-2]",
-        "a_low_noise.safetensors:1]",
+        "[--lora=a_high_noise.safetensors]",
+        "[--lora-2=a_low_noise.safetensors]",
         "[--vae=v.safetensors]",
+        "[--boundary-ratio=0.9]",
+        "[--low-vram]",
         "[--quantization=nf4]",
         "[--num-frames=9]",
         "[--num-inference-steps=2]",
@@ -280,9 +299,12 @@ async fn a_prompt_while_a_run_uses_the_gpu_needs_confirmation() {
     // On the CPU it is in nobody's way, and nobody is where there is no GPU.
     let _permit = place.state.generating.acquire().await.unwrap();
     drop(_permit);
-    fs::write(other.join("config.yaml"), "name: b\ndevice: cpu\n").unwrap();
+    let cpu = json!({
+        "ending": "running", "kind": "language", "device": "cpu", "expected_memory": {}, "commands": [],
+    });
+    fs::write(other.join("run.json"), cpu.to_string()).unwrap();
     assert_eq!(ask(false).await.0, StatusCode::OK);
-    fs::write(other.join("config.yaml"), "name: b\n").unwrap();
+    fs::remove_file(other.join("run.json")).unwrap();
     fs::remove_dir_all(&place.state.system).unwrap();
     let _permit = place.state.generating.acquire().await.unwrap();
     drop(_permit);

@@ -27,7 +27,20 @@ export interface Detail extends Overview {
   path: string;
   config: string;
   summary: Record<string, unknown> | null;
-  expected_memory: Record<string, unknown> | null;
+  /** Null until the run has begun. */
+  facts: Facts | null;
+}
+
+/** What the trainer knows of a run. */
+export interface Facts {
+  kind: "language" | "diffusion";
+  architecture: string | null;
+  expected_memory: Record<string, unknown>;
+  /** How `surefoot generate` loads the result; null until there is one. */
+  generate: string[] | null;
+  /** The same for the model that an adapter was trained on. */
+  generate_base: string[] | null;
+  commands: { what: string; line: string }[];
 }
 
 export interface GpuMemory {

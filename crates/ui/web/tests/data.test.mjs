@@ -210,8 +210,9 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
 
 test("a run of a video model has fields for a video, and says that a run uses the GPU", async () => {
   const folder = writeRun(place.runs, "horses", { ending: "completed" });
-  const config = join(folder, "config.yaml");
-  writeFileSync(config, readFileSync(config, "utf8").replace("data:\n", "data:\n  resolution: 480\n"));
+  const path = join(folder, "run.json");
+  const facts = { ...JSON.parse(readFileSync(path, "utf8")), kind: "diffusion", generate: ["--model=wan"] };
+  writeFileSync(path, JSON.stringify(facts));
   const page = await open(place, "#/run/horses");
   await page.getByLabel("Frames").fill("9");
   await page.getByLabel("Steps", { exact: true }).fill("2");

@@ -61,9 +61,10 @@ export function writeRun(runs, name, { rate = 2e-3, steps = 800, done = steps, e
   }
   writeFileSync(join(folder, "metrics.jsonl"), lines.map((line) => `${line}\n`).join(""));
   if (ending) {
-    const summary = { name, ending, memory_estimate: { peak: 1.62e9 } };
-    const page = JSON.stringify({ summary, records: [], placement: {}, error, written: 1, config: "" }).replaceAll("<", "\\u003c");
-    writeFileSync(join(folder, "report.html"), `<script type="application/json" id="data">${page}</script>`);
+    const commands = [{ what: "go on with the run", line: `surefoot train --resume ${folder}` }];
+    const model = { kind: "language", architecture: "llama", device: "auto", generate: null, generate_base: null };
+    const facts = { ending, error, ...model, expected_memory: { peak: 1.62e9 }, commands };
+    writeFileSync(join(folder, "run.json"), JSON.stringify(facts));
   }
   return folder;
 }

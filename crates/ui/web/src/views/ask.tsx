@@ -1,6 +1,6 @@
 // Sends a prompt to the model or adapter of a run, or to the model without the adapter; the answer is streamed.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Refused, sendForStream } from "../api";
+import { type Facts, Refused, sendForStream } from "../api";
 import { Problem, Section } from "../widgets";
 
 interface Line {
@@ -12,7 +12,8 @@ interface Line {
   file?: string;
 }
 
-export function AskPart({ run, adapter, video }: { run: string; adapter: boolean; video: boolean }) {
+export function AskPart({ run, facts }: { run: string; facts: Facts }) {
+  const video = facts.kind === "diffusion";
   const [prompt, setPrompt] = useState("");
   const [most, setMost] = useState("200");
   const [temperature, setTemperature] = useState("0.7");
@@ -107,7 +108,7 @@ export function AskPart({ run, adapter, video }: { run: string; adapter: boolean
           </label>
             </>
           )}
-          {adapter && (
+          {facts.generate_base && (
             <label>
               <input type="checkbox" checked={base} onChange={() => setBase(!base)} /> without the adapter
             </label>

@@ -51,7 +51,7 @@ function useRun(name: string, range: [number, number] | null) {
           seen.current = [...seen.current, [performance.now() / 1000, overview.latest.step] as [number, number]].slice(-120);
           setDetail((before) => {
             // The files in the folder change with the state: the summary, the memory estimate.
-            if (before && (before.state !== overview.state || before.expected_memory === null)) {
+            if (before && (before.state !== overview.state || before.facts === null)) {
               read<Detail>(runPath(name)).then((found) => !ended && setDetail(found), () => {});
             }
             return before && { ...before, ...overview };
@@ -205,7 +205,7 @@ export function RunView({ name }: { name: string }) {
     })
     .slice(-40);
   const common = { range, onRange: setRange, marks };
-  const peak = detail.expected_memory?.["peak"];
+  const peak = detail.facts?.expected_memory["peak"];
   const counted = kept.series.has("live");
   const memory = counted
     ? [
@@ -380,8 +380,16 @@ export function RunView({ name }: { name: string }) {
           </ul>
         </Section>
       )}
-      {!running && (
-        <AskPart run={name} adapter={detail.config.includes("\nadapter:\n")} video={/\n {2}resolution: (?!null)/.test(detail.config)} />
+      {!running && detail.facts?.generate && <AskPart run={name} facts={detail.facts} />}
+      {detail.facts && detail.facts.commands.length > 0 && (
+        <Section title="Commands" note="For a terminal, valid in any folder.">
+          {detail.facts.commands.map(({ what, line }) => (
+            <p key={what}>
+              To {what}:
+              <pre tabIndex={0}>{line}</pre>
+            </p>
+          ))}
+        </Section>
       )}
       <Log path={runPath(name, "/log")} live={running} />
       <details>

@@ -1,0 +1,481 @@
+//! `run.json`: what other programs need to know of a run. What it trains, how it stands or ended, and how its result
+//! is used; the page of runs, the queue and `report.html` read it, and none of them guesses from the config.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::Error;
+use crate::config::Config;
+use crate::estimate::Estimate;
+use crate::locate::located_before;
+use crate::run_folder::replace;
+use crate::summary::Ending;
+
+/// The contents of `run.json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunFacts {
+    pub(crate) ending: Ending,
+    /// The error that ended the run, if any.
+    pub(crate) error: Option<String>,
+    /// `language` or `diffusion`.
+    pub(crate) kind: &'static str,
+    /// Unset if `surefoot generate` cannot load what the run exports.
+    pub(crate) architecture: Option<String>,
+    /// `device` of the config.
+    pub(crate) device: String,
+    /// The memory that a step is expected to take.
+    pub(crate) expected_memory: Estimate,
+    /// Arguments of `surefoot generate` that load the result, once there is one.
+    pub(crate) generate: Option<Vec<String>>,
+    /// The same for the model that the run started from, if it trains an adapter.
+    pub(crate) generate_base: Option<Vec<String>>,
+    /// Commands that use the result.
+    pub(crate) commands: Vec<Command>,
+}
+
+/// A command, and what it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Command {
+    what: &'static str,
+    line: String,
+}
+
+impl RunFacts {
+    /// Of a run in `folder`, whose result is in its subfolder `export`, as far as it exists.
+    pub(crate) fn new(
+        config: &Config,
+        architecture: Option<&str>,
+        folder: &Path,
+        export: &str,
+        ending: Ending,
+        error: Option<String>,
+        expected_memory: Estimate,
+    ) -> Self {
+        let result = absolute(&folder.join(export));
+        let usable = architecture.is_some();
+        let tuned = usable.then(|| of_result(config, &result)).flatten();
+        let base = usable.then(|| of_base(config)).flatten();
+        let mut commands = Vec::new();
+        if usable && ending != Ending::Completed {
+            commands.push(Command {
+                what: "go on with the run",
+                line: format!("surefoot train --resume {}", word(&absolute(folder))),
+            });
+        }
+        match &tuned {
+            Some(options) if config.is_video() => commands.extend(of_videos(config, options)),
+            Some(options) => commands.extend(of_texts(config, options, &result)),
+            None => {}
+        }
+        Self {
+            ending,
+            error,
+            kind: match config.is_video() {
+                true => "diffusion",
+                false => "language",
+            },
+            architecture: architecture.map(str::to_owned),
+            device: config.device.clone(),
+            expected_memory,
+            generate: tuned.as_deref().map(arguments),
+            generate_base: base.as_deref().map(arguments),
+            commands,
+        }
+    }
+
+    /// Writes it atomically.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| Error::Internal(format!("the facts of the run: {error}")))?;
+        replace(path, &(text + "\n"))
+    }
+}
+
+/// An option of `surefoot generate` and its value; empty for a flag.
+type GenerateOption = (&'static str, String);
+
+/// As arguments for a process.
+fn arguments(options: &[GenerateOption]) -> Vec<String> {
+    let options = options.iter().map(|(name, value)| match &**value {
+        "" => (*name).to_owned(),
+        value => format!("{name}={value}"),
+    });
+    options.collect()
+}
+
+/// As words of a shell.
+fn words(options: &[GenerateOption]) -> String {
+    let words = options.iter().map(|(name, value)| match &**value {
+        "" => (*name).to_owned(),
+        value => format!("{name} {}", quoted(value)),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The model that an adapter is trained on.
+fn base_model(config: &Config) -> Option<String> {
+    let base = config.model.name_or_path.as_deref();
+    let base = base.filter(|_| config.adapter.is_some()).map(model_path);
+    base.map(|path| path.display().to_string())
+}
+
+/// What loads the model that an adapter is trained on.
+fn of_base(config: &Config) -> Option<Vec<GenerateOption>> {
+    let mut options = vec![("--model", base_model(config)?)];
+    options.extend(settings(config));
+    Some(options)
+}
+
+/// What loads the result of a run, if it is there.
+fn of_result(config: &Config, result: &Path) -> Option<Vec<GenerateOption>> {
+    let whole = result.display().to_string();
+    let mut options = match base_model(config) {
+        _ if !result.is_dir() => return None,
+        None => vec![("--model", whole)],
+        Some(base) if config.is_video() => {
+            let loras = loras(config, result);
+            match loras.is_empty() {
+                true => return None,
+                false => [vec![("--model", base)], loras].concat(),
+            }
+        }
+        Some(base) => vec![("--model", base), ("--adapter", whole)],
+    };
+    options.extend(settings(config));
+    Some(options)
+}
+
+/// The files of a LoRA for a diffusion model: of the only transformer, or of one expert or both.
+fn loras(config: &Config, result: &Path) -> Vec<GenerateOption> {
+    let file = |expert: &str| {
+        // A name that other files have gets `_lora`.
+        let names = ["_lora", ""].map(|lora| format!("{}{lora}{expert}.safetensors", config.name));
+        let mut files = names.iter().map(|name| result.join(name));
+        let path = files.find(|file| file.is_file())?.display().to_string();
+        // What follows a colon would be taken for the strength.
+        Some(match path.contains(':') {
+            true => path + ":1",
+            false => path,
+        })
+    };
+    let high = file("").or_else(|| file("_high_noise"));
+    let loras = [("--lora", high), ("--lora-2", file("_low_noise"))];
+    let loras = loras
+        .into_iter()
+        .filter_map(|(option, file)| Some((option, file?)));
+    loras.collect()
+}
+
+/// How the run loaded its model, and on which device.
+fn settings(config: &Config) -> Vec<GenerateOption> {
+    let model = &config.model;
+    let part = |path: &Option<PathBuf>| {
+        let path = path.as_deref().map(absolute);
+        path.map(|path| path.display().to_string())
+    };
+    let mut options = Vec::new();
+    if config.is_video() {
+        let quantization = model.quantization.map(serde_json::to_value);
+        let quantization = quantization.and_then(|name| Some(name.ok()?.as_str()?.to_owned()));
+        let blocks = model
+            .blocks_to_swap
+            .filter(|_| model.low_vram != Some(true));
+        options.extend([
+            ("--transformer", part(&model.transformer)),
+            ("--transformer-2", part(&model.transformer_2)),
+            ("--vae", part(&model.vae)),
+            ("--text-encoder", part(&model.text_encoder)),
+            ("--tokenizer", part(&model.tokenizer)),
+            (
+                "--boundary-ratio",
+                model.boundary_ratio.map(|r| r.to_string()),
+            ),
+            ("--quantization", quantization),
+            ("--blocks-to-swap", blocks.map(|count| count.to_string())),
+            (
+                "--low-vram",
+                model.low_vram.filter(|on| *on).map(|_| String::new()),
+            ),
+        ]);
+    }
+    let device = Some(config.device.clone()).filter(|device| device != "auto");
+    options.push(("--device", device));
+    let options = options.into_iter();
+    options
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+}
+
+/// The commands for a language model.
+fn of_texts(config: &Config, options: &[GenerateOption], result: &Path) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut add = |what, line| commands.push(Command { what, line });
+    let options = words(options);
+    let prompts = config.sample.prompts.iter();
+    let mut prompts = prompts.map(|prompt| prompt.trim_end());
+    let prompt = prompts.find(|prompt| !prompt.is_empty());
+    let mut prompt = prompt.unwrap_or("Once upon a time");
+    if config.model.name_or_path.is_none() {
+        // A model trained from scratch sees one block, of at least a byte per token, and needs room for the
+        // answer.
+        let most = config.data.block_size as usize / 2;
+        prompt = &prompt[..prompt.floor_char_boundary(most)];
+    }
+    add(
+        "let it write",
+        format!("surefoot generate {options} --prompt {}", quoted(prompt)),
+    );
+    if let Some(data) = located_before(&config.data) {
+        let format = config.data.format.map_or(String::new(), |format| {
+            let name = serde_json::to_value(format).unwrap_or_default();
+            format!(" --format {}", name.as_str().unwrap_or_default())
+        });
+        let data = word(&absolute(&data));
+        add(
+            "measure it",
+            format!("surefoot eval {options} --data {data}{format}"),
+        );
+    }
+    let python = |text: &str| {
+        quoted(&format!(
+            "from transformers import AutoModelForCausalLM as M; {text}"
+        ))
+    };
+    let literal = |path: &Path| format!("{:?}", path.display().to_string());
+    let result = literal(&result);
+    match base_model(config).as_deref().map(Path::new) {
+        // Python does not know names from our cache.
+        Some(base) if base.is_absolute() && base.is_dir() => add(
+            "load it in Python",
+            format!(
+                "python -c {}",
+                python(&format!(
+                    "from peft import PeftModel; print(PeftModel.from_pretrained(M.from_pretrained({}), {result}))",
+                    literal(base)
+                ))
+            ),
+        ),
+        Some(_) => {}
+        None => add(
+            "load it in Python",
+            format!(
+                "python -c {}",
+                python(&format!("print(M.from_pretrained({result}))"))
+            ),
+        ),
+    }
+    commands
+}
+
+/// The model's path or name, valid from any folder.
+fn model_path(name: &str) -> PathBuf {
+    let path = Path::new(name);
+    match path.exists() {
+        true => absolute(path),
+        // The name of a model in the cache.
+        false => path.to_owned(),
+    }
+}
+
+/// The commands for a diffusion model.
+fn of_videos(config: &Config, options: &[GenerateOption]) -> Vec<Command> {
+    let mut line = format!("surefoot generate {}", words(options));
+    // A prompt of the run, with its settings.
+    let preview = config
+        .previews()
+        .ok()
+        .and_then(|list| list.into_iter().next());
+    match &preview {
+        Some(preview) => {
+            // Clips that others encoded tell no size.
+            if preview.width > 0 {
+                line += &format!(" --width {} --height {}", preview.width, preview.height);
+            }
+            line += &format!(
+                " --num-frames {} --prompt {}",
+                preview.num_frames,
+                quoted(&preview.prompt)
+            );
+            if let Some(image) = &preview.image {
+                line += &format!(" --image {}", word(&absolute(image)));
+            }
+        }
+        None => {
+            let word = config.data.trigger_word.as_deref().unwrap_or("a video");
+            line += &format!(" --prompt {}", quoted(word));
+        }
+    }
+    line += &format!(" --output {}.mp4", word(Path::new(&config.name)));
+    let mut commands = vec![Command {
+        what: "make a video with it",
+        line,
+    }];
+    let loras = options
+        .iter()
+        .filter(|(name, _)| name.starts_with("--lora"));
+    let files: Vec<String> = loras.map(|(_, path)| quoted(path)).collect();
+    if !files.is_empty() {
+        commands.push(Command {
+            what: "give it to ComfyUI",
+            line: format!("cp {} ~/ComfyUI/models/loras/", files.join(" ")),
+        });
+    }
+    commands
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Quotes a path for a shell.
+fn word(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+/// Quotes a text for a shell.
+fn quoted(text: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:,@%".contains(letter);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(config: &Config, folder: &Path, export: &str, ending: Ending) -> RunFacts {
+        let memory = Estimate::default();
+        RunFacts::new(config, Some("llama"), folder, export, ending, None, memory)
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        for text in [
+            "",
+            "plain/path.txt",
+            "it's",
+            "two words",
+            "$HOME `x` \"y\"",
+            "a\nb",
+            "!",
+        ] {
+            let command = format!("printf %s {}", quoted(text));
+            let output = std::process::Command::new("sh")
+                .args(["-c", &command])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn the_commands_are_those_of_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("my run");
+        std::fs::create_dir_all(run.join("adapter")).unwrap();
+        std::fs::write(folder.path().join("data.jsonl"), "{}").unwrap();
+        let mut config = Config {
+            adapter: Some(Default::default()),
+            ..Config::default()
+        };
+        config.model.name_or_path = Some("smollm2".into());
+        config.data.path = Some(folder.path().join("data.jsonl"));
+        let at = folder.path().display();
+        let lines = |config: &Config, export, ending| -> Vec<String> {
+            let found = facts(config, &run, export, ending).commands.into_iter();
+            found.map(|command| command.line).collect()
+        };
+        assert_eq!(
+            lines(&config, "adapter", Ending::Stopped),
+            [
+                format!("surefoot train --resume '{at}/my run'"),
+                format!(
+                    "surefoot generate --model smollm2 --adapter '{at}/my run/adapter' \
+                     --prompt 'Once upon a time'"
+                ),
+                format!(
+                    "surefoot eval --model smollm2 --adapter '{at}/my run/adapter' \
+                     --data {at}/data.jsonl"
+                ),
+            ]
+        );
+        let made = lines(&config, "adapter", Ending::Completed);
+        assert!(made[0].starts_with("surefoot generate"), "{made:?}");
+        // There is no result yet.
+        assert_eq!(lines(&config, "model", Ending::Running).len(), 1);
+    }
+
+    #[test]
+    fn a_lora_for_videos_makes_videos() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = folder.path().join("adapter");
+        std::fs::create_dir(&adapter).unwrap();
+        let text = "name: cat\nmodel: {name_or_path: wan, vae: /m/vae.safetensors}\nadapter: {}\n\
+                    data: {path: clips, resolution: 64, num_frames: 5}\n\
+                    sample: {prompts: ['a cat --f 9']}\n";
+        let config = Config::parse("cat.yaml", text, &[]).unwrap();
+        let lines = || -> Vec<String> {
+            let found = facts(&config, folder.path(), "adapter", Ending::Completed);
+            found
+                .commands
+                .into_iter()
+                .map(|command| command.line)
+                .collect()
+        };
+        // No file yet.
+        assert!(lines().is_empty());
+        let at = adapter.display();
+        for name in ["cat_high_noise", "cat_low_noise"] {
+            std::fs::write(adapter.join(format!("{name}.safetensors")), "").unwrap();
+        }
+        let options = "--width 64 --height 64 --num-frames 9 --prompt 'a cat' --output cat.mp4";
+        assert_eq!(
+            lines(),
+            [
+                format!(
+                    "surefoot generate --model wan --vae /m/vae.safetensors --lora {at}/cat_high_noise.safetensors \
+                     --lora-2 {at}/cat_low_noise.safetensors {options}"
+                ),
+                format!(
+                    "cp {at}/cat_high_noise.safetensors {at}/cat_low_noise.safetensors ~/ComfyUI/models/loras/"
+                ),
+            ]
+        );
+        std::fs::write(adapter.join("cat.safetensors"), "").unwrap();
+        std::fs::remove_file(adapter.join("cat_low_noise.safetensors")).unwrap();
+        assert!(lines()[0].contains(&format!("--lora {at}/cat.safetensors --width")));
+    }
+
+    #[test]
+    fn a_lora_on_what_others_encoded_is_one_of_a_diffusion_model_with_all_that_it_was_trained_with()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = folder.path().join("adapter");
+        std::fs::create_dir(&adapter).unwrap();
+        // Under PEFT's name, for training to go on, and for other programs.
+        for name in ["adapter_model", "cat"] {
+            std::fs::write(adapter.join(format!("{name}.safetensors")), "").unwrap();
+        }
+        let text = "name: cat\nmodel: {name_or_path: wan, transformer: /m/a.safetensors, boundary_ratio: 0.875, \
+                    quantization: nf4, low_vram: true}\nadapter: {}\n\
+                    data: {path: cache, encoded_by: musubi}\ndevice: cpu\n";
+        let config = Config::parse("cat.yaml", text, &[]).unwrap();
+        let facts = facts(&config, folder.path(), "adapter", Ending::Completed);
+        assert_eq!(facts.kind, "diffusion");
+        let lora = format!("--lora={}/cat.safetensors", adapter.display());
+        let settings = [
+            "--transformer=/m/a.safetensors",
+            "--boundary-ratio=0.875",
+            "--quantization=nf4",
+            "--low-vram",
+            "--device=cpu",
+        ];
+        let base = [&["--model=wan"], &settings[..]].concat();
+        assert_eq!(facts.generate_base.unwrap(), base);
+        let tuned = [&["--model=wan", &lora], &settings[..]].concat();
+        assert_eq!(facts.generate.unwrap(), tuned);
+    }
+}
