@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::runs::RunName;
@@ -18,7 +19,7 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 const MAX_OPEN_FILES: usize = 4096;
 
 /// The current state of a GPU.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Gpu {
     /// The kernel's name for it, as `card0`.
     pub card: String,
@@ -47,7 +48,8 @@ pub struct Gpu {
 }
 
 /// A kind of memory, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "GpuMemory")]
 pub struct Memory {
     /// In use, by all processes.
     pub used: Option<u64>,
@@ -56,7 +58,8 @@ pub struct Memory {
 }
 
 /// What the process of a run uses of a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "GpuShare")]
 pub struct Share {
     /// The run.
     pub run: RunName,

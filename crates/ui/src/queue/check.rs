@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::job::{NewJob, Work};
 use super::{Queue, plain, refuse_without_trainer};
@@ -36,8 +38,17 @@ impl Question {
     }
 }
 
+/// The trainer's answer.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct Asked {
+    /// Its JSON.
+    pub found: Option<Value>,
+    /// What it says of a failure.
+    pub error: Option<String>,
+}
+
 impl Queue {
-    /// The trainer's answer about a job that is not added: its JSON under `found`, or a text under `error`.
+    /// The trainer's answer about a job that is not added.
     ///
     /// # Errors
     /// If it cannot be started, or takes longer than `at_most`.
@@ -47,7 +58,7 @@ impl Queue {
         job: &NewJob,
         question: Question,
         at_most: Duration,
-    ) -> Result<Value, Error> {
+    ) -> Result<Asked, Error> {
         refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
         let mut command = command(self, program, job, &job.name, None).map_err(io)?;
@@ -79,7 +90,7 @@ impl Queue {
                 None => errors.trim().to_owned(),
             }),
         };
-        Ok(json!({ "found": found, "error": error }))
+        Ok(Asked { found, error })
     }
 }
 

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Queue, refuse_without_trainer};
 use crate::runs::{Error, Kind, RunName};
 
 /// A request to a model.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Prompt {
     /// The run whose adapter or model is used.

@@ -3,13 +3,17 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::runs::{Process, RunName};
 
 /// The number of a job in its queue; not reused while the job is listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(transparent)]
+#[schemars(inline)]
 pub struct JobId(pub u64);
 
 impl fmt::Display for JobId {
@@ -31,12 +35,13 @@ impl std::str::FromStr for JobId {
 }
 
 /// What a job does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Work {
     /// Starts a run.
     Train {
-        /// The config, as YAML.
+        /// The config, as YAML; the page does not get it.
+        #[schemars(skip)]
         config: String,
         /// How messages refer to the config.
         source: String,
@@ -49,7 +54,8 @@ pub enum Work {
 }
 
 /// A job to be added.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "JobWork")]
 pub struct NewJob {
     /// The name of the run; a number is appended if that is taken.
     pub name: RunName,
@@ -60,13 +66,14 @@ pub struct NewJob {
     /// The folder that relative paths in the config start from.
     pub folder: PathBuf,
     /// The only folders that paths in the config may lead to; `None` for a user who can read all files anyway.
+    #[schemars(skip)]
     pub confined_to: Option<Vec<PathBuf>>,
     /// Start it even if the check says that it cannot work.
     pub force: bool,
 }
 
 /// A job of the queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Job {
     /// Its number.
     pub id: JobId,
@@ -94,8 +101,9 @@ pub struct Job {
 }
 
 /// The state of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
+#[schemars(rename = "JobState")]
 pub enum State {
     /// Not started yet.
     Waiting,
@@ -127,8 +135,9 @@ pub enum State {
 }
 
 /// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "JobEnding")]
 pub enum Ended {
     /// All steps were done.
     Completed,

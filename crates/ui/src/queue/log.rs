@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{JobId, Queue};
@@ -14,7 +15,7 @@ pub(super) const OUTPUT: &str = "output.log";
 const MAX_PART_BYTES: u64 = 128 << 10;
 
 /// A part of a log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LogPart {
     /// The file that it is from.
     pub inode: u64,

@@ -32,7 +32,7 @@ use serde::Serialize;
 
 use crate::runs::{Error, Runs, is_locked};
 
-pub use check::Question;
+pub use check::{Asked, Question};
 pub use generate::{Generation, Prompt};
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};

@@ -5,6 +5,7 @@ use std::fmt;
 
 use doctor::Report;
 use doctor::findings::seen_by_hip;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::job::JobId;
@@ -17,8 +18,9 @@ const PROCESS_OVERHEAD: u64 = 512 << 20;
 pub(super) const CPU: &str = "cpu";
 
 /// How many runs train at the same time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "AtOnce")]
 pub enum Concurrency {
     /// One run.
     #[default]

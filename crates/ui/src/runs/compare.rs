@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Error, MAX_TEXT_BYTES, Overview, RunName, Runs, read_text};
 
 /// A key whose value differs between the runs.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Difference {
     /// The key, such as `train.learning_rate`.
     pub key: String,
@@ -17,7 +18,7 @@ pub struct Difference {
 }
 
 /// A comparison of several runs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Comparison {
     /// The runs, in the requested order.
     pub runs: Vec<Overview>,

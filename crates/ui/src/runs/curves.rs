@@ -4,6 +4,7 @@
 //! that no spike is lost; if there are too many buckets, neighbours are merged. One pass over the records is
 //! enough, and later records can be added.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The most buckets that are kept, and the fewest that may be requested.
@@ -11,7 +12,7 @@ const MAX_POINTS: usize = 2000;
 const MIN_POINTS: usize = 50;
 
 /// The requested part of a curve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Range {
     /// First step.
@@ -33,7 +34,7 @@ impl Default for Range {
 }
 
 /// One value over the steps. A bucket without a number is absent from all lists.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Curve {
     /// Its name.
     pub name: &'static str,
@@ -46,7 +47,7 @@ pub struct Curve {
 }
 
 /// Curves with the same steps.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Curves {
     /// Steps per bucket.
     pub width: u64,

@@ -1,13 +1,14 @@
 //! `run.json`, in which the trainer writes what others need to know of a run: before the first step, during the run,
 //! and at every end that leaves time for it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::files::Folder;
 use super::{MAX_TEXT_BYTES, Status, read_text};
 
 /// The kind of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// It continues texts.
@@ -17,7 +18,7 @@ pub enum Kind {
 }
 
 /// A command that uses the result of a run, and what it does.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReadyCommand {
     /// What it does.
     pub what: String,
@@ -26,7 +27,7 @@ pub struct ReadyCommand {
 }
 
 /// What the trainer knows of a run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Facts {
     /// How the run ended, or `running`.
     pub ending: String,
@@ -39,6 +40,7 @@ pub struct Facts {
     /// The device that the config names.
     pub device: String,
     /// The estimated memory of a step, in bytes.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub expected_memory: serde_json::Value,
     /// Arguments of `surefoot generate` that load the result, once there is one.
     pub generate: Option<Vec<String>>,

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
+use schemars::JsonSchema;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -108,7 +109,7 @@ impl<'a> Line<'a> {
 }
 
 /// The latest numbers of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Latest {
     /// Optimizer steps done.
     pub step: u64,
@@ -174,18 +175,21 @@ impl Latest {
 }
 
 /// An event in a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "RunEvent")]
 pub struct Event {
     /// The step at which it is drawn.
     pub step: u64,
     /// `skipped`, `rolled_back`, `resumed`, or a kind from a newer trainer.
     pub kind: String,
     /// The record itself; unset if it is longer than 64 KiB.
+    #[schemars(with = "Option<serde_json::Map<String, Value>>")]
     pub record: Value,
 }
 
 /// A sample of the model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "SampleText")]
 pub struct Text {
     /// The prompt.
     pub prompt: String,
@@ -197,7 +201,7 @@ pub struct Text {
 }
 
 /// The samples of one step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SampleSet {
     /// Optimizer steps done.
     pub step: u64,

@@ -25,6 +25,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use compare::{Comparison, Difference, compare};
@@ -90,7 +91,7 @@ impl Error {
 }
 
 /// The status of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Status {
     /// A process trains in the folder.
@@ -133,7 +134,7 @@ impl Status {
 }
 
 /// Summary of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Overview {
     /// The name of its folder.
     pub name: RunName,
@@ -149,7 +150,7 @@ pub struct Overview {
 }
 
 /// A run with everything but its curves.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Detail {
     /// Its summary.
     #[serde(flatten)]
@@ -159,6 +160,7 @@ pub struct Detail {
     /// `config.yaml`.
     pub config: String,
     /// `summary.json`, if it exists.
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
     pub summary: Option<serde_json::Value>,
     /// What the trainer knows of it, once it has begun.
     pub facts: Option<Facts>,

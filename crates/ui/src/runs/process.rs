@@ -1,9 +1,10 @@
 //! Identifies a process, even if its id is reused later.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A process by its id and its start time, since ids are reused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Process {
     /// Process id.
     pub pid: u32,

@@ -7,13 +7,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::handle::{Handle, Message};
 use super::{Error, Process, RunName, Runs, Status};
 
 /// The result of a request to stop.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopping {
     /// The run was signalled; it finishes its step, saves and ends.

@@ -1,20 +1,26 @@
 //! The handlers of the routes for runs and the machine.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, Query, RawQuery, State as Shared};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use doctor::Report;
 use doctor::explain::{Explanation, Hints, explain_with};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::describe::{self, Body};
 use super::error::Refusal;
 use super::{State, lock, routes};
 use crate::gpus;
-use crate::runs::{self, Metrics, Range, RunName, Status, Stopping};
+use crate::runs::{
+    self, Curves, Event, Latest, Metrics, Overview, Range, RunName, SampleSet, Status, Stopping,
+};
 
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
@@ -31,15 +37,17 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await?
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Session {
+pub(super) struct Session {
     token: String,
 }
 
 /// Sets the cookie in exchange for the token.
-pub(super) async fn session(Shared(state): Of<State>, body: Bytes) -> Answer<Response> {
-    let Session { token } = parse(&body)?;
+pub(super) async fn session(
+    Shared(state): Of<State>,
+    Body(Session { token }): Body<Session>,
+) -> Answer<Response> {
     if !state.guard.token().is(&token) {
         return Err(Refusal::new(
             StatusCode::UNAUTHORIZED,
@@ -50,9 +58,9 @@ pub(super) async fn session(Shared(state): Of<State>, body: Bytes) -> Answer<Res
     Ok((StatusCode::NO_CONTENT, cookie).into_response())
 }
 
-pub(super) async fn openapi() -> Response {
-    let kind = [(header::CONTENT_TYPE, "application/json")];
-    (kind, routes::OPENAPI).into_response()
+/// The description of the API.
+pub(super) async fn openapi() -> Json<Value> {
+    Json(describe::description(&routes::routes()))
 }
 
 /// The schema of the config.
@@ -61,12 +69,20 @@ pub(super) async fn schema() -> Response {
     (kind, routes::SCHEMA).into_response()
 }
 
-pub(super) async fn runs(Shared(state): Of<State>) -> Answer<Json<Value>> {
+/// All runs.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RunList {
+    /// The folder of runs.
+    folder: PathBuf,
+    runs: Vec<Overview>,
+}
+
+pub(super) async fn runs(Shared(state): Of<State>) -> Answer<Json<RunList>> {
     blocking(move || {
-        let folder = std::path::absolute(state.runs.root()).unwrap_or_default();
-        Ok(Json(
-            json!({ "folder": folder, "runs": state.runs.list()? }),
-        ))
+        Ok(Json(RunList {
+            folder: std::path::absolute(state.runs.root()).unwrap_or_default(),
+            runs: state.runs.list()?,
+        }))
     })
     .await
 }
@@ -91,9 +107,9 @@ pub(super) async fn remove(
     .await
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-struct Stop {
+pub(super) struct Stop {
     /// Send the signal again: it ends the run without saving.
     again: bool,
 }
@@ -101,21 +117,33 @@ struct Stop {
 pub(super) async fn stop(
     Shared(state): Of<State>,
     Path(name): Path<String>,
-    body: Bytes,
+    Body(stop): Body<Option<Stop>>,
 ) -> Answer<Json<Stopping>> {
     let name = RunName::parse(&name)?;
-    let Stop { again } = match body.is_empty() {
-        true => Stop::default(),
-        false => parse(&body)?,
-    };
+    let Stop { again } = stop.unwrap_or_default();
     blocking(move || Ok(Json(state.runs.stop(&name, again)?))).await
+}
+
+/// The metrics of a run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Metrics")]
+pub(super) struct Measured {
+    inode: u64,
+    offset: u64,
+    train: Curves,
+    eval: Curves,
+    events: VecDeque<Event>,
+    /// Earlier events that are not among these.
+    dropped_events: u64,
+    unreadable_lines: u64,
+    latest: Latest,
 }
 
 pub(super) async fn curves(
     Shared(state): Of<State>,
     Path(name): Path<String>,
     range: Result<Query<Range>, axum::extract::rejection::QueryRejection>,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<Measured>> {
     let name = RunName::parse(&name)?;
     let Query(range) = range.map_err(|error| bad(error.body_text()))?;
     // The requested part is parsed from the start of the file, so only a few at a time.
@@ -134,21 +162,21 @@ pub(super) async fn curves(
             metrics.update(&mut file)?;
         }
         let (events, dropped_events) = metrics.events();
-        Ok(Json(json!({
-            "inode": metrics.inode(),
-            "offset": metrics.offset(),
-            "train": metrics.train(),
-            "eval": metrics.eval(),
-            "events": events,
-            "dropped_events": dropped_events,
-            "unreadable_lines": metrics.unreadable(),
-            "latest": metrics.latest(),
-        })))
+        Ok(Json(Measured {
+            inode: metrics.inode(),
+            offset: metrics.offset(),
+            train: metrics.train(),
+            eval: metrics.eval(),
+            events: events.clone(),
+            dropped_events,
+            unreadable_lines: metrics.unreadable(),
+            latest: metrics.latest(),
+        }))
     })
     .await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Wanted {
     /// How many sets of samples, the latest ones.
@@ -161,24 +189,31 @@ impl Default for Wanted {
     }
 }
 
+/// The latest samples of a run.
+#[derive(Default, Serialize, JsonSchema)]
+pub(super) struct Samples {
+    /// All steps that have samples.
+    steps: Vec<u64>,
+    sets: Vec<SampleSet>,
+}
+
 pub(super) async fn samples(
     Shared(state): Of<State>,
     Path(name): Path<String>,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<Samples>> {
     let name = RunName::parse(&name)?;
     let Query(Wanted { count }) = wanted.map_err(|error| bad(error.body_text()))?;
     blocking(move || {
         let metrics = state.metrics(&name);
         let mut metrics = lock(&metrics);
         let Some(mut file) = state.runs.metrics_file(&name)? else {
-            return Ok(Json(json!({ "steps": [], "sets": [] })));
+            return Ok(Json(Samples::default()));
         };
         metrics.update(&mut file)?;
         let sets = metrics.samples(&mut file, count.clamp(1, 200), MAX_SAMPLE_BYTES)?;
-        Ok(Json(
-            json!({ "steps": metrics.sample_steps(), "sets": sets }),
-        ))
+        let steps = metrics.sample_steps();
+        Ok(Json(Samples { steps, sets }))
     })
     .await
 }
@@ -217,8 +252,14 @@ fn serde_urlencoded(query: &str) -> Answer<Vec<(String, String)>> {
     Ok(pairs)
 }
 
+/// The GPUs of this machine.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct GpuList {
+    gpus: Vec<gpus::Gpu>,
+}
+
 /// The current state of the GPUs.
-pub(super) async fn gpus(Shared(state): Of<State>) -> Answer<Json<Value>> {
+pub(super) async fn gpus(Shared(state): Of<State>) -> Answer<Json<GpuList>> {
     blocking(move || {
         let running = state
             .runs
@@ -229,23 +270,35 @@ pub(super) async fn gpus(Shared(state): Of<State>) -> Answer<Json<Value>> {
                 _ => None,
             });
         let running: Vec<_> = running.collect();
-        Ok(Json(json!({ "gpus": gpus::read(&state.system, &running) })))
+        let gpus = gpus::read(&state.system, &running);
+        Ok(Json(GpuList { gpus }))
     })
     .await
 }
 
+/// What the doctor says.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Diagnosis {
+    /// As `surefoot doctor --json` prints it.
+    #[schemars(with = "Value")]
+    report: Report,
+    verdict: String,
+    fix_script: String,
+    has_errors: bool,
+}
+
 /// The doctor's report on this machine.
-pub(super) async fn doctor(Shared(state): Of<State>) -> Answer<Json<Value>> {
+pub(super) async fn doctor(Shared(state): Of<State>) -> Answer<Json<Diagnosis>> {
     let _permit = state.scans.acquire().await.ok();
     let diagnose = state.diagnose;
     blocking(move || {
         let report = diagnose();
-        let verdict = report.verdict();
-        let fix_script = report.fix_script();
-        let errors = report.has_errors();
-        Ok(Json(json!({
-            "report": report, "verdict": verdict, "fix_script": fix_script, "has_errors": errors,
-        })))
+        Ok(Json(Diagnosis {
+            verdict: report.verdict(),
+            fix_script: report.fix_script(),
+            has_errors: report.has_errors(),
+            report,
+        }))
     })
     .await
 }
@@ -261,11 +314,20 @@ pub(super) async fn dump(Shared(state): Of<State>) -> Answer<Response> {
     .await
 }
 
+/// Why a run failed.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Reason {
+    error: Option<String>,
+    /// As `surefoot explain --json` prints it.
+    #[schemars(with = "Value")]
+    explanation: Option<Explanation>,
+}
+
 /// Why a run failed, from the error that it recorded.
 pub(super) async fn explain(
     Shared(state): Of<State>,
     Path(name): Path<String>,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<Reason>> {
     let name = RunName::parse(&name)?;
     blocking(move || {
         let error = match state.runs.overview(&name)?.status {
@@ -273,22 +335,27 @@ pub(super) async fn explain(
             _ => None,
         };
         let explanation = error.as_deref().map(explained);
-        Ok(Json(json!({ "error": error, "explanation": explanation })))
+        Ok(Json(Reason { error, explanation }))
     })
     .await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Log {
+pub(super) struct Log {
     text: String,
 }
 
 /// Explains the error messages in a text.
-pub(super) async fn explain_text(body: Bytes) -> Answer<Json<Explanation>> {
-    let Log { text } = parse(&body)?;
-    blocking(move || Ok(Json(explained(&text)))).await
+pub(super) async fn explain_text(Body(Log { text }): Body<Log>) -> Answer<Json<Explained>> {
+    blocking(move || Ok(Json(Explained(explained(&text))))).await
 }
+
+/// As `surefoot explain --json` prints it.
+#[derive(Serialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub(super) struct Explained(#[schemars(with = "Value")] Explanation);
 
 fn explained(text: &str) -> Explanation {
     explain_with(text, Hints { ram: None })

@@ -9,18 +9,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::api::{bad, blocking, parse};
+use super::api::{bad, blocking};
+use super::describe::Body;
 use super::error::Refusal;
-use super::queue::{DRY_RUN_TIMEOUT, Wanted, ask};
+use super::queue::{DRY_RUN_TIMEOUT, Look, Wanted, ask};
 use super::{State, lock, media};
-use crate::queue::Question;
+use crate::queue::{Asked, Question};
 use crate::runs::Folder;
 
 type Answer<T> = Result<T, Refusal>;
@@ -60,13 +61,12 @@ struct Medium {
 }
 
 /// What a config would train on.
-pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    let (wanted, rows) = Wanted::look(&body)?;
+pub(super) async fn look(Shared(state): Of<State>, Body(asked): Body<Look>) -> Answer<Json<Asked>> {
+    let (wanted, rows) = Wanted::look(asked)?;
     let question = Question::Data(rows.unwrap_or(DEFAULT_ROWS).clamp(1, MAX_ROWS));
     let mut answer = ask(&state, wanted, question, DRY_RUN_TIMEOUT).await?;
-    let found = answer["found"].take();
-    answer["found"] = match found {
-        Value::Object(mut found) if found.contains_key("media") => {
+    answer.found = match answer.found {
+        Some(Value::Object(mut found)) if found.contains_key("media") => {
             let set = Set::new(&state, &found)?;
             found.insert("editable".into(), set.is_writable.into());
             let mut sets = lock(&state.sets);
@@ -75,11 +75,11 @@ pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<V
             sets.sets.push_front((number, Arc::new(set)));
             sets.sets.truncate(MAX_DATA_SETS);
             found.insert("set".into(), number.into());
-            json!({ "media": found })
+            Some(json!({ "media": found }))
         }
-        Value::Object(mut found) => {
+        Some(Value::Object(mut found)) => {
             without_ids(&mut found);
-            json!({ "text": found })
+            Some(json!({ "text": found }))
         }
         other => other,
     };
@@ -176,9 +176,9 @@ pub(super) async fn file(
     media::send(state, opened, &name, &headers).await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Caption {
+pub(super) struct Caption {
     text: String,
     /// The caption when it was read; unset if there was none.
     before: Option<String>,
@@ -188,9 +188,8 @@ struct Caption {
 pub(super) async fn caption(
     Shared(state): Of<State>,
     Path((set, place)): Path<(String, String)>,
-    body: Bytes,
+    Body(Caption { text, before }): Body<Caption>,
 ) -> Answer<StatusCode> {
-    let Caption { text, before } = parse(&body)?;
     if text.len() > MAX_CAPTION_BYTES || text.contains(['\0', '\u{fffd}']) {
         return Err(bad("a caption is a text of at most 64 KiB"));
     }

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::api::{bad, blocking, parse};
+use super::api::{bad, blocking};
+use super::describe::Body as JsonBody;
 use super::error::Refusal;
 use super::{State, media};
 use crate::queue::{Generation, Prompt, plain};
@@ -47,9 +48,8 @@ fn line(value: &Value) -> Bytes {
     format!("{value}\n").into()
 }
 
-/// Parses a request, and checks its limits.
-pub(super) fn read(body: &[u8]) -> Result<Prompt, Refusal> {
-    let prompt: Prompt = parse(body)?;
+/// Checks the limits of a request.
+pub(super) fn checked(prompt: Prompt) -> Result<Prompt, Refusal> {
     if prompt.prompt.len() > MAX_PROMPT_BYTES || prompt.prompt.contains('\0') {
         return Err(bad("a prompt is a text of at most 16 KiB"));
     }
@@ -82,9 +82,9 @@ pub(super) fn read(body: &[u8]) -> Result<Prompt, Refusal> {
 /// Answers a prompt.
 pub(super) async fn generate(
     Shared(state): Shared<Arc<State>>,
-    body: Bytes,
+    JsonBody(prompt): JsonBody<Prompt>,
 ) -> Result<Response, Refusal> {
-    let prompt = read(&body)?;
+    let prompt = checked(prompt)?;
     let permit = state.generating.clone().try_acquire_owned().map_err(|_| {
         let text = "another prompt is being answered: stop it, or wait";
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, text)

@@ -10,6 +10,7 @@
 mod api;
 mod assets;
 mod data;
+mod describe;
 mod dev;
 mod error;
 mod generate;
@@ -21,6 +22,8 @@ mod queue;
 mod routes;
 mod stream;
 mod token;
+#[cfg(test)]
+mod typescript;
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,7 +44,6 @@ use crate::queue::Queue;
 use crate::runs::{Error, Metrics, RunName, Runs};
 
 pub use guard::{COOKIE, Guard};
-pub use routes::{OPENAPI, ROUTES};
 pub use token::Token;
 
 /// The most connections at once; more wait.

@@ -1,7 +1,7 @@
 //! All parsers for request data, with the invariants of what they accept. For the fuzz target `ui_requests` and the
 //! tests only.
 
-use super::{generate, media, queue, stream};
+use super::{api, generate, media, queue, stream};
 use crate::queue::{Concurrency, JobId, plain};
 use crate::runs::RunName;
 
@@ -58,8 +58,8 @@ fn names(text: &str) {
 
 /// Values from the body.
 fn bodies(bytes: &[u8]) {
-    let _ = queue::Wanted::look(bytes);
-    if let Ok(prompt) = generate::read(bytes) {
+    let _ = api::parse(bytes).and_then(queue::Wanted::look);
+    if let Ok(prompt) = api::parse(bytes).and_then(generate::checked) {
         assert!(!prompt.prompt.contains('\0'));
     }
     queue::read_bodies(bytes);

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, Query, State as Shared};
 use axum::http::StatusCode;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::State;
 use super::api::{bad, blocking, parse};
+use super::describe::Body;
 use super::error::Refusal;
-use crate::queue::{Concurrency, Job, JobId, LogPart, NewJob, Question, Work, name_of};
+use crate::queue::{Asked, Concurrency, Job, JobId, LogPart, NewJob, Question, Work, name_of};
 use crate::runs::{Request, RunName};
 
 type Answer<T> = Result<T, Refusal>;
@@ -46,7 +47,12 @@ pub(crate) struct Launch {
 }
 
 /// A job for the page: without the text of its config.
-fn shown(job: &Job) -> Value {
+#[derive(PartialEq, Serialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub(super) struct ShownJob(#[schemars(with = "Job")] Value);
+
+fn shown(job: &Job) -> ShownJob {
     let mut value = json!(job);
     if let Some(fields) = value.as_object_mut() {
         fields.remove("confined_to");
@@ -54,48 +60,69 @@ fn shown(job: &Job) -> Value {
             work.remove("config");
         }
     }
-    value
+    ShownJob(value)
 }
 
 /// The state of the queue.
-pub(super) fn listing(state: &State) -> Answer<Value> {
-    let listing = state.queue.list()?;
-    let jobs: Vec<Value> = listing.jobs.iter().map(shown).collect();
-    Ok(json!({
-        "paused": listing.paused,
-        "working": listing.working,
-        "at_once": listing.at_once,
-        "jobs": jobs,
-        "unreadable": listing.unreadable,
-    }))
+#[derive(PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Queue")]
+pub(super) struct ShownQueue {
+    paused: bool,
+    /// Whether a worker process is running.
+    working: bool,
+    at_once: Concurrency,
+    jobs: Vec<ShownJob>,
+    /// Files that are not readable jobs, each with the reason.
+    unreadable: Vec<String>,
 }
 
-pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<Value>> {
+pub(super) fn listing(state: &State) -> Answer<ShownQueue> {
+    let listing = state.queue.list()?;
+    Ok(ShownQueue {
+        paused: listing.paused,
+        working: listing.working,
+        at_once: listing.at_once,
+        jobs: listing.jobs.iter().map(shown).collect(),
+        unreadable: listing.unreadable,
+    })
+}
+
+pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<ShownQueue>> {
     blocking(move || Ok(Json(listing(&state)?))).await
 }
 
 /// What to train: a config, that of another run with changes, or the rest of a run.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(rename = "NewJob")]
 pub(super) struct Wanted {
+    /// A config, as YAML.
     config: Option<String>,
+    /// A run whose config is used.
     like: Option<String>,
+    /// A run that is to go on.
     resume: Option<String>,
+    /// The name of the run; a number is appended if that is taken.
     name: Option<String>,
+    /// Keys that override the config.
     set: BTreeMap<String, String>,
+    /// Start it even if the check says that it cannot work.
     force: bool,
+}
+
+/// A question about the data of a config.
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Look {
+    /// How many rows or media files.
+    rows: Option<u64>,
+    #[serde(flatten)]
+    #[schemars(with = "Wanted")]
+    wanted: serde_json::Map<String, Value>,
 }
 
 impl Wanted {
     /// Parses a request to show data.
-    pub(super) fn look(body: &[u8]) -> Answer<(Self, Option<u64>)> {
-        #[derive(Deserialize)]
-        struct Counted {
-            rows: Option<u64>,
-            #[serde(flatten)]
-            wanted: serde_json::Map<String, Value>,
-        }
-        let Counted { rows, wanted } = parse(body)?;
+    pub(super) fn look(Look { rows, wanted }: Look) -> Answer<(Self, Option<u64>)> {
         let wanted = serde_json::from_value(Value::Object(wanted));
         Ok((
             wanted.map_err(|error| bad(format!("the request's body is invalid: {error}")))?,
@@ -185,9 +212,8 @@ fn set_of(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
 
 pub(super) async fn add(
     Shared(state): Of<State>,
-    body: Bytes,
-) -> Answer<(StatusCode, Json<Value>)> {
-    let wanted: Wanted = parse(&body)?;
+    Body(wanted): Body<Wanted>,
+) -> Answer<(StatusCode, Json<ShownJob>)> {
     blocking(move || {
         let job = state.queue.add(new_job(&state, wanted, false)?)?;
         state.ensure_worker()?;
@@ -196,14 +222,20 @@ pub(super) async fn add(
     .await
 }
 
-pub(super) async fn check(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(&state, parse(&body)?, Question::Config, CHECK_TIMEOUT)
+pub(super) async fn check(
+    Shared(state): Of<State>,
+    Body(wanted): Body<Wanted>,
+) -> Answer<Json<Asked>> {
+    ask(&state, wanted, Question::Config, CHECK_TIMEOUT)
         .await
         .map(Json)
 }
 
-pub(super) async fn dry_run(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(&state, parse(&body)?, Question::DryRun, DRY_RUN_TIMEOUT)
+pub(super) async fn dry_run(
+    Shared(state): Of<State>,
+    Body(wanted): Body<Wanted>,
+) -> Answer<Json<Asked>> {
+    ask(&state, wanted, Question::DryRun, DRY_RUN_TIMEOUT)
         .await
         .map(Json)
 }
@@ -215,7 +247,7 @@ pub(super) async fn ask(
     wanted: Wanted,
     question: Question,
     at_most: Duration,
-) -> Answer<Value> {
+) -> Answer<Asked> {
     let permit = tokio::time::timeout(QUEUE_TIMEOUT, state.asking.clone().acquire_owned());
     let Ok(Ok(permit)) = permit.await else {
         return Err(Refusal::new(
@@ -234,14 +266,16 @@ pub(super) async fn ask(
     .await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Pause {
+pub(super) struct Pause {
     paused: bool,
 }
 
-pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    let Pause { paused } = parse(&body)?;
+pub(super) async fn pause(
+    Shared(state): Of<State>,
+    Body(Pause { paused }): Body<Pause>,
+) -> Answer<Json<ShownQueue>> {
     blocking(move || {
         state.queue.pause(paused)?;
         state.ensure_worker()?;
@@ -250,14 +284,16 @@ pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<
     .await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+pub(super) struct Settings {
     at_once: Concurrency,
 }
 
-pub(super) async fn settings(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    let Settings { at_once } = parse(&body)?;
+pub(super) async fn settings(
+    Shared(state): Of<State>,
+    Body(Settings { at_once }): Body<Settings>,
+) -> Answer<Json<ShownQueue>> {
     blocking(move || {
         state.queue.set_at_once(at_once)?;
         Ok(Json(listing(&state)?))
@@ -277,9 +313,9 @@ pub(super) async fn remove(
     .await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Move {
+pub(super) struct Move {
     /// Position among the waiting jobs, from 1.
     place: usize,
 }
@@ -287,10 +323,9 @@ struct Move {
 pub(super) async fn move_to(
     Shared(state): Of<State>,
     Path(job): Path<String>,
-    body: Bytes,
-) -> Answer<Json<Value>> {
+    Body(Move { place }): Body<Move>,
+) -> Answer<Json<ShownQueue>> {
     let job = number(&job)?;
-    let Move { place } = parse(&body)?;
     let place = place
         .checked_sub(1)
         .ok_or_else(|| bad("positions are counted from 1"))?;
@@ -310,22 +345,19 @@ pub(super) async fn stop(Shared(state): Of<State>, Path(job): Path<String>) -> A
     .await
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-struct Retry {
+pub(super) struct Retry {
     force: bool,
 }
 
 pub(super) async fn retry(
     Shared(state): Of<State>,
     Path(job): Path<String>,
-    body: Bytes,
-) -> Answer<Json<Value>> {
+    Body(retry): Body<Option<Retry>>,
+) -> Answer<Json<ShownJob>> {
     let job = number(&job)?;
-    let Retry { force } = match body.is_empty() {
-        true => Retry::default(),
-        false => parse(&body)?,
-    };
+    let Retry { force } = retry.unwrap_or_default();
     blocking(move || {
         let job = state.queue.retry(job, force)?;
         state.ensure_worker()?;
@@ -335,7 +367,7 @@ pub(super) async fn retry(
 }
 
 /// The position of a log's reader.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct At {
     inode: Option<u64>,

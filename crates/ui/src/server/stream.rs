@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::extract::{Path, Query, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, KeepAlive, KeepAliveStream, Sse};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -32,7 +33,7 @@ const MAX_EVENT_BYTES: u64 = 512 << 10;
 type Events = Sse<KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>>;
 
 /// The position of a reader in a metrics file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Position {
     /// Inode of the file.
@@ -62,15 +63,15 @@ impl fmt::Display for Position {
 pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Refusal> {
     let (mut stream, events) = open(&state)?;
     tokio::spawn(async move {
-        let (mut before, mut queue_before) = (Value::Null, Value::Null);
+        let (mut before, mut queue_before) = (Value::Null, None);
         loop {
             let shared = state.clone();
             let queue = blocking(move || super::queue::listing(&shared)).await;
             if let Ok(queue) = queue
-                && queue != queue_before
+                && queue_before.as_ref() != Some(&queue)
             {
-                queue_before = queue;
-                let data = queue_before.to_string();
+                let data = json!(queue).to_string();
+                queue_before = Some(queue);
                 stream
                     .send(Event::default().event("queue").data(data))
                     .await;

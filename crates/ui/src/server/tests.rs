@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, StatusCode};
@@ -10,6 +11,7 @@ use axum::response::Response;
 use serde_json::Value;
 use tower::ServiceExt;
 
+use super::routes::routes;
 use super::tests_data::actual;
 use super::*;
 
@@ -194,7 +196,7 @@ async fn no_route_or_method_lets_an_attacker_in() {
     let methods = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND",
     ];
-    let mut paths: Vec<&str> = ROUTES.iter().map(|(_, path)| *path).collect();
+    let mut paths: Vec<&str> = routes().iter().map(|route| route.path).collect();
     paths.extend([
         "/api",
         "/api/",
@@ -511,26 +513,28 @@ async fn the_target_of_a_request_may_not_name_another_host_than_its_header() {
 
 #[tokio::test]
 async fn the_description_lists_the_routes_and_the_router_has_them() {
-    let described: Value = serde_json::from_str(OPENAPI).unwrap();
-    let mut listed = Vec::new();
-    for (path, methods) in described["paths"].as_object().unwrap() {
-        for method in methods.as_object().unwrap().keys() {
-            if method != "parameters" {
-                listed.push((method.to_uppercase(), path.clone()));
-            }
+    let description = describe::description(&routes());
+    let (openapi, types) = (
+        format!("{description:#}\n"),
+        typescript::types(&description),
+    );
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (file, text) in [("openapi.json", openapi), ("web/src/api_types.ts", types)] {
+        let path = folder.join(file);
+        if std::env::var_os("SUREFOOT_WRITE_API").is_some() {
+            fs::write(&path, &text).unwrap();
         }
+        assert!(
+            fs::read_to_string(&path).unwrap() == text,
+            "{file}: run `cargo xtask ui`"
+        );
     }
-    let mut table: Vec<_> = ROUTES
-        .map(|(method, path)| (method.to_owned(), path.to_owned()))
-        .into();
-    listed.sort();
-    table.sort();
-    assert_eq!(listed, table);
-    for path in ROUTES.map(|(_, path)| path) {
-        let known: Vec<&str> = ROUTES
+    let routes = routes();
+    for path in routes.iter().map(|route| route.path) {
+        let known: Vec<&str> = routes
             .iter()
-            .filter(|route| route.1 == path)
-            .map(|route| route.0)
+            .filter(|route| route.path == path)
+            .map(|route| route.method.as_str())
             .collect();
         for method in [
             Method::GET,

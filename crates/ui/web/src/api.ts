@@ -1,115 +1,10 @@
-// The server's API, as openapi.json describes it.
+// The server's API: requests, and what the server passes on from the doctor and the trainer. All other types are
+// generated.
+import type { Overview } from "./api_types";
 
-export type State = "running" | "completed" | "stopped" | "failed" | "interrupted";
+export type * from "./api_types";
 
-export interface Latest {
-  step: number;
-  loss: number | null;
-  eval_loss: number | null;
-  learning_rate: number | null;
-  grad_norm: number | null;
-  tokens_per_second: number | null;
-  memory: number | null;
-}
-
-export interface Overview {
-  name: string;
-  state: State;
-  stopping?: boolean;
-  process?: { pid: number } | null;
-  error?: string | null;
-  latest: Latest;
-  max_steps: number | null;
-  changed: number | null;
-}
-
-export interface Detail extends Overview {
-  path: string;
-  config: string;
-  summary: Record<string, unknown> | null;
-  /** Null until the run has begun. */
-  facts: Facts | null;
-}
-
-/** What the trainer knows of a run. */
-export interface Facts {
-  kind: "language" | "diffusion";
-  architecture: string | null;
-  expected_memory: Record<string, unknown>;
-  /** How `surefoot generate` loads the result; null until there is one. */
-  generate: string[] | null;
-  /** The same for the model that an adapter was trained on. */
-  generate_base: string[] | null;
-  commands: { what: string; line: string }[];
-}
-
-export interface GpuMemory {
-  used: number | null;
-  total: number | null;
-}
-
-/** Values that the driver does not report are null. */
-export interface Gpu {
-  card: string;
-  slot: string | null;
-  name: string | null;
-  asleep: boolean;
-  vram: GpuMemory;
-  gtt: GpuMemory;
-  busy: number | null;
-  clock: number | null;
-  watts: number | null;
-  temperature: number | null;
-  hottest: number | null;
-  runs: { run: string; pid: number; vram: number | null; gtt: number | null }[];
-}
-
-export interface Curve {
-  name: string;
-  mean: (number | null)[];
-  min: (number | null)[];
-  max: (number | null)[];
-}
-
-export interface Curves {
-  width: number;
-  steps: number[];
-  curves: Curve[];
-}
-
-export interface RunEvent {
-  step: number;
-  kind: string;
-  /** Null if the record is very long. */
-  record: Record<string, unknown> | null;
-}
-
-export interface Metrics {
-  inode: number;
-  offset: number;
-  train: Curves;
-  eval: Curves;
-  events: RunEvent[];
-  dropped_events: number;
-  unreadable_lines: number;
-  latest: Latest;
-}
-
-export interface SampleSet {
-  step: number;
-  samples: { prompt: string; text: string; files?: string[] }[];
-}
-
-export interface Samples {
-  steps: number[];
-  sets: SampleSet[];
-}
-
-export interface Comparison {
-  runs: Overview[];
-  differences: { key: string; values: (string | null)[] }[];
-  unreadable: string[];
-}
+export type State = Overview["state"];
 
 export interface Finding {
   id: string;
@@ -138,51 +33,6 @@ export interface Match {
 
 export interface Explanation {
   matches: Match[];
-}
-
-export interface Job {
-  id: number;
-  name: string;
-  added: number;
-  force: boolean;
-  set: string[];
-  /** If several jobs run at once: the device that was chosen for it. */
-  device: string | null;
-  /** It did not fit next to other runs, and needs a device to itself. */
-  alone: boolean;
-  work: { kind: "train" | "resume"; run?: string; source?: string };
-  state: "waiting" | "checking" | "running" | "ended";
-  how?: "completed" | "stopped" | "failed" | "refused";
-  error?: string | null;
-  run?: string | null;
-  at?: number;
-}
-
-export type AtOnce = "one" | "per_gpu" | "memory";
-
-export interface Queue {
-  paused: boolean;
-  working: boolean;
-  at_once: AtOnce;
-  jobs: Job[];
-  unreadable: string[];
-}
-
-export interface LogPart {
-  inode: number;
-  from: number;
-  to: number;
-  text: string;
-}
-
-/** The settings of a new job. */
-export interface NewJob {
-  config?: string;
-  like?: string;
-  resume?: string;
-  name?: string;
-  set?: Record<string, string>;
-  force?: boolean;
 }
 
 export interface ConfigProblem {

@@ -44,7 +44,7 @@ export function QueueView() {
   const list = (some: Job[]) => (
     <ol class="jobs">
       {some.map((job) => (
-        <Row key={job.id} job={job} place={waiting.indexOf(job)} of={waiting.length} act={act} />
+        <Row key={job.id} job={job} place={waiting.findIndex(({ id }) => id === job.id)} of={waiting.length} act={act} />
       ))}
     </ol>
   );

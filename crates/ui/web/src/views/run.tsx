@@ -54,7 +54,9 @@ function useRun(name: string, range: [number, number] | null) {
             if (before && (before.state !== overview.state || before.facts === null)) {
               read<Detail>(runPath(name)).then((found) => !ended && setDetail(found), () => {});
             }
-            return before && { ...before, ...overview };
+            if (!before) return before;
+            const { path, config, summary, facts } = before;
+            return { path, config, summary, facts, ...overview };
           });
         });
         source.addEventListener("records", (event) => {
