@@ -100,3 +100,20 @@ async fn a_client_that_does_not_finish_its_request_is_disconnected() {
     let answer = read_all(&stream).await;
     assert!(!answer.contains("200 OK"), "{answer}");
 }
+
+/// Who opens all the connections there may be and says nothing keeps nobody out.
+#[tokio::test]
+async fn connections_without_the_token_make_room() {
+    let (folder, address, _) = serve(Ipv4Addr::LOCALHOST.into()).await;
+    let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
+    let mut idle = Vec::new();
+    for _ in 0..128 {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    let bearer = format!("authorization: Bearer {}\r\n", token.trim());
+    let began = std::time::Instant::now();
+    let answer = ask(address, &address.to_string(), &bearer).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    // Without room it has to wait until the first of them is given up, which is after ten seconds.
+    assert!(began.elapsed() < std::time::Duration::from_secs(8));
+}

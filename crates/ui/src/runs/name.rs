@@ -13,7 +13,8 @@ pub struct RunName(String);
 /// The error for a text that cannot be the name of a run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} cannot be the name of a run: a name is 1 to 200 bytes without `/` and control characters, and does not begin with `.`"
+    "{0:?} cannot be the name of a run: a name is 1 to 200 bytes without `/` and control or invisible characters, does \
+     not begin with `.`, and has no blank at either end"
 )]
 pub struct BadName(String);
 
@@ -23,9 +24,14 @@ impl RunName {
     /// # Errors
     /// If it could mean anything but a folder directly below the folder of runs.
     pub fn parse(text: &str) -> Result<Self, BadName> {
-        let forbidden = |letter: char| matches!(letter, '/' | '\\') || letter.is_control();
-        let good =
-            (1..=200).contains(&text.len()) && !text.starts_with('.') && !text.contains(forbidden);
+        let forbidden = |letter: char| {
+            let is_blank = letter.is_whitespace() && letter != ' ';
+            matches!(letter, '/' | '\\') || letter.is_control() || is_blank || is_invisible(letter)
+        };
+        let good = (1..=200).contains(&text.len())
+            && !text.starts_with('.')
+            && text.trim() == text
+            && !text.contains(forbidden);
         match good {
             true => Ok(Self(text.to_owned())),
             false => Err(BadName(text.chars().take(80).collect())),
@@ -36,6 +42,29 @@ impl RunName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Letters that nothing is drawn for, or that change the order of others: two names with them look like one.
+fn is_invisible(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{2800}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e0fff}'
+    )
 }
 
 impl std::str::FromStr for RunName {
@@ -84,10 +113,21 @@ mod tests {
             ".surefoot",
             "a\nb",
             "a\u{1b}[31m",
+            " ",
+            " a",
+            "a ",
+            "a\u{a0}b",
+            "a\u{2028}b",
+            "a\u{200b}",
+            "\u{202e}gnp.exe",
+            "\u{feff}a",
+            "\u{3164}",
         ] {
             assert!(RunName::parse(text).is_err(), "{text:?}");
         }
-        for text in ["small", "small-2", "a b", "gemäß", "a..b", "%2e%2e"] {
+        for text in [
+            "small", "small-2", "a b", "gemäß", "שלום", "猫", "a..b", "%2e%2e",
+        ] {
             assert!(RunName::parse(text).is_ok(), "{text:?}");
         }
     }

@@ -10,10 +10,13 @@
 //!
 //! A foreign host name that resolves to this machine is refused, so DNS rebinding gets nothing. A page from another
 //! site could send requests with the cookie only if `SameSite` fails, and then its Origin gives it away.
+//!
+//! Browsers send the cookies of 127.0.0.1 to every server there, whatever its port. So the cookie is not the token, but
+//! a session that ends; who finds it cannot make another, and one that is used is renewed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State as Shared};
@@ -23,6 +26,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::error::Refusal;
+use super::guests::Guest;
 use super::{State, Token, dev};
 
 /// The most bytes of a request's body.
@@ -32,6 +36,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The name of the cookie, to which the port is added, since browsers share cookies between ports.
 pub const COOKIE: &str = "surefoot";
+
+/// How long a session is valid, in seconds: a week.
+const SESSION_SECONDS: u64 = 7 * 24 * 3600;
 
 /// Headers of every response.
 const HEADERS: [(&str, &str); 6] = [
@@ -101,11 +108,33 @@ impl Guard {
 
     /// The cookie that a browser gets in exchange for the token.
     pub(super) fn cookie(&self) -> String {
+        let session = self
+            .token
+            .session(self.address.port(), now() + SESSION_SECONDS);
         format!(
-            "{}={}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000",
-            self.cookie,
-            self.token.reveal()
+            "{}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_SECONDS}",
+            self.cookie
         )
+    }
+
+    /// When the session of a request ends, if it has one.
+    fn session_ends(&self, headers: &HeaderMap) -> Option<u64> {
+        let cookies = headers.get_all(header::COOKIE).iter();
+        let cookies = cookies.filter_map(|value| value.to_str().ok());
+        let mut sessions = cookies
+            .flat_map(|value| value.split(';'))
+            .filter_map(|pair| {
+                let (name, value) = pair.trim().split_once('=')?;
+                (name == self.cookie).then_some(value)
+            });
+        sessions.find_map(|guess| self.token.session_ends(guess, self.address.port(), now()))
+    }
+
+    /// A new cookie, if half the time of the request's is over.
+    fn renewal(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        let ends = self.session_ends(headers)?;
+        let is_due = ends < now() + SESSION_SECONDS / 2;
+        is_due.then(|| self.cookie().parse().ok()).flatten()
     }
 
     /// The host of a request, if it is one of ours.
@@ -134,16 +163,7 @@ impl Guard {
     fn has_token(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(header::AUTHORIZATION);
         let bearer = bearer.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-        let cookies = headers.get_all(header::COOKIE).iter();
-        let cookies = cookies.filter_map(|value| value.to_str().ok());
-        let mut cookies = cookies
-            .flat_map(|value| value.split(';'))
-            .filter_map(|pair| {
-                let (name, value) = pair.trim().split_once('=')?;
-                (name == self.cookie).then_some(value)
-            });
-        bearer.is_some_and(|guess| self.token.is(guess))
-            || cookies.any(|guess| self.token.is(guess))
+        bearer.is_some_and(|guess| self.token.is(guess)) || self.session_ends(headers).is_some()
     }
 
     fn decide(&self, request: &Request) -> Result<(), Refusal> {
@@ -186,14 +206,28 @@ impl Guard {
     }
 }
 
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
 /// Answers refused requests, reads the body of the others, and adds the common headers to every response.
 pub(super) async fn check(
     Shared(state): Shared<Arc<State>>,
     request: Request,
     next: Next,
 ) -> Response {
+    let renewal = state.guard.renewal(request.headers());
     let is_asset = request.uri().path().starts_with("/assets/");
-    let mut response = match state.guard.decide(&request) {
+    let decided = state.guard.decide(&request);
+    if decided.is_ok()
+        && state.guard.has_token(request.headers())
+        && let Some(guest) = request.extensions().get::<Arc<Guest>>()
+    {
+        guest.welcome();
+    }
+    let mut response = match decided {
         Ok(()) => match whole(request).await {
             Ok(request) => next.run(request).await,
             Err(refusal) => refusal.into_response(),
@@ -217,6 +251,9 @@ pub(super) async fn check(
         false => "no-store",
     };
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    if let Some(cookie) = renewal.filter(|_| is_found) {
+        headers.entry(header::SET_COOKIE).or_insert(cookie);
+    }
     response
 }
 

@@ -15,6 +15,7 @@ mod dev;
 mod error;
 mod generate;
 mod guard;
+mod guests;
 mod media;
 #[doc(hidden)]
 pub mod parsers;
@@ -42,6 +43,8 @@ use tower::Layer;
 
 use crate::queue::Queue;
 use crate::runs::{Error, Metrics, RunName, Runs};
+
+use guests::{Guest, Guests};
 
 pub use guard::{COOKIE, Guard};
 pub use token::Token;
@@ -219,19 +222,24 @@ impl Server {
         let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         tokio::pin!(until);
         tokio::spawn(keep_working(self.state.clone()));
+        let guests = Guests::default();
         loop {
-            let Ok(permit) = connections.clone().acquire_owned().await else {
-                break;
-            };
             let accepted = tokio::select! {
                 () = &mut until => break,
                 accepted = self.listener.accept() => accepted,
             };
             match accepted {
                 Ok((stream, _)) => {
-                    let state = self.state.clone();
+                    if connections.available_permits() == 0 {
+                        guests.make_room();
+                    }
+                    let permit = tokio::select! {
+                        () = &mut until => break,
+                        permit = connections.clone().acquire_owned() => permit,
+                    };
+                    let (state, guest) = (self.state.clone(), guests.add());
                     tokio::spawn(async move {
-                        connection(stream, state).await;
+                        connection(stream, state, guest).await;
                         drop(permit);
                     });
                 }
@@ -268,7 +276,7 @@ async fn keep_working(state: Arc<State>) {
 }
 
 /// Answers the requests of one connection, until it ends or the server does.
-async fn connection(stream: TcpStream, state: Arc<State>) {
+async fn connection(stream: TcpStream, state: Arc<State>, guest: Arc<Guest>) {
     // Windows disconnects an unresponsive client by itself.
     #[cfg(unix)]
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIMEOUT_MS);
@@ -276,7 +284,9 @@ async fn connection(stream: TcpStream, state: Arc<State>) {
     let local = stream.local_addr().ok();
     let mut closing = state.closing.clone();
     let service = service(state);
+    let known = guest.clone();
     let service = tower::util::MapRequest::new(service, move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(known.clone());
         if let Some(local) = local {
             request.extensions_mut().insert(guard::Local(local));
         }
@@ -290,6 +300,7 @@ async fn connection(stream: TcpStream, state: Arc<State>) {
     let result = tokio::select! {
         result = connection => result,
         _ = closing.changed() => Ok(()),
+        () = guest.asked_to_leave() => Ok(()),
     };
     if let Err(error) = result {
         tracing::debug!("a connection ended: {error}");

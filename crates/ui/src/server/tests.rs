@@ -95,13 +95,19 @@ impl Place {
         service(self.state.clone()).oneshot(request).await.unwrap()
     }
 
+    /// The cookie of a browser that has brought the token, as it sends it.
+    fn session(&self) -> String {
+        let cookie = self.state.guard.cookie();
+        cookie.split(';').next().unwrap().to_owned()
+    }
+
     /// The request of a browser on the page.
     pub(super) fn request(&self, method: &str, path: &str) -> Request<Body> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", HOST)
-            .header("cookie", format!("other=1; surefoot-8420={}", self.token));
+            .header("cookie", format!("other=1; {}", self.session()));
         if !matches!(method, "GET" | "HEAD") {
             request = request.header("origin", ORIGIN);
         }
@@ -157,11 +163,15 @@ fn attacked(mut request: Request<Body>, attack: Attack, token: &str) -> Request<
         Attack::None => {}
         Attack::NoToken => drop(headers.remove("cookie")),
         Attack::WrongToken => {
-            let wrong = token.replace(['0', '1', '2', '3'], "4");
-            headers.insert("cookie", value(&format!("surefoot-8420={wrong}")));
+            // Browsers send cookies to other servers of the machine too: the token itself is none.
+            headers.insert("cookie", value(&format!("surefoot-8420={token}")));
         }
         Attack::TokenOfAnotherPort => {
-            headers.insert("cookie", value(&format!("surefoot-8421={token}")));
+            let cookie = headers["cookie"]
+                .to_str()
+                .unwrap()
+                .replace("-8420=", "-8421=");
+            headers.insert("cookie", value(&cookie));
         }
         Attack::NoOrigin => drop(headers.remove("origin")),
         Attack::WrongOrigin => drop(headers.insert("origin", value("http://127.0.0.1:3000"))),
@@ -292,9 +302,31 @@ async fn the_token_becomes_a_cookie_that_no_script_can_read() {
         .await;
     assert_eq!(response.status(), StatusCode::NO_CONTENT);
     let cookie = response.headers()["set-cookie"].to_str().unwrap();
-    assert!(cookie.starts_with(&format!("surefoot-8420={};", place.token)));
-    for part in ["HttpOnly", "SameSite=Strict", "Path=/"] {
+    assert!(cookie.starts_with("surefoot-8420=") && !cookie.contains(&place.token));
+    for part in ["HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=604800"] {
         assert!(cookie.contains(part), "{cookie}");
+    }
+    let session = cookie.split(';').next().unwrap().to_owned();
+    let with = |cookie: String| {
+        let mut request = place.request("GET", "/api/runs");
+        request
+            .headers_mut()
+            .insert("cookie", cookie.parse().unwrap());
+        request
+    };
+    let response = place.answer(with(session)).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(response.headers().get("set-cookie").is_none());
+    // One that ends soon is renewed, and one that has ended is none.
+    let now = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap()
+        .as_secs();
+    for (until, status, is_renewed) in [(now + 3600, 200, true), (now - 1, 401, false)] {
+        let session = place.state.guard.token().session(8420, until);
+        let response = place.answer(with(format!("surefoot-8420={session}"))).await;
+        assert_eq!(response.status().as_u16(), status);
+        assert_eq!(response.headers().contains_key("set-cookie"), is_renewed);
     }
     for (body, status) in [
         ("{\"token\":\"\"}", 401),

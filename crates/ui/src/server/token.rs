@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 /// Bytes of randomness.
@@ -72,6 +73,26 @@ impl Token {
     /// Compares in constant time.
     pub fn is(&self, guess: &str) -> bool {
         self.0.as_bytes().ct_eq(guess.as_bytes()).into()
+    }
+
+    /// What a browser gets in exchange for the token, which its cookies do not contain: it is valid for `port` until
+    /// `until`, in seconds since 1970.
+    pub fn session(&self, port: u16, until: u64) -> String {
+        // The token has a fixed length, so that nothing can be appended to what is hashed.
+        let hash = Sha256::new_with_prefix(&self.0)
+            .chain_update(port.to_be_bytes())
+            .chain_update(until.to_be_bytes())
+            .finalize();
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{until}.{hash}")
+    }
+
+    /// Until when a session is valid, if it is valid for `port` now.
+    pub fn session_ends(&self, guess: &str, port: u16, now: u64) -> Option<u64> {
+        let until = guess.split_once('.')?.0.parse().ok()?;
+        let right = self.session(port, until);
+        let is_right = bool::from(right.as_bytes().ct_eq(guess.as_bytes()));
+        (is_right && until > now).then_some(until)
     }
 
     /// The token itself, to show it to the user who started the server.
@@ -156,6 +177,21 @@ mod tests {
         let path = place.path().join("token");
         symlink(place.path().join("elsewhere"), &path).unwrap();
         assert!(Token::load(&path).is_err());
+    }
+
+    #[test]
+    fn a_session_ends_and_is_for_one_port() {
+        let place = tempfile::tempdir().unwrap();
+        let token = Token::load(&place.path().join("token")).unwrap();
+        let session = token.session(8420, 1000);
+        assert!(!session.contains(token.reveal()));
+        assert_eq!(token.session_ends(&session, 8420, 999), Some(1000));
+        assert_eq!(token.session_ends(&session, 8420, 1000), None);
+        assert_eq!(token.session_ends(&session, 8421, 999), None);
+        let longer = session.replace("1000.", "2000.");
+        for guess in [&longer, token.reveal(), "", "1000.", &session[..60]] {
+            assert_eq!(token.session_ends(guess, 8420, 999), None, "{guess}");
+        }
     }
 
     #[test]
