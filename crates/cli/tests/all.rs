@@ -1,5 +1,9 @@
 //! `surefoot` and `surefoot-trainer` as people and programs meet them: one program, so that it is linked once.
 
+// Its name in its own tests, of which `try_it` has a part.
+#[cfg(feature = "torch")]
+extern crate trainer as surefoot_trainer;
+
 mod common;
 #[cfg(feature = "torch")]
 mod hub;
@@ -16,5 +20,7 @@ mod ranks;
 mod tools;
 #[cfg(feature = "torch")]
 mod train;
+#[cfg(feature = "torch")]
+mod try_it;
 #[cfg(feature = "torch")]
 mod video_memory;

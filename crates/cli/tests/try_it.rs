@@ -1,9 +1,6 @@
 //! "Try it" of the page, on the folders of runs that the trainer wrote: each kind of them.
 
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-extern crate trainer as surefoot_trainer;
 
 #[path = "../../trainer/tests/wan/place.rs"]
 #[allow(dead_code, reason = "the trainer's tests need more of it")]
@@ -17,7 +14,7 @@ use surefoot_trainer::{Allocator, Config, NoObserver, Stop};
 use surefoot_ui::queue::{Prompt, Queue};
 use surefoot_ui::runs::Runs;
 
-use place::{Place, copy};
+use self::place::{Place, copy};
 
 fn train(text: &str, overrides: &[String]) {
     let config = Config::parse("config.yaml", text, overrides).unwrap();

@@ -108,3 +108,21 @@ fn object(
     }
     text + indent + "}"
 }
+
+#[test]
+fn the_description_and_the_types_are_those_of_the_routes() {
+    let description = super::describe::description(&super::routes::routes());
+    let openapi = format!("{description:#}\n");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (file, text) in [
+        ("openapi.json", openapi),
+        ("web/src/api_types.ts", types(&description)),
+    ] {
+        let path = folder.join(file);
+        if std::env::var_os("SUREFOOT_WRITE_API").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let is_current = std::fs::read_to_string(&path).unwrap() == text;
+        assert!(is_current, "{file}: run `cargo xtask ui`");
+    }
+}
