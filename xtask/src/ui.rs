@@ -96,9 +96,12 @@ fn crate_folder(shell: &Shell) -> PathBuf {
 fn build(shell: &Shell) -> Result<()> {
     let folder = crate_folder(shell);
     // From the server's routes and types: `openapi.json`, and the types of the page.
-    cmd!(shell, "cargo test --quiet -p surefoot-ui --lib the_description")
-        .env("SUREFOOT_WRITE_API", "1")
-        .run()?;
+    cmd!(
+        shell,
+        "cargo test --quiet -p surefoot-ui --lib the_description"
+    )
+    .env("SUREFOOT_WRITE_API", "1")
+    .run()?;
     install(shell, &folder)?;
     let web = folder.join("web");
     let _web = shell.push_dir(&web);
