@@ -15,6 +15,7 @@
 //! optimizers.
 
 pub mod adapters;
+pub mod diffusion;
 mod error;
 pub mod formats;
 #[cfg(test)]
@@ -26,7 +27,6 @@ mod parameters;
 pub mod pretrained;
 pub mod quant;
 pub mod tensor;
-pub mod wan;
 mod weight;
 
 pub use error::Error;

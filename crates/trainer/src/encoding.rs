@@ -3,10 +3,10 @@
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::config::Config;
+use crate::media::Encoded;
 use crate::observer::Observer;
 use crate::setup::{Machine, video_model};
-use crate::task::wan::encode_data;
-use crate::video::Encoded;
+use crate::task::diffusion::encode_data;
 
 /// Encodes the clips and captions that `config` names, as far as they are not in the cache.
 ///

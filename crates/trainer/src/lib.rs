@@ -27,6 +27,8 @@ mod golden;
 pub mod hub;
 pub mod inference;
 mod locate;
+mod media;
+pub mod media_sampling;
 mod memory;
 mod memory_plan;
 mod metrics;
@@ -45,8 +47,6 @@ mod summary;
 pub mod task;
 pub mod text;
 mod timetable;
-mod video;
-pub mod video_sampling;
 
 pub use allocator::Allocator;
 pub use config::Config;
@@ -58,6 +58,7 @@ pub use events::{
     Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
     SkippedStep, Streaming,
 };
+pub use media::{Encoded, ShownMedia, ShownMedium};
 pub use memory::MemorySample;
 pub use memory_plan::MemoryPlan;
 pub use metrics::Record;
@@ -69,4 +70,3 @@ pub use setup::{Shown, show_data};
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};
 pub use task::{Piece, ShownData, ShownExample, ShownRow};
-pub use video::{Encoded, ShownMedia, ShownMedium};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use models::wan::model::WanModel;
+use models::diffusion::wan::model::WanModel;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
 use placement::{Bytes, Placer, Verify};
@@ -18,15 +18,15 @@ use crate::estimate::Estimate;
 use crate::examples::texts;
 use crate::hub::{ModelKind, locate_model};
 use crate::locate::Located;
+use crate::media::{self, ShownMedia};
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
+use crate::task::diffusion::{WanVideo, show_media};
 use crate::task::fine_tune::FineTune;
-use crate::task::wan::{WanVideo, show_media};
 use crate::task::{ShownData, Task};
-use crate::video::{self, ShownMedia};
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -273,7 +273,7 @@ pub(crate) fn video_model(config: &Config, observer: &mut dyn Observer) -> Resul
         Some(name) => locate_model(Path::new(name), ModelKind::Video, &mut |text| {
             observer.preparing(text);
         }),
-        None => video::fresh_parts(config, observer),
+        None => media::fresh_parts(config, observer),
     }
 }
 

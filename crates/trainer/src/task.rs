@@ -8,6 +8,7 @@ mod base_model;
 mod blocks;
 pub mod causal_lm;
 mod clip_order;
+pub mod diffusion;
 mod epochs;
 pub mod fine_tune;
 mod fine_tune_data;
@@ -16,7 +17,6 @@ mod mixture;
 mod sequences;
 mod share;
 mod shown;
-pub mod wan;
 
 use std::ops::Range;
 use std::path::Path;

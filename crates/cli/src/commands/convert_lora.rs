@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::video_sampling::{self, Expert, LoraForm};
+use trainer::media_sampling::{self, Expert, LoraForm};
 
 use super::model_options::failure;
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         Which::Low => Expert::Low,
     });
     let modules =
-        video_sampling::convert_lora(&args.from, &args.to, form, expert).map_err(failure)?;
+        media_sampling::convert_lora(&args.from, &args.to, form, expert).map_err(failure)?;
     let report = match json {
         true => format!(
             "{}\n",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::hub::ModelKind;
-use trainer::video_sampling::{self, Coding};
+use trainer::media_sampling::{self, Coding};
 
 use super::model_options::{ModelOptions, PartOptions, failure};
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     };
     let options = args.model.transformer_options()?;
     let model = args.parts.open(&path)?;
-    let tensors = video_sampling::code(&model, &what, &args.output, options).map_err(failure)?;
+    let tensors = media_sampling::code(&model, &what, &args.output, options).map_err(failure)?;
     if json {
         let tensors: serde_json::Map<_, _> = tensors
             .into_iter()

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::Quantization;
-use trainer::video_sampling::{self, Lora, Request, Scheduler, TransformerOptions, WanModel};
+use trainer::media_sampling::{self, Lora, Request, Scheduler, TransformerOptions, WanModel};
 
 use super::model_options::failure;
 
@@ -208,7 +208,7 @@ impl VideoOptions {
             }
         };
         let made =
-            video_sampling::generate(model, &request, options, &mut told).map_err(failure)?;
+            media_sampling::generate(model, &request, options, &mut told).map_err(failure)?;
         if json {
             output::print(&format!("{}\n", serde_json::to_value(&made)?))?;
             return Ok(Outcome::Fine);

@@ -7,7 +7,7 @@ use trainer::Observer as _;
 use trainer::device;
 use trainer::hub::{self, ModelKind};
 use trainer::inference::{LanguageModel, LoadOptions};
-use trainer::video_sampling::{PartPaths, TransformerOptions, WanModel};
+use trainer::media_sampling::{PartPaths, TransformerOptions, WanModel};
 
 use super::train::ProgressDisplay;
 

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use models::wan::model::PartPaths;
+use models::diffusion::wan::model::PartPaths;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 

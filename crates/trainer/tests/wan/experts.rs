@@ -6,7 +6,7 @@ use std::path::Path;
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::Bytes;
 use placement::plan::{Memory, PhasePlan, Residency};
-use surefoot_trainer::task::wan::WanVideo;
+use surefoot_trainer::task::diffusion::WanVideo;
 use surefoot_trainer::{Allocator, Error, NoObserver, Stop, Summary};
 use tch::Kind;
 

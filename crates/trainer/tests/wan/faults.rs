@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use models::quant::Quantization;
-use surefoot_trainer::video_sampling::{
+use surefoot_trainer::media_sampling::{
     PartPaths, Request, TransformerOptions, WanModel, generate,
 };
 use tch::{Device, Kind, Tensor};

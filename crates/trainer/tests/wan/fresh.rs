@@ -3,7 +3,7 @@
 use std::fs;
 
 use models::formats::{SafetensorsFile, TensorSource};
-use surefoot_trainer::video_sampling::{
+use surefoot_trainer::media_sampling::{
     PartPaths, Request, TransformerOptions, WanModel, generate,
 };
 use tch::{Device, Kind};

@@ -4,7 +4,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::NoObserver;
 use surefoot_trainer::optim::{AdamW, Gradients};
-use surefoot_trainer::task::wan::WanVideo;
+use surefoot_trainer::task::diffusion::WanVideo;
 use surefoot_trainer::task::{Batch, Task};
 use tch::{Device, Kind};
 

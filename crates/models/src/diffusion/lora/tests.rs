@@ -1,0 +1,293 @@
+//! Held against files that diffusers loads, and what it computes with them.
+
+use placement::{Placer, Policy};
+use tch::Device;
+
+use super::*;
+use crate::Parameters;
+use crate::diffusion::wan::files::{Part, PartFile};
+use crate::diffusion::wan::transformer::{Timesteps, Transformer, TransformerConfig};
+use crate::formats::write_tensors;
+use crate::golden::golden;
+use crate::model::{Base, Builder, FileWeights, Pass};
+
+fn path(form: &str) -> PathBuf {
+    match form {
+        "peft" => golden("wan/lora/peft"),
+        _ => golden(&format!("wan/lora/{form}.safetensors")),
+    }
+}
+
+fn lora(form: &str) -> LoraFile {
+    LoraFile::read(&path(form), None).unwrap()
+}
+
+fn base() -> Box<dyn TensorSource> {
+    let folder = golden("wan/transformer-t2v");
+    Box::new(PartFile::open(Part::Transformer, &folder).unwrap())
+}
+
+fn velocity(loras: Vec<(LoraFile, f64)>) -> Tensor {
+    let folder = golden("wan/transformer-t2v");
+    let config = TransformerConfig::read(&folder.join("config.json")).unwrap();
+    let tensors = WithLoras::new(base(), loras).unwrap();
+    let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+    let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
+    let mut parameters = Parameters::default();
+    let base = Base::Frozen(Kind::Float);
+    let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+    let model = Transformer::new(&config, Device::Cpu, &mut builder).unwrap();
+    let file = SafetensorsFile::open(&folder.join("expected.safetensors")).unwrap();
+    let read = |name: &str| file.read(name, Kind::Float).unwrap();
+    let text = read("text");
+    let text = text.constant_pad_nd([0, 0, 0, 512 - text.size()[1]]);
+    let times = Timesteps::Uniform(read("times"));
+    let latents = read("latents");
+    model
+        .velocity(&latents, &times, &text, Pass::Evaluate)
+        .unwrap()
+}
+
+fn expected(name: &str) -> Tensor {
+    let file = SafetensorsFile::open(&golden("wan/lora/expected.safetensors")).unwrap();
+    file.read(name, Kind::Float).unwrap()
+}
+
+fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
+    assert_eq!(ours.size(), theirs.size());
+    f64::try_from((ours - theirs).abs().max()).unwrap()
+}
+
+#[test]
+fn every_form_computes_what_diffusers_does() {
+    let theirs = expected("velocity");
+    for form in [
+        "kohya",
+        "comfy",
+        "comfy_alpha",
+        "diffusers",
+        "diffusers_header",
+        "peft",
+    ] {
+        let apart = difference(&velocity(vec![(lora(form), 1.0)]), &theirs);
+        assert!(apart <= 5e-5, "{form}: {apart}");
+    }
+    let weak = velocity(vec![(lora("kohya"), 0.6)]);
+    assert!(difference(&weak, &expected("velocity_0.6")) <= 5e-5);
+    // Strengths of several are added.
+    let twice = velocity(vec![(lora("kohya"), 0.2), (lora("comfy"), 0.4)]);
+    assert!(difference(&twice, &weak) <= 5e-5);
+    assert!(difference(&weak, &theirs) > 1e-3);
+}
+
+/// Diffusers reads the files that were made for it; equal ones it reads as well.
+#[test]
+fn written_forms_are_those_that_diffusers_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, form) in [
+        ("kohya", LoraForm::Kohya),
+        ("comfy", LoraForm::Comfy),
+        ("diffusers", LoraForm::Diffusers),
+    ] {
+        for from in ["kohya", "comfy_alpha", "peft", "diffusers_header"] {
+            let written = folder.path().join(format!("{from}-{name}.safetensors"));
+            lora(from).write(&written, form).unwrap();
+            let (ours, theirs) = (
+                SafetensorsFile::open(&written).unwrap(),
+                SafetensorsFile::open(&path(name)).unwrap(),
+            );
+            assert_eq!(ours.names(), theirs.names(), "{from} as {name}");
+            for key in ours.names() {
+                let [ours, theirs] = [&ours, &theirs].map(|file| file.read_stored(&key).unwrap());
+                assert!(
+                    difference(&ours, &theirs) <= 1e-6,
+                    "{from} as {name}: {key}"
+                );
+            }
+            let metadata = ours.metadata();
+            assert_eq!(metadata["ss_network_dim"], "2");
+            let alpha = if name == "kohya" { "3" } else { "2" };
+            assert_eq!(metadata["ss_network_alpha"], alpha);
+            assert!(!metadata.contains_key("lora_adapter_metadata"));
+        }
+    }
+}
+
+fn with(keys: &[(&str, &[i64])]) -> Result<LoraFile, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let tensors: Vec<(String, Tensor)> = keys
+        .iter()
+        .map(|(key, shape)| {
+            (
+                (*key).to_owned(),
+                Tensor::ones(*shape, (Kind::Float, Device::Cpu)),
+            )
+        })
+        .collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(key, tensor)| (key.clone(), tensor))
+        .collect();
+    write_tensors(&path, &tensors).unwrap();
+    LoraFile::read(&path, None)
+}
+
+#[test]
+fn other_keys_are_read_or_refused_with_the_reason() {
+    for key in [
+        "lora_unet__blocks_1_ffn_0",
+        "lora_unet_blocks_1_ffn_net_0_proj",
+        "blocks.1.ffn.0",
+        "model.diffusion_model.blocks.1.ffn.0",
+        "base_model.model.diffusion_model.blocks.1.ffn.0",
+        "base_model.model.blocks.1.ffn.net.0.proj",
+    ] {
+        let (down, up) = (
+            format!("{key}.lora_A.weight"),
+            format!("{key}.lora_up.weight"),
+        );
+        let lora = with(&[(&down, &[2, 3]), (&up, &[4, 2])]).unwrap();
+        let names: Vec<_> = lora.modules.keys().collect();
+        assert_eq!(names, ["blocks.1.ffn.net.0.proj"], "{key}");
+        assert_eq!(lora.modules["blocks.1.ffn.net.0.proj"].scale(), 1.0);
+    }
+    let changes = with(&[
+        ("diffusion_model.blocks.0.norm3.diff", &[4]),
+        ("diffusion_model.blocks.0.self_attn.q.diff_b", &[4]),
+        ("diffusion_model.head.head.diff", &[4, 4]),
+    ]);
+    let changes: Vec<_> = changes.unwrap().differences.into_keys().collect();
+    let names = [
+        "blocks.0.attn1.to_q.bias",
+        "blocks.0.norm2.weight",
+        "proj_out.weight",
+    ];
+    assert_eq!(changes, names);
+    for (keys, reason) in [
+        (vec![("lora_unet_blocks_0_ffn_0.lokr_w1", &[2][..])], "LoKr"),
+        (
+            vec![("diffusion_model.blocks.0.ffn.0.dora_scale", &[2][..])],
+            "DoRA",
+        ),
+        (
+            vec![("lora_te_text_model.lora_down.weight", &[2, 2][..])],
+            "does not belong to a known layer",
+        ),
+        (
+            vec![("diffusion_model.blocks.0.ffn.9.lora_A.weight", &[2, 2][..])],
+            "does not belong to a known layer",
+        ),
+        (vec![("something", &[2][..])], "is not a known LoRA tensor"),
+        (
+            vec![(
+                "transformer_2.blocks.0.ffn.net.2.lora_A.weight",
+                &[2, 2][..],
+            )],
+            "ignores this prefix",
+        ),
+        (
+            vec![("blocks.0.ffn.0.lora_A.weight", &[2, 2][..])],
+            "only one of its two",
+        ),
+        (
+            vec![
+                ("blocks.0.ffn.0.lora_A.weight", &[2, 3][..]),
+                ("blocks.0.ffn.0.lora_B.weight", &[3, 4]),
+            ],
+            "in one matrix and",
+        ),
+        (
+            vec![
+                ("blocks.0.ffn.0.lora_A.weight", &[2, 3][..]),
+                ("lora_unet_blocks_0_ffn_0.lora_down.weight", &[2, 3]),
+            ],
+            "a second definition",
+        ),
+        (
+            vec![(
+                "diffusion_model.transformer_1.blocks.0.ffn.0.lora_A.weight",
+                &[2, 2][..],
+            )],
+            "both experts",
+        ),
+    ] {
+        let error = with(&keys).unwrap_err().to_string();
+        assert!(error.contains(reason), "{keys:?}: {error}");
+    }
+}
+
+#[test]
+fn both_experts_in_one_file_are_read_one_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("both.safetensors");
+    let options = (Kind::Float, Device::Cpu);
+    let (high, low) = (
+        Tensor::ones([2, 3], options),
+        Tensor::zeros([2, 3], options),
+    );
+    let up = Tensor::ones([3, 2], options);
+    let key =
+        |expert: &str, part: &str| format!("diffusion_model.{expert}.blocks.0.ffn.0.{part}.weight");
+    let tensors = [
+        (key("transformer_1", "lora_A"), &high),
+        (key("transformer_1", "lora_B"), &up),
+        (key("transformer_2", "lora_A"), &low),
+        (key("transformer_2", "lora_B"), &up),
+    ];
+    write_tensors(&path, &tensors).unwrap();
+    for (expert, expected) in [(Expert::High, &high), (Expert::Low, &low)] {
+        let lora = LoraFile::read(&path, Some(expert)).unwrap();
+        assert_eq!(&lora.modules["blocks.0.ffn.net.0.proj"].down, expected);
+    }
+}
+
+#[test]
+fn what_a_form_cannot_hold_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("x.safetensors");
+    let mut partial = lora("kohya");
+    partial.modules.remove("blocks.1.attn2.to_v").unwrap();
+    let error = partial
+        .write(&out, LoraForm::Kohya)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("blocks.1.attn2.to_v") && error.contains("comfy"),
+        "{error}"
+    );
+    partial.write(&out, LoraForm::Comfy).unwrap();
+    assert_eq!(LoraFile::read(&out, None).unwrap().modules.len(), 19);
+    let change = Tensor::ones([4], (Kind::Float, Device::Cpu));
+    partial
+        .differences
+        .insert("blocks.0.norm2.weight".into(), change);
+    let error = partial
+        .write(&out, LoraForm::Diffusers)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("norm2"), "{error}");
+}
+
+#[test]
+fn a_lora_for_another_model_is_refused() {
+    let mut other = lora("kohya");
+    let module = other.modules.remove("blocks.1.ffn.net.2").unwrap();
+    other.modules.insert("blocks.7.ffn.net.2".into(), module);
+    let error = WithLoras::new(base(), vec![(other, 1.0)])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("blocks.7.ffn.net.2") && error.contains("does not have"),
+        "{error}"
+    );
+    let mut other = lora("kohya");
+    let module = other.modules.remove("blocks.1.ffn.net.2").unwrap();
+    other
+        .modules
+        .insert("blocks.1.ffn.net.0.proj".into(), module);
+    let error = WithLoras::new(base(), vec![(other, 1.0)])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("as if its shape were"), "{error}");
+}

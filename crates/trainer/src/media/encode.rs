@@ -1,0 +1,565 @@
+//! Encodes media and captions that are not in the cache, and lists all encoded clips.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use models::Parameters;
+use models::diffusion::parts::t5::{TEXT_ROWS, TextEncoder};
+use models::diffusion::parts::unigram::TextTokenizer;
+use models::diffusion::wan::autoencoder::{Autoencoder, AutoencoderConfig};
+use models::diffusion::wan::files::PartFile;
+use models::diffusion::wan::model::{Pipeline, WanModel};
+use models::model::{Base, Builder, FileWeights};
+use models::pretrained::fingerprint;
+use placement::Placer;
+use tch::{Device, Kind, Tensor};
+
+use super::Problems;
+use super::buckets::{Buckets, Size};
+use super::cache::{self, Cache};
+use super::clips::{ClipExtraction, Span, whole_chunks};
+use super::encoded_by::{self, ModelRequirements};
+use super::frames::{self, Shape};
+use super::sources::{self, Source};
+use crate::Error;
+use crate::config::{Config, DataConfig, EncodedBy};
+use crate::observer::Observer;
+
+/// An encoded clip.
+#[derive(Debug, Clone)]
+pub(crate) struct Clip {
+    /// Its name in messages: the file, and the position in it.
+    pub(crate) name: String,
+    /// Identifies it when runs are compared: the key of its latents.
+    pub(crate) key: String,
+    /// Its latents' file.
+    pub(crate) latents: PathBuf,
+    /// Its text's file.
+    pub(crate) text: PathBuf,
+    /// Width, height and frames in pixels; clips of the same shape can share a batch.
+    pub(crate) shape: (u32, u32, u32),
+    /// Number of transformer tokens.
+    pub(crate) tokens: u64,
+}
+
+/// All clips, in the cache.
+#[derive(Debug)]
+pub(crate) struct VideoData {
+    /// Clips to train on.
+    pub(crate) training: Vec<Clip>,
+    /// Held-out clips.
+    pub(crate) held_out: Vec<Clip>,
+    /// File of the empty text.
+    pub(crate) empty: PathBuf,
+    /// The cache's folder.
+    pub(crate) folder: PathBuf,
+    /// Files of the other requested texts, in order.
+    pub(crate) texts: Vec<PathBuf>,
+    /// Tokens of the longest text.
+    pub(crate) text_rows: u64,
+    /// Numbers of clips and texts that were encoded now.
+    pub(crate) encoded: (usize, usize),
+}
+
+/// A clip before it is encoded.
+struct PlannedClip {
+    clip: Clip,
+    /// Its frames; `None` if another trainer has encoded it.
+    cut: Option<Cut>,
+}
+
+/// Frames of a medium, and their target size.
+struct Cut {
+    source: Source,
+    shape: Shape,
+    span: Span,
+    size: Size,
+}
+
+/// What encoding depends on besides the media.
+struct Encoder<'a> {
+    config: &'a Config,
+    model: &'a WanModel,
+    cache: Cache,
+    fps: f64,
+    /// Pixels along one side of a token.
+    step: u32,
+    compute: Kind,
+    autoencoder: (AutoencoderConfig, PartFile, String),
+    texts: TextKeys,
+}
+
+impl VideoData {
+    /// The clips that `config` describes for `model`, and other `texts`; encodes what is not in the cache.
+    pub(crate) fn prepare(
+        config: &Config,
+        model: &WanModel,
+        patch: i64,
+        texts: &[String],
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, Error> {
+        let folder = cache_folder(config);
+        let part = model.autoencoder_weights()?;
+        let shape = model.autoencoder.clone();
+        let encoder = Encoder {
+            config,
+            model,
+            cache: Cache::open(&folder)?,
+            fps: frame_rate(config, model.expand_timesteps),
+            step: (shape.scale_factor_spatial * patch) as u32,
+            compute: match config.train.bf16.on(placer.device()) {
+                true => Kind::BFloat16,
+                false => Kind::Float,
+            },
+            autoencoder: (shape, part, String::new()),
+            texts: TextKeys::open(model)?,
+        };
+        encoder.run(texts, placer, observer)
+    }
+}
+
+impl Encoder<'_> {
+    fn run(
+        mut self,
+        texts: &[String],
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<VideoData, Error> {
+        self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
+        let data = &self.config.data;
+        let path = crate::locate::text_path(data)?;
+        let mut captions = BTreeMap::new();
+        let mut training = self.plan(&path, &mut captions, observer)?;
+        let held_out = match crate::locate::eval_path(data)? {
+            Some(other) => self.plan(&other, &mut captions, observer)?,
+            None => {
+                let count = training.len() as f64 * data.validation_fraction;
+                training.split_off(training.len() - (count as usize).min(training.len() - 1))
+            }
+        };
+        let empty = self.text_file("", &mut captions)?;
+        let others = texts.iter().map(|text| self.text_file(text, &mut captions));
+        let others = others.collect::<Result<_, _>>()?;
+        let text_rows = captions.values().map(Vec::len).max().unwrap_or(0) as u64;
+        let texts = self.encode_texts(&captions, placer, observer)?;
+        let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
+        let latents = self.encode_clips(&all, placer, observer)?;
+        let clips = |list: Vec<PlannedClip>| list.into_iter().map(|planned| planned.clip).collect();
+        Ok(VideoData {
+            training: clips(training),
+            held_out: clips(held_out),
+            empty,
+            texts: others,
+            text_rows,
+            folder: self.cache.folder().to_owned(),
+            encoded: (latents, texts),
+        })
+    }
+
+    /// The clips of the media at `path`, and their captions by the file of the text.
+    fn plan(
+        &self,
+        path: &Path,
+        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<PlannedClip>, Error> {
+        let data = &self.config.data;
+        if let Some(by) = data.encoded_by {
+            return self.import(path, by, observer);
+        }
+        let buckets = buckets(self.config, self.step)?;
+        let items = sources::list(path, data)?;
+        let (mut planned, mut wrong, mut short) =
+            (Vec::new(), Problems::default(), Problems::default());
+        let count = items.len();
+        for (index, item) in items.into_iter().enumerate() {
+            if index % 64 == 0 {
+                observer.preparing(&format!("looking at the media: {index} of {count}"));
+            }
+            let name = shown(item.source.path(), path);
+            let facts = match self.cache.facts(&item.source, self.fps)? {
+                Ok(facts) => facts,
+                Err(reason) => {
+                    wrong.add(format!("`{name}`: {reason}"));
+                    continue;
+                }
+            };
+            let shape = facts.shape();
+            let Some(size) = buckets.of(shape.size) else {
+                wrong.add(format!(
+                    "`{name}`: {} × {} pixels are too few for `data.bucket_no_upscale`",
+                    shape.size.0, shape.size.1
+                ));
+                continue;
+            };
+            let text = self.text_file(&item.caption, captions)?;
+            for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
+                let content = &facts.content;
+                planned.push(self.planned(&item.source, content, shape, span, size, &name, &text));
+            }
+        }
+        wrong.refuse(&format!(
+            "media of `{}` that cannot be used",
+            path.display()
+        ))?;
+        if planned.is_empty() {
+            short.refuse(&format!("no clip is left of `{}`", path.display()))?;
+        }
+        short.warn("videos that are too short");
+        Ok(planned)
+    }
+
+    /// The clips in `path` that another trainer has encoded.
+    fn import(
+        &self,
+        path: &Path,
+        by: EncodedBy,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<PlannedClip>, Error> {
+        let (shape, _, _) = &self.autoencoder;
+        let fit = ModelRequirements {
+            channels: shape.z_dim,
+            side: shape.scale_factor_spatial as u32,
+            patch: self.step / shape.scale_factor_spatial as u32,
+            width: self.model.text_encoder_config(&self.texts.part)?.d_model,
+            pipeline: self.model.pipeline,
+        };
+        let clips = encoded_by::import(path, by, &fit, &self.cache, observer)?;
+        Ok(clips
+            .into_iter()
+            .map(|clip| PlannedClip { clip, cut: None })
+            .collect())
+    }
+
+    /// The clips to cut from a medium.
+    fn spans(
+        &self,
+        data: &DataConfig,
+        shape: Shape,
+        name: &str,
+        short: &mut Problems,
+        wrong: &mut Problems,
+    ) -> Vec<Span> {
+        if shape.still {
+            let image = Span {
+                start: 0,
+                frames: 1,
+            };
+            return vec![image];
+        }
+        let Some(cutting) = ClipExtraction::of(data) else {
+            wrong.add(format!(
+                "`{name}` is a video of {} frames, but `data.num_frames` is not set",
+                shape.frames
+            ));
+            return Vec::new();
+        };
+        let (spans, too_long) = cutting.clips(shape.frames);
+        for length in too_long {
+            short.add(format!(
+                "`{name}` has {} frames at {} a second, and gives no clip of {length}: lower \
+                 `data.num_frames` (up to {} fits)",
+                shape.frames,
+                self.fps,
+                whole_chunks(shape.frames)
+            ));
+        }
+        spans
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what a clip is made of")]
+    fn planned(
+        &self,
+        source: &Source,
+        content: &str,
+        shape: Shape,
+        span: Span,
+        size: Size,
+        name: &str,
+        text: &Path,
+    ) -> PlannedClip {
+        let numbers = format!(
+            "{}x{} {}+{} at {} {:?} {:?}",
+            size.0, size.1, span.start, span.frames, self.fps, self.compute, self.model.pipeline
+        );
+        let key = cache::key(&[content, &numbers, &self.autoencoder.2]);
+        PlannedClip {
+            cut: Some(Cut {
+                source: source.clone(),
+                shape,
+                span,
+                size,
+            }),
+            clip: Clip {
+                name: match shape.still {
+                    true => name.to_owned(),
+                    false => format!("{name} from frame {}, {} frames", span.start, span.frames),
+                },
+                latents: self.cache.latents(&key),
+                key,
+                text: text.to_owned(),
+                shape: (size.0, size.1, span.frames),
+                tokens: u64::from(span.frames.div_ceil(4))
+                    * u64::from(size.0 / self.step)
+                    * u64::from(size.1 / self.step),
+            },
+        }
+    }
+
+    /// The file of a caption, whose tokens are added to `captions`.
+    fn text_file(
+        &self,
+        caption: &str,
+        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+    ) -> Result<PathBuf, Error> {
+        let tokens = self.texts.tokens(caption)?;
+        let key = cache::key(&[
+            "text",
+            &format!("{tokens:?}"),
+            &self.texts.fingerprint,
+            &format!("{:?}", self.compute),
+        ]);
+        let path = self.cache.text(&key);
+        captions.insert(path.clone(), tokens);
+        Ok(path)
+    }
+
+    /// Encodes the captions that are not in the cache; returns their number.
+    fn encode_texts(
+        &self,
+        captions: &BTreeMap<PathBuf, Vec<u32>>,
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<usize, Error> {
+        let missing: Vec<_> = captions
+            .iter()
+            .filter(|(path, _)| !cache::has(path))
+            .collect();
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        observer.preparing("loading the text encoder");
+        let _no_grad = tch::no_grad_guard();
+        let device = placer.device();
+        let shape = self.model.text_encoder_config(&self.texts.part)?;
+        let encoder = built(&self.texts.part, self.compute, placer, |builder| {
+            Ok(TextEncoder::new(&shape, device, builder)?)
+        })?;
+        for (index, (path, tokens)) in missing.iter().enumerate() {
+            observer.preparing(&format!("encoding captions: {index} of {}", missing.len()));
+            let text = encoder.encode(tokens)?.f_to_device(Device::Cpu)?;
+            cache::write(path, &[("text".to_owned(), &text)])?;
+        }
+        Ok(missing.len())
+    }
+
+    /// Encodes the clips that are not in the cache; returns their number.
+    fn encode_clips(
+        &self,
+        clips: &[&PlannedClip],
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<usize, Error> {
+        let missing: BTreeMap<&Path, (&Clip, &Cut)> = clips
+            .iter()
+            .filter_map(|planned| Some((&planned.clip, planned.cut.as_ref()?)))
+            .filter(|(clip, _)| !cache::has(&clip.latents))
+            .map(|(clip, cut)| (clip.latents.as_path(), (clip, cut)))
+            .collect();
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        observer.preparing("loading the autoencoder");
+        let _no_grad = tch::no_grad_guard();
+        let device = placer.device();
+        let (shape, part, _) = &self.autoencoder;
+        let autoencoder = built(part, self.compute, placer, |builder| {
+            Ok(Autoencoder::new(shape, device, builder)?)
+        })?;
+        let count = missing.len();
+        for (index, (path, (clip, cut))) in missing.into_iter().enumerate() {
+            observer.preparing(&format!("encoding clips: {index} of {count}"));
+            let named = |error: Error| match error {
+                Error::Data(reason) => Error::Data(format!("{}: {reason}", clip.name)),
+                other => other,
+            };
+            let (latents, first) = self.encode_clip(&autoencoder, cut).map_err(named)?;
+            let mut tensors = vec![("latents".to_owned(), &latents)];
+            let condition = match self.model.pipeline {
+                Pipeline::Text => None,
+                Pipeline::Image => Some(condition(&autoencoder, &first, cut.span.frames)?),
+            };
+            tensors.extend(
+                condition
+                    .iter()
+                    .map(|tensor| ("condition".to_owned(), tensor)),
+            );
+            let finite = |tensor: &Tensor| -> Result<bool, Error> {
+                Ok(f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite())
+            };
+            if !finite(&latents)? {
+                return Err(Error::Diverged(format!(
+                    "the autoencoder makes numbers that are not finite of {}: look at its weights, or \
+                     set `train.bf16: false`",
+                    clip.name
+                )));
+            }
+            cache::write(path, &tensors)?;
+        }
+        Ok(count)
+    }
+
+    /// The latents of a clip, and its first frame, `[1, 3, height, width]` from −1 to 1.
+    fn encode_clip(&self, autoencoder: &Autoencoder, cut: &Cut) -> Result<(Tensor, Tensor), Error> {
+        let (width, height) = (i64::from(cut.size.0), i64::from(cut.size.1));
+        let mut encoding = autoencoder.encoding(height, width, None)?;
+        let (mut latents, mut first, mut failed) = (Vec::new(), None, None);
+        let mut push = |picture: image::RgbImage| -> Result<(), Error> {
+            let frame = pixels(&picture)?;
+            latents.extend(encoding.push(&frame)?);
+            first.get_or_insert(frame);
+            Ok(())
+        };
+        let read = frames::read(
+            &cut.source,
+            cut.shape,
+            self.fps,
+            cut.span,
+            cut.size,
+            &mut |picture| {
+                push(picture).map_err(|error| {
+                    let reason = error.to_string();
+                    failed = Some(error);
+                    reason
+                })
+            },
+        );
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        read.map_err(Error::Data)?;
+        encoding.finish()?;
+        let first = first.ok_or_else(|| Error::Data("it has no frames".into()))?;
+        Ok((
+            Tensor::f_stack(&latents, 1)?.f_to_device(Device::Cpu)?,
+            first,
+        ))
+    }
+}
+
+/// The available picture sizes, in multiples of `step` pixels.
+pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
+    let data = &config.data;
+    let sides = data.resolution.as_ref().map(|numbers| numbers.list());
+    let size = match sides {
+        Some([side]) => (*side, *side),
+        Some([width, height]) => (*width, *height),
+        _ => return Err(Error::Data("`data.resolution` is not set".into())),
+    };
+    let bucketed = data.enable_bucket.unwrap_or(true);
+    Buckets::new(
+        size,
+        step,
+        bucketed,
+        data.bucket_no_upscale.unwrap_or(false),
+    )
+}
+
+/// Frames per second that media are resampled to.
+pub(super) fn frame_rate(config: &Config, expand_timesteps: bool) -> f64 {
+    config.data.fps.unwrap_or(match expand_timesteps {
+        true => 24.0,
+        false => 16.0,
+    })
+}
+
+/// The folder for encoded clips and captions.
+pub(super) fn cache_folder(config: &Config) -> PathBuf {
+    let set = config.data.cache_dir.clone();
+    set.unwrap_or_else(|| crate::data::cache_folder().join("videos"))
+}
+
+/// A picture as `[1, 3, height, width]` from −1 to 1.
+pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
+    let (width, height) = (i64::from(picture.width()), i64::from(picture.height()));
+    let bytes = Tensor::f_from_slice(picture.as_raw())?;
+    Ok(bytes
+        .f_view([1, height, width, 3])?
+        .f_permute([0, 3, 1, 2])?
+        .f_to_kind(Kind::Float)?
+        .f_div_scalar(127.5)?
+        .f_sub_scalar(1.0)?)
+}
+
+/// The first-frame condition of an image-to-video model: a mask of four channels, and the latents of a clip
+/// with that frame followed by grey ones.
+fn condition(autoencoder: &Autoencoder, first: &Tensor, frames: u32) -> Result<Tensor, Error> {
+    let (_, _, height, width) = first.size4()?;
+    let mut encoding = autoencoder.encoding(height, width, None)?;
+    let mut latents = encoding.push(first)?;
+    let grey = first.f_zeros_like()?;
+    for _ in 1..frames {
+        latents.extend(encoding.push(&grey)?);
+    }
+    encoding.finish()?;
+    let latents = Tensor::f_stack(&latents, 1)?.f_to_device(Device::Cpu)?;
+    let (_, count, height, width) = latents.size4()?;
+    let options = (Kind::Float, Device::Cpu);
+    let known = Tensor::f_ones([4, 1, height, width], options)?;
+    let unknown = Tensor::f_zeros([4, count - 1, height, width], options)?;
+    let mask = Tensor::f_cat(&[known, unknown], 1)?;
+    Ok(Tensor::f_cat(&[mask, latents], 0)?)
+}
+
+/// A frozen part of the model, from its file.
+fn built<T>(
+    part: &PartFile,
+    compute: Kind,
+    placer: &mut Placer,
+    build: impl FnOnce(&mut Builder<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut source = FileWeights::new(part, compute, placer);
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
+    build(&mut builder)
+}
+
+/// The tokenizer, and everything else that the encoding of captions depends on.
+struct TextKeys {
+    tokenizer: TextTokenizer,
+    part: PartFile,
+    fingerprint: String,
+}
+
+impl TextKeys {
+    fn open(model: &WanModel) -> Result<Self, Error> {
+        let tokenizer = model.tokenizer()?;
+        let part = model.text_encoder_weights()?;
+        Ok(Self {
+            tokenizer,
+            fingerprint: fingerprint(&part)?,
+            part,
+        })
+    }
+
+    /// The tokens of a caption, at most as many as the model reads, including the end token.
+    fn tokens(&self, caption: &str) -> Result<Vec<u32>, Error> {
+        let count = self.tokenizer.count(caption)?;
+        if count > TEXT_ROWS as usize {
+            tracing::warn!("a caption of {count} tokens is truncated to {TEXT_ROWS}: {caption:?}");
+        }
+        Ok(self.tokenizer.tokens(caption)?)
+    }
+}
+
+/// A path for messages: relative to `root` if it is below.
+fn shown(path: &Path, root: &Path) -> String {
+    let root = if root.is_dir() {
+        Some(root)
+    } else {
+        root.parent()
+    };
+    let below = root.and_then(|root| path.strip_prefix(root).ok());
+    below.unwrap_or(path).display().to_string()
+}

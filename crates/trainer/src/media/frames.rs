@@ -1,0 +1,274 @@
+//! Frames of any medium, at the model's frame rate by their time stamps, and at one size.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use image::codecs::gif::GifDecoder;
+use image::codecs::webp::WebPDecoder;
+use image::imageops::{self, FilterType};
+use image::{AnimationDecoder, DynamicImage, Frames, ImageDecoder, ImageReader, RgbImage};
+
+use super::buckets::Size;
+use super::clips::Span;
+use super::ffmpeg;
+use super::sources::Source;
+
+/// Properties of a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Display width and height.
+    pub(crate) size: Size,
+    /// Number of frames at the requested rate.
+    pub(crate) frames: u32,
+    /// Whether it is a still image.
+    pub(crate) still: bool,
+}
+
+/// The properties of a medium at `fps` frames per second.
+pub(crate) fn shape(source: &Source, fps: f64) -> Result<Shape, String> {
+    let still = |size| Shape {
+        size,
+        frames: 1,
+        still: true,
+    };
+    match source {
+        Source::Image(path) => Ok(still(picture_size(path)?)),
+        Source::Video(path) => {
+            let (size, frames) = ffmpeg::probe(path, fps)?;
+            Ok(Shape {
+                size,
+                frames,
+                still: false,
+            })
+        }
+        Source::Frames(_, files) => {
+            let sizes = files.iter().map(|file| {
+                picture_size(file).map_err(|error| format!("`{}`: {error}", file.display()))
+            });
+            let sizes = sizes.collect::<Result<Vec<_>, _>>()?;
+            let first = sizes[0];
+            if let Some(other) = sizes.iter().position(|size| *size != first) {
+                return Err(format!(
+                    "`{}` is {:?}, but the frames before it are {first:?}",
+                    files[other].display(),
+                    sizes[other]
+                ));
+            }
+            Ok(Shape {
+                size: first,
+                frames: files.len() as u32,
+                still: false,
+            })
+        }
+        Source::Moving(path) => {
+            let (size, delays) = moving(path, &mut |_, _| Ok(true))?;
+            Ok(match delays.len() {
+                1 => still(size),
+                _ => Shape {
+                    size,
+                    frames: resampled(&delays, fps).len() as u32,
+                    still: false,
+                },
+            })
+        }
+    }
+}
+
+/// Passes the frames of `span`, scaled and cropped to `size`, to `take`.
+///
+/// # Errors
+/// Why they cannot be read, or the error of `take`.
+pub(crate) fn read(
+    source: &Source,
+    shape: Shape,
+    fps: f64,
+    span: Span,
+    size: Size,
+    take: &mut dyn FnMut(RgbImage) -> Result<(), String>,
+) -> Result<(), String> {
+    match source {
+        Source::Image(path) => take(fitted(&picture(path)?, size)),
+        Source::Frames(_, files) => {
+            let files = files.iter().skip(span.start as usize);
+            for file in files.take(span.frames as usize) {
+                let picture = picture(file).map_err(|e| format!("`{}`: {e}", file.display()))?;
+                take(fitted(&picture, size))?;
+            }
+            Ok(())
+        }
+        Source::Video(path) => {
+            let range = (span.start, span.frames);
+            ffmpeg::read(path, fps, range, (scaled(shape.size, size), size), take)
+        }
+        Source::Moving(path) => {
+            let (_, delays) = moving(path, &mut |_, _| Ok(true))?;
+            let wanted = resampled(&delays, fps).into_iter();
+            let wanted: Vec<usize> = wanted
+                .skip(span.start as usize)
+                .take(span.frames as usize)
+                .collect();
+            let last = wanted.last().copied().unwrap_or(0);
+            moving(path, &mut |index, frame| {
+                let times = wanted.iter().filter(|wanted| **wanted == index).count();
+                if times > 0 {
+                    let picture = fitted(&on_white(frame), size);
+                    for _ in 0..times {
+                        take(picture.clone())?;
+                    }
+                }
+                Ok(index < last)
+            })?;
+            Ok(())
+        }
+    }
+}
+
+/// All frames at their own rate and size.
+///
+/// # Errors
+/// Why they cannot be read.
+pub(crate) fn all(source: &Source) -> Result<Vec<RgbImage>, String> {
+    match source {
+        Source::Image(path) => Ok(vec![picture(path)?]),
+        Source::Video(path) => ffmpeg::all(path),
+        Source::Frames(_, files) => {
+            let named = |file: &PathBuf| {
+                picture(file).map_err(|error| format!("`{}`: {error}", file.display()))
+            };
+            files.iter().map(named).collect()
+        }
+        Source::Moving(path) => {
+            let mut frames = Vec::new();
+            moving(path, &mut |_, frame| {
+                frames.push(on_white(frame));
+                Ok(true)
+            })?;
+            Ok(frames)
+        }
+    }
+}
+
+/// The index of the source frame for each frame at `fps`, given how long each source frame is shown, in
+/// seconds. Rounds like ffmpeg's filter `fps`.
+fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
+    let mut end = 0.0;
+    let mut list = Vec::new();
+    for (index, delay) in delays.iter().enumerate() {
+        // This frame replaces the previous one from here on.
+        let begins = (end * fps).round() as usize;
+        list.truncate(begins);
+        end += delay;
+        let ends = ((end * fps).round() as usize).max(begins);
+        list.extend((list.len()..ends).map(|_| index));
+    }
+    if list.is_empty() && !delays.is_empty() {
+        list.push(0);
+    }
+    list
+}
+
+/// Width and height after applying the EXIF orientation.
+fn picture_size(path: &Path) -> Result<Size, String> {
+    let mut decoder = decoder(path)?;
+    let turned = decoder.orientation().map_err(|error| error.to_string())?;
+    let (width, height) = decoder.dimensions();
+    use image::metadata::Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    Ok(match turned {
+        Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH => (height, width),
+        _ => (width, height),
+    })
+}
+
+fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
+    let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format);
+    let reader = reader.map_err(|error| error.to_string())?;
+    reader.into_decoder().map_err(|error| error.to_string())
+}
+
+/// A picture with its EXIF orientation applied.
+pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
+    let mut decoder = decoder(path)?;
+    let turned = decoder.orientation().map_err(|error| error.to_string())?;
+    let decoded = DynamicImage::from_decoder(decoder);
+    let mut decoded = decoded.map_err(|error| error.to_string())?;
+    decoded.apply_orientation(turned);
+    Ok(on_white(&decoded))
+}
+
+/// Replaces transparency with white.
+fn on_white(picture: &DynamicImage) -> RgbImage {
+    if !picture.color().has_alpha() {
+        return picture.to_rgb8();
+    }
+    let picture = picture.to_rgba8();
+    RgbImage::from_fn(picture.width(), picture.height(), |x, y| {
+        let [red, green, blue, alpha] = picture.get_pixel(x, y).0;
+        let mixed = |colour: u8| {
+            let (colour, alpha) = (u32::from(colour), u32::from(alpha));
+            ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+        };
+        image::Rgb([mixed(red), mixed(green), mixed(blue)])
+    })
+}
+
+/// Called with each frame of a possibly animated picture and its index, until it returns `false`.
+type FrameVisitor<'a> = &'a mut dyn FnMut(usize, &DynamicImage) -> Result<bool, String>;
+
+/// The size of a possibly animated picture, and how long each visited frame is shown, in seconds.
+fn moving(path: &Path, look: FrameVisitor<'_>) -> Result<(Size, Vec<f64>), String> {
+    let open = || File::open(path).map(BufReader::new);
+    let file = open().map_err(|error| error.to_string())?;
+    let wrong = |error: image::ImageError| error.to_string();
+    let is_gif = path
+        .extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case("gif"));
+    let frames: Frames<'_> = if is_gif {
+        GifDecoder::new(file).map_err(wrong)?.into_frames()
+    } else {
+        let decoder = WebPDecoder::new(file).map_err(wrong)?;
+        if !decoder.has_animation() {
+            let picture = DynamicImage::from(picture(path)?);
+            look(0, &picture)?;
+            return Ok(((picture.width(), picture.height()), vec![0.0]));
+        }
+        decoder.into_frames()
+    };
+    let (mut size, mut delays) = (None, Vec::new());
+    for (index, frame) in frames.enumerate() {
+        let frame = frame.map_err(wrong)?;
+        let (numerator, denominator) = frame.delay().numer_denom_ms();
+        let delay = f64::from(numerator) / f64::from(denominator.max(1)) / 1000.0;
+        // Like browsers and ffmpeg: shorter delays are not intended.
+        delays.push(if delay < 0.02 { 0.1 } else { delay });
+        let picture = DynamicImage::from(frame.into_buffer());
+        size = Some((picture.width(), picture.height()));
+        if !look(index, &picture)? {
+            break;
+        }
+    }
+    let size = size.ok_or("it has no frames")?;
+    Ok((size, delays))
+}
+
+/// The size to which a picture of `size` is scaled before it is cropped to `wanted`.
+fn scaled(size: Size, wanted: Size) -> Size {
+    let (width, height) = (f64::from(size.0), f64::from(size.1));
+    let scale = (f64::from(wanted.0) / width).max(f64::from(wanted.1) / height);
+    let side = |side: f64, least: u32| ((side * scale + 0.5) as u32).max(least);
+    (side(width, wanted.0), side(height, wanted.1))
+}
+
+/// `picture` scaled until it covers `size`, and cropped around its centre.
+fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
+    let (width, height) = scaled(picture.dimensions(), size);
+    let scaled = match (width, height) == picture.dimensions() {
+        true => picture.clone(),
+        false => imageops::resize(picture, width, height, FilterType::Lanczos3),
+    };
+    let (left, top) = ((width - size.0) / 2, (height - size.1) / 2);
+    imageops::crop_imm(&scaled, left, top, size.0, size.1).to_image()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,386 @@
+//! The experts of a run: what is trained of each, and which one is on the device.
+
+use std::path::{Path, PathBuf};
+
+use models::Parameters;
+use models::adapters::{
+    Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
+};
+use models::diffusion::lora::{Expert as Which, LoraForm};
+use models::diffusion::wan::files::{Part, PartFile};
+use models::diffusion::wan::model::WanModel;
+use models::diffusion::wan::transformer::{Transformer, TransformerConfig};
+use models::model::{Base, Builder, FileWeights, RandomWeights, Streaming};
+use models::pretrained::fingerprint;
+use placement::Placer;
+use placement::phases::{self, SpillFile, StageComponent, enter};
+use placement::plan::{PhasePlan, Plan};
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::lora_file;
+use super::plan::{component, has_offloaded_modules};
+use crate::Error;
+use crate::config::{Config, ModuleNames};
+use crate::media::{Density, TrainedPart};
+use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
+
+/// The linear layers of a block that programs which load Wan LoRAs support.
+const LAYERS: [&str; 6] = [
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "ffn.net.0.proj",
+    "ffn.net.2",
+];
+
+/// A transformer with its LoRA, or one that is trained from scratch.
+pub(super) struct Expert {
+    /// Which of two experts it is; `None` if there is only one.
+    pub(super) which: Option<Which>,
+    pub(super) model: Transformer,
+    pub(super) fingerprint: String,
+    /// The LoRA; without one, the model itself is trained.
+    pub(super) lora: Option<Lora>,
+    /// The LoRA's, with PEFT's names, or the model's, with those of its files.
+    pub(super) parameters: Parameters,
+    pub(super) density: Density,
+    /// The trained noise levels, from lowest to highest.
+    pub(super) range: (f64, f64),
+}
+
+/// A LoRA on a transformer, and the format of its file.
+pub(super) struct Lora {
+    pub(super) adapter: Attached,
+    pub(super) form: LoraForm,
+}
+
+impl Expert {
+    /// The transformer `part` of `wan` with a LoRA as configured.
+    pub(super) fn open(
+        config: &Config,
+        wan: &WanModel,
+        part: &TrainedPart,
+        streaming: Option<Streaming>,
+        compute: Kind,
+        placer: &mut Placer,
+    ) -> Result<Self, Error> {
+        let shape = wan.transformer_config(part.expert.unwrap_or(Which::High))?;
+        let weights = PartFile::open(Part::Transformer, &part.path)?;
+        let mut attachment = attachment(config, part.expert)?;
+        let mut parameters = Parameters::default();
+        let device = placer.device();
+        let mut source = FileWeights::new(&weights, compute, placer);
+        let base = Base::Frozen(compute);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .with_adapters(&mut attachment)
+            .quantized(config.model.quantization.map(Into::into))
+            .streamed(streaming);
+        let mut model = Transformer::new(&shape, device, &mut builder)?;
+        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
+        let adapter = attachment.finish()?;
+        let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
+        let (low, high) = part.range;
+        Ok(Self {
+            which: part.expert,
+            lora: Some(Lora {
+                form: lora_file::form(wanted, &adapter.modules, shape.num_layers)?,
+                adapter,
+            }),
+            model,
+            fingerprint: fingerprint(&weights)?,
+            parameters,
+            density: Density::new(&config.train, low, high)?,
+            range: part.range,
+        })
+    }
+
+    /// A transformer with the dimensions in the folder of `part`, whose weights are drawn from the run's seed
+    /// and all trained, in fp32.
+    pub(super) fn fresh(
+        config: &Config,
+        part: &TrainedPart,
+        compute: Kind,
+        placer: &mut Placer,
+    ) -> Result<Self, Error> {
+        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
+        let mut parameters = Parameters::default();
+        let device = placer.device();
+        let mut source = RandomWeights::new(config.seed, placer);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
+        let mut model = Transformer::new(&shape, device, &mut builder)?;
+        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
+        let (low, high) = part.range;
+        Ok(Self {
+            which: part.expert,
+            lora: None,
+            model,
+            fingerprint: shape.to_json().to_string(),
+            parameters,
+            density: Density::new(&config.train, low, high)?,
+            range: part.range,
+        })
+    }
+
+    /// Its name in files and records.
+    pub(super) fn name(&self) -> &'static str {
+        name(self.which)
+    }
+
+    /// Name of its LoRA file: that of the run plus its own.
+    fn file_name(&self, run: &str) -> String {
+        let expert = match self.which {
+            Some(_) => format!("_{}", self.name()),
+            None => String::new(),
+        };
+        // Other files of a checkpoint have these names.
+        match ["model", "optimizer", "adapter_model"].contains(&run) {
+            true => format!("{run}_lora{expert}.safetensors"),
+            false => format!("{run}{expert}.safetensors"),
+        }
+    }
+
+    /// The shape of the adapter, for comparing runs.
+    pub(super) fn adapter_identity(&self) -> Value {
+        let Some(Lora { adapter, .. }) = &self.lora else {
+            return Value::Null;
+        };
+        let mut identity = adapter_config(adapter, "");
+        if let Some(keys) = identity.as_object_mut() {
+            keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
+            keys.insert("layers".into(), json!(adapter.modules));
+        }
+        identity
+    }
+
+    /// Writes the LoRA, if there is one, to `folder` in the format for other programs, and to `peft` in
+    /// PEFT's format, from which training can continue.
+    pub(super) fn export(
+        &self,
+        config: &Config,
+        model: &WanModel,
+        folder: &Path,
+        peft: &Path,
+    ) -> Result<(), Error> {
+        let Some(Lora { adapter, form }) = &self.lora else {
+            return Ok(());
+        };
+        let base = model.path.display().to_string();
+        write_peft(peft, adapter, &self.parameters, &base)?;
+        let path = peft.join("adapter_config.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+        // PEFT has no task type for video models.
+        let text = text.replace("\"CAUSAL_LM\"", "null");
+        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
+        let mut file = lora_file::of(adapter, &self.parameters)?;
+        file.metadata = self.about(config, &base).into_iter().collect();
+        file.write(&folder.join(self.file_name(&config.name)), *form)?;
+        Ok(())
+    }
+
+    /// Metadata of the LoRA file besides rank and alpha.
+    fn about(&self, config: &Config, base: &str) -> Vec<(String, String)> {
+        let mut about = vec![
+            ("modelspec.title", config.name.clone()),
+            ("modelspec.architecture", "wan/lora".to_owned()),
+            ("ss_output_name", config.name.clone()),
+            ("ss_sd_model_name", base.to_owned()),
+            ("surefoot.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        if let Some(word) = &config.data.trigger_word {
+            about.push(("modelspec.trigger_phrase", word.clone()));
+        }
+        if self.which.is_some() {
+            about.push(("surefoot.expert", self.name().to_owned()));
+        }
+        let owned = about
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value));
+        owned.collect()
+    }
+}
+
+/// An expert's name in files and records.
+pub(super) fn name(which: Option<Which>) -> &'static str {
+    match which {
+        Some(Which::Low) => "low_noise",
+        Some(Which::High) => "high_noise",
+        None => "model",
+    }
+}
+
+/// Where the experts are.
+pub(super) struct ExpertPlacement {
+    /// The plan's phases: one for each transformer, and one between their turns. Empty if all stay.
+    phases: Vec<PhasePlan>,
+    /// For tensors that are in no memory.
+    spill_file: Option<SpillFile>,
+    /// The last phase entered; `None` if unknown.
+    current: Option<usize>,
+}
+
+impl ExpertPlacement {
+    /// Carries out `plan`; without one, everything stays.
+    pub(super) fn new(config: &Config, plan: Option<&Plan>) -> Result<Self, Error> {
+        let Some(plan) = plan.filter(|plan| has_offloaded_modules(plan)) else {
+            return Ok(Self {
+                phases: Vec::new(),
+                spill_file: None,
+                current: None,
+            });
+        };
+        let folder = offload_folder(config);
+        let made = std::fs::create_dir_all(&folder).and_then(|()| SpillFile::new(&folder));
+        let made = made.map_err(|error| Error::io("write to", &folder, error))?;
+        Ok(Self {
+            phases: plan.phases.clone(),
+            spill_file: Some(made),
+            current: None,
+        })
+    }
+
+    /// Call this after another expert was put on the device.
+    pub(super) fn forget(&mut self) {
+        self.current = None;
+    }
+
+    /// Enters the phase of an expert, or the one between all turns: offloads what has to make room, then
+    /// loads what is used.
+    ///
+    /// # Errors
+    /// If memory runs out, or offloaded tensors cannot be restored; entering again continues.
+    pub(super) fn enter(
+        &mut self,
+        experts: &[Expert],
+        number: Option<usize>,
+        placer: &mut Placer,
+    ) -> Result<(), Error> {
+        let phase = number.unwrap_or(self.phases.len().wrapping_sub(1));
+        let (Some(plan), Some(spill_file)) = (self.phases.get(phase), &mut self.spill_file) else {
+            return Ok(());
+        };
+        if self.current == Some(phase) {
+            return Ok(());
+        }
+        self.current = None;
+        let frozen = experts.iter().map(Frozen::of);
+        let mut frozen = frozen.collect::<Result<Vec<_>, Error>>()?;
+        let mut components: Vec<StageComponent<'_>> = frozen
+            .iter_mut()
+            .map(|frozen| StageComponent {
+                name: frozen.component,
+                parameters: frozen,
+            })
+            .collect();
+        enter(placer, plan, &mut components, spill_file)?;
+        self.current = Some(phase);
+        Ok(())
+    }
+}
+
+/// Handles to the frozen tensors of an expert, named after their modules in the plan.
+struct Frozen {
+    component: &'static str,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl Frozen {
+    fn of(expert: &Expert) -> Result<Self, Error> {
+        let component = component(expert.which);
+        let mut tensors = expert.model.frozen()?;
+        // Others would be restored with another layout, which changes rounding.
+        tensors.retain(|(_, tensor)| tensor.is_contiguous());
+        let named = tensors.into_iter();
+        Ok(Self {
+            component,
+            tensors: named
+                .map(|(name, tensor)| (format!("{component}.{name}"), tensor))
+                .collect(),
+        })
+    }
+}
+
+impl phases::Parameters for Frozen {
+    fn parameters(&mut self) -> Vec<(String, &mut Tensor)> {
+        let tensors = self.tensors.iter_mut();
+        tensors
+            .map(|(name, tensor)| (name.clone(), tensor))
+            .collect()
+    }
+}
+
+/// A transformer without a LoRA.
+pub(super) fn frozen(
+    config: &Config,
+    wan: &WanModel,
+    which: Which,
+    streaming: Option<Streaming>,
+    compute: Kind,
+    placer: &mut Placer,
+) -> Result<Transformer, Error> {
+    let shape = wan.transformer_config(which)?;
+    let weights = PartFile::open(Part::Transformer, wan.transformer_path(which))?;
+    let device = placer.device();
+    let mut parameters = Parameters::default();
+    let mut source = FileWeights::new(&weights, compute, placer);
+    let base = Base::Frozen(compute);
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+        .quantized(config.model.quantization.map(Into::into))
+        .streamed(streaming);
+    Ok(Transformer::new(&shape, device, &mut builder)?)
+}
+
+/// The LoRA to attach to a model, fresh or from its file.
+fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error> {
+    let Some(adapter) = &config.adapter else {
+        return Err(Error::Data(
+            "for a published video model only LoRAs can be trained: add `adapter`".into(),
+        ));
+    };
+    if let Some(folder) = &adapter.resume_from {
+        let folder = saved(config, folder, which)?;
+        return Ok(Attachment::saved(PeftAdapter::open(&folder)?)?);
+    }
+    let mut lora: LoraConfig = adapter.lora()?;
+    let all = ModuleNames::Pattern("all-linear".into());
+    if adapter.target_modules == all {
+        lora.target_modules = Modules::Suffixes(LAYERS.map(str::to_owned).into());
+    }
+    Ok(Attachment::fresh(&lora)?)
+}
+
+/// Where the adapter of this expert is in `adapter.resume_from`: a run that trains both writes each to its
+/// own folder.
+fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf, Error> {
+    let own = folder.join(name(which));
+    let both = config
+        .train
+        .experts
+        .is_none_or(|e| e == crate::config::Experts::Both);
+    match which {
+        Some(_) if own.is_dir() => Ok(own),
+        Some(_) if both => Err(Error::Data(format!(
+            "`adapter.resume_from`: `{}` has no folder `{}`, and both experts are trained: give the `adapter` \
+             folder of a run on both, or set `train.experts`",
+            folder.display(),
+            name(which)
+        ))),
+        _ => Ok(folder.to_owned()),
+    }
+}
+
+/// Which blocks of a transformer are streamed, if any.
+pub(super) fn streaming(
+    config: &Config,
+    plan: &MemoryPlan,
+    which: Option<Which>,
+    placer: &Placer,
+) -> Result<Option<Streaming>, Error> {
+    let adapter = config.adapter.as_ref();
+    let pass = StreamedPass {
+        dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
+        offload: config.train.activation_offload && placer.device() != Device::Cpu,
+    };
+    plan.streaming(component(which), placer, &pass)
+}

@@ -1,0 +1,395 @@
+//! Plans what of a Wan model is where during training: the turns of the experts and the previews between
+//! them, before any weight is loaded.
+
+use std::collections::BTreeMap;
+
+use models::diffusion::lora::Expert as Which;
+use models::diffusion::wan::files::{Part, PartFile};
+use models::diffusion::wan::model::WanModel;
+use models::diffusion::wan::transformer::TransformerConfig;
+use models::formats::TensorSource;
+use placement::Bytes;
+use placement::plan::{
+    Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
+    PlanError, Residency, TensorSize, plan_cycle,
+};
+use tch::{Device, Kind};
+
+use super::memory::{Trainable, Usage, bytes_of_each, working};
+use crate::Error;
+use crate::config::{Config, Quantization, TrainConfig};
+use crate::media::VideoData;
+use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
+
+/// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
+/// limit; as estimated; and a tenth less, because a run that may fit should be tried.
+const MARGINS: [u64; 3] = [11, 10, 9];
+
+/// The run's config, or a variant that might fit.
+pub(super) struct PlannedExperts<'a> {
+    config: &'a Config,
+    shape: &'a TransformerConfig,
+    data: &'a VideoData,
+    compute: Kind,
+    device: Device,
+    /// How many of the components are trained: the first ones.
+    trained: usize,
+    components: Vec<Component>,
+    /// Whether the autoencoder replaces all of them between their turns.
+    previews: bool,
+}
+
+/// A transformer's name in the plan: that of its folder.
+pub(super) fn component(which: Option<Which>) -> &'static str {
+    match which {
+        Some(Which::Low) => "transformer_2",
+        _ => "transformer",
+    }
+}
+
+/// The input of a plan.
+struct PlanRequest<'a> {
+    /// That of the run, or another one that might fit.
+    config: &'a Config,
+    options: &'a OffloadOptions,
+    /// One of [`MARGINS`].
+    margin: u64,
+    /// Clips per pass.
+    rows: u32,
+}
+
+impl<'a> PlannedExperts<'a> {
+    /// The transformers in `trained`, and another one if `previews` need it.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(super) fn new(
+        config: &'a Config,
+        (model, shape): (&WanModel, &'a TransformerConfig),
+        data: &'a VideoData,
+        (compute, device): (Kind, Device),
+        trained: &[Option<Which>],
+        previews: bool,
+    ) -> Result<Self, Error> {
+        let mut all = trained.to_vec();
+        if previews && model.has_low_noise() {
+            let both = [Some(Which::High), Some(Which::Low)];
+            all.extend(both.into_iter().filter(|which| !trained.contains(which)));
+        }
+        let mut planned = Self {
+            config,
+            shape,
+            data,
+            compute,
+            device,
+            trained: trained.len(),
+            components: Vec::new(),
+            previews,
+        };
+        for which in all {
+            let path = model.transformer_path(which.unwrap_or(Which::High));
+            let file = PartFile::open(Part::Transformer, path)?;
+            let name = component(which);
+            let modules = modules(name, &file, compute, config.model.quantization);
+            let number = planned.components.len() as u64;
+            planned.components.push(Component {
+                name: name.into(),
+                modules: modules
+                    .into_iter()
+                    .map(|mut module| {
+                        // Transformers share no storage.
+                        module.tensors[0].storage += number << 32;
+                        module
+                    })
+                    .collect(),
+            });
+        }
+        Ok(planned)
+    }
+
+    /// Plans within `memory`, as configured; without such options, all blocks stay.
+    ///
+    /// # Errors
+    /// If it does not fit however the batches are split, with what would fit; or an option does not apply to
+    /// this model.
+    pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
+        let options = self.config.model.offload_options();
+        let options = options.unwrap_or_else(|| OffloadOptions {
+            device_map: DeviceMap::all_on_device(),
+            ..OffloadOptions::default()
+        });
+        let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
+        let mut refused = None;
+        for (margin, rows) in attempts.chain([(MARGINS[2], 1)]) {
+            let request = PlanRequest {
+                config: self.config,
+                options: &options,
+                margin,
+                rows,
+            };
+            match self.attempt(&self.components, memory, &request)? {
+                Ok(plan) => return Ok(MemoryPlan::new(self.config, plan)),
+                Err(error) => match error {
+                    PlanError::DeviceTooSmall { .. }
+                    | PlanError::HostTooSmall { .. }
+                    | PlanError::TooFewBlocks { .. } => refused = Some(error),
+                    other => {
+                        return Err(Error::Data(format!("the model cannot be placed: {other}")));
+                    }
+                },
+            }
+        }
+        self.refuse(memory, &options, refused)
+    }
+
+    fn rows(&self) -> u32 {
+        self.config.train.per_device_train_batch_size
+    }
+
+    fn blocks(&self) -> usize {
+        usize::try_from(self.shape.num_layers).unwrap_or(0)
+    }
+
+    /// Plans the turns of `components`.
+    fn attempt(
+        &self,
+        components: &[Component],
+        memory: Memory,
+        request: &PlanRequest,
+    ) -> Result<Result<Plan, PlanError>, Error> {
+        let config = Config {
+            train: TrainConfig {
+                per_device_train_batch_size: request.rows,
+                ..request.config.train.clone()
+            },
+            ..request.config.clone()
+        };
+        let learns = Trainable::planned(&config);
+        let working = |streamed: &[usize]| {
+            let machine = (self.compute, self.device);
+            let (learns, streamed) = (learns.clone(), streamed.to_vec());
+            let usage = Usage::new(&config, self.data, machine, learns, streamed);
+            let bytes = working(&config, self.shape, &usage, self.trained);
+            Ok(Bytes(bytes.0 / 10 * request.margin))
+        };
+        let turns = |working, memory, options: &OffloadOptions| {
+            self.turns(components, working, memory, options)
+        };
+        decide(memory, request.options, self.blocks(), working, turns)
+    }
+
+    /// A phase for each transformer, and one for the autoencoder if they have to make room for it.
+    fn turns(
+        &self,
+        components: &[Component],
+        working: Bytes,
+        memory: Memory,
+        options: &OffloadOptions,
+    ) -> Result<Plan, PlanError> {
+        let phase = |component: &Component| Phase {
+            name: match component.name.as_str() {
+                "transformer_2" => "low noise".into(),
+                _ if components.len() > 1 => "high noise".into(),
+                _ => "train".into(),
+            },
+            active: vec![component.name.clone()],
+            working,
+        };
+        let mut phases: Vec<Phase> = components.iter().map(phase).collect();
+        let cycle = |phases: &[Phase]| {
+            let plan = plan_cycle(components, phases, memory, options)?;
+            match memory_per_model(&plan, components.len()) {
+                Some(less) => plan_cycle(components, phases, less, options),
+                None => Ok(plan),
+            }
+        };
+        let plan = cycle(&phases)?;
+        if !self.previews || !has_offloaded_modules(&plan) {
+            return Ok(plan);
+        }
+        phases.push(Phase {
+            name: "previews".into(),
+            active: Vec::new(),
+            working: plan.memory.on_device(),
+        });
+        cycle(&phases)
+    }
+
+    /// The components with matrices at another precision.
+    fn resized(&self, quantization: Option<Quantization>) -> Vec<Component> {
+        let ratio = |kind: Option<Quantization>| {
+            bytes_of_each("", &[1, 1], self.compute, kind)
+                / bytes_of_each("", &[1, 1], self.compute, self.config.model.quantization)
+        };
+        let mut components = self.components.clone();
+        for tensor in components
+            .iter_mut()
+            .flat_map(|component| &mut component.modules)
+            .flat_map(|module| &mut module.tensors)
+        {
+            // Modules consist almost entirely of matrices.
+            tensor.bytes = Bytes((tensor.bytes.0 as f64 * ratio(quantization)) as u64);
+        }
+        components
+    }
+
+    /// Fails with what is needed, what there is, and the options that fit.
+    fn refuse(
+        &self,
+        memory: Memory,
+        options: &OffloadOptions,
+        reason: Option<PlanError>,
+    ) -> Result<MemoryPlan, Error> {
+        let device = memory.on_device();
+        let most = options.max_memory.device;
+        let available = most.map_or(device, |most| most.min(device));
+        // One clip, with one transformer at a time if possible.
+        let needed = |config: &Config, memory: Memory, options: &OffloadOptions| {
+            let resized = self.resized(config.model.quantization);
+            let request = PlanRequest {
+                config,
+                options,
+                margin: 10,
+                rows: 1,
+            };
+            let mut most = None;
+            for component in &resized {
+                let plan = self.attempt(std::slice::from_ref(component), memory, &request)?;
+                let Ok(plan) = plan else {
+                    return Ok::<_, Error>(None);
+                };
+                most = most.max(Some(plan.device_peak()));
+            }
+            Ok(most)
+        };
+        let unbounded = OffloadOptions {
+            max_memory: Default::default(),
+            low_vram: options.low_vram || is_free(options),
+            ..options.clone()
+        };
+        let need = needed(self.config, unlimited(memory), &unbounded)?.unwrap_or_default();
+        let mut fitting = Vec::new();
+        for (word, quantization) in [
+            ("", None),
+            ("`model.quantization: int8`", Some(Quantization::Int8)),
+            ("`model.quantization: nf4`", Some(Quantization::Nf4)),
+        ] {
+            for (swap, offload) in [(false, false), (true, false), (true, true)] {
+                let mut other = self.config.clone();
+                other.model.quantization = quantization;
+                other.train.gradient_checkpointing = true;
+                other.train.activation_offload = offload;
+                let other_options = OffloadOptions {
+                    low_vram: swap,
+                    device_map: match swap {
+                        true => DeviceMap::Auto,
+                        false => DeviceMap::all_on_device(),
+                    },
+                    max_memory: options.max_memory,
+                    ..OffloadOptions::default()
+                };
+                if let Some(need) = needed(&other, memory, &other_options)? {
+                    let mut keys = vec!["`train.gradient_checkpointing: true`"];
+                    keys.extend((!word.is_empty()).then_some(word));
+                    keys.extend(swap.then_some("`model.low_vram: true`"));
+                    keys.extend(offload.then_some("`train.activation_offload: true`"));
+                    fitting.push(format!("{} ({need})", keys.join(" and ")));
+                    break;
+                }
+            }
+        }
+        let fitting = match fitting.is_empty() {
+            true => "only a smaller `data.resolution` or `data.num_frames` would fit".into(),
+            false => format!("what would fit: {}", fitting.join("; ")),
+        };
+        let reason = match reason {
+            Some(PlanError::DeviceTooSmall { .. }) | None => String::new(),
+            Some(other) => format!(" ({other})"),
+        };
+        Err(Error::Data(format!(
+            "this run needs about {need} of memory with one clip at a time, and there are {available}{reason}; \
+             {fitting}"
+        )))
+    }
+}
+
+/// The modules of a transformer: its blocks, and the rest.
+fn modules(
+    component: &str,
+    file: &PartFile,
+    compute: Kind,
+    quantization: Option<Quantization>,
+) -> Vec<Module> {
+    // Blocks by index, the others by name.
+    let mut sizes: BTreeMap<(Option<usize>, String), u64> = BTreeMap::new();
+    for name in file.names() {
+        let Some(size) = file.shape(&name) else {
+            continue;
+        };
+        let numbers = size.iter().product::<i64>().max(0) as f64;
+        let bytes = (numbers * bytes_of_each(&name, &size, compute, quantization)) as u64;
+        let mut words = name.split('.');
+        let first = words.next().unwrap_or_default();
+        let block = words.next().and_then(|number| number.parse().ok());
+        let block = block.filter(|_| first == "blocks");
+        let (module, bytes) = match block {
+            Some(number) => (
+                format!("{component}.blocks.{number}"),
+                bytes.next_multiple_of(STREAM_ALIGNMENT),
+            ),
+            None => (format!("{component}.{first}"), bytes),
+        };
+        *sizes.entry((block, module)).or_default() += bytes;
+    }
+    let modules = sizes.into_iter().enumerate();
+    modules
+        .map(|(storage, ((block, name), bytes))| Module {
+            name,
+            tensors: vec![TensorSize {
+                storage: storage as u64,
+                bytes: Bytes(bytes),
+            }],
+            constraint: match block {
+                Some(_) => PlacementConstraint::Streamable,
+                None => PlacementConstraint::Resident,
+            },
+        })
+        .collect()
+}
+
+/// Whether a module is off the device in a phase that does not use it.
+pub(super) fn has_offloaded_modules(plan: &Plan) -> bool {
+    let mut placements = plan.phases.iter().flat_map(|phase| &phase.placements);
+    placements.any(|placed| placed.residency.is_idle())
+}
+
+/// Streamed blocks keep their place while another transformer has its turn. If those of all do not fit the
+/// host together, returns the memory to plan with instead.
+fn memory_per_model(plan: &Plan, models: usize) -> Option<Memory> {
+    let bytes = |residency| -> Bytes {
+        let placements = plan.phases.iter().flat_map(|phase| &phase.placements);
+        let there = placements.filter(|placed| placed.residency == residency);
+        there.map(|placed| placed.bytes).sum()
+    };
+    match plan.memory {
+        Memory::Discrete { device, host } => {
+            let all = bytes(Residency::StreamedFromHost);
+            (all > host).then(|| Memory::Discrete {
+                device,
+                host: Bytes(host.0 / models as u64),
+            })
+        }
+        Memory::Unified {
+            device,
+            pool,
+            zero_copy,
+        } => {
+            let most = plan.device_peak() + bytes(Residency::ZeroCopy);
+            (zero_copy && most > pool).then_some(Memory::Unified {
+                device,
+                pool,
+                zero_copy: false,
+            })
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Previews: videos for the config's prompts during training, with the current LoRAs.
+//!
+//! All prompts take their steps with one expert before the other is loaded, so that the experts swap places
+//! once per round; then the autoencoder decodes the results.
+
+use std::path::{Path, PathBuf};
+
+use models::diffusion::lora::Expert as Which;
+use models::diffusion::parts::t5::TEXT_ROWS;
+use models::diffusion::wan::model::WanModel;
+use models::diffusion::wan::pipeline::{Conditions, ImageCondition, SamplingState};
+use models::diffusion::wan::transformer::Transformer;
+use models::formats::{SafetensorsFile, TensorSource};
+use placement::Placer;
+use tch::{Device, Kind, Tensor};
+
+use super::WanVideo;
+use super::expert::{frozen, streaming};
+use crate::Error;
+use crate::config::{Config, Preview};
+use crate::events::Sample;
+use crate::media::boundary;
+use crate::media_sampling::{ContactSheet, Output, Plan, Request, condition, decode};
+use crate::task::Share;
+
+/// What to generate, with everything that does not change between rounds.
+pub(super) struct Previews {
+    model: WanModel,
+    list: Vec<Prepared>,
+    /// Files of the texts: prompt and negative prompt of each preview.
+    texts: Vec<PathBuf>,
+}
+
+struct Prepared {
+    preview: Preview,
+    plan: Plan,
+    image: Option<ImageCondition>,
+}
+
+impl Previews {
+    /// The previews configured in `config`, if any; encodes images now.
+    pub(super) fn open(
+        config: &Config,
+        model: &WanModel,
+        device: Device,
+    ) -> Result<Option<Self>, Error> {
+        let previews = config.previews().map_err(Error::Data)?;
+        if previews.is_empty() {
+            return Ok(None);
+        }
+        let boundary = model
+            .has_low_noise()
+            .then(|| boundary(model, config))
+            .transpose()?;
+        let _no_grad = tch::no_grad_guard();
+        let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
+            let prepare = || {
+                let plan = Plan::new(model, &request(&preview, boundary))?;
+                let path = preview.image.as_deref();
+                let image = path.map(|path| condition(model, path, &plan, device));
+                Ok((plan, image.transpose()?))
+            };
+            let (plan, image) = prepare().map_err(|error| match error {
+                Error::Data(reason) => Error::Data(format!("`sample.prompts[{index}]`: {reason}")),
+                other => other,
+            })?;
+            Ok(Prepared {
+                preview,
+                plan,
+                image,
+            })
+        });
+        Ok(Some(Self {
+            list: prepared.collect::<Result<_, Error>>()?,
+            model: model.clone(),
+            texts: Vec::new(),
+        }))
+    }
+
+    /// The texts that they need, two each.
+    pub(super) fn texts(&self) -> Vec<String> {
+        let texts = self.list.iter().flat_map(|prepared| {
+            let Preview {
+                prompt,
+                negative_prompt,
+                ..
+            } = &prepared.preview;
+            [prompt.clone(), negative_prompt.clone()]
+        });
+        texts.collect()
+    }
+
+    /// Sets the files with the encodings of [`Previews::texts`].
+    pub(super) fn set_texts(&mut self, files: Vec<PathBuf>) {
+        self.texts = files;
+    }
+
+    /// Generates the previews of a share and writes them to `folder`, which is created; each comes with its number.
+    pub(super) fn make(
+        &self,
+        task: &WanVideo,
+        share: Share,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let list: Vec<(usize, &Prepared)> = self
+            .list
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| share.has(*index))
+            .collect();
+        if list.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _no_grad = tch::no_grad_guard();
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let mut conditions = Vec::new();
+        let texts: Vec<_> = self.texts.chunks(2).collect();
+        for (index, prepared) in &list {
+            let files = texts.get(*index).copied().unwrap_or_default();
+            let mut encoded = files.iter().map(|file| text(file, placer));
+            let mut next = || encoded.next().transpose();
+            conditions.push(Conditions {
+                text: next()?.ok_or_else(|| Error::Internal("a prompt without a text".into()))?,
+                negative: next()?,
+                image: prepared.image.as_ref().map(ImageCondition::shallow_clone),
+            });
+        }
+        let mut videos = Vec::new();
+        for ((_, prepared), conditions) in list.iter().zip(&conditions) {
+            let options = (Kind::Float, Device::Cpu);
+            tch::manual_seed(prepared.preview.seed as i64);
+            let noise = Tensor::f_randn(prepared.plan.shape(&self.model), options)?;
+            let noise = placer.batch(noise)?;
+            videos.push(SamplingState::new(
+                &noise,
+                conditions,
+                &prepared.plan.sampling,
+            )?);
+        }
+        for expert in [Which::High, Which::Low] {
+            self.steps_of(expert, &mut videos, task, placer)?;
+        }
+        // The autoencoder replaces the experts.
+        task.load_expert(None, placer)?;
+        let autoencoder = self.model.autoencoder(placer.device())?;
+        let mut samples = Vec::new();
+        for ((index, prepared), video) in list.into_iter().zip(videos) {
+            let Prepared { preview, plan, .. } = prepared;
+            let latents = video.finish()?;
+            let output = Output::preview(folder, index, plan.frames);
+            let mut sheet = ContactSheet::new(plan);
+            let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
+            decode(&autoencoder, &latents, plan, &mut |picture| {
+                sheet.push(&picture)?;
+                writer.push(picture)
+            })?;
+            writer.finish()?;
+            let mut files = vec![output.file_name()];
+            if plan.frames > 1 {
+                files.push(format!("{index}-frames.png"));
+                sheet.save(&folder.join(&files[1]))?;
+            }
+            let sample = Sample {
+                prompt: preview.prompt.clone(),
+                text: format!(
+                    "{} × {} pixels, {} frames, seed {}, {} steps",
+                    plan.width, plan.height, plan.frames, preview.seed, plan.sampling.steps
+                ),
+                files,
+            };
+            samples.push((index, sample));
+        }
+        Ok(samples)
+    }
+
+    /// Takes one expert's steps for every video.
+    fn steps_of(
+        &self,
+        expert: Which,
+        videos: &mut [SamplingState<'_>],
+        task: &WanVideo,
+        placer: &mut Placer,
+    ) -> Result<(), Error> {
+        if !videos.iter().any(|video| video.expert() == Some(expert)) {
+            return Ok(());
+        }
+        let is_it = |other: &super::Expert| other.which.unwrap_or(Which::High) == expert;
+        let trained = task.experts.iter().position(is_it);
+        task.load_expert(trained, placer)?;
+        let loaded: Transformer;
+        let model = match trained {
+            Some(number) => &task.experts[number].model,
+            // This run does not train it.
+            None => {
+                let plan = task.plan.as_ref();
+                let blocks = plan.map(|plan| streaming(&task.config, plan, Some(expert), placer));
+                let blocks = blocks.transpose()?.flatten();
+                let (config, model) = (&task.config, &task.model);
+                loaded = frozen(config, model, expert, blocks, task.compute, placer)?;
+                &loaded
+            }
+        };
+        for video in videos {
+            while video.expert() == Some(expert) {
+                video.step(model)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A text as input of the model, `[1, 512, width]`.
+fn text(file: &Path, placer: &mut Placer) -> Result<Tensor, Error> {
+    let rows = SafetensorsFile::open(file)?.read("text", Kind::Float)?;
+    let missing = TEXT_ROWS - rows.size()[0];
+    let rows = rows.f_constant_pad_nd([0, 0, 0, missing])?;
+    Ok(placer.batch(rows.f_unsqueeze(0)?)?)
+}
+
+fn request(preview: &Preview, boundary: Option<f64>) -> Request {
+    Request {
+        prompt: preview.prompt.clone(),
+        negative_prompt: preview.negative_prompt.clone(),
+        width: Some(preview.width.into()),
+        height: Some(preview.height.into()),
+        num_frames: Some(preview.num_frames.into()),
+        fps: None,
+        num_inference_steps: preview.num_inference_steps as usize,
+        guidance_scale: preview.guidance_scale,
+        guidance_scale_2: preview.guidance_scale_2,
+        flow_shift: preview.flow_shift,
+        scheduler: None,
+        boundary_ratio: Some(boundary),
+        seed: preview.seed,
+        image: preview.image.clone(),
+        loras: Vec::new(),
+        loras_2: Vec::new(),
+        latents: None,
+        save_latents: None,
+        output: None,
+    }
+}
