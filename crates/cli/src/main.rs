@@ -58,7 +58,7 @@ enum Command {
     /// Encode or decode with a video model
     #[command(disable_help_flag = true)]
     Encode(commands::delegate::Args),
-    /// Convert a LoRA for Wan to the form of another program
+    /// Convert a LoRA for an image or video model to the form of another program
     #[command(disable_help_flag = true)]
     ConvertLora(commands::delegate::Args),
 }

@@ -1,5 +1,594 @@
 //! Diffusion models: one folder for each, over the parts that several share.
+//!
+//! ```text
+//! pictures ──MediaCodec──▶ latents ─┐
+//!                                   ├─▶ Denoiser ─▶ prediction ──Sampler──▶ latents ──MediaCodec──▶ pictures
+//! text ────TextEncoder──▶ Conditions┘
+//! ```
+//!
+//! Training, sampling, caches and LoRA files know a model only by what is here: its line in [`REGISTRY`], an
+//! [`Arch`], opens a folder or a file as a [`Diffusion`], which builds the parts. Latents always have five
+//! dimensions, `[batch, channels, frames, height, width]`; a picture has one frame.
 
+mod conditions;
+pub mod files;
 pub mod lora;
+mod memory;
+mod objective;
 pub mod parts;
+mod registry;
+pub mod sampling;
 pub mod wan;
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use placement::Placer;
+use placement::swap::SwapOptions;
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+
+pub use conditions::{Conditions, FIRST_FRAME, TEXT};
+pub use memory::{Kept, Trained, Usage};
+pub use objective::{Noise, Objective, Prediction};
+pub use registry::{REGISTRY, archs, is_at, open, register};
+
+use self::files::{PartFile, PartNames};
+use self::lora::{LoraFile, LoraForm, WithLoras};
+use self::parts::codec::MediaCodec;
+use self::parts::schedule::Scheduler;
+use self::parts::tiles::Tiling;
+use crate::Error;
+use crate::formats::TensorSource;
+use crate::model::{BlockList, Builder, Load, Pass, Streaming};
+use crate::quant::Quantization;
+
+/// What is known of a kind of model before one is opened: its line in [`REGISTRY`].
+#[derive(Debug)]
+pub struct Arch {
+    /// Its name in files and messages, such as `z_image`.
+    pub name: &'static str,
+    /// Its name for people.
+    pub title: &'static str,
+    /// `_class_name` in the `model_index.json` of its folders.
+    pub pipelines: &'static [&'static str],
+    /// A model of this kind on the hub, for messages.
+    pub example: &'static str,
+    /// Folders of a model that are downloaded.
+    pub folders: &'static [&'static str],
+    /// How far noise levels are shifted towards noise in training if nothing else is said; 1 for not at all.
+    pub training_shift: f64,
+    /// Names of the denoiser's weights.
+    pub denoiser: PartNames,
+    /// Whether a single file is a denoiser of this kind.
+    pub is_denoiser: fn(&PartFile) -> bool,
+    /// Opens a folder, or a denoiser's file with the other parts.
+    pub open: fn(&Path, &PartPaths) -> Result<Box<dyn Diffusion>, Error>,
+    /// The denoiser's lists of blocks, in the order of the forward pass.
+    pub lists: &'static [BlockNames],
+    /// Modules outside the blocks that a LoRA may change: names in diffusers and in the original files.
+    pub others: &'static [(&'static str, &'static str)],
+    /// What its LoRA files say and contain.
+    pub lora: LoraFiles,
+    /// The encoded clips of other trainers that can be read.
+    pub caches: Option<ForeignCaches>,
+}
+
+/// A list of blocks and the parts of a block.
+#[derive(Debug)]
+pub struct BlockNames {
+    /// Its name in diffusers: blocks are `NAME.0`, `NAME.1`, …
+    pub name: &'static str,
+    /// Its name in the original files.
+    pub original: &'static str,
+    /// The linear layers of a block: names in diffusers and in the original files.
+    pub linear: &'static [(&'static str, &'static str)],
+    /// Other parts of a block that a LoRA file may change.
+    pub others: &'static [(&'static str, &'static str)],
+}
+
+/// LoRA files for a kind of model.
+#[derive(Debug)]
+pub struct LoraFiles {
+    /// Name endings of the layers that `target_modules: all-linear` adapts.
+    pub targets: &'static [&'static str],
+    /// `ss_network_module`.
+    pub network: &'static str,
+    /// `modelspec.architecture`.
+    pub architecture: &'static str,
+    /// The form that every reader takes if all linear layers of the blocks are adapted.
+    pub complete: LoraForm,
+    /// The same if only some are.
+    pub partial: LoraForm,
+}
+
+/// Encoded clips that other trainers leave behind.
+#[derive(Debug, Clone, Copy)]
+pub struct ForeignCaches {
+    /// Endings of musubi-tuner's latents and texts.
+    pub musubi: [&'static str; 2],
+    /// `architecture` in its files.
+    pub architecture: &'static str,
+    /// Its programs that write them.
+    pub programs: [&'static str; 2],
+    /// Beginning of a text's name in its files.
+    pub text: &'static str,
+}
+
+impl BlockNames {
+    /// All parts of a block that a LoRA may change, each with its original name.
+    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.linear.iter().chain(self.others).copied()
+    }
+
+    /// The linear layers of the block with this index.
+    pub fn linear_layers(&self, block: usize) -> impl Iterator<Item = String> {
+        let layers = self.linear.iter();
+        layers.map(move |(name, _)| format!("{}.{block}.{name}", self.name))
+    }
+}
+
+impl Arch {
+    /// The list, the index in it and the part of a block that `name` names: `blocks.3.attn1.to_q`.
+    pub fn part_of_block<'a>(
+        &self,
+        name: &'a str,
+    ) -> Option<(&'static BlockNames, usize, &'a str)> {
+        self.lists.iter().find_map(|list| {
+            let rest = name.strip_prefix(list.name)?.strip_prefix('.')?;
+            let (number, part) = rest.split_once('.')?;
+            Some((list, number.parse().ok()?, part))
+        })
+    }
+
+    /// Number of blocks of each list in a denoiser's file.
+    pub fn blocks(&self, file: &dyn TensorSource) -> Vec<usize> {
+        let mut counts = vec![0; self.lists.len()];
+        for name in file.names() {
+            if let Some((list, number, _)) = self.part_of_block(&name)
+                && let Some(at) = self.lists.iter().position(|own| own.name == list.name)
+            {
+                counts[at] = counts[at].max(number + 1);
+            }
+        }
+        counts
+    }
+}
+
+/// Parts outside the model's folder: each a diffusers folder or a single file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PartPaths {
+    /// The denoiser, or the one for high noise.
+    pub transformer: Option<PathBuf>,
+    /// The denoiser for low noise.
+    pub transformer_2: Option<PathBuf>,
+    /// The autoencoder.
+    pub vae: Option<PathBuf>,
+    /// The text encoder.
+    pub text_encoder: Option<PathBuf>,
+    /// The tokenizer: a folder, `tokenizer.json` or `spiece.model`. If `None`, that of the folder, or the one
+    /// inside a single text encoder file.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// One of a model's denoisers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expert {
+    /// The one for high noise, or the only one.
+    High,
+    /// The one for low noise.
+    Low,
+}
+
+/// A part of a model with weights of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A denoiser.
+    Denoiser(Expert),
+    /// The autoencoder.
+    Autoencoder,
+    /// A text encoder, counted from zero.
+    TextEncoder(usize),
+}
+
+/// Sizes of a model's latents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Latent channels.
+    pub channels: i64,
+    /// Pixels per latent, in each direction.
+    pub pixels: i64,
+    /// Latents per token of the denoiser, in each direction.
+    pub patch: i64,
+    /// Frames per latent frame after the first, which has a latent frame of its own; `None` if the model makes
+    /// only pictures.
+    pub frames: Option<i64>,
+    /// Frames per second, to which clips are resampled.
+    pub fps: u32,
+}
+
+impl Geometry {
+    /// Pixels per token, in each direction: picture sizes are multiples of it.
+    pub fn step(&self) -> i64 {
+        self.pixels * self.patch
+    }
+
+    /// The largest number of at most `frames` frames that can be encoded.
+    pub fn whole_frames(&self, frames: i64) -> i64 {
+        let per = self.frames.unwrap_or(i64::MAX);
+        (frames.max(1) - 1) / per * per + 1
+    }
+
+    /// Latent frames of `frames` frames.
+    pub fn latent_frames(&self, frames: i64) -> i64 {
+        (frames.max(1) - 1) / self.frames.unwrap_or(i64::MAX) + 1
+    }
+
+    /// The shape of the latents of this picture size and number of frames, with a batch of one.
+    pub fn latents(&self, width: i64, height: i64, frames: i64) -> [i64; 5] {
+        let frames = self.latent_frames(frames);
+        let (height, width) = (height / self.pixels, width / self.pixels);
+        [1, self.channels, frames, height, width]
+    }
+}
+
+/// What is sampled if the user says nothing else.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Defaults {
+    /// Width and height in pixels.
+    pub size: (i64, i64),
+    /// Number of frames.
+    pub frames: i64,
+    /// The solver.
+    pub scheduler: Scheduler,
+    /// How far its steps are shifted towards noise.
+    pub shift: f64,
+}
+
+/// Whether a model takes the first frame of what it makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstFrame {
+    /// It does not.
+    Never,
+    /// It may be given.
+    Optional,
+    /// It must be.
+    Required,
+}
+
+/// A model whose parts are loaded on demand: configs were read, weights were not.
+pub trait Diffusion: Debug + Send + Sync {
+    /// The kind of model that it is.
+    fn arch(&self) -> &'static Arch;
+
+    /// Its folder, or its denoiser's file.
+    fn path(&self) -> &Path;
+
+    /// Sizes of its latents.
+    fn geometry(&self) -> Geometry;
+
+    /// Settings of its scheduler and the size of what it makes.
+    ///
+    /// # Errors
+    /// If the scheduler's file is damaged or not supported.
+    fn defaults(&self) -> Result<Defaults, Error>;
+
+    /// How it is noised, and what its denoiser predicts.
+    fn objective(&self) -> Objective {
+        Objective::FLOW
+    }
+
+    /// Where a part is; `None` if the model has no such part.
+    fn part(&self, part: Part) -> Option<PathBuf>;
+
+    /// Names of a part's weights.
+    fn names(&self, part: Part) -> PartNames {
+        match part {
+            Part::Denoiser(_) => self.arch().denoiser,
+            Part::Autoencoder => PartNames::DIFFUSERS,
+            Part::TextEncoder(_) => PartNames::TRANSFORMERS,
+        }
+    }
+
+    /// The noise level, as a fraction of the highest, below which the second of two denoisers is used; `None` if the
+    /// model does not say, or has one.
+    fn boundary(&self) -> Option<f64> {
+        None
+    }
+
+    /// Why the model may not be what it seems, for training and for sampling: such as a denoiser whose other half
+    /// was not named.
+    fn doubt(&self) -> Option<Doubt> {
+        None
+    }
+
+    /// Fails if these denoisers cannot be trained together, or with the first frame given as `first_frame` says.
+    ///
+    /// # Errors
+    /// What does not fit.
+    fn check_training(&self, _experts: &[Expert], first_frame: Option<bool>) -> Result<(), Error> {
+        match first_frame {
+            None => Ok(()),
+            Some(_) => Err(Error::Invalid(
+                "`data.image_to_video`: this model takes no first frame".into(),
+            )),
+        }
+    }
+
+    /// Dimensions of a denoiser that is trained from scratch, which a run must not change: its `config.json`.
+    ///
+    /// # Errors
+    /// If its file is missing or damaged, or models of this kind are not trained from scratch.
+    fn denoiser_config(&self, _expert: Expert) -> Result<Value, Error> {
+        let title = self.arch().title;
+        Err(Error::Invalid(format!(
+            "{title} is not trained from scratch"
+        )))
+    }
+
+    /// Builds a denoiser on `device`: embedders, then each list of [`Arch::lists`] in order.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    fn denoiser(
+        &self,
+        expert: Expert,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn Denoiser>, Error>;
+
+    /// Builds the autoencoder on `device`.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    fn autoencoder(
+        &self,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn MediaCodec>, Error>;
+
+    /// Cuts texts into tokens.
+    ///
+    /// # Errors
+    /// If its file is missing or damaged.
+    fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error>;
+
+    /// Builds a text encoder on `device`.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    fn text_encoder(
+        &self,
+        number: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn TextEncoder>, Error>;
+
+    /// Width of the rows of a text's encoding, for checking [`Arch::caches`].
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    fn text_width(&self) -> Result<i64, Error> {
+        Err(Error::Internal("a model whose text has no width".into()))
+    }
+
+    /// Whether it takes a first frame.
+    fn first_frame(&self) -> FirstFrame {
+        FirstFrame::Never
+    }
+
+    /// Conditions, without a batch dimension, of a clip of `frames` frames that begins with `picture`
+    /// `[1, 3, height, width]` from −1 to 1. If it is [`FirstFrame::Required`], a cache file has them beside the
+    /// latents.
+    ///
+    /// # Errors
+    /// If the size does not fit the autoencoder, or memory runs out.
+    fn first_frame_conditions(
+        &self,
+        _codec: &dyn MediaCodec,
+        _picture: &Tensor,
+        _frames: i64,
+        _tiling: Option<Tiling>,
+    ) -> Result<Conditions, Error> {
+        Ok(Conditions::default())
+    }
+
+    /// Conditions of a batch from those of its clips, as they lie in cache files: stacked, unless texts of
+    /// different lengths have to be padded.
+    ///
+    /// # Errors
+    /// If shapes differ.
+    fn collate(&self, rows: &[Conditions]) -> Result<Conditions, Error> {
+        Conditions::stacked(rows)
+    }
+
+    /// Whether a frozen tensor stays in fp32 although it is a matrix.
+    fn stays_fp32(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// What a training step keeps for its backward pass. By default, an estimate from the shapes of the linear layers.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
+        memory::of_linear_layers(
+            self.arch(),
+            &self.weights(Part::Denoiser(Expert::High))?,
+            usage,
+        )
+    }
+
+    /// The weights of a part.
+    ///
+    /// # Errors
+    /// If there is no such part, or a file is missing or damaged.
+    fn weights(&self, part: Part) -> Result<PartFile, Error> {
+        let path = self.part(part);
+        let path = path.ok_or_else(|| Error::Internal(format!("a model without {part:?}")))?;
+        PartFile::open(&self.names(part), &path)
+    }
+
+    /// Number of text encoders.
+    fn text_encoders(&self) -> usize {
+        let there = |number: &usize| self.part(Part::TextEncoder(*number)).is_some();
+        (0..).take_while(there).count()
+    }
+
+    /// Whether it has a denoiser for low noise.
+    fn has_low_noise(&self) -> bool {
+        self.part(Part::Denoiser(Expert::Low)).is_some()
+    }
+}
+
+/// Why a model may not be what it seems.
+#[derive(Debug)]
+pub struct Doubt {
+    /// Why it cannot be trained without `train.min_sigma` and `train.max_sigma`.
+    pub training: String,
+    /// What to look at if its pictures are bad.
+    pub sampling: String,
+}
+
+/// Predicts noise, or what the [`Objective`] says, in noisy latents.
+pub trait Denoiser: Debug {
+    /// For `noisy` latents `[batch, channels, frames, height, width]` at the times `[batch]` of
+    /// [`Objective::times`], with conditions as [`Diffusion::collate`] makes them: a prediction of the same shape,
+    /// in fp32. Of frames that [`FIRST_FRAME`] gives, `noisy` and the prediction do not count.
+    ///
+    /// # Errors
+    /// If shapes do not match, or memory runs out.
+    fn predict(
+        &self,
+        noisy: &Tensor,
+        times: &Tensor,
+        conditions: &Conditions,
+        pass: Pass,
+    ) -> Result<Tensor, Error>;
+
+    /// Its lists of blocks, in order.
+    fn lists(&self) -> Vec<&dyn BlockList>;
+
+    /// Its size for people: "30 layers of width 1536".
+    fn description(&self) -> String;
+}
+
+/// Cuts texts into the tokens of a model's text encoders.
+pub trait Tokenizer: Debug {
+    /// The tokens of `text` for each text encoder, truncated to what it reads.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error>;
+
+    /// Number of tokens of `text` before truncation, and how many are read.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    fn length(&self, text: &str) -> Result<(usize, usize), Error>;
+}
+
+/// Encodes texts.
+pub trait TextEncoder: Debug {
+    /// The conditions of one text without a batch dimension, as they lie in a cache file. The rows of [`TEXT`] are
+    /// those of the text alone, without padding.
+    ///
+    /// # Errors
+    /// If a token is unknown, or memory runs out.
+    fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error>;
+}
+
+/// How a denoiser is held for sampling.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DenoiserOptions {
+    /// Device of the computation.
+    pub device: Device,
+    /// Type of the matrix products, and of matrices that are not quantised.
+    pub compute: Kind,
+    /// Quantisation of the linear layers' matrices.
+    pub quantization: Option<Quantization>,
+    /// Number of blocks that are kept in host memory and streamed to the device.
+    pub streamed: usize,
+}
+
+impl DenoiserOptions {
+    /// Everything on `device`, not quantised.
+    pub fn whole(device: Device, compute: Kind) -> Self {
+        Self {
+            device,
+            compute,
+            quantization: None,
+            streamed: 0,
+        }
+    }
+}
+
+/// A denoiser with LoRAs of the given strengths, which are merged into the weights before quantisation.
+///
+/// # Errors
+/// If there is no such denoiser, a file is missing or damaged, a LoRA is for another model, or memory runs out.
+pub fn load_denoiser(
+    model: &dyn Diffusion,
+    expert: Expert,
+    loras: Vec<(LoraFile, f64)>,
+    options: DenoiserOptions,
+    placer: &mut Placer,
+) -> Result<Box<dyn Denoiser>, Error> {
+    let file = model.weights(Part::Denoiser(expert))?;
+    let count = model.arch().blocks(&file).iter().sum::<usize>();
+    let away = options.streamed.min(count);
+    let streaming = (away > 0).then(|| Streaming {
+        // Evenly spaced.
+        blocks: (0..away).map(|index| index * count / away).collect(),
+        options: SwapOptions::default(),
+    });
+    let tensors = WithLoras::new(Box::new(file), loras)?;
+    let load = Load {
+        compute: options.compute,
+        quantization: options.quantization,
+        streaming,
+    };
+    load.frozen(&tensors, placer, |device, builder| {
+        model.denoiser(expert, device, builder)
+    })
+}
+
+/// A text encoder; with `stream`, its blocks are copied to a GPU one at a time as needed.
+///
+/// # Errors
+/// If a file is missing or damaged, or memory runs out.
+pub fn load_text_encoder(
+    model: &dyn Diffusion,
+    number: usize,
+    compute: Kind,
+    stream: bool,
+    placer: &mut Placer,
+) -> Result<Box<dyn TextEncoder>, Error> {
+    let tensors = model.weights(Part::TextEncoder(number))?;
+    let load = Load {
+        streaming: (stream && placer.device() != Device::Cpu).then(|| Streaming {
+            // As many as there can be.
+            blocks: (0..1024).collect(),
+            options: SwapOptions::default(),
+        }),
+        ..Load::whole(compute)
+    };
+    load.frozen(&tensors, placer, |device, builder| {
+        model.text_encoder(number, device, builder)
+    })
+}
+
+/// The autoencoder.
+///
+/// # Errors
+/// If a file is missing or damaged, or memory runs out.
+pub fn load_autoencoder(
+    model: &dyn Diffusion,
+    compute: Kind,
+    placer: &mut Placer,
+) -> Result<Box<dyn MediaCodec>, Error> {
+    let tensors = model.weights(Part::Autoencoder)?;
+    Load::whole(compute).frozen(&tensors, placer, |device, builder| {
+        model.autoencoder(device, builder)
+    })
+}

@@ -7,7 +7,7 @@
 //!                                     │ config, tensors
 //!                                     ▼
 //! quant, adapters ──▶ model: Builder ──▶ Decoder ──▶ logits
-//!                                    └─▶ wan: Transformer, Autoencoder, TextEncoder
+//!                                    └─▶ diffusion: denoisers, autoencoders, text encoders
 //! ```
 //!
 //! A model is built tensor by tensor from a [`WeightSource`](model::WeightSource): a file, or random numbers.

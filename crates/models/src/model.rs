@@ -12,6 +12,7 @@ mod builder;
 mod decoder;
 mod decoder_config;
 pub mod layers;
+mod load;
 mod quantized;
 mod rope;
 #[cfg(test)]
@@ -19,11 +20,11 @@ mod tests;
 mod weights;
 
 pub use attention_kernel::attention_materialises_scores;
-pub use blocks::Streaming;
-pub(crate) use blocks::{Blocks, Layer};
+pub use blocks::{BlockList, Blocks, Layer, Streaming};
 pub use builder::{Base, Builder};
 pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
 pub(crate) use decoder_config::end_tokens;
 pub use decoder_config::{Architecture, DecoderConfig};
+pub use load::Load;
 pub use rope::{RopeScaling, RopeSettings, Yarn};
 pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

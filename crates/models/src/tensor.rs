@@ -50,7 +50,10 @@ pub(crate) fn copied(tensor: &Tensor) -> Result<Tensor, Error> {
 pub type BaseMap<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, Error>;
 
 /// `map` applied to a frozen tensor; a trainable one is shared instead.
-pub(crate) fn map_frozen(tensor: &Tensor, map: BaseMap<'_>) -> Result<Tensor, Error> {
+///
+/// # Errors
+/// Those of `map`.
+pub fn map_frozen(tensor: &Tensor, map: BaseMap<'_>) -> Result<Tensor, Error> {
     match tensor.requires_grad() {
         true => shared(tensor),
         false => map(tensor),

@@ -78,6 +78,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// What a model says of a config that does not fit it.
+    pub(crate) fn of_config(error: models::Error) -> Self {
+        match error {
+            models::Error::Invalid(reason) => Self::Data(reason),
+            other => other.into(),
+        }
+    }
+
     /// Whether the cause is what the user asked for rather than what happened on the way.
     pub fn is_bad_usage(&self) -> bool {
         match self {

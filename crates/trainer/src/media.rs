@@ -22,7 +22,7 @@ mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
-pub(crate) use fresh::{fresh_parts, fresh_step};
+pub(crate) use fresh::{FRESH_FPS, fresh_parts, fresh_step};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};
 pub(crate) use sources::Source;

@@ -1,4 +1,4 @@
-//! Using a video model: sampling videos, and encoding and decoding on their own.
+//! Using a diffusion model: sampling pictures and videos, and encoding and decoding on their own.
 
 mod output;
 mod pictures;
@@ -8,14 +8,17 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-pub use models::diffusion::lora::{Expert, LoraFile, LoraForm};
+pub use models::diffusion::lora::{LoraFile, LoraForm};
+use models::diffusion::parts::codec::MediaCodec;
 pub use models::diffusion::parts::schedule::Scheduler;
-use models::diffusion::parts::t5::TEXT_ROWS;
-use models::diffusion::wan::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
-pub use models::diffusion::wan::model::{PartPaths, TransformerOptions, WanModel};
-use models::diffusion::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
-use models::diffusion::wan::transformer::Transformer;
+use models::diffusion::parts::tiles::Tiling;
+use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
+use models::diffusion::{
+    Conditions, Denoiser, FirstFrame, load_autoencoder, load_denoiser, load_text_encoder,
+};
+pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at, open};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
+use placement::{Placer, Policy};
 use tch::{Device, Kind, Tensor};
 
 pub use self::output::Output;
@@ -121,20 +124,16 @@ pub struct Made {
 /// # Errors
 /// If the request does not fit the model, a file cannot be read or written, or memory runs out.
 pub fn generate(
-    model: &WanModel,
+    model: &dyn Diffusion,
     request: &Request,
-    options: TransformerOptions,
+    options: DenoiserOptions,
     on_step: &mut dyn FnMut(usize, usize),
 ) -> Result<Made, Error> {
     crate::device::choose_products(options.device)?;
     let _guard = tch::no_grad_guard();
     let plan = Plan::new(model, request)?;
-    if model.may_lack_an_expert() {
-        tracing::warn!(
-            "`{}` is used at all levels of noise, as Wan 2.1 14B: an expert of Wan 2.2 A14B looks alike, and needs \
-             the other one, `--transformer-2`",
-            model.path.display()
-        );
+    if let Some(doubt) = model.doubt() {
+        tracing::warn!("{}", doubt.sampling);
     }
     if request.output.is_none() && request.save_latents.is_none() {
         return Err(Error::Data(
@@ -151,7 +150,10 @@ pub fn generate(
         .transpose()?;
     let noise = noise(model, request, &plan)?.to_device(options.device);
     let loras = |list: &[Lora], expert| -> Result<Vec<(LoraFile, f64)>, Error> {
-        let read = |lora: &Lora| Ok((LoraFile::read(&lora.path, Some(expert))?, lora.strength));
+        let read = |lora: &Lora| {
+            let file = LoraFile::read(&lora.path, model.arch(), Some(expert))?;
+            Ok((file, lora.strength))
+        };
         list.iter().map(read).collect()
     };
     // Read now, so that errors are reported before the long part.
@@ -170,21 +172,24 @@ pub fn generate(
         &texts.into_iter().flatten().collect::<Vec<_>>(),
         options,
     )?;
-    let padded = |rows: &Tensor| -> Result<Tensor, Error> {
-        let rest = TEXT_ROWS - rows.size()[0];
-        let rows = rows
-            .f_constant_pad_nd([0, 0, 0, rest])
-            .map_err(models::Error::from)?;
-        Ok(rows.unsqueeze(0))
+    let image = match request.image.as_deref() {
+        Some(path) => condition(model, path, &plan, options.device)?,
+        None => Conditions::default(),
     };
-    let conditions = Conditions {
-        text: padded(&texts[0])?,
-        negative: texts.get(1).map(padded).transpose()?,
-        image: request
-            .image
-            .as_deref()
-            .map(|path| condition(model, path, &plan, options.device))
-            .transpose()?,
+    let mut texts = texts
+        .into_iter()
+        .map(|mut text| -> Result<Conditions, Error> {
+            text.extend(image.shallow_clone());
+            let batch = model.collate(&[text])?;
+            batch.map(|_, tensor| {
+                let moved = tensor.f_to_device(options.device);
+                moved.map_err(|error| models::Error::from(error).into())
+            })
+        });
+    let mut next = || texts.next().transpose();
+    let conditions = Guided {
+        positive: next()?.ok_or_else(|| Error::Internal("a prompt without a text".into()))?,
+        negative: next()?,
     };
     let mut experts = LazyExperts {
         model,
@@ -206,9 +211,9 @@ pub fn generate(
         write_tensors(path, &[("latents".to_owned(), &latents)])?;
     }
     if let Some(output) = &output {
-        let autoencoder = model.autoencoder(options.device)?;
+        let autoencoder = autoencoder(model, options.device)?;
         let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
-        decode(&autoencoder, &latents, &plan, &mut |picture| {
+        decode(&*autoencoder, &latents, &plan, &mut |picture| {
             writer.push(picture)
         })?;
         writer.finish()?;
@@ -227,7 +232,7 @@ pub fn generate(
 
 /// Decodes latents `[1, channels, frames, height, width]` to frames of RGB bytes.
 pub(crate) fn decode(
-    autoencoder: &Autoencoder,
+    autoencoder: &dyn MediaCodec,
     latents: &Tensor,
     plan: &Plan,
     take: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
@@ -255,22 +260,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(model: &WanModel, request: &Request) -> Result<Self, Error> {
-        let is_5b = model.expand_timesteps;
-        let (width, height, frames, fps) = if is_5b {
-            (1280, 704, 121, 24)
-        } else {
-            (832, 480, 81, 16)
-        };
-        let width = request.width.unwrap_or(width);
-        let height = request.height.unwrap_or(height);
-        let frames = request.num_frames.unwrap_or(frames);
-        let [_, rows, columns] = model.transformer.patch_size;
-        let step = model.autoencoder.scale_factor_spatial;
-        for (name, size, step) in [
-            ("--width", width, step * columns),
-            ("--height", height, step * rows),
-        ] {
+    pub(crate) fn new(model: &dyn Diffusion, request: &Request) -> Result<Self, Error> {
+        let (geometry, defaults) = (model.geometry(), model.defaults()?);
+        let width = request.width.unwrap_or(defaults.size.0);
+        let height = request.height.unwrap_or(defaults.size.1);
+        let frames = request.num_frames.unwrap_or(defaults.frames);
+        let step = geometry.step();
+        for (name, size) in [("--width", width), ("--height", height)] {
             if size < step || size % step != 0 {
                 let (below, above) = ((size / step).max(1) * step, (size / step + 1) * step);
                 return Err(Error::Data(format!(
@@ -278,25 +274,32 @@ impl Plan {
                 )));
             }
         }
-        if frames < 1 || (frames - 1) % FRAMES_PER_LATENT != 0 {
-            let below = (frames.max(1) - 1) / FRAMES_PER_LATENT * FRAMES_PER_LATENT + 1;
-            return Err(Error::Data(format!(
-                "`--num-frames {frames}`: this model needs 4 n + 1 frames, such as {below} or {}",
-                below + FRAMES_PER_LATENT
-            )));
+        let whole = geometry.whole_frames(frames);
+        match geometry.frames {
+            _ if frames == whole => {}
+            Some(per) => {
+                let above = whole + per;
+                return Err(Error::Data(format!(
+                    "`--num-frames {frames}`: this model needs {per} n + 1 frames, such as {whole} or {above}"
+                )));
+            }
+            None => {
+                return Err(Error::Data(format!(
+                    "`--num-frames {frames}`: this model makes pictures, of one frame"
+                )));
+            }
         }
         let usage = |text: &str| Err(Error::Data(text.into()));
-        let (solver, shift) = model.scheduler()?;
         let boundary_ratio = match request.boundary_ratio {
             Some(given) => given,
-            None if model.has_low_noise() && model.boundary_ratio.is_none() => {
+            None if model.has_low_noise() && model.boundary().is_none() => {
                 return Err(Error::Data(format!(
                     "`{}` has two transformers and says no `boundary_ratio`: give `--boundary-ratio` (0.875 for text \
                      to video, 0.9 for image to video)",
-                    model.path.display()
+                    model.path().display()
                 )));
             }
-            None => model.boundary_ratio,
+            None => model.boundary(),
         };
         match (boundary_ratio, model.has_low_noise()) {
             (Some(_), false) => {
@@ -314,19 +317,20 @@ impl Plan {
             }
             _ => {}
         }
-        match (&request.image, model.needs_image(), model.expand_timesteps) {
-            (None, true, _) => {
+        match (&request.image, model.first_frame()) {
+            (None, FirstFrame::Required) => {
                 return usage("this is an image-to-video model: give an image with `--image`");
             }
-            (Some(_), false, false) => {
+            (Some(_), FirstFrame::Never) => {
                 return usage("`--image`: this is a text-to-video model");
             }
             _ => {}
         }
         let sampling = Sampling {
-            scheduler: request.scheduler.unwrap_or(solver),
+            objective: model.objective(),
+            scheduler: request.scheduler.unwrap_or(defaults.scheduler),
             steps: request.num_inference_steps,
-            flow_shift: request.flow_shift.unwrap_or(shift),
+            flow_shift: request.flow_shift.unwrap_or(defaults.shift),
             guidance_scale: request.guidance_scale,
             guidance_scale_2: request.guidance_scale_2,
             boundary_ratio,
@@ -335,22 +339,16 @@ impl Plan {
             width,
             height,
             frames,
-            fps: request.fps.unwrap_or(fps),
+            fps: request.fps.unwrap_or(geometry.fps),
             sampling,
         })
     }
 
     /// `[1, channels, frames, height, width]`
-    pub(crate) fn shape(&self, model: &WanModel) -> [i64; 5] {
-        let step = model.autoencoder.scale_factor_spatial;
-        let frames = (self.frames - 1) / FRAMES_PER_LATENT + 1;
-        [
-            1,
-            model.autoencoder.z_dim,
-            frames,
-            self.height / step,
-            self.width / step,
-        ]
+    pub(crate) fn shape(&self, model: &dyn Diffusion) -> [i64; 5] {
+        model
+            .geometry()
+            .latents(self.width, self.height, self.frames)
     }
 }
 
@@ -363,7 +361,7 @@ fn tiling(plan: &Plan) -> Option<Tiling> {
 }
 
 /// The noise from the file, or drawn from the seed like PyTorch does on the CPU.
-fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
+fn noise(model: &dyn Diffusion, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
     let shape = plan.shape(model);
     let Some(path) = &request.latents else {
         tch::manual_seed(request.seed as i64);
@@ -381,54 +379,69 @@ fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Err
     }
 }
 
-/// The embedding of each text, `[tokens, width]` fp32; the encoder is unloaded afterwards.
-fn encode_texts(
-    model: &WanModel,
-    texts: &[&String],
-    options: TransformerOptions,
-) -> Result<Vec<Tensor>, Error> {
-    let tokenizer = model.tokenizer()?;
-    let encoder = model.text_encoder(options.device, options.compute)?;
-    let encode = |text: &&String| Ok(encoder.encode(&tokenizer.tokens(text)?)?);
-    texts.iter().map(encode).collect()
+/// The autoencoder in fp32.
+pub(crate) fn autoencoder(
+    model: &dyn Diffusion,
+    device: Device,
+) -> Result<Box<dyn MediaCodec>, Error> {
+    let mut placer = Placer::new(device, Policy::default()).map_err(models::Error::from)?;
+    Ok(load_autoencoder(model, Kind::Float, &mut placer)?)
 }
 
-/// The image at `path` as a condition for the model.
+/// The conditions of each text, without a batch dimension; the encoders are unloaded afterwards.
+fn encode_texts(
+    model: &dyn Diffusion,
+    texts: &[&String],
+    options: DenoiserOptions,
+) -> Result<Vec<Conditions>, Error> {
+    let tokenizer = model.tokenizer()?;
+    let tokens = texts.iter().map(|text| tokenizer.tokens(text));
+    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
+    let mut placer = Placer::new(options.device, Policy::default()).map_err(models::Error::from)?;
+    let mut encoded: Vec<Conditions> = texts.iter().map(|_| Conditions::default()).collect();
+    for number in 0..model.text_encoders() {
+        let encoder = load_text_encoder(model, number, options.compute, true, &mut placer)?;
+        for (tokens, encoded) in tokens.iter().zip(&mut encoded) {
+            encoded.extend(encoder.encode(&tokens[number])?);
+        }
+    }
+    Ok(encoded)
+}
+
+/// The image at `path` as conditions for the model, without a batch dimension.
 pub(crate) fn condition(
-    model: &WanModel,
+    model: &dyn Diffusion,
     path: &Path,
     plan: &Plan,
     device: Device,
-) -> Result<ImageCondition, Error> {
-    let picture = pictures::picture(path, plan.width, plan.height)?;
-    let autoencoder = model.autoencoder(device)?;
-    Ok(match model.expand_timesteps {
-        true => ImageCondition::first_frame(&autoencoder, &picture, tiling(plan))?,
-        false => ImageCondition::channels(&autoencoder, &picture, plan.frames, tiling(plan))?,
-    })
+) -> Result<Conditions, Error> {
+    let picture = pictures::picture(path, plan.width, plan.height)?.unsqueeze(0);
+    let codec = autoencoder(model, device)?;
+    Ok(model.first_frame_conditions(&*codec, &picture, plan.frames, tiling(plan))?)
 }
 
-/// Experts that are loaded on demand, one at a time.
+/// Denoisers that are loaded on demand, one at a time.
 struct LazyExperts<'a> {
-    model: &'a WanModel,
-    options: TransformerOptions,
+    model: &'a dyn Diffusion,
+    options: DenoiserOptions,
     /// LoRAs of the high-noise and the low-noise expert, until they are read.
     loras: [Option<Vec<(LoraFile, f64)>>; 2],
-    current: Option<(Expert, Transformer)>,
+    current: Option<(Expert, Box<dyn Denoiser>)>,
 }
 
 impl Experts for LazyExperts<'_> {
-    fn transformer(&mut self, expert: Expert) -> Result<&Transformer, models::Error> {
+    fn denoiser(&mut self, expert: Expert) -> Result<&dyn Denoiser, models::Error> {
         if self.current.as_ref().is_none_or(|(of, _)| *of != expert) {
             self.current = None;
             let loras = self.loras[usize::from(expert == Expert::Low)]
                 .take()
                 .unwrap_or_default();
-            let read = self.model.transformer(expert, loras, self.options)?;
+            let mut placer = Placer::new(self.options.device, Policy::default())?;
+            let read = load_denoiser(self.model, expert, loras, self.options, &mut placer)?;
             self.current = Some((expert, read));
         }
         match &self.current {
-            Some((_, transformer)) => Ok(transformer),
+            Some((_, denoiser)) => Ok(&**denoiser),
             None => unreachable!("it was read just now"),
         }
     }
@@ -445,7 +458,7 @@ pub fn convert_lora(
     expert: Option<Expert>,
 ) -> Result<usize, Error> {
     output::expect_new(to)?;
-    let lora = LoraFile::read(from, expert)?;
+    let lora = LoraFile::read_any(from, expert)?;
     lora.write(to, form)?;
     Ok(lora.modules.len())
 }
@@ -467,10 +480,10 @@ pub enum Coding {
 /// # Errors
 /// If a file cannot be read or written or does not fit the model, or memory runs out.
 pub fn code(
-    model: &WanModel,
+    model: &dyn Diffusion,
     what: &Coding,
     output: &Path,
-    options: TransformerOptions,
+    options: DenoiserOptions,
 ) -> Result<Vec<(String, Vec<i64>)>, Error> {
     crate::device::choose_products(options.device)?;
     let _guard = tch::no_grad_guard();
@@ -479,22 +492,27 @@ pub fn code(
     match what {
         Coding::Texts(texts) => {
             let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), options)?;
-            tensors.extend(encoded.into_iter().map(|rows| ("text", rows)));
+            for (index, text) in encoded.iter().enumerate() {
+                let named = text
+                    .iter()
+                    .map(|(name, rows)| (format!("{name}_{index}"), rows.shallow_clone()));
+                tensors.extend(named);
+            }
         }
         Coding::Media(files) => {
-            let autoencoder = model.autoencoder(options.device)?;
-            for path in files {
+            let autoencoder = autoencoder(model, options.device)?;
+            for (index, path) in files.iter().enumerate() {
                 let pixels = pictures::video(path)?;
                 let latents = autoencoder.encode(&pixels, None);
                 let latents = latents
                     .map_err(|error| Error::Data(format!("`{}`: {error}", path.display())))?;
-                tensors.push(("latents", latents));
+                tensors.push((format!("latents_{index}"), latents));
             }
         }
         Coding::Latents(path) => {
-            let autoencoder = model.autoencoder(options.device)?;
+            let autoencoder = autoencoder(model, options.device)?;
             let file = SafetensorsFile::open(path)?;
-            for name in file.names() {
+            for (index, name) in file.names().into_iter().enumerate() {
                 let latents = file.read(&name, Kind::Float)?;
                 let latents = match latents.size().as_slice() {
                     [1, _, _, _, _] => latents.squeeze_dim(0),
@@ -504,19 +522,14 @@ pub fn code(
                 let pixels = pixels.map_err(|error| {
                     Error::Data(format!("`{}`: `{name}`: {error}", path.display()))
                 })?;
-                tensors.push(("pixels", (pixels.permute([0, 2, 3, 1]) + 1.0) / 2.0));
+                let pixels = (pixels.permute([0, 2, 3, 1]) + 1.0) / 2.0;
+                tensors.push((format!("pixels_{index}"), pixels));
             }
         }
     }
     let named: Vec<(String, Tensor)> = tensors
         .into_iter()
-        .enumerate()
-        .map(|(index, (kind, tensor))| {
-            (
-                format!("{kind}_{index}"),
-                tensor.to_device(Device::Cpu).contiguous(),
-            )
-        })
+        .map(|(name, tensor)| (name, tensor.to_device(Device::Cpu).contiguous()))
         .collect();
     let list: Vec<_> = named
         .iter()

@@ -278,18 +278,21 @@ fn phase_of<'a>(plan: &'a Plan, component: &str) -> Option<&'a PhasePlan> {
     })
 }
 
-/// Where the blocks of `component` are while it is used, with their indices.
+/// Where the blocks of `component` are while it is used, with their indices, which count through all its lists of
+/// blocks.
 fn blocks_in_use(plan: &Plan, component: &str) -> Vec<(usize, Residency)> {
     let placements = phase_of(plan, component).map_or(&[][..], |phase| &phase.placements);
     let own = placements
         .iter()
         .filter(|placed| placed.component == component);
-    own.filter_map(|placed| {
-        let (row, number) = placed.module.rsplit_once('.')?;
-        let is_block = row.ends_with("blocks") || row.ends_with("layers");
-        Some((number.parse().ok().filter(|_| is_block)?, placed.residency))
-    })
-    .collect()
+    let is_block = |module: &str| {
+        let number = module.rsplit_once('.').map(|(_, number)| number);
+        number.is_some_and(|number| number.parse::<usize>().is_ok())
+    };
+    own.filter(|placed| is_block(&placed.module))
+        .enumerate()
+        .map(|(number, placed)| (number, placed.residency))
+        .collect()
 }
 
 /// Indices of the blocks of `component` that are streamed while it is used.

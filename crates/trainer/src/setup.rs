@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use models::diffusion::wan::model::WanModel;
+use models::diffusion;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
 use placement::{Bytes, Placer, Verify};
@@ -24,7 +24,7 @@ use crate::observer::Observer;
 use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
-use crate::task::diffusion::{WanVideo, show_media};
+use crate::task::diffusion::{DiffusionTask, show_media};
 use crate::task::fine_tune::FineTune;
 use crate::task::{ShownData, Task};
 use crate::{Error, device, ranks};
@@ -190,12 +190,12 @@ pub(crate) fn task(
     if config.is_video() {
         let path = video_model(config, observer)?;
         let memory = memory_for_plans(allocator, placer);
-        let task = WanVideo::open(config, &path, placer, memory, observer)?;
+        let task = DiffusionTask::open(config, &path, placer, memory, observer)?;
         return Ok(Box::new(task));
     }
     if let Some(name) = &config.model.name_or_path {
         let places = [PathBuf::from(name), models_folder().join(name)];
-        if places.iter().any(|path| WanModel::is_at(path)) {
+        if places.iter().any(|path| diffusion::is_at(path)) {
             return Err(Error::Data(format!(
                 "`{name}` is a model of videos: set `data.resolution` (and `data.num_frames`) to train it \
                  on videos and images"

@@ -18,6 +18,7 @@ mod sequences;
 mod share;
 mod shown;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
@@ -244,15 +245,21 @@ pub struct AlternatingGroup {
 /// Tensors that go through one forward pass together, by name.
 #[derive(Debug)]
 pub struct Batch {
-    tensors: Vec<(&'static str, Tensor)>,
+    tensors: Vec<(Cow<'static, str>, Tensor)>,
     /// The unit of throughput: for text, the number of tokens without padding.
     pub units: u64,
 }
 
 impl Batch {
     /// A batch of named tensors that counts as `units`.
-    pub fn new(tensors: Vec<(&'static str, Tensor)>, units: u64) -> Self {
-        Self { tensors, units }
+    pub fn new<N: Into<Cow<'static, str>>>(tensors: Vec<(N, Tensor)>, units: u64) -> Self {
+        let tensors = tensors.into_iter();
+        Self {
+            tensors: tensors
+                .map(|(name, tensor)| (name.into(), tensor))
+                .collect(),
+            units,
+        }
     }
 
     /// Number of samples: the length of every tensor.
@@ -288,8 +295,8 @@ impl Batch {
     pub fn narrow(&self, start: i64, length: i64) -> Result<Self, Error> {
         let all = self.rows()?.max(1) as u64;
         let units_before = |row: i64| self.units * row as u64 / all;
-        let narrow = |(name, tensor): &(&'static str, Tensor)| {
-            Ok((*name, tensor.f_narrow(0, start, length)?))
+        let narrow = |(name, tensor): &(Cow<'static, str>, Tensor)| {
+            Ok((name.clone(), tensor.f_narrow(0, start, length)?))
         };
         let tensors = self.tensors.iter().map(narrow);
         Ok(Self {
@@ -303,10 +310,16 @@ impl Batch {
         let tensors = self.tensors.iter();
         Self {
             tensors: tensors
-                .map(|(name, tensor)| (*name, tensor.shallow_clone()))
+                .map(|(name, tensor)| (name.clone(), tensor.shallow_clone()))
                 .collect(),
             units: self.units,
         }
+    }
+
+    /// Names and tensors.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let tensors = self.tensors.iter();
+        tensors.map(|(name, tensor)| (name.as_ref(), tensor))
     }
 
     /// The tensor of this name, if the batch has one.
@@ -333,7 +346,10 @@ impl placement::TensorTree for Batch {
         let Self { tensors, units } = self;
         let tensors = tensors
             .into_iter()
-            .map(|(name, tensor)| Ok((name, map(&path.field(name), tensor)?)))
+            .map(|(name, tensor)| {
+                let mapped = map(&path.field(&name), tensor)?;
+                Ok((name, mapped))
+            })
             .collect::<Result<_, E>>()?;
         Ok(Self { tensors, units })
     }

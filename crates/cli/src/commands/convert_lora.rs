@@ -1,4 +1,4 @@
-//! `surefoot convert-lora`: converts a LoRA for Wan to the names of another program.
+//! `surefoot convert-lora`: converts a LoRA for an image or video model to the names of another program.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use trainer::media_sampling::{self, Expert, LoraForm};
 
 use super::model_options::failure;
 
-/// Convert a LoRA for Wan to the form of another program
+/// Convert a LoRA for an image or video model to the form of another program
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The LoRA: a file in the form of kohya, ComfyUI, diffusers or PEFT, or a PEFT folder

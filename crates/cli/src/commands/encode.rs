@@ -49,9 +49,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         None if !args.media.is_empty() => Coding::Media(args.media.clone()),
         None => Coding::Texts(args.text.clone()),
     };
-    let options = args.model.transformer_options()?;
+    let options = args.model.denoiser_options()?;
     let model = args.parts.open(&path)?;
-    let tensors = media_sampling::code(&model, &what, &args.output, options).map_err(failure)?;
+    let tensors = media_sampling::code(&*model, &what, &args.output, options).map_err(failure)?;
     if json {
         let tensors: serde_json::Map<_, _> = tensors
             .into_iter()

@@ -74,11 +74,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
                 "`{name}` is for language models, and this one makes videos"
             )));
         }
-        let options = args.model.transformer_options()?;
+        let options = args.model.denoiser_options()?;
         let model = args.parts.open(&path)?;
         return args
             .video
-            .run(&model, &args.prompt, args.seed, options, json);
+            .run(&*model, &args.prompt, args.seed, options, json);
     }
     if let Some(name) = args.video.given().or(args.parts.given()) {
         return Err(Failure::usage(format_args!(

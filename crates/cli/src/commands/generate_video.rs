@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::Quantization;
-use trainer::media_sampling::{self, Lora, Request, Scheduler, TransformerOptions, WanModel};
+use trainer::media_sampling::{self, DenoiserOptions, Diffusion, Lora, Request, Scheduler};
 
 use super::model_options::failure;
 
@@ -48,7 +48,7 @@ pub(crate) struct VideoOptions {
     #[arg(long, value_name = "S", value_parser = positive)]
     flow_shift: Option<f64>,
 
-    /// The solver: `unipc` or `euler` [default: the model's]
+    /// The solver: `unipc` or `euler`; `ddim` for models of noise [default: the model's]
     #[arg(long, value_name = "NAME", value_parser = scheduler)]
     scheduler: Option<Scheduler>,
 
@@ -119,7 +119,8 @@ fn scheduler(text: &str) -> Result<Scheduler, String> {
     match text {
         "unipc" => Ok(Scheduler::UniPc),
         "euler" => Ok(Scheduler::Euler),
-        _ => Err("must be `unipc` or `euler`".into()),
+        "ddim" => Ok(Scheduler::Ddim),
+        _ => Err("must be `unipc`, `euler` or `ddim`".into()),
     }
 }
 
@@ -167,10 +168,10 @@ impl VideoOptions {
     /// Generates a video; steps are reported on stderr.
     pub(crate) fn run(
         &self,
-        model: &WanModel,
+        model: &dyn Diffusion,
         prompt: &str,
         seed: u64,
-        options: TransformerOptions,
+        options: DenoiserOptions,
         json: bool,
     ) -> Result<Outcome, Failure> {
         let request = Request {
@@ -194,7 +195,7 @@ impl VideoOptions {
             save_latents: self.save_latents.clone(),
             output: self.output.clone(),
         };
-        let options = TransformerOptions {
+        let options = DenoiserOptions {
             quantization: self.quantization.map(Into::into),
             streamed: match (self.low_vram, self.blocks_to_swap) {
                 (true, _) => usize::MAX,

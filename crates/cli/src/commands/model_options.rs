@@ -7,7 +7,7 @@ use trainer::Observer as _;
 use trainer::device;
 use trainer::hub::{self, ModelKind};
 use trainer::inference::{LanguageModel, LoadOptions};
-use trainer::media_sampling::{PartPaths, TransformerOptions, WanModel};
+use trainer::media_sampling::{self, DenoiserOptions, Diffusion, PartPaths};
 
 use super::train::ProgressDisplay;
 
@@ -15,7 +15,7 @@ use super::train::ProgressDisplay;
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
     /// The model: a Hugging Face folder, a GGUF file, or the name of a model in the cache or on the hub, such as
-    /// `org/name` or `org/name@revision`; for Wan, a diffusers folder, or a single file of the transformer
+    /// `org/name` or `org/name@revision`; for images and videos, a diffusers folder, or a single file of the transformer
     #[arg(long, value_name = "DIR|FILE|NAME")]
     model: PathBuf,
 
@@ -72,7 +72,7 @@ impl PartOptions {
     }
 
     /// The model at `path` with these parts.
-    pub(crate) fn open(&self, path: &Path) -> Result<WanModel, Failure> {
+    pub(crate) fn open(&self, path: &Path) -> Result<Box<dyn Diffusion>, Failure> {
         let parts = PartPaths {
             transformer: self.transformer.clone(),
             transformer_2: self.transformer_2.clone(),
@@ -80,7 +80,7 @@ impl PartOptions {
             text_encoder: self.text_encoder.clone(),
             tokenizer: self.tokenizer.clone(),
         };
-        WanModel::open(path, &parts).map_err(|error| failure(error.into()))
+        media_sampling::open(path, &parts).map_err(|error| failure(error.into()))
     }
 }
 
@@ -95,19 +95,19 @@ impl ModelOptions {
 
     /// Whether a folder or file is a video model.
     pub(crate) fn is_video(path: &Path) -> bool {
-        WanModel::is_at(path)
+        media_sampling::is_at(path)
     }
 
     /// The device and data type of a video model.
-    pub(crate) fn transformer_options(&self) -> Result<TransformerOptions, Failure> {
+    pub(crate) fn denoiser_options(&self) -> Result<DenoiserOptions, Failure> {
         if self.adapter.is_some() {
             return Err(Failure::usage(
-                "`--adapter` is for language models: use `--lora` for a LoRA for Wan",
+                "`--adapter` is for language models: use `--lora` for a LoRA for an image or video model",
             ));
         }
         let device = device::choose(&self.device).map_err(failure)?;
         let compute = trainer::inference::compute_kind(self.bf16);
-        Ok(TransformerOptions::whole(device, compute))
+        Ok(DenoiserOptions::whole(device, compute))
     }
 
     /// Loads the model in `path` for texts of at most `context` tokens.

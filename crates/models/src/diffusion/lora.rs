@@ -1,4 +1,4 @@
-//! LoRA files for Wan's transformer, in the formats that programs read and write.
+//! LoRA files in the formats that programs read and write; the names of a model's layers are those of its [`Arch`].
 //!
 //! | format | a module | read by |
 //! |---|---|---|
@@ -23,8 +23,8 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 pub use self::apply::WithLoras;
-pub use self::names::LINEAR;
 use self::names::{Key, Role, original_module, parse};
+use super::{Arch, Expert};
 use crate::Error;
 use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
 
@@ -51,9 +51,11 @@ impl LoraModule {
     }
 }
 
-/// A LoRA for one expert.
-#[derive(Debug, Default)]
+/// A LoRA for one denoiser.
+#[derive(Debug)]
 pub struct LoraFile {
+    /// The kind of model that it is for.
+    pub arch: &'static Arch,
     /// By diffusers' names of the modules, such as `blocks.0.attn1.to_q`.
     pub modules: BTreeMap<String, LoraModule>,
     /// Changes to whole tensors, by diffusers' names.
@@ -65,7 +67,7 @@ pub struct LoraFile {
 /// How modules are named in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoraForm {
-    /// kohya's, which musubi-tuner also uses: all ten linear layers of every block.
+    /// kohya's, which musubi-tuner also uses: all linear layers of every block.
     Kohya,
     /// ComfyUI's.
     Comfy,
@@ -73,23 +75,39 @@ pub enum LoraForm {
     Diffusers,
 }
 
-/// One of the two transformers of Wan 2.2 A14B.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expert {
-    /// The high-noise expert, or the only transformer.
-    High,
-    /// The low-noise expert.
-    Low,
-}
-
 impl LoraFile {
+    /// One without any change.
+    pub fn new(arch: &'static Arch) -> Self {
+        Self {
+            arch,
+            modules: BTreeMap::new(),
+            differences: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+        }
+    }
+
+    /// Reads a LoRA for whichever of the known models has layers of these names.
+    ///
+    /// # Errors
+    /// As [`LoraFile::read`], for the first of them.
+    pub fn read_any(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
+        let mut first = None;
+        for arch in super::archs() {
+            match Self::read(path, arch, expert) {
+                Ok(file) => return Ok(file),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| Error::Internal("no model is known".into())))
+    }
+
     /// Reads a file in any format, or a PEFT folder. If the file contains both experts, `expert` selects one;
     /// otherwise it is ignored.
     ///
     /// # Errors
     /// If the file is damaged, has an unknown tensor, is not a LoRA, or contains both experts and `expert` is
     /// `None`.
-    pub fn read(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
+    pub fn read(path: &Path, arch: &'static Arch, expert: Option<Expert>) -> Result<Self, Error> {
         let file = match path.is_dir() {
             true => path.join("adapter_model.safetensors"),
             false => path.to_owned(),
@@ -97,7 +115,7 @@ impl LoraFile {
         let tensors = SafetensorsFile::open(&file)?;
         let wrong = |reason: String| Error::file(&file, reason);
         let metadata: BTreeMap<_, _> = tensors.metadata().into_iter().collect();
-        let settings = Settings::find(&file, &metadata)?;
+        let settings = Settings::find(&file, &metadata, arch)?;
         let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
         let mut differences = BTreeMap::new();
         let mut of_other = 0;
@@ -106,7 +124,7 @@ impl LoraFile {
                 module,
                 role,
                 expert: of,
-            } = parse(&name).map_err(wrong)?;
+            } = parse(&name, arch).map_err(wrong)?;
             match (of, expert) {
                 (Some(_), None) => {
                     let reason = format!(
@@ -158,6 +176,7 @@ impl LoraFile {
             return Err(wrong(reason.into()));
         }
         Ok(Self {
+            arch,
             modules,
             differences,
             metadata,
@@ -176,7 +195,7 @@ impl LoraFile {
             let alpha = Tensor::from(module.alpha as f32);
             match form {
                 LoraForm::Kohya => {
-                    let name = original_module(name).replace('.', "_");
+                    let name = original_module(name, self.arch).replace('.', "_");
                     tensors.push((
                         format!("lora_unet_{name}.lora_down.weight"),
                         module.down.shallow_clone(),
@@ -189,7 +208,9 @@ impl LoraFile {
                 }
                 LoraForm::Comfy | LoraForm::Diffusers => {
                     let name = match form {
-                        LoraForm::Comfy => format!("diffusion_model.{}", original_module(name)),
+                        LoraForm::Comfy => {
+                            format!("diffusion_model.{}", original_module(name, self.arch))
+                        }
                         _ => format!("transformer.{name}"),
                     };
                     tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
@@ -200,7 +221,10 @@ impl LoraFile {
         for (name, tensor) in &self.differences {
             let (module, role) = name.rsplit_once('.').unwrap_or((name, ""));
             let role = if role == "bias" { "diff_b" } else { "diff" };
-            let name = format!("diffusion_model.{}.{role}", original_module(module));
+            let name = format!(
+                "diffusion_model.{}.{role}",
+                original_module(module, self.arch)
+            );
             tensors.push((name, tensor.shallow_clone()));
         }
         let metadata = self.metadata_of(form);
@@ -229,7 +253,7 @@ impl LoraFile {
         let missing = self.missing();
         if let Some(first) = missing.first() {
             return invalid(format!(
-                "kohya's form is read by diffusers only with all ten linear layers of every block, and {} \
+                "kohya's form is read by diffusers only with all linear layers of every block, and {} \
                  are missing, such as `{first}`: choose `comfy`",
                 missing.len()
             ));
@@ -237,7 +261,7 @@ impl LoraFile {
         let beside = self
             .modules
             .keys()
-            .find(|name| !name.starts_with("blocks."));
+            .find(|name| self.arch.part_of_block(name).is_none());
         match beside {
             Some(name) => invalid(format!(
                 "kohya's form is read by diffusers only for the layers of blocks, and there is `{name}`: \
@@ -249,19 +273,18 @@ impl LoraFile {
 
     /// Linear layers of blocks that have no module.
     fn missing(&self) -> Vec<String> {
-        let number = |name: &String| -> Option<usize> {
-            name.strip_prefix("blocks.")?
-                .split('.')
-                .next()?
-                .parse()
-                .ok()
-        };
-        let blocks = self.modules.keys().filter_map(number).max();
-        let blocks = blocks.map_or(1, |last| last + 1);
-        let all = (0..blocks)
-            .flat_map(|block| names::LINEAR.map(|(name, _)| format!("blocks.{block}.{name}")));
-        all.filter(|name| !self.modules.contains_key(name))
-            .collect()
+        let mut missing = Vec::new();
+        for list in self.arch.lists {
+            let number = |name: &String| match self.arch.part_of_block(name) {
+                Some((of, number, _)) if of.name == list.name => Some(number),
+                _ => None,
+            };
+            let blocks = self.modules.keys().filter_map(number).max();
+            let blocks = blocks.map_or(1, |last| last + 1);
+            let all = (0..blocks).flat_map(|block| list.linear_layers(block));
+            missing.extend(all.filter(|name| !self.modules.contains_key(name)));
+        }
+        missing
     }
 
     fn metadata_of(&self, form: LoraForm) -> BTreeMap<String, String> {
@@ -278,14 +301,14 @@ impl LoraFile {
             };
             metadata.insert("ss_network_dim".into(), rank.to_string());
             metadata.insert("ss_network_alpha".into(), alpha.to_string());
-            metadata.insert("ss_network_module".into(), "networks.lora_wan".into());
+            metadata.insert("ss_network_module".into(), self.arch.lora.network.into());
         }
         metadata
             .entry("modelspec.sai_model_spec".into())
             .or_insert_with(|| "1.0.1".into());
         metadata
             .entry("modelspec.architecture".into())
-            .or_insert_with(|| "wan/lora".into());
+            .or_insert_with(|| self.arch.lora.architecture.into());
         metadata
     }
 }
@@ -356,7 +379,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn find(file: &Path, metadata: &BTreeMap<String, String>) -> Result<Self, Error> {
+    fn find(file: &Path, metadata: &BTreeMap<String, String>, arch: &Arch) -> Result<Self, Error> {
         let beside: PathBuf = file.with_file_name("adapter_config.json");
         let (text, prefix) = if let Some(text) = metadata.get("lora_adapter_metadata") {
             (text.clone(), "transformer.")
@@ -381,7 +404,10 @@ impl Settings {
         };
         let is_set = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
         if is_set("use_dora") {
-            return Err(wrong("`use_dora` is set: DoRA is not supported for Wan"));
+            return Err(wrong(&format!(
+                "`use_dora` is set: DoRA is not supported for {}",
+                arch.title
+            )));
         }
         let patterns = get("alpha_pattern").and_then(Value::as_object);
         let patterns = patterns.into_iter().flatten();

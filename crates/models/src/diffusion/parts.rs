@@ -1,7 +1,9 @@
 //! What several diffusion models share.
 
+pub mod codec;
 pub mod prompt;
 pub mod rotary;
 pub mod schedule;
 pub mod t5;
+pub mod tiles;
 pub mod unigram;

@@ -4,6 +4,9 @@
 //! remains is a template that contains the adapters. For each use, the template is combined with the tensors
 //! that the swapper has just copied in. The computation is the same either way, so losses are bit-identical.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
 use placement::swap::{BlockSwapper, SwapBuilder, SwapOptions, SwapReport, Weights};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{CheckpointOptions, checkpoint_with};
@@ -17,14 +20,15 @@ use crate::tensor::{BaseMap, frozen_bytes, shared};
 /// Which blocks of a frozen base are streamed, and how.
 #[derive(Debug, Clone)]
 pub struct Streaming {
-    /// Indices of the streamed blocks, from zero.
+    /// Indices of the streamed blocks, from zero. A model with several lists of blocks counts through them, in the
+    /// order in which they are built, which must be that of the forward pass.
     pub blocks: Vec<usize>,
     /// Where they are kept, and the number of device slots.
     pub options: SwapOptions,
 }
 
 /// A block that can be taken apart into its tensors and rebuilt with others.
-pub(crate) trait Layer: Sized + Send + 'static {
+pub trait Layer: Sized + Send + 'static {
     /// Input that all blocks share and that gets no gradient.
     type Shared: Send + 'static;
 
@@ -49,13 +53,75 @@ pub(crate) trait Layer: Sized + Send + 'static {
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error>;
 }
 
-/// The blocks, in order.
+/// A list of blocks, in order: each is resident, or streamed from host memory.
 #[derive(Debug)]
-pub(crate) struct Blocks<L> {
+pub struct Blocks<L> {
     list: Vec<Block<L>>,
-    stream: Option<BlockSwapper>,
+    /// That of all lists of the model, once they are built; `None` if no block of this one is streamed.
+    stream: Option<SharedSwapper>,
     /// Whether activation checkpoints are offloaded to host memory.
-    offload: bool,
+    offload: AtomicBool,
+}
+
+/// The swapper of all lists of a model; empty until the last one is built.
+type SharedSwapper = Arc<OnceLock<BlockSwapper>>;
+
+/// What is asked of a list of blocks, whatever they are made of.
+pub trait BlockList {
+    /// Whether to offload the activation checkpoints of resident blocks to host memory.
+    fn offload_activations(&self, offload: bool);
+
+    /// Statistics of streaming, if anything is streamed; it covers all lists of the model.
+    fn report(&self) -> Option<SwapReport>;
+}
+
+impl<L: Layer> BlockList for Blocks<L> {
+    fn offload_activations(&self, offload: bool) {
+        self.offload.store(offload, Ordering::Relaxed);
+    }
+
+    fn report(&self) -> Option<SwapReport> {
+        let swapper = self.stream.as_ref().and_then(|stream| stream.get());
+        swapper.map(BlockSwapper::report)
+    }
+}
+
+/// The streamed blocks of a model while it is built.
+pub(super) struct Streamer {
+    streaming: Streaming,
+    /// `None` before the first streamed block.
+    builder: Option<SwapBuilder>,
+    swapper: SharedSwapper,
+    /// Number of blocks of the lists so far.
+    count: usize,
+}
+
+impl Streamer {
+    pub(super) fn new(streaming: Streaming) -> Self {
+        Self {
+            streaming,
+            builder: None,
+            swapper: SharedSwapper::default(),
+            count: 0,
+        }
+    }
+
+    /// Packs a block; returns its index in the swapper.
+    fn add(&mut self, device: Device, block: placement::swap::Block) -> Result<usize, Error> {
+        let builder = match &mut self.builder {
+            Some(builder) => builder,
+            none => none.insert(SwapBuilder::new(device, self.streaming.options.clone())?),
+        };
+        Ok(builder.add(block)?)
+    }
+
+    /// Allocates the ring, when all lists are built.
+    pub(super) fn finish(self) -> Result<(), Error> {
+        if let Some(builder) = self.builder {
+            let _ = self.swapper.set(builder.finish()?);
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -70,53 +136,44 @@ enum Block<L> {
 }
 
 impl<L: Layer> Blocks<L> {
-    /// Builds `count` blocks one after the other, and streams those that `builder` selects. Their names are
-    /// `prefix` and their index.
+    /// Builds `count` blocks one after the other, and streams those that `builder` selects, which become usable with
+    /// [`Builder::finish_blocks`]. Their names are `prefix` and their index.
     ///
     /// # Errors
     /// Those of `build`; or there is not enough memory or disk space for the swapper.
-    pub(crate) fn new(
+    pub fn new(
         (prefix, count): (&str, usize),
         device: Device,
         builder: &mut Builder,
         build: impl Fn(usize, &mut Builder) -> Result<L, Error>,
     ) -> Result<Self, Error> {
-        let streaming = builder.take_streaming();
-        let streamed = |index| {
-            let streaming = streaming.as_ref();
-            streaming.is_some_and(|streaming| streaming.blocks.contains(&index))
-        };
-        let mut stream = match &streaming {
-            Some(streaming) if (0..count).any(streamed) => {
-                Some(SwapBuilder::new(device, streaming.options.clone())?)
-            }
-            _ => None,
-        };
         let mut list = Vec::with_capacity(count);
+        let (mut stream, mut offload) = (None, false);
         for index in 0..count {
-            list.push(match &mut stream {
-                Some(stream) if streamed(index) => {
-                    let layer = builder.on_the_host(device, |builder| build(index, builder))?;
-                    let (template, weights) = detach_weights(&layer)?;
-                    let name = format!("{prefix}.{index}");
-                    let number = stream.add(placement::swap::Block { name, weights })?;
-                    Block::Streamed { template, number }
-                }
-                _ => Block::Resident(build(index, builder)?),
+            let streamed = builder.streamer().is_some_and(|streamer| {
+                let number = streamer.count;
+                streamer.count += 1;
+                offload = streamer.streaming.options.offload_inputs;
+                streamer.streaming.blocks.contains(&number)
             });
+            if !streamed {
+                list.push(Block::Resident(build(index, builder)?));
+                continue;
+            }
+            let layer = builder.on_the_host(device, |builder| build(index, builder))?;
+            let (template, weights) = detach_weights(&layer)?;
+            if let Some(streamer) = builder.streamer() {
+                let name = format!("{prefix}.{index}");
+                let number = streamer.add(device, placement::swap::Block { name, weights })?;
+                stream = Some(Arc::clone(&streamer.swapper));
+                list.push(Block::Streamed { template, number });
+            }
         }
-        let stream = stream.map(SwapBuilder::finish).transpose()?;
-        let options = streaming.map(|streaming| streaming.options);
         Ok(Self {
             list,
             stream,
-            offload: options.is_some_and(|options| options.offload_inputs),
+            offload: offload.into(),
         })
-    }
-
-    /// Whether to offload the activation checkpoints of resident blocks to host memory.
-    pub(crate) fn offload_activations(&mut self, offload: bool) {
-        self.offload = offload;
     }
 
     /// Number of blocks.
@@ -127,7 +184,10 @@ impl<L: Layer> Blocks<L> {
     /// Runs `stream` through all blocks. Each also gets `others`, which may need gradients, and `shared`.
     /// Streamed blocks are always recomputed in the backward pass, whatever `pass` says, because their
     /// weights are gone by then.
-    pub(crate) fn forward(
+    ///
+    /// # Errors
+    /// Those of the blocks; or a streamed block does not arrive.
+    pub fn forward(
         &self,
         mut stream: Tensor,
         others: &[Tensor],
@@ -191,11 +251,6 @@ impl<L: Layer> Blocks<L> {
         Ok(sizes)
     }
 
-    /// Statistics of streaming, if anything is streamed.
-    pub(crate) fn report(&self) -> Option<SwapReport> {
-        self.stream.as_ref().map(BlockSwapper::report)
-    }
-
     /// Runs a resident block and keeps only its input for the backward pass.
     fn checkpointed(
         &self,
@@ -206,7 +261,7 @@ impl<L: Layer> Blocks<L> {
         let inputs = reachable(inputs)?;
         let (layer, common) = (layer.with_base(&mut shared)?, L::share(common));
         let options = CheckpointOptions {
-            offload: self.offload,
+            offload: self.offload.load(Ordering::Relaxed),
             ..CheckpointOptions::default()
         };
         let inputs: Vec<&Tensor> = inputs.iter().collect();
@@ -255,7 +310,7 @@ impl<L: Layer> Blocks<L> {
     }
 
     fn source(&self) -> Result<&BlockSwapper, Error> {
-        let stream = self.stream.as_ref();
+        let stream = self.stream.as_ref().and_then(|stream| stream.get());
         stream.ok_or_else(|| Error::Internal("a streamed block without a swapper".into()))
     }
 }

@@ -2,12 +2,14 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::blocks::Streamer;
 use super::layers::{Embedding, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
 use crate::adapters::{Attachment, HEAD};
 use crate::parameters::Parameters;
 use crate::quant::Quantization;
+use crate::tensor::shared;
 use crate::weight::Weight;
 
 /// Whether a model's own weights are trained.
@@ -27,7 +29,9 @@ pub struct Builder<'a> {
     base: Base,
     adapters: Option<&'a mut Attachment>,
     quantization: Option<Quantization>,
-    streaming: Option<Streaming>,
+    streaming: Option<Streamer>,
+    /// The frozen tensors that stay on the device.
+    frozen: Vec<(String, Tensor)>,
     /// Set while a streamed block is built: the device on which its adapters are, and on which it will
     /// compute.
     host_for: Option<Device>,
@@ -49,6 +53,7 @@ impl<'a> Builder<'a> {
             adapters: None,
             quantization: None,
             streaming: None,
+            frozen: Vec::new(),
             host_for: None,
         }
     }
@@ -72,12 +77,37 @@ impl<'a> Builder<'a> {
 
     /// Streams blocks of a frozen base.
     pub fn streamed(self, streaming: Option<Streaming>) -> Self {
-        Self { streaming, ..self }
+        Self {
+            streaming: streaming.map(Streamer::new),
+            ..self
+        }
     }
 
-    /// The streaming settings, for the decoder to apply.
-    pub(super) fn take_streaming(&mut self) -> Option<Streaming> {
-        self.streaming.take()
+    /// What streams blocks, if any are to be.
+    pub(super) fn streamer(&mut self) -> Option<&mut Streamer> {
+        self.streaming.as_mut()
+    }
+
+    /// Makes streamed blocks usable, when the last list of blocks is built. Does nothing if none is streamed.
+    ///
+    /// # Errors
+    /// If the ring cannot be allocated.
+    pub fn finish_blocks(&mut self) -> Result<(), Error> {
+        self.streaming.take().map_or(Ok(()), Streamer::finish)
+    }
+
+    /// Handles ([`Tensor::shallow_clone`]) to the frozen tensors that stay on the device, each under its name and an
+    /// index; those of streamed blocks belong to the swapper. If their storage is moved away, it must be back before the model is used.
+    pub fn take_frozen(&mut self) -> Vec<(String, Tensor)> {
+        std::mem::take(&mut self.frozen)
+    }
+
+    /// Remembers a frozen tensor that is not part of a streamed block.
+    fn remember(&mut self, name: &str, tensor: &Tensor) {
+        if self.host_for.is_none() && !tensor.requires_grad() {
+            let name = format!("{name}.{}", self.frozen.len());
+            self.frozen.push((name, tensor.shallow_clone()));
+        }
     }
 
     /// Puts what `build` creates into host memory, except for adapters, which go to `device`.
@@ -114,6 +144,19 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the source does not have it.
     pub fn matrix(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        decay: bool,
+    ) -> Result<Tensor, Error> {
+        let matrix = self.dense(name, shape, initial, decay)?;
+        self.remember(name, &matrix);
+        Ok(matrix)
+    }
+
+    /// A matrix that is not remembered, because it may be quantised.
+    fn dense(
         &mut self,
         name: &str,
         shape: &[i64],
@@ -191,6 +234,7 @@ impl<'a> Builder<'a> {
             None
         };
         let weight = whole.unwrap_or(table);
+        self.remember(&weight_name, &weight);
         Ok((
             Embedding {
                 weight,
@@ -246,7 +290,11 @@ impl<'a> Builder<'a> {
             Base::Trained => self.parameters.register(name, &tensor, false),
             Base::Frozen(_) => match self.trained_copy(name, &tensor)? {
                 Some(whole) => Ok(whole),
-                None => Ok(tensor.f_to_kind(Kind::Float)?),
+                None => {
+                    let tensor = tensor.f_to_kind(Kind::Float)?;
+                    self.remember(name, &tensor);
+                    Ok(tensor)
+                }
             },
         }
     }
@@ -263,7 +311,7 @@ impl<'a> Builder<'a> {
         initial: Initial,
     ) -> Result<Linear, Error> {
         let weight_name = format!("{name}.weight");
-        let dense = self.matrix(&weight_name, &[outputs, inputs], initial, true)?;
+        let dense = self.dense(&weight_name, &[outputs, inputs], initial, true)?;
         let dense = match name {
             HEAD if !dense.requires_grad() => self.table(HEAD, dense, None)?,
             _ => dense,
@@ -274,6 +322,10 @@ impl<'a> Builder<'a> {
             }
             _ => Weight::Dense(dense),
         };
+        weight.map(&mut |tensor| {
+            self.remember(&weight_name, tensor);
+            shared(tensor)
+        })?;
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?),
             false => None,

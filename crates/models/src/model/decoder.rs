@@ -12,7 +12,7 @@ use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
-use super::blocks::{self, Blocks};
+use super::blocks::{self, BlockList, Blocks};
 use super::layers::{Embedding, Linear, Positions, RmsNorm, Rope};
 use super::{Builder, DecoderConfig, Initial, RopeScaling};
 use crate::Error;
@@ -89,6 +89,7 @@ impl Decoder {
             builder,
             |index, builder| Layer::new(config, index, initial, builder),
         )?;
+        builder.finish_blocks()?;
         let norm = builder.norm("model.norm", hidden, config.rms_norm_eps)?;
         let head = match tied {
             true => tied_head,

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use models::diffusion::wan::model::PartPaths;
+use models::diffusion::PartPaths;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 

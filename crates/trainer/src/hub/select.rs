@@ -1,6 +1,8 @@
 //! Which files of a model are fetched: weights as safetensors, configs, tokenizer and templates. Never
 //! pickles, which can execute code, and never code.
 
+use models::diffusion;
+
 /// The kind of model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelKind {
@@ -27,15 +29,6 @@ const COMPANIONS: [&str; 11] = [
     "tokenizer.model",
 ];
 
-/// The folders of a video model.
-const PARTS: [&str; 6] = [
-    "transformer",
-    "transformer_2",
-    "vae",
-    "text_encoder",
-    "tokenizer",
-    "scheduler",
-];
 const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"];
 
 /// The files to fetch, weights last.
@@ -51,11 +44,10 @@ pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, S
             .into());
     }
     if !is_video && kind == ModelKind::Video {
-        return Err(
-            "has no `model_index.json`: a video model in diffusers' format is needed, such as \
-            `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`"
-                .into(),
-        );
+        return Err(format!(
+            "has no `model_index.json`: a video model in diffusers' format is needed, such as `{}`",
+            diffusion::REGISTRY[0].example
+        ));
     }
     let safe = files.iter().filter(|file| is_safe(file));
     let mut chosen: Vec<&String> = match is_video {
@@ -115,7 +107,8 @@ fn of_video(file: &str) -> bool {
     let is_variant = name
         .strip_suffix(".safetensors")
         .is_some_and(|stem| stem.contains('.'));
-    PARTS.contains(&folder)
+    let known = diffusion::archs();
+    known.iter().any(|arch| arch.folders.contains(&folder))
         && !name.contains('/')
         && !is_variant
         && ENDINGS.iter().any(|ending| name.ends_with(ending))

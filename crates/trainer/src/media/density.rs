@@ -54,8 +54,16 @@ impl Scheme {
 }
 
 impl Density {
-    /// The distribution in `train`, restricted to levels from `low` to `high`.
-    pub(crate) fn new(train: &TrainConfig, low: f64, high: f64) -> Result<Self, Error> {
+    /// The distribution in `train`, restricted to levels from `low` to `high`. `usual` is the shift of models of this
+    /// kind if the config says nothing.
+    ///
+    /// # Errors
+    /// If libtorch cannot compute it.
+    pub(crate) fn new(
+        train: &TrainConfig,
+        usual: f64,
+        (low, high): (f64, f64),
+    ) -> Result<Self, Error> {
         let weighting = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
         let scheme = match weighting {
             WeightingScheme::Uniform | WeightingScheme::Shift => Scheme::Uniform,
@@ -65,7 +73,7 @@ impl Density {
             },
         };
         let unset = match weighting {
-            WeightingScheme::Shift => 5.0,
+            WeightingScheme::Shift => usual,
             _ => 1.0,
         };
         let shift = train.flow_shift.unwrap_or(unset);
@@ -97,7 +105,7 @@ mod tests {
 
     /// Evaluated on a fine grid of uniform numbers.
     fn drawn(train: &TrainConfig, low: f64, high: f64) -> Vec<f64> {
-        let density = Density::new(train, low, high).unwrap();
+        let density = Density::new(train, 5.0, (low, high)).unwrap();
         let grid = (0..2000).map(|index| (f64::from(index) + 0.5) / 2000.0);
         let mut levels: Vec<f64> = grid.map(|u| density.sigma(u).unwrap()).collect();
         levels.sort_by(f64::total_cmp);

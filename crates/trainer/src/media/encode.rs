@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use models::Parameters;
-use models::diffusion::parts::t5::{TEXT_ROWS, TextEncoder};
-use models::diffusion::parts::unigram::TextTokenizer;
-use models::diffusion::wan::autoencoder::{Autoencoder, AutoencoderConfig};
-use models::diffusion::wan::files::PartFile;
-use models::diffusion::wan::model::{Pipeline, WanModel};
-use models::model::{Base, Builder, FileWeights};
+use models::diffusion::parts::codec::MediaCodec;
+use models::diffusion::{
+    Conditions, Diffusion, FirstFrame, Geometry, Part, Tokenizer, load_autoencoder,
+    load_text_encoder,
+};
 use models::pretrained::fingerprint;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
@@ -79,13 +77,15 @@ struct Cut {
 /// What encoding depends on besides the media.
 struct Encoder<'a> {
     config: &'a Config,
-    model: &'a WanModel,
+    model: &'a dyn Diffusion,
+    geometry: Geometry,
     cache: Cache,
     fps: f64,
     /// Pixels along one side of a token.
     step: u32,
     compute: Kind,
-    autoencoder: (AutoencoderConfig, PartFile, String),
+    /// Identifies the autoencoder's weights.
+    autoencoder: String,
     texts: TextKeys,
 }
 
@@ -93,26 +93,25 @@ impl VideoData {
     /// The clips that `config` describes for `model`, and other `texts`; encodes what is not in the cache.
     pub(crate) fn prepare(
         config: &Config,
-        model: &WanModel,
-        patch: i64,
+        model: &dyn Diffusion,
         texts: &[String],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         let folder = cache_folder(config);
-        let part = model.autoencoder_weights()?;
-        let shape = model.autoencoder.clone();
+        let geometry = model.geometry();
         let encoder = Encoder {
             config,
             model,
             cache: Cache::open(&folder)?,
-            fps: frame_rate(config, model.expand_timesteps),
-            step: (shape.scale_factor_spatial * patch) as u32,
+            fps: frame_rate(config, geometry.fps),
+            step: geometry.step() as u32,
+            geometry,
             compute: match config.train.bf16.on(placer.device()) {
                 true => Kind::BFloat16,
                 false => Kind::Float,
             },
-            autoencoder: (shape, part, String::new()),
+            autoencoder: fingerprint(&model.weights(Part::Autoencoder)?)?,
             texts: TextKeys::open(model)?,
         };
         encoder.run(texts, placer, observer)
@@ -121,12 +120,11 @@ impl VideoData {
 
 impl Encoder<'_> {
     fn run(
-        mut self,
+        self,
         texts: &[String],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<VideoData, Error> {
-        self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
         let data = &self.config.data;
         let path = crate::locate::text_path(data)?;
         let mut captions = BTreeMap::new();
@@ -141,7 +139,8 @@ impl Encoder<'_> {
         let empty = self.text_file("", &mut captions)?;
         let others = texts.iter().map(|text| self.text_file(text, &mut captions));
         let others = others.collect::<Result<_, _>>()?;
-        let text_rows = captions.values().map(Vec::len).max().unwrap_or(0) as u64;
+        let lengths = captions.values().flatten().map(Vec::len);
+        let text_rows = lengths.max().unwrap_or(0) as u64;
         let texts = self.encode_texts(&captions, placer, observer)?;
         let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
@@ -161,7 +160,7 @@ impl Encoder<'_> {
     fn plan(
         &self,
         path: &Path,
-        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
         let data = &self.config.data;
@@ -217,19 +216,30 @@ impl Encoder<'_> {
         by: EncodedBy,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
-        let (shape, _, _) = &self.autoencoder;
+        let arch = self.model.arch();
+        let caches = arch.caches.as_ref().ok_or_else(|| {
+            Error::Data(format!(
+                "`data.encoded_by`: no caches of other trainers are read for {}",
+                arch.title
+            ))
+        })?;
         let fit = ModelRequirements {
-            channels: shape.z_dim,
-            side: shape.scale_factor_spatial as u32,
-            patch: self.step / shape.scale_factor_spatial as u32,
-            width: self.model.text_encoder_config(&self.texts.part)?.d_model,
-            pipeline: self.model.pipeline,
+            title: arch.title,
+            caches,
+            geometry: self.geometry,
+            width: self.model.text_width()?,
+            with_first_frame: self.with_first_frame(),
         };
         let clips = encoded_by::import(path, by, &fit, &self.cache, observer)?;
         Ok(clips
             .into_iter()
             .map(|clip| PlannedClip { clip, cut: None })
             .collect())
+    }
+
+    /// Whether clips need conditions of their first frame.
+    fn with_first_frame(&self) -> bool {
+        self.model.first_frame() == FirstFrame::Required
     }
 
     /// The clips to cut from a medium.
@@ -280,10 +290,16 @@ impl Encoder<'_> {
         text: &Path,
     ) -> PlannedClip {
         let numbers = format!(
-            "{}x{} {}+{} at {} {:?} {:?}",
-            size.0, size.1, span.start, span.frames, self.fps, self.compute, self.model.pipeline
+            "{}x{} {}+{} at {} {:?} {}",
+            size.0,
+            size.1,
+            span.start,
+            span.frames,
+            self.fps,
+            self.compute,
+            encoded_by::pipeline(self.with_first_frame())
         );
-        let key = cache::key(&[content, &numbers, &self.autoencoder.2]);
+        let key = cache::key(&[content, &numbers, &self.autoencoder]);
         PlannedClip {
             cut: Some(Cut {
                 source: source.clone(),
@@ -300,7 +316,7 @@ impl Encoder<'_> {
                 key,
                 text: text.to_owned(),
                 shape: (size.0, size.1, span.frames),
-                tokens: u64::from(span.frames.div_ceil(4))
+                tokens: self.geometry.latent_frames(span.frames.into()) as u64
                     * u64::from(size.0 / self.step)
                     * u64::from(size.1 / self.step),
             },
@@ -311,12 +327,13 @@ impl Encoder<'_> {
     fn text_file(
         &self,
         caption: &str,
-        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
     ) -> Result<PathBuf, Error> {
         let tokens = self.texts.tokens(caption)?;
+        let ids: Vec<String> = tokens.iter().map(|ids| format!("{ids:?}")).collect();
         let key = cache::key(&[
             "text",
-            &format!("{tokens:?}"),
+            &ids.join(" "),
             &self.texts.fingerprint,
             &format!("{:?}", self.compute),
         ]);
@@ -328,7 +345,7 @@ impl Encoder<'_> {
     /// Encodes the captions that are not in the cache; returns their number.
     fn encode_texts(
         &self,
-        captions: &BTreeMap<PathBuf, Vec<u32>>,
+        captions: &BTreeMap<PathBuf, Vec<Vec<u32>>>,
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<usize, Error> {
@@ -339,19 +356,24 @@ impl Encoder<'_> {
         if missing.is_empty() {
             return Ok(0);
         }
-        observer.preparing("loading the text encoder");
         let _no_grad = tch::no_grad_guard();
-        let device = placer.device();
-        let shape = self.model.text_encoder_config(&self.texts.part)?;
-        let encoder = built(&self.texts.part, self.compute, placer, |builder| {
-            Ok(TextEncoder::new(&shape, device, builder)?)
-        })?;
-        for (index, (path, tokens)) in missing.iter().enumerate() {
-            observer.preparing(&format!("encoding captions: {index} of {}", missing.len()));
-            let text = encoder.encode(tokens)?.f_to_device(Device::Cpu)?;
-            cache::write(path, &[("text".to_owned(), &text)])?;
+        let (count, last) = (missing.len(), self.model.text_encoders());
+        let mut encoded: Vec<Conditions> = missing.iter().map(|_| Conditions::default()).collect();
+        // One encoder after the other, so that only one is in memory.
+        for number in 0..last {
+            observer.preparing("loading the text encoder");
+            let encoder = load_text_encoder(self.model, number, self.compute, false, placer)?;
+            for (index, (path, tokens)) in missing.iter().enumerate() {
+                observer.preparing(&format!("encoding captions: {index} of {count}"));
+                let text = encoder.encode(&tokens[number])?;
+                let text = text.map(|_, tensor| tensor.f_to_device(Device::Cpu))?;
+                encoded[index].extend(text);
+                if number + 1 == last {
+                    cache::write(path, &named(&std::mem::take(&mut encoded[index])))?;
+                }
+            }
         }
-        Ok(missing.len())
+        Ok(count)
     }
 
     /// Encodes the clips that are not in the cache; returns their number.
@@ -372,29 +394,26 @@ impl Encoder<'_> {
         }
         observer.preparing("loading the autoencoder");
         let _no_grad = tch::no_grad_guard();
-        let device = placer.device();
-        let (shape, part, _) = &self.autoencoder;
-        let autoencoder = built(part, self.compute, placer, |builder| {
-            Ok(Autoencoder::new(shape, device, builder)?)
-        })?;
+        let autoencoder = load_autoencoder(self.model, self.compute, placer)?;
         let count = missing.len();
         for (index, (path, (clip, cut))) in missing.into_iter().enumerate() {
             observer.preparing(&format!("encoding clips: {index} of {count}"));
-            let named = |error: Error| match error {
+            let told = |error: Error| match error {
                 Error::Data(reason) => Error::Data(format!("{}: {reason}", clip.name)),
                 other => other,
             };
-            let (latents, first) = self.encode_clip(&autoencoder, cut).map_err(named)?;
-            let mut tensors = vec![("latents".to_owned(), &latents)];
-            let condition = match self.model.pipeline {
-                Pipeline::Text => None,
-                Pipeline::Image => Some(condition(&autoencoder, &first, cut.span.frames)?),
+            let (latents, first) = self.encode_clip(&*autoencoder, cut).map_err(told)?;
+            let frames = i64::from(cut.span.frames);
+            let conditions = match self.with_first_frame() {
+                false => Conditions::default(),
+                true => {
+                    let (model, codec) = (self.model, &*autoencoder);
+                    let made = model.first_frame_conditions(codec, &first, frames, None)?;
+                    made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?
+                }
             };
-            tensors.extend(
-                condition
-                    .iter()
-                    .map(|tensor| ("condition".to_owned(), tensor)),
-            );
+            let mut tensors = vec![("latents".to_owned(), &latents)];
+            tensors.extend(named(&conditions));
             let finite = |tensor: &Tensor| -> Result<bool, Error> {
                 Ok(f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite())
             };
@@ -411,7 +430,11 @@ impl Encoder<'_> {
     }
 
     /// The latents of a clip, and its first frame, `[1, 3, height, width]` from −1 to 1.
-    fn encode_clip(&self, autoencoder: &Autoencoder, cut: &Cut) -> Result<(Tensor, Tensor), Error> {
+    fn encode_clip(
+        &self,
+        autoencoder: &dyn MediaCodec,
+        cut: &Cut,
+    ) -> Result<(Tensor, Tensor), Error> {
         let (width, height) = (i64::from(cut.size.0), i64::from(cut.size.1));
         let mut encoding = autoencoder.encoding(height, width, None)?;
         let (mut latents, mut first, mut failed) = (Vec::new(), None, None);
@@ -467,11 +490,8 @@ pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
 }
 
 /// Frames per second that media are resampled to.
-pub(super) fn frame_rate(config: &Config, expand_timesteps: bool) -> f64 {
-    config.data.fps.unwrap_or(match expand_timesteps {
-        true => 24.0,
-        false => 16.0,
-    })
+pub(super) fn frame_rate(config: &Config, unset: u32) -> f64 {
+    config.data.fps.unwrap_or(unset.into())
 }
 
 /// The folder for encoded clips and captions.
@@ -492,62 +512,37 @@ pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
         .f_sub_scalar(1.0)?)
 }
 
-/// The first-frame condition of an image-to-video model: a mask of four channels, and the latents of a clip
-/// with that frame followed by grey ones.
-fn condition(autoencoder: &Autoencoder, first: &Tensor, frames: u32) -> Result<Tensor, Error> {
-    let (_, _, height, width) = first.size4()?;
-    let mut encoding = autoencoder.encoding(height, width, None)?;
-    let mut latents = encoding.push(first)?;
-    let grey = first.f_zeros_like()?;
-    for _ in 1..frames {
-        latents.extend(encoding.push(&grey)?);
-    }
-    encoding.finish()?;
-    let latents = Tensor::f_stack(&latents, 1)?.f_to_device(Device::Cpu)?;
-    let (_, count, height, width) = latents.size4()?;
-    let options = (Kind::Float, Device::Cpu);
-    let known = Tensor::f_ones([4, 1, height, width], options)?;
-    let unknown = Tensor::f_zeros([4, count - 1, height, width], options)?;
-    let mask = Tensor::f_cat(&[known, unknown], 1)?;
-    Ok(Tensor::f_cat(&[mask, latents], 0)?)
-}
-
-/// A frozen part of the model, from its file.
-fn built<T>(
-    part: &PartFile,
-    compute: Kind,
-    placer: &mut Placer,
-    build: impl FnOnce(&mut Builder<'_>) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut source = FileWeights::new(part, compute, placer);
-    let mut parameters = Parameters::default();
-    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
-    build(&mut builder)
+/// The tensors of a cache file.
+fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
+    let tensors = conditions.iter();
+    tensors
+        .map(|(name, tensor)| (name.to_owned(), tensor))
+        .collect()
 }
 
 /// The tokenizer, and everything else that the encoding of captions depends on.
 struct TextKeys {
-    tokenizer: TextTokenizer,
-    part: PartFile,
+    tokenizer: Box<dyn Tokenizer>,
     fingerprint: String,
 }
 
 impl TextKeys {
-    fn open(model: &WanModel) -> Result<Self, Error> {
-        let tokenizer = model.tokenizer()?;
-        let part = model.text_encoder_weights()?;
+    fn open(model: &dyn Diffusion) -> Result<Self, Error> {
+        let encoders = (0..model.text_encoders()).map(|number| {
+            let part = model.weights(Part::TextEncoder(number))?;
+            fingerprint(&part)
+        });
         Ok(Self {
-            tokenizer,
-            fingerprint: fingerprint(&part)?,
-            part,
+            tokenizer: model.tokenizer()?,
+            fingerprint: encoders.collect::<Result<Vec<_>, _>>()?.join(" "),
         })
     }
 
     /// The tokens of a caption, at most as many as the model reads, including the end token.
-    fn tokens(&self, caption: &str) -> Result<Vec<u32>, Error> {
-        let count = self.tokenizer.count(caption)?;
-        if count > TEXT_ROWS as usize {
-            tracing::warn!("a caption of {count} tokens is truncated to {TEXT_ROWS}: {caption:?}");
+    fn tokens(&self, caption: &str) -> Result<Vec<Vec<u32>>, Error> {
+        let (count, most) = self.tokenizer.length(caption)?;
+        if count > most {
+            tracing::warn!("a caption of {count} tokens is truncated to {most}: {caption:?}");
         }
         Ok(self.tokenizer.tokens(caption)?)
     }

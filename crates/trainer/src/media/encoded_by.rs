@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use models::diffusion::parts::t5::TEXT_ROWS;
-use models::diffusion::wan::model::Pipeline;
+use models::diffusion::{ForeignCaches, Geometry};
 use models::formats::{SafetensorsFile, TensorSource};
 use tch::{Kind, Tensor};
 
@@ -19,8 +19,6 @@ use crate::Error;
 use crate::config::EncodedBy;
 use crate::observer::Observer;
 
-/// Suffixes of musubi-tuner's latents and texts.
-const MUSUBI: [&str; 2] = ["_wan.safetensors", "_wan_te.safetensors"];
 /// ai-toolkit's folders of latents and of texts, inside the media folder.
 const AI_TOOLKIT: [&str; 2] = ["_latent_cache", "_t_e_cache"];
 /// The suffix of its names after the medium's: `_`, an MD5 in base64, and this.
@@ -30,17 +28,25 @@ const DIGEST: usize = 22;
 
 /// What clips must be like for a model.
 #[derive(Debug)]
-pub(super) struct ModelRequirements {
-    /// Latent channels.
-    pub(super) channels: i64,
-    /// Pixels per latent, in each direction.
-    pub(super) side: u32,
-    /// Latents per token, in each direction.
-    pub(super) patch: u32,
+pub(super) struct ModelRequirements<'a> {
+    /// The kind of model, for people.
+    pub(super) title: &'static str,
+    /// What other trainers call its caches.
+    pub(super) caches: &'a ForeignCaches,
+    /// Sizes of latents.
+    pub(super) geometry: Geometry,
     /// Width of text embeddings.
     pub(super) width: i64,
     /// Whether first-frame conditions are needed.
-    pub(super) pipeline: Pipeline,
+    pub(super) with_first_frame: bool,
+}
+
+/// A word for keys: what the model makes videos from.
+pub(super) fn pipeline(with_first_frame: bool) -> &'static str {
+    match with_first_frame {
+        true => "Image",
+        false => "Text",
+    }
 }
 
 /// The files of one clip.
@@ -71,11 +77,11 @@ struct NamedTensor {
 pub(super) fn import(
     folder: &Path,
     by: EncodedBy,
-    fit: &ModelRequirements,
+    fit: &ModelRequirements<'_>,
     cache: &Cache,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Clip>, Error> {
-    let files = list(folder, by)?;
+    let files = list(folder, by, fit)?;
     let (mut clips, mut wrong, mut unused) = (Vec::new(), Problems::default(), Problems::default());
     for (index, found) in files.iter().enumerate() {
         if index % 16 == 0 {
@@ -101,11 +107,11 @@ pub(super) fn import(
 fn clip_of(
     files: &Files,
     by: EncodedBy,
-    fit: &ModelRequirements,
+    fit: &ModelRequirements<'_>,
     cache: &Cache,
     unused: &mut Problems,
 ) -> Result<Clip, Error> {
-    let text = Text::open(&files.text, by)?;
+    let text = Text::open(&files.text, by, fit)?;
     if text.width != fit.width {
         let (width, needed) = (text.width, fit.width);
         let reason = format!("its rows have the width {width}, but the model needs {needed}");
@@ -119,28 +125,28 @@ fn clip_of(
     if !cache::has(&kept_text) {
         cache::write(&kept_text, &[("text".to_owned(), &text.rows()?)])?;
     }
-    let found = Latents::open(&files.latents, by)?;
+    let found = Latents::open(&files.latents, by, fit)?;
     let [channels, count, height, width] = found.latents.shape;
-    if channels != fit.channels {
-        let needed = fit.channels;
+    let needed = fit.geometry.channels;
+    if channels != needed {
         let reason = format!("its latents have {channels} channels, but the model needs {needed}");
         return Err(wrong(&files.latents, &reason));
     }
-    let patch = i64::from(fit.patch);
+    let patch = fit.geometry.patch;
     if count == 0 || height == 0 || width == 0 || height % patch != 0 || width % patch != 0 {
         let reason = format!(
             "{width} × {height} latents in {count} frames cannot be divided into tokens of {patch} × {patch}"
         );
         return Err(wrong(&files.latents, &reason));
     }
-    let condition = match (fit.pipeline, &found.condition) {
-        (Pipeline::Text, None) => None,
-        (Pipeline::Text, Some(_)) => {
+    let condition = match (fit.with_first_frame, &found.condition) {
+        (false, None) => None,
+        (false, Some(_)) => {
             unused.add(format!("`{}`", name(&files.latents)));
             None
         }
-        (Pipeline::Image, Some(condition)) => {
-            let (channels, needed) = (condition.shape[0], fit.channels + 4);
+        (true, Some(condition)) => {
+            let (channels, needed) = (condition.shape[0], needed + 4);
             if channels != needed {
                 let reason = format!(
                     "its first frame has {channels} channels, but the model needs {needed} (including a mask of four)"
@@ -149,7 +155,7 @@ fn clip_of(
             }
             Some(condition)
         }
-        (Pipeline::Image, None) => {
+        (true, None) => {
             let reason = match by {
                 EncodedBy::Musubi => "it has no first frame: encode again with `--i2v`",
                 EncodedBy::AiToolkit => {
@@ -161,7 +167,7 @@ fn clip_of(
     };
     let key = cache::key(&[
         "latents of",
-        &format!("{by:?} {:?}", fit.pipeline),
+        &format!("{by:?} {}", pipeline(fit.with_first_frame)),
         &cache.content_of(&files.latents)?,
     ]);
     let kept = cache.latents(&key);
@@ -176,7 +182,7 @@ fn clip_of(
         );
         cache::write(&kept, &tensors)?;
     }
-    let pixels = |latents: i64| latents as u32 * fit.side;
+    let pixels = |latents: i64| (latents * fit.geometry.pixels) as u32;
     Ok(Clip {
         name: name(&files.latents),
         key,
@@ -188,22 +194,31 @@ fn clip_of(
 }
 
 /// The clips in `folder`, ordered by name.
-fn list(folder: &Path, by: EncodedBy) -> Result<Vec<Files>, Error> {
+///
+/// # Errors
+/// If a folder cannot be read or has no clips, or a clip has no text.
+fn list(folder: &Path, by: EncodedBy, fit: &ModelRequirements<'_>) -> Result<Vec<Files>, Error> {
     let (found, hint) = match by {
         EncodedBy::Musubi => (
-            musubi(folder)?,
-            "`path` is to be the `cache_directory` of its data set, after `wan_cache_latents.py` and \
-             `wan_cache_text_encoder_outputs.py`",
+            musubi(folder, fit)?,
+            {
+                let [latents, texts] = fit.caches.programs;
+                format!(
+                    "`path` is to be the `cache_directory` of its data set, after `{latents}` and `{texts}`"
+                )
+            },
         ),
         EncodedBy::AiToolkit => (
             ai_toolkit(folder)?,
             "`path` is to be the `folder_path` of its data set, after a run with `cache_latents_to_disk` and \
-             `cache_text_embeddings`",
+             `cache_text_embeddings`"
+                .to_owned(),
         ),
     };
     if found.is_empty() {
         return Err(Error::Data(format!(
-            "there are no Wan latents in `{}`: {hint}",
+            "there are no {} latents in `{}`: {hint}",
+            fit.title,
             folder.display()
         )));
     }
@@ -215,28 +230,28 @@ fn name(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// `NAME[_START-FRAMES]_WIDTHxHEIGHT_wan.safetensors`, and `NAME_wan_te.safetensors`.
-fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
+/// `NAME[_START-FRAMES]_WIDTHxHEIGHT` and the ending of latents, and `NAME` and that of texts.
+fn musubi(folder: &Path, fit: &ModelRequirements<'_>) -> Result<Vec<Files>, Error> {
+    let [ending, of_text] = fit.caches.musubi;
     let (mut latents, mut texts) = (Vec::new(), BTreeMap::new());
     let (mut others, mut wrong) = (Problems::default(), Problems::default());
     for path in entries(folder)? {
         let file = name(&path);
-        if let Some(of) = file.strip_suffix(MUSUBI[1]) {
+        if let Some(of) = file.strip_suffix(of_text) {
             texts.insert(of.to_owned(), path);
-        } else if let Some(clip) = file.strip_suffix(MUSUBI[0]) {
+        } else if let Some(clip) = file.strip_suffix(ending) {
             match clip.rsplit_once('_') {
                 Some((rest, size)) if is_pair(size, 'x') => latents.push((rest.to_owned(), path)),
-                _ => wrong.add(format!("`{file}`: no size before `{}`", MUSUBI[0])),
+                _ => wrong.add(format!("`{file}`: no size before `{ending}`")),
             }
         } else {
             others.add(format!("`{file}`"));
         }
     }
     others.warn(&format!(
-        "in `{}`, these are neither Wan latents nor texts (`*{}`, `*{}`) and are not used",
+        "in `{}`, these are neither {} latents nor texts (`*{ending}`, `*{of_text}`) and are not used",
         folder.display(),
-        MUSUBI[0],
-        MUSUBI[1]
+        fit.title
     ));
     let mut found = Vec::new();
     for (clip, path) in latents {
@@ -249,10 +264,9 @@ fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
                 text: text.clone(),
             }),
             None => wrong.add(format!(
-                "`{}` has no text `{}{}` beside it",
+                "`{}` has no text `{}{of_text}` beside it",
                 name(&path),
-                video.map_or(&*clip, |(video, _)| video),
-                MUSUBI[1]
+                video.map_or(&*clip, |(video, _)| video)
             )),
         }
     }
@@ -339,16 +353,19 @@ fn changed(path: &Path) -> SystemTime {
 
 impl Latents {
     /// Reads the header of a file of latents.
-    fn open(path: &Path, by: EncodedBy) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// When it holds something else.
+    fn open(path: &Path, by: EncodedBy, fit: &ModelRequirements<'_>) -> Result<Self, Error> {
         let file = SafetensorsFile::open(path)?;
         if let Some(architecture) = file
             .metadata()
             .get("architecture")
-            .filter(|name| *name != "wan")
+            .filter(|name| *name != fit.caches.architecture)
         {
             return Err(wrong(
                 path,
-                &format!("it is for `{architecture}`, not for Wan"),
+                &format!("it is for `{architecture}`, not for {}", fit.title),
             ));
         }
         let (mut latents, mut condition) = (None, None);
@@ -439,11 +456,11 @@ impl Text {
     ///
     /// # Errors
     /// When it holds something else, or more rows than the model reads.
-    fn open(path: &Path, by: EncodedBy) -> Result<Self, Error> {
+    fn open(path: &Path, by: EncodedBy, fit: &ModelRequirements<'_>) -> Result<Self, Error> {
         let file = SafetensorsFile::open(path)?;
         let names = file.names();
         let is_text = |name: &String| match by {
-            EncodedBy::Musubi => name.starts_with("varlen_t5_"),
+            EncodedBy::Musubi => name.starts_with(fit.caches.text),
             EncodedBy::AiToolkit => name == "text_embed",
         };
         let [name] = &names[..] else {
@@ -453,7 +470,10 @@ impl Text {
             ));
         };
         if !is_text(name) {
-            return Err(wrong(path, &format!("`{name}` is not a Wan text")));
+            return Err(wrong(
+                path,
+                &format!("`{name}` is not a {} text", fit.title),
+            ));
         }
         let shape = file.shape(name).unwrap_or_default();
         match shape[..] {
@@ -549,7 +569,21 @@ mod tests {
         ] {
             std::fs::write(path(name), "").unwrap();
         }
-        let texts: Vec<_> = musubi(folder.path())
+        let model = models::diffusion::REGISTRY[0];
+        let fit = ModelRequirements {
+            title: model.title,
+            caches: model.caches.as_ref().unwrap(),
+            geometry: Geometry {
+                channels: 16,
+                pixels: 8,
+                patch: 2,
+                frames: Some(4),
+                fps: 16,
+            },
+            width: 4096,
+            with_first_frame: false,
+        };
+        let texts: Vec<_> = musubi(folder.path(), &fit)
             .unwrap()
             .iter()
             .map(|files| name(&files.text))

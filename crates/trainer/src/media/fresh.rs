@@ -23,6 +23,8 @@ use crate::observer::Observer;
 
 /// Increase when the same clips and settings would give other parts.
 const FORMAT: &str = "parts-1";
+/// Frames per second of clips.
+pub(crate) const FRESH_FPS: u32 = 16;
 /// Latents per token, in each direction.
 const PATCH: u32 = 2;
 /// Maximum number of clips that the autoencoder is fitted to, evenly spaced.
@@ -132,7 +134,7 @@ fn find_media(
         if index % 64 == 0 {
             observer.preparing(&format!("looking at the media: {index} of {count}"));
         }
-        let facts = cache.facts(&item.source, frame_rate(config, false))?;
+        let facts = cache.facts(&item.source, frame_rate(config, FRESH_FPS))?;
         let facts = facts.map(|facts| (buckets.of(facts.shape().size), facts));
         let name = item.source.path().display().to_string();
         match facts {
@@ -212,7 +214,7 @@ fn clip(config: &Config, medium: &Medium, span: Span) -> Result<Tensor, Error> {
         size,
     } = medium;
     let mut pictures = Vec::new();
-    let fps = frame_rate(config, false);
+    let fps = frame_rate(config, FRESH_FPS);
     let mut take = |picture| {
         let picture = pixels(&picture).map_err(|error| error.to_string())?;
         pictures.push(picture);

@@ -57,7 +57,7 @@ pub(crate) fn shown_media(
     config: &Config,
     path: &Path,
     step: u32,
-    expand_timesteps: bool,
+    fps: u32,
     count: usize,
 ) -> Result<ShownMedia, Error> {
     let path = std::path::absolute(path).map_err(|error| Error::io("find", path, error))?;
@@ -65,7 +65,7 @@ pub(crate) fn shown_media(
         true => path.clone(),
         false => path.parent().unwrap_or(Path::new("/")).to_owned(),
     };
-    let (buckets, fps) = (buckets(config, step)?, frame_rate(config, expand_timesteps));
+    let (buckets, fps) = (buckets(config, step)?, frame_rate(config, fps));
     let found = sources::find(&path, &config.data)?;
     Ok(ShownMedia {
         fps,

@@ -1,12 +1,11 @@
-//! Trains a LoRA on a Wan transformer, or a transformer from scratch, on encoded clips, by flow matching.
+//! Trains a LoRA on a diffusion model, or a model from scratch, on encoded pictures and clips.
 //!
-//! At noise level σ a clip is (1 − σ) · clean + σ · noise, the model's timestep is 1000 σ, and the loss is
-//! the mean squared error between its output and the velocity noise − clean.
+//! Latents are noised and predicted as the model's [`Objective`](models::diffusion::Objective) says; the loss is the
+//! mean squared error of the prediction.
 
 mod clip_loader;
 mod expert;
 mod lora_file;
-mod memory;
 mod model;
 mod plan;
 mod previews;
@@ -14,13 +13,11 @@ mod share;
 
 use std::cell::RefCell;
 use std::path::Path;
+use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::lora::Expert as Which;
-use models::diffusion::parts::t5::TEXT_ROWS;
-use models::diffusion::wan::model::{Pipeline, WanModel};
-use models::diffusion::wan::transformer::Timesteps;
-use models::formats::{SafetensorsFile, TensorSource};
+use models::diffusion::{self, Conditions, Diffusion, Expert as Which, FIRST_FRAME, Trained};
+use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
 use placement::plan::Memory;
@@ -30,9 +27,8 @@ use tch::{Device, Kind, Tensor};
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, ExpertPlacement, streaming};
-use self::memory::{Trainable, Usage};
-use self::model::{shape, write_model};
-use self::plan::{PlannedExperts, component, has_offloaded_modules};
+use self::model::write_model;
+use self::plan::{PlannedExperts, component, has_offloaded_modules, usage};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, steps_of};
@@ -40,7 +36,9 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
-use crate::media::{Encoded, ShownMedia, VideoData, fresh_step, shown_media, trained_parts};
+use crate::media::{
+    Encoded, FRESH_FPS, ShownMedia, TrainedPart, VideoData, fresh_step, shown_media, trained_parts,
+};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::text::thousands;
@@ -48,8 +46,8 @@ use crate::text::thousands;
 /// Default number of consecutive steps of each of two experts.
 const STEPS_PER_EXPERT: u64 = 10;
 
-/// A video model, what is trained of it, and the clips.
-pub struct WanVideo {
+/// A diffusion model, what is trained of it, and the clips.
+pub struct DiffusionTask {
     /// The trained experts, the high-noise expert first.
     experts: Vec<Expert>,
     residency: RefCell<ExpertPlacement>,
@@ -57,7 +55,7 @@ pub struct WanVideo {
     turn: usize,
     /// Of all experts.
     parameters: Parameters,
-    model: WanModel,
+    model: Arc<dyn Diffusion>,
     data: VideoData,
     previews: Option<Previews>,
     /// The memory plan of a frozen model.
@@ -70,7 +68,7 @@ pub struct WanVideo {
     device: Device,
 }
 
-impl WanVideo {
+impl DiffusionTask {
     /// Opens the model at `path` and the data for `config`, after encoding what is not in the cache. With
     /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and
     /// those at `path`, if any, are ignored. `memory` is the budget for the plan.
@@ -85,13 +83,10 @@ impl WanVideo {
         memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        let model = WanModel::open(path, &config.model.parts())?;
-        let parts = trained_parts(&model, config)?;
-        let shape = shape(config, &model)?;
+        let (model, parts) = opened(config, path)?;
         let mut previews = Previews::open(config, &model, placer.device())?;
         let texts = previews.as_ref().map_or(Vec::new(), Previews::texts);
-        let patch = shape.patch_size[1];
-        let mut data = VideoData::prepare(config, &model, patch, &texts, placer, observer)?;
+        let mut data = VideoData::prepare(config, &*model, &texts, placer, observer)?;
         if let Some(previews) = &mut previews {
             previews.set_texts(std::mem::take(&mut data.texts));
         }
@@ -105,9 +100,9 @@ impl WanVideo {
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
-                let of = (&model, &shape);
                 let shown = previews.is_some();
-                let planned = PlannedExperts::new(config, of, &data, machine, &trained, shown)?;
+                let planned =
+                    PlannedExperts::new(config, &*model, &data, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
             }
         };
@@ -124,9 +119,9 @@ impl WanVideo {
             let expert = match &plan {
                 Some(plan) => {
                     let blocks = streaming(config, plan, part.expert, placer)?;
-                    Expert::open(config, &model, part, blocks, compute, placer)?
+                    Expert::open(config, &*model, part, blocks, compute, placer)?
                 }
-                None => Expert::fresh(config, part, compute, placer)?,
+                None => Expert::fresh(config, &*model, part, compute, placer)?,
             };
             let prefix = match parts.len() {
                 1 => String::new(),
@@ -141,8 +136,7 @@ impl WanVideo {
         let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats.unwrap_or(1) as usize;
         let order = ClipOrder::new(config.seed, &shapes, rows, repeats);
-        let with_condition = model.pipeline == Pipeline::Image;
-        let source = ClipSource::new(&data.training, with_condition);
+        let source = ClipSource::new(&data.training, &model);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
             let train = &config.train;
@@ -161,9 +155,9 @@ impl WanVideo {
             residency: RefCell::new(residency),
             turn: 0,
             parameters,
-            model,
             clips,
-            held_out: ClipSource::new(&data.held_out, with_condition),
+            held_out: ClipSource::new(&data.held_out, &model),
+            model,
             data,
             previews,
             plan,
@@ -194,54 +188,51 @@ impl WanVideo {
     /// Noisy clips at the given levels, without their text where that is dropped.
     fn batch(&self, clips: EncodedClips, dropped: &[bool], sigma: &Tensor) -> Result<Batch, Error> {
         let noise = clips.latents.f_randn_like()?;
+        let mut conditions = clips.conditions;
         if dropped.contains(&true) {
-            let empty = SafetensorsFile::open(&self.data.empty)?.read("text", Kind::Float)?;
-            let missing = TEXT_ROWS - empty.size()[0];
-            let empty = empty.f_constant_pad_nd([0, 0, 0, missing])?;
-            for (row, _) in dropped.iter().enumerate().filter(|(_, dropped)| **dropped) {
-                clips.text.f_get(row as i64)?.f_copy_(&empty)?;
+            let mut rows = clips.rows;
+            for (row, _) in rows
+                .iter_mut()
+                .zip(dropped)
+                .filter(|(_, dropped)| **dropped)
+            {
+                row.extend(Conditions::read(
+                    &SafetensorsFile::open(&self.data.empty)?,
+                    &[],
+                )?);
             }
+            conditions = self.model.collate(&rows)?;
         }
         let mut tensors = vec![
-            ("noise", noise),
-            ("latents", clips.latents),
-            ("sigma", sigma.shallow_clone()),
-            ("text", clips.text),
+            ("noise".to_owned(), noise),
+            ("latents".to_owned(), clips.latents),
+            ("sigma".to_owned(), sigma.shallow_clone()),
         ];
-        tensors.extend(clips.condition.map(|condition| ("condition", condition)));
+        let conditions = conditions.iter();
+        tensors.extend(conditions.map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())));
         Ok(Batch::new(tensors, clips.tokens))
     }
 
     /// The mean squared error of each clip of a batch, `[rows]`; batch and expert are on the device.
     fn losses(&self, expert: &Expert, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
         let (clean, noise) = (batch.get("latents")?, batch.get("noise")?);
-        let sigma = batch.get("sigma")?.f_to_kind(Kind::Float)?;
-        let level = sigma.f_view([-1, 1, 1, 1, 1])?;
-        let kept = level.f_neg()?.f_add_scalar(1.0)?;
-        let mut noisy = clean.f_mul(&kept)?.f_add(&noise.f_mul(&level)?)?;
-        let time = sigma.f_mul_scalar(1000.0)?;
-        let frames = clean.size()[2];
-        let given = self.config.data.image_to_video == Some(true) && frames > 1;
-        let times = match given {
-            false => Timesteps::Uniform(time),
-            true => {
-                let first = clean.f_narrow(2, 0, 1)?;
-                let rest = noisy.f_narrow(2, 1, frames - 1)?;
-                noisy = Tensor::f_cat(&[first, rest], 2)?;
-                Timesteps::FirstFrame {
-                    first: time.f_zeros_like()?,
-                    others: time,
-                }
+        let sigma = batch.get("sigma")?;
+        let mut conditions = Conditions::default();
+        for (name, tensor) in batch.iter() {
+            if !["latents", "noise", "sigma"].contains(&name) {
+                conditions.insert(name, tensor.shallow_clone());
             }
-        };
-        let input = match batch.find("condition") {
-            Some(condition) => Tensor::f_cat(&[&noisy, condition], 1)?,
-            None => noisy,
-        };
-        let velocity = expert
-            .model
-            .velocity(&input, &times, batch.get("text")?, pass)?;
-        let mut apart = velocity.f_sub(&noise.f_sub(clean)?)?;
+        }
+        let frames = clean.size5()?.2;
+        let given = self.config.data.image_to_video == Some(true) && frames > 1;
+        if given {
+            conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
+        }
+        let objective = self.model.objective();
+        let noisy = objective.noisy(clean, noise, sigma)?;
+        let times = objective.times(sigma)?;
+        let prediction = expert.model.predict(&noisy, &times, &conditions, pass)?;
+        let mut apart = prediction.f_sub(&objective.target(clean, noise, sigma)?)?;
         if given {
             apart = apart.f_narrow(2, 1, frames - 1)?;
         }
@@ -249,6 +240,23 @@ impl WanVideo {
             .f_square()?
             .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
     }
+}
+
+/// The model at `path`, and what of it is trained.
+fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
+    let model = diffusion::open(path, &config.model.parts())?;
+    let parts = trained_parts(&*model, config)?;
+    let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
+    model
+        .check_training(&experts, config.data.image_to_video)
+        .map_err(Error::of_config)?;
+    if model.geometry().frames.is_none() && config.data.num_frames.is_some() {
+        return Err(Error::Data(format!(
+            "`data.num_frames`: `{}` makes pictures; remove the key",
+            path.display()
+        )));
+    }
+    Ok((model.into(), parts))
 }
 
 /// The media of a run on the model in `path` or on one trained from scratch; loads no weights.
@@ -259,12 +267,11 @@ pub(crate) fn show_media(
 ) -> Result<ShownMedia, Error> {
     let media = crate::locate::text_path(&config.data)?;
     let Some(path) = path else {
-        return shown_media(config, &media, fresh_step(config), false, count);
+        return shown_media(config, &media, fresh_step(config), FRESH_FPS, count);
     };
-    let model = WanModel::open(path, &config.model.parts())?;
-    let patch = shape(config, &model)?.patch_size[1];
-    let step = (model.autoencoder.scale_factor_spatial * patch) as u32;
-    shown_media(config, &media, step, model.expand_timesteps, count)
+    let (model, _) = opened(config, path)?;
+    let geometry = model.geometry();
+    shown_media(config, &media, geometry.step() as u32, geometry.fps, count)
 }
 
 /// Only encodes the data of a run on the model in `path`.
@@ -274,12 +281,10 @@ pub(crate) fn encode_data(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
-    let model = WanModel::open(path, &config.model.parts())?;
-    let shape = shape(config, &model)?;
+    let (model, _) = opened(config, path)?;
     let previews = Previews::open(config, &model, placer.device())?;
     let texts = previews.map_or(Vec::new(), |previews| previews.texts());
-    let patch = shape.patch_size[1];
-    let data = VideoData::prepare(config, &model, patch, &texts, placer, observer)?;
+    let data = VideoData::prepare(config, &*model, &texts, placer, observer)?;
     Ok(Encoded {
         folder: data.folder,
         clips: data.training.len(),
@@ -289,7 +294,7 @@ pub(crate) fn encode_data(
     })
 }
 
-impl Task for WanVideo {
+impl Task for DiffusionTask {
     fn description(&self) -> String {
         let first = &self.experts[0];
         let which = match (self.experts.len(), first.which) {
@@ -303,11 +308,9 @@ impl Task for WanVideo {
         let ranges = ranges.collect::<Vec<_>>().join(" and from ");
         let parameters = thousands(self.parameters.count());
         let Some(lora) = &first.lora else {
-            let shape = first.model.config();
             return format!(
-                "{parameters} parameters, {} layers of width {}, {}, all trained at noise levels from {ranges}",
-                shape.num_layers,
-                shape.width(),
+                "{parameters} parameters, {}, {}, all trained at noise levels from {ranges}",
+                first.model.description(),
                 match self.compute {
                     Kind::BFloat16 => "bf16",
                     _ => "fp32",
@@ -317,7 +320,7 @@ impl Task for WanVideo {
         format!(
             "{}{which}, with a LoRA of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
              from {ranges}",
-            self.model.path.display(),
+            self.model.path().display(),
             lora.adapter.config.rank,
             lora.adapter.modules.len(),
             if self.experts.len() > 1 {
@@ -370,7 +373,6 @@ impl Task for WanVideo {
     }
 
     fn footprint(&self) -> Footprint {
-        let shape = self.experts[0].model.config();
         // The other experts may be offloaded.
         let on_device = |plan: &MemoryPlan| {
             let phases = plan.plan.phases.iter().take(self.experts.len());
@@ -380,13 +382,17 @@ impl Task for WanVideo {
         let base = self.plan.as_ref().map_or(0, on_device);
         let first = component(self.experts[0].which);
         let streamed = self.plan.as_ref().map(|plan| plan.streamed_of(first));
-        let learns = Trainable::of(&self.experts[0].parameters, shape);
+        let first = &self.experts[0];
+        let trained = Trained::of(&first.parameters, self.model.arch(), first.blocks);
         let machine = (self.compute, self.device);
         let streamed = streamed.unwrap_or_default();
-        let usage = Usage::new(&self.config, &self.data, machine, learns, streamed);
+        let usage = usage(&self.config, &self.data, machine, trained, streamed);
+        // The weights were read, so that this can be, too.
+        let kept = self.model.kept(&usage).unwrap_or_default();
         Footprint {
             weights: base + self.parameters.count() * 4,
-            ..usage.footprint(shape)
+            activations: kept.activations,
+            logits: kept.temporary,
         }
     }
 
@@ -398,7 +404,8 @@ impl Task for WanVideo {
     }
 
     fn streamed(&self) -> Option<SwapReport> {
-        self.experts[0].model.streamed()
+        let lists = self.experts[0].model.lists();
+        lists.into_iter().find_map(|list| list.report())
     }
 
     fn starts_trained(&self) -> bool {
@@ -526,14 +533,14 @@ impl Task for WanVideo {
                 1 => folder.to_owned(),
                 _ => folder.join(expert.name()),
             };
-            expert.export(&self.config, &self.model, folder, &peft)?;
+            expert.export(&self.config, &*self.model, folder, &peft)?;
         }
         Ok(true)
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         match self.is_fresh() {
-            true => write_model(&self.model.path, folder, &self.parameters),
+            true => write_model(self.model.path(), folder, &self.parameters),
             false => self.export_adapter(folder).map(drop),
         }
     }

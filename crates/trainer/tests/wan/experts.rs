@@ -6,7 +6,7 @@ use std::path::Path;
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::Bytes;
 use placement::plan::{Memory, PhasePlan, Residency};
-use surefoot_trainer::task::diffusion::WanVideo;
+use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::{Allocator, Error, NoObserver, Stop, Summary};
 use tch::Kind;
 
@@ -141,7 +141,7 @@ fn run_with(place: &Place, overrides: &[&str], memory: Memory) -> Result<Summary
         &stop,
         |placer, observer| {
             let path = place.path("model");
-            let task = WanVideo::open(&config, &path, placer, memory, observer)?;
+            let task = DiffusionTask::open(&config, &path, placer, memory, observer)?;
             Ok(Box::new(task))
         },
     )

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use models::quant::Quantization;
-use surefoot_trainer::media_sampling::{
-    PartPaths, Request, TransformerOptions, WanModel, generate,
-};
+use surefoot_trainer::media_sampling::{DenoiserOptions, PartPaths, Request, generate, open};
 use tch::{Device, Kind, Tensor};
 
 use super::place::{Place, weights};
@@ -69,7 +67,7 @@ fn made_by(
     quantization: Option<Quantization>,
     streamed: usize,
 ) -> Tensor {
-    let model = WanModel::open(&place.path("model"), parts).unwrap();
+    let model = open(&place.path("model"), parts).unwrap();
     let path = place.path(&format!("{name}.safetensors"));
     let request = Request {
         prompt: "a grey cat".into(),
@@ -92,12 +90,12 @@ fn made_by(
         save_latents: Some(path.clone()),
         output: None,
     };
-    let options = TransformerOptions {
+    let options = DenoiserOptions {
         quantization,
         streamed,
-        ..TransformerOptions::whole(Device::Cpu, Kind::Float)
+        ..DenoiserOptions::whole(Device::Cpu, Kind::Float)
     };
-    generate(&model, &request, options, &mut |_, _| ()).unwrap();
+    generate(&*model, &request, options, &mut |_, _| ()).unwrap();
     let file = SafetensorsFile::open(&path).unwrap();
     file.read("latents", Kind::Float).unwrap()
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::{
-    PartPaths, Request, TransformerOptions, WanModel, generate,
+    DenoiserOptions, Expert, PartPaths, Request, generate, open,
 };
 use tch::{Device, Kind};
 
@@ -53,11 +53,11 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     assert!(!run.join("adapter").exists());
 
     let model = run.join("model");
-    let folder = WanModel::open(&model, &PartPaths::default()).unwrap();
-    assert_eq!(
-        (folder.transformer.num_layers, folder.transformer.width()),
-        (2, 16)
-    );
+    let folder = open(&model, &PartPaths::default()).unwrap();
+    let shape = folder.denoiser_config(Expert::High).unwrap();
+    let number = |key: &str| shape[key].as_i64().unwrap();
+    let width = number("num_attention_heads") * number("attention_head_dim");
+    assert_eq!((number("num_layers"), width), (2, 16));
     let made = place.path("made");
     let request = Request {
         prompt: "a dog runs".into(),
@@ -80,8 +80,8 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         save_latents: None,
         output: Some(made.clone()),
     };
-    let options = TransformerOptions::whole(Device::Cpu, Kind::Float);
-    generate(&folder, &request, options, &mut |_, _| ()).unwrap();
+    let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
+    generate(&*folder, &request, options, &mut |_, _| ()).unwrap();
     assert_eq!(fs::read_dir(&made).unwrap().count(), 5);
 
     let base = format!("model.name_or_path={}", model.display());

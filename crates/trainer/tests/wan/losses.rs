@@ -4,7 +4,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::NoObserver;
 use surefoot_trainer::optim::{AdamW, Gradients};
-use surefoot_trainer::task::diffusion::WanVideo;
+use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::task::{Batch, Task};
 use tch::{Device, Kind};
 
@@ -21,7 +21,8 @@ fn check(place: &Place, folder: &str, names: &[&str], more: &[&str]) {
     let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
     let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
     let model = place.path("model");
-    let mut task = WanVideo::open(&config, &model, &mut placer, memory, &mut NoObserver).unwrap();
+    let mut task =
+        DiffusionTask::open(&config, &model, &mut placer, memory, &mut NoObserver).unwrap();
     let expected = golden(&format!("{folder}/expected.safetensors"));
     let file = SafetensorsFile::open(&expected).unwrap();
     let read = |name: &str| file.read(name, Kind::Float).unwrap();

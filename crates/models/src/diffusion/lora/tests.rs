@@ -5,7 +5,9 @@ use tch::Device;
 
 use super::*;
 use crate::Parameters;
-use crate::diffusion::wan::files::{Part, PartFile};
+use crate::diffusion::files::PartFile;
+use crate::diffusion::wan::ARCH;
+use crate::diffusion::wan::names::TRANSFORMER;
 use crate::diffusion::wan::transformer::{Timesteps, Transformer, TransformerConfig};
 use crate::formats::write_tensors;
 use crate::golden::golden;
@@ -19,12 +21,12 @@ fn path(form: &str) -> PathBuf {
 }
 
 fn lora(form: &str) -> LoraFile {
-    LoraFile::read(&path(form), None).unwrap()
+    LoraFile::read(&path(form), &ARCH, None).unwrap()
 }
 
 fn base() -> Box<dyn TensorSource> {
     let folder = golden("wan/transformer-t2v");
-    Box::new(PartFile::open(Part::Transformer, &folder).unwrap())
+    Box::new(PartFile::open(&TRANSFORMER, &folder).unwrap())
 }
 
 fn velocity(loras: Vec<(LoraFile, f64)>) -> Tensor {
@@ -130,7 +132,7 @@ fn with(keys: &[(&str, &[i64])]) -> Result<LoraFile, Error> {
         .map(|(key, tensor)| (key.clone(), tensor))
         .collect();
     write_tensors(&path, &tensors).unwrap();
-    LoraFile::read(&path, None)
+    LoraFile::read(&path, &ARCH, None)
 }
 
 #[test]
@@ -237,7 +239,7 @@ fn both_experts_in_one_file_are_read_one_at_a_time() {
     ];
     write_tensors(&path, &tensors).unwrap();
     for (expert, expected) in [(Expert::High, &high), (Expert::Low, &low)] {
-        let lora = LoraFile::read(&path, Some(expert)).unwrap();
+        let lora = LoraFile::read(&path, &ARCH, Some(expert)).unwrap();
         assert_eq!(&lora.modules["blocks.0.ffn.net.0.proj"].down, expected);
     }
 }
@@ -257,7 +259,7 @@ fn what_a_form_cannot_hold_is_refused() {
         "{error}"
     );
     partial.write(&out, LoraForm::Comfy).unwrap();
-    assert_eq!(LoraFile::read(&out, None).unwrap().modules.len(), 19);
+    assert_eq!(LoraFile::read(&out, &ARCH, None).unwrap().modules.len(), 19);
     let change = Tensor::ones([4], (Kind::Float, Device::Cpu));
     partial
         .differences

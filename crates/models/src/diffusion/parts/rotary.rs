@@ -61,6 +61,7 @@ impl Rotary {
         )
     }
 
+    /// A second handle to the same rotations.
     pub fn shallow_clone(&self) -> Self {
         Self {
             rotations: self.rotations.shallow_clone(),

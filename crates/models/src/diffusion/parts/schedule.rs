@@ -1,16 +1,15 @@
-//! From noise to latents: solvers for models that predict a velocity.
+//! From noise to latents: solvers.
 //!
-//! At noise level σ a sample is (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean.
 //! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023), variant B₂(h), predicting clean samples;
-//! [`Scheduler::Euler`] is Euler's method.
+//! [`Scheduler::Euler`] is Euler's method. Both are for flow models: at noise level σ a sample is
+//! (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean. [`Scheduler::Ddim`] is DDIM without
+//! noise (Song et al., 2020), for every [`Objective`].
 
 use tch::{Kind, Tensor};
 
 use crate::Error;
+use crate::diffusion::objective::{Objective, TRAIN_STEPS};
 use crate::tensor::to_kind;
-
-/// Number of noise levels that the models were trained with.
-const TRAIN_STEPS: f64 = 1000.0;
 
 /// A solver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +18,8 @@ pub enum Scheduler {
     UniPc,
     /// Euler's method.
     Euler,
+    /// DDIM.
+    Ddim,
 }
 
 /// The noise levels of a run.
@@ -26,7 +27,7 @@ pub enum Scheduler {
 pub struct Schedule {
     /// σ before each step, and 0 after the last.
     pub sigmas: Vec<f32>,
-    /// The timestep passed to the model before each step, from 1000 down.
+    /// The time passed to the model before each step, see [`Objective::times`].
     pub timesteps: Vec<f32>,
 }
 
@@ -35,7 +36,17 @@ impl Schedule {
     ///
     /// # Errors
     /// If there is no step, or the shift is not positive.
-    pub fn new(scheduler: Scheduler, steps: usize, shift: f64) -> Result<Self, Error> {
+    pub fn new(
+        scheduler: Scheduler,
+        objective: &Objective,
+        steps: usize,
+        shift: f64,
+    ) -> Result<Self, Error> {
+        if scheduler != Scheduler::Ddim && *objective != Objective::FLOW {
+            return Err(Error::Invalid(
+                "`unipc` and `euler` are for flow models; this one is sampled by `ddim`".into(),
+            ));
+        }
         if steps == 0 || !shift.is_finite() || shift <= 0.0 {
             return Err(Error::Invalid(format!(
                 "{steps} steps with a shift of {shift}: there must be a step, and the shift must be \
@@ -44,6 +55,15 @@ impl Schedule {
         }
         let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
         Ok(match scheduler {
+            Scheduler::Ddim => {
+                let levels = (0..steps).map(|step| shifted(1.0 - step as f64 / steps as f64));
+                let levels: Vec<f32> = levels.map(|level| level as f32).collect();
+                let times = objective.times(&Tensor::f_from_slice(&levels)?)?;
+                Self {
+                    timesteps: Vec::<f32>::try_from(&times)?,
+                    sigmas: levels.into_iter().chain([0.0]).collect(),
+                }
+            }
             Scheduler::UniPc => {
                 let step = (1.0 / TRAIN_STEPS - 1.0) / steps as f64;
                 let levels = (0..steps).map(|index| shifted(1.0 + index as f64 * step));
@@ -101,6 +121,7 @@ impl Schedule {
 #[derive(Debug)]
 pub struct Sampler {
     scheduler: Scheduler,
+    objective: Objective,
     schedule: Schedule,
     /// The next step.
     index: usize,
@@ -112,9 +133,10 @@ pub struct Sampler {
 
 impl Sampler {
     /// A solver before its first step.
-    pub fn new(scheduler: Scheduler, schedule: Schedule) -> Self {
+    pub fn new(scheduler: Scheduler, objective: Objective, schedule: Schedule) -> Self {
         Self {
             scheduler,
+            objective,
             schedule,
             index: 0,
             clean: Vec::new(),
@@ -127,7 +149,15 @@ impl Sampler {
         self.schedule.timesteps.get(self.index).copied()
     }
 
-    /// The sample after this step, from the sample before it and the velocity there.
+    /// The noise level before the next step, from 0 to 1; `None` after the last step.
+    pub fn level(&self) -> Option<f32> {
+        self.timestep().map(|_| self.schedule.sigmas[self.index])
+    }
+
+    /// The sample after this step, from the sample before it and the model's prediction there.
+    ///
+    /// # Errors
+    /// If there is no step left, shapes differ, or memory runs out.
     pub fn step(&mut self, velocity: &Tensor, sample: &Tensor) -> Result<Tensor, Error> {
         if self.index >= self.schedule.steps() {
             return Err(Error::Internal("a step after the last one".into()));
@@ -136,6 +166,13 @@ impl Sampler {
         let sample = to_kind(sample, Kind::Float)?;
         let [here, next] = [0, 1].map(|after| f64::from(self.schedule.sigmas[self.index + after]));
         let result = match self.scheduler {
+            Scheduler::Ddim => {
+                let (clean, noise) = self.objective.split(&velocity, &sample, here)?;
+                let (signal, rate) = self.objective.rates(next);
+                clean
+                    .f_mul_scalar(signal)?
+                    .f_add(&noise.f_mul_scalar(rate)?)?
+            }
             Scheduler::Euler => sample.f_add(&velocity.f_mul_scalar(next - here)?)?,
             Scheduler::UniPc => {
                 let clean = sample.f_sub(&velocity.f_mul_scalar(here)?)?;
@@ -233,6 +270,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::diffusion::Prediction;
     use crate::formats::{SafetensorsFile, TensorSource};
     use crate::golden::golden;
 
@@ -253,7 +291,7 @@ mod tests {
     #[test]
     fn tables_are_those_of_diffusers() {
         for (scheduler, steps, shift, table) in tables() {
-            let schedule = Schedule::new(scheduler, steps, shift).unwrap();
+            let schedule = Schedule::new(scheduler, &Objective::FLOW, steps, shift).unwrap();
             let theirs = |key: &str| -> Vec<f32> {
                 let numbers = table[key].as_array().unwrap().iter();
                 numbers.map(|n| n.as_f64().unwrap() as f32).collect()
@@ -268,8 +306,8 @@ mod tests {
     fn samples_are_those_of_diffusers() {
         let file = SafetensorsFile::open(&golden("wan/schedulers/expected.safetensors")).unwrap();
         for (scheduler, steps, shift, table) in tables() {
-            let schedule = Schedule::new(scheduler, steps, shift).unwrap();
-            let mut sampler = Sampler::new(scheduler, schedule);
+            let schedule = Schedule::new(scheduler, &Objective::FLOW, steps, shift).unwrap();
+            let mut sampler = Sampler::new(scheduler, Objective::FLOW, schedule);
             let mut sample = file.read("start", Kind::Float).unwrap();
             while let Some(time) = sampler.timestep() {
                 let wave = (&sample * 3.0 + f64::from(time) / 200.0).cos() * 0.3;
@@ -285,10 +323,41 @@ mod tests {
         }
     }
 
+    /// A model that knows the clean sample leads there from any noise, in any number of steps.
+    #[test]
+    fn ddim_ends_at_the_clean_sample_that_is_predicted() {
+        let options = (Kind::Float, tch::Device::Cpu);
+        let (clean, noise) = (
+            Tensor::randn([1, 4], options),
+            Tensor::randn([1, 4], options),
+        );
+        for prediction in [Prediction::Epsilon, Prediction::V] {
+            let objective = Objective::scaled_linear(0.00085, 0.012, prediction);
+            for steps in [1, 3, 20] {
+                let schedule = Schedule::new(Scheduler::Ddim, &objective, steps, 1.0).unwrap();
+                assert_eq!(schedule.timesteps[0], 999.0);
+                let mut sampler = Sampler::new(Scheduler::Ddim, objective.clone(), schedule);
+                let mut sample = noise.shallow_clone();
+                while let Some(level) = sampler.level() {
+                    let (signal, rate) = objective.rates(level.into());
+                    let left = (&sample - &clean * signal) / rate;
+                    let levels = Tensor::from_slice(&[level]);
+                    let prediction = objective.target(&clean, &left, &levels).unwrap();
+                    sample = sampler.step(&prediction, &sample).unwrap();
+                }
+                let apart = f64::try_from((&sample - &clean).abs().max()).unwrap();
+                assert!(apart < 1e-3, "{prediction:?}, {steps} steps: {apart}");
+            }
+        }
+        let objective = Objective::scaled_linear(0.00085, 0.012, Prediction::V);
+        let error = Schedule::new(Scheduler::Euler, &objective, 4, 1.0).unwrap_err();
+        assert!(error.to_string().contains("sampled by `ddim`"), "{error}");
+    }
+
     #[test]
     fn what_is_no_schedule_is_refused() {
         for (steps, shift) in [(0, 1.0), (4, 0.0), (4, -1.0), (4, f64::NAN)] {
-            assert!(Schedule::new(Scheduler::UniPc, steps, shift).is_err());
+            assert!(Schedule::new(Scheduler::UniPc, &Objective::FLOW, steps, shift).is_err());
         }
     }
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
+use crate::diffusion::{self, Conditions, TEXT};
 use crate::formats::TensorSource;
 use crate::json::Object;
 use crate::model::layers::{Linear, RmsNorm};
@@ -144,7 +145,7 @@ impl TextEncoderConfig {
         let matrix = |name: &str| {
             let shape = tensors.shape(name).filter(|shape| shape.len() == 2);
             shape.ok_or_else(|| {
-                let reason = format!("not a Wan text encoder: there is no matrix `{name}`");
+                let reason = format!("not a UMT5 encoder: there is no matrix `{name}`");
                 Error::file(tensors.path(), reason)
             })
         };
@@ -204,7 +205,7 @@ impl TextEncoder {
         })?;
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let norm = "encoder.final_layer_norm";
-        Ok(Self {
+        let model = Self {
             embedding,
             blocks: Blocks::new(
                 ("encoder.block", count),
@@ -215,7 +216,9 @@ impl TextEncoder {
             norm: builder.norm(norm, config.d_model, config.layer_norm_epsilon)?,
             config: config.clone(),
             device,
-        })
+        };
+        builder.finish_blocks()?;
+        Ok(model)
     }
 
     /// Its dimensions.
@@ -248,12 +251,11 @@ impl TextEncoder {
         let stream = self.blocks.forward(stream, &[], &buckets, Pass::Evaluate)?;
         Ok(self.norm.forward(&stream)?.f_squeeze_dim(0)?)
     }
+}
 
-    /// Like [`TextEncoder::encode`], padded with zeros to [`TEXT_ROWS`] rows: the transformer's input, which
-    /// attends to the zeros too.
-    pub fn encode_padded(&self, tokens: &[u32]) -> Result<Tensor, Error> {
-        let rows = self.encode(tokens)?;
-        Ok(rows.f_constant_pad_nd([0, 0, 0, TEXT_ROWS - rows.size()[0]])?)
+impl diffusion::TextEncoder for TextEncoder {
+    fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error> {
+        Ok(Conditions::of(TEXT, self.encode(tokens)?))
     }
 }
 
@@ -397,7 +399,8 @@ mod tests {
 
     use super::*;
     use crate::Parameters;
-    use crate::diffusion::wan::files::{Part, PartFile};
+    use crate::diffusion::files::PartFile;
+    use crate::diffusion::wan::names::TEXT_ENCODER;
     use crate::formats::SafetensorsFile;
     use crate::golden::golden;
     use crate::model::{Base, FileWeights, Streaming};
@@ -405,7 +408,7 @@ mod tests {
     fn open(compute: Kind, streaming: Option<Streaming>) -> TextEncoder {
         let folder = golden("wan/text-encoder");
         let config = TextEncoderConfig::read(&folder.join("config.json")).unwrap();
-        let tensors = PartFile::open(Part::TextEncoder, &folder).unwrap();
+        let tensors = PartFile::open(&TEXT_ENCODER, &folder).unwrap();
         assert!(tensors.unknown().is_empty());
         assert_eq!(
             TextEncoderConfig {
@@ -450,11 +453,6 @@ mod tests {
             let ours = model.encode(&tokens).unwrap();
             let apart = difference(&ours, &theirs);
             assert!(apart <= 2e-5, "{} tokens: {apart}", tokens.len());
-            let padded = model.encode_padded(&tokens).unwrap();
-            assert_eq!(padded.size(), [TEXT_ROWS, model.config().d_model]);
-            assert_eq!(padded.narrow(0, 0, ours.size()[0]), ours);
-            let rest = padded.narrow(0, ours.size()[0], TEXT_ROWS - ours.size()[0]);
-            assert_eq!(f64::try_from(rest.abs().sum(Kind::Float)).unwrap(), 0.0);
         }
     }
 

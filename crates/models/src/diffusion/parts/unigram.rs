@@ -19,6 +19,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use super::prompt::clean;
 use super::t5::TEXT_ROWS;
 use crate::Error;
+use crate::diffusion;
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::json::Object;
 
@@ -161,6 +162,16 @@ impl TextTokenizer {
         tokenizer.with_post_processor(Some(template));
         tokenizer.add_tokens(special).map_err(library)?;
         Ok(Self { tokenizer, end })
+    }
+}
+
+impl diffusion::Tokenizer for TextTokenizer {
+    fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error> {
+        Ok(vec![self.tokens(text)?])
+    }
+
+    fn length(&self, text: &str) -> Result<(usize, usize), Error> {
+        Ok((self.count(text)?, TEXT_ROWS as usize))
     }
 }
 

@@ -18,19 +18,18 @@ mod network;
 mod resample;
 #[cfg(test)]
 mod tests;
-mod tiles;
 
 use tch::{Device, Kind, Tensor};
 
 pub use config::AutoencoderConfig;
 pub use linear::{LinearFit, LinearWeights};
-pub use tiles::Tiling;
 
 use self::causal::FeatureCache;
 use self::linear::Linear;
 use self::network::{Decoder, Encoder};
-use self::tiles::Grid;
 use crate::Error;
+use crate::diffusion::parts::codec::{self, MediaCodec};
+use crate::diffusion::parts::tiles::{Grid, Tiling};
 use crate::model::Builder;
 use crate::tensor::{copied, to_kind};
 
@@ -224,6 +223,54 @@ impl Autoencoder {
         let mean = moments.f_narrow(1, 0, self.config.z_dim)?;
         let centred = to_kind(&mean, Kind::Float)?.f_sub(&self.mean)?;
         Ok(centred.f_mul(&self.inverse_deviation)?)
+    }
+}
+
+impl MediaCodec for Autoencoder {
+    fn encode_frame(&self, frame: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
+        Ok(self.encode(frame, tiling)?.f_select(1, 0)?)
+    }
+
+    fn decode_frame(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
+        self.decode(&latents.f_unsqueeze(1)?, tiling)
+    }
+
+    fn encoding(
+        &self,
+        height: i64,
+        width: i64,
+        tiling: Option<Tiling>,
+    ) -> Result<Box<dyn codec::Encoding + '_>, Error> {
+        Ok(Box::new(self.encoding(height, width, tiling)?))
+    }
+
+    fn decoding(
+        &self,
+        height: i64,
+        width: i64,
+        tiling: Option<Tiling>,
+    ) -> Result<Box<dyn codec::Decoding + '_>, Error> {
+        Ok(Box::new(self.decoding(height, width, tiling)?))
+    }
+
+    fn decode(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
+        self.decode(latents, tiling)
+    }
+}
+
+impl codec::Encoding for Encoding<'_> {
+    fn push(&mut self, frames: &Tensor) -> Result<Vec<Tensor>, Error> {
+        self.push(frames)
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), Error> {
+        (*self).finish()
+    }
+}
+
+impl codec::Decoding for Decoding<'_> {
+    fn push(&mut self, latent: &Tensor) -> Result<Tensor, Error> {
+        self.push(latent)
     }
 }
 

@@ -186,9 +186,11 @@ mod tests {
     use tch::Tensor;
 
     use super::super::autoencoder::LinearFit;
-    use super::super::files::{Part, PartFile};
-    use super::super::model::{PartPaths, WanModel};
+    use super::super::model::WanModel;
     use super::*;
+    use crate::diffusion::files::PartFile;
+    use crate::diffusion::wan::names::{AUTOENCODER, TEXT_ENCODER};
+    use crate::diffusion::{Diffusion, PartPaths, TEXT, load_autoencoder, load_text_encoder};
 
     fn shape() -> TransformerConfig {
         TransformerConfig {
@@ -236,12 +238,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let model = parts(folder.path());
         assert_eq!(model.transformer, shape());
-        assert_eq!(model.scheduler().unwrap().1, 2.0);
-        assert_eq!(model.autoencoder.scale_factor_spatial, 4);
-        model.autoencoder(Device::Cpu).unwrap();
-        let file = PartFile::open(Part::TextEncoder, &folder.path().join("text_encoder"));
+        assert_eq!(model.defaults().unwrap().shift, 2.0);
+        assert_eq!(model.geometry().pixels, 4);
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        load_autoencoder(&model, Kind::Float, &mut placer).unwrap();
+        let file = PartFile::open(&TEXT_ENCODER, &folder.path().join("text_encoder"));
         assert!(file.unwrap().unknown().is_empty());
-        let file = PartFile::open(Part::Autoencoder, &folder.path().join("vae"));
+        let file = PartFile::open(&AUTOENCODER, &folder.path().join("vae"));
         assert!(file.unwrap().unknown().is_empty());
     }
 
@@ -250,17 +253,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let model = parts(folder.path());
         let tokenizer = model.tokenizer().unwrap();
-        let known = tokenizer.tokens("a boot  moves to the right").unwrap();
+        let tokens = |text: &str| tokenizer.tokens(text).unwrap().remove(0);
+        let known = tokens("a boot  moves to the right");
         assert_eq!(known.len(), 7);
         assert_eq!(known[6], 1);
         assert!(!known.contains(&2));
-        let new = tokenizer.tokens("circle").unwrap();
+        let new = tokens("circle");
         assert_eq!(new.len(), 8);
         assert!(!new.contains(&2));
-        assert_eq!(tokenizer.tokens("Ж").unwrap()[1], 2);
+        assert_eq!(tokens("Ж")[1], 2);
         // Captions that differ in one word have different embeddings.
-        let encoder = model.text_encoder(Device::Cpu, Kind::Float).unwrap();
-        let encode = |text: &str| encoder.encode(&tokenizer.tokens(text).unwrap()).unwrap();
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let encoder = load_text_encoder(&model, 0, Kind::Float, false, &mut placer).unwrap();
+        let encode = |text: &str| {
+            let encoded = encoder.encode(&tokens(text)).unwrap();
+            encoded.get(TEXT).unwrap().shallow_clone()
+        };
         let (left, right) = (
             encode("a boot moves to the left"),
             encode("a boot moves to the right"),

@@ -2,44 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-use placement::swap::SwapOptions;
-use placement::{Placer, Policy};
-use tch::{Device, Kind};
+use serde_json::Value;
+use tch::{Device, Tensor};
 
-use super::autoencoder::{Autoencoder, AutoencoderConfig};
-use super::files::{Part, PartFile};
+use super::ARCH;
+use super::autoencoder::{Autoencoder, AutoencoderConfig, FRAMES_PER_LATENT};
+use super::memory;
+use super::names::{AUTOENCODER, TEXT_ENCODER, TRANSFORMER};
 use super::transformer::{Transformer, TransformerConfig};
-use crate::diffusion::lora::{Expert, LoraFile, WithLoras};
+use crate::Error;
+use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::schedule::Scheduler;
-use crate::diffusion::parts::t5::{TextEncoder, TextEncoderConfig};
+use crate::diffusion::parts::t5::{self, TEXT_ROWS, TextEncoderConfig};
+use crate::diffusion::parts::tiles::Tiling;
 use crate::diffusion::parts::unigram::TextTokenizer;
-use crate::formats::TensorSource;
+use crate::diffusion::{
+    Arch, Conditions, Defaults, Denoiser, Diffusion, Doubt, Expert, FIRST_FRAME, FirstFrame,
+    Geometry, Kept, Part, PartPaths, TEXT, TextEncoder, Tokenizer, Usage,
+};
 use crate::json::Object;
-use crate::model::{Base, Builder, FileWeights, Streaming};
-use crate::quant::Quantization;
-use crate::{Error, Parameters};
+use crate::model::Builder;
 
 const INDEX: &str = "model_index.json";
 
-/// Parts outside the model's folder: each a diffusers folder or a single file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PartPaths {
-    /// The transformer, or the high-noise expert.
-    pub transformer: Option<PathBuf>,
-    /// The low-noise expert.
-    pub transformer_2: Option<PathBuf>,
-    /// The autoencoder.
-    pub vae: Option<PathBuf>,
-    /// The text encoder.
-    pub text_encoder: Option<PathBuf>,
-    /// The tokenizer: a folder, `tokenizer.json` or `spiece.model`. If `None`, that of the folder, or the one
-    /// inside a single text encoder file.
-    pub tokenizer: Option<PathBuf>,
-}
-
 /// What videos are generated from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pipeline {
+enum Pipeline {
     /// Text.
     Text,
     /// Text and a first frame.
@@ -50,17 +39,17 @@ pub enum Pipeline {
 #[derive(Debug, Clone)]
 pub struct WanModel {
     /// The folder, or the transformer's file.
-    pub path: PathBuf,
+    path: PathBuf,
     /// What it generates videos from.
-    pub pipeline: Pipeline,
+    pipeline: Pipeline,
     /// Where the low-noise expert takes over, as a fraction of the highest timestep, if the model sets it.
-    pub boundary_ratio: Option<f64>,
+    boundary_ratio: Option<f64>,
     /// Whether a given first frame replaces the first latents and has its own timestep (TI2V-5B).
-    pub expand_timesteps: bool,
+    expand_timesteps: bool,
     /// Dimensions of the transformers.
-    pub transformer: TransformerConfig,
+    pub(super) transformer: TransformerConfig,
     /// Dimensions of the autoencoder.
-    pub autoencoder: AutoencoderConfig,
+    autoencoder: AutoencoderConfig,
     transformers: (PathBuf, Option<PathBuf>),
     vae: PathBuf,
     text_encoder: PathBuf,
@@ -70,12 +59,6 @@ pub struct WanModel {
 }
 
 impl WanModel {
-    /// Whether `path` is a video model rather than a language model: a diffusers folder, or a single
-    /// transformer file.
-    pub fn is_at(path: &Path) -> bool {
-        path.join(INDEX).is_file() || is_single_file(path)
-    }
-
     /// Reads the configs of the diffusers folder at `path`, or the shapes of single files: `path` is then the
     /// (high-noise) transformer, and `parts` names the others.
     ///
@@ -89,13 +72,6 @@ impl WanModel {
     }
 
     fn of_folder(folder: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        if !folder.join(INDEX).is_file() {
-            let reason = format!(
-                "has no `{INDEX}`: a model of Wan is a folder as diffusers saves it, or a single file of its \
-                 transformer"
-            );
-            return Err(Error::file(folder, reason));
-        }
         let index = Object::read(&folder.join(INDEX))?;
         let class = index.text("_class_name")?.unwrap_or("none");
         let pipeline = match class {
@@ -201,10 +177,7 @@ impl WanModel {
     }
 
     /// Solver and shift of its scheduler; for single files, those of the published folders.
-    ///
-    /// # Errors
-    /// If the file is missing or damaged, or the scheduler is not supported.
-    pub fn scheduler(&self) -> Result<(Scheduler, f64), Error> {
+    fn scheduler(&self) -> Result<(Scheduler, f64), Error> {
         let Some(path) = &self.scheduler else {
             let shift = if self.expand_timesteps { 5.0 } else { 3.0 };
             return Ok((Scheduler::UniPc, shift));
@@ -225,187 +198,274 @@ impl WanModel {
         Ok((solver, object.positive(key, Some(1.0))?))
     }
 
-    /// Whether it has a low-noise expert.
-    pub fn has_low_noise(&self) -> bool {
-        self.transformers.1.is_some()
-    }
-
-    /// Whether it always needs an image, because its input has more channels than latents.
-    pub fn needs_image(&self) -> bool {
-        self.transformer.in_channels > self.transformer.out_channels
-    }
-
-    /// Whether its only transformer may be one expert of Wan 2.2 A14B, which a single file cannot tell from
-    /// Wan 2.1 14B.
-    pub fn may_lack_an_expert(&self) -> bool {
-        let is_14b = self.transformer.width() == 5120 && self.transformer.num_layers == 40;
-        is_14b && !self.has_low_noise() && !self.path.is_dir()
-    }
-
-    /// File or folder of a transformer; the only one if there is no low-noise expert.
-    pub fn transformer_path(&self, expert: Expert) -> &Path {
-        match (&self.transformers, expert) {
-            ((_, Some(low)), Expert::Low) => low,
-            ((high, _), _) => high,
-        }
-    }
-
     /// Dimensions of a transformer.
-    ///
-    /// # Errors
-    /// If its file is missing or damaged, or it is not supported.
-    pub fn transformer_config(&self, expert: Expert) -> Result<TransformerConfig, Error> {
-        transformer_config(self.transformer_path(expert))
+    fn transformer_config(&self, expert: Expert) -> Result<TransformerConfig, Error> {
+        let (high, low) = &self.transformers;
+        transformer_config(match (expert, low) {
+            (Expert::Low, Some(low)) => low,
+            _ => high,
+        })
     }
 
-    /// The autoencoder's weights.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged.
-    pub fn autoencoder_weights(&self) -> Result<PartFile, Error> {
-        PartFile::open(Part::Autoencoder, &self.vae)
-    }
-
-    /// The text encoder's weights.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged.
-    pub fn text_encoder_weights(&self) -> Result<PartFile, Error> {
-        PartFile::open(Part::TextEncoder, &self.text_encoder)
-    }
-
-    /// Dimensions of the text encoder, whose weights are in `tensors`.
-    ///
-    /// # Errors
-    /// If its `config.json` is damaged or not supported, or a tensor is missing.
-    pub fn text_encoder_config(
-        &self,
-        tensors: &dyn TensorSource,
-    ) -> Result<TextEncoderConfig, Error> {
+    /// Dimensions of the text encoder.
+    fn text_encoder_config(&self) -> Result<TextEncoderConfig, Error> {
         match config_of(&self.text_encoder, "UMT5EncoderModel") {
             Some(config) => TextEncoderConfig::read(&config),
-            None => TextEncoderConfig::of_shapes(tensors),
+            None => TextEncoderConfig::of_shapes(&self.weights(Part::TextEncoder(0))?),
         }
     }
 
-    /// Its tokenizer.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged.
-    pub fn tokenizer(&self) -> Result<TextTokenizer, Error> {
-        TextTokenizer::open(&self.tokenizer)
+    /// Fails if the transformer's input does not match its pipeline.
+    fn check_inputs(
+        &self,
+        shape: &TransformerConfig,
+        first_frame: Option<bool>,
+    ) -> Result<(), Error> {
+        let invalid = |reason: String| Err(Error::Invalid(reason));
+        let path = self.path.display();
+        let needed = match self.pipeline {
+            Pipeline::Text => shape.out_channels,
+            Pipeline::Image if self.expand_timesteps => {
+                return invalid(format!(
+                    "`{path}` is an image-to-video pipeline of Wan 2.2 5B, whose transformer is that of \
+                     text-to-video: set `_class_name` of its `model_index.json` to `WanPipeline`, and \
+                     `data.image_to_video: true` to train it on given first frames"
+                ));
+            }
+            Pipeline::Image => 2 * shape.out_channels + 4,
+        };
+        if shape.in_channels != needed {
+            return invalid(format!(
+                "the transformer in `{path}` has {} input channels, but this pipeline provides {needed}",
+                shape.in_channels
+            ));
+        }
+        if first_frame.is_some() && !self.expand_timesteps {
+            return invalid(
+                "`data.image_to_video` is for Wan 2.2 5B (`expand_timesteps`): image-to-video models of 14B \
+                 are trained so without it, and text-to-video models cannot be"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Diffusion for WanModel {
+    fn arch(&self) -> &'static Arch {
+        &ARCH
     }
 
-    /// The text encoder; on a GPU, its blocks are copied there one at a time as needed.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged, or memory runs out.
-    pub fn text_encoder(&self, device: Device, compute: Kind) -> Result<TextEncoder, Error> {
-        let tensors = self.text_encoder_weights()?;
-        let config = self.text_encoder_config(&tensors)?;
-        let streaming = (device != Device::Cpu).then(|| Streaming {
-            blocks: (0..usize::try_from(config.num_layers).unwrap_or(0)).collect(),
-            options: SwapOptions::default(),
-        });
-        let mut placer = Placer::new(device, Policy::default())?;
-        let mut source = FileWeights::new(&tensors, compute, &mut placer);
-        let mut parameters = Parameters::default();
-        let base = Base::Frozen(compute);
-        let mut builder =
-            Builder::new(&mut source, &mut parameters, compute, base).streamed(streaming);
-        TextEncoder::new(&config, device, &mut builder)
+    fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Its autoencoder, in fp32.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged, or memory runs out.
-    pub fn autoencoder(&self, device: Device) -> Result<Autoencoder, Error> {
-        let tensors = self.autoencoder_weights()?;
-        let mut placer = Placer::new(device, Policy::default())?;
-        let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
-        let mut parameters = Parameters::default();
-        let base = Base::Frozen(Kind::Float);
-        let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
-        Autoencoder::new(&self.autoencoder, device, &mut builder)
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            channels: self.autoencoder.z_dim,
+            pixels: self.autoencoder.scale_factor_spatial,
+            patch: self.transformer.patch_size[1],
+            frames: Some(FRAMES_PER_LATENT),
+            fps: if self.expand_timesteps { 24 } else { 16 },
+        }
     }
 
-    /// A transformer with LoRAs of the given strengths, which are merged into the weights before
-    /// quantisation.
-    ///
-    /// # Errors
-    /// If there is no such expert, a file is missing or damaged, a LoRA is for another model, or memory runs
-    /// out.
-    pub fn transformer(
+    fn defaults(&self) -> Result<Defaults, Error> {
+        let (scheduler, shift) = self.scheduler()?;
+        let (size, frames) = match self.expand_timesteps {
+            true => ((1280, 704), 121),
+            false => ((832, 480), 81),
+        };
+        Ok(Defaults {
+            size,
+            frames,
+            scheduler,
+            shift,
+        })
+    }
+
+    fn part(&self, part: Part) -> Option<PathBuf> {
+        match part {
+            Part::Denoiser(Expert::High) => Some(self.transformers.0.clone()),
+            Part::Denoiser(Expert::Low) => self.transformers.1.clone(),
+            Part::Autoencoder => Some(self.vae.clone()),
+            Part::TextEncoder(number) => (number == 0).then(|| self.text_encoder.clone()),
+        }
+    }
+
+    fn names(&self, part: Part) -> PartNames {
+        match part {
+            Part::Denoiser(_) => TRANSFORMER,
+            Part::Autoencoder => AUTOENCODER,
+            Part::TextEncoder(_) => TEXT_ENCODER,
+        }
+    }
+
+    fn boundary(&self) -> Option<f64> {
+        self.boundary_ratio
+    }
+
+    /// A single file of Wan 2.2 A14B looks like Wan 2.1 14B.
+    fn doubt(&self) -> Option<Doubt> {
+        let is_14b = self.transformer.width() == 5120 && self.transformer.num_layers == 40;
+        if !is_14b || self.has_low_noise() || self.path.is_dir() {
+            return None;
+        }
+        let path = self.path.display();
+        Some(Doubt {
+            training: format!(
+                "`{path}` is the one transformer of Wan 2.1 14B or one of the two of Wan 2.2 A14B, which look alike in a \
+                 single file: name the expert of low noise as `model.transformer_2`, or say which levels of noise \
+                 this one learns, `train.min_sigma` and `train.max_sigma` (0 and 1 for Wan 2.1; above or below 0.875 \
+                 for an expert, 0.9 for image to video)"
+            ),
+            sampling: format!(
+                "`{path}` is used at all levels of noise, as Wan 2.1 14B: an expert of Wan 2.2 A14B looks alike, and \
+                 needs the other one, `--transformer-2`"
+            ),
+        })
+    }
+
+    fn check_training(&self, experts: &[Expert], first_frame: Option<bool>) -> Result<(), Error> {
+        let mut first = None;
+        for expert in experts {
+            let shape = self.transformer_config(*expert)?;
+            self.check_inputs(&shape, first_frame)?;
+            if *first.get_or_insert_with(|| shape.clone()) != shape {
+                return Err(Error::Invalid(format!(
+                    "the two transformers in `{}` have different dimensions",
+                    self.path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn denoiser_config(&self, expert: Expert) -> Result<Value, Error> {
+        Ok(self.transformer_config(expert)?.to_json())
+    }
+
+    fn denoiser(
         &self,
         expert: Expert,
-        loras: Vec<(LoraFile, f64)>,
-        options: TransformerOptions,
-    ) -> Result<Transformer, Error> {
-        let TransformerOptions {
-            device,
-            compute,
-            quantization,
-            streamed,
-        } = options;
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn Denoiser>, Error> {
         let config = self.transformer_config(expert)?;
-        let count = usize::try_from(config.num_layers).unwrap_or(0);
-        let away = streamed.min(count);
-        let streaming = (away > 0).then(|| Streaming {
-            // Evenly spaced.
-            blocks: (0..away).map(|index| index * count / away).collect(),
-            options: SwapOptions::default(),
-        });
-        let tensors = PartFile::open(Part::Transformer, self.transformer_path(expert))?;
-        let tensors = WithLoras::new(Box::new(tensors), loras)?;
-        let mut placer = Placer::new(device, Policy::default())?;
-        let mut source = FileWeights::new(&tensors, compute, &mut placer);
-        let mut parameters = Parameters::default();
-        let base = Base::Frozen(compute);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-            .quantized(quantization)
-            .streamed(streaming);
-        Transformer::new(&config, device, &mut builder)
+        Ok(Box::new(Transformer::new(&config, device, builder)?))
     }
-}
 
-/// How the weights of a transformer are stored.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TransformerOptions {
-    /// Device of the computation.
-    pub device: Device,
-    /// Type of the matrix products, and of matrices that are not quantised.
-    pub compute: Kind,
-    /// Quantisation of the linear layers' matrices.
-    pub quantization: Option<Quantization>,
-    /// Number of blocks that are kept in host memory and streamed to the device.
-    pub streamed: usize,
-}
+    fn autoencoder(
+        &self,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn MediaCodec>, Error> {
+        let codec = Autoencoder::new(&self.autoencoder, device, builder)?;
+        Ok(Box::new(codec))
+    }
 
-impl TransformerOptions {
-    /// Everything on `device`, not quantised.
-    pub fn whole(device: Device, compute: Kind) -> Self {
-        Self {
-            device,
-            compute,
-            quantization: None,
-            streamed: 0,
+    fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
+        Ok(Box::new(TextTokenizer::open(&self.tokenizer)?))
+    }
+
+    fn text_encoder(
+        &self,
+        _number: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn TextEncoder>, Error> {
+        let config = self.text_encoder_config()?;
+        Ok(Box::new(t5::TextEncoder::new(&config, device, builder)?))
+    }
+
+    fn text_width(&self) -> Result<i64, Error> {
+        Ok(self.text_encoder_config()?.d_model)
+    }
+
+    fn first_frame(&self) -> FirstFrame {
+        // Input channels beside the latents are for it.
+        let has_channels = self.transformer.in_channels > self.transformer.out_channels;
+        match (has_channels, self.expand_timesteps) {
+            (true, _) => FirstFrame::Required,
+            (false, true) => FirstFrame::Optional,
+            (false, false) => FirstFrame::Never,
         }
     }
+
+    fn first_frame_conditions(
+        &self,
+        codec: &dyn MediaCodec,
+        picture: &Tensor,
+        frames: i64,
+        tiling: Option<Tiling>,
+    ) -> Result<Conditions, Error> {
+        if self.expand_timesteps {
+            let latents = codec.encode(picture, tiling)?;
+            return Ok(Conditions::of(FIRST_FRAME, latents));
+        }
+        let channels = first_frame_channels(codec, picture, frames, tiling)?;
+        Ok(Conditions::of(CONDITION, channels))
+    }
+
+    /// Texts are padded with zeros, which the transformer attends to.
+    fn collate(&self, rows: &[Conditions]) -> Result<Conditions, Error> {
+        padded(rows)
+    }
+
+    fn stays_fp32(&self, name: &str) -> bool {
+        name.contains("time_embedder")
+    }
+
+    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
+        Ok(memory::kept(usage, &self.transformer))
+    }
+}
+
+/// The conditions of a batch, whose texts are padded with zeros to [`TEXT_ROWS`].
+fn padded(rows: &[Conditions]) -> Result<Conditions, Error> {
+    let padded = rows.iter().map(|row| {
+        row.shallow_clone().map(|name, tensor| match name {
+            TEXT => {
+                let missing = TEXT_ROWS - tensor.size()[0];
+                Ok(tensor.f_constant_pad_nd([0, 0, 0, missing])?)
+            }
+            _ => Ok(tensor),
+        })
+    });
+    Conditions::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
+}
+
+/// Channels beside the latents: a mask of the known frames, and the latents of a video that is grey after the first
+/// one.
+pub(super) const CONDITION: &str = "condition";
+
+/// The channels `[4 + channels, frames, height, width]` for a video of `frames` frames that starts with `picture`
+/// `[1, 3, height, width]`, with values from −1 to 1.
+pub(super) fn first_frame_channels(
+    codec: &dyn MediaCodec,
+    picture: &Tensor,
+    frames: i64,
+    tiling: Option<Tiling>,
+) -> Result<Tensor, Error> {
+    let (_, _, height, width) = picture.size4()?;
+    let mut encoding = codec.encoding(height, width, tiling)?;
+    let mut latents = encoding.push(picture)?;
+    let grey = picture.f_zeros_like()?;
+    for _ in 1..frames {
+        latents.extend(encoding.push(&grey)?);
+    }
+    encoding.finish()?;
+    let latents = Tensor::f_stack(&latents, 1)?;
+    let (_, count, height, width) = latents.size4()?;
+    let options = (latents.kind(), latents.device());
+    let mut known = Tensor::f_zeros([FRAMES_PER_LATENT, count, height, width], options)?;
+    let _ = known.f_narrow(1, 0, 1)?.f_fill_(1.0)?;
+    known = Tensor::f_cat(&[known, latents], 0)?;
+    Ok(known)
 }
 
 /// Latent channels of Wan 2.2 5B.
 const Z_DIM_2_2: i64 = 48;
-
-/// Whether `path` is a transformer file, with diffusers' or the original names.
-fn is_single_file(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
-        return false;
-    }
-    let part = PartFile::open(Part::Transformer, path);
-    part.is_ok_and(|part| part.shape("patch_embedding.weight").is_some())
-}
 
 /// The `config.json` of a part: in its folder, or beside a single file if it is for this class.
 fn config_of(part: &Path, class: &str) -> Option<PathBuf> {
@@ -424,13 +484,39 @@ fn config_of(part: &Path, class: &str) -> Option<PathBuf> {
 fn transformer_config(path: &Path) -> Result<TransformerConfig, Error> {
     match config_of(path, "WanTransformer3DModel") {
         Some(config) => TransformerConfig::read(&config),
-        None => TransformerConfig::of_shapes(&PartFile::open(Part::Transformer, path)?),
+        None => TransformerConfig::of_shapes(&PartFile::open(&TRANSFORMER, path)?),
     }
 }
 
 fn autoencoder_config(path: &Path) -> Result<AutoencoderConfig, Error> {
     match config_of(path, "AutoencoderKLWan") {
         Some(config) => AutoencoderConfig::read(&config),
-        None => AutoencoderConfig::of_shapes(&PartFile::open(Part::Autoencoder, path)?),
+        None => AutoencoderConfig::of_shapes(&PartFile::open(&AUTOENCODER, path)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    #[test]
+    fn texts_of_a_batch_are_padded_with_zeros() {
+        let rows = [2, 5].map(|length| {
+            let ones = Tensor::ones([length, 3], (Kind::Float, Device::Cpu));
+            Conditions::of(TEXT, ones)
+        });
+        let batch = padded(&rows).unwrap();
+        let text = batch.get(TEXT).unwrap();
+        assert_eq!(text.size(), [2, TEXT_ROWS, 3]);
+        for (row, length) in [(0, 2), (1, 5)] {
+            let text = text.get(row);
+            let sum = |from, count| {
+                f64::try_from(text.narrow(0, from, count).abs().sum(Kind::Float)).unwrap()
+            };
+            assert_eq!(sum(0, length), 3.0 * length as f64);
+            assert_eq!(sum(length, TEXT_ROWS - length), 0.0);
+        }
     }
 }

@@ -15,17 +15,18 @@ mod layers;
 #[cfg(test)]
 mod tests;
 
-use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
 
 pub use config::TransformerConfig;
 
 use self::layers::{Block, Modulation, Shared, layer_norm};
+use super::model::CONDITION;
 use crate::Error;
 use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::{Conditions, Denoiser, FIRST_FRAME, TEXT};
 use crate::model::layers::Linear;
-use crate::model::{Blocks, Builder, Initial, Pass};
-use crate::tensor::{shared, to_kind};
+use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
+use crate::tensor::to_kind;
 use crate::weight::Weight;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
@@ -87,7 +88,7 @@ impl Transformer {
         let patches = builder.matrix("patch_embedding.weight", &shape, initial, true)?;
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let outputs = config.patch(config.out_channels);
-        Ok(Self {
+        let model = Self {
             patches: Patches {
                 weight: patches,
                 bias: builder.vector("patch_embedding.bias", width, Initial::Zeros)?,
@@ -115,50 +116,9 @@ impl Transformer {
             compute: builder.compute(),
             config: config.clone(),
             device,
-        })
-    }
-
-    /// Its dimensions.
-    pub fn config(&self) -> &TransformerConfig {
-        &self.config
-    }
-
-    /// Whether to offload the activation checkpoints of each block to host memory.
-    pub fn offload_activations(&mut self, offload: bool) {
-        self.blocks.offload_activations(offload);
-    }
-
-    /// Statistics of streaming, if blocks are streamed.
-    pub fn streamed(&self) -> Option<SwapReport> {
-        self.blocks.report()
-    }
-
-    /// Handles ([`Tensor::shallow_clone`]) to the resident frozen tensors; those of streamed blocks belong to
-    /// the swapper. Each is named after its module and an index: `blocks.3.17`. If their storage is moved
-    /// away, it must be back before the model is used.
-    pub fn frozen(&self) -> Result<Vec<(String, Tensor)>, Error> {
-        let mut list = Vec::new();
-        let mut see = |module: &str, tensor: &Tensor| {
-            if !tensor.requires_grad() {
-                let name = format!("{module}.{}", list.len());
-                list.push((name, tensor.shallow_clone()));
-            }
         };
-        see("patch_embedding", &self.patches.weight);
-        see("patch_embedding", &self.patches.bias);
-        let embedders = [&self.time_to_modulation];
-        let embedders = embedders.into_iter().chain(&self.time).chain(&self.text);
-        let embedders = embedders.map(|linear| ("condition_embedder", linear));
-        for (module, linear) in embedders.chain([("proj_out", &self.output)]) {
-            linear.with_base(&mut |tensor| {
-                see(module, tensor);
-                shared(tensor)
-            })?;
-        }
-        see("scale_shift_table", &self.table);
-        self.blocks
-            .for_each_resident(&mut |index, tensor| see(&format!("blocks.{index}"), tensor))?;
-        Ok(list)
+        builder.finish_blocks()?;
+        Ok(model)
     }
 
     /// The velocity for noisy `latents` `[batch, in channels, frames, height, width]` and `text` `[batch,
@@ -290,6 +250,43 @@ impl Transformer {
         let sines = sinusoids(&rows, self.config.freq_dim)?;
         let inner = self.time[0].forward(&sines, false)?.f_silu()?;
         to_kind(&self.time[1].forward(&inner, false)?, self.compute)
+    }
+}
+
+impl Denoiser for Transformer {
+    fn predict(
+        &self,
+        noisy: &Tensor,
+        times: &Tensor,
+        conditions: &Conditions,
+        pass: Pass,
+    ) -> Result<Tensor, Error> {
+        let text = conditions.get(TEXT)?;
+        let uniform = || Timesteps::Uniform(times.shallow_clone());
+        if let Some(channels) = conditions.find(CONDITION) {
+            let input = Tensor::f_cat(&[noisy, channels], 1)?;
+            return self.velocity(&input, &uniform(), text, pass);
+        }
+        let Some(frame) = conditions.find(FIRST_FRAME) else {
+            return self.velocity(noisy, &uniform(), text, pass);
+        };
+        let times = Timesteps::FirstFrame {
+            first: times.f_zeros_like()?,
+            others: times.shallow_clone(),
+        };
+        let count = noisy.size5()?.2;
+        let rest = noisy.f_narrow(2, 1, count - 1)?;
+        let input = Tensor::f_cat(&[frame, &rest], 2)?;
+        self.velocity(&input, &times, text, pass)
+    }
+
+    fn lists(&self) -> Vec<&dyn BlockList> {
+        vec![&self.blocks]
+    }
+
+    fn description(&self) -> String {
+        let (layers, width) = (self.config.num_layers, self.config.width());
+        format!("{layers} layers of width {width}")
     }
 }
 

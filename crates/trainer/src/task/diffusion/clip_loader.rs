@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use models::diffusion::{Conditions, Diffusion};
 use models::formats::{SafetensorsFile, TensorSource};
-use models::diffusion::parts::t5::TEXT_ROWS;
 use placement::prefetch::{Activity, BoxError, Prefetcher};
 use placement::{FieldPath, TensorTree};
 use tch::{Device, Kind, Tensor};
@@ -16,16 +16,24 @@ use crate::media::Clip;
 /// Batches that are read ahead.
 const AHEAD: usize = 2;
 
-/// One encoded clip, or several of the same shape, on the host.
+/// One encoded clip on the host, as it lies in the cache.
+pub(super) struct EncodedClip {
+    /// `[channels, frames, height, width]`
+    latents: Tensor,
+    conditions: Conditions,
+    tokens: u64,
+}
+
+/// Encoded clips of the same shape on the host.
 #[derive(Debug)]
 pub(super) struct Encoded {
     /// `[rows, channels, frames, height, width]`.
     pub(super) latents: Tensor,
-    /// `[rows, tokens, width]`, with as many tokens as the model reads.
-    pub(super) text: Tensor,
-    /// The first-frame condition of an image-to-video model, like `latents` but with other channels.
-    pub(super) condition: Option<Tensor>,
-    /// Number of transformer tokens of the clips.
+    /// As the model reads them.
+    pub(super) conditions: Conditions,
+    /// Those of each clip, from which `conditions` were made.
+    pub(super) rows: Vec<Conditions>,
+    /// Number of the denoiser's tokens of the clips.
     pub(super) tokens: u64,
 }
 
@@ -36,8 +44,10 @@ impl TensorTree for Encoded {
     {
         Ok(Self {
             latents: self.latents.try_map(&path.field("latents"), map)?,
-            text: self.text.try_map(&path.field("text"), map)?,
-            condition: self.condition.try_map(&path.field("condition"), map)?,
+            conditions: self
+                .conditions
+                .map(|name, tensor| map(&path.field(name), tensor))?,
+            rows: self.rows,
             tokens: self.tokens,
         })
     }
@@ -47,35 +57,48 @@ impl TensorTree for Encoded {
 #[derive(Debug, Clone)]
 pub(super) struct ClipSource {
     clips: Arc<[Clip]>,
-    with_condition: bool,
+    model: Arc<dyn Diffusion>,
 }
 
 impl ClipSource {
-    /// `clips`, with or without the conditions that an image-to-video model needs.
-    pub(super) fn new(clips: &[Clip], with_condition: bool) -> Self {
+    /// `clips` of `model`.
+    pub(super) fn new(clips: &[Clip], model: &Arc<dyn Diffusion>) -> Self {
         Self {
             clips: clips.into(),
-            with_condition,
+            model: Arc::clone(model),
         }
     }
 
     /// The clip with this index, as a batch of one row.
-    pub(super) fn read(&self, number: usize) -> Result<Encoded, Error> {
+    ///
+    /// # Errors
+    /// If one of its files is missing or damaged.
+    pub(super) fn batch_of(&self, number: usize) -> Result<Encoded, Error> {
+        self.together(vec![self.read(number)?])
+    }
+
+    fn read(&self, number: usize) -> Result<EncodedClip, Error> {
         let clip = &self.clips[number];
         let file = SafetensorsFile::open(&clip.latents)?;
-        let row = |name: &str| -> Result<Tensor, Error> {
-            Ok(file.read(name, Kind::Float)?.f_unsqueeze(0)?)
-        };
-        let text = SafetensorsFile::open(&clip.text)?.read("text", Kind::Float)?;
-        let missing = TEXT_ROWS - text.size()[0];
-        Ok(Encoded {
-            latents: row("latents")?,
-            text: text.f_constant_pad_nd([0, 0, 0, missing])?.f_unsqueeze(0)?,
-            condition: match self.with_condition {
-                true => Some(row("condition")?),
-                false => None,
-            },
+        let mut conditions = Conditions::read(&SafetensorsFile::open(&clip.text)?, &[])?;
+        conditions.extend(Conditions::read(&file, &["latents"])?);
+        Ok(EncodedClip {
+            latents: file.read("latents", Kind::Float)?,
+            conditions,
             tokens: clip.tokens,
+        })
+    }
+
+    fn together(&self, clips: Vec<EncodedClip>) -> Result<Encoded, Error> {
+        let latents: Vec<_> = clips.iter().map(|clip| &clip.latents).collect();
+        let latents = Tensor::f_stack(&latents, 0)?;
+        let tokens = clips.iter().map(|clip| clip.tokens).sum();
+        let rows: Vec<_> = clips.into_iter().map(|clip| clip.conditions).collect();
+        Ok(Encoded {
+            latents,
+            conditions: self.model.collate(&rows)?,
+            rows,
+            tokens,
         })
     }
 
@@ -88,19 +111,7 @@ impl ClipSource {
                 .map_err(|error| format!("`{name}` cannot be read: {error}").into())
         });
         let clips = clips.collect::<Result<Vec<_>, BoxError>>()?;
-        let together = |part: fn(&Encoded) -> Option<&Tensor>| -> Result<Tensor, BoxError> {
-            let rows: Vec<_> = clips.iter().filter_map(part).collect();
-            Ok(Tensor::f_cat(&rows, 0)?)
-        };
-        Ok(Encoded {
-            latents: together(|clip| Some(&clip.latents))?,
-            text: together(|clip| Some(&clip.text))?,
-            condition: match self.with_condition {
-                true => Some(together(|clip| clip.condition.as_ref())?),
-                false => None,
-            },
-            tokens: clips.iter().map(|clip| clip.tokens).sum(),
-        })
+        Ok(self.together(clips)?)
     }
 }
 

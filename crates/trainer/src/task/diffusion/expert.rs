@@ -6,11 +6,9 @@ use models::Parameters;
 use models::adapters::{
     Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
 };
-use models::diffusion::lora::{Expert as Which, LoraForm};
-use models::diffusion::wan::files::{Part, PartFile};
-use models::diffusion::wan::model::WanModel;
-use models::diffusion::wan::transformer::{Transformer, TransformerConfig};
-use models::model::{Base, Builder, FileWeights, RandomWeights, Streaming};
+use models::diffusion::lora::LoraForm;
+use models::diffusion::{Denoiser, Diffusion, Expert as Which, Part};
+use models::model::{Base, Builder, Load, RandomWeights, Streaming};
 use models::pretrained::fingerprint;
 use placement::Placer;
 use placement::phases::{self, SpillFile, StageComponent, enter};
@@ -25,21 +23,15 @@ use crate::config::{Config, ModuleNames};
 use crate::media::{Density, TrainedPart};
 use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
 
-/// The linear layers of a block that programs which load Wan LoRAs support.
-const LAYERS: [&str; 6] = [
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "ffn.net.0.proj",
-    "ffn.net.2",
-];
-
 /// A transformer with its LoRA, or one that is trained from scratch.
 pub(super) struct Expert {
     /// Which of two experts it is; `None` if there is only one.
     pub(super) which: Option<Which>,
-    pub(super) model: Transformer,
+    pub(super) model: Box<dyn Denoiser>,
+    /// Number of its blocks.
+    pub(super) blocks: usize,
+    /// Its frozen tensors that stay on the device.
+    frozen: Vec<(String, Tensor)>,
     pub(super) fingerprint: String,
     /// The LoRA; without one, the model itself is trained.
     pub(super) lora: Option<Lora>,
@@ -57,68 +49,78 @@ pub(super) struct Lora {
 }
 
 impl Expert {
-    /// The transformer `part` of `wan` with a LoRA as configured.
+    /// The denoiser `part` of `diffusion` with a LoRA as configured.
+    ///
+    /// # Errors
+    /// If a file is missing, damaged or not supported, the adapter does not match, or memory runs out.
     pub(super) fn open(
         config: &Config,
-        wan: &WanModel,
+        diffusion: &dyn Diffusion,
         part: &TrainedPart,
         streaming: Option<Streaming>,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
-        let shape = wan.transformer_config(part.expert.unwrap_or(Which::High))?;
-        let weights = PartFile::open(Part::Transformer, &part.path)?;
-        let mut attachment = attachment(config, part.expert)?;
+        let (arch, which) = (diffusion.arch(), part.which());
+        let weights = diffusion.weights(Part::Denoiser(which))?;
+        let mut attachment = attachment(config, arch.lora.targets, part.expert)?;
         let mut parameters = Parameters::default();
-        let device = placer.device();
-        let mut source = FileWeights::new(&weights, compute, placer);
-        let base = Base::Frozen(compute);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-            .with_adapters(&mut attachment)
-            .quantized(config.model.quantization.map(Into::into))
-            .streamed(streaming);
-        let mut model = Transformer::new(&shape, device, &mut builder)?;
-        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
+        let load = Load {
+            compute,
+            quantization: config.model.quantization.map(Into::into),
+            streaming,
+        };
+        let trained = (Some(&mut attachment), &mut parameters);
+        let (model, frozen) = load.adapted(&weights, placer, trained, |device, builder| {
+            diffusion.denoiser(which, device, builder)
+        })?;
+        offload_activations(&*model, config, placer);
         let adapter = attachment.finish()?;
         let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
-        let (low, high) = part.range;
+        let blocks = arch.blocks(&weights);
         Ok(Self {
             which: part.expert,
             lora: Some(Lora {
-                form: lora_file::form(wanted, &adapter.modules, shape.num_layers)?,
+                form: lora_file::form(wanted, &adapter.modules, arch, &blocks)?,
                 adapter,
             }),
             model,
+            blocks: blocks.iter().sum(),
+            frozen,
             fingerprint: fingerprint(&weights)?,
             parameters,
-            density: Density::new(&config.train, low, high)?,
+            density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
         })
     }
 
-    /// A transformer with the dimensions in the folder of `part`, whose weights are drawn from the run's seed
-    /// and all trained, in fp32.
+    /// The denoiser `part` with the dimensions in its folder, whose weights are drawn from the run's seed and all
+    /// trained, in fp32.
+    ///
+    /// # Errors
+    /// If the dimensions cannot be read, or memory runs out.
     pub(super) fn fresh(
         config: &Config,
+        diffusion: &dyn Diffusion,
         part: &TrainedPart,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
-        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
         let mut parameters = Parameters::default();
         let device = placer.device();
         let mut source = RandomWeights::new(config.seed, placer);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
-        let mut model = Transformer::new(&shape, device, &mut builder)?;
-        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
-        let (low, high) = part.range;
+        let model = diffusion.denoiser(part.which(), device, &mut builder)?;
+        offload_activations(&*model, config, placer);
         Ok(Self {
             which: part.expert,
             lora: None,
             model,
-            fingerprint: shape.to_json().to_string(),
+            blocks: 0,
+            frozen: Vec::new(),
+            fingerprint: diffusion.denoiser_config(part.which())?.to_string(),
             parameters,
-            density: Density::new(&config.train, low, high)?,
+            density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
         })
     }
@@ -159,31 +161,34 @@ impl Expert {
     pub(super) fn export(
         &self,
         config: &Config,
-        model: &WanModel,
+        model: &dyn Diffusion,
         folder: &Path,
         peft: &Path,
     ) -> Result<(), Error> {
         let Some(Lora { adapter, form }) = &self.lora else {
             return Ok(());
         };
-        let base = model.path.display().to_string();
+        let base = model.path().display().to_string();
         write_peft(peft, adapter, &self.parameters, &base)?;
         let path = peft.join("adapter_config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
         // PEFT has no task type for video models.
         let text = text.replace("\"CAUSAL_LM\"", "null");
         std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
-        let mut file = lora_file::of(adapter, &self.parameters)?;
-        file.metadata = self.about(config, &base).into_iter().collect();
+        let mut file = lora_file::of(adapter, &self.parameters, model.arch())?;
+        file.metadata = self.about(config, model, &base).into_iter().collect();
         file.write(&folder.join(self.file_name(&config.name)), *form)?;
         Ok(())
     }
 
     /// Metadata of the LoRA file besides rank and alpha.
-    fn about(&self, config: &Config, base: &str) -> Vec<(String, String)> {
+    fn about(&self, config: &Config, model: &dyn Diffusion, base: &str) -> Vec<(String, String)> {
         let mut about = vec![
             ("modelspec.title", config.name.clone()),
-            ("modelspec.architecture", "wan/lora".to_owned()),
+            (
+                "modelspec.architecture",
+                model.arch().lora.architecture.to_owned(),
+            ),
             ("ss_output_name", config.name.clone()),
             ("ss_sd_model_name", base.to_owned()),
             ("surefoot.version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -264,8 +269,7 @@ impl ExpertPlacement {
             return Ok(());
         }
         self.current = None;
-        let frozen = experts.iter().map(Frozen::of);
-        let mut frozen = frozen.collect::<Result<Vec<_>, Error>>()?;
+        let mut frozen: Vec<_> = experts.iter().map(Frozen::of).collect();
         let mut components: Vec<StageComponent<'_>> = frozen
             .iter_mut()
             .map(|frozen| StageComponent {
@@ -286,18 +290,17 @@ struct Frozen {
 }
 
 impl Frozen {
-    fn of(expert: &Expert) -> Result<Self, Error> {
+    fn of(expert: &Expert) -> Self {
         let component = component(expert.which);
-        let mut tensors = expert.model.frozen()?;
         // Others would be restored with another layout, which changes rounding.
-        tensors.retain(|(_, tensor)| tensor.is_contiguous());
-        let named = tensors.into_iter();
-        Ok(Self {
+        let tensors = expert.frozen.iter();
+        let tensors = tensors.filter(|(_, tensor)| tensor.is_contiguous());
+        Self {
             component,
-            tensors: named
-                .map(|(name, tensor)| (format!("{component}.{name}"), tensor))
+            tensors: tensors
+                .map(|(name, tensor)| (format!("{component}.{name}"), tensor.shallow_clone()))
                 .collect(),
-        })
+        }
     }
 }
 
@@ -310,29 +313,40 @@ impl phases::Parameters for Frozen {
     }
 }
 
-/// A transformer without a LoRA.
+/// Offloads the activation checkpoints of a denoiser if the config says so.
+fn offload_activations(model: &dyn Denoiser, config: &Config, placer: &Placer) {
+    let offload = config.train.activation_offload && placer.device() != Device::Cpu;
+    for list in model.lists() {
+        list.offload_activations(offload);
+    }
+}
+
+/// A denoiser without a LoRA.
 pub(super) fn frozen(
     config: &Config,
-    wan: &WanModel,
+    diffusion: &dyn Diffusion,
     which: Which,
     streaming: Option<Streaming>,
     compute: Kind,
     placer: &mut Placer,
-) -> Result<Transformer, Error> {
-    let shape = wan.transformer_config(which)?;
-    let weights = PartFile::open(Part::Transformer, wan.transformer_path(which))?;
-    let device = placer.device();
-    let mut parameters = Parameters::default();
-    let mut source = FileWeights::new(&weights, compute, placer);
-    let base = Base::Frozen(compute);
-    let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-        .quantized(config.model.quantization.map(Into::into))
-        .streamed(streaming);
-    Ok(Transformer::new(&shape, device, &mut builder)?)
+) -> Result<Box<dyn Denoiser>, Error> {
+    let weights = diffusion.weights(Part::Denoiser(which))?;
+    let load = Load {
+        compute,
+        quantization: config.model.quantization.map(Into::into),
+        streaming,
+    };
+    Ok(load.frozen(&weights, placer, |device, builder| {
+        diffusion.denoiser(which, device, builder)
+    })?)
 }
 
 /// The LoRA to attach to a model, fresh or from its file.
-fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error> {
+fn attachment(
+    config: &Config,
+    targets: &[&str],
+    which: Option<Which>,
+) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {
         return Err(Error::Data(
             "for a published video model only LoRAs can be trained: add `adapter`".into(),
@@ -345,7 +359,8 @@ fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error
     let mut lora: LoraConfig = adapter.lora()?;
     let all = ModuleNames::Pattern("all-linear".into());
     if adapter.target_modules == all {
-        lora.target_modules = Modules::Suffixes(LAYERS.map(str::to_owned).into());
+        lora.target_modules =
+            Modules::Suffixes(targets.iter().map(|name| (*name).to_owned()).collect());
     }
     Ok(Attachment::fresh(&lora)?)
 }

@@ -1,57 +1,75 @@
-//! Converts a trained adapter to a LoRA file for Wan, and chooses its format.
+//! Converts a trained adapter to a LoRA file, and chooses its format.
 
 use models::Parameters;
 use models::adapters::{Attached, LoraConfig};
-use models::diffusion::lora::{LINEAR, LoraFile, LoraForm, LoraModule};
+use models::diffusion::Arch;
+use models::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use regex::Regex;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::config::LoraFormat;
 
-/// The format for a LoRA on these layers of a model with `blocks` blocks.
+/// The format for a LoRA on these layers of a model whose lists have `blocks` blocks.
 ///
 /// # Errors
 /// If a layer is not in a block, or the requested format cannot represent all layers.
 pub(super) fn form(
     wanted: Option<LoraFormat>,
     layers: &[String],
-    blocks: i64,
+    arch: &Arch,
+    blocks: &[usize],
 ) -> Result<LoraForm, Error> {
-    if let Some(other) = layers.iter().find(|layer| !is_known(layer)) {
+    let known = |layer: &String| {
+        arch.part_of_block(layer)
+            .is_some_and(|(list, _, part)| list.linear.iter().any(|(name, _)| *name == part))
+    };
+    if let Some(other) = layers.iter().find(|layer| !known(layer)) {
+        let names = arch.lists.iter().flat_map(|list| list.linear);
+        let names: Vec<_> = names.map(|(name, _)| *name).collect();
         return Err(Error::Data(format!(
-            "`adapter.target_modules` name `{other}`, which programs that load LoRAs of Wan do not \
+            "`adapter.target_modules` name `{other}`, which programs that load LoRAs of {} do not \
              know: the layers of blocks are {}",
-            LINEAR.map(|(name, _)| name).join(", ")
+            arch.title,
+            names.join(", ")
         )));
     }
-    let complete = layers.len() as i64 == blocks * LINEAR.len() as i64;
+    let lists = arch.lists.iter().zip(blocks);
+    let all: usize = lists.map(|(list, count)| count * list.linear.len()).sum();
+    let complete = layers.len() == all;
     match wanted {
-        Some(LoraFormat::Kohya) if !complete => Err(Error::Data(format!(
-            "`adapter.format: kohya` needs an adapter on all {} linear layers of each of the {blocks} blocks \
-             (there are {}): diffusers cannot load such a file with some missing. Use `comfy`, or drop \
-             the key",
-            LINEAR.len(),
-            layers.len()
-        ))),
+        Some(LoraFormat::Kohya) if !complete => {
+            let each: Vec<String> = (arch.lists.iter().zip(blocks))
+                .map(|(list, count)| {
+                    let layers = list.linear.len();
+                    format!("all {layers} linear layers of each of the {count} blocks")
+                })
+                .collect();
+            Err(Error::Data(format!(
+                "`adapter.format: kohya` needs an adapter on {} (there are {}): diffusers cannot load such a file with \
+                 some missing. Use `comfy`, or drop the key",
+                each.join(" and "),
+                layers.len()
+            )))
+        }
+        Some(LoraFormat::Kohya) => Ok(LoraForm::Kohya),
         Some(LoraFormat::Comfy) => Ok(LoraForm::Comfy),
         Some(LoraFormat::Diffusers) => Ok(LoraForm::Diffusers),
-        _ if complete => Ok(LoraForm::Kohya),
-        _ => Ok(LoraForm::Comfy),
+        None if complete => Ok(arch.lora.complete),
+        None => Ok(arch.lora.partial),
     }
-}
-
-/// Whether other programs support the linear layer, such as `blocks.0.attn1.to_q`.
-fn is_known(layer: &str) -> bool {
-    let part = layer
-        .strip_prefix("blocks.")
-        .and_then(|rest| rest.split_once('.'));
-    part.is_some_and(|(_, part)| LINEAR.iter().any(|(name, _)| *name == part))
 }
 
 /// The trained matrices, in fp32.
-pub(super) fn of(adapter: &Attached, parameters: &Parameters) -> Result<LoraFile, Error> {
-    let mut file = LoraFile::default();
+///
+/// # Errors
+/// If a layer has none.
+pub(super) fn of(
+    adapter: &Attached,
+    parameters: &Parameters,
+    arch: &'static Arch,
+) -> Result<LoraFile, Error> {
+    let mut file = LoraFile::new(arch);
     for layer in &adapter.modules {
         let matrix = |part: &str| -> Result<Tensor, Error> {
             let name = format!("base_model.model.{layer}.{part}.weight");
@@ -90,15 +108,19 @@ fn scaling(config: &LoraConfig, layer: &str, rank: i64) -> Result<f64, Error> {
 mod tests {
     use super::*;
 
-    fn layers(blocks: i64) -> Vec<String> {
-        let of_block = |block: i64| LINEAR.map(|(name, _)| format!("blocks.{block}.{name}"));
+    fn arch() -> &'static Arch {
+        models::diffusion::REGISTRY[0]
+    }
+
+    fn layers(blocks: usize) -> Vec<String> {
+        let of_block = |block| arch().lists[0].linear_layers(block);
         (0..blocks).flat_map(of_block).collect()
     }
 
     #[test]
     fn the_form_is_one_that_all_programs_read_where_there_is_one() {
         let all = layers(3);
-        let form = |wanted, layers: &[String]| form(wanted, layers, 3);
+        let form = |wanted, layers: &[String]| form(wanted, layers, arch(), &[3]);
         assert_eq!(form(None, &all).unwrap(), LoraForm::Kohya);
         assert_eq!(form(None, &all[..4]).unwrap(), LoraForm::Comfy);
         let wanted = Some(LoraFormat::Diffusers);

@@ -1,12 +1,10 @@
-//! Plans what of a Wan model is where during training: the turns of the experts and the previews between
+//! Plans what of a diffusion model is where during training: the turns of the experts and the previews between
 //! them, before any weight is loaded.
 
 use std::collections::BTreeMap;
 
-use models::diffusion::lora::Expert as Which;
-use models::diffusion::wan::files::{Part, PartFile};
-use models::diffusion::wan::model::WanModel;
-use models::diffusion::wan::transformer::TransformerConfig;
+use models::diffusion::files::PartFile;
+use models::diffusion::{Diffusion, Expert as Which, Kept, Part, Trained, Usage};
 use models::formats::TensorSource;
 use placement::Bytes;
 use placement::plan::{
@@ -15,7 +13,6 @@ use placement::plan::{
 };
 use tch::{Device, Kind};
 
-use super::memory::{Trainable, Usage, bytes_of_each, working};
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::media::VideoData;
@@ -28,7 +25,11 @@ const MARGINS: [u64; 3] = [11, 10, 9];
 /// The run's config, or a variant that might fit.
 pub(super) struct PlannedExperts<'a> {
     config: &'a Config,
-    shape: &'a TransformerConfig,
+    model: &'a dyn Diffusion,
+    /// Number of blocks of each list of a denoiser.
+    blocks: Vec<usize>,
+    /// Inputs and outputs of all linear layers of a denoiser's blocks.
+    sides: u64,
     data: &'a VideoData,
     compute: Kind,
     device: Device,
@@ -65,7 +66,7 @@ impl<'a> PlannedExperts<'a> {
     /// If a file is missing or damaged.
     pub(super) fn new(
         config: &'a Config,
-        (model, shape): (&WanModel, &'a TransformerConfig),
+        model: &'a dyn Diffusion,
         data: &'a VideoData,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
@@ -78,7 +79,9 @@ impl<'a> PlannedExperts<'a> {
         }
         let mut planned = Self {
             config,
-            shape,
+            model,
+            blocks: Vec::new(),
+            sides: 0,
             data,
             compute,
             device,
@@ -87,10 +90,11 @@ impl<'a> PlannedExperts<'a> {
             previews,
         };
         for which in all {
-            let path = model.transformer_path(which.unwrap_or(Which::High));
-            let file = PartFile::open(Part::Transformer, path)?;
+            let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
+            planned.blocks = model.arch().blocks(&file);
+            planned.sides = sides(model, &file);
             let name = component(which);
-            let modules = modules(name, &file, compute, config.model.quantization);
+            let modules = modules(name, model, &file, compute, config.model.quantization);
             let number = planned.components.len() as u64;
             planned.components.push(Component {
                 name: name.into(),
@@ -146,10 +150,6 @@ impl<'a> PlannedExperts<'a> {
         self.config.train.per_device_train_batch_size
     }
 
-    fn blocks(&self) -> usize {
-        usize::try_from(self.shape.num_layers).unwrap_or(0)
-    }
-
     /// Plans the turns of `components`.
     fn attempt(
         &self,
@@ -164,18 +164,32 @@ impl<'a> PlannedExperts<'a> {
             },
             ..request.config.clone()
         };
-        let learns = Trainable::planned(&config);
+        let learns = match &config.adapter {
+            None => Trained::All,
+            Some(adapter) => Trained::planned(self.model.arch(), adapter.r.into()),
+        };
         let working = |streamed: &[usize]| {
             let machine = (self.compute, self.device);
-            let (learns, streamed) = (learns.clone(), streamed.to_vec());
-            let usage = Usage::new(&config, self.data, machine, learns, streamed);
-            let bytes = working(&config, self.shape, &usage, self.trained);
+            let usage = usage(
+                &config,
+                self.data,
+                machine,
+                learns.clone(),
+                streamed.to_vec(),
+            );
+            let bytes = working(&config, self.sides, self.model.kept(&usage)?, self.trained);
             Ok(Bytes(bytes.0 / 10 * request.margin))
         };
         let turns = |working, memory, options: &OffloadOptions| {
             self.turns(components, working, memory, options)
         };
-        decide(memory, request.options, self.blocks(), working, turns)
+        decide(
+            memory,
+            request.options,
+            self.blocks.iter().sum(),
+            working,
+            turns,
+        )
     }
 
     /// A phase for each transformer, and one for the autoencoder if they have to make room for it.
@@ -218,8 +232,8 @@ impl<'a> PlannedExperts<'a> {
     /// The components with matrices at another precision.
     fn resized(&self, quantization: Option<Quantization>) -> Vec<Component> {
         let ratio = |kind: Option<Quantization>| {
-            bytes_of_each("", &[1, 1], self.compute, kind)
-                / bytes_of_each("", &[1, 1], self.compute, self.config.model.quantization)
+            bytes_of_each(&[1, 1], self.compute, kind)
+                / bytes_of_each(&[1, 1], self.compute, self.config.model.quantization)
         };
         let mut components = self.components.clone();
         for tensor in components
@@ -316,28 +330,37 @@ impl<'a> PlannedExperts<'a> {
 /// The modules of a transformer: its blocks, and the rest.
 fn modules(
     component: &str,
+    model: &dyn Diffusion,
     file: &PartFile,
     compute: Kind,
     quantization: Option<Quantization>,
 ) -> Vec<Module> {
-    // Blocks by index, the others by name.
-    let mut sizes: BTreeMap<(Option<usize>, String), u64> = BTreeMap::new();
+    // Blocks by list and index, the others by name.
+    let mut sizes: BTreeMap<(Option<(usize, usize)>, String), u64> = BTreeMap::new();
+    let arch = model.arch();
     for name in file.names() {
         let Some(size) = file.shape(&name) else {
             continue;
         };
         let numbers = size.iter().product::<i64>().max(0) as f64;
-        let bytes = (numbers * bytes_of_each(&name, &size, compute, quantization)) as u64;
-        let mut words = name.split('.');
-        let first = words.next().unwrap_or_default();
-        let block = words.next().and_then(|number| number.parse().ok());
-        let block = block.filter(|_| first == "blocks");
+        let each = match model.stays_fp32(&name) {
+            true => 4.0,
+            false => bytes_of_each(&size, compute, quantization),
+        };
+        let bytes = (numbers * each) as u64;
+        let block = arch.part_of_block(&name).and_then(|(list, number, _)| {
+            let at = arch.lists.iter().position(|own| own.name == list.name)?;
+            Some((at, number))
+        });
         let (module, bytes) = match block {
-            Some(number) => (
-                format!("{component}.blocks.{number}"),
+            Some((list, number)) => (
+                format!("{component}.{}.{number}", arch.lists[list].name),
                 bytes.next_multiple_of(STREAM_ALIGNMENT),
             ),
-            None => (format!("{component}.{first}"), bytes),
+            None => {
+                let first = name.split('.').next().unwrap_or_default();
+                (format!("{component}.{first}"), bytes)
+            }
         };
         *sizes.entry((block, module)).or_default() += bytes;
     }
@@ -355,6 +378,74 @@ fn modules(
             },
         })
         .collect()
+}
+
+/// How the denoisers of a run on `config` are trained.
+pub(super) fn usage(
+    config: &Config,
+    data: &VideoData,
+    (compute, device): (Kind, Device),
+    trained: Trained,
+    streamed: Vec<usize>,
+) -> Usage {
+    let rows = u64::from(config.train.rows_per_pass(crate::ranks::in_environment()));
+    let longest = data.training.iter().map(|clip| clip.tokens).max();
+    let adapter = config.adapter.as_ref();
+    Usage {
+        rows,
+        tokens: rows * longest.unwrap_or(0),
+        text_tokens: data.text_rows,
+        compute,
+        device,
+        checkpoint: config.train.gradient_checkpointing,
+        streamed,
+        offload: config.train.activation_offload && device != Device::Cpu,
+        quantized: config.model.quantization.is_some(),
+        dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
+        trained,
+    }
+}
+
+/// Inputs and outputs of all linear layers of a denoiser's blocks: what an adapter of rank one has.
+fn sides(model: &dyn Diffusion, file: &PartFile) -> u64 {
+    let arch = model.arch();
+    let is_linear = |name: &str| {
+        let layer = name.strip_suffix(".weight");
+        let part = layer.and_then(|layer| arch.part_of_block(layer));
+        part.is_some_and(|(list, _, part)| list.linear.iter().any(|(own, _)| *own == part))
+    };
+    let names = file.names().into_iter().filter(|name| is_linear(name));
+    let sizes = names.filter_map(|name| file.shape(&name));
+    sizes
+        .map(|size| size.iter().sum::<i64>().max(0) as u64)
+        .sum()
+}
+
+/// Bytes per element of a frozen tensor of this size.
+fn bytes_of_each(size: &[i64], compute: Kind, quantization: Option<Quantization>) -> f64 {
+    match (size.len(), quantization) {
+        (2, None) => compute.elt_size_in_bytes() as f64,
+        (2, Some(Quantization::Int8)) => 1.0,
+        // Half a byte, and a four-byte scale per 64 elements.
+        (2, Some(Quantization::Nf4)) => 0.5 + 4.0 / 64.0,
+        (4.., _) => compute.elt_size_in_bytes() as f64,
+        _ => 4.0,
+    }
+}
+
+/// What a step needs besides the frozen weights: the passes of one expert, and the trained parameters of
+/// `experts` with gradients and moments.
+fn working(config: &Config, sides: u64, kept: Kept, experts: usize) -> Bytes {
+    let adapter = config.adapter.as_ref();
+    let lora = adapter.map_or(0, |adapter| u64::from(adapter.r) * sides);
+    let trained = lora * 4;
+    let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
+    let averages = config.train.kept_copies() * trained;
+    let several = config.train.gradient_accumulation_steps > 1;
+    let so_far = if several { trained } else { 0 };
+    let resting = experts as u64 * (trained + moments + averages);
+    let pass = so_far + kept.activations + kept.temporary;
+    Bytes(resting + pass.max(so_far + trained))
 }
 
 /// Whether a module is off the device in a phase that does not use it.

@@ -4,28 +4,26 @@
 //! once per round; then the autoencoder decodes the results.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use models::diffusion::lora::Expert as Which;
-use models::diffusion::parts::t5::TEXT_ROWS;
-use models::diffusion::wan::model::WanModel;
-use models::diffusion::wan::pipeline::{Conditions, ImageCondition, SamplingState};
-use models::diffusion::wan::transformer::Transformer;
-use models::formats::{SafetensorsFile, TensorSource};
+use models::diffusion::sampling::{Guided, SamplingState};
+use models::diffusion::{Conditions, Denoiser, Diffusion, Expert as Which};
+use models::formats::SafetensorsFile;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
-use super::WanVideo;
+use super::DiffusionTask;
 use super::expert::{frozen, streaming};
 use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
 use crate::media::boundary;
-use crate::media_sampling::{ContactSheet, Output, Plan, Request, condition, decode};
+use crate::media_sampling::{ContactSheet, Output, Plan, Request, autoencoder, condition, decode};
 use crate::task::Share;
 
 /// What to generate, with everything that does not change between rounds.
 pub(super) struct Previews {
-    model: WanModel,
+    model: Arc<dyn Diffusion>,
     list: Vec<Prepared>,
     /// Files of the texts: prompt and negative prompt of each preview.
     texts: Vec<PathBuf>,
@@ -34,14 +32,15 @@ pub(super) struct Previews {
 struct Prepared {
     preview: Preview,
     plan: Plan,
-    image: Option<ImageCondition>,
+    /// Those of its first frame, without a batch dimension.
+    image: Conditions,
 }
 
 impl Previews {
     /// The previews configured in `config`, if any; encodes images now.
     pub(super) fn open(
         config: &Config,
-        model: &WanModel,
+        model: &Arc<dyn Diffusion>,
         device: Device,
     ) -> Result<Option<Self>, Error> {
         let previews = config.previews().map_err(Error::Data)?;
@@ -50,15 +49,17 @@ impl Previews {
         }
         let boundary = model
             .has_low_noise()
-            .then(|| boundary(model, config))
+            .then(|| boundary(&**model, config))
             .transpose()?;
         let _no_grad = tch::no_grad_guard();
         let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
             let prepare = || {
-                let plan = Plan::new(model, &request(&preview, boundary))?;
-                let path = preview.image.as_deref();
-                let image = path.map(|path| condition(model, path, &plan, device));
-                Ok((plan, image.transpose()?))
+                let plan = Plan::new(&**model, &request(&preview, boundary))?;
+                let image = match preview.image.as_deref() {
+                    Some(path) => condition(&**model, path, &plan, device)?,
+                    None => Conditions::default(),
+                };
+                Ok((plan, image))
             };
             let (plan, image) = prepare().map_err(|error| match error {
                 Error::Data(reason) => Error::Data(format!("`sample.prompts[{index}]`: {reason}")),
@@ -72,7 +73,7 @@ impl Previews {
         });
         Ok(Some(Self {
             list: prepared.collect::<Result<_, Error>>()?,
-            model: model.clone(),
+            model: Arc::clone(model),
             texts: Vec::new(),
         }))
     }
@@ -98,7 +99,7 @@ impl Previews {
     /// Generates the previews of a share and writes them to `folder`, which is created; each comes with its number.
     pub(super) fn make(
         &self,
-        task: &WanVideo,
+        task: &DiffusionTask,
         share: Share,
         folder: &Path,
         placer: &mut Placer,
@@ -118,19 +119,21 @@ impl Previews {
         let texts: Vec<_> = self.texts.chunks(2).collect();
         for (index, prepared) in &list {
             let files = texts.get(*index).copied().unwrap_or_default();
-            let mut encoded = files.iter().map(|file| text(file, placer));
+            let mut encoded = files
+                .iter()
+                .map(|file| self.conditions(file, prepared, placer));
             let mut next = || encoded.next().transpose();
-            conditions.push(Conditions {
-                text: next()?.ok_or_else(|| Error::Internal("a prompt without a text".into()))?,
+            conditions.push(Guided {
+                positive: next()?
+                    .ok_or_else(|| Error::Internal("a prompt without a text".into()))?,
                 negative: next()?,
-                image: prepared.image.as_ref().map(ImageCondition::shallow_clone),
             });
         }
         let mut videos = Vec::new();
         for ((_, prepared), conditions) in list.iter().zip(&conditions) {
             let options = (Kind::Float, Device::Cpu);
             tch::manual_seed(prepared.preview.seed as i64);
-            let noise = Tensor::f_randn(prepared.plan.shape(&self.model), options)?;
+            let noise = Tensor::f_randn(prepared.plan.shape(&*self.model), options)?;
             let noise = placer.batch(noise)?;
             videos.push(SamplingState::new(
                 &noise,
@@ -143,7 +146,7 @@ impl Previews {
         }
         // The autoencoder replaces the experts.
         task.load_expert(None, placer)?;
-        let autoencoder = self.model.autoencoder(placer.device())?;
+        let codec = autoencoder(&*self.model, placer.device())?;
         let mut samples = Vec::new();
         for ((index, prepared), video) in list.into_iter().zip(videos) {
             let Prepared { preview, plan, .. } = prepared;
@@ -151,7 +154,7 @@ impl Previews {
             let output = Output::preview(folder, index, plan.frames);
             let mut sheet = ContactSheet::new(plan);
             let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
-            decode(&autoencoder, &latents, plan, &mut |picture| {
+            decode(&*codec, &latents, plan, &mut |picture| {
                 sheet.push(&picture)?;
                 writer.push(picture)
             })?;
@@ -179,7 +182,7 @@ impl Previews {
         &self,
         expert: Which,
         videos: &mut [SamplingState<'_>],
-        task: &WanVideo,
+        task: &DiffusionTask,
         placer: &mut Placer,
     ) -> Result<(), Error> {
         if !videos.iter().any(|video| video.expert() == Some(expert)) {
@@ -188,17 +191,17 @@ impl Previews {
         let is_it = |other: &super::Expert| other.which.unwrap_or(Which::High) == expert;
         let trained = task.experts.iter().position(is_it);
         task.load_expert(trained, placer)?;
-        let loaded: Transformer;
+        let loaded: Box<dyn Denoiser>;
         let model = match trained {
-            Some(number) => &task.experts[number].model,
+            Some(number) => &*task.experts[number].model,
             // This run does not train it.
             None => {
                 let plan = task.plan.as_ref();
                 let blocks = plan.map(|plan| streaming(&task.config, plan, Some(expert), placer));
                 let blocks = blocks.transpose()?.flatten();
-                let (config, model) = (&task.config, &task.model);
+                let (config, model) = (&task.config, &*task.model);
                 loaded = frozen(config, model, expert, blocks, task.compute, placer)?;
-                &loaded
+                &*loaded
             }
         };
         for video in videos {
@@ -208,14 +211,23 @@ impl Previews {
         }
         Ok(())
     }
-}
 
-/// A text as input of the model, `[1, 512, width]`.
-fn text(file: &Path, placer: &mut Placer) -> Result<Tensor, Error> {
-    let rows = SafetensorsFile::open(file)?.read("text", Kind::Float)?;
-    let missing = TEXT_ROWS - rows.size()[0];
-    let rows = rows.f_constant_pad_nd([0, 0, 0, missing])?;
-    Ok(placer.batch(rows.f_unsqueeze(0)?)?)
+    /// A text with the preview's first frame, as input of the model.
+    fn conditions(
+        &self,
+        text: &Path,
+        prepared: &Prepared,
+        placer: &mut Placer,
+    ) -> Result<Conditions, Error> {
+        let mut conditions = Conditions::read(&SafetensorsFile::open(text)?, &[])?;
+        conditions.extend(prepared.image.shallow_clone());
+        let batch = self.model.collate(&[conditions])?;
+        // The first frame is where it was encoded.
+        batch.map(|_, tensor| match tensor.device() {
+            Device::Cpu => Ok(placer.batch(tensor)?),
+            _ => Ok(tensor),
+        })
+    }
 }
 
 fn request(preview: &Preview, boundary: Option<f64>) -> Request {

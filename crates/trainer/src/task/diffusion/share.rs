@@ -6,7 +6,7 @@ use models::model::Pass;
 use placement::Placer;
 use tch::{Kind, Tensor};
 
-use super::WanVideo;
+use super::DiffusionTask;
 use super::expert::Expert;
 use crate::Error;
 use crate::events::Sample;
@@ -15,7 +15,7 @@ use crate::task::{EvaluationSums, Share};
 /// Levels at which the held-out loss is measured, spread evenly over what is trained.
 const LEVELS: u32 = 5;
 
-impl WanVideo {
+impl DiffusionTask {
     /// What the experts make of a process's share of the held-out clips.
     pub(super) fn measure_share(
         &self,
@@ -61,7 +61,7 @@ impl WanVideo {
                 let sigma = low + share * (high - low);
                 let sigma = Tensor::f_from_slice(&[sigma as f32])?;
                 torch_ext::random::manual_seed((number << 8) | u64::from(level))?;
-                let clip = self.held_out.read(*number as usize)?;
+                let clip = self.held_out.batch_of(*number as usize)?;
                 let batch = placer.batch(self.batch(clip, &[false], &sigma)?)?;
                 let losses = self.losses(expert, &batch, Pass::Evaluate)?;
                 sum += f64::try_from(&losses.f_mean(Kind::Float)?)?;

@@ -365,14 +365,15 @@ impl AutoencoderConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diffusion::wan::files::{Part, PartFile};
+    use crate::diffusion::files::PartFile;
+    use crate::diffusion::wan::names::{AUTOENCODER, TEXT_ENCODER};
     use crate::golden::golden;
 
     #[test]
     fn shapes_say_what_the_config_says() {
         for name in ["autoencoder-2.1", "autoencoder-2.2"] {
             let folder = golden(&format!("wan/{name}"));
-            let tensors = PartFile::open(Part::Autoencoder, &folder).unwrap();
+            let tensors = PartFile::open(&AUTOENCODER, &folder).unwrap();
             let config = AutoencoderConfig::read(&folder.join("config.json")).unwrap();
             let expected = AutoencoderConfig {
                 latents_mean: Vec::new(),
@@ -385,7 +386,7 @@ mod tests {
             assert!(error.to_string().contains("`config.json`"), "{error}");
         }
         let other = golden("wan/text-encoder");
-        let tensors = PartFile::open(Part::TextEncoder, &other).unwrap();
+        let tensors = PartFile::open(&TEXT_ENCODER, &other).unwrap();
         let error = AutoencoderConfig::of_shapes(&tensors).unwrap_err();
         assert!(
             error.to_string().contains("not a Wan autoencoder"),

@@ -235,7 +235,7 @@ fn streamed_and_quantised_blocks_compute_as_resident_ones() {
                 ..FROZEN
             };
             let (model, _) = open(name, how);
-            let streamed = model.streamed().is_some();
+            let streamed = model.lists()[0].report().is_some();
             let velocity = model
                 .velocity(&latents, &expected.uniform(), &text, Pass::Evaluate)
                 .unwrap();

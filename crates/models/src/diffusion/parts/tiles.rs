@@ -25,7 +25,7 @@ impl Default for Tiling {
 
 /// The tiles of a picture, in its own units.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Grid {
+pub(crate) struct Grid {
     picture: (i64, i64),
     size: (i64, i64),
     stride: (i64, i64),
@@ -39,7 +39,7 @@ pub(super) struct Grid {
 
 impl Grid {
     /// One tile, the whole picture.
-    pub(super) fn single(picture: (i64, i64)) -> Self {
+    pub(crate) fn single(picture: (i64, i64)) -> Self {
         Self {
             picture,
             size: picture,
@@ -52,7 +52,7 @@ impl Grid {
     }
 
     /// Tiles of `size`, `stride` apart, whose outputs are `scale` times as large and overlap by `overlap`.
-    pub(super) fn new(
+    pub(crate) fn new(
         picture: (i64, i64),
         size: (i64, i64),
         stride: (i64, i64),
@@ -72,13 +72,13 @@ impl Grid {
     }
 
     /// Number of tiles.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         (self.rows * self.columns) as usize
     }
 
     /// Applies `compute` to each tile of `[frames, channels, height, width]`, with the tile's index, and
     /// blends the results.
-    pub(super) fn map(
+    pub(crate) fn map(
         &self,
         picture: &Tensor,
         mut compute: impl FnMut(usize, &Tensor) -> Result<Tensor, Error>,

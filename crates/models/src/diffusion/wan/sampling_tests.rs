@@ -5,14 +5,20 @@ use std::collections::BTreeMap;
 use placement::{Placer, Policy};
 use serde_json::Value;
 
-use super::*;
-use crate::Parameters;
-use crate::diffusion::wan::autoencoder::AutoencoderConfig;
-use crate::diffusion::wan::files::{Part, PartFile};
-use crate::diffusion::wan::transformer::TransformerConfig;
+use tch::{Device, Kind, Tensor};
+
+use super::autoencoder::{Autoencoder, AutoencoderConfig};
+use super::model::{CONDITION, first_frame_channels};
+use super::names::{AUTOENCODER, TRANSFORMER};
+use super::transformer::{Transformer, TransformerConfig};
+use crate::Error;
+use crate::diffusion::files::PartFile;
+use crate::diffusion::parts::schedule::Scheduler;
+use crate::diffusion::sampling::{Experts, Guided, Sampling, sample};
+use crate::diffusion::{Conditions, Denoiser, Expert, FIRST_FRAME, Objective, TEXT};
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::golden::golden;
-use crate::model::{Base, Builder, FileWeights, WeightSource};
+use crate::model::Load;
 
 /// The second expert's weights: those of the first, each from its last row to its first.
 struct Backwards {
@@ -40,39 +46,29 @@ impl TensorSource for Backwards {
 fn transformer(name: &str, expert: Expert) -> Transformer {
     let folder = golden(&format!("wan/transformer-{name}"));
     let config = TransformerConfig::read(&folder.join("config.json")).unwrap();
-    let file = PartFile::open(Part::Transformer, &folder).unwrap();
+    let file = PartFile::open(&TRANSFORMER, &folder).unwrap();
     let tensors: Box<dyn TensorSource> = match expert {
         Expert::High => Box::new(file),
         Expert::Low => Box::new(Backwards { file }),
     };
     let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
-    let mut source = FileWeights::new(tensors.as_ref(), Kind::Float, &mut placer);
-    built(&mut source, |builder| {
-        Transformer::new(&config, Device::Cpu, builder)
-    })
-}
-
-fn built<T>(source: &mut dyn WeightSource, make: impl Fn(&mut Builder) -> Result<T, Error>) -> T {
-    let mut parameters = Parameters::default();
-    let base = Base::Frozen(Kind::Float);
-    make(&mut Builder::new(
-        source,
-        &mut parameters,
-        Kind::Float,
-        base,
-    ))
-    .unwrap()
+    let load = Load::whole(Kind::Float);
+    let built = load.frozen(tensors.as_ref(), &mut placer, |device, builder| {
+        Transformer::new(&config, device, builder)
+    });
+    built.unwrap()
 }
 
 fn autoencoder(name: &str) -> Autoencoder {
     let folder = golden(&format!("wan/{name}"));
     let config = AutoencoderConfig::read(&folder.join("config.json")).unwrap();
-    let tensors = PartFile::open(Part::Autoencoder, &folder).unwrap();
+    let tensors = PartFile::open(&AUTOENCODER, &folder).unwrap();
     let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
-    let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
-    built(&mut source, |builder| {
-        Autoencoder::new(&config, Device::Cpu, builder)
-    })
+    let load = Load::whole(Kind::Float);
+    let built = load.frozen(&tensors, &mut placer, |device, builder| {
+        Autoencoder::new(&config, device, builder)
+    });
+    built.unwrap()
 }
 
 /// Loads an expert when it is asked, and counts how often.
@@ -83,7 +79,7 @@ struct Loaded {
 }
 
 impl Experts for Loaded {
-    fn transformer(&mut self, expert: Expert) -> Result<&Transformer, Error> {
+    fn denoiser(&mut self, expert: Expert) -> Result<&dyn Denoiser, Error> {
         if self.current.as_ref().is_none_or(|(of, _)| *of != expert) {
             self.current = Some((expert, transformer(&self.name, expert)));
             self.loads.push(expert);
@@ -107,6 +103,7 @@ fn runs() -> Vec<Run> {
         model: run["model"].as_str().unwrap().to_owned(),
         frames: run["frames"].as_i64().unwrap(),
         settings: Sampling {
+            objective: Objective::FLOW,
             scheduler: match run["scheduler"].as_str().unwrap() {
                 "unipc" => Scheduler::UniPc,
                 _ => Scheduler::Euler,
@@ -136,17 +133,28 @@ fn sampled(run: &Run, file: &SafetensorsFile) -> (Tensor, Vec<Expert>) {
         "ti2v-image" => "ti2v",
         name => name,
     };
-    let picture = read("image").map(|pixels| pixels * 2.0 - 1.0);
+    let picture = read("image").map(|pixels| (pixels * 2.0 - 1.0).unsqueeze(0));
     let image = picture.map(|picture| match name {
         "i2v" => {
-            ImageCondition::channels(&autoencoder("autoencoder-2.1"), &picture, run.frames, None)
+            let codec = autoencoder("autoencoder-2.1");
+            let channels = first_frame_channels(&codec, &picture, run.frames, None);
+            (CONDITION, channels.unwrap())
         }
-        _ => ImageCondition::first_frame(&autoencoder("autoencoder-2.2"), &picture, None),
+        _ => {
+            let codec = autoencoder("autoencoder-2.2");
+            (FIRST_FRAME, codec.encode(&picture, None).unwrap())
+        }
     });
-    let conditions = Conditions {
-        text: padded(read("text").unwrap()),
-        negative: Some(padded(read("negative").unwrap())),
-        image: image.map(Result::unwrap),
+    let with_text = |name: &str| {
+        let mut conditions = Conditions::of(TEXT, padded(read(name).unwrap()));
+        if let Some((name, tensor)) = &image {
+            conditions.insert(name, tensor.unsqueeze(0));
+        }
+        conditions
+    };
+    let conditions = Guided {
+        positive: with_text("text"),
+        negative: Some(with_text("negative")),
     };
     let mut experts = Loaded {
         name: name.to_owned(),
@@ -198,10 +206,9 @@ fn guidance_without_a_negative_text_is_refused() {
         loads: Vec::new(),
     };
     let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-    let conditions = Conditions {
-        text: zeros(&[1, 512, 20]),
+    let conditions = Guided {
+        positive: Conditions::of(TEXT, zeros(&[1, 512, 20])),
         negative: None,
-        image: None,
     };
     let noise = zeros(&[1, 4, 1, 4, 6]);
     let error = sample(

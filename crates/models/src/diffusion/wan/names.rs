@@ -1,206 +1,78 @@
-//! Where the parts of a Wan model are: diffusers folders, and single files with other names.
-//!
-//! A single file is presented with diffusers' names. 8-bit floating-point weights with a scale, as in
-//! ComfyUI's `fp8_scaled` files, are dequantised when they are read.
+//! What the weights of Wan's parts are called: in diffusers' folders, which is what the code uses, and in the
+//! original files.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use crate::diffusion::BlockNames;
+use crate::diffusion::files::PartNames;
 
-use tch::{Kind, Tensor};
+/// The transformer.
+pub(crate) const TRANSFORMER: PartNames = PartNames {
+    stem: "diffusion_pytorch_model",
+    rename: transformer_name,
+};
 
-use crate::Error;
-use crate::formats::{SafetensorsFile, Shards, TensorSource};
+/// The autoencoder.
+pub(crate) const AUTOENCODER: PartNames = PartNames {
+    stem: "diffusion_pytorch_model",
+    rename: autoencoder_name,
+};
 
-/// A part of the model; tensor names in files depend on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The [`Transformer`](super::transformer::Transformer).
-    Transformer,
-    /// The [`Autoencoder`](super::autoencoder::Autoencoder).
-    Autoencoder,
-    /// The [`TextEncoder`](crate::diffusion::parts::t5::TextEncoder).
-    TextEncoder,
-}
+/// The text encoder.
+pub(crate) const TEXT_ENCODER: PartNames = PartNames {
+    stem: "model",
+    rename: text_encoder_name,
+};
 
-/// The weights of a part under diffusers' names, whatever their names in the file.
-pub struct PartFile {
-    tensors: Box<dyn TensorSource>,
-    /// Name in diffusers → name in the file.
-    names: BTreeMap<String, String>,
-    /// Tensors that belong to no part of the model.
-    unknown: Vec<String>,
-}
+/// The transformer's blocks.
+pub(super) const BLOCKS: BlockNames = BlockNames {
+    name: "blocks",
+    original: "blocks",
+    linear: &[
+        ("attn1.to_q", "self_attn.q"),
+        ("attn1.to_k", "self_attn.k"),
+        ("attn1.to_v", "self_attn.v"),
+        ("attn1.to_out.0", "self_attn.o"),
+        ("attn2.to_q", "cross_attn.q"),
+        ("attn2.to_k", "cross_attn.k"),
+        ("attn2.to_v", "cross_attn.v"),
+        ("attn2.to_out.0", "cross_attn.o"),
+        ("ffn.net.0.proj", "ffn.0"),
+        ("ffn.net.2", "ffn.2"),
+    ],
+    others: &[
+        ("norm2", "norm3"),
+        ("attn1.norm_q", "self_attn.norm_q"),
+        ("attn1.norm_k", "self_attn.norm_k"),
+        ("attn2.norm_q", "cross_attn.norm_q"),
+        ("attn2.norm_k", "cross_attn.norm_k"),
+        ("attn2.add_k_proj", "cross_attn.k_img"),
+        ("attn2.add_v_proj", "cross_attn.v_img"),
+    ],
+};
 
-impl std::fmt::Debug for PartFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartFile")
-            .field("path", &self.tensors.path())
-            .field("tensors", &self.names.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Suffixes of the scale of an 8-bit weight: ComfyUI has used two.
-const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
-/// Suffixes of tensors beside such weights that do not matter once they are dequantised.
-const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
-
-impl PartFile {
-    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
-    /// file.
-    pub fn open(part: Part, path: &Path) -> Result<Self, Error> {
-        let tensors: Box<dyn TensorSource> = if path.is_dir() {
-            let stem = match part {
-                Part::TextEncoder => "model",
-                Part::Transformer | Part::Autoencoder => "diffusion_pytorch_model",
-            };
-            Box::new(Shards::open(path, stem)?)
-        } else {
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            if let Some(extension @ ("pth" | "pt" | "bin" | "ckpt")) = extension {
-                return Err(Error::file(path, pickled(extension)));
-            }
-            Box::new(SafetensorsFile::open(path)?)
-        };
-        Self::of(part, tensors)
-    }
-
-    /// The weights of a part in `tensors`.
-    ///
-    /// # Errors
-    /// If two tensors are the same weight, or a quantisation is not supported.
-    pub fn of(part: Part, tensors: Box<dyn TensorSource>) -> Result<Self, Error> {
-        let all = tensors.names();
-        let residual = all
-            .iter()
-            .any(|name| name.contains("samples.0.downsamples."))
-            || all.iter().any(|name| name.contains("samples.0.upsamples."));
-        let mut names = BTreeMap::new();
-        let mut unknown = Vec::new();
-        for name in all {
-            if name == "scaled_fp8" || name == "spiece_model" || is_beside(&name) {
-                check_quantization(tensors.as_ref(), &name)?;
-                continue;
-            }
-            let renamed = match part {
-                Part::Transformer => transformer_name(&name),
-                Part::Autoencoder => autoencoder_name(&name, residual),
-                Part::TextEncoder => text_encoder_name(&name),
-            };
-            let Some(renamed) = renamed else {
-                unknown.push(name);
-                continue;
-            };
-            if let Some(other) = names.insert(renamed, name.clone()) {
-                // Older versions of transformers saved it twice.
-                let twins = ["shared.weight", "encoder.embed_tokens.weight"];
-                if !(twins.contains(&other.as_str()) && twins.contains(&name.as_str())) {
-                    let reason = format!("`{other}` and `{name}` are the same weight");
-                    return Err(Error::file(tensors.path(), reason));
-                }
-            }
-        }
-        Ok(Self {
-            tensors,
-            names,
-            unknown,
-        })
-    }
-
-    /// Names in the file that are no known weight.
-    pub fn unknown(&self) -> &[String] {
-        &self.unknown
-    }
-
-    /// The scale tensor of the weight `name` in the file.
-    fn scale(&self, name: &str) -> Option<String> {
-        let base = name.strip_suffix(".weight")?;
-        let mut scales = SCALES.iter().map(|suffix| format!("{base}{suffix}"));
-        scales.find(|scale| self.tensors.shape(scale).is_some())
-    }
-}
-
-impl TensorSource for PartFile {
-    fn path(&self) -> &Path {
-        self.tensors.path()
-    }
-
-    fn weight_files(&self) -> Vec<PathBuf> {
-        self.tensors.weight_files()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.names.keys().cloned().collect()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.tensors.shape(self.names.get(name)?)
-    }
-
-    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        let missing = || Error::file(self.path(), format!("there is no tensor for `{name}`"));
-        let stored = self.names.get(name).ok_or_else(missing)?;
-        let Some(scale) = self.scale(stored) else {
-            return self.tensors.read(stored, kind);
-        };
-        let scale = self.tensors.read(&scale, Kind::Float)?;
-        let weight = self.tensors.read(stored, Kind::Float)?;
-        // A scale for the matrix, or one for each row.
-        let rows = weight.size().first().copied().unwrap_or(1);
-        let scale = match scale.numel() as i64 {
-            1 => scale.f_reshape([])?,
-            count if count == rows => scale.f_reshape([rows, 1])?,
-            count => {
-                let reason = format!("`{stored}` has {rows} rows but {count} scales");
-                return Err(Error::file(self.path(), reason));
-            }
-        };
-        Ok(weight.f_mul(&scale)?.f_to_kind(kind)?)
-    }
-}
-
-fn pickled(extension: &str) -> String {
-    format!(
-        "a .{extension} file may run code when it is opened, and is not read here; convert it once \
-         where you trust it: python3 -c \"import torch, safetensors.torch as s; \
-         s.save_file({{k: v.contiguous() for k, v in torch.load('IN.{extension}', weights_only=True)\
-         .items()}}, 'OUT.safetensors')\""
-    )
-}
-
-fn is_beside(name: &str) -> bool {
-    SCALES
-        .iter()
-        .chain(&BESIDE)
-        .any(|suffix| name.ends_with(suffix))
-}
-
-/// Fails if `name` describes a quantisation with more than a scale.
-fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Error> {
-    if !name.ends_with(".comfy_quant") {
-        return Ok(());
-    }
-    let bytes = tensors.read(name, Kind::Uint8)?;
-    let bytes = Vec::<u8>::try_from(&bytes)?;
-    let value: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
-    let format = value
-        .as_ref()
-        .and_then(|value| value.get("format")?.as_str());
-    match format {
-        Some("float8_e4m3fn" | "float8_e5m2") => Ok(()),
-        other => {
-            let other = other.unwrap_or("not readable");
-            let reason = format!(
-                "the format of `{name}` is {other}: only ComfyUI's `float8_e4m3fn` and \
-                 `float8_e5m2` are supported"
-            );
-            Err(Error::file(tensors.path(), reason))
-        }
-    }
-}
-
+/// Parts outside the blocks that can be changed.
+pub(super) const OTHERS: &[(&str, &str)] = &[
+    ("patch_embedding", "patch_embedding"),
+    (
+        "condition_embedder.time_embedder.linear_1",
+        "time_embedding.0",
+    ),
+    (
+        "condition_embedder.time_embedder.linear_2",
+        "time_embedding.2",
+    ),
+    ("condition_embedder.time_proj", "time_projection.1"),
+    (
+        "condition_embedder.text_embedder.linear_1",
+        "text_embedding.0",
+    ),
+    (
+        "condition_embedder.text_embedder.linear_2",
+        "text_embedding.2",
+    ),
+    ("proj_out", "head.head"),
+];
 /// diffusers' name of a transformer weight, whose name may be the original one.
-pub(super) fn transformer_name(name: &str) -> Option<String> {
+pub(super) fn transformer_name(name: &str, _: &[String]) -> Option<String> {
     let name = ["model.diffusion_model.", "diffusion_model."]
         .iter()
         .find_map(|prefix| name.strip_prefix(prefix))
@@ -253,7 +125,10 @@ pub(super) fn transformer_name(name: &str) -> Option<String> {
 }
 
 /// diffusers' name of an autoencoder weight, whose name may be the original one.
-fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
+pub(super) fn autoencoder_name(name: &str, all: &[String]) -> Option<String> {
+    let residual = all.iter().any(|name| {
+        name.contains("samples.0.downsamples.") || name.contains("samples.0.upsamples.")
+    });
     let parts: Vec<&str> = name.split('.').collect();
     let (half, rest) = parts.split_first()?;
     match *half {
@@ -319,7 +194,7 @@ fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
 }
 
 /// transformers' name of a text encoder weight, whose name may be the original one.
-fn text_encoder_name(name: &str) -> Option<String> {
+pub(super) fn text_encoder_name(name: &str, _: &[String]) -> Option<String> {
     let module = name.strip_suffix(".weight")?;
     let module = match module {
         "shared" | "encoder.embed_tokens" | "token_embedding" => "shared".to_owned(),
@@ -344,8 +219,15 @@ fn text_encoder_name(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use tch::{Kind, Tensor};
+
     use super::*;
-    use crate::formats::write_tensors;
+    use crate::Error;
+    use crate::diffusion::files::PartFile;
+    use crate::formats::{TensorSource, write_tensors};
     use crate::golden::golden;
 
     /// `{original name: diffusers' name}`
@@ -357,28 +239,24 @@ mod tests {
     #[test]
     fn original_names_are_those_of_diffusers() {
         for (folder, part) in [
-            ("transformer-t2v", Part::Transformer),
-            ("autoencoder-2.1", Part::Autoencoder),
-            ("autoencoder-2.2", Part::Autoencoder),
-            ("text-encoder", Part::TextEncoder),
+            ("transformer-t2v", TRANSFORMER),
+            ("autoencoder-2.1", AUTOENCODER),
+            ("autoencoder-2.2", AUTOENCODER),
+            ("text-encoder", TEXT_ENCODER),
         ] {
             let pairs = pairs(folder);
             assert!(pairs.len() > 20);
-            let residual = folder.ends_with("2.2");
+            let all: Vec<String> = pairs.keys().cloned().collect();
             for (original, name) in &pairs {
-                let renamed = |given: &str| match part {
-                    Part::Transformer => transformer_name(given),
-                    Part::Autoencoder => autoencoder_name(given, residual),
-                    Part::TextEncoder => text_encoder_name(given),
-                };
+                let renamed = |given: &str| (part.rename)(given, &all);
                 assert_eq!(renamed(original).as_ref(), Some(name), "{original}");
                 // diffusers' names stay the same.
                 assert_eq!(renamed(name).as_ref(), Some(name));
             }
             // ComfyUI's prefix in some files.
-            if part == Part::Transformer {
+            if folder.starts_with("transformer") {
                 let prefixed = "model.diffusion_model.blocks.0.ffn.2.bias";
-                let name = transformer_name(prefixed).unwrap();
+                let name = transformer_name(prefixed, &[]).unwrap();
                 assert_eq!(name, "blocks.0.ffn.net.2.bias");
             }
         }
@@ -389,7 +267,7 @@ mod tests {
         let path = folder.path().join("x.safetensors");
         let list: Vec<_> = tensors.iter().map(|(n, t)| ((*n).to_owned(), t)).collect();
         write_tensors(&path, &list).unwrap();
-        PartFile::open(Part::Transformer, &path)
+        PartFile::open(&TRANSFORMER, &path)
     }
 
     #[test]
@@ -439,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_pickle_is_refused_with_the_way_to_convert_it() {
-        let error = PartFile::open(Part::Autoencoder, Path::new("Wan2.1_VAE.pth")).unwrap_err();
+        let error = PartFile::open(&AUTOENCODER, Path::new("Wan2.1_VAE.pth")).unwrap_err();
         assert!(error.to_string().contains("torch.load('IN.pth'"), "{error}");
     }
 }

@@ -1,0 +1,204 @@
+//! The weights of a part of a model: a diffusers folder, or a single file with other names.
+//!
+//! A single file is presented with diffusers' names. 8-bit floating-point weights with a scale, as in
+//! ComfyUI's `fp8_scaled` files, are dequantised when they are read.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::formats::{SafetensorsFile, Shards, TensorSource};
+
+/// How the weights of a part are found and named.
+#[derive(Debug, Clone, Copy)]
+pub struct PartNames {
+    /// Name of the weights' file in a folder, without its ending.
+    pub stem: &'static str,
+    /// The name in diffusers (or transformers) of a tensor whose name in the file may be another one; `None` if it is
+    /// no weight of this part. Its second argument is all names in the file.
+    pub rename: fn(&str, &[String]) -> Option<String>,
+}
+
+impl PartNames {
+    /// For files that are named as diffusers names them.
+    pub const DIFFUSERS: Self = Self {
+        stem: "diffusion_pytorch_model",
+        rename: |name, _| Some(name.to_owned()),
+    };
+
+    /// For files that are named as transformers names them.
+    pub const TRANSFORMERS: Self = Self {
+        stem: "model",
+        rename: |name, _| Some(name.to_owned()),
+    };
+}
+
+/// The weights of a part under diffusers' names, whatever their names in the file.
+pub struct PartFile {
+    tensors: Box<dyn TensorSource>,
+    /// Name in diffusers → name in the file.
+    names: BTreeMap<String, String>,
+    /// Tensors that belong to no part of the model.
+    unknown: Vec<String>,
+}
+
+impl std::fmt::Debug for PartFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PartFile")
+            .field("path", &self.tensors.path())
+            .field("tensors", &self.names.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Suffixes of the scale of an 8-bit weight: ComfyUI has used two.
+const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
+/// Suffixes of tensors beside such weights that do not matter once they are dequantised.
+const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
+
+impl PartFile {
+    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
+    /// file.
+    ///
+    /// # Errors
+    /// If there is no such file, it is damaged, or its format is not supported.
+    pub fn open(part: &PartNames, path: &Path) -> Result<Self, Error> {
+        let tensors: Box<dyn TensorSource> = if path.is_dir() {
+            Box::new(Shards::open(path, part.stem)?)
+        } else {
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            if let Some(extension @ ("pth" | "pt" | "bin" | "ckpt")) = extension {
+                return Err(Error::file(path, pickled(extension)));
+            }
+            Box::new(SafetensorsFile::open(path)?)
+        };
+        Self::of(part, tensors)
+    }
+
+    /// The weights of a part in `tensors`.
+    ///
+    /// # Errors
+    /// If two tensors are the same weight, or a quantisation is not supported.
+    pub fn of(part: &PartNames, tensors: Box<dyn TensorSource>) -> Result<Self, Error> {
+        let all = tensors.names();
+        let mut names = BTreeMap::new();
+        let mut unknown = Vec::new();
+        for name in &all {
+            let name = name.clone();
+            if name == "scaled_fp8" || name == "spiece_model" || is_beside(&name) {
+                check_quantization(tensors.as_ref(), &name)?;
+                continue;
+            }
+            let Some(renamed) = (part.rename)(&name, &all) else {
+                unknown.push(name);
+                continue;
+            };
+            if let Some(other) = names.insert(renamed, name.clone()) {
+                // Older versions of transformers saved it twice.
+                let twins = ["shared.weight", "encoder.embed_tokens.weight"];
+                if !(twins.contains(&other.as_str()) && twins.contains(&name.as_str())) {
+                    let reason = format!("`{other}` and `{name}` are the same weight");
+                    return Err(Error::file(tensors.path(), reason));
+                }
+            }
+        }
+        Ok(Self {
+            tensors,
+            names,
+            unknown,
+        })
+    }
+
+    /// Names in the file that are no known weight.
+    pub fn unknown(&self) -> &[String] {
+        &self.unknown
+    }
+
+    /// The scale tensor of the weight `name` in the file.
+    fn scale(&self, name: &str) -> Option<String> {
+        let base = name.strip_suffix(".weight")?;
+        let mut scales = SCALES.iter().map(|suffix| format!("{base}{suffix}"));
+        scales.find(|scale| self.tensors.shape(scale).is_some())
+    }
+}
+
+impl TensorSource for PartFile {
+    fn path(&self) -> &Path {
+        self.tensors.path()
+    }
+
+    fn weight_files(&self) -> Vec<PathBuf> {
+        self.tensors.weight_files()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        self.tensors.shape(self.names.get(name)?)
+    }
+
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        let missing = || Error::file(self.path(), format!("there is no tensor for `{name}`"));
+        let stored = self.names.get(name).ok_or_else(missing)?;
+        let Some(scale) = self.scale(stored) else {
+            return self.tensors.read(stored, kind);
+        };
+        let scale = self.tensors.read(&scale, Kind::Float)?;
+        let weight = self.tensors.read(stored, Kind::Float)?;
+        // A scale for the matrix, or one for each row.
+        let rows = weight.size().first().copied().unwrap_or(1);
+        let scale = match scale.numel() as i64 {
+            1 => scale.f_reshape([])?,
+            count if count == rows => scale.f_reshape([rows, 1])?,
+            count => {
+                let reason = format!("`{stored}` has {rows} rows but {count} scales");
+                return Err(Error::file(self.path(), reason));
+            }
+        };
+        Ok(weight.f_mul(&scale)?.f_to_kind(kind)?)
+    }
+}
+
+fn pickled(extension: &str) -> String {
+    format!(
+        "a .{extension} file may run code when it is opened, and is not read here; convert it once \
+         where you trust it: python3 -c \"import torch, safetensors.torch as s; \
+         s.save_file({{k: v.contiguous() for k, v in torch.load('IN.{extension}', weights_only=True)\
+         .items()}}, 'OUT.safetensors')\""
+    )
+}
+
+fn is_beside(name: &str) -> bool {
+    SCALES
+        .iter()
+        .chain(&BESIDE)
+        .any(|suffix| name.ends_with(suffix))
+}
+
+/// Fails if `name` describes a quantisation with more than a scale.
+fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Error> {
+    if !name.ends_with(".comfy_quant") {
+        return Ok(());
+    }
+    let bytes = tensors.read(name, Kind::Uint8)?;
+    let bytes = Vec::<u8>::try_from(&bytes)?;
+    let value: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+    let format = value
+        .as_ref()
+        .and_then(|value| value.get("format")?.as_str());
+    match format {
+        Some("float8_e4m3fn" | "float8_e5m2") => Ok(()),
+        other => {
+            let other = other.unwrap_or("not readable");
+            let reason = format!(
+                "the format of `{name}` is {other}: only ComfyUI's `float8_e4m3fn` and \
+                 `float8_e5m2` are supported"
+            );
+            Err(Error::file(tensors.path(), reason))
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a training step keeps for its backward pass, estimated from shapes before anything is loaded.
+
+use std::collections::BTreeSet;
+
+use tch::{Device, Kind};
+
+use super::Arch;
+use crate::formats::TensorSource;
+use crate::{Error, Parameters};
+
+/// Bytes of an fp32 element.
+const FP32_BYTES: u64 = 4;
+
+/// What is trained, as far as memory depends on it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Trained {
+    /// The model itself.
+    All,
+    /// Adapters.
+    Adapters {
+        /// The layers of a block that have one, by their names in diffusers.
+        layers: BTreeSet<String>,
+        /// Sum of the ranks of a block.
+        ranks: u64,
+    },
+}
+
+impl Trained {
+    /// What these parameters of a denoiser with `blocks` blocks consist of.
+    pub fn of(parameters: &Parameters, arch: &Arch, blocks: usize) -> Self {
+        let mut layers = BTreeSet::new();
+        let mut ranks = 0;
+        for parameter in parameters.iter() {
+            let name = &parameter.name;
+            if let Some((layer, _)) = name.split_once(".lora_A") {
+                let layer = layer.strip_prefix("base_model.model.").unwrap_or(layer);
+                ranks += parameter.tensor.size().first().copied().unwrap_or(0).max(0) as u64;
+                layers.extend(
+                    arch.part_of_block(layer)
+                        .map(|(_, _, part)| part.to_owned()),
+                );
+            }
+        }
+        match ranks {
+            0 => Self::All,
+            _ => Self::Adapters {
+                layers,
+                ranks: ranks / blocks.max(1) as u64,
+            },
+        }
+    }
+
+    /// Adapters of rank `rank` on every layer of a block.
+    pub fn planned(arch: &Arch, rank: u64) -> Self {
+        let layers = arch.lists.iter().flat_map(|list| list.linear);
+        let most = arch.lists.iter().map(|list| list.linear.len()).max();
+        Self::Adapters {
+            layers: layers.map(|(name, _)| (*name).to_owned()).collect(),
+            ranks: most.unwrap_or(0) as u64 * rank,
+        }
+    }
+
+    /// Whether this layer of a block is trained.
+    pub fn has(&self, layer: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Adapters { layers, .. } => layers.contains(layer),
+        }
+    }
+}
+
+/// How a denoiser is trained.
+#[derive(Debug, Clone)]
+pub struct Usage {
+    /// Clips per pass.
+    pub rows: u64,
+    /// Tokens per pass, over all its clips.
+    pub tokens: u64,
+    /// Tokens of the longest text.
+    pub text_tokens: u64,
+    /// The type of matrix products.
+    pub compute: Kind,
+    /// Device of the computation.
+    pub device: Device,
+    /// Whether blocks are recomputed in the backward pass.
+    pub checkpoint: bool,
+    /// Indices of the blocks that are always recomputed, because they are streamed.
+    pub streamed: Vec<usize>,
+    /// Whether the inputs of recomputed blocks are offloaded to host memory.
+    pub offload: bool,
+    /// Whether matrices are dequantised for each product.
+    pub quantized: bool,
+    /// Dropout of the adapters.
+    pub dropout: bool,
+    /// What is trained.
+    pub trained: Trained,
+}
+
+impl Usage {
+    /// The largest number of bytes that are kept at the start of a block's backward pass, when those of the blocks
+    /// after it are gone. A block keeps `inside` of what it computes, and `whole` with its input if it is not
+    /// recomputed; otherwise its input, `input`, is kept.
+    pub fn most(&self, blocks: usize, inside: u64, whole: u64, input: u64) -> u64 {
+        let (mut kept, mut inputs, mut most) = (0, 0, 0);
+        for block in 0..blocks {
+            let again = self.checkpoint || self.streamed.contains(&block);
+            match again {
+                true => inputs += 1,
+                false => kept += whole,
+            }
+            // Of offloaded inputs, one is on the device while in use and another while it is copied.
+            let here = if self.offload { inputs.min(2) } else { inputs };
+            let one = if again { inside } else { 0 };
+            most = (kept + here * input + one).max(most);
+        }
+        most
+    }
+}
+
+/// Bytes on the device in a training step besides weights, gradients and moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What autograd keeps.
+    pub activations: u64,
+    /// Temporary tensors at the peak.
+    pub temporary: u64,
+}
+
+/// An estimate for a model that has none of its own: each linear layer of a block keeps its input in fp32 and its
+/// result in the compute type.
+pub(super) fn of_linear_layers(
+    arch: &Arch,
+    file: &dyn TensorSource,
+    usage: &Usage,
+) -> Result<Kept, Error> {
+    let compute = usage.compute.elt_size_in_bytes() as u64;
+    let (mut inside, mut widest, mut width) = (0, 0, u64::MAX);
+    for name in file.names() {
+        let first = arch
+            .part_of_block(&name)
+            .is_some_and(|(_, number, _)| number == 0);
+        if let (true, Some([outputs, inputs])) = (first, file.shape(&name).as_deref()) {
+            let (outputs, inputs) = (*outputs as u64, *inputs as u64);
+            inside += usage.tokens * (inputs * FP32_BYTES + outputs * compute);
+            widest = widest.max(outputs.max(inputs));
+            width = width.min(outputs.min(inputs));
+        }
+    }
+    let blocks = arch.blocks(file).iter().sum();
+    let input = usage.tokens * width.min(widest) * FP32_BYTES;
+    Ok(Kept {
+        activations: usage.most(blocks, inside, inside + input, input),
+        temporary: 2 * input + usage.tokens * widest * FP32_BYTES,
+    })
+}

@@ -1,0 +1,89 @@
+//! Which kinds of models there are.
+
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+
+use super::files::PartFile;
+use super::{Arch, Diffusion, PartPaths, wan};
+use crate::Error;
+use crate::json::Object;
+
+/// The kinds of models that come with this crate.
+pub static REGISTRY: [&Arch; 1] = [&wan::ARCH];
+
+/// Those that a program has added.
+static ADDED: RwLock<Vec<&'static Arch>> = RwLock::new(Vec::new());
+
+const INDEX: &str = "model_index.json";
+
+/// Adds a kind of model that is not in this crate; from then on it is trained and sampled like the others.
+pub fn register(arch: &'static Arch) {
+    let mut added = ADDED.write().unwrap_or_else(PoisonError::into_inner);
+    if added.iter().all(|other| other.name != arch.name) {
+        added.push(arch);
+    }
+}
+
+/// All kinds of models.
+pub fn archs() -> Vec<&'static Arch> {
+    let added = ADDED.read().unwrap_or_else(PoisonError::into_inner);
+    REGISTRY.iter().chain(added.iter()).copied().collect()
+}
+
+/// Whether `path` is a diffusion model rather than a language model: a diffusers folder, or a single file of a
+/// denoiser.
+pub fn is_at(path: &Path) -> bool {
+    path.join(INDEX).is_file() || of_file(path).is_some()
+}
+
+/// The kind of a denoiser's file.
+fn of_file(path: &Path) -> Option<&'static Arch> {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
+        return None;
+    }
+    archs().into_iter().find(|arch| {
+        let part = PartFile::open(&arch.denoiser, path);
+        part.is_ok_and(|part| (arch.is_denoiser)(&part))
+    })
+}
+
+/// Reads the configs of the diffusers folder at `path`, or the shapes of single files: `path` is then the
+/// denoiser, and `parts` names the others.
+///
+/// # Errors
+/// If a file is missing or damaged, or its content is not supported.
+pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error> {
+    if !path.is_dir() {
+        // The first one says what it misses.
+        let arch = of_file(path).unwrap_or(REGISTRY[0]);
+        return (arch.open)(path, parts);
+    }
+    let index = path.join(INDEX);
+    if !index.is_file() {
+        let reason = format!(
+            "has no `{INDEX}`: an image or video model is a folder as diffusers saves it, or a single file of its \
+             transformer"
+        );
+        return Err(Error::file(path, reason));
+    }
+    let index = Object::read(&index)?;
+    let class = index.text("_class_name")?.unwrap_or("none");
+    let known = archs();
+    let mut fitting = known.iter().filter(|arch| arch.pipelines.contains(&class));
+    match fitting.next() {
+        Some(arch) => (arch.open)(path, parts),
+        None => {
+            let names = known.iter().flat_map(|arch| arch.pipelines);
+            let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+            let (last, others) = names
+                .split_last()
+                .map_or(("", &[][..]), |(last, others)| (last.as_str(), others));
+            let list = format!("{} and {last}", others.join(", "));
+            Err(index.error(
+                "_class_name",
+                format!("is {class:?}: only {list} are supported"),
+            ))
+        }
+    }
+}
