@@ -13,5 +13,6 @@ mod resume;
 mod robust;
 mod shortage;
 mod streaming;
+mod toy;
 mod training;
 mod wan;
