@@ -93,3 +93,70 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
         Vec::<&str>::new()
     );
 }
+
+/// Files outside a diffusion model's folder that may name it, and why.
+const NAMING_MODELS: [(&str, &str); 12] = [
+    ("crates/models/src/diffusion.rs", "the folder's `mod`"),
+    ("crates/models/src/diffusion/registry.rs", "its line"),
+    (
+        "crates/trainer/src/media/fresh.rs",
+        "the small model that is trained from scratch",
+    ),
+    ("crates/trainer/src/config.rs", "help for keys"),
+    ("crates/trainer/src/config/data.rs", "help for keys"),
+    ("crates/trainer/src/config/train.rs", "help for keys"),
+    ("crates/doctor/src/wan.rs", "what it needs of a machine"),
+    ("crates/doctor/src/lib.rs", "the `mod` of that"),
+    (
+        "crates/doctor/src/findings/system.rs",
+        "why ffmpeg is missed",
+    ),
+    ("crates/cli/src/commands/doctor.rs", "`--wan`"),
+    ("crates/cli/src/commands/probe.rs", "what `--wan` says"),
+    ("crates/cli/src/commands/probe/link.rs", "an amount of data"),
+];
+
+/// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.
+#[test]
+fn a_diffusion_model_is_named_in_its_folder_alone() {
+    let allowed = |path: &str| {
+        path.starts_with("crates/models/src/diffusion/wan") || path.contains("/explain/catalogue/")
+    };
+    let is_named = |path: &str| {
+        let text = read(path);
+        // Tests are held against the model's files.
+        let code = text
+            .split("#[cfg(test)]\nmod tests {")
+            .next()
+            .unwrap_or_default();
+        code.lines().any(|line| {
+            let lower = line.to_lowercase();
+            let mut words = lower.split(|character: char| !character.is_alphanumeric());
+            words.any(|word| word == "wan")
+        })
+    };
+    let mut findings = Vec::new();
+    let mut named = Vec::new();
+    for path in files(&["rs"]) {
+        let path = path.to_string_lossy().into_owned();
+        let is_source = path.starts_with("crates/") && path.contains("/src/");
+        if is_source && !path.ends_with("/tests.rs") && !allowed(&path) && is_named(&path) {
+            named.push(path);
+        }
+    }
+    for path in &named {
+        if !NAMING_MODELS.iter().any(|(file, _)| file == path) {
+            findings.push(format!(
+                "{path}: names Wan; ask `models::diffusion` instead"
+            ));
+        }
+    }
+    for (file, _) in NAMING_MODELS {
+        if !named.iter().any(|path| path == file) {
+            findings.push(format!(
+                "{file}: names no model any more; remove it from the list"
+            ));
+        }
+    }
+    assert_none("models that are named outside their folders", findings);
+}
