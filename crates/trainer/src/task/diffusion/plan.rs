@@ -388,7 +388,7 @@ pub(super) fn usage(
     trained: Trained,
     streamed: Vec<usize>,
 ) -> Usage {
-    let rows = u64::from(config.train.rows_per_pass(crate::ranks::in_environment()));
+    let rows = u64::from(config.train.per_device_train_batch_size);
     let longest = data.training.iter().map(|clip| clip.tokens).max();
     let adapter = config.adapter.as_ref();
     Usage {
@@ -440,7 +440,7 @@ fn working(config: &Config, sides: u64, kept: Kept, experts: usize) -> Bytes {
     let lora = adapter.map_or(0, |adapter| u64::from(adapter.r) * sides);
     let trained = lora * 4;
     let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
-    let averages = config.train.kept_copies() * trained;
+    let averages = u64::from(config.train.ema_decay.is_some()) * trained;
     let several = config.train.gradient_accumulation_steps > 1;
     let so_far = if several { trained } else { 0 };
     let resting = experts as u64 * (trained + moments + averages);
