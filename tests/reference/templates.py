@@ -1,11 +1,11 @@
-"""What transformers makes of chat templates: the reference of `crates/trainer/src/examples`.
+"""What transformers makes of chat templates: the reference of `crates/models/src/text`.
 
     python tests/reference/templates.py FOLDER OUT.json
 
 FOLDER has templates as `*.jinja`. Each is rendered over `conversations.json` (beside this file)
 with and without a generation prompt; OUT.json has the templates, the texts (null where
 transformers refuses) and, for templates with `{% generation %}`, the spans it marks. The ones
-in `golden/templates` are ours; `SUREFOOT_CHAT_TEMPLATES=OUT.json cargo test -p trainer templates`
+in `golden/templates` are ours; `SUREFOOT_CHAT_TEMPLATES=OUT.json cargo test -p surefoot-models templates`
 compares others, which stay out of the repository.
 """
 

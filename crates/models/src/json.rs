@@ -36,16 +36,23 @@ impl Object {
 
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, Error> {
         match serde_json::from_str(text) {
-            Ok(Value::Object(keys)) => Ok(Self {
+            Ok(value) => Self::new(path, value),
+            Err(error) => Err(Error::file(path, format!("not JSON: {error}"))),
+        }
+    }
+
+    /// The object `value`, which stands for the file `path`.
+    pub(crate) fn new(path: &Path, value: Value) -> Result<Self, Error> {
+        match value {
+            Value::Object(keys) => Ok(Self {
                 path: path.to_owned(),
                 prefix: String::new(),
                 keys,
             }),
-            Ok(other) => Err(Error::file(
+            other => Err(Error::file(
                 path,
                 format!("not an object but {}", kind(&other)),
             )),
-            Err(error) => Err(Error::file(path, format!("not JSON: {error}"))),
         }
     }
 

@@ -6,7 +6,7 @@
 //! formats: safetensors, GGUF ──▶ pretrained: Hugging Face folders, GGUF models
 //!                                     │ config, tensors
 //!                                     ▼
-//! quant, adapters ──▶ model: Builder ──▶ Decoder ──▶ logits
+//! quant, adapters ──▶ model: Builder ──▶ language: Decoder ──▶ logits
 //!                                    └─▶ diffusion: denoisers, autoencoders, text encoders
 //! ```
 //!
@@ -21,12 +21,14 @@ pub mod formats;
 #[cfg(test)]
 mod golden;
 mod json;
+pub mod language;
 pub mod loss;
 pub mod model;
 mod parameters;
 pub mod pretrained;
 pub mod quant;
 pub mod tensor;
+pub mod text;
 mod weight;
 
 pub use error::Error;

@@ -16,7 +16,8 @@ use tch::{Kind, Reduction, Tensor};
 use torch_ext::checkpoint;
 
 use crate::Error;
-use crate::model::{Decoder, Pass};
+use crate::language::Decoder;
+use crate::model::Pass;
 use crate::tensor::to_kind;
 
 /// The target that is ignored, as in PyTorch's `ignore_index`.
@@ -150,7 +151,8 @@ mod tests {
     use super::*;
     use crate::Parameters;
     use crate::golden::golden;
-    use crate::model::{Base, Builder, DecoderOptions, FileWeights};
+    use crate::language::DecoderOptions;
+    use crate::model::{Base, Builder, FileWeights};
     use crate::pretrained::HfFolder;
 
     const TRAIN: Pass = Pass::Train { checkpoint: false };

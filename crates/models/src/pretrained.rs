@@ -17,7 +17,6 @@ mod convert;
 mod fingerprint;
 mod gguf;
 mod hf;
-mod keys;
 mod merge;
 #[cfg(test)]
 mod tests;
@@ -36,7 +35,8 @@ pub use merge::merge;
 use crate::Error;
 use crate::Parameters;
 use crate::formats::TensorSource;
-use crate::model::{Base, Builder, Decoder, DecoderConfig, DecoderOptions, Initial, WeightSource};
+use crate::language::{Decoder, DecoderConfig, DecoderOptions, keys_without_effect};
+use crate::model::{Base, Builder, Initial, WeightSource};
 
 /// A published model.
 pub struct Pretrained {
@@ -74,12 +74,12 @@ impl Pretrained {
             (true, _) => {
                 let model = HfFolder::open(path)?;
                 let config = path.join("config.json");
-                keys::warn(&config, &keys::not_applied_of_config(&config)?);
+                warn_about_keys(&config, &keys_without_effect(&config)?);
                 model.into_pretrained()?
             }
             (false, Ok(_)) => {
                 let model = GgufModel::open(path)?;
-                keys::warn(path, &keys::not_applied_of_gguf(model.gguf().header()));
+                warn_about_keys(path, &gguf::keys_without_effect(model.gguf().header()));
                 model.into_pretrained()?
             }
             (false, Err(error)) => return Err(Error::io("open", path, error)),
@@ -87,6 +87,19 @@ impl Pretrained {
         check_unused(&model.config, model.tensors.as_ref())?;
         Ok(model)
     }
+}
+
+/// Warns about `keys` of the file `path`.
+fn warn_about_keys(path: &Path, keys: &[String]) {
+    if keys.is_empty() {
+        return;
+    }
+    let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
+    tracing::warn!(
+        "`{}` has keys that are not applied: {}",
+        path.display(),
+        keys.join(", ")
+    );
 }
 
 /// Warns about tensors in a file that the model does not use, as transformers does: the config has fewer

@@ -16,7 +16,7 @@ use tch::Kind;
 
 use crate::config::Config;
 use models::Parameters;
-use models::model::DecoderConfig;
+use models::language::DecoderConfig;
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
@@ -241,10 +241,13 @@ pub(crate) fn decoder(
     }
     // One is on the device while in use, another while it is copied.
     let inputs = if how.offload { inputs.min(2) } else { inputs };
-    // All layers share one mask.
-    let mask = match how.packed {
-        true => tokens * how.length * size_of_kind(how.compute),
-        false => 0,
+    // All layers with the same window share one mask, and without packing, all rows.
+    let square = how.length * how.length * size_of_kind(how.compute);
+    let mask = match (how.packed, &config.local) {
+        (true, None) => how.rows * square,
+        (true, Some(_)) => 2 * how.rows * square,
+        (false, Some(local)) if local.window < how.length as i64 => square,
+        (false, _) => 0,
     };
     let activations = activations + inputs * stream + inside + mask;
     // If scores are materialised, their gradients are too, after the logits are freed.
@@ -293,6 +296,8 @@ struct Shape {
     heads: u64,
     query: u64,
     key_value: u64,
+    /// Number of norms in a layer.
+    norms: u64,
 }
 
 /// The adapters on one layer.
@@ -352,6 +357,7 @@ impl Shape {
             heads: width(config.num_attention_heads),
             query: width(config.num_attention_heads) * head,
             key_value: width(config.num_key_value_heads) * head,
+            norms: config.norms() as u64,
         }
     }
 
@@ -366,7 +372,7 @@ impl Shape {
         let trained = how.frozen.is_none();
         let half = compute < FP32_BYTES;
         // The residual stream before each norm; a trained norm also keeps the normalised input.
-        let mut each = 2 * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
+        let mut each = self.norms * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
         // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
         // adapters share one in fp32.
         let users = [3, 1, 2, 1];

@@ -14,12 +14,13 @@ pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
 use crate::device::{self, choose_products};
-use crate::examples::Encoder;
 use crate::hub::{ModelKind, locate_model};
 use models::Parameters;
 use models::adapters::{Attachment, PeftAdapter};
-use models::model::{Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights};
+use models::language::{Decoder, DecoderConfig, DecoderOptions};
+use models::model::{Base, Builder, FileWeights};
 use models::pretrained::Pretrained;
+use models::text::Encoder;
 
 /// A model that is ready to be used.
 #[derive(Debug)]

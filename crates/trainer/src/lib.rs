@@ -21,7 +21,6 @@ mod encoding;
 mod error;
 mod estimate;
 mod events;
-pub mod examples;
 #[cfg(test)]
 mod golden;
 pub mod hub;
@@ -35,6 +34,7 @@ mod metrics;
 mod observer;
 pub mod optim;
 mod ranks;
+pub mod records;
 mod report;
 pub mod resume;
 mod run;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use crate::config::{DataConfig, DataFormat, Dataset, MixtureSource};
 use crate::data::cache_folder;
-use crate::examples::Columns;
 use crate::hub::{self, Settings};
+use crate::records::Columns;
 
 /// The split that is trained on where none is named.
 const TRAIN: &str = "train";

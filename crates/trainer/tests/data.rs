@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use surefoot_trainer::examples::records;
 use surefoot_trainer::inference::{LanguageModel, LoadOptions, score};
+use surefoot_trainer::records::records;
 use surefoot_trainer::{
     Allocator, Config, Error, NoObserver, Observer, Shown, Stop, Summary, dry_run, show_data,
 };

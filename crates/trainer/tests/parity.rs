@@ -11,9 +11,8 @@ use std::path::Path;
 use models::Error;
 use models::Parameters;
 use models::formats::SafetensorsFile;
-use models::model::{
-    Base, Builder, Decoder, DecoderConfig, DecoderOptions, Initial, Pass, WeightSource,
-};
+use models::language::{Decoder, DecoderConfig, DecoderOptions};
+use models::model::{Base, Builder, Initial, Pass, WeightSource};
 use serde_json::Value;
 use surefoot_trainer::optim::{AdamW, AdamWSettings, Gradients};
 use tch::{Device, Kind, Reduction, Tensor};

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use models::adapters::{Attachment, LoraConfig, Modules, PeftAdapter};
 use models::formats::{SafetensorsFile, TensorSource};
-use models::model::{
-    Base, Builder, Decoder, DecoderOptions, FileWeights, Initial, Pass, WeightSource,
-};
+use models::language::{Decoder, DecoderOptions};
+use models::model::{Base, Builder, FileWeights, Initial, Pass, WeightSource};
 use models::pretrained::HfFolder;
 use models::quant::Quantization;
 use models::{Parameters, Weight};

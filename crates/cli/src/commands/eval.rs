@@ -8,7 +8,7 @@ use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::DataFormat;
 use trainer::hub::{self, ModelKind};
 use trainer::text::thousands;
-use trainer::{Observer as _, examples, inference};
+use trainer::{Observer as _, inference, records};
 
 use super::model_options::{ModelOptions, failure};
 use super::train::ProgressDisplay;
@@ -77,7 +77,7 @@ impl Args {
 /// Evaluates; the score goes to stdout.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let data = args.locate_data()?;
-    let records = examples::records(&data, args.format).map_err(failure)?;
+    let records = records::records(&data, args.format).map_err(failure)?;
     let path = args.model.locate(ModelKind::Text)?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);

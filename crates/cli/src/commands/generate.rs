@@ -1,9 +1,9 @@
 //! `surefoot generate`: continues a text, answers in a chat, or generates a video.
 
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::examples::{Conversation, Message};
 use trainer::hub::ModelKind;
 use trainer::inference::{self, SamplingSettings};
+use trainer::records::{Conversation, Message};
 
 use super::generate_video::VideoOptions;
 use super::model_options::{ModelOptions, PartOptions, failure};
@@ -126,7 +126,7 @@ fn prompt_tokens(
     model: &inference::LanguageModel,
 ) -> Result<Vec<u32>, trainer::Error> {
     if !args.chat {
-        return model.encoder.tokens(&args.prompt, true);
+        return Ok(model.encoder.tokens(&args.prompt, true)?);
     }
     let template = model
         .encoder
@@ -136,5 +136,5 @@ fn prompt_tokens(
     let text = template
         .render(&Conversation::new(vec![message]), true)
         .map_err(trainer::Error::Data)?;
-    model.encoder.tokens(&text, false)
+    Ok(model.encoder.tokens(&text, false)?)
 }

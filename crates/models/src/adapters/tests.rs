@@ -12,7 +12,8 @@ use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::golden::golden;
 use crate::json::Object;
-use crate::model::{Base, Builder, Decoder, DecoderOptions, FileWeights, Pass};
+use crate::language::{Decoder, DecoderOptions};
+use crate::model::{Base, Builder, FileWeights, Pass};
 use crate::pretrained::{HfFolder, Pretrained, merge};
 use placement::Placer;
 

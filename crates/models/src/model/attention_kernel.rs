@@ -15,21 +15,23 @@ const MAX_EXPLICIT_LENGTH: i64 = 512;
 
 /// Attention of queries `[batch, heads, length, width]` over keys and values of the same length, which may
 /// have fewer heads, each shared by a group of query heads. `mask`, `[batch, 1, length, length]`, is added to
-/// the scores and must also hide later tokens; without one, attention is causal.
+/// the scores and must also hide later tokens; without one, attention is causal. Scores are multiplied by
+/// `scale`, or by one over the root of the width.
 pub(crate) fn causal_attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
     mask: Option<&Tensor>,
+    scale: Option<f64>,
 ) -> Result<Tensor, Error> {
     let (_, heads, length, _) = query.size4()?;
     let grouped = key.size()[1] != heads;
     if attention_materialises_scores(query.device(), query.kind(), length) {
-        return explicit_attention(query, key, value, mask);
+        return explicit_attention(query, key, value, mask, scale);
     }
     let causal = mask.is_none();
     Ok(Tensor::f_scaled_dot_product_attention(
-        query, key, value, mask, 0.0, causal, None, grouped,
+        query, key, value, mask, 0.0, causal, scale, grouped,
     )?)
 }
 
@@ -39,12 +41,13 @@ pub fn attention_materialises_scores(device: Device, kind: Kind, length: i64) ->
     device == Device::Cpu && kind == Kind::BFloat16 && length <= MAX_EXPLICIT_LENGTH
 }
 
-/// `softmax(query @ keyᵀ / √width + mask) @ value`, in three kernels.
+/// `softmax(query @ keyᵀ · scale + mask) @ value`, in three kernels.
 fn explicit_attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
     mask: Option<&Tensor>,
+    scale: Option<f64>,
 ) -> Result<Tensor, Error> {
     let (batch, heads, length, width) = query.size4()?;
     let key_value_heads = key.size()[1];
@@ -73,7 +76,7 @@ fn explicit_attention(
         .f_triu(1)?,
     };
     let keys = shared(key)?.f_transpose(1, 2)?;
-    let scale = 1.0 / (width as f64).sqrt();
+    let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
     let scores = mask.f_baddbmm(&flat(query, heads)?, &keys, 1.0, scale)?;
     let weights = scores.f_softmax(-1, scores.kind())?;
     Ok(weights
@@ -106,10 +109,19 @@ mod tests {
             let row = Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1, 2, 3, 4]);
             let positions = Tensor::stack(&[&row, &row], 0);
             let rope = Rope::new(&[1.0; 3], 1.0, 9, Device::Cpu).unwrap();
-            let packed = Positions::packed(&rope, &positions, Kind::Float).unwrap();
-            for mask in [None, packed.mask.as_ref()] {
-                let kernel = causal_attention(&query, &key, &value, mask).unwrap();
-                let written = explicit_attention(&query, &key, &value, mask).unwrap();
+            let whole = Positions {
+                rope,
+                window: None,
+                mask: None,
+            };
+            let packed = whole.packed(&positions, Kind::Float).unwrap();
+            for (mask, scale) in [
+                (None, None),
+                (packed.mask.as_ref(), None),
+                (packed.mask.as_ref(), Some(0.7)),
+            ] {
+                let kernel = causal_attention(&query, &key, &value, mask, scale).unwrap();
+                let written = explicit_attention(&query, &key, &value, mask, scale).unwrap();
                 assert!(kernel.allclose(&written, 1e-5, 1e-6, false));
                 for (left, right) in run(&kernel).iter().zip(run(&written)) {
                     assert!(
@@ -119,7 +131,8 @@ mod tests {
                 }
                 if mask.is_some() {
                     let part = |tensor: &Tensor| tensor.narrow(2, 4, 5);
-                    let alone = causal_attention(&part(&query), &part(&key), &part(&value), None);
+                    let (query, key, value) = (part(&query), part(&key), part(&value));
+                    let alone = causal_attention(&query, &key, &value, None, scale);
                     assert!(part(&kernel).allclose(&alone.unwrap(), 1e-6, 1e-6, false));
                 }
             }

@@ -11,11 +11,21 @@ use placement::swap::{BlockSwapper, SwapBuilder, SwapOptions, SwapReport, Weight
 use tch::{Device, Kind, Tensor};
 use torch_ext::{CheckpointOptions, checkpoint_with};
 
-use super::attention::LayerCache;
-use super::layers::Positions;
-use super::{Builder, Pass, decoder};
+use super::Builder;
 use crate::Error;
 use crate::tensor::{BaseMap, frozen_bytes, shared};
+
+/// The purpose of a forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// Inference: no dropout.
+    Evaluate,
+    /// Training.
+    Train {
+        /// Recompute each block's activations in the backward pass instead of keeping them.
+        checkpoint: bool,
+    },
+}
 
 /// Which blocks of a frozen base are streamed, and how.
 #[derive(Debug, Clone)]
@@ -216,6 +226,24 @@ impl<L: Layer> Blocks<L> {
         Ok(stream)
     }
 
+    /// Runs the blocks for inference: `run` gets each block, its index and the residual stream before it.
+    pub(crate) fn evaluate(
+        &self,
+        mut stream: Tensor,
+        mut run: impl FnMut(&L, usize, &Tensor) -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error> {
+        for (index, block) in self.list.iter().enumerate() {
+            stream = match block {
+                Block::Resident(layer) => run(layer, index, &stream)?,
+                Block::Streamed { template, number } => {
+                    let run = |layer: L| run(&layer, index, &stream);
+                    self.evaluated(template, *number, &stream, run)?
+                }
+            };
+        }
+        Ok(stream)
+    }
+
     /// Bytes that the blocks take on their device: the resident ones and the swapper's slots.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let mut sum = self.report().map_or(0, |report| report.device_bytes().0);
@@ -312,28 +340,6 @@ impl<L: Layer> Blocks<L> {
     fn source(&self) -> Result<&BlockSwapper, Error> {
         let stream = self.stream.as_ref().and_then(|stream| stream.get());
         stream.ok_or_else(|| Error::Internal("a streamed block without a swapper".into()))
-    }
-}
-
-impl Blocks<decoder::Layer> {
-    /// Like [`Blocks::forward`], for tokens that continue the sequence in `caches`.
-    pub(crate) fn forward_cached(
-        &self,
-        mut stream: Tensor,
-        positions: &Positions,
-        caches: &mut [LayerCache],
-    ) -> Result<Tensor, Error> {
-        for (block, cache) in self.list.iter().zip(caches) {
-            stream = match block {
-                Block::Resident(layer) => layer.run(&stream, positions, Some(cache), false)?,
-                Block::Streamed { template, number } => {
-                    let run =
-                        |layer: decoder::Layer| layer.run(&stream, positions, Some(cache), false);
-                    self.evaluated(template, *number, &stream, run)?
-                }
-            };
-        }
-        Ok(stream)
     }
 }
 

@@ -4,7 +4,7 @@
 //! adapters and the loss stay in fp32. This is what PyTorch's autocast does, but written out, so that it is
 //! the same on every device.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::adapters::LoraLayer;
@@ -121,33 +121,52 @@ impl RmsNorm {
     }
 }
 
-/// Positions of a pass's tokens, and its attention mask.
+/// Positions of a pass's tokens, and which of them see each other.
 #[derive(Debug)]
 pub struct Positions {
     /// The rotations.
     pub rope: Rope,
-    /// Added to the scores, `[batch, 1, length, length]`; `None` for plain causal attention.
+    /// Number of tokens that a token sees, itself included; `None` for all before it.
+    pub window: Option<i64>,
+    /// Added to the scores, `[batch or 1, 1, length, length]`; `None` for plain causal attention.
     pub mask: Option<Tensor>,
 }
 
 impl Positions {
+    /// Positions of rows of `length` tokens, each a text. `kind` is the type of the scores.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn of_length(&self, length: i64, kind: Kind) -> Result<Self, Error> {
+        let mask = match self.window.filter(|window| *window < length) {
+            Some(window) => {
+                let seen = seen((length, 0), Some(window), self.rope.cos.device())?;
+                Some(hidden(&seen.f_unsqueeze(0)?, kind)?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            rope: self.rope.shallow_clone(),
+            window: self.window,
+            mask,
+        })
+    }
+
     /// Positions of rows that pack several texts, which do not attend to each other: `positions` (`[batch,
     /// length]`) restart at 0 with each text. `kind` is the type of the scores.
     ///
     /// # Errors
     /// If a position is beyond the tables, or memory runs out.
-    pub fn packed(rope: &Rope, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
+    pub fn packed(&self, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
         let length = positions.size2()?.1;
         let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
         let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
-        let earlier = Tensor::f_ones([length, length], (Kind::Bool, positions.device()))?;
-        let seen = same.f_logical_and(&earlier.f_tril(0)?)?;
-        let mask = Tensor::f_zeros(seen.size(), (kind, positions.device()))?
-            .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
-            .f_unsqueeze(1)?;
+        let earlier = seen((length, 0), self.window, positions.device())?;
+        let seen = same.f_logical_and(&earlier)?;
         Ok(Self {
-            rope: rope.at(positions)?,
-            mask: Some(mask),
+            rope: self.rope.at(positions)?,
+            window: self.window,
+            mask: Some(hidden(&seen, kind)?),
         })
     }
 
@@ -155,12 +174,37 @@ impl Positions {
     pub fn shallow_clone(&self) -> Self {
         Self {
             rope: self.rope.shallow_clone(),
+            window: self.window,
             mask: self.mask.as_ref().map(Tensor::shallow_clone),
         }
     }
 }
 
-/// Rotary position embedding in the half-rotation layout of Hugging Face's Llama:
+/// Which tokens each of `length` new ones after the first `start` sees: itself and those before it, as many as
+/// the window has. Booleans `[length, start + length]`.
+///
+/// # Errors
+/// If memory runs out.
+pub(crate) fn seen(
+    (length, start): (i64, i64),
+    window: Option<i64>,
+    device: Device,
+) -> Result<Tensor, Error> {
+    let earlier = Tensor::f_ones([length, start + length], (Kind::Bool, device))?.f_tril(start)?;
+    match window {
+        Some(window) => Ok(earlier.f_triu(start + 1 - window)?),
+        None => Ok(earlier),
+    }
+}
+
+/// The mask that is added to scores, `[batch, 1, length, length]`, for what is `seen`.
+fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
+    Ok(Tensor::f_zeros(seen.size(), (kind, seen.device()))?
+        .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
+        .f_unsqueeze(1)?)
+}
+
+/// Rotary position embedding in the half-rotation layout of transformers:
 /// dimension `i` is paired with `i + width/2`.
 #[derive(Debug)]
 pub struct Rope {

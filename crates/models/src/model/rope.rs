@@ -105,7 +105,7 @@ impl RopeSettings {
     }
 
     /// The keys for a `config.json`: `rope_scaling` (null without scaling) and the newer `rope_parameters`.
-    pub(super) fn to_json(&self) -> (Value, Value) {
+    pub(crate) fn to_json(&self) -> (Value, Value) {
         let scaling = match &self.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
             RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
@@ -167,20 +167,49 @@ impl Yarn {
     }
 }
 
+/// Where a config says how the layers of a kind are rotated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// The layers' section of `rope_parameters`, in models whose layers differ.
+    pub(crate) section: Option<&'static str>,
+    /// Where transformers 4 has the base.
+    pub(crate) theta_key: &'static str,
+    /// The base if no key says it.
+    pub(crate) theta: f64,
+    /// Whether `rope_scaling`, in which transformers 4 has the scaling, applies.
+    pub(crate) scaled: bool,
+}
+
+impl Place {
+    /// Of models whose layers do not differ.
+    pub(crate) const FLAT: Self = Self {
+        section: None,
+        theta_key: "rope_theta",
+        theta: 10_000.0,
+        scaled: true,
+    };
+}
+
 /// Reads the settings from both places: `rope_theta` and `rope_scaling` (transformers 4, and most files on
 /// the Hub), or `rope_parameters` (transformers 5). If both are present, the older one wins, as in
 /// transformers. `context` is `max_position_embeddings`.
-pub(super) fn read(object: &Object, context: i64) -> Result<RopeSettings, Error> {
-    let old = object.object("rope_scaling")?;
+pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeSettings, Error> {
+    let old = match place.scaled {
+        true => object.object("rope_scaling")?,
+        false => None,
+    };
     let parameters = match old.filter(|old| old.keys().next().is_some()) {
         Some(old) => Some(old),
-        None => object.object("rope_parameters")?,
+        None => match (object.object("rope_parameters")?, place.section) {
+            (Some(sections), Some(section)) => sections.object(section)?,
+            (parameters, _) => parameters,
+        },
     };
     let theta = match &parameters {
         Some(parameters) if parameters.get("rope_theta").is_some() => {
             parameters.positive("rope_theta", None)?
         }
-        _ => object.positive("rope_theta", Some(10_000.0))?,
+        _ => object.positive(place.theta_key, Some(place.theta))?,
     };
     for place in [Some(object), parameters.as_ref()].into_iter().flatten() {
         let fraction = place.positive("partial_rotary_factor", Some(1.0))?;

@@ -8,7 +8,7 @@ use tch::Kind;
 use super::Pretrained;
 use crate::Error;
 use crate::formats::{LazyTensor, write_safetensors};
-use crate::model::DecoderConfig;
+use crate::language::DecoderConfig;
 
 /// The note about its origin in a converted folder.
 pub const CONVERSION_NOTE: &str =

@@ -1,7 +1,9 @@
 //! Presents a GGUF file as the Hugging Face model it was converted from, with the original names, shapes,
 //! config and tokenizer.
 
+mod keys;
 mod rope;
+mod sentencepiece;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
@@ -9,13 +11,16 @@ mod tokenizer;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde_json::json;
 use tch::{Kind, Tensor};
+
+pub(super) use keys::keys_without_effect;
 
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::formats::gguf::{Array, Gguf, Header, Value};
-use crate::model::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
+use crate::language::{DecoderConfig, Family, REGISTRY};
 
 /// A divisor for each dimension pair of a head, in files of Llama 3.1 and later.
 const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
@@ -33,6 +38,8 @@ pub struct GgufModel {
 #[derive(Debug)]
 struct Source {
     name: String,
+    /// Whether one was added.
+    plus_one: bool,
     /// Number of heads whose rows were interleaved.
     permuted_heads: Option<i64>,
 }
@@ -44,25 +51,24 @@ impl GgufModel {
     /// If the file is damaged or the model is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let gguf = Gguf::open(path)?;
-        let config = config(gguf.header()).map_err(|reason| Error::file(path, reason))?;
+        let config = config(path, gguf.header())?;
         let mut tensors = BTreeMap::new();
         for name in gguf.header().tensors.keys() {
             // Computed from the config's rope scaling, which is recovered below.
             if name == ROPE_FREQUENCIES {
                 continue;
             }
-            let ours = hugging_face_name(name).ok_or_else(|| {
+            let ours = hugging_face_name(config.family, name).ok_or_else(|| {
+                let class = config.family.class;
                 Error::file(
                     path,
-                    format!(
-                        "tensor `{name}` does not belong to a {}",
-                        config.architecture.class()
-                    ),
+                    format!("tensor `{name}` does not belong to a {class}"),
                 )
             })?;
             let permuted_heads = permuted_heads(&config, name);
             let source = Source {
                 name: name.clone(),
+                plus_one: config.family.gguf.norms_plus_one && name.ends_with("norm.weight"),
                 permuted_heads,
             };
             tensors.insert(ours, source);
@@ -79,7 +85,6 @@ impl GgufModel {
             config,
             tensors,
         };
-        model.config.tie_word_embeddings = !model.tensors.contains_key("lm_head.weight");
         let has = |suffix: &str| {
             model
                 .tensors
@@ -149,6 +154,10 @@ impl TensorSource for GgufModel {
                 )
             })?,
         };
+        let tensor = match source.plus_one {
+            true => tensor.f_to_kind(Kind::Float)?.f_sub_scalar(1.0)?,
+            false => tensor,
+        };
         Ok(tensor.f_to_kind(kind)?)
     }
 }
@@ -164,9 +173,8 @@ fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError
         .f_reshape(&shape)
 }
 
-/// Only the llama architecture is permuted; Qwen uses halves in llama.cpp too.
 fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
-    if config.architecture != Architecture::Llama {
+    if !config.family.gguf.interleaved {
         return None;
     }
     let part = name.rsplit('.').nth(1)?;
@@ -178,7 +186,7 @@ fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
 }
 
 /// `blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`.
-fn hugging_face_name(name: &str) -> Option<String> {
+fn hugging_face_name(family: &Family, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
         "output_norm.weight" => return Some("model.norm.weight".into()),
@@ -188,24 +196,21 @@ fn hugging_face_name(name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
     let (part, role) = rest.split_once('.')?;
-    let part = match part {
-        "attn_norm" => "input_layernorm",
-        "ffn_norm" => "post_attention_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" => "self_attn.o_proj",
-        "attn_q_norm" => "self_attn.q_norm",
-        "attn_k_norm" => "self_attn.k_norm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        _ => return None,
-    };
+    let (_, part) = family
+        .gguf
+        .parts
+        .iter()
+        .find(|(theirs, _)| *theirs == part)?;
     matches!(role, "weight" | "bias").then(|| format!("model.layers.{layer}.{part}.{role}"))
 }
 
-fn config(header: &Header) -> Result<DecoderConfig, String> {
+/// What the metadata says, read as the `config.json` that it was made from.
+fn config(path: &Path, header: &Header) -> Result<DecoderConfig, Error> {
+    let keys = config_json(header).map_err(|reason| Error::file(path, reason))?;
+    DecoderConfig::from_json(path, keys)
+}
+
+fn config_json(header: &Header) -> Result<serde_json::Value, String> {
     let name = match header.metadata.get("general.architecture") {
         Some(Value::String(name)) => name,
         Some(other) => {
@@ -216,15 +221,9 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
         None => return Err("`general.architecture` is missing".into()),
     };
     refuse_incomplete_models(header)?;
-    let architecture = Architecture::from_model_type(name).ok_or_else(|| {
-        let known: Vec<_> = Architecture::ALL
-            .iter()
-            .map(|known| known.model_type())
-            .collect();
-        format!(
-            "`general.architecture` is {name:?}; supported: {}",
-            known.join(", ")
-        )
+    let family = Family::of_gguf(name).ok_or_else(|| {
+        let known = REGISTRY.map(|family| family.gguf.architecture).join(", ");
+        format!("`general.architecture` is {name:?}; supported: {known}")
     })?;
     let keys = Keys {
         header,
@@ -257,41 +256,36 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
         .tensors
         .get("token_embd.weight")
         .and_then(|entry| entry.shape.first());
-    let context = keys.integer("context_length", Some(2048), 1 << 30)?;
-    let config = DecoderConfig {
-        architecture,
-        // The tensor decides, because vocabularies may be padded.
-        vocab_size: embedding
-            .and_then(|rows| i64::try_from(*rows).ok())
-            .or(vocabulary)
-            .filter(|size| (1..=1 << 24).contains(size))
-            .ok_or("neither a usable `token_embd.weight` nor `tokenizer.ggml.tokens`")?,
-        hidden_size,
-        intermediate_size: keys.integer("feed_forward_length", None, 1 << 20)?,
-        num_hidden_layers: keys.integer("block_count", None, 4096)?,
-        num_attention_heads: heads,
-        num_key_value_heads: keys.integer("attention.head_count_kv", Some(heads), 4096)?,
-        head_dim,
-        max_position_embeddings: context,
-        // Stored as fp32: 1e-5 is read as 9.999999747378752e-6, but people expect 1e-5.
-        rms_norm_eps: shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
-        rope: RopeSettings {
-            theta: shortest(keys.positive("rope.freq_base", 10_000.0)?),
-            scaling: rope_scaling(&keys)?,
-        },
-        // Determined from the tensors in `GgufModel::open`.
-        tie_word_embeddings: true,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        bos_token_id: token(header, "tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: token(header, "tokenizer.ggml.eos_token_id")?
-            .into_iter()
-            .collect(),
-    };
-    config
-        .check()
-        .map_err(|(key, reason)| format!("{key} {reason}"))?;
+    // The tensor decides, because vocabularies may be padded.
+    let vocabulary = embedding
+        .and_then(|rows| i64::try_from(*rows).ok())
+        .or(vocabulary)
+        .filter(|size| (1..=1 << 24).contains(size))
+        .ok_or("neither a usable `token_embd.weight` nor `tokenizer.ggml.tokens`")?;
+    // Numbers are stored as fp32: 1e-5 is read as 9.999999747378752e-6, but people expect 1e-5.
+    let mut config = json!({
+        "model_type": family.model_type,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("feed_forward_length", None, 1 << 20)?,
+        "num_hidden_layers": keys.integer("block_count", None, 4096)?,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", Some(heads), 4096)?,
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length", Some(2048), 1 << 30)?,
+        "rms_norm_eps": shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
+        "rope_theta": shortest(keys.positive("rope.freq_base", 10_000.0)?),
+        "rope_scaling": rope_scaling(&keys)?,
+        "tie_word_embeddings": !header.tensors.contains_key("output.weight"),
+        "bos_token_id": token(header, "tokenizer.ggml.bos_token_id")?,
+        "eos_token_id": token(header, "tokenizer.ggml.eos_token_id")?,
+    });
+    for (theirs, ours) in family.gguf.keys {
+        config[*ours] = keys.number(theirs)?;
+    }
+    if let Some(config) = config.as_object_mut() {
+        (family.gguf.derive)(config);
+    }
     Ok(config)
 }
 
@@ -351,14 +345,16 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, Error> {
     numbers.map_err(|error| Error::file(gguf.path(), error.to_string()))
 }
 
-fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
+/// The `rope_scaling` of a `config.json`, null without any.
+fn rope_scaling(keys: &Keys) -> Result<serde_json::Value, String> {
+    let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor});
     let key = format!("{}.rope.scaling.type", keys.prefix);
     match keys.header.metadata.get(&key) {
         // Without a type it is linear, from a key that had another name before there were several types.
         None => {
             let mut given = ["rope.scaling.factor", "rope.scale_linear"].into_iter();
             let Some(key) = given.find(|key| keys.get(key).is_some()) else {
-                return Ok(RopeScaling::None);
+                return Ok(serde_json::Value::Null);
             };
             let is_off = keys.get(key) == Some(&Value::Float(0.0));
             let factor = match is_off {
@@ -366,14 +362,15 @@ fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
                 false => shortest(keys.positive(key, 1.0)?),
             };
             Ok(match factor == 1.0 {
-                true => RopeScaling::None,
-                false => RopeScaling::Linear { factor },
+                true => serde_json::Value::Null,
+                false => linear(factor),
             })
         }
-        Some(Value::String(kind)) if kind == "none" => Ok(RopeScaling::None),
-        Some(Value::String(kind)) if kind == "linear" => Ok(RopeScaling::Linear {
-            factor: shortest(keys.positive("rope.scaling.factor", 1.0)?),
-        }),
+        Some(Value::String(kind)) if kind == "none" => Ok(serde_json::Value::Null),
+        Some(Value::String(kind)) if kind == "linear" => {
+            let factor = shortest(keys.positive("rope.scaling.factor", 1.0)?);
+            Ok(linear(factor))
+        }
         Some(other) => Err(format!("`{key}` is {other:?}; supported: none and linear")),
     }
 }
@@ -413,6 +410,15 @@ impl Keys<'_> {
             "`{}.{key}` must be from 1 to {most}, not {number}",
             self.prefix
         ))
+    }
+
+    /// A number, null without the key.
+    fn number(&self, key: &str) -> Result<serde_json::Value, String> {
+        match self.get(key) {
+            None => Ok(serde_json::Value::Null),
+            Some(Value::Float(_)) => Ok(shortest(self.positive(key, 1.0)?).into()),
+            Some(_) => Ok(self.integer(key, None, i64::MAX)?.into()),
+        }
     }
 
     fn positive(&self, key: &str, default: f64) -> Result<f64, String> {

@@ -11,7 +11,7 @@ use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::{Shards, TensorSource};
 use crate::json::Object;
-use crate::model::{DecoderConfig, end_tokens};
+use crate::language::{DecoderConfig, end_tokens};
 
 /// The name of the default chat template.
 const DEFAULT: &str = "default";
@@ -25,6 +25,8 @@ pub struct HfFolder {
     path: PathBuf,
     config: DecoderConfig,
     weights: Shards,
+    /// The names of the model's tensors, and those in the files.
+    names: BTreeMap<String, String>,
 }
 
 impl HfFolder {
@@ -49,10 +51,14 @@ impl HfFolder {
                 config.eos_token_ids = ends;
             }
         }
+        let weights = Shards::open(path, "model")?;
+        let named = weights.names().into_iter();
+        let named = named.filter_map(|name| Some((config.family.tensor_name(&name)?, name)));
         Ok(Self {
             path: path.to_owned(),
+            names: named.collect(),
             config,
-            weights: Shards::open(path, "model")?,
+            weights,
         })
     }
 
@@ -92,15 +98,16 @@ impl TensorSource for HfFolder {
     }
 
     fn names(&self) -> Vec<String> {
-        self.weights.names()
+        self.names.keys().cloned().collect()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.weights.shape(name)
+        self.weights.shape(self.names.get(name)?)
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        self.weights.read(name, kind)
+        let stored = self.names.get(name).map_or(name, String::as_str);
+        self.weights.read(stored, kind)
     }
 }
 

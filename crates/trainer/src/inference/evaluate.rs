@@ -7,9 +7,10 @@ use tch::{Kind, Tensor};
 
 use super::LanguageModel;
 use crate::Error;
-use crate::examples::{Example, Located};
+use crate::records::Located;
 use models::loss::summed_cross_entropy;
 use models::model::Pass;
+use models::text::Example;
 
 /// The measured loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -46,7 +47,7 @@ pub fn score(
     let (mut measured, mut divided) = (0, 0);
     let began = Instant::now();
     for record in records {
-        let example = model.encoder.encode_located(&record?)?;
+        let example = record?.encode(&model.encoder)?;
         measured += 1;
         divided += u64::from(example.tokens.len() > block_size + 1);
         let mut start = 0;

@@ -10,7 +10,7 @@ use super::LanguageModel;
 use crate::Error;
 use crate::data::SplitMix64;
 use crate::sampling::pick;
-use models::model::Decoder;
+use models::language::Decoder;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,7 @@
 //! A language model as components and modules of a plan.
 
 use models::Parameters;
-use models::model::{Decoder, DecoderConfig};
+use models::language::{Decoder, DecoderConfig};
 use placement::Bytes;
 use placement::plan::{
     Component, Memory, Module, OffloadOptions, Phase, PlacementConstraint, PlanError, TensorSize,

@@ -10,9 +10,9 @@ use crate::estimate::DecoderUse;
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
+use models::language::{Decoder, DecoderOptions};
 use models::model::{
-    Base, Builder, Decoder, DecoderOptions, FileWeights, MetaWeights, WeightSource,
-    attention_materialises_scores,
+    Base, Builder, FileWeights, MetaWeights, WeightSource, attention_materialises_scores,
 };
 use models::pretrained::Pretrained;
 

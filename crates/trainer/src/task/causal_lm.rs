@@ -18,10 +18,8 @@ use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::{Evaluation, Sample};
 use models::Parameters;
 use models::formats::write_tensors;
-use models::model::{
-    Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Pass, RandomWeights,
-    RopeScaling, RopeSettings, attention_materialises_scores,
-};
+use models::language::{Decoder, DecoderConfig, DecoderOptions, REGISTRY};
+use models::model::{Base, Builder, Pass, RandomWeights, attention_materialises_scores};
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
@@ -35,7 +33,9 @@ pub struct CausalLm {
     device: Device,
     seed: u64,
     model_bytes: u64,
-    model_config: ModelConfig,
+    /// What the model computes.
+    shape: DecoderConfig,
+    initializer_range: f64,
     sample_config: SampleConfig,
 }
 
@@ -55,7 +55,7 @@ impl CausalLm {
         } else {
             Kind::Float
         };
-        let shape = decoder_config(&config.model, &data, block_size);
+        let shape = decoder_config(&config.model, &data, block_size)?;
         let options = DecoderOptions {
             positions: block_size as i64,
             initializer_range: config.model.initializer_range,
@@ -86,7 +86,8 @@ impl CausalLm {
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             device: placer.device(),
             seed: config.seed,
-            model_config: config.model.clone(),
+            shape,
+            initializer_range: config.model.initializer_range,
             sample_config: config.sample.clone(),
         })
     }
@@ -242,12 +243,11 @@ impl CausalLm {
 
 impl Task for CausalLm {
     fn description(&self) -> String {
-        let config = &self.model_config;
         format!(
             "{} parameters, {} layers of width {}, {} tokens of context, {}",
             crate::text::thousands(self.parameters.count()),
-            config.num_hidden_layers,
-            config.hidden_size,
+            self.shape.num_hidden_layers,
+            self.shape.hidden_size,
             self.block_size,
             if self.model.compute() == Kind::BFloat16 {
                 "bf16"
@@ -282,8 +282,7 @@ impl Task for CausalLm {
             whole_logits: true,
             scores: attention_materialises_scores(self.device, compute, length as i64),
         };
-        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
-        estimate::decoder(&shape, &self.parameters, self.model_bytes, &how)
+        estimate::decoder(&self.shape, &self.parameters, self.model_bytes, &how)
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -347,16 +346,15 @@ impl Task for CausalLm {
     }
 
     fn identity(&self) -> Result<Value, Error> {
-        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
-        Ok(json!({ "model": shape.to_json() }))
+        Ok(json!({ "model": self.shape.to_json() }))
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
         self.data.tokenizer.save(&folder.join("tokenizer.json"))?;
-        let mut config = decoder_config(&self.model_config, &self.data, self.block_size).to_json();
-        config["initializer_range"] = json!(self.model_config.initializer_range);
+        let mut config = self.shape.to_json();
+        config["initializer_range"] = json!(self.initializer_range);
         config["dtype"] = json!("float32");
         let path = folder.join("config.json");
         std::fs::write(&path, format!("{config:#}\n"))
@@ -373,28 +371,30 @@ fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
 }
 
 /// The whole shape of the model that a config describes.
-fn decoder_config(model: &ModelConfig, data: &TextData, block_size: usize) -> DecoderConfig {
-    let end_of_text = i64::from(data.tokenizer.end_of_text());
-    DecoderConfig {
-        architecture: Architecture::Llama,
-        vocab_size: data.tokenizer.vocab_size() as i64,
-        hidden_size: model.hidden_size.into(),
-        intermediate_size: model.intermediate_size.into(),
-        num_hidden_layers: model.num_hidden_layers.into(),
-        num_attention_heads: model.num_attention_heads.into(),
-        num_key_value_heads: model.num_key_value_heads().into(),
-        head_dim: model.head_dim().into(),
-        max_position_embeddings: block_size as i64,
-        rms_norm_eps: model.rms_norm_eps,
-        rope: RopeSettings {
-            theta: model.rope_theta,
-            scaling: RopeScaling::None,
-        },
-        tie_word_embeddings: model.tie_word_embeddings,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        bos_token_id: Some(end_of_text),
-        eos_token_ids: vec![end_of_text],
-    }
+///
+/// # Errors
+/// If its family does not allow it.
+fn decoder_config(
+    model: &ModelConfig,
+    data: &TextData,
+    block_size: usize,
+) -> Result<DecoderConfig, Error> {
+    let end_of_text = data.tokenizer.end_of_text();
+    let keys = json!({
+        "model_type": REGISTRY[0].model_type,
+        "vocab_size": data.tokenizer.vocab_size(),
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads(),
+        "head_dim": model.head_dim(),
+        "max_position_embeddings": block_size,
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+    });
+    Ok(DecoderConfig::from_json(Path::new("model"), keys)?)
 }

@@ -19,7 +19,6 @@ use crate::config::Config;
 use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::{Evaluation, Sample};
-use crate::examples::Encoder;
 use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens};
 use crate::memory_plan::MemoryPlan;
@@ -28,9 +27,11 @@ use crate::text::thousands;
 use models::Parameters;
 use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
 use models::formats::write_tensors;
+use models::language::Decoder;
 use models::loss::{mean_cross_entropy, summed_cross_entropy};
-use models::model::{Decoder, Pass};
+use models::model::Pass;
 use models::pretrained::{Pretrained, fingerprint, merge};
+use models::text::Encoder;
 
 /// Rotary tables and caches for samples reach at least this far, if the model does.
 const SAMPLE_CONTEXT: i64 = 4096;

@@ -15,10 +15,11 @@ use super::shown::{self, ShownData};
 use crate::Error;
 use crate::config::{Config, StoppingStrategy};
 use crate::data::{SplitMix64, cache_folder, held_out_records, sweep};
-use crate::examples::{Encoder, Span, TokenFile, records_of_columns};
 use crate::locate::{Located, Place};
 use crate::observer::Observer;
+use crate::records::{Span, TokenFile, records_of_columns};
 use crate::text::thousands;
+use models::text::Encoder;
 
 /// What a run learns from, and what it is measured on.
 pub(super) struct FineTuneData {

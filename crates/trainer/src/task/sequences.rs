@@ -18,7 +18,8 @@ use super::Batch;
 use super::blocks::{held_out_starts, spread};
 use crate::Error;
 use crate::data::BlockOrder;
-use crate::examples::{Example, Span, TokenFile};
+use crate::records::{Span, TokenFile};
+use models::text::Example;
 
 /// Target of a token that is not learned.
 pub(super) const IGNORED: i64 = -100;

@@ -6,7 +6,7 @@
 
 use crate::model::{RopeScaling, RopeSettings};
 
-/// The parameters besides the factor, which are the same for every Llama since 3.1: the bounds of the ramp
+/// The parameters besides the factor, which are the same for every model since Llama 3.1: the bounds of the ramp
 /// and the original context.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;

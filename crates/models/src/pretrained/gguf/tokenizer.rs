@@ -1,7 +1,6 @@
-//! The byte-level BPE tokenizer in a GGUF file, identical to Hugging Face's `tokenizers` with the model's
-//! `tokenizer.json`.
+//! The tokenizer in a GGUF file, identical to Hugging Face's `tokenizers` with the model's `tokenizer.json`.
 //!
-//! The file contains the tokens, their types and the merges. How text is split before the merges is only
+//! Of a byte-level BPE, the file contains the tokens, their types and the merges. How text is split before the merges is only
 //! given as a name (`tokenizer.ggml.pre`), so all supported names are defined below.
 
 use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
@@ -15,6 +14,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
+use super::sentencepiece;
 use crate::formats::gguf::{Array, Header, Value};
 
 /// Token types (`enum llama_token_type`) that must not be split.
@@ -41,14 +41,48 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
         Some(_) => Err(format!("`{key}` must be a list of strings")),
         None => Err(format!("`{key}` is missing")),
     };
-    let model = text("tokenizer.ggml.model")?;
-    if model != "gpt2" {
-        return Err(format!(
-            "`tokenizer.ggml.model` is {model:?}; only \"gpt2\" (byte-level BPE) is supported"
-        ));
-    }
     let tokens = texts("tokenizer.ggml.tokens")?;
-    let merges = texts("tokenizer.ggml.merges")?
+    let mut vocabulary = Vocab::default();
+    for (id, token) in tokens.iter().enumerate() {
+        let id = u32::try_from(id).map_err(|error| error.to_string())?;
+        if vocabulary.insert(token.clone(), id).is_some() {
+            return Err(format!("token {token:?} occurs twice"));
+        }
+    }
+    let mut tokenizer = match text("tokenizer.ggml.model")? {
+        "gpt2" => byte_level(
+            text("tokenizer.ggml.pre")?,
+            texts("tokenizer.ggml.merges")?,
+            vocabulary,
+        )?,
+        "llama" => sentencepiece::tokenizer(header, tokens, vocabulary)?,
+        model => {
+            return Err(format!(
+                "`tokenizer.ggml.model` is {model:?}; supported: \"gpt2\" (byte-level BPE) and \"llama\" \
+                 (SentencePiece)"
+            ));
+        }
+    };
+    add_tokens(&mut tokenizer, header, tokens)?;
+    begin_with_bos(&mut tokenizer, header, tokens)?;
+    Ok(tokenizer)
+}
+
+/// Whether a text begins with the model's first token: without the key, as llama.cpp does for the kind of tokenizer.
+fn adds_bos(header: &Header) -> Result<bool, String> {
+    const KEY: &str = "tokenizer.ggml.add_bos_token";
+    match header.metadata.get(KEY) {
+        None => {
+            Ok(header.metadata.get("tokenizer.ggml.model") == Some(&Value::String("llama".into())))
+        }
+        Some(Value::Bool(adds)) => Ok(*adds),
+        Some(other) => Err(format!("`{KEY}` must be true or false, not {other:?}")),
+    }
+}
+
+/// A byte-level BPE that divides text by the rules `pre`.
+fn byte_level(pre: &str, merges: &[String], vocabulary: Vocab) -> Result<Tokenizer, String> {
+    let merges = merges
         .iter()
         .map(|merge| {
             // Neither part of a merge contains a space, because bytes are mapped to printable characters.
@@ -58,15 +92,6 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
                 .ok_or_else(|| format!("merge {merge:?} is not two tokens"))
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let mut vocabulary = Vocab::default();
-    for (id, token) in tokens.iter().enumerate() {
-        let id = u32::try_from(id).map_err(|error| error.to_string())?;
-        if vocabulary.insert(token.clone(), id).is_some() {
-            return Err(format!("token {token:?} occurs twice"));
-        }
-    }
-
-    let pre = text("tokenizer.ggml.pre")?;
     let rules = Rules::named(pre)?;
     let model = BPE::builder()
         .vocab_and_merges(vocabulary, merges)
@@ -81,8 +106,6 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
             .map_err(|error| error.to_string())?;
     }
     tokenizer.with_decoder(Some(ByteLevelDecoder::new(true, true, true)));
-    add_tokens(&mut tokenizer, header, tokens)?;
-    begin_with_bos(&mut tokenizer, header, tokens)?;
     Ok(tokenizer)
 }
 
@@ -170,14 +193,8 @@ fn begin_with_bos(
     header: &Header,
     tokens: &[String],
 ) -> Result<(), String> {
-    match header.metadata.get("tokenizer.ggml.add_bos_token") {
-        None | Some(Value::Bool(false)) => return Ok(()),
-        Some(Value::Bool(true)) => {}
-        Some(other) => {
-            return Err(format!(
-                "`tokenizer.ggml.add_bos_token` must be true or false, not {other:?}"
-            ));
-        }
+    if !adds_bos(header)? {
+        return Ok(());
     }
     let Some(Value::Unsigned(id)) = header.metadata.get("tokenizer.ggml.bos_token_id") else {
         return Err(

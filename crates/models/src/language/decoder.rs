@@ -1,22 +1,24 @@
-//! A decoder-only transformer of the Llama family: Llama, SmolLM2, Qwen2, Qwen3.
+//! The decoder-only transformer that a [`DecoderConfig`] describes.
 //!
 //! ```text
 //! tokens ─▶ embedding ─▶ ┌ norm ─▶ attention ─▶ + ─▶ norm ─▶ feed-forward ─▶ + ┐ ─▶ norm ─▶ head ─▶ logits
 //!                        └────────────────── × layers ────────────────────────┘
 //! ```
 //!
-//! Pre-norm with RMSNorm, rotary positions, causal grouped-query attention, and SwiGLU. Weights have the
-//! names and shapes of `transformers`, which can load what is saved here.
+//! RMS norms before attention and feed-forward layer, after them, or both; rotary positions, causal
+//! grouped-query attention, in some blocks with a window, and a gated feed-forward layer. Weights have the names
+//! and shapes of `transformers`, which can load what is saved here.
 
 use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
-use super::blocks::{self, BlockList, Blocks};
-use super::layers::{Embedding, Linear, Positions, RmsNorm, Rope};
-use super::{Builder, DecoderConfig, Initial, RopeScaling};
+use super::norm::Norm;
+use super::{Activation, DecoderConfig};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
+use crate::model::layers::{Embedding, Linear, Positions, Rope};
+use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
 use crate::tensor::{BaseMap, frozen_bytes, shared, to_kind};
 use crate::weight::Weight;
 
@@ -24,11 +26,12 @@ use crate::weight::Weight;
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Embedding,
+    embedding_scale: Option<f64>,
     blocks: Blocks<Layer>,
-    norm: RmsNorm,
+    norm: Norm,
     /// `None` if the head uses the embedding's weight as it is.
     head: Option<Linear>,
-    positions: Positions,
+    views: Views,
     compute: Kind,
     /// Whether the base is frozen and only an adapter is trained.
     is_frozen: bool,
@@ -43,18 +46,6 @@ pub struct DecoderOptions {
     pub initializer_range: f64,
     /// Device of the weights and the computation.
     pub device: Device,
-}
-
-/// The purpose of a forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pass {
-    /// Inference: no dropout.
-    Evaluate,
-    /// Training.
-    Train {
-        /// Recompute each block's activations in the backward pass instead of keeping them.
-        checkpoint: bool,
-    },
 }
 
 impl Decoder {
@@ -90,21 +81,36 @@ impl Decoder {
             |index, builder| Layer::new(config, index, initial, builder),
         )?;
         builder.finish_blocks()?;
-        let norm = builder.norm("model.norm", hidden, config.rms_norm_eps)?;
+        let norm = Norm::new(config, "model.norm", hidden, builder)?;
         let head = match tied {
             true => tied_head,
             false => Some(builder.linear(HEAD, (hidden, vocabulary), false, initial)?),
         };
-        let frequencies = config.rope.frequencies(config.head_dim);
-        let factor = config.rope.attention_factor();
+        let positions = |rope: &RopeSettings, window: Option<i64>| -> Result<Positions, Error> {
+            let (frequencies, factor) =
+                (rope.frequencies(config.head_dim), rope.attention_factor());
+            Ok(Positions {
+                rope: Rope::new(&frequencies, factor, options.positions, options.device)?,
+                window,
+                mask: None,
+            })
+        };
         Ok(Self {
+            embedding_scale: match config.embedding_scale {
+                // As in transformers, which stores it as a number of the embedding's type.
+                Some(scale) => Some(rounded(scale, embedding.weight.kind())?),
+                None => None,
+            },
             embedding,
             blocks,
             norm,
             head,
-            positions: Positions {
-                rope: Rope::new(&frequencies, factor, options.positions, options.device)?,
-                mask: None,
+            views: Views {
+                whole: positions(&config.rope, None)?,
+                local: match &config.local {
+                    Some(local) => Some(positions(&local.rope, Some(local.window))?),
+                    None => None,
+                },
             },
             compute: builder.compute(),
             is_frozen: builder.is_frozen(),
@@ -125,13 +131,14 @@ impl Decoder {
         let head = self.head.as_ref().and_then(|head| head.weight.as_dense());
         // A tied head may share the embedding's memory.
         let head = head.filter(|head| head.data_ptr() != table.data_ptr());
-        let rest = head.map_or(0, frozen_bytes) + frozen_bytes(&self.norm.weight);
+        let rest = head.map_or(0, frozen_bytes) + frozen_bytes(self.norm.weight());
         Ok(frozen_bytes(table) + rest + self.rope_bytes() + self.blocks.bytes()?)
     }
 
     /// Bytes of the rotary tables that all blocks use.
     pub fn rope_bytes(&self) -> u64 {
-        self.positions.rope.bytes()
+        let local = self.views.local.as_ref();
+        self.views.whole.rope.bytes() + local.map_or(0, |local| local.rope.bytes())
     }
 
     /// Statistics of streaming, if blocks are streamed.
@@ -166,8 +173,12 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::logits`].
     pub fn hidden(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
-        let stream = self.embedding.forward(tokens)?;
-        let stream = self.blocks.forward(stream, &[], &self.positions, pass)?;
+        let length = tokens.size2()?.1;
+        let views = self
+            .views
+            .map(|positions| positions.of_length(length, self.compute))?;
+        let stream = self.embed(tokens)?;
+        let stream = self.blocks.forward(stream, &[], &views, pass)?;
         self.norm.forward(&stream)
     }
 
@@ -182,10 +193,21 @@ impl Decoder {
         positions: &Tensor,
         pass: Pass,
     ) -> Result<Tensor, Error> {
-        let positions = Positions::packed(&self.positions.rope, positions, self.compute)?;
-        let stream = self.embedding.forward(tokens)?;
-        let stream = self.blocks.forward(stream, &[], &positions, pass)?;
+        let views = self
+            .views
+            .map(|view| view.packed(positions, self.compute))?;
+        let stream = self.embed(tokens)?;
+        let stream = self.blocks.forward(stream, &[], &views, pass)?;
         self.norm.forward(&stream)
+    }
+
+    /// The first block's input.
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor, Error> {
+        let rows = self.embedding.forward(tokens)?;
+        match self.embedding_scale {
+            Some(scale) => Ok(rows.f_mul_scalar(scale)?),
+            None => Ok(rows),
+        }
     }
 
     /// Logits in fp32 for the output of [`Decoder::hidden`], or for some of its rows.
@@ -244,10 +266,15 @@ impl Decoder {
     /// # Errors
     /// Those of [`Decoder::logits`], and if the cache is full.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
-        let stream = self.embedding.forward(tokens)?;
+        let length = tokens.size2()?.1;
+        let views = self
+            .views
+            .map(|positions| positions.of_length(length, self.compute))?;
         let stream = self
             .blocks
-            .forward_cached(stream, &self.positions, &mut cache.layers)?;
+            .evaluate(self.embed(tokens)?, |layer, index, stream| {
+                layer.run(stream, &views, cache.layers.get_mut(index), false)
+            })?;
         self.head(
             &self.norm.forward(&stream.f_select(1, -1)?)?,
             Pass::Evaluate,
@@ -276,11 +303,34 @@ impl Cache {
     }
 }
 
+/// The positions of a pass, for blocks that see the whole text and for those with a window.
 #[derive(Debug)]
-pub(super) struct Layer {
-    input_norm: RmsNorm,
+struct Views {
+    whole: Positions,
+    local: Option<Positions>,
+}
+
+impl Views {
+    fn map(&self, each: impl Fn(&Positions) -> Result<Positions, Error>) -> Result<Self, Error> {
+        Ok(Self {
+            whole: each(&self.whole)?,
+            local: self.local.as_ref().map(each).transpose()?,
+        })
+    }
+}
+
+/// `number` as it is in the type `kind`.
+fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
+    let rounded = Tensor::from(number).f_to_kind(kind)?;
+    Ok(f64::try_from(&rounded.f_to_kind(Kind::Double)?)?)
+}
+
+#[derive(Debug)]
+struct Layer {
+    is_local: bool,
+    /// Before and after attention, before and after the feed-forward layer.
+    norms: [Option<Norm>; 4],
     attention: Attention,
-    post_norm: RmsNorm,
     feed_forward: FeedForward,
 }
 
@@ -291,46 +341,65 @@ impl Layer {
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let prefix = format!("model.layers.{index}");
-        let (hidden, epsilon) = (config.hidden_size, config.rms_norm_eps);
-        let name = |part: &str| format!("{prefix}.{part}");
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let norm = |place: usize, builder: &mut Builder| match config.family.norms[place] {
+            Some(part) => Norm::new(config, &name(part), config.hidden_size, builder).map(Some),
+            None => Ok(None),
+        };
+        // In the order in which they compute, which is that of the trained parameters.
+        let before_attention = norm(0, builder)?;
+        let attention = Attention::new(config, &name("self_attn"), initial, builder)?;
+        let (after_attention, before_mlp) = (norm(1, builder)?, norm(2, builder)?);
+        let feed_forward = FeedForward::new(config, &name("mlp"), initial, builder)?;
         Ok(Self {
-            input_norm: builder.norm(&name("input_layernorm"), hidden, epsilon)?,
-            attention: Attention::new(config, &name("self_attn"), initial, builder)?,
-            post_norm: builder.norm(&name("post_attention_layernorm"), hidden, epsilon)?,
-            feed_forward: FeedForward::new(config, &name("mlp"), initial, builder)?,
+            is_local: config.is_local(index),
+            norms: [
+                before_attention,
+                after_attention,
+                before_mlp,
+                norm(3, builder)?,
+            ],
+            attention,
+            feed_forward,
         })
     }
 
     /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
-    pub(super) fn run(
+    fn run(
         &self,
         stream: &Tensor,
-        positions: &Positions,
+        views: &Views,
         cache: Option<&mut LayerCache>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let normed = self.input_norm.forward(stream)?;
-        let attended = self.attention.forward(&normed, positions, cache, dropout)?;
-        let stream = stream.f_add(&attended)?;
-        let normed = self.post_norm.forward(&stream)?;
-        Ok(stream.f_add(&self.feed_forward.forward(&normed, dropout)?)?)
+        let positions = match &views.local {
+            Some(local) if self.is_local => local,
+            _ => &views.whole,
+        };
+        let norm = |place: usize, input: Tensor| match &self.norms[place] {
+            Some(norm) => norm.forward(&input),
+            None => Ok(input),
+        };
+        let input = norm(0, stream.shallow_clone())?;
+        let attended = self.attention.forward(&input, positions, cache, dropout)?;
+        let stream = stream.f_add(&norm(1, attended)?)?;
+        let input = norm(2, stream.shallow_clone())?;
+        let output = self.feed_forward.forward(&input, dropout)?;
+        Ok(stream.f_add(&norm(3, output)?)?)
     }
 }
 
-impl blocks::Layer for Layer {
-    type Shared = Positions;
+impl crate::model::Layer for Layer {
+    type Shared = Views;
 
-    fn share(shared: &Positions) -> Positions {
-        shared.shallow_clone()
+    fn share(shared: &Views) -> Views {
+        Views {
+            whole: shared.whole.shallow_clone(),
+            local: shared.local.as_ref().map(Positions::shallow_clone),
+        }
     }
 
-    fn forward(
-        &self,
-        inputs: &[Tensor],
-        shared: &Positions,
-        dropout: bool,
-    ) -> Result<Tensor, Error> {
+    fn forward(&self, inputs: &[Tensor], shared: &Views, dropout: bool) -> Result<Tensor, Error> {
         let [stream] = inputs else {
             return Err(Error::Internal("a decoder's block takes one input".into()));
         };
@@ -338,11 +407,19 @@ impl blocks::Layer for Layer {
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        let norm = |place: usize, map: BaseMap<'_>| match &self.norms[place] {
+            Some(norm) => norm.with_base(map).map(Some),
+            None => Ok(None),
+        };
+        let before_attention = norm(0, map)?;
+        let attention = self.attention.with_base(map)?;
+        let (after_attention, before_mlp) = (norm(1, map)?, norm(2, map)?);
+        let feed_forward = self.feed_forward.with_base(map)?;
         Ok(Self {
-            input_norm: self.input_norm.with_base(map)?,
-            attention: self.attention.with_base(map)?,
-            post_norm: self.post_norm.with_base(map)?,
-            feed_forward: self.feed_forward.with_base(map)?,
+            is_local: self.is_local,
+            norms: [before_attention, after_attention, before_mlp, norm(3, map)?],
+            attention,
+            feed_forward,
         })
     }
 }
@@ -352,6 +429,7 @@ struct FeedForward {
     gate: Linear,
     up: Linear,
     down: Linear,
+    activation: Activation,
 }
 
 impl FeedForward {
@@ -370,13 +448,18 @@ impl FeedForward {
             gate: linear("gate_proj", (hidden, inner))?,
             up: linear("up_proj", (hidden, inner))?,
             down: linear("down_proj", (inner, hidden))?,
+            activation: config.activation,
         })
     }
 
     fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let up = self.up.forward(input, dropout)?;
-        let gated = self.gate.forward(input, dropout)?.f_silu()?.f_mul(&up)?;
-        self.down.forward(&gated, dropout)
+        let gate = self.gate.forward(input, dropout)?;
+        let gate = match self.activation {
+            Activation::Silu => gate.f_silu()?,
+            Activation::GeluTanh => gate.f_gelu("tanh")?,
+        };
+        self.down.forward(&gate.f_mul(&up)?, dropout)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
@@ -384,6 +467,7 @@ impl FeedForward {
             gate: self.gate.with_base(map)?,
             up: self.up.with_base(map)?,
             down: self.down.with_base(map)?,
+            activation: self.activation,
         })
     }
 }

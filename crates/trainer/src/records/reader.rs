@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::chat::{Conversation, Message};
 use super::columns::{Columns, Keys};
 use super::{csv_rows, numbers, parquet, record_shapes};
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
+use models::text::{Conversation, Encoder, Example, Message};
 
 /// The longest line of a JSONL file, and the longest file of the other kinds. Anything longer is a mistake, or
 /// should be JSON lines.
@@ -45,7 +45,36 @@ pub struct Located {
     pub place: String,
 }
 
+impl Record {
+    /// Its tokens.
+    ///
+    /// # Errors
+    /// If it is a chat and the model has no chat template, or the template refuses it.
+    pub fn encode(&self, encoder: &Encoder) -> Result<Example, Error> {
+        let example = match self {
+            Self::Text(text) => encoder.encode_text(text),
+            Self::Completion { prompt, completion } => {
+                encoder.encode_completion(prompt, completion)
+            }
+            Self::Chat(conversation) => encoder.encode_chat(conversation),
+        };
+        example.map_err(|error| match error {
+            models::Error::Invalid(reason) => Error::Data(reason),
+            other => other.into(),
+        })
+    }
+}
+
 impl Located {
+    /// The record's tokens, with its position in errors.
+    ///
+    /// # Errors
+    /// See [`Record::encode`].
+    pub fn encode(&self, encoder: &Encoder) -> Result<Example, Error> {
+        let example = self.record.encode(encoder);
+        example.map_err(|error| self.explain(error))
+    }
+
     /// Adds the position to `error`, if it is about the record.
     pub fn explain(&self, error: Error) -> Error {
         match error {

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Encoder, Example, Located};
+use super::Located;
 use crate::Error;
+use models::text::{Encoder, Example};
 
 /// Set in the words of tokens that are trained on; vocabularies are far smaller.
 const LEARNED: u32 = 1 << 31;
@@ -70,7 +71,7 @@ impl TokenFile {
             let Example {
                 tokens: ids,
                 learned,
-            } = encoder.encode_located(&record?)?;
+            } = record?.encode(encoder)?;
             let length = u32::try_from(ids.len())
                 .map_err(|_| Error::Data("a record has more than 4 billion tokens".into()))?;
             let first_learned = learned.iter().skip(1).position(|learned| *learned);

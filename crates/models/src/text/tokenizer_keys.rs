@@ -320,7 +320,7 @@ impl Keys {
                 Told if known.is_some() && is_default(key, value) => {}
                 Told => ignored.push(format!("`{key}`")),
                 RefusedIfTrue if value == &Value::Bool(true) => {
-                    return Err(Error::Data(format!(
+                    return Err(Error::Invalid(format!(
                         "`{}` sets `{key}`, which is not supported here: remove the key, or use a \
                         tokenizer without it",
                         place.display()
@@ -378,7 +378,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(
     text: &str,
 ) -> Result<T, Error> {
     serde_json::from_str(text).map_err(|error| {
-        Error::Data(format!(
+        Error::Invalid(format!(
             "`{}` is damaged: {error}",
             folder.join(file).display()
         ))

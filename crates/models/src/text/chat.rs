@@ -392,7 +392,7 @@ impl ChatTemplate {
         {
             return Ok(Some(start..with.len()));
         }
-        // Some templates write the last message differently, as Qwen3 does with its reasoning. So the end of the
+        // Some templates write the last message differently, as those of models that reason do. So the end of the
         // content is marked both in the whole and in the part that ends with this message, and the text after it
         // in the part is the end of a message.
         let Some(message) = messages[turn].marked(|text| text.trim_end().len()) else {

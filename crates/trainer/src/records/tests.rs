@@ -8,6 +8,7 @@ use super::columns::Keys;
 use super::reader::record;
 use super::*;
 use models::pretrained::{Pretrained, SpecialTokens};
+use models::text::{ChatTemplate, Encoder, Example};
 
 pub(super) const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
     message.content + '<|im_end|>' + '\\n' }}{% endfor %}\
@@ -56,7 +57,7 @@ fn only_the_answers_of_a_chat_are_learned() {
         ("user", "a b"),
         ("assistant", "no"),
     ]);
-    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let example = Record::Chat(messages).encode(&encoder).unwrap();
     let (learned, given) = split(&encoder, &example);
     assert_eq!(learned, "the one<|im_end|>\nno<|im_end|>\n");
     assert_eq!(
@@ -80,7 +81,7 @@ fn an_answer_that_is_rendered_differently_when_it_is_the_last_is_found() {
         ("user", "a b"),
         ("assistant", "no"),
     ]);
-    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let example = Record::Chat(messages).encode(&encoder).unwrap();
     let (learned, given) = split(&encoder, &example);
     assert_eq!(learned, "the one<|im_end|>\n9\nno<|im_end|>\n");
     assert_eq!(
@@ -99,9 +100,9 @@ fn generation_tags_of_a_template_define_what_is_learned() {
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
     let messages = chat(&[("user", "on"), ("assistant", "the one"), ("user", "a")]);
     let tagged = encoder(tagged);
-    let with = tagged.encode(&Record::Chat(messages.clone())).unwrap();
-    let without = encoder(CHATML)
-        .encode(&Record::Chat(messages.clone()))
+    let with = Record::Chat(messages.clone()).encode(&tagged).unwrap();
+    let without = Record::Chat(messages.clone())
+        .encode(&encoder(CHATML))
         .unwrap();
     assert_eq!(with.tokens, without.tokens);
     // Without tags the line break after the turn is learned too.
@@ -128,7 +129,7 @@ fn after_a_longer_generation_prompt_only_the_content_is_learned() {
         ("user", "a"),
         ("assistant", "no"),
     ]);
-    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let example = Record::Chat(messages).encode(&encoder).unwrap();
     let (learned, given) = split(&encoder, &example);
     assert_eq!(learned, "\n\nthe one<|im_end|>\nno<|im_end|>\n");
     assert_eq!(
@@ -153,7 +154,7 @@ fn a_conversation_may_begin_with_the_assistant() {
             ("user", "on"),
             ("assistant", "no"),
         ]);
-        let example = encoder.encode(&Record::Chat(messages)).unwrap();
+        let example = Record::Chat(messages).encode(&encoder).unwrap();
         let (learned, _) = split(&encoder, &example);
         assert_eq!(learned, "the one<|im_end|>\nno<|im_end|>\n");
     }
@@ -165,7 +166,7 @@ fn what_a_template_does_not_support_is_refused_by_name() {
     let refusal = |line: &str| {
         let record = record(line.as_bytes(), &mut Keys::default())
             .map_err(crate::Error::Data)
-            .and_then(|record| encoder.encode(&record));
+            .and_then(|record| record.encode(&encoder));
         record.unwrap_err().to_string()
     };
     for (line, reason) in [
@@ -206,12 +207,12 @@ fn what_a_template_does_not_support_is_refused_by_name() {
     let line =
         r#"{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "b"}]}]}"#;
     let parts = record(line.as_bytes(), &mut Keys::default()).unwrap();
-    let refusal = printing.encode(&parts).unwrap_err().to_string();
+    let refusal = parts.encode(&printing).unwrap_err().to_string();
     assert!(refusal.contains("a list of parts"), "{refusal}");
     // And these fail on the list, one of them on the text as well.
     let refusal_of = |template| {
         let encoder = super::tests::encoder(template);
-        encoder.encode(&parts).unwrap_err().to_string()
+        parts.encode(&encoder).unwrap_err().to_string()
     };
     let refusal = refusal_of("{% for m in messages %}{{ m.content.strip() }}{% endfor %}");
     assert!(
@@ -228,16 +229,16 @@ fn what_a_template_does_not_support_is_refused_by_name() {
 #[test]
 fn an_unsupported_template_matters_only_for_chats() {
     let encoder = encoder("{% nonsense %}");
-    assert!(encoder.encode(&Record::Text("the".into())).is_ok());
+    assert!(Record::Text("the".into()).encode(&encoder).is_ok());
     let chat = Record::Chat(chat(&[("assistant", "a")]));
-    let error = encoder.encode(&chat).unwrap_err().to_string();
+    let error = chat.encode(&encoder).unwrap_err().to_string();
     assert!(error.contains("the chat template"), "{error}");
 }
 
 #[test]
 fn truncation_and_padding_of_the_tokenizer_file_are_not_applied() {
     let text = Record::Text("the one on the one ".repeat(40));
-    let whole = encoder(CHATML).encode(&text).unwrap();
+    let whole = text.encode(&encoder(CHATML)).unwrap();
     for (longest, padded) in [(8, None), (4096, Some(4096)), (8, Some(8))] {
         let mut model = tiny();
         let truncation = tokenizers::TruncationParams {
@@ -252,7 +253,7 @@ fn truncation_and_padding_of_the_tokenizer_file_are_not_applied() {
                 ..Default::default()
             }));
         let encoder = Encoder::new(&model).unwrap();
-        assert_eq!(encoder.encode(&text).unwrap(), whole);
+        assert_eq!(text.encode(&encoder).unwrap(), whole);
     }
 }
 
@@ -267,7 +268,7 @@ fn the_end_token_follows_the_tokenizer_config() {
             special_tokens,
             ..tiny()
         })?;
-        encoder.encode(&Record::Text("a".into()))
+        Record::Text("a".into()).encode(&encoder)
     };
     assert_eq!(end("<|endoftext|>").unwrap().tokens.last(), Some(&0));
     assert_eq!(end("<|im_end|>").unwrap().tokens.last(), Some(&2));
@@ -280,8 +281,8 @@ fn a_template_that_rewrites_earlier_turns_is_refused() {
     let rewriting =
         "{% for message in messages %}{{ loop.length }}{{ message.content }}{% endfor %}";
     let messages = chat(&[("user", "a"), ("assistant", "b")]);
-    let error = encoder(rewriting)
-        .encode(&Record::Chat(messages))
+    let error = Record::Chat(messages)
+        .encode(&encoder(rewriting))
         .unwrap_err();
     assert!(
         error.to_string().contains("before turn 2 differently"),
@@ -292,8 +293,8 @@ fn a_template_that_rewrites_earlier_turns_is_refused() {
 #[test]
 fn an_error_raised_by_a_template_is_reported() {
     let strict = "{{ raise_exception('roles must alternate') }}";
-    let error = encoder(strict)
-        .encode(&Record::Chat(chat(&[("assistant", "b")])))
+    let error = Record::Chat(chat(&[("assistant", "b")]))
+        .encode(&encoder(strict))
         .unwrap_err();
     assert!(
         error.to_string().contains("roles must alternate"),
@@ -304,8 +305,8 @@ fn an_error_raised_by_a_template_is_reported() {
 #[test]
 fn a_template_that_never_ends_is_stopped() {
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-    let error = encoder(endless)
-        .encode(&Record::Chat(chat(&[("assistant", "b")])))
+    let error = Record::Chat(chat(&[("assistant", "b")]))
+        .encode(&encoder(endless))
         .unwrap_err();
     assert!(error.to_string().contains("fuel"), "{error}");
 }
@@ -317,7 +318,7 @@ fn only_the_completion_of_a_prompt_is_learned() {
         prompt: "the ".into(),
         completion: "one".into(),
     };
-    let (learned, given) = split(&encoder, &encoder.encode(&record).unwrap());
+    let (learned, given) = split(&encoder, &record.encode(&encoder).unwrap());
     assert_eq!(
         (learned.as_str(), given.as_str()),
         ("one<|im_end|>", "the ")
@@ -377,8 +378,8 @@ fn a_token_file_returns_what_was_written() {
     .unwrap();
     // Nothing is left in the folder.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    let mut expected = encoder.encode(&list[0]).unwrap();
-    let second = encoder.encode(&list[1]).unwrap();
+    let mut expected = list[0].encode(&encoder).unwrap();
+    let second = list[1].encode(&encoder).unwrap();
     expected.tokens.extend(second.tokens);
     expected.learned.extend(second.learned);
     assert_eq!(file.tokens() as usize, expected.tokens.len());

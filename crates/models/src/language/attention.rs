@@ -1,11 +1,12 @@
 //! Causal grouped-query attention, and the KV cache that makes generation linear.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use super::attention_kernel::causal_attention;
-use super::layers::{Linear, Positions, RmsNorm};
-use super::{Builder, DecoderConfig, Initial};
+use super::DecoderConfig;
+use super::norm::Norm;
 use crate::Error;
+use crate::model::layers::{Linear, Positions, seen};
+use crate::model::{Builder, Initial, causal_attention};
 use crate::tensor::BaseMap;
 
 /// The attention of one block.
@@ -15,8 +16,10 @@ pub(super) struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// Qwen3 normalises queries and keys per head.
-    norms: Option<(RmsNorm, RmsNorm)>,
+    /// Of queries and keys, per head.
+    norms: Option<(Norm, Norm)>,
+    /// What scores are multiplied by, if not by one over the root of the width.
+    scale: Option<f64>,
     heads: i64,
     key_value_heads: i64,
     width: i64,
@@ -32,7 +35,7 @@ impl Attention {
     ) -> Result<Self, Error> {
         let hidden = config.hidden_size;
         let (heads, key_value_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let (width, epsilon) = (config.head_dim, config.rms_norm_eps);
+        let width = config.head_dim;
         let mut linear = |suffix: &str, shape, bias| {
             builder.linear(&format!("{name}.{suffix}"), shape, bias, initial)
         };
@@ -41,13 +44,14 @@ impl Attention {
             key: linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
             value: linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
             output: linear("o_proj", (heads * width, hidden), config.output_bias)?,
-            norms: match config.qk_norm() {
+            norms: match config.qk_norm {
                 false => None,
                 true => Some((
-                    builder.norm(&format!("{name}.q_norm"), width, epsilon)?,
-                    builder.norm(&format!("{name}.k_norm"), width, epsilon)?,
+                    Norm::new(config, &format!("{name}.q_norm"), width, builder)?,
+                    Norm::new(config, &format!("{name}.k_norm"), width, builder)?,
                 )),
             },
+            scale: config.score_scale,
             heads,
             key_value_heads,
             width,
@@ -83,27 +87,32 @@ impl Attention {
         let start = cache.as_ref().map_or(0, |cache| cache.length);
         let query = positions.rope.forward(&query, start)?;
         let key = positions.rope.forward(&key, start)?;
-        let (key, value) = match cache {
+        let (mut key, mut value) = match cache {
             Some(cache) => cache.extend(&key, &value)?,
             None => (key, value),
         };
-        // A single new token attends to everything; several need a mask.
-        let mask = match start > 0 && length > 1 {
-            true => Some(causal_mask(length, start, input.device())?),
-            false => None,
-        };
         let mixed = match start == 0 && length > 1 {
-            true => causal_attention(&query, &key, &value, positions.mask.as_ref())?,
-            false => Tensor::f_scaled_dot_product_attention(
-                &query,
-                &key,
-                &value,
-                mask.as_ref(),
-                0.0,
-                false,
-                None,
-                self.heads != self.key_value_heads,
-            )?,
+            true => causal_attention(&query, &key, &value, positions.mask.as_ref(), self.scale)?,
+            false => {
+                // A single new token attends to everything in its window; several need a mask.
+                let mut mask = None;
+                if length > 1 {
+                    mask = Some(seen((length, start), positions.window, input.device())?);
+                } else if let Some(window) = positions.window.filter(|window| *window < start + 1) {
+                    key = key.f_narrow(2, start + 1 - window, window)?;
+                    value = value.f_narrow(2, start + 1 - window, window)?;
+                }
+                Tensor::f_scaled_dot_product_attention(
+                    &query,
+                    &key,
+                    &value,
+                    mask.as_ref(),
+                    0.0,
+                    false,
+                    self.scale,
+                    self.heads != self.key_value_heads,
+                )?
+            }
         };
         let joined =
             mixed
@@ -126,11 +135,6 @@ impl Attention {
             ..*self
         })
     }
-}
-
-/// `[length, start + length]`: token `i` attends to the cached tokens and the new ones up to itself.
-fn causal_mask(length: i64, start: i64, device: Device) -> Result<Tensor, Error> {
-    Ok(Tensor::f_ones([length, start + length], (Kind::Bool, device))?.f_tril(start)?)
 }
 
 /// Keys and values of the tokens so far, for one block.

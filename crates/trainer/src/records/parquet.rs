@@ -108,7 +108,7 @@ fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examples::{Record, records, records_of_columns};
+    use crate::records::{Record, records, records_of_columns};
 
     fn golden(name: &str) -> PathBuf {
         let folder = "../../tests/reference/golden/parquet";

@@ -7,6 +7,10 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
+use crate::model::layers::{Positions, Rope};
+use crate::model::{
+    Base, Builder, FileWeights, Initial, Pass, Streaming, WeightSource, causal_attention,
+};
 use crate::pretrained::HfFolder;
 use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
@@ -184,9 +188,15 @@ fn a_long_row_of_many_texts_is_the_texts() {
         &[700, 5, 795].map(|length| Tensor::arange(length, (Kind::Int64, Device::Cpu))),
         0,
     );
-    let rope = layers::Rope::new(&[1.0; 4], 1.0, 1500, Device::Cpu).unwrap();
-    let places = layers::Positions::packed(&rope, &positions.unsqueeze(0), Kind::Float).unwrap();
-    let attend = attention_kernel::causal_attention;
+    let whole = Positions {
+        rope: Rope::new(&[1.0; 4], 1.0, 1500, Device::Cpu).unwrap(),
+        window: None,
+        mask: None,
+    };
+    let places = whole.packed(&positions.unsqueeze(0), Kind::Float).unwrap();
+    let attend = |query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>| {
+        causal_attention(query, key, value, mask, None)
+    };
     let whole = attend(&query, &key, &value, places.mask.as_ref()).unwrap();
     for (start, length) in [(0, 700), (700, 5), (705, 795)] {
         let part = |tensor: &Tensor| tensor.narrow(2, start, length);

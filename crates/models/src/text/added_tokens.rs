@@ -76,7 +76,7 @@ impl AddedTokens {
         }
         let added = tokenizer.add_tokens(new);
         added.map_err(|error| {
-            Error::Data(format!("the tokenizer accepts no further tokens: {error}"))
+            Error::Invalid(format!("the tokenizer accepts no further tokens: {error}"))
         })?;
         Ok((!moved.is_empty()).then(|| {
             format!(

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::tokenizer_keys::{parse, read};
 use crate::Error;
+use crate::language::{Family, TokenizerClass};
 
 /// How Qwen's tokenizers split a text.
 const QWEN: &str = concat!(
@@ -26,9 +27,10 @@ pub(super) fn difference(
     let model = of_file("config.json")?;
     let class = config.get("tokenizer_class").and_then(Value::as_str);
     let class = class.map(|class| class.trim_end_matches("Fast"));
-    let class = match model["model_type"].as_str() {
-        Some("qwen2") => "Qwen2Tokenizer",
-        Some("qwen3") if class.is_none() => "Qwen2Tokenizer",
+    let family = model["model_type"].as_str().and_then(Family::of_model_type);
+    let class = match family.map(|family| family.tokenizer_class) {
+        Some(TokenizerClass::Always(class)) => class,
+        Some(TokenizerClass::Default(default)) => class.unwrap_or(default),
         _ => class.unwrap_or_default(),
     };
     let prefix = config.get("add_prefix_space") == Some(&Value::Bool(true));

@@ -88,7 +88,7 @@ fn is_open(text: &[u8], tabs: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examples::Record;
+    use crate::records::Record;
 
     /// The texts of a table, or the error.
     fn texts(name: &str, content: &str) -> Result<Vec<String>, String> {

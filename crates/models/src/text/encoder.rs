@@ -1,15 +1,14 @@
-//! Converts records to tokens, and marks the ones that are trained on.
+//! Converts texts and chats to tokens, and marks the ones that are trained on.
 
 use jiff::Zoned;
 use tokenizers::Tokenizer;
 
-use super::chat::ChatTemplate;
-use super::reader::{Located, Record};
+use super::chat::{ChatTemplate, Conversation};
 use super::tokenizer_keys;
 use crate::Error;
-use models::pretrained::Pretrained;
+use crate::pretrained::Pretrained;
 
-/// The tokens of a record.
+/// The tokens of a text or a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
     /// Token ids.
@@ -18,7 +17,7 @@ pub struct Example {
     pub learned: Vec<bool>,
 }
 
-/// Converts records to the tokens of a model.
+/// Converts texts and chats to the tokens of a model.
 #[derive(Debug)]
 pub struct Encoder {
     tokenizer: Tokenizer,
@@ -44,7 +43,7 @@ impl Encoder {
         let end = match &special.eos {
             None => token(model.config.eos_token_ids.first().copied()),
             Some(eos) => Some(model.tokenizer.token_to_id(eos).ok_or_else(|| {
-                Error::Data(format!(
+                Error::Invalid(format!(
                     "`tokenizer_config.json` says that {eos:?} ends a text, but `tokenizer.json` \
                     has no such token"
                 ))
@@ -112,7 +111,7 @@ impl Encoder {
     pub fn set_moment(&mut self, moment: &str) -> Result<(), Error> {
         let now: Zoned = moment
             .parse()
-            .map_err(|error| Error::Data(format!("the time `{moment}` of the data: {error}")))?;
+            .map_err(|error| Error::Invalid(format!("the time `{moment}` of the data: {error}")))?;
         for template in [&mut self.template, &mut self.tool_template] {
             if let Some(Ok(compiled)) = template {
                 *template = Some(compiled.moved_to(now.clone()));
@@ -140,56 +139,62 @@ impl Encoder {
         Ok(tokens)
     }
 
-    /// The tokens of a record.
+    /// The tokens of a text, all of which are trained on, with the end token.
     ///
     /// # Errors
-    /// If it is a chat and the model has no chat template, or the template refuses it.
-    pub fn encode(&self, record: &Record) -> Result<Example, Error> {
-        let mut example = match record {
-            Record::Text(text) => {
-                let tokens = self.tokens(text, true)?;
-                let learned = vec![true; tokens.len()];
-                // The tokenizer may have added it already.
-                if tokens.last().copied() == self.end {
-                    return Ok(Example { tokens, learned });
-                }
-                Example { tokens, learned }
-            }
-            Record::Completion { prompt, completion } => {
-                let mut tokens = self.beginning(prompt)?;
-                let mut learned = vec![false; tokens.len()];
-                tokens.extend(self.tokens(completion, false)?);
-                learned.resize(tokens.len(), true);
-                Example { tokens, learned }
-            }
-            Record::Chat(conversation) => {
-                // As in transformers: also if the list of tools is empty.
-                let tools = conversation.tools.as_ref();
-                let for_tools = tools.and(self.tool_template.as_ref());
-                let template = match for_tools.or(self.template.as_ref()) {
-                    Some(Ok(template)) => template,
-                    Some(Err(reason)) => return Err(Error::Data(reason.clone())),
-                    None => {
-                        let reason = "the data are chats, but the model has no chat template";
-                        return Err(Error::Data(reason.into()));
-                    }
-                };
-                let (text, answers) = template.render_answers(conversation).map_err(Error::Data)?;
-                // The template writes all special tokens itself, including the last.
-                return self.encode_answers(&text, &answers);
-            }
-        };
+    /// Only if `tokenizers` fails on valid text.
+    pub fn encode_text(&self, text: &str) -> Result<Example, Error> {
+        let tokens = self.tokens(text, true)?;
+        let learned = vec![true; tokens.len()];
+        let example = Example { tokens, learned };
+        // The tokenizer may have added it already.
+        match example.tokens.last().copied() == self.end {
+            true => Ok(example),
+            false => Ok(self.ended(example)),
+        }
+    }
+
+    /// The tokens of a prompt and its completion, which is trained on, with the end token.
+    ///
+    /// # Errors
+    /// Only if `tokenizers` fails on valid text.
+    pub fn encode_completion(&self, prompt: &str, completion: &str) -> Result<Example, Error> {
+        let mut tokens = self.beginning(prompt)?;
+        let mut learned = vec![false; tokens.len()];
+        tokens.extend(self.tokens(completion, false)?);
+        learned.resize(tokens.len(), true);
+        Ok(self.ended(Example { tokens, learned }))
+    }
+
+    fn ended(&self, mut example: Example) -> Example {
         if let Some(end) = self.end {
             example.tokens.push(end);
             example.learned.push(true);
         }
-        Ok(example)
+        example
     }
 
-    /// Like [`Encoder::encode`], with the record's position in errors.
-    pub fn encode_located(&self, located: &Located) -> Result<Example, Error> {
-        let example = self.encode(&located.record);
-        example.map_err(|error| located.explain(error))
+    /// The tokens of a chat, whose answers are trained on.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template refuses it.
+    pub fn encode_chat(&self, conversation: &Conversation) -> Result<Example, Error> {
+        // As in transformers: also if the list of tools is empty.
+        let tools = conversation.tools.as_ref();
+        let for_tools = tools.and(self.tool_template.as_ref());
+        let template = match for_tools.or(self.template.as_ref()) {
+            Some(Ok(template)) => template,
+            Some(Err(reason)) => return Err(Error::Invalid(reason.clone())),
+            None => {
+                let reason = "the data are chats, but the model has no chat template";
+                return Err(Error::Invalid(reason.into()));
+            }
+        };
+        let (text, answers) = template
+            .render_answers(conversation)
+            .map_err(Error::Invalid)?;
+        // The template writes all special tokens itself, including the last.
+        self.encode_answers(&text, &answers)
     }
 
     fn encode_answers(
@@ -226,25 +231,31 @@ fn internal(error: tokenizers::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Conversation;
-    use super::super::tests::{CHATML, chat, split, tiny};
     use super::*;
+    use crate::golden::golden;
+    use crate::text::Message;
+
+    const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
+        message.content + '<|im_end|>' + '\\n' }}{% endfor %}";
 
     #[test]
     fn a_chat_with_tools_uses_the_template_for_tools() {
         let model = Pretrained {
             chat_template: Some(CHATML.into()),
             tool_template: Some(format!("{{{{ tools|length }}}} {CHATML}")),
-            ..tiny()
+            ..Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap()
         };
         let encoder = Encoder::new(&model).unwrap();
         let given = |tools: Option<Vec<serde_json::Value>>| {
+            let messages = vec![Message::new("user", "a b"), Message::new("assistant", "no")];
             let conversation = Conversation {
                 tools,
-                ..chat(&[("user", "a b"), ("assistant", "no")])
+                ..Conversation::new(messages)
             };
-            let example = encoder.encode(&Record::Chat(conversation)).unwrap();
-            split(&encoder, &example).1
+            let example = encoder.encode_chat(&conversation).unwrap();
+            let learned = example.learned.iter().position(|learned| *learned).unwrap();
+            let given = &example.tokens[..learned];
+            encoder.tokenizer().decode(given, false).unwrap()
         };
         assert!(given(None).starts_with("<|im_start|>"));
         let tool = serde_json::json!({"name": "look", "parameters": {}});

@@ -1,0 +1,570 @@
+//! What a decoder computes, as data, and how it is read from Hugging Face's `config.json`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{Family, REGISTRY, quantized};
+use crate::Error;
+use crate::json::Object;
+use crate::model::RopeSettings;
+use crate::model::rope::{self, Place};
+
+/// Keys that every family applies or refuses.
+const KEYS: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "is_causal",
+    "quantization_config",
+    "compression_config",
+];
+
+/// Keys that most files have and that change nothing here: how a model was created, saved, or is called by a
+/// program.
+pub(super) const NO_EFFECT: &[&str] = &[
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "initializer_range",
+    "pad_token_id",
+    "pretraining_tp",
+    "transformers_version",
+    "transformers.js_config",
+    "tokenizer_class",
+    "use_cache",
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "attn_implementation",
+    "cache_implementation",
+    "is_llama_config",
+    "unsloth_fixed",
+    "unsloth_version",
+];
+
+/// Keys that many files have, and that lead to a warning unless they are off.
+const OFF: &[&str] = &["attention_dropout", "rope_interleaved", "use_mrope"];
+
+/// Keys of [`refuse_windows`].
+pub(super) const WINDOW_KEYS: &[&str] = &[
+    "layer_types",
+    "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
+];
+
+/// What a decoder computes. The dimensions are validated: positive, of plausible magnitude, and consistent
+/// with each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecoderConfig {
+    /// Its family.
+    pub family: &'static Family,
+    /// Number of tokens in the embedding's vocabulary.
+    pub vocab_size: i64,
+    /// Width of the residual stream.
+    pub hidden_size: i64,
+    /// Width of the gated feed-forward layer.
+    pub intermediate_size: i64,
+    /// Number of blocks.
+    pub num_hidden_layers: i64,
+    /// Number of query heads.
+    pub num_attention_heads: i64,
+    /// Number of key and value heads; divides the query heads.
+    pub num_key_value_heads: i64,
+    /// Width of one head; even.
+    pub head_dim: i64,
+    /// Longest context the model was trained for, in tokens.
+    pub max_position_embeddings: i64,
+    /// Epsilon of the RMS norms.
+    pub rms_norm_eps: f64,
+    /// Whether norms multiply by one plus their weight.
+    pub norm_plus_one: bool,
+    /// Whether q and k are normalised per head.
+    pub qk_norm: bool,
+    /// Rotary position embedding of the blocks that see the whole text.
+    pub rope: RopeSettings,
+    /// The blocks that see only the latest tokens, if there are any.
+    pub local: Option<LocalLayers>,
+    /// What scores are multiplied by; `None` for one over the root of the head's width.
+    pub score_scale: Option<f64>,
+    /// What embeddings are multiplied by, rounded to their type.
+    pub embedding_scale: Option<f64>,
+    /// The activation of the feed-forward layer's gate.
+    pub activation: Activation,
+    /// Whether the output head shares the embedding's weight.
+    pub tie_word_embeddings: bool,
+    /// Whether the q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection of the attention has a bias.
+    pub output_bias: bool,
+    /// Whether the three projections of the feed-forward layer have biases.
+    pub mlp_bias: bool,
+    /// The token at the start of a text, if the model has one.
+    pub bos_token_id: Option<i64>,
+    /// The tokens that end a text.
+    pub eos_token_ids: Vec<i64>,
+}
+
+/// Blocks whose attention has a sliding window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalLayers {
+    /// Number of tokens that a token sees, itself included.
+    pub window: i64,
+    /// Their rotary position embedding.
+    pub rope: RopeSettings,
+    /// For each block, whether it is one of them.
+    pub layers: Vec<bool>,
+}
+
+/// Activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x · σ(x)
+    Silu,
+    /// The approximation of GELU by tanh.
+    GeluTanh,
+}
+
+impl DecoderConfig {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// The error names the file, the key, what is allowed and what was found.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        Self::from_object(&Object::read(path)?)
+    }
+
+    /// Parses the text of a `config.json`; `path` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As [`DecoderConfig::read`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Error> {
+        Self::from_object(&Object::parse(path, text)?)
+    }
+
+    /// The keys of a `config.json`; `path` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As [`DecoderConfig::read`].
+    pub fn from_json(path: &Path, keys: Value) -> Result<Self, Error> {
+        Self::from_object(&Object::new(path, keys)?)
+    }
+
+    fn from_object(object: &Object) -> Result<Self, Error> {
+        let model_type = object.text("model_type")?.unwrap_or_default();
+        let family = Family::of_model_type(model_type).ok_or_else(|| {
+            let known = REGISTRY.map(|family| family.model_type).join(", ");
+            let reason = format!("is {model_type:?}; the supported models are {known}");
+            object.error("model_type", reason)
+        })?;
+        (family.read)(&family.section(object)?)
+    }
+
+    /// An inconsistency: the key, and what is wrong with it.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        // Zero if there are more heads than dimensions to divide among them.
+        if self.head_dim < 2 || self.head_dim % 2 != 0 {
+            let reason = format!(
+                "must be even for the rotary embedding, not {}",
+                self.head_dim
+            );
+            return Err(("head_dim", reason));
+        }
+        if self.num_attention_heads % self.num_key_value_heads != 0 {
+            let reason = format!(
+                "must divide the {} query heads; {} does not",
+                self.num_attention_heads, self.num_key_value_heads
+            );
+            return Err(("num_key_value_heads", reason));
+        }
+        Ok(())
+    }
+
+    /// Number of norms of the residual stream in a block.
+    pub fn norms(&self) -> usize {
+        self.family.norms.iter().flatten().count()
+    }
+
+    /// Whether block `index` sees only the latest tokens.
+    pub fn is_local(&self, index: usize) -> bool {
+        let local = self.local.as_ref();
+        local.is_some_and(|local| local.layers.get(index) == Some(&true))
+    }
+
+    /// The `config.json` for `transformers`, with keys where both its fourth and its fifth major version look
+    /// for them.
+    pub fn to_json(&self) -> Value {
+        let (rope_scaling, rope_parameters) = self.rope.to_json();
+        let mut keys = Map::new();
+        for (key, value) in [
+            ("architectures", json!([self.family.class])),
+            ("model_type", json!(self.family.model_type)),
+            ("vocab_size", json!(self.vocab_size)),
+            ("hidden_size", json!(self.hidden_size)),
+            ("intermediate_size", json!(self.intermediate_size)),
+            ("num_hidden_layers", json!(self.num_hidden_layers)),
+            ("num_attention_heads", json!(self.num_attention_heads)),
+            ("num_key_value_heads", json!(self.num_key_value_heads)),
+            ("head_dim", json!(self.head_dim)),
+            (
+                "max_position_embeddings",
+                json!(self.max_position_embeddings),
+            ),
+            ("rms_norm_eps", json!(self.rms_norm_eps)),
+            ("rope_theta", json!(self.rope.theta)),
+            ("rope_scaling", rope_scaling),
+            ("rope_parameters", rope_parameters),
+            ("tie_word_embeddings", json!(self.tie_word_embeddings)),
+            ("bos_token_id", json!(self.bos_token_id)),
+            (
+                "eos_token_id",
+                match self.eos_token_ids.as_slice() {
+                    [] => Value::Null,
+                    [one] => json!(one),
+                    more => json!(more),
+                },
+            ),
+        ] {
+            keys.insert(key.to_owned(), value);
+        }
+        (self.family.write)(self, &mut keys);
+        Value::Object(keys)
+    }
+}
+
+/// What a `config.json` means without a key: the defaults of the family's class in transformers.
+pub(super) struct Defaults {
+    pub(super) vocab_size: Option<i64>,
+    pub(super) hidden_size: Option<i64>,
+    pub(super) intermediate_size: Option<i64>,
+    pub(super) num_hidden_layers: Option<i64>,
+    pub(super) num_attention_heads: Option<i64>,
+    /// `None`: as many as query heads.
+    pub(super) num_key_value_heads: Option<i64>,
+    /// `None`: the width of the residual stream divided among the query heads.
+    pub(super) head_dim: Option<i64>,
+    pub(super) max_position_embeddings: i64,
+    pub(super) rope: Place,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) bos_token_id: Option<i64>,
+    pub(super) eos_token_id: Option<i64>,
+}
+
+impl Defaults {
+    /// A family that requires its dimensions.
+    pub(super) const NONE: Self = Self {
+        vocab_size: None,
+        hidden_size: None,
+        intermediate_size: None,
+        num_hidden_layers: None,
+        num_attention_heads: None,
+        num_key_value_heads: None,
+        head_dim: None,
+        max_position_embeddings: 2048,
+        rope: Place::FLAT,
+        tie_word_embeddings: false,
+        bos_token_id: None,
+        eos_token_id: None,
+    };
+}
+
+/// Reads what every family has: dimensions, rotary embedding and tokens. The rest is that of a decoder without
+/// peculiarities.
+///
+/// # Errors
+/// The error names the key, what is allowed and what was found.
+pub(super) fn read(
+    family: &'static Family,
+    object: &Object,
+    defaults: &Defaults,
+) -> Result<DecoderConfig, Error> {
+    // In transformers, such a model attends to later tokens.
+    if !object.flag("is_causal", true)? {
+        return Err(object.error("is_causal", "is false; only causal models are supported"));
+    }
+    quantized::refuse(object)?;
+    let size = |key, default| object.integer(key, default, 1..=1 << 20);
+    let hidden_size = size("hidden_size", defaults.hidden_size)?;
+    let heads = object.integer(
+        "num_attention_heads",
+        defaults.num_attention_heads,
+        1..=4096,
+    )?;
+    let head_dim = defaults.head_dim.unwrap_or(hidden_size / heads);
+    let key_value_heads = match defaults.num_key_value_heads {
+        Some(default) if !object.has("num_key_value_heads") => default,
+        _ => heads,
+    };
+    let context = object.integer(
+        "max_position_embeddings",
+        Some(defaults.max_position_embeddings),
+        1..=1 << 30,
+    )?;
+    let ids = |key, default: Option<i64>| match default {
+        Some(default) if !object.has(key) => Ok(vec![default]),
+        _ => token_ids(object, key),
+    };
+    let config = DecoderConfig {
+        family,
+        vocab_size: object.integer("vocab_size", defaults.vocab_size, 1..=1 << 24)?,
+        hidden_size,
+        intermediate_size: size("intermediate_size", defaults.intermediate_size)?,
+        num_hidden_layers: layers(object, defaults)?,
+        num_attention_heads: heads,
+        num_key_value_heads: object.integer(
+            "num_key_value_heads",
+            Some(key_value_heads),
+            1..=4096,
+        )?,
+        head_dim: object.integer("head_dim", Some(head_dim), 2..=4096)?,
+        max_position_embeddings: context,
+        rms_norm_eps: object.positive("rms_norm_eps", Some(1e-6))?,
+        norm_plus_one: false,
+        qk_norm: false,
+        rope: rope::read(object, context, &defaults.rope)?,
+        local: None,
+        score_scale: None,
+        embedding_scale: None,
+        activation: Activation::Silu,
+        tie_word_embeddings: object.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        bos_token_id: ids("bos_token_id", defaults.bos_token_id)?.first().copied(),
+        eos_token_ids: ids("eos_token_id", defaults.eos_token_id)?,
+    };
+    config
+        .check()
+        .map_err(|(key, reason)| object.error(key, reason))?;
+    Ok(config)
+}
+
+/// The number of blocks.
+///
+/// # Errors
+/// If it is missing or wrong.
+fn layers(object: &Object, defaults: &Defaults) -> Result<i64, Error> {
+    object.integer("num_hidden_layers", defaults.num_hidden_layers, 1..=4096)
+}
+
+/// Refuses an activation other than SiLU.
+pub(super) fn require_silu(object: &Object) -> Result<(), Error> {
+    match object.text("hidden_act")? {
+        Some(other) if !["silu", "swish"].contains(&other) => {
+            let reason = format!("is {other:?}; only \"silu\" is supported");
+            Err(object.error("hidden_act", reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses sliding windows, for families that are not known to have any. Many of Qwen's configs have keys for
+/// one that no layer uses.
+pub(super) fn refuse_windows(object: &Object) -> Result<(), Error> {
+    let layers = layers(object, &Defaults::NONE)?;
+    match object.get("layer_types") {
+        Some(Value::Array(types)) if types.len() as i64 != layers => Err(object.error(
+            "layer_types",
+            format!("has {} names for {layers} layers", types.len()),
+        )),
+        Some(Value::Array(types)) => match types.iter().find(|kind| *kind != "full_attention") {
+            Some(kind) => Err(object.error(
+                "layer_types",
+                format!("has {kind}; only \"full_attention\" is supported"),
+            )),
+            None => Ok(()),
+        },
+        Some(_) => Err(object.error("layer_types", "must be a list of names")),
+        None => {
+            let whole = object.integer("max_window_layers", Some(28), 0..=1 << 20)?;
+            let none = object.has("sliding_window") && object.get("sliding_window").is_none();
+            match object.flag("use_sliding_window", false)? && whole < layers && !none {
+                true => Err(object.error(
+                    "use_sliding_window",
+                    "is true; sliding windows are not supported",
+                )),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+/// For each of `count` blocks, whether it sees only a window: as `layer_types` says, or all but each `pattern`th.
+pub(super) fn local_layers(object: &Object, count: i64, pattern: i64) -> Result<Vec<bool>, Error> {
+    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+    let Some(types) = object.get("layer_types") else {
+        let pattern = object.integer("sliding_window_pattern", Some(pattern), 1..=1 << 20)?;
+        return Ok((1..=count).map(|number| number % pattern != 0).collect());
+    };
+    let Value::Array(types) = types else {
+        return Err(object.error("layer_types", "must be a list of names"));
+    };
+    if types.len() as i64 != count {
+        let reason = format!("has {} names for {count} layers", types.len());
+        return Err(object.error("layer_types", reason));
+    }
+    let kind = |kind: &Value| match KINDS.iter().position(|known| kind == known) {
+        Some(place) => Ok(place == 1),
+        None => {
+            let reason = format!("has {kind}; supported: {}", KINDS.join(", "));
+            Err(object.error("layer_types", reason))
+        }
+    };
+    types.iter().map(kind).collect()
+}
+
+/// Keys of the `config.json` at `path` that are neither applied nor known to have no effect. Those that begin
+/// with an underscore are notes of the library that wrote the file.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn keys_without_effect(path: &Path) -> Result<Vec<String>, Error> {
+    let mut object = Object::read(path)?;
+    let family = Family::of_model_type(object.text("model_type")?.unwrap_or_default());
+    if let Some(family) = family {
+        object = family.section(&object)?;
+    }
+    let own = family.map_or(&[][..], |family| family.keys);
+    let is_known = |key: &str| {
+        [KEYS, NO_EFFECT]
+            .iter()
+            .chain(own)
+            .any(|keys| keys.contains(&key))
+    };
+    let is_off = |key: &str, value: &Value| {
+        OFF.contains(&key) && (value.as_f64() == Some(0.0) || value.as_bool() == Some(false))
+    };
+    let unknown = object.keys().filter(|(key, value)| {
+        let note = value.is_null() || key.starts_with('_');
+        !note && !is_known(key) && !is_off(key, value)
+    });
+    Ok(unknown.map(|(key, _)| key.clone()).collect())
+}
+
+/// The end-of-text tokens in a config or a `generation_config.json`.
+pub(crate) fn end_tokens(object: &Object) -> Result<Vec<i64>, Error> {
+    token_ids(object, "eos_token_id")
+}
+
+/// One token id, several, or none.
+fn token_ids(object: &Object, key: &str) -> Result<Vec<i64>, Error> {
+    let id = |value: &Value| match value.as_i64() {
+        Some(id) if (0..1 << 24).contains(&id) => Ok(id),
+        _ => Err(object.error(
+            key,
+            format!("must be a token id or a list of them, not {value}"),
+        )),
+    };
+    match object.get(key) {
+        None => Ok(Vec::new()),
+        Some(Value::Array(ids)) => ids.iter().map(id).collect(),
+        Some(one) => Ok(vec![id(one)?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The config and the keys warned about, or the reason why it is refused.
+    fn read(config: &Value) -> Result<(DecoderConfig, Vec<String>), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, config.to_string()).unwrap();
+        let read = DecoderConfig::read(&path).map_err(|error| error.to_string())?;
+        Ok((read, keys_without_effect(&path).unwrap()))
+    }
+
+    fn plain(model_type: &str) -> Value {
+        json!({"model_type": model_type, "vocab_size": 8, "hidden_size": 12,
+            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 4})
+    }
+
+    /// A value that changes the result, or must be refused.
+    fn effective_value(key: &str, base: &DecoderConfig) -> Value {
+        match key {
+            "model_type" if *base.family == *REGISTRY[0] => json!(REGISTRY[1].model_type),
+            "model_type" => json!(REGISTRY[0].model_type),
+            "hidden_act" => json!("gelu"),
+            "rms_norm_eps" | "partial_rotary_factor" => json!(0.25),
+            "rope_theta" => json!(123.0),
+            "rope_scaling" => json!({"rope_type": "linear", "factor": 2.0}),
+            "rope_parameters" => json!({"rope_type": "default", "rope_theta": 99.0}),
+            "tie_word_embeddings" => json!(!base.tie_word_embeddings),
+            "attention_bias" | "mlp_bias" => json!(true),
+            "sliding_window_pattern" => json!(1),
+            "is_causal" => json!(false),
+            "layer_types" => json!(["chunked_attention"]),
+            "quantization_config" | "compression_config" => json!({"quant_method": "gptq"}),
+            _ => json!(6),
+        }
+    }
+
+    /// Keys that are only read together with others: the base of YaRN's ramp, and windows.
+    const TOGETHER: [&str; 4] = [
+        "original_max_position_embeddings",
+        "sliding_window",
+        "max_window_layers",
+        "use_sliding_window",
+    ];
+
+    #[test]
+    fn each_key_of_a_config_is_obeyed_told_or_without_effect() {
+        for family in REGISTRY {
+            let plain = plain(family.model_type);
+            let (base, warned) = read(&plain).unwrap();
+            assert_eq!(warned, [""; 0]);
+            for key in KEYS.iter().chain(family.keys.iter().copied().flatten()) {
+                let mut config = plain.clone();
+                config[*key] = effective_value(key, &base);
+                match read(&config) {
+                    Ok((found, warned)) => {
+                        let changes = found != base || TOGETHER.contains(key);
+                        assert!(changes, "{family:?}: {key} changes nothing");
+                        assert_eq!(warned, [""; 0], "{family:?}: {key}");
+                    }
+                    Err(reason) => assert!(reason.contains(key), "{family:?}, {key}: {reason}"),
+                }
+            }
+            for key in NO_EFFECT {
+                let mut config = plain.clone();
+                config[*key] = json!("something");
+                assert_eq!(read(&config), Ok((base.clone(), Vec::new())), "{key}");
+            }
+            let mut unknown = plain;
+            unknown["never_seen"] = json!(1);
+            unknown["nor_this"] = json!(false);
+            unknown["without_a_value"] = Value::Null;
+            unknown["_note"] = json!("of a library");
+            unknown["attention_dropout"] = json!(0.0);
+            assert_eq!(read(&unknown).unwrap().1, ["never_seen", "nor_this"]);
+        }
+    }
+
+    #[test]
+    fn windows_are_refused_by_families_that_are_not_known_to_have_any() {
+        let mut windows = plain("llama");
+        windows["use_sliding_window"] = json!(true);
+        windows["max_window_layers"] = json!(0);
+        assert!(read(&windows).unwrap_err().contains("use_sliding_window"));
+        windows["sliding_window"] = Value::Null;
+        assert!(read(&windows).is_ok());
+    }
+}

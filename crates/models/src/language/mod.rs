@@ -1,0 +1,190 @@
+//! Language models: decoders whose families differ in data.
+//!
+//! ```text
+//! config.json, GGUF ──Family::read──▶ DecoderConfig ──Decoder::new──▶ logits
+//! ```
+//!
+//! A [`Family`] is a file of this folder and a line of [`REGISTRY`]. It says what a `config.json` of its
+//! `model_type` means, as a [`DecoderConfig`]: all that the [`Decoder`] computes is described there. It also
+//! says what its tensors are called and how llama.cpp stores them. Nothing else knows a family by name.
+
+mod attention;
+mod config;
+mod decoder;
+mod llama;
+mod norm;
+mod quantized;
+mod qwen2;
+mod qwen3;
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value};
+
+pub use config::{Activation, DecoderConfig, LocalLayers};
+pub(crate) use config::{end_tokens, keys_without_effect};
+pub use decoder::{Cache, Decoder, DecoderOptions};
+
+use crate::Error;
+use crate::json::Object;
+
+/// The families that are supported.
+pub static REGISTRY: [&Family; 3] = [
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+];
+
+/// Models with the same `model_type` in their `config.json`.
+pub struct Family {
+    /// The `model_type`.
+    pub model_type: &'static str,
+    /// Its class in `transformers`.
+    pub class: &'static str,
+    /// The larger models that it is the text part of, if there are any.
+    part_of: Option<PartOf>,
+    /// Keys of its `config.json` that are applied or refused, besides those of every family.
+    keys: &'static [&'static [&'static str]],
+    /// Reads its `config.json`.
+    read: fn(&Object) -> Result<DecoderConfig, Error>,
+    /// Adds what only its `config.json` has.
+    write: fn(&DecoderConfig, &mut Map<String, Value>),
+    /// The names of a block's norms: before and after attention, before and after the feed-forward layer.
+    norms: [Option<&'static str>; 4],
+    /// How llama.cpp stores it.
+    pub(crate) gguf: Gguf,
+    /// The tokenizer's class that transformers takes for it.
+    pub tokenizer_class: TokenizerClass,
+}
+
+/// Models of which a family is the part that reads and writes text.
+struct PartOf {
+    /// Their `model_type`.
+    model_type: &'static str,
+    /// The section of their `config.json` about the part.
+    section: &'static str,
+    /// How the names of the part's tensors begin, and what stands there in a model of text alone.
+    prefixes: &'static [(&'static str, &'static str)],
+    /// How the names of other parts' tensors begin.
+    others: &'static [&'static str],
+}
+
+/// How llama.cpp stores a family.
+#[derive(Debug)]
+pub(crate) struct Gguf {
+    /// `general.architecture`, and the prefix of its keys.
+    pub(crate) architecture: &'static str,
+    /// The parts of a block: llama.cpp's name and that of transformers.
+    pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// Whether the rows of q and k are interleaved: llama.cpp then rotates adjacent pairs.
+    pub(crate) interleaved: bool,
+    /// Whether one was added to the weights of norms.
+    pub(crate) norms_plus_one: bool,
+    /// Keys of its own: llama.cpp's name, and that in a `config.json`.
+    pub(crate) keys: &'static [(&'static str, &'static str)],
+    /// Adds the keys of a `config.json` that follow from others in llama.cpp.
+    pub(crate) derive: fn(&mut Map<String, Value>),
+}
+
+impl Gguf {
+    /// A family with the usual parts, which is stored as it is.
+    const fn plain(architecture: &'static str) -> Self {
+        Self {
+            architecture,
+            parts: GGUF_PARTS,
+            interleaved: false,
+            norms_plus_one: false,
+            keys: &[],
+            derive: |_| (),
+        }
+    }
+}
+
+/// Which tokenizer's class transformers takes for a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizerClass {
+    /// The one in `tokenizer_config.json`.
+    OfFile,
+    /// This one if the file names none.
+    Default(&'static str),
+    /// This one, whatever the file says.
+    Always(&'static str),
+}
+
+impl Family {
+    /// The family with this `model_type`, or that is the text part of models with it.
+    pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
+        REGISTRY.into_iter().find(|family| {
+            let whole = family.part_of.as_ref();
+            family.model_type == model_type
+                || whole.is_some_and(|whole| whole.model_type == model_type)
+        })
+    }
+
+    /// Its keys in this `config.json`.
+    fn section(&self, object: &Object) -> Result<Object, Error> {
+        match &self.part_of {
+            Some(whole) if object.text("model_type")? == Some(whole.model_type) => {
+                let section = object.object(whole.section)?;
+                section.ok_or_else(|| object.error(whole.section, "is missing"))
+            }
+            _ => Ok(object.clone()),
+        }
+    }
+
+    /// The name of a tensor in a file, in a model of text alone; `None` if it belongs to another part.
+    pub(crate) fn tensor_name(&self, name: &str) -> Option<String> {
+        let Some(whole) = &self.part_of else {
+            return Some(name.to_owned());
+        };
+        for (theirs, ours) in whole.prefixes {
+            if let Some(rest) = name.strip_prefix(theirs) {
+                return Some(format!("{ours}{rest}"));
+            }
+        }
+        let other = whole.others.iter().any(|other| name.starts_with(other));
+        (!other).then(|| name.to_owned())
+    }
+
+    /// The family that is stored in GGUF files as `architecture`.
+    pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Self> {
+        REGISTRY
+            .into_iter()
+            .find(|family| family.gguf.architecture == architecture)
+    }
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.model_type)
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.model_type == other.model_type
+    }
+}
+
+/// The names of a block's norms where it has two, before attention and before the feed-forward layer.
+const PRE_NORMS: [Option<&str>; 4] = [
+    Some("input_layernorm"),
+    None,
+    Some("post_attention_layernorm"),
+    None,
+];
+
+/// The parts of a block as llama.cpp and transformers name them, for families with [`PRE_NORMS`].
+const GGUF_PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
