@@ -42,6 +42,10 @@ ADAPTERS = {
         modules_to_save=["lm_head", "layers.0.self_attn"])),
     "saved-head": ("qwen3-untied", dict(
         r=2, lora_alpha=4, target_modules=["embed_tokens", "k_proj"], modules_to_save=["lm_head"])),
+    # The contribution to the embedding is scaled like it.
+    "scaled-embedding": ("gemma3", dict(
+        r=3, lora_alpha=4, target_modules=["embed_tokens", "q_proj", "v_proj", "gate_proj"],
+        modules_to_save=["pre_feedforward_layernorm", "q_norm"])),
 }
 
 

@@ -1,8 +1,8 @@
 """Writes golden/models: tiny random decoders as `transformers` saves and computes them.
 
 Each folder holds a Hugging Face model and `expected.safetensors`: `tokens` and the
-`logits` for them, in fp32. `llama-grouped.gguf` is the first model as llama.cpp's
-converter would store it.
+`logits` for them, in fp32. `llama-grouped.gguf` and `gemma3.gguf` are these models as llama.cpp's
+converter would store them.
 """
 
 import json
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGUFWriter
+from gguf import GGUFWriter, RopeScalingType
 from safetensors.torch import save_file
 from transformers import (
-    LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, LlamaConfig,
+    LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
 )
 
 # A folder as the first argument takes the place of `golden`.
@@ -49,6 +50,28 @@ MODELS = {
         beta_fast=4.0))),
     "qwen2-dynamic": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, rope_parameters=dict(
         rope_type="dynamic", rope_theta=10_000.0, factor=2.0))),
+    # The window is shorter than the texts.
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
+        **SHAPE, head_dim=8, query_pre_attn_scalar=24, sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            full_attention=dict(rope_type="linear", rope_theta=1_000.0, factor=8.0)))),
+    "gemma3-biases": (Gemma3ForCausalLM, Gemma3TextConfig(
+        **{**SHAPE, "num_key_value_heads": 1}, head_dim=6, query_pre_attn_scalar=168,
+        sliding_window=5, sliding_window_pattern=2, attention_bias=True,
+        tie_word_embeddings=False, rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            full_attention=dict(rope_type="default", rope_theta=700.0)))),
+    "gemma3-multimodal": (Gemma3ForConditionalGeneration, Gemma3Config(
+        text_config=dict(
+            **SHAPE, head_dim=4, query_pre_attn_scalar=9, sliding_window=6,
+            layer_types=["full_attention", "sliding_attention"]),
+        vision_config=dict(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            image_size=8, patch_size=4),
+        mm_tokens_per_image=4, image_token_index=47)),
+    "mistral": (MistralForCausalLM, MistralConfig(
+        **SHAPE, head_dim=6, sliding_window=9, tie_word_embeddings=False)),
 }
 
 
@@ -59,7 +82,9 @@ def randomise(model):
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                # Gemma's are added to one.
+                one = 0.0 if model.config.model_type.startswith("gemma3") else 1.0
+                parameter.uniform_(one - 0.5, one + 0.5)
 
 
 def permute(rows, heads):
@@ -69,14 +94,24 @@ def permute(rows, heads):
 
 def write_gguf(path, model):
     config = model.config
-    writer = GGUFWriter(path, "llama")
+    gemma = isinstance(model, Gemma3ForCausalLM)
+    writer = GGUFWriter(path, "gemma3" if gemma else "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    if gemma:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
@@ -85,20 +120,30 @@ def write_gguf(path, model):
         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
+        "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
     }
+    if gemma:
+        parts |= {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+        }
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     for name, tensor in model.state_dict().items():
         data = tensor.numpy()
         module, role = name.rsplit(".", 1)
+        if gemma and module == "lm_head":
+            continue  # tied
+        if gemma and "norm" in module:
+            data = data + 1
         if module in whole:
             target = whole[module]
         else:
             _, _, layer, part = module.split(".", 3)
             target = f"blk.{layer}.{parts[part]}"
-            if part == "self_attn.q_proj":
+            if part == "self_attn.q_proj" and not gemma:
                 data = permute(data, config.num_attention_heads)
-            if part == "self_attn.k_proj":
+            if part == "self_attn.k_proj" and not gemma:
                 data = permute(data, config.num_key_value_heads)
         writer.add_tensor(f"{target}.{role}", np.ascontiguousarray(data))
     writer.write_header_to_file()
@@ -120,11 +165,16 @@ def add_tokenizer(writer):
 
 
 def to_old_places(path):
-    """The rotary embedding's keys where transformers 4 kept them."""
+    """The rotary embedding's keys, and the blocks with a window, where transformers 4 kept them."""
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
-    config["rope_theta"] = parameters.pop("rope_theta")
-    config["rope_scaling"] = parameters
+    if "sliding_attention" in parameters:
+        config["rope_theta"] = parameters["full_attention"]["rope_theta"]
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        del config["layer_types"]
+    else:
+        config["rope_theta"] = parameters.pop("rope_theta")
+        config["rope_scaling"] = parameters
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -138,16 +188,16 @@ def main():
         # One in several shards.
         shard = "10KB" if name == "llama-tied-biases" else "1GB"
         model.save_pretrained(folder, max_shard_size=shard)
-        if name == "llama-scaled":
+        if name in ("llama-scaled", "gemma3-biases"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
-        tokens = torch.randint(0, config.vocab_size, (2, 40))
+        tokens = torch.randint(0, config.get_text_config().vocab_size, (2, 40))
         with torch.no_grad():
             logits = model(tokens).logits
         save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name == "llama-grouped":
-            write_gguf(GOLDEN / "llama-grouped.gguf", model)
+        if name in ("llama-grouped", "gemma3"):
+            write_gguf(GOLDEN / f"{name}.gguf", model)
 
 
 main()

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 8] = [
+const ADAPTERS: [(&str, &str); 9] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -33,6 +33,7 @@ const ADAPTERS: [(&str, &str); 8] = [
     ("saved-modules", "qwen2"),
     ("saved-head-tied", "llama-tied-biases"),
     ("saved-head", "qwen3-untied"),
+    ("scaled-embedding", "gemma3"),
 ];
 
 struct Adapted {

@@ -11,7 +11,9 @@
 mod attention;
 mod config;
 mod decoder;
+mod gemma3;
 mod llama;
+mod mistral;
 mod norm;
 mod quantized;
 mod qwen2;
@@ -29,10 +31,12 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 3] = [
+pub static REGISTRY: [&Family; 5] = [
     &llama::FAMILY,
+    &mistral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &gemma3::FAMILY,
 ];
 
 /// Models with the same `model_type` in their `config.json`.

@@ -15,7 +15,7 @@ use crate::pretrained::HfFolder;
 use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 12] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -24,6 +24,10 @@ const MODELS: [&str; 8] = [
     "qwen3-untied",
     "llama-yarn",
     "qwen2-dynamic",
+    "gemma3",
+    "gemma3-biases",
+    "gemma3-multimodal",
+    "mistral",
 ];
 
 fn golden(name: &str) -> PathBuf {

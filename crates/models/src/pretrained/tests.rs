@@ -11,7 +11,7 @@ use crate::formats::{LazyTensor, SafetensorsFile, write_safetensors};
 use crate::language::DecoderConfig;
 use crate::model::RopeScaling;
 
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 12] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -20,6 +20,10 @@ const MODELS: [&str; 8] = [
     "qwen3-untied",
     "llama-yarn",
     "qwen2-dynamic",
+    "gemma3",
+    "gemma3-biases",
+    "gemma3-multimodal",
+    "mistral",
 ];
 
 fn golden(name: &str) -> PathBuf {
@@ -38,7 +42,7 @@ fn qwen3() -> Value {
 #[test]
 fn a_gguf_is_the_folder_it_was_made_from() {
     // One is added to the weights of Gemma's norms, and rounded.
-    for (model, rounding) in [("llama-grouped", 0.0)] {
+    for (model, rounding) in [("llama-grouped", 0.0), ("gemma3", 1e-7)] {
         let gguf = GgufModel::open(&golden(&format!("{model}.gguf"))).unwrap();
         let folder = HfFolder::open(&golden(model)).unwrap();
         let mut config = folder.config().clone();
@@ -350,7 +354,7 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "model_type",
             json!("gpt_neox"),
-            r#"`model_type` is "gpt_neox"; the supported models are llama, qwen2, qwen3"#,
+            r#"`model_type` is "gpt_neox"; the supported models are llama, mistral, qwen2, qwen3, gemma3_text"#,
         ),
         (
             "hidden_size",

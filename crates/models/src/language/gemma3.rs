@@ -1,0 +1,195 @@
+//! Gemma 3 and the text part of its multimodal models: five of six blocks see a window, queries and keys are normalised, and each block has norms
+//! before and after attention and feed-forward layer, whose weights are stored less one.
+
+use serde_json::{Map, Value, json};
+
+use super::config::{self, Defaults};
+use super::{Activation, DecoderConfig, Family, Gguf, LocalLayers, PartOf, TokenizerClass};
+use crate::Error;
+use crate::json::{self, Object};
+use crate::model::rope::{self, Place};
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    part_of: Some(PartOf {
+        model_type: "gemma3",
+        section: "text_config",
+        prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
+        others: &[
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+        ],
+    }),
+    keys: &[&[
+        "attention_bias",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "hidden_activation",
+        "layer_types",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "sliding_window",
+        "sliding_window_pattern",
+        "use_bidirectional_attention",
+    ]],
+    read,
+    write,
+    norms: [
+        Some("input_layernorm"),
+        Some("post_attention_layernorm"),
+        Some("pre_feedforward_layernorm"),
+        Some("post_feedforward_layernorm"),
+    ],
+    gguf: Gguf {
+        parts: &[
+            ("attn_norm", "input_layernorm"),
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+            ("attn_q", "self_attn.q_proj"),
+            ("attn_k", "self_attn.k_proj"),
+            ("attn_v", "self_attn.v_proj"),
+            ("attn_output", "self_attn.o_proj"),
+            ("attn_q_norm", "self_attn.q_norm"),
+            ("attn_k_norm", "self_attn.k_norm"),
+            ("ffn_gate", "mlp.gate_proj"),
+            ("ffn_up", "mlp.up_proj"),
+            ("ffn_down", "mlp.down_proj"),
+        ],
+        norms_plus_one: true,
+        keys: &[
+            ("attention.sliding_window", "sliding_window"),
+            ("rope.freq_base_swa", "rope_local_base_freq"),
+        ],
+        derive: scale_of_scores,
+        ..Gguf::plain("gemma3")
+    },
+    tokenizer_class: TokenizerClass::OfFile,
+};
+
+/// The blocks that see the whole text.
+const WHOLE: Place = Place {
+    section: Some("full_attention"),
+    theta_key: "rope_theta",
+    theta: 1_000_000.0,
+    scaled: true,
+};
+
+/// The blocks with a window.
+const LOCAL: Place = Place {
+    section: Some("sliding_attention"),
+    theta_key: "rope_local_base_freq",
+    theta: 10_000.0,
+    scaled: false,
+};
+
+/// llama.cpp has no key for `query_pre_attn_scalar`: it knows the largest model, which differs, by its blocks.
+fn scale_of_scores(keys: &mut Map<String, Value>) {
+    let integer = |key: &str| keys.get(key).and_then(Value::as_i64).unwrap_or(1);
+    let scalar = match integer("num_hidden_layers") {
+        62 => integer("hidden_size") / integer("num_attention_heads"),
+        _ => integer("head_dim"),
+    };
+    keys.insert("query_pre_attn_scalar".into(), scalar.into());
+}
+
+fn read(object: &Object) -> Result<DecoderConfig, Error> {
+    refuse_variants(object)?;
+    let defaults = Defaults {
+        vocab_size: Some(262_208),
+        hidden_size: Some(2304),
+        intermediate_size: Some(9216),
+        num_hidden_layers: Some(26),
+        num_attention_heads: Some(8),
+        num_key_value_heads: Some(4),
+        head_dim: Some(256),
+        max_position_embeddings: 131_072,
+        rope: WHOLE,
+        tie_word_embeddings: true,
+        bos_token_id: Some(2),
+        eos_token_id: Some(1),
+    };
+    let config = config::read(&FAMILY, object, &defaults)?;
+    let bias = object.flag("attention_bias", false)?;
+    let layers = config::local_layers(object, config.num_hidden_layers, 6)?;
+    let local = LocalLayers {
+        window: object.integer("sliding_window", Some(4096), 1..=1 << 30)?,
+        rope: rope::read(object, config.max_position_embeddings, &LOCAL)?,
+        layers,
+    };
+    Ok(DecoderConfig {
+        norm_plus_one: true,
+        qk_norm: true,
+        local: Some(local),
+        score_scale: Some(
+            object
+                .positive("query_pre_attn_scalar", Some(256.0))?
+                .powf(-0.5),
+        ),
+        embedding_scale: Some((config.hidden_size as f64).sqrt()),
+        activation: Activation::GeluTanh,
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config
+    })
+}
+
+/// Refuses what no published model has.
+fn refuse_variants(object: &Object) -> Result<(), Error> {
+    const ACTIVATION: &str = "gelu_pytorch_tanh";
+    if let Some(other) = object.text("hidden_activation")?
+        && other != ACTIVATION
+    {
+        let reason = format!("is {other:?}; only {ACTIVATION:?} is supported");
+        return Err(object.error("hidden_activation", reason));
+    }
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if object.get(key).is_some() {
+            return Err(object.error(key, "is set; soft caps are not supported"));
+        }
+    }
+    if object.flag("use_bidirectional_attention", false)? {
+        let reason = "is true; only causal models are supported";
+        return Err(object.error("use_bidirectional_attention", reason));
+    }
+    let Some(sections) = object.object("rope_parameters")? else {
+        return Ok(());
+    };
+    let known = [WHOLE.section, LOCAL.section];
+    match sections
+        .keys()
+        .find(|(key, _)| !known.contains(&Some(key.as_str())))
+    {
+        Some((key, _)) => Err(sections.error(
+            key,
+            "is not supported: there must be an object for each kind of layer",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+    let scalar = config.score_scale.map_or(256.0, |scale| scale.powi(-2));
+    // It has at most a few digits, of which the root kept all but the last.
+    let scalar = (scalar * 1e6).round() / 1e6;
+    let mut whole = keys.remove("rope_parameters").unwrap_or_default();
+    keys.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
+    keys.insert("attention_bias".into(), config.output_bias.into());
+    keys.insert("query_pre_attn_scalar".into(), json::number(scalar));
+    let Some(local) = &config.local else { return };
+    let kinds = local.layers.iter().map(|local| match local {
+        true => "sliding_attention",
+        false => "full_attention",
+    });
+    keys.insert("layer_types".into(), kinds.collect());
+    keys.insert("sliding_window".into(), local.window.into());
+    keys.insert("rope_local_base_freq".into(), local.rope.theta.into());
+    let sections = json!({
+        "full_attention": whole.take(),
+        "sliding_attention": local.rope.to_json().1,
+    });
+    keys.insert("rope_parameters".into(), sections);
+}
