@@ -101,7 +101,7 @@ pub struct Config {
     pub notify: NotifyConfig,
 }
 
-/// A decoder-only transformer of the Llama family, with the keys of its `config.json`; or, for videos, a Wan
+/// A decoder-only transformer with the keys of its `config.json`; or, for videos, a Wan
 /// transformer with the keys of diffusers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -183,6 +183,9 @@ pub struct ModelConfig {
     /// For the same, the side of the square of pixels that one latent represents. Unset means 4.
     #[schemars(range(min = 1, max = 64))]
     pub scale_factor_spatial: Option<u32>,
+    /// The family of a model that is trained from scratch, as in its `config.json`.
+    #[schemars(extend("enum" = families()))]
+    pub model_type: String,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
     pub hidden_size: u32,
@@ -212,6 +215,12 @@ pub struct ModelConfig {
     /// Standard deviation of the initial weights.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub initializer_range: f64,
+}
+
+/// The `model_type` of each family of language models.
+fn families() -> Vec<&'static str> {
+    let known = models::language::REGISTRY.iter();
+    known.map(|family| family.model_type).collect()
 }
 
 /// How frozen matrices are quantised.
@@ -331,6 +340,7 @@ impl Default for ModelConfig {
             text_dim: None,
             in_channels: None,
             scale_factor_spatial: None,
+            model_type: families()[0].to_owned(),
             hidden_size: 256,
             intermediate_size: 704,
             num_hidden_layers: 6,

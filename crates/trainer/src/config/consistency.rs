@@ -293,7 +293,8 @@ pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(Str
 }
 
 /// Keys that describe a model that is trained from scratch.
-const OF_MODELS_FROM_NOTHING: [(&str, &str); 12] = [
+const OF_MODELS_FROM_NOTHING: [(&str, &str); 13] = [
+    ("model", "model_type"),
     ("model", "hidden_size"),
     ("model", "intermediate_size"),
     ("model", "num_hidden_layers"),

@@ -261,6 +261,11 @@ impl Config {
             ("train", "metric_for_best_model", nats),
             (
                 "model",
+                "model_type",
+                model.model_type != no_model.model_type,
+            ),
+            (
+                "model",
                 "hidden_size",
                 model.hidden_size != no_model.hidden_size,
             ),

@@ -36,6 +36,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("model.text_dim", Free),
     ("model.in_channels", Free),
     ("model.scale_factor_spatial", Free),
+    ("model.model_type", Free),
     ("model.hidden_size", Free),
     ("model.intermediate_size", Free),
     ("model.num_hidden_layers", Free),

@@ -18,7 +18,7 @@ use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::{Evaluation, Sample};
 use models::Parameters;
 use models::formats::write_tensors;
-use models::language::{Decoder, DecoderConfig, DecoderOptions, REGISTRY};
+use models::language::{Decoder, DecoderConfig, DecoderOptions};
 use models::model::{Base, Builder, Pass, RandomWeights, attention_materialises_scores};
 
 /// A decoder and the text it learns.
@@ -381,7 +381,7 @@ fn decoder_config(
 ) -> Result<DecoderConfig, Error> {
     let end_of_text = data.tokenizer.end_of_text();
     let keys = json!({
-        "model_type": REGISTRY[0].model_type,
+        "model_type": model.model_type,
         "vocab_size": data.tokenizer.vocab_size(),
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
+use models::pretrained::Pretrained;
 use surefoot_trainer::Record;
 
 use super::place::{Place, records};
@@ -40,6 +41,22 @@ fn bf16_and_a_bpe_train_and_resume_exactly() {
         .unwrap();
     let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
     assert!(bytes("whole") == bytes("cut"));
+}
+
+#[test]
+fn every_family_trains_from_scratch_and_resumes_exactly() {
+    for family in models::language::REGISTRY {
+        let place = Place::new();
+        let option = format!("model.model_type={}", family.model_type);
+        place.run("whole", &[&option]).unwrap();
+        place.run_until("cut", 5, &[&option]);
+        let resume = [&option[..], "train.resume_from_checkpoint=latest"];
+        place.run("cut", &resume).unwrap();
+        let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
+        assert!(bytes("whole") == bytes("cut"), "{family:?}");
+        let exported = Pretrained::open(&place.path("runs/whole/model")).unwrap();
+        assert_eq!(exported.config.family, family);
+    }
 }
 
 #[test]
