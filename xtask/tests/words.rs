@@ -160,3 +160,71 @@ fn a_diffusion_model_is_named_in_its_folder_alone() {
     }
     assert_none("models that are named outside their folders", findings);
 }
+
+/// Where a family of language models may be named besides its own file, and why.
+const NAMED: [(&str, &str); 3] = [
+    (
+        "crates/models/src/pretrained/gguf/sentencepiece.rs",
+        "llama.cpp calls a kind of tokenizer so",
+    ),
+    (
+        "crates/models/src/pretrained/gguf/tokenizer.rs",
+        "tokenizers have such names too",
+    ),
+    (
+        "crates/models/src/text/tokenizer_class.rs",
+        "so have their classes",
+    ),
+];
+
+/// Names of other things that begin like a family: programs, and a scaling of the rotary embedding.
+const OTHERS: [&str; 7] = [
+    "fix_mistral_regex",
+    "llama.cpp",
+    "llama-cpp",
+    "llama_cpp",
+    "llama-gguf-split",
+    "llama-factory",
+    "llama3",
+];
+
+#[test]
+fn a_family_of_language_models_is_named_in_its_own_file_only() {
+    const FOLDER: &str = "crates/models/src/language/";
+    const CRATES: [&str; 5] = ["models", "trainer", "cli", "placement", "ui"];
+    let sources: Vec<String> = files(&["rs"])
+        .iter()
+        .filter_map(|path| path.to_str().map(str::to_owned))
+        .collect();
+    let families: Vec<&str> = sources
+        .iter()
+        .filter_map(|path| path.strip_prefix(FOLDER)?.strip_suffix(".rs"))
+        .filter(|name| read(format!("{FOLDER}{name}.rs")).contains("static FAMILY: Family"))
+        .collect();
+    assert!(families.len() >= 3, "{families:?}");
+    let mut findings = Vec::new();
+    for path in &sources {
+        let in_scope = CRATES
+            .iter()
+            .any(|name| path.starts_with(&format!("crates/{name}/src/")));
+        let is_test = path.ends_with("tests.rs") || path.contains("/tests/");
+        let exempt = NAMED.iter().any(|(named, _)| named == path);
+        if !in_scope || is_test || exempt || path.starts_with(FOLDER) {
+            continue;
+        }
+        let text = read(path).to_lowercase().replace("llama 3", "llama3");
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for (number, line) in code.lines().enumerate() {
+            let line = OTHERS
+                .iter()
+                .fold(line.to_owned(), |line, other| line.replace(other, ""));
+            for family in families.iter().filter(|family| line.contains(**family)) {
+                findings.push(format!("{path}:{}: `{family}`", number + 1));
+            }
+        }
+    }
+    assert_none(
+        "what differs between families is data in crates/models/src/language",
+        findings,
+    );
+}
