@@ -341,8 +341,7 @@ impl Task for CausalLm {
     }
 
     fn architecture(&self) -> Option<&str> {
-        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
-        Some(shape.architecture.model_type())
+        Some(self.shape.family.model_type)
     }
 
     fn identity(&self) -> Result<Value, Error> {

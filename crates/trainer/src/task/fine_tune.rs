@@ -370,7 +370,7 @@ impl Task for FineTune {
     }
 
     fn architecture(&self) -> Option<&str> {
-        Some(self.pretrained.config.architecture.model_type())
+        Some(self.pretrained.config.family.model_type)
     }
 
     fn identity(&self) -> Result<Value, Error> {
