@@ -502,6 +502,5 @@ fn config(main: &PoolConfig) -> PoolConfig {
         max_split_bytes: u64::MAX,
         keep: Keep::Off,
         floor_part: u64::MAX,
-        ..PoolConfig::default()
     }
 }

@@ -43,6 +43,9 @@ use crate::formats::TensorSource;
 use crate::model::{BlockList, Builder, Load, Pass, Streaming};
 use crate::quant::Quantization;
 
+/// Opens the model at a path, with the parts that are named singly.
+pub type Open = fn(&Path, &PartPaths) -> Result<Box<dyn Diffusion>, Error>;
+
 /// What is known of a kind of model before one is opened: its line in [`REGISTRY`].
 #[derive(Debug)]
 pub struct Arch {
@@ -63,7 +66,7 @@ pub struct Arch {
     /// Whether a single file is a denoiser of this kind.
     pub is_denoiser: fn(&PartFile) -> bool,
     /// Opens a folder, or a denoiser's file with the other parts.
-    pub open: fn(&Path, &PartPaths) -> Result<Box<dyn Diffusion>, Error>,
+    pub open: Open,
     /// The denoiser's lists of blocks, in the order of the forward pass.
     pub lists: &'static [BlockNames],
     /// Modules outside the blocks that a LoRA may change: names in diffusers and in the original files.

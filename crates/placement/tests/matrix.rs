@@ -1,5 +1,7 @@
 //! What the fault matrix must show.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 

@@ -1,5 +1,7 @@
 //! How the engine moves a tensor, beyond the result.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use surefoot_placement::testing::{Fault, FaultInjection, FaultyHost, FaultyTransport, bytes_of};
 use surefoot_placement::transport::{Element, Operation, Origin};
 use surefoot_placement::{

@@ -243,7 +243,7 @@ fn of_texts(config: &Config, options: &[GenerateOption], result: &Path) -> Vec<C
         ))
     };
     let literal = |path: &Path| format!("{:?}", path.display().to_string());
-    let result = literal(&result);
+    let result = literal(result);
     match base_model(config).as_deref().map(Path::new) {
         // Python does not know names from our cache.
         Some(base) if base.is_absolute() && base.is_dir() => add(

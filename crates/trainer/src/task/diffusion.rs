@@ -546,7 +546,7 @@ impl Task for DiffusionTask {
     }
 
     fn architecture(&self) -> Option<&str> {
-        Some("wan")
+        Some(self.model.arch().name)
     }
 
     fn export_name(&self) -> &'static str {
