@@ -45,7 +45,9 @@ fn page(schema: &Value) -> Result<String> {
          An editor that knows YAML schemas shows the same text as you type, if the first line of the \
          config is `# yaml-language-server: $schema=` and the path of that file. Every key can also be \
          given on the command line, as `--set learning_rate=1e-4` or `--set model.name_or_path=FOLDER`.\n\n\
-         A key that is *unset* by default may be left out or set to `null`.\n",
+         A key that is *unset* by default may be left out or set to `null`. *For* says in which runs a key has an \
+         effect, if not in all: on language or diffusion (video) models, published ones or from scratch. *Resume* says \
+         whether a run may be resumed with another value: a change of a *free* key is reported, of a *fixed* one refused.\n",
     );
     let keys = properties(schema)?;
     let definitions = schema["$defs"].as_object().context("no $defs")?;
@@ -111,7 +113,7 @@ fn table<'a>(
     keys: impl Iterator<Item = (&'a String, &'a Value)>,
     definitions: &Map<String, Value>,
 ) {
-    page.push_str("| key | values | default | |\n|---|---|---|---|\n");
+    page.push_str("| key | values | default | for | resume | |\n|---|---|---|---|---|---|\n");
     for (name, key) in keys {
         let default = match &key["default"] {
             Value::Null => "unset".to_owned(),
@@ -123,11 +125,19 @@ fn table<'a>(
         }
         let _ = writeln!(
             page,
-            "| `{name}` | {} | {default} | {} |",
+            "| `{name}` | {} | {default} | {} | {} | {} |",
             values(key, definitions),
+            declared(key, "x-for", "any"),
+            declared(key, "x-resume", "unrelated"),
             text.replace('|', "\\|")
         );
     }
+}
+
+/// The words of a declaration beside a key, except those that go without saying.
+fn declared(key: &Value, word: &str, usual: &str) -> String {
+    let text = key[word].as_str().filter(|text| *text != usual);
+    text.unwrap_or_default().replace('-', " ")
 }
 
 /// The type of a key, in a word or two.

@@ -169,6 +169,42 @@ fn our_own_packages_are_under_both_licences() {
 }
 
 #[test]
+fn a_config_key_is_declared_in_one_place() {
+    let schema: serde_json::Value = serde_json::from_str(&read("configs/schema.json")).unwrap();
+    let mut names = Vec::new();
+    let mut findings = Vec::new();
+    for (top, key) in schema["properties"].as_object().unwrap() {
+        let reference = key["$ref"].as_str().or(key["anyOf"][0]["$ref"].as_str());
+        let section = reference.and_then(|path| schema.pointer(path.strip_prefix('#')?));
+        let below = section.and_then(|section| section["properties"].as_object());
+        let below = below.into_iter().flatten();
+        let below = below.map(|(name, key)| (format!("{top}.{name}"), key));
+        for (name, key) in [(top.clone(), key)].into_iter().chain(below) {
+            let declared = key["x-for"].is_string() && key["x-resume"].is_string();
+            if !declared && key["deprecated"] != true {
+                findings.push(format!("{name}: declare it with `section!`"));
+            }
+            names.extend(name.contains('.').then(|| format!("\"{name}\"")));
+        }
+    }
+    assert!(names.len() > 100);
+    let trainer = rust_sources()
+        .filter(|(path, _)| path.starts_with("crates/trainer/src/") && !path.contains("/config"));
+    findings.extend(trainer.filter_map(|(path, text)| {
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let named: Vec<_> = names
+            .iter()
+            .filter(|name| text.contains(&***name))
+            .collect();
+        (named.len() > 3).then(|| format!("{path} lists {named:?}"))
+    }));
+    assert_none(
+        "a key has its declaration (`crates/trainer/src/config/keys.rs`) and no other list",
+        findings,
+    );
+}
+
+#[test]
 fn the_search_for_words_is_not_fooled() {
     let found = |text| words(text).any(|(_, word)| word == "unsafe");
     assert!(found("let x = 1; unsafe { f() }"));

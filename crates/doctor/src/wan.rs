@@ -17,12 +17,12 @@ const PLANS: [(&str, f64, f64); 6] = [
     ("`model.quantization: int8`", 42.5, 16.4),
     ("`model.quantization: nf4`", 36.8, 10.6),
     (
-        "`model.quantization: nf4` and `model.low_vram: true`",
+        "`model.quantization: nf4` and `model.offload: all`",
         29.8,
         3.6,
     ),
     (
-        "`model.quantization: nf4`, `model.low_vram: true` and `train.activation_offload: true`",
+        "`model.quantization: nf4`, `model.offload: all` and `train.activation_offload: true`",
         17.9,
         3.2,
     ),
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_card_gets_the_most_comfortable_plan_that_fits() {
         let of = |gib| about(&machine(Class::Dgpu, gib), "memory");
-        assert!(of(24).contains("81 frames: `model.quantization: nf4`, `model.low_vram"));
+        assert!(of(24).contains("81 frames: `model.quantization: nf4`, `model.offload"));
         assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.4"));
         assert!(of(96).contains("81 frames: bf16, one expert at a time"));
         assert!(of(8).contains("81 frames: not at all"));

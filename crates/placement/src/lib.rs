@@ -24,7 +24,6 @@ mod tensor_tree;
 pub mod testing;
 pub mod transfer;
 
-pub use offload::profile::{ParseProfileError, Profile};
 pub use offload::{oom, phases, plan, swap};
 pub use placer::{PlaceError, Placer};
 pub use platform::Bytes;

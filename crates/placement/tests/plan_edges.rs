@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
+use surefoot_placement::Bytes;
 use surefoot_placement::plan::{
     Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
     PlanError, Residency, TensorSize, plan,
 };
-use surefoot_placement::{Bytes, Profile};
 
 /// A model that accelerate planned.
 #[derive(Deserialize)]
@@ -226,12 +226,6 @@ fn options_of_which_only_one_could_be_followed_are_refused_by_name() {
         let expected =
             format!("`{one}` and `{other}` both set what is streamed: remove one of them");
         assert_eq!(error.to_string(), expected);
-    }
-    for profile in Profile::ALL {
-        assert!(
-            use_of(&blocks(&[10; 4]), 100, &profile.options()).is_ok(),
-            "{profile}"
-        );
     }
     let all_and_half = OffloadOptions {
         low_vram: true,

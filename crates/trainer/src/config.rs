@@ -14,11 +14,15 @@
 //!
 //! Keys are named as by Hugging Face wherever it has a name for them.
 
+#[macro_use]
+mod keys;
+
 mod adapter;
 mod bf16;
 mod check;
 mod consistency;
 mod data;
+mod declared;
 mod encoded_by;
 mod memory;
 mod mixture;
@@ -38,6 +42,7 @@ mod tree;
 mod video;
 #[cfg(test)]
 mod video_tests;
+mod words;
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +53,8 @@ pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;
-pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size};
+pub(crate) use keys::{OnResume, key};
+pub use memory::{MemoryLimits, Offload, PlaceConfig, Size};
 pub use mixture::{MixtureSource, StoppingStrategy};
 pub use notify::NotifyConfig;
 pub(crate) use previews::Preview;
@@ -63,158 +69,167 @@ pub use train::{
 };
 pub(crate) use video::{CHANNELS, SCALE_FACTOR};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
+pub use words::translated;
 
 /// An environment variable with the only folders, separated as in `PATH`, that the paths of a config may lead to. It is
 /// set if the config comes from somebody who must not read all files of this user.
 pub const FOLDERS: &str = "SUREFOOT_CONFIG_FOLDERS";
 
-/// The config of a training run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Name of the run; its folder is `<output_dir>/<name>`.
-    #[schemars(length(min = 1))]
-    pub name: String,
-    /// Folder of the run folders.
-    #[schemars(extend("format" = "path"))]
-    pub output_dir: PathBuf,
-    /// Seed of the initial weights, the data order and the samples.
-    pub seed: u64,
-    /// Where to train: `auto` uses the first GPU that libtorch sees, else the CPU.
-    /// Or `cpu`, `gpu`, `gpu:1`.
-    #[schemars(regex(pattern = "^(auto|cpu|gpu(:[0-9]{1,3})?)$"))]
-    pub device: String,
-    /// CPU threads per operation; unset leaves the choice to libtorch (one per core).
-    #[schemars(range(min = 1, max = 1024))]
-    pub threads: Option<u32>,
-    /// The model.
-    pub model: ModelConfig,
-    /// The adapter that is trained on a published model; unset trains the whole model.
-    pub adapter: Option<AdapterConfig>,
-    /// The text or videos to train on.
-    pub data: DataConfig,
-    /// The optimization.
-    pub train: TrainConfig,
-    /// Text or videos that are generated during training.
-    pub sample: SampleConfig,
-    /// Notifications.
-    pub notify: NotifyConfig,
+section! {
+    /// The config of a training run.
+    pub struct Config {
+        /// Name of the run; its folder is `<output_dir>/<name>`.
+        #[schemars(length(min = 1))]
+        pub name: String = "run".into(), for Any, resume Unrelated;
+        /// Folder of the run folders.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub output_dir: PathBuf = "runs".into(), for Any, resume Unrelated;
+        /// Seed of the initial weights, the data order and the samples.
+        pub seed: u64 = 42, for Any, resume Fixed;
+        /// Where to train: `auto` uses the first GPU that libtorch sees, else the CPU.
+        /// Or `cpu`, `gpu`, `gpu:1`.
+        #[schemars(regex(pattern = "^(auto|cpu|gpu(:[0-9]{1,3})?)$"), extend("x-per-machine" = true))]
+        pub device: String = "auto".into(), for Any, resume Free;
+        /// CPU threads per operation; unset leaves the choice to libtorch (one per core).
+        #[schemars(range(min = 1, max = 1024), extend("x-per-machine" = true))]
+        pub threads: Option<u32> = None, for Any, resume Free;
+        /// The model.
+        pub model: ModelConfig = ModelConfig::default(), for Any, resume ByKey;
+        /// The adapter that is trained on a published model; unset trains the whole model.
+        pub adapter: Option<AdapterConfig> = None, for Published, resume Fixed;
+        /// The text or videos to train on.
+        pub data: DataConfig = DataConfig::default(), for Any, resume ByKey;
+        /// The optimization.
+        pub train: TrainConfig = TrainConfig::default(), for Any, resume ByKey;
+        /// Text or videos that are generated during training.
+        pub sample: SampleConfig = SampleConfig::default(), for Any, resume ByKey;
+        /// Notifications.
+        pub notify: NotifyConfig = NotifyConfig::default(), for Any, resume ByKey;
+    }
 }
 
-/// A decoder-only transformer with the keys of its `config.json`; or, for videos, a Wan
-/// transformer with the keys of diffusers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ModelConfig {
-    /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of a model in the
-    /// cache or on the Hugging Face hub, such as `org/name` or `org/name@revision`, which is downloaded
-    /// once. For Wan, a diffusers folder or a single file of the transformer (the high-noise one, if there are
-    /// two). All other keys here then follow from the model.
-    #[schemars(length(min = 1), extend("format" = "path"))]
-    pub name_or_path: Option<String>,
-    /// For Wan: the transformer, or the high-noise one, in place of the folder's. A diffusers folder or a
-    /// single file, as for the other parts.
-    #[schemars(extend("format" = "path"))]
-    pub transformer: Option<PathBuf>,
-    /// For Wan 2.2 A14B: the low-noise transformer.
-    #[schemars(extend("format" = "path"))]
-    pub transformer_2: Option<PathBuf>,
-    /// For Wan: the autoencoder.
-    #[schemars(extend("format" = "path"))]
-    pub vae: Option<PathBuf>,
-    /// For Wan: the text encoder.
-    #[schemars(extend("format" = "path"))]
-    pub text_encoder: Option<PathBuf>,
-    /// For Wan: the tokenizer, as a folder, `tokenizer.json` or `spiece.model`. Unset uses the folder's, or the
-    /// one inside the single file of the text encoder.
-    #[schemars(extend("format" = "path"))]
-    pub tokenizer: Option<PathBuf>,
-    /// Quantise the frozen weight matrices of a published model under an adapter, except the
-    /// embedding and the head. Unset does not quantise.
-    pub quantization: Option<Quantization>,
-    /// The noise level, from 0 to 1, at and above which the first expert of Wan 2.2 is used. Unset
-    /// uses the value in the model's `model_index.json`.
-    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
-    pub boundary_ratio: Option<f64>,
-    /// A preset for the keys below, which the run prints; keys that are set explicitly override it.
-    pub profile: Option<MemoryProfile>,
-    /// Stream every block of a frozen model through a few slots of device memory.
-    pub low_vram: Option<bool>,
-    /// Stream this many blocks, spread evenly, and keep the others on the device.
-    #[schemars(range(min = 0, max = 1024))]
-    pub blocks_to_swap: Option<u32>,
-    /// Stream at least this fraction of the blocks' bytes.
-    #[schemars(range(min = 0, max = 1))]
-    pub offload_fraction: Option<f64>,
-    /// Stream as many blocks as necessary to stay below these limits.
-    pub max_memory: Option<MemoryLimits>,
-    /// Where each part of a frozen model is kept: `auto`, or a map of names to `device`, `cpu` or
-    /// `disk`.
-    pub device_map: Option<DeviceMapConfig>,
-    /// How many streamed blocks are on the device at a time: one in use, the others in
-    /// transfer. Unset means 2, or the value of the profile; if memory has room for only one,
-    /// the plan says so.
-    #[schemars(range(min = 2, max = 64))]
-    pub ring_slots: Option<u32>,
-    /// Folder on a disk for streamed blocks that are kept in a file and, if the device shares its memory with the CPU,
-    /// for offloaded state when memory is short. The file is removed after the run. Unset uses a folder
-    /// in the cache.
-    #[schemars(extend("format" = "path"))]
-    pub offload_folder: Option<PathBuf>,
-    /// For a video model that is trained from scratch, its number of blocks. Unset means 4.
-    #[schemars(range(min = 1, max = 1024))]
-    pub num_layers: Option<u32>,
-    /// For the same, the width of an attention head, an even number. Unset means 32.
-    #[schemars(range(min = 6, max = 1024))]
-    pub attention_head_dim: Option<u32>,
-    /// For the same, the width of the feed-forward layers. Unset means four times that of the residual stream,
-    /// which is `num_attention_heads` times `attention_head_dim`.
-    #[schemars(range(min = 1, max = 262_144))]
-    pub ffn_dim: Option<u32>,
-    /// For the same, the size of the sinusoidal time embedding, an even number. Unset means 256.
-    #[schemars(range(min = 2, max = 65_536))]
-    pub freq_dim: Option<u32>,
-    /// For the same, the width of its text encoder. Unset means 64.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub text_dim: Option<u32>,
-    /// For the same, the number of latent channels. Unset means 16.
-    #[schemars(range(min = 1, max = 4096))]
-    pub in_channels: Option<u32>,
-    /// For the same, the side of the square of pixels that one latent represents. Unset means 4.
-    #[schemars(range(min = 1, max = 64))]
-    pub scale_factor_spatial: Option<u32>,
-    /// The family of a model that is trained from scratch, as in its `config.json`.
-    #[schemars(extend("enum" = families()))]
-    pub model_type: String,
-    /// Width of the residual stream.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub hidden_size: u32,
-    /// Width of the gated feed-forward layer.
-    #[schemars(range(min = 1, max = 262_144))]
-    pub intermediate_size: u32,
-    /// Number of transformer blocks.
-    #[schemars(range(min = 1, max = 1024))]
-    pub num_hidden_layers: u32,
-    /// Number of query heads; for a video model that is trained from scratch, of attention heads.
-    #[schemars(range(min = 1, max = 1024))]
-    pub num_attention_heads: u32,
-    /// Number of key and value heads; unset means as many as query heads.
-    #[schemars(range(min = 1, max = 1024))]
-    pub num_key_value_heads: Option<u32>,
-    /// Width of one head; unset means `hidden_size / num_attention_heads`.
-    #[schemars(range(min = 2, max = 1024))]
-    pub head_dim: Option<u32>,
-    /// Base of the rotary position embedding.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub rope_theta: f64,
-    /// Epsilon of the RMS norms.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub rms_norm_eps: f64,
-    /// Whether the output head shares the embedding's weight.
-    pub tie_word_embeddings: bool,
-    /// Standard deviation of the initial weights.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub initializer_range: f64,
+section! {
+    /// A decoder-only transformer with the keys of its `config.json`; or, for videos, a Wan
+    /// transformer with the keys of diffusers.
+    #[schemars(transform = memory::add_older_words)]
+    pub struct ModelConfig {
+        /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of a model in the
+        /// cache or on the Hugging Face hub, such as `org/name` or `org/name@revision`, which is downloaded
+        /// once. For Wan, a diffusers folder or a single file of the transformer (the high-noise one, if there are
+        /// two). All other keys here then follow from the model.
+        #[schemars(length(min = 1), extend("x-per-machine" = true, "format" = "path"))]
+        pub name_or_path: Option<String> = None, for Any, resume Free;
+        /// For Wan: the transformer, or the high-noise one, in place of the folder's. A diffusers folder or a
+        /// single file, as for the other parts.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub transformer: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        /// For Wan 2.2 A14B: the low-noise transformer.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub transformer_2: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        /// For Wan: the autoencoder.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub vae: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        /// For Wan: the text encoder.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub text_encoder: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        /// For Wan: the tokenizer, as a folder, `tokenizer.json` or `spiece.model`. Unset uses the folder's, or the
+        /// one inside the single file of the text encoder.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub tokenizer: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        /// Quantise the frozen weight matrices of a published model under an adapter, except the
+        /// embedding and the head. Unset does not quantise.
+        #[schemars(extend(
+            "x-needs" = "adapter",
+            "x-because" = "only a frozen model can be quantised"
+        ))]
+        pub quantization: Option<Quantization> = None, for Any, resume Fixed;
+        /// The noise level, from 0 to 1, at and above which the first expert of Wan 2.2 is used. Unset
+        /// uses the value in the model's `model_index.json`.
+        #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
+        pub boundary_ratio: Option<f64> = None, for Diffusion, resume Fixed;
+        /// Which blocks of a frozen model are streamed through a few slots of device memory: `auto`, as few as
+        /// memory permits; `all`; a number of blocks, spread evenly; a share of their bytes, such as `50%`; or where
+        /// each part is kept, as a map of names to `device`, `cpu` or `disk`.
+        #[schemars(extend(
+            "x-per-machine" = true,
+            "x-needs" = "adapter",
+            "x-because" = "blocks of a frozen model are streamed, but all of this one is trained"
+        ))]
+        pub offload: Option<Offload> = None, for Any, resume Free;
+        /// Stream as many blocks as necessary to stay below these limits.
+        #[schemars(extend(
+            "x-per-machine" = true,
+            "x-needs" = "adapter",
+            "x-because" = "blocks of a frozen model are streamed, but all of this one is trained"
+        ))]
+        pub max_memory: Option<MemoryLimits> = None, for Any, resume Free;
+        /// How many streamed blocks are on the device at a time: one in use, the others in
+        /// transfer. Unset means 2; if memory has room for only one, the plan says so.
+        #[schemars(range(min = 2, max = 64), extend(
+            "x-per-machine" = true,
+            "x-unused-without" = "model.offload or model.max_memory"
+        ))]
+        pub ring_slots: Option<u32> = None, for Any, resume Free;
+        /// Folder on a disk for streamed blocks that are kept in a file and, if the device shares its memory with the CPU,
+        /// for offloaded state when memory is short. The file is removed after the run. Unset uses a folder
+        /// in the cache.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub offload_folder: Option<PathBuf> = None, for Any, resume Free;
+        /// For a video model that is trained from scratch, its number of blocks. Unset means 4.
+        #[schemars(range(min = 1, max = 1024))]
+        pub num_layers: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the width of an attention head, an even number. Unset means 32.
+        #[schemars(range(min = 6, max = 1024))]
+        pub attention_head_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the width of the feed-forward layers. Unset means four times that of the residual stream,
+        /// which is `num_attention_heads` times `attention_head_dim`.
+        #[schemars(range(min = 1, max = 262_144))]
+        pub ffn_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the size of the sinusoidal time embedding, an even number. Unset means 256.
+        #[schemars(range(min = 2, max = 65_536))]
+        pub freq_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the width of its text encoder. Unset means 64.
+        #[schemars(range(min = 1, max = 65_536))]
+        pub text_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the number of latent channels. Unset means 16.
+        #[schemars(range(min = 1, max = 4096))]
+        pub in_channels: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// For the same, the side of the square of pixels that one latent represents. Unset means 4.
+        #[schemars(range(min = 1, max = 64))]
+        pub scale_factor_spatial: Option<u32> = None, for DiffusionFromScratch, resume Free;
+        /// The family of a model that is trained from scratch, as in its `config.json`.
+        #[schemars(extend("enum" = families()))]
+        pub model_type: String = families()[0].to_owned(), for LanguageFromScratch, resume Free;
+        /// Width of the residual stream.
+        #[schemars(range(min = 1, max = 65_536))]
+        pub hidden_size: u32 = 256, for LanguageFromScratch, resume Free;
+        /// Width of the gated feed-forward layer.
+        #[schemars(range(min = 1, max = 262_144))]
+        pub intermediate_size: u32 = 704, for LanguageFromScratch, resume Free;
+        /// Number of transformer blocks.
+        #[schemars(range(min = 1, max = 1024))]
+        pub num_hidden_layers: u32 = 6, for LanguageFromScratch, resume Free;
+        /// Number of query heads; for a video model that is trained from scratch, of attention heads.
+        #[schemars(range(min = 1, max = 1024))]
+        pub num_attention_heads: u32 = 4, for FromScratch, resume Free;
+        /// Number of key and value heads; unset means as many as query heads.
+        #[schemars(range(min = 1, max = 1024))]
+        pub num_key_value_heads: Option<u32> = None, for LanguageFromScratch, resume Free;
+        /// Width of one head; unset means `hidden_size / num_attention_heads`.
+        #[schemars(range(min = 2, max = 1024))]
+        pub head_dim: Option<u32> = None, for LanguageFromScratch, resume Free;
+        /// Base of the rotary position embedding.
+        #[schemars(extend("exclusiveMinimum" = 0))]
+        pub rope_theta: f64 = 10_000.0, for LanguageFromScratch, resume Free;
+        /// Epsilon of the RMS norms.
+        #[schemars(extend("exclusiveMinimum" = 0))]
+        pub rms_norm_eps: f64 = 1e-5, for LanguageFromScratch, resume Free;
+        /// Whether the output head shares the embedding's weight.
+        pub tie_word_embeddings: bool = true, for LanguageFromScratch, resume Free;
+        /// Standard deviation of the initial weights.
+        #[schemars(extend("exclusiveMinimum" = 0))]
+        pub initializer_range: f64 = 0.02, for LanguageFromScratch, resume Free;
+    }
 }
 
 /// The `model_type` of each family of language models.
@@ -242,138 +257,57 @@ impl From<Quantization> for models::quant::Quantization {
     }
 }
 
-/// Text or videos that are generated during training, as a check of progress.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct SampleConfig {
-    /// Generate samples every this many steps. With 0 there are only samples at the end and, for a
-    /// published model, before the first step.
-    pub sample_steps: u64,
-    /// The prompts to continue. For videos, what they show; unset generates none. A prompt may be
-    /// followed by options in musubi-tuner's form: `--w` (width), `--h` (height), `--f` (frames),
-    /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
-    /// `--i` (image).
-    #[schemars(length(min = 1))]
-    pub prompts: Vec<String>,
-    /// Length of each sample in tokens; 0 disables samples.
-    #[schemars(range(max = 65_536))]
-    pub max_new_tokens: u32,
-    /// Sampling temperature; 0 always chooses the most likely token.
-    #[schemars(range(min = 0, max = 100))]
-    pub temperature: f64,
-    /// Sample from the most likely tokens that together have this probability.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
-    pub top_p: f64,
-    /// For videos, the negative prompt.
-    pub negative_prompt: Option<String>,
-    /// For videos, the width in pixels. Unset means that of `data.resolution`.
-    #[schemars(range(min = 8, max = 8192))]
-    pub width: Option<u32>,
-    /// For videos, the height in pixels. Unset means that of `data.resolution`.
-    #[schemars(range(min = 8, max = 8192))]
-    pub height: Option<u32>,
-    /// For videos, the number of frames: 4 n + 1. Unset means the maximum of `data.num_frames`, or one.
-    #[schemars(range(min = 1, max = 10_000))]
-    pub num_frames: Option<u32>,
-    /// For videos, the seed of the noise. Unset means `seed`.
-    pub seed: Option<u64>,
-    /// For videos, the number of inference steps. Unset means 20.
-    #[schemars(range(min = 1, max = 1000))]
-    pub num_inference_steps: Option<u32>,
-    /// For videos, the guidance scale. At 1 or below the negative prompt is not evaluated,
-    /// which halves the time. Unset means 5.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
-    pub guidance_scale: Option<f64>,
-    /// The same for the low-noise expert. Unset means `guidance_scale`.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
-    pub guidance_scale_2: Option<f64>,
-    /// For videos, how far the solver's steps are shifted towards noise. Unset means the value of the model's
-    /// scheduler.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
-    pub flow_shift: Option<f64>,
-    /// For image-to-video models, the first frame.
-    #[schemars(length(min = 1), extend("format" = "path"))]
-    pub image: Option<PathBuf>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            name: "run".into(),
-            output_dir: "runs".into(),
-            seed: 42,
-            device: "auto".into(),
-            threads: None,
-            model: ModelConfig::default(),
-            adapter: None,
-            data: DataConfig::default(),
-            train: TrainConfig::default(),
-            sample: SampleConfig::default(),
-            notify: NotifyConfig::default(),
-        }
-    }
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self {
-            name_or_path: None,
-            transformer: None,
-            transformer_2: None,
-            vae: None,
-            text_encoder: None,
-            tokenizer: None,
-            quantization: None,
-            boundary_ratio: None,
-            profile: None,
-            low_vram: None,
-            blocks_to_swap: None,
-            offload_fraction: None,
-            max_memory: None,
-            device_map: None,
-            ring_slots: None,
-            offload_folder: None,
-            num_layers: None,
-            attention_head_dim: None,
-            ffn_dim: None,
-            freq_dim: None,
-            text_dim: None,
-            in_channels: None,
-            scale_factor_spatial: None,
-            model_type: families()[0].to_owned(),
-            hidden_size: 256,
-            intermediate_size: 704,
-            num_hidden_layers: 6,
-            num_attention_heads: 4,
-            num_key_value_heads: None,
-            head_dim: None,
-            rope_theta: 10_000.0,
-            rms_norm_eps: 1e-5,
-            tie_word_embeddings: true,
-            initializer_range: 0.02,
-        }
-    }
-}
-
-impl Default for SampleConfig {
-    fn default() -> Self {
-        Self {
-            sample_steps: 0,
-            prompts: vec!["\n".into()],
-            max_new_tokens: 200,
-            temperature: 0.8,
-            top_p: 0.95,
-            negative_prompt: None,
-            width: None,
-            height: None,
-            num_frames: None,
-            seed: None,
-            num_inference_steps: None,
-            guidance_scale: None,
-            guidance_scale_2: None,
-            flow_shift: None,
-            image: None,
-        }
+section! {
+    /// Text or videos that are generated during training, as a check of progress.
+    pub struct SampleConfig {
+        /// Generate samples every this many steps. With 0 there are only samples at the end and, for a
+        /// published model, before the first step.
+        pub sample_steps: u64 = 0, for Any, resume Free;
+        /// The prompts to continue. For videos, what they show; unset generates none. A prompt may be
+        /// followed by options in musubi-tuner's form: `--w` (width), `--h` (height), `--f` (frames),
+        /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
+        /// `--i` (image).
+        #[schemars(length(min = 1))]
+        pub prompts: Vec<String> = vec!["\n".into()], for Any, resume Free;
+        /// Length of each sample in tokens; 0 disables samples.
+        #[schemars(range(max = 65_536))]
+        pub max_new_tokens: u32 = 200, for Language, resume Free;
+        /// Sampling temperature; 0 always chooses the most likely token.
+        #[schemars(range(min = 0, max = 100))]
+        pub temperature: f64 = 0.8, for Language, resume Free;
+        /// Sample from the most likely tokens that together have this probability.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+        pub top_p: f64 = 0.95, for Language, resume Free;
+        /// For videos, the negative prompt.
+        pub negative_prompt: Option<String> = None, for Diffusion, resume Free;
+        /// For videos, the width in pixels. Unset means that of `data.resolution`.
+        #[schemars(range(min = 8, max = 8192))]
+        pub width: Option<u32> = None, for Diffusion, resume Free;
+        /// For videos, the height in pixels. Unset means that of `data.resolution`.
+        #[schemars(range(min = 8, max = 8192))]
+        pub height: Option<u32> = None, for Diffusion, resume Free;
+        /// For videos, the number of frames: 4 n + 1. Unset means the maximum of `data.num_frames`, or one.
+        #[schemars(range(min = 1, max = 10_000))]
+        pub num_frames: Option<u32> = None, for Diffusion, resume Free;
+        /// For videos, the seed of the noise. Unset means `seed`.
+        pub seed: Option<u64> = None, for Diffusion, resume Free;
+        /// For videos, the number of inference steps. Unset means 20.
+        #[schemars(range(min = 1, max = 1000))]
+        pub num_inference_steps: Option<u32> = None, for Diffusion, resume Free;
+        /// For videos, the guidance scale. At 1 or below the negative prompt is not evaluated,
+        /// which halves the time. Unset means 5.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
+        pub guidance_scale: Option<f64> = None, for Diffusion, resume Free;
+        /// The same for the low-noise expert. Unset means `guidance_scale`.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
+        pub guidance_scale_2: Option<f64> = None, for Diffusion, resume Free;
+        /// For videos, how far the solver's steps are shifted towards noise. Unset means the value of the model's
+        /// scheduler.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub flow_shift: Option<f64> = None, for Diffusion, resume Free;
+        /// For image-to-video models, the first frame.
+        #[schemars(length(min = 1), extend("format" = "path"))]
+        pub image: Option<PathBuf> = None, for Diffusion, resume Free;
     }
 }
 
@@ -411,10 +345,14 @@ impl Config {
     /// See [`Config::load`].
     pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
         let mut tree = tree::parse_file(name, text)?;
+        let (mut problems, mut warnings) = memory::replace_older_words(&mut tree);
         for argument in overrides {
             tree::apply_override(&mut tree, argument, &schema::section_of)?;
+            let (wrong, told) = memory::replace_older_words(&mut tree);
+            problems.extend(wrong);
+            warnings.extend(told);
         }
-        let mut problems = check::against_schema(&tree, schema::schema());
+        problems.extend(check::against_schema(&tree, schema::schema()));
         problems.extend(paths::expand(&mut tree, schema::schema(), &|name| {
             std::env::var_os(name)
         }));
@@ -424,8 +362,9 @@ impl Config {
             problems.extend(paths::confine(&tree, schema::schema(), &base, &folders));
         }
         if problems.is_empty() {
-            let config: Self = serde_json::from_value(tree.to_json())
-                .map_err(|error| ConfigError::from(Problem::at(&tree.place, error.to_string())))?;
+            let wrong = |error: &serde_json::Error| Problem::at(&tree.place, error.to_string());
+            let config: Self =
+                serde_json::from_value(tree.to_json()).map_err(|error| wrong(&error))?;
             problems = consistency::check(&config, &tree);
             if std::env::var_os(FOLDERS).is_some() && config.names_images_in_prompts() {
                 let place = tree.find(&["sample", "prompts"]).unwrap_or(&tree);
@@ -433,10 +372,12 @@ impl Config {
                 problems.push(Problem::at(&place.place, message.to_owned()));
             }
             if problems.is_empty() {
-                let unused = consistency::unused(&config, &tree);
-                for warning in &unused {
+                warnings.extend(consistency::unused(&config, &tree));
+                for warning in &warnings {
                     tracing::warn!("{warning}");
                 }
+                let config: Self = serde_json::from_value(declared::in_effect(tree.to_json()))
+                    .map_err(|error| wrong(&error))?;
                 return Ok(config.without_unused());
             }
         }
@@ -498,7 +439,7 @@ impl Config {
         config
     }
 
-    /// The config as YAML with every key. [`Config::parse`] reads the same config from it, even if
+    /// The config as YAML with every key that has an effect. [`Config::parse`] reads the same config from it, even if
     /// a path contains a `$`.
     ///
     /// # Errors
@@ -506,6 +447,7 @@ impl Config {
     pub fn to_yaml(&self) -> Result<String, ConfigError> {
         let wrong = |reason: String| ConfigError::of(&self.name, reason);
         let mut value = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;
+        value = declared::in_effect(value);
         paths::escape(&mut value, schema::schema());
         serde_saphyr::to_string(&value).map_err(|error| wrong(error.to_string()))
     }

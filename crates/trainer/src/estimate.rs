@@ -168,7 +168,7 @@ impl Estimate {
         if config.adapter.is_some() && config.model.offload_options().is_none() {
             advice.push((
                 self.weights / 4 * 3,
-                "`model.low_vram: true` streams the frozen blocks through a small ring",
+                "`model.offload: all` streams the frozen blocks through a small ring",
             ));
         }
         if config.adapter.is_none() && config.model.name_or_path.is_some() {

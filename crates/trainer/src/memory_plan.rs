@@ -34,8 +34,6 @@ const UNLIMITED: Bytes = Bytes(u64::MAX / 4);
 /// What lives where while a model is trained.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryPlan {
-    /// The profile in the config, with its settings.
-    pub profile: Option<String>,
     /// The plan.
     pub plan: Plan,
     /// Number of blocks of the model; of each, if there are several models.
@@ -58,9 +56,7 @@ impl MemoryPlan {
         let any_file = components(&plan)
             .iter()
             .any(|component| !self::from_file(&blocks_in_use(&plan, component)).is_empty());
-        let profile = config.model.profile;
         Self {
-            profile: profile.map(|profile| profile.profile().to_string()),
             blocks: blocks.len(),
             streamed,
             from_file,

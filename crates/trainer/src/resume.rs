@@ -4,8 +4,6 @@
 //! ([`Task::identity`](crate::task::Task::identity)). Changes that are not allowed are refused, the others are
 //! reported, and `config.yaml` says from which step on each applies.
 
-mod keys;
-
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -13,10 +11,8 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::checkpoint::{self, Checkpoint, PlannedSteps};
-use crate::config::Config;
+use crate::config::{Config, OnResume, key};
 use crate::run_folder::RunFolder;
-
-use keys::{Rule, rule};
 
 /// A config key whose value changed when a run was resumed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,7 +51,7 @@ impl Resumed {
         let changes = changes(checkpoint.config(), config)?;
         let (refused, told): (Vec<_>, Vec<_>) = changes
             .into_iter()
-            .partition(|change| rule(&change.key).is_none_or(|rule| rule == Rule::Fixed));
+            .partition(|change| rule(&change.key).is_none_or(|rule| rule == OnResume::Fixed));
         if !refused.is_empty() {
             return Err(refusal(&checkpoint, refused.iter().map(differs)));
         }
@@ -151,8 +147,13 @@ fn changes(before: &Config, now: &Config) -> Result<Vec<Change>, Error> {
         before: value(&before, key),
         now: value(&now, key),
     });
-    let changes = changes.filter(|change| rule(&change.key) != Some(Rule::Unrelated));
+    let changes = changes.filter(|change| rule(&change.key) != Some(OnResume::Unrelated));
     Ok(changes.filter(|change| !same(change)).collect())
+}
+
+/// Whether a key may change.
+fn rule(full_name: &str) -> Option<OnResume> {
+    key(full_name).and_then(|key| key.on_resume())
 }
 
 /// Whether both values mean the same.

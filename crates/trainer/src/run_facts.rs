@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::Error;
-use crate::config::Config;
+use crate::config::{Config, Offload};
 use crate::estimate::Estimate;
 use crate::locate::located_before;
 use crate::run_folder::replace;
@@ -178,9 +178,11 @@ fn settings(config: &Config) -> Vec<GenerateOption> {
     if config.is_video() {
         let quantization = model.quantization.map(serde_json::to_value);
         let quantization = quantization.and_then(|name| Some(name.ok()?.as_str()?.to_owned()));
-        let blocks = model
-            .blocks_to_swap
-            .filter(|_| model.low_vram != Some(true));
+        let (all, blocks) = match model.offload {
+            Some(Offload::All) => (Some(String::new()), None),
+            Some(Offload::Blocks(count)) => (None, Some(count.to_string())),
+            _ => (None, None),
+        };
         options.extend([
             ("--transformer", part(&model.transformer)),
             ("--transformer-2", part(&model.transformer_2)),
@@ -192,11 +194,8 @@ fn settings(config: &Config) -> Vec<GenerateOption> {
                 model.boundary_ratio.map(|r| r.to_string()),
             ),
             ("--quantization", quantization),
-            ("--blocks-to-swap", blocks.map(|count| count.to_string())),
-            (
-                "--low-vram",
-                model.low_vram.filter(|on| *on).map(|_| String::new()),
-            ),
+            ("--blocks-to-swap", blocks),
+            ("--low-vram", all),
         ]);
     }
     let device = Some(config.device.clone()).filter(|device| device != "auto");
@@ -460,7 +459,7 @@ mod tests {
             std::fs::write(adapter.join(format!("{name}.safetensors")), "").unwrap();
         }
         let text = "name: cat\nmodel: {name_or_path: wan, transformer: /m/a.safetensors, boundary_ratio: 0.875, \
-                    quantization: nf4, low_vram: true}\nadapter: {}\n\
+                    quantization: nf4, offload: all}\nadapter: {}\n\
                     data: {path: cache, encoded_by: musubi}\ndevice: cpu\n";
         let config = Config::parse("cat.yaml", text, &[]).unwrap();
         let facts = facts(&config, folder.path(), "adapter", Ending::Completed);

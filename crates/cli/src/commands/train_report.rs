@@ -102,9 +102,7 @@ pub(crate) fn plan(plan: Option<&MemoryPlan>) -> Vec<String> {
     let Some(plan) = plan else {
         return Vec::new();
     };
-    let profile = plan.profile.iter();
-    let mut lines: Vec<String> = profile.map(|sets| format!("profile    {sets}")).collect();
-    lines.push(format!("plan       {}", plan.describe()));
+    let mut lines = vec![format!("plan       {}", plan.describe())];
     let notes = plan.notes().iter();
     lines.extend(notes.map(|note| format!("           {note}")));
     lines

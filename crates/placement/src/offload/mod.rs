@@ -4,5 +4,4 @@
 pub mod oom;
 pub mod phases;
 pub mod plan;
-pub mod profile;
 pub mod swap;

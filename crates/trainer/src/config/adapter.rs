@@ -11,56 +11,67 @@ use super::video::LoraFormat;
 use models::Error;
 use models::adapters::{Biases, Layers, LoraConfig, Modules};
 
-/// A low-rank adapter, which is trained while the model stays frozen.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdapterConfig {
-    /// Rank of the change to each layer.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub r: u32,
-    /// Strength: the change is scaled by `lora_alpha / r`.
-    pub lora_alpha: f64,
-    /// Dropout probability of an adapter's inputs during training.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub lora_dropout: f64,
-    /// Scale by `lora_alpha / √r` instead.
-    pub use_rslora: bool,
-    /// Train the magnitude of each row separately from its direction (DoRA).
-    pub use_dora: bool,
-    /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the
-    /// whole name. `embed_tokens` and `lm_head` are possible, too.
-    pub target_modules: ModuleNames,
-    /// Layers without an adapter: a list of names, or a regular expression for the whole name.
-    pub exclude_modules: Option<ModuleNames>,
-    /// Indices of the blocks whose layers get an adapter; unset means all blocks.
-    pub layers_to_transform: Option<Vec<u32>>,
-    /// Name of the module list that these indices refer to, such as `layers`; unset means any.
-    pub layers_pattern: Option<String>,
-    /// Modules that are fully trained and saved with the adapters, by the end of their
-    /// names: `embed_tokens`, `lm_head`, `layers.0.mlp`, `norm`.
-    pub modules_to_save: Option<Vec<String>>,
-    /// Biases of the model that are also trained.
-    pub bias: BiasConfig,
-    /// Different ranks for layers whose name ends in a match of the key; the first match applies.
-    pub rank_pattern: IndexMap<String, u32>,
-    /// Different alphas for layers whose name ends in a match of the key; the first match applies.
-    pub alpha_pattern: IndexMap<String, f64>,
-    /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, as a multiple of
-    /// the first one's.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
-    pub loraplus_lr_ratio: Option<f64>,
-    /// LoRA+: the learning rate of both matrices of an adapter on the embedding.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
-    pub loraplus_lr_embedding: f64,
-    /// At the end also save the model with the adapter merged into it, in `merged/` beside `adapter/`, for programs
-    /// without support for adapters.
-    pub save_merged: bool,
-    /// The naming scheme of a video model's LoRA file. Unset means `kohya`, or `comfy` if some
-    /// linear layer of a block has no adapter.
-    pub format: Option<LoraFormat>,
-    /// An adapter in PEFT's format to continue training; all other keys here then follow from it.
-    #[schemars(extend("format" = "path"))]
-    pub resume_from: Option<PathBuf>,
+section! {
+    /// A low-rank adapter, which is trained while the model stays frozen.
+    pub struct AdapterConfig {
+        /// Rank of the change to each layer.
+        #[schemars(range(min = 1, max = 65_536), extend("x-follows-from" = "adapter.resume_from"))]
+        pub r: u32 = 8, for Any, resume Fixed;
+        /// Strength: the change is scaled by `lora_alpha / r`.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub lora_alpha: f64 = 8.0, for Any, resume Fixed;
+        /// Dropout probability of an adapter's inputs during training.
+        #[schemars(range(min = 0), extend("x-follows-from" = "adapter.resume_from", "exclusiveMaximum" = 1))]
+        pub lora_dropout: f64 = 0.0, for Any, resume Free;
+        /// Scale by `lora_alpha / √r` instead.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub use_rslora: bool = false, for Any, resume Fixed;
+        /// Train the magnitude of each row separately from its direction (DoRA).
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub use_dora: bool = false, for Language, resume Fixed;
+        /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the
+        /// whole name. `embed_tokens` and `lm_head` are possible, too.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub target_modules: ModuleNames = ModuleNames::Pattern("all-linear".into()), for Any, resume Fixed;
+        /// Layers without an adapter: a list of names, or a regular expression for the whole name.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub exclude_modules: Option<ModuleNames> = None, for Any, resume Fixed;
+        /// Indices of the blocks whose layers get an adapter; unset means all blocks.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub layers_to_transform: Option<Vec<u32>> = None, for Any, resume Fixed;
+        /// Name of the module list that these indices refer to, such as `layers`; unset means any.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub layers_pattern: Option<String> = None, for Any, resume Fixed;
+        /// Modules that are fully trained and saved with the adapters, by the end of their
+        /// names: `embed_tokens`, `lm_head`, `layers.0.mlp`, `norm`.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub modules_to_save: Option<Vec<String>> = None, for Language, resume Fixed;
+        /// Biases of the model that are also trained.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub bias: BiasConfig = BiasConfig::None, for Language, resume Fixed;
+        /// Different ranks for layers whose name ends in a match of the key; the first match applies.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub rank_pattern: IndexMap<String, u32> = IndexMap::new(), for Any, resume Fixed;
+        /// Different alphas for layers whose name ends in a match of the key; the first match applies.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub alpha_pattern: IndexMap<String, f64> = IndexMap::new(), for Any, resume Fixed;
+        /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, as a multiple of
+        /// the first one's.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub loraplus_lr_ratio: Option<f64> = None, for Any, resume Free;
+        /// LoRA+: the learning rate of both matrices of an adapter on the embedding.
+        #[schemars(extend("x-unused-without" = "adapter.loraplus_lr_ratio", "exclusiveMinimum" = 0), range(max = 1))]
+        pub loraplus_lr_embedding: f64 = 1e-6, for Language, resume Free;
+        /// At the end also save the model with the adapter merged into it, in `merged/` beside `adapter/`, for programs
+        /// without support for adapters.
+        pub save_merged: bool = false, for Language, resume Free;
+        /// The naming scheme of a video model's LoRA file. Unset means `kohya`, or `comfy` if some
+        /// linear layer of a block has no adapter.
+        pub format: Option<LoraFormat> = None, for Diffusion, resume Free;
+        /// An adapter in PEFT's format to continue training; all other keys here then follow from it.
+        #[schemars(extend("format" = "path"))]
+        pub resume_from: Option<PathBuf> = None, for Any, resume Free;
+    }
 }
 
 /// Which of the model's own biases are trained beside an adapter.
@@ -110,31 +121,6 @@ impl JsonSchema for ModuleNames {
     }
 }
 
-impl Default for AdapterConfig {
-    fn default() -> Self {
-        Self {
-            r: 8,
-            lora_alpha: 8.0,
-            lora_dropout: 0.0,
-            use_rslora: false,
-            use_dora: false,
-            target_modules: ModuleNames::Pattern("all-linear".into()),
-            exclude_modules: None,
-            layers_to_transform: None,
-            layers_pattern: None,
-            modules_to_save: None,
-            bias: BiasConfig::None,
-            rank_pattern: IndexMap::new(),
-            alpha_pattern: IndexMap::new(),
-            loraplus_lr_ratio: None,
-            loraplus_lr_embedding: 1e-6,
-            save_merged: false,
-            format: None,
-            resume_from: None,
-        }
-    }
-}
-
 impl ModuleNames {
     fn modules(&self, key: &str) -> Result<Modules, Error> {
         match self {
@@ -146,6 +132,15 @@ impl ModuleNames {
 }
 
 impl AdapterConfig {
+    /// Whether every change would be scaled by 0, and nothing else is trained.
+    pub(super) fn learns_nothing(&self) -> bool {
+        self.lora_alpha == 0.0
+            && self.alpha_pattern.values().all(|alpha| *alpha == 0.0)
+            && self.resume_from.is_none()
+            && self.modules_to_save.is_none()
+            && self.bias == BiasConfig::None
+    }
+
     /// The settings of the adapter for the model.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use serde_json::Value as Schema;
 
 use super::problem::Problem;
 use super::tree::{Entry, Node, Value, whole_number};
+use super::words::translated;
 
 /// All problems of `tree` under `schema`, in the order of the text.
 pub(crate) fn against_schema(tree: &Node, schema: &Schema) -> Vec<Problem> {
@@ -129,6 +130,14 @@ impl<'a> Checker<'a> {
             path => format!("in `{}`", path.join(".")),
         };
         let problem = Problem::at(&entry.place, format!("unknown key `{key}` {place}"));
+        let written = entry.node.to_json();
+        if let Some((ours, value)) = translated(key, &written) {
+            let ours = match value.filter(|value| *value != written) {
+                Some(value) => format!("{ours}: {}", plain(&value)),
+                None => ours.to_owned(),
+            };
+            return problem.with_help(format!("did you mean `{ours}`?"));
+        }
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
         if let Some(near) = nearest(key, &known) {
             return problem.with_help(format!("did you mean `{near}`?"));

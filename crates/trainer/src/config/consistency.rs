@@ -3,20 +3,16 @@
 use std::collections::BTreeMap;
 
 use super::data::RECORD_KEYS;
-use super::problem::Problem;
+use super::declared;
+use super::problem::{Problem, SourceSpan};
 use super::tree::Node;
-use super::{BestMetric, Config, DeviceMapConfig, Strategy};
+use super::{BestMetric, Config};
 
 /// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
-    let mut problems = Vec::new();
+    let mut problems: Vec<_> = declared(tree, true).collect();
     let mut report = |path: &[&str], message: String, help: &str| {
-        let place = &tree
-            .find(path)
-            .or_else(|| tree.find(&path[..1]))
-            .unwrap_or(tree)
-            .place;
-        problems.push(Problem::at(place, message).with_help(help));
+        problems.push(Problem::at(&place_of(tree, path), message).with_help(help));
     };
 
     let model = &config.model;
@@ -49,63 +45,17 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     }
 
     let published = model.name_or_path.is_some();
-    if config.adapter.is_some() && !published {
+    if let Some(adapter) = config.adapter.as_ref().filter(|one| one.learns_nothing()) {
         report(
-            &["adapter"],
-            "an adapter needs a published model".into(),
-            "set `model.name_or_path`, or remove `adapter` to train a model from scratch",
+            &["adapter", "lora_alpha"],
+            "`adapter.lora_alpha: 0` scales the adapter by 0, so that it would learn nothing"
+                .into(),
+            &format!(
+                "write `lora_alpha: {}` for a scale of 1, which kohya's 0 means",
+                adapter.r
+            ),
         );
     }
-    if model.quantization.is_some() && config.adapter.is_none() {
-        report(
-            &["model", "quantization"],
-            "only a frozen model can be quantised".into(),
-            "add an `adapter` section, which is trained instead, or remove `model.quantization`",
-        );
-    }
-    let asked = model.memory_keys().into_iter().find(|(_, set)| *set);
-    if let Some((key, _)) = asked.filter(|_| config.adapter.is_none()) {
-        report(
-            &["model", key],
-            format!("`{key}` streams a frozen model, but all of this one is trained"),
-            "add an `adapter` section, which is trained instead, or remove the key",
-        );
-    }
-    let all = model.low_vram == Some(true);
-    if let Some(count) = model.blocks_to_swap {
-        if all {
-            report(
-                &["model", "blocks_to_swap"],
-                format!("`low_vram` streams every block, but `blocks_to_swap` {count} of them"),
-                "keep one of the two",
-            );
-        } else if model.offload_fraction.is_some() {
-            report(
-                &["model", "blocks_to_swap"],
-                "`blocks_to_swap` and `offload_fraction` both set how much is streamed".into(),
-                "keep one of the two",
-            );
-        }
-    }
-
-    let mapped = matches!(model.device_map, Some(DeviceMapConfig::Places(_)));
-    let divided = [
-        ("low_vram", all),
-        ("blocks_to_swap", model.blocks_to_swap.is_some()),
-        (
-            "offload_fraction",
-            model.offload_fraction.is_some_and(|share| share > 0.0),
-        ),
-    ];
-    let also = divided.into_iter().find(|(_, set)| *set);
-    if let Some((key, _)) = also.filter(|_| mapped) {
-        report(
-            &["model", key],
-            format!("`device_map` places every module, and leaves nothing for `{key}`"),
-            "keep one of the two",
-        );
-    }
-
     if config.train.gradient_checkpointing && !published && !config.is_video() {
         report(
             &["train", "gradient_checkpointing"],
@@ -114,27 +64,9 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
 
-    if config.train.activation_offload && !config.train.gradient_checkpointing {
+    let data = &config.data;
+    if data.dataset.is_none() && data.path.is_none() && data.mixture.is_empty() {
         report(
-            &["train", "activation_offload"],
-            "only activations that gradient checkpointing keeps can be offloaded".into(),
-            "set `train.gradient_checkpointing: true`, or remove `train.activation_offload`",
-        );
-    }
-
-    let sources = [
-        ("dataset", config.data.dataset.is_some()),
-        ("path", config.data.path.is_some()),
-        ("mixture", !config.data.mixture.is_empty()),
-    ];
-    let set: Vec<_> = sources.into_iter().filter(|(_, set)| *set).collect();
-    match &set[..] {
-        [(first, _), (second, _), ..] => report(
-            &["data", *second],
-            format!("`data.{first}` and `data.{second}` are both set"),
-            "keep one of them",
-        ),
-        [] => report(
             &["data"],
             "there is nothing to train on".into(),
             match config.is_video() {
@@ -143,16 +75,6 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
                     "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text"
                 }
             },
-        ),
-        [_] => {}
-    }
-
-    let data = &config.data;
-    if data.packing.is_some() && !published {
-        report(
-            &["data", "packing"],
-            "a model that is trained from scratch always uses text without gaps".into(),
-            "set `model.name_or_path`, or remove `data.packing`",
         );
     }
     let parts = [
@@ -194,23 +116,6 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "the schedule falls from `learning_rate` to `min_lr`",
         );
     }
-    let alternatives = [
-        (
-            "max_steps",
-            train.max_steps.is_some() && train.num_train_epochs.is_some(),
-            "`train.max_steps` and `train.num_train_epochs` both set the length of the run",
-        ),
-        (
-            "warmup_steps",
-            train.warmup_steps > 0 && train.warmup_ratio.is_some(),
-            "`train.warmup_steps` and `train.warmup_ratio` both set the length of the warm-up",
-        ),
-    ];
-    for (key, both, message) in alternatives {
-        if both {
-            report(&["train", key], message.into(), "keep one of the two");
-        }
-    }
     let shape = super::schedule::problems(train);
     let fits = train.steps().filter(|_| shape.is_empty());
     let misfit = fits.and_then(|steps| super::schedule::misfit(train, steps));
@@ -243,13 +148,6 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             );
         }
     }
-    if train.early_stopping_threshold.is_some() && train.early_stopping_patience.is_none() {
-        report(
-            &["train", "early_stopping_threshold"],
-            "early stopping is off, so it needs no threshold".into(),
-            "set `train.early_stopping_patience`, or remove `train.early_stopping_threshold`",
-        );
-    }
     if train.metric_for_best_model == BestMetric::EvalNatsPerByte && published {
         report(
             &["train", "metric_for_best_model"],
@@ -269,6 +167,20 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     }
     problems.extend(super::mixture::problems(config, tree));
     problems
+}
+
+/// Where a key is written, or its section.
+fn place_of(tree: &Node, path: &[&str]) -> SourceSpan {
+    let node = tree.find(path).or_else(|| tree.find(&path[..1]));
+    node.unwrap_or(tree).place.clone()
+}
+
+/// Problems that follow from the declarations of keys, or warnings.
+fn declared(tree: &Node, refused: bool) -> impl Iterator<Item = Problem> {
+    let misfits = declared::misfits(&tree.to_json()).into_iter();
+    misfits
+        .filter(move |one| one.refused == refused)
+        .map(|one| Problem::at(&place_of(tree, &one.key.path()), one.message).with_help(one.help))
 }
 
 /// The problem with column names and what to write instead, if there is one.
@@ -292,44 +204,10 @@ pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(Str
     None
 }
 
-/// Keys that describe a model that is trained from scratch.
-const OF_MODELS_FROM_NOTHING: [(&str, &str); 13] = [
-    ("model", "model_type"),
-    ("model", "hidden_size"),
-    ("model", "intermediate_size"),
-    ("model", "num_hidden_layers"),
-    ("model", "num_attention_heads"),
-    ("model", "num_key_value_heads"),
-    ("model", "head_dim"),
-    ("model", "rope_theta"),
-    ("model", "rms_norm_eps"),
-    ("model", "tie_word_embeddings"),
-    ("model", "initializer_range"),
-    ("data", "tokenizer"),
-    ("data", "vocab_size"),
-];
-
-/// Keys that follow from the config of a saved adapter.
-const DECIDED_BY_AN_ADAPTER: [&str; 13] = [
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "use_dora",
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "modules_to_save",
-    "bias",
-    "rank_pattern",
-    "alpha_pattern",
-];
-
 /// Warnings about keys that are set and allowed, but have no effect beside other keys.
 pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<_> = declared(tree, false).collect();
     let fraction = tree.find(&["data", "validation_fraction"]);
     if let (Some(place), Some(measured)) = (fraction, data.eval_data())
         && data.validation_fraction > 0.0
@@ -347,69 +225,7 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
             warnings.push(Problem::at(&place.place, message));
         }
     };
-    // A config written by a run contains every key: only non-default values count.
-    let plain = Config {
-        adapter: config.adapter.as_ref().map(|_| Default::default()),
-        ..Config::default()
-    };
-    let differs = match (config.leaves(), plain.leaves()) {
-        (Ok(leaves), Ok(plain)) => leaves
-            .into_iter()
-            .filter(|(key, value)| plain.get(key) != Some(value))
-            .map(|(key, _)| key)
-            .collect(),
-        _ => Vec::new(),
-    };
-    // A published model determines these; for a video model other keys are refused.
-    let published = config.model.name_or_path.is_some() && !config.is_video();
-    for (section, key) in OF_MODELS_FROM_NOTHING {
-        let set = differs.contains(&format!("{section}.{key}"));
-        let message =
-            format!("`{section}.{key}` has no effect on a published model (`model.name_or_path`)");
-        warn_of(section, key, published && set, &message);
-    }
-    if let Some(adapter) = &config.adapter {
-        for key in DECIDED_BY_AN_ADAPTER {
-            let set = differs.contains(&format!("adapter.{key}"));
-            let message = format!(
-                "`adapter.{key}` has no effect: it follows from the adapter of `adapter.resume_from`"
-            );
-            warn_of(
-                "adapter",
-                key,
-                adapter.resume_from.is_some() && set,
-                &message,
-            );
-        }
-        warn_of(
-            "adapter",
-            "loraplus_lr_embedding",
-            adapter.loraplus_lr_ratio.is_none()
-                && differs.contains(&"adapter.loraplus_lr_embedding".to_owned()),
-            "`adapter.loraplus_lr_embedding` has no effect without `adapter.loraplus_lr_ratio`",
-        );
-    }
-    let streamed = config.model.memory_keys().into_iter();
-    let streams = streamed
-        .filter(|(key, _)| *key != "ring_slots")
-        .any(|(_, set)| set);
-    warn_of(
-        "model",
-        "ring_slots",
-        config.model.ring_slots.is_some() && !streams,
-        "`model.ring_slots` has no effect if nothing is streamed (`model.low_vram`, `model.blocks_to_swap`)",
-    );
     let mut warn = |key: &str, set: bool, message: &str| warn_of("train", key, set, message);
-    warn(
-        "eval_steps",
-        train.eval_steps > 0 && train.eval_strategy != Strategy::Steps,
-        "`train.eval_steps` has no effect without `train.eval_strategy: steps`",
-    );
-    warn(
-        "save_steps",
-        train.save_steps > 0 && train.save_strategy != Strategy::Steps,
-        "`train.save_steps` has no effect without `train.save_strategy: steps`",
-    );
     warn(
         "min_lr",
         train.min_lr > 0.0 && train.lr_scheduler_type.is_constant(),

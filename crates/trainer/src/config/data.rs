@@ -10,113 +10,118 @@ use super::encoded_by::EncodedBy;
 use super::mixture::{MixtureSource, StoppingStrategy};
 use super::video::{FrameExtraction, Numbers};
 
-/// How the data is read and split into samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
-    pub dataset: Option<Dataset>,
-    /// A data file, or a folder whose files are read in the order of their names: `.txt` and
-    /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
-    /// `completion`, or of `messages`; only published models can be trained on the latter two.
-    /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
-    /// a `.jsonl` file that lists them. With `encoded_by`, a folder with the cache of another trainer.
-    /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, if no such path exists.
-    #[schemars(extend("format" = "path"))]
-    pub path: Option<PathBuf>,
-    /// Several data sets in place of `path`, for published models. With weights, examples are mixed in that proportion
-    /// (`interleave_datasets`); without, all data sets are used one after the other (`concatenate_datasets`).
-    pub mixture: Vec<MixtureSource>,
-    /// When an epoch of a `mixture` with weights ends. Unset means `first_exhausted`.
-    pub stopping_strategy: Option<StoppingStrategy>,
-    /// Which subset of a data set on the hub is used (also called config). Unset
-    /// means the default one.
-    #[schemars(length(min = 1))]
-    pub subset: Option<String>,
-    /// Which split is trained on, or several joined as in `train+validation`. Unset means `train`.
-    #[schemars(length(min = 1))]
-    pub split: Option<String>,
-    /// Which split is used for the held-out loss: of `eval_dataset` if that names a data set on the
-    /// hub, else of `path` or of each data set of `mixture`, whose other split is then trained on completely.
-    #[schemars(length(min = 1))]
-    pub eval_split: Option<String>,
-    /// Other data for the held-out loss, a file or folder as for `path`; then all of `path` or
-    /// `mixture` is trained on.
-    #[schemars(extend("format" = "path"))]
-    pub eval_dataset: Option<PathBuf>,
-    /// The format of all files of `path`, if their names and contents do not tell it, or tell it wrong.
-    pub format: Option<DataFormat>,
-    /// The names of table columns and record keys in these data, by the names that are read
-    /// here: `{prompt: question, completion: answer}`.
-    pub columns: BTreeMap<String, String>,
-    /// Tokens in one training sequence.
-    #[schemars(range(min = 2, max = 1_048_576))]
-    pub block_size: u32,
-    /// How examples are put into the rows of a batch, for published models. `false`: one per row, padded. `true`:
-    /// as many whole ones as fit, which do not attend to each other, with the same result. Either way examples
-    /// longer than `block_size` are truncated, and a warning counts them. Unset: one after the
-    /// other without gaps, so that rows may begin and end within an example.
-    pub packing: Option<bool>,
-    /// Fraction of the text that is held out for validation and never trained on: its end. 0 holds nothing
-    /// out, and nothing is evaluated. With `eval_dataset` it has no effect, and a warning says so.
-    #[schemars(range(min = 0, max = 0.5))]
-    pub validation_fraction: f64,
-    /// Hold out records selected by `seed`, like `shuffle` of Hugging Face's `train_test_split`, instead of
-    /// the last ones.
-    pub validation_shuffle: bool,
-    /// The tokenizer, for models that are trained from scratch.
-    pub tokenizer: TokenizerKind,
-    /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
-    #[schemars(range(min = 258, max = 65_535))]
-    pub vocab_size: u32,
-    /// Makes this a run on videos: the side of a square, or width and height, whose area all pictures
-    /// are resized to. A picture keeps its aspect ratio as well as a bucket of that area allows.
-    #[schemars(range(min = 16, max = 16384))]
-    pub resolution: Option<Numbers>,
-    /// Train on clips that another trainer has encoded: `path` is the folder with its cache.
-    pub encoded_by: Option<EncodedBy>,
-    /// Frames per clip, or a list of allowed numbers; each is rounded down to 4 n + 1. Images are
-    /// always clips of one frame.
-    #[schemars(range(min = 1, max = 4096))]
-    pub num_frames: Option<Numbers>,
-    /// Which clips are cut from a video. Unset means `head`.
-    pub frame_extraction: Option<FrameExtraction>,
-    /// Frames from the start of one clip to the start of the next, for `slide`. Unset means 1.
-    #[schemars(range(min = 1, max = 65536))]
-    pub frame_stride: Option<u32>,
-    /// The number of clips, for `uniform`. Unset means 1.
-    #[schemars(range(min = 1, max = 65536))]
-    pub frame_sample: Option<u32>,
-    /// The most frames per clip, for `full`. Unset means 129.
-    #[schemars(range(min = 1, max = 4096))]
-    pub max_frames: Option<u32>,
-    /// Frames per second that videos are resampled to, by their time stamps. Unset means the model's:
-    /// 16, and 24 for Wan 2.2 5B.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 240))]
-    pub fps: Option<f64>,
-    /// Whether pictures with another aspect ratio are resized to other widths and heights of the same area. `false`: all
-    /// get `resolution`, and the excess is cropped. Unset means `true`.
-    pub enable_bucket: Option<bool>,
-    /// Pictures smaller than `resolution` keep their size. Unset means `false`.
-    pub bucket_no_upscale: Option<bool>,
-    /// The file extension of captions beside videos and images. Unset means `.txt`.
-    #[schemars(regex(pattern = "^\\.[A-Za-z0-9._-]+$"))]
-    pub caption_extension: Option<String>,
-    /// A trigger word: it replaces `[trigger]` in captions, and is prepended to
-    /// those that do not contain it.
-    #[schemars(length(min = 1))]
-    pub trigger_word: Option<String>,
-    /// Probability of dropping a caption during training. Unset means 0.
-    #[schemars(range(min = 0, max = 1))]
-    pub caption_dropout: Option<f64>,
-    /// How often each clip is used per epoch. Unset means 1.
-    #[schemars(range(min = 1, max = 65536))]
-    pub num_repeats: Option<u32>,
-    /// For Wan 2.2 5B: the first frame is given, and only the others are trained on. Unset means `false`.
-    pub image_to_video: Option<bool>,
-    /// Folder for encoded clips and captions. Unset uses a folder in the cache.
-    #[schemars(extend("format" = "path"))]
-    pub cache_dir: Option<PathBuf>,
+section! {
+    /// How the data is read and split into samples.
+    pub struct DataConfig {
+        /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
+        #[schemars(extend("x-not-with" = "data.encoded_by", "x-sets" = "what is trained on"))]
+        pub dataset: Option<Dataset> = None, for Any, resume Free;
+        /// A data file, or a folder whose files are read in the order of their names: `.txt` and
+        /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
+        /// `completion`, or of `messages`; only published models can be trained on the latter two.
+        /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
+        /// a `.jsonl` file that lists them. With `encoded_by`, a folder with the cache of another trainer.
+        /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, if no such path exists.
+        #[schemars(extend("x-sets" = "what is trained on", "x-per-machine" = true, "format" = "path"))]
+        pub path: Option<PathBuf> = None, for Any, resume Free;
+        /// Several data sets in place of `path`, for published models. With weights, examples are mixed in that proportion
+        /// (`interleave_datasets`); without, all data sets are used one after the other (`concatenate_datasets`).
+        #[schemars(extend("x-sets" = "what is trained on"))]
+        pub mixture: Vec<MixtureSource> = Vec::new(), for PublishedLanguage, resume Free;
+        /// When an epoch of a `mixture` with weights ends. Unset means `first_exhausted`.
+        pub stopping_strategy: Option<StoppingStrategy> = None, for Any, resume Free;
+        /// Which subset of a data set on the hub is used (also called config). Unset
+        /// means the default one.
+        #[schemars(length(min = 1))]
+        pub subset: Option<String> = None, for Any, resume Free;
+        /// Which split is trained on, or several joined as in `train+validation`. Unset means `train`.
+        #[schemars(length(min = 1))]
+        pub split: Option<String> = None, for Any, resume Free;
+        /// Which split is used for the held-out loss: of `eval_dataset` if that names a data set on the
+        /// hub, else of `path` or of each data set of `mixture`, whose other split is then trained on completely.
+        #[schemars(length(min = 1))]
+        pub eval_split: Option<String> = None, for Any, resume Free;
+        /// Other data for the held-out loss, a file or folder as for `path`; then all of `path` or
+        /// `mixture` is trained on.
+        #[schemars(extend("format" = "path"))]
+        pub eval_dataset: Option<PathBuf> = None, for Any, resume Free;
+        /// The format of all files of `path`, if their names and contents do not tell it, or tell it wrong.
+        pub format: Option<DataFormat> = None, for Language, resume Free;
+        /// The names of table columns and record keys in these data, by the names that are read
+        /// here: `{prompt: question, completion: answer}`.
+        pub columns: BTreeMap<String, String> = BTreeMap::new(), for Any, resume Free;
+        /// Tokens in one training sequence.
+        #[schemars(range(min = 2, max = 1_048_576))]
+        pub block_size: u32 = 256, for Language, resume Fixed;
+        /// How examples are put into the rows of a batch, for published models. `false`: one per row, padded. `true`:
+        /// as many whole ones as fit, which do not attend to each other, with the same result. Either way examples
+        /// longer than `block_size` are truncated, and a warning counts them. Unset: one after the
+        /// other without gaps, so that rows may begin and end within an example.
+        pub packing: Option<bool> = None, for PublishedLanguage, resume Fixed;
+        /// Fraction of the text that is held out for validation and never trained on: its end. 0 holds nothing
+        /// out, and nothing is evaluated. With `eval_dataset` it has no effect, and a warning says so.
+        #[schemars(range(min = 0, max = 0.5))]
+        pub validation_fraction: f64 = 0.05, for Any, resume Fixed;
+        /// Hold out records selected by `seed`, like `shuffle` of Hugging Face's `train_test_split`, instead of
+        /// the last ones.
+        pub validation_shuffle: bool = false, for Language, resume Fixed;
+        /// The tokenizer, for models that are trained from scratch.
+        pub tokenizer: TokenizerKind = TokenizerKind::Bytes, for LanguageFromScratch, resume Fixed;
+        /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
+        #[schemars(range(min = 258, max = 65_535))]
+        pub vocab_size: u32 = 2048, for LanguageFromScratch, resume Fixed;
+        /// Makes this a run on videos: the side of a square, or width and height, whose area all pictures
+        /// are resized to. A picture keeps its aspect ratio as well as a bucket of that area allows.
+        #[schemars(range(min = 16, max = 16384), extend("x-not-with" = "data.encoded_by"))]
+        pub resolution: Option<Numbers> = None, for Any, resume Free;
+        /// Train on clips that another trainer has encoded: `path` is the folder with its cache.
+        pub encoded_by: Option<EncodedBy> = None, for Any, resume Free;
+        /// Frames per clip, or a list of allowed numbers; each is rounded down to 4 n + 1. Images are
+        /// always clips of one frame.
+        #[schemars(range(min = 1, max = 4096), extend("x-not-with" = "data.encoded_by"))]
+        pub num_frames: Option<Numbers> = None, for Diffusion, resume Free;
+        /// Which clips are cut from a video. Unset means `head`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub frame_extraction: Option<FrameExtraction> = None, for Diffusion, resume Free;
+        /// Frames from the start of one clip to the start of the next, for `slide`. Unset means 1.
+        #[schemars(range(min = 1, max = 65536), extend("x-needs" = "data.frame_extraction: slide"))]
+        pub frame_stride: Option<u32> = None, for Diffusion, resume Free;
+        /// The number of clips, for `uniform`. Unset means 1.
+        #[schemars(range(min = 1, max = 65536), extend("x-needs" = "data.frame_extraction: uniform"))]
+        pub frame_sample: Option<u32> = None, for Diffusion, resume Free;
+        /// The most frames per clip, for `full`. Unset means 129.
+        #[schemars(range(min = 1, max = 4096), extend("x-needs" = "data.frame_extraction: full"))]
+        pub max_frames: Option<u32> = None, for Diffusion, resume Free;
+        /// Frames per second that videos are resampled to, by their time stamps. Unset means the model's:
+        /// 16, and 24 for Wan 2.2 5B.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 240))]
+        pub fps: Option<f64> = None, for Diffusion, resume Free;
+        /// Whether pictures with another aspect ratio are resized to other widths and heights of the same area. `false`: all
+        /// get `resolution`, and the excess is cropped. Unset means `true`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub enable_bucket: Option<bool> = None, for Diffusion, resume Free;
+        /// Pictures smaller than `resolution` keep their size. Unset means `false`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub bucket_no_upscale: Option<bool> = None, for Diffusion, resume Free;
+        /// The file extension of captions beside videos and images. Unset means `.txt`.
+        #[schemars(regex(pattern = "^\\.[A-Za-z0-9._-]+$"), extend("x-not-with" = "data.encoded_by"))]
+        pub caption_extension: Option<String> = None, for Diffusion, resume Free;
+        /// A trigger word: it replaces `[trigger]` in captions, and is prepended to
+        /// those that do not contain it.
+        #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub trigger_word: Option<String> = None, for Diffusion, resume Free;
+        /// Probability of dropping a caption during training. Unset means 0.
+        #[schemars(range(min = 0, max = 1))]
+        pub caption_dropout: Option<f64> = None, for Diffusion, resume Free;
+        /// How often each clip is used per epoch. Unset means 1.
+        #[schemars(range(min = 1, max = 65536))]
+        pub num_repeats: Option<u32> = None, for Diffusion, resume Free;
+        /// For Wan 2.2 5B: the first frame is given, and only the others are trained on. Unset means `false`.
+        pub image_to_video: Option<bool> = None, for Diffusion, resume Fixed;
+        /// Folder for encoded clips and captions. Unset uses a folder in the cache.
+        #[schemars(extend("format" = "path"))]
+        pub cache_dir: Option<PathBuf> = None, for Diffusion, resume Free;
+    }
 }
 
 impl DataConfig {
@@ -216,43 +221,4 @@ pub enum TokenizerKind {
     Bytes,
     /// A byte-level BPE learned from the training text.
     Bpe,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            dataset: None,
-            path: None,
-            mixture: Vec::new(),
-            stopping_strategy: None,
-            subset: None,
-            split: None,
-            eval_split: None,
-            eval_dataset: None,
-            format: None,
-            columns: BTreeMap::new(),
-            block_size: 256,
-            packing: None,
-            validation_fraction: 0.05,
-            validation_shuffle: false,
-            tokenizer: TokenizerKind::Bytes,
-            vocab_size: 2048,
-            resolution: None,
-            encoded_by: None,
-            num_frames: None,
-            frame_extraction: None,
-            frame_stride: None,
-            frame_sample: None,
-            max_frames: None,
-            fps: None,
-            enable_bucket: None,
-            bucket_no_upscale: None,
-            caption_extension: None,
-            trigger_word: None,
-            caption_dropout: None,
-            num_repeats: None,
-            image_to_video: None,
-            cache_dir: None,
-        }
-    }
 }

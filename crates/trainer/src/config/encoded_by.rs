@@ -17,30 +17,10 @@ pub enum EncodedBy {
 
 /// Problems of a config with this key: the affected key, the message, and the help.
 pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
-    let data = &config.data;
-    if data.encoded_by.is_none() {
+    if config.data.encoded_by.is_none() {
         return Vec::new();
     }
     let mut problems = Vec::new();
-    let decided = [
-        ("resolution", data.resolution.is_some()),
-        ("num_frames", data.num_frames.is_some()),
-        ("frame_extraction", data.frame_extraction.is_some()),
-        ("enable_bucket", data.enable_bucket.is_some()),
-        ("bucket_no_upscale", data.bucket_no_upscale.is_some()),
-        ("caption_extension", data.caption_extension.is_some()),
-        ("trigger_word", data.trigger_word.is_some()),
-        ("dataset", data.dataset.is_some()),
-    ];
-    for (key, _) in decided.into_iter().filter(|(_, set)| *set) {
-        problems.push((
-            ["data", key],
-            format!(
-                "`data.{key}` has no effect on clips that are already encoded (`data.encoded_by` is set)"
-            ),
-            "remove the key, or `data.encoded_by`",
-        ));
-    }
     let no_size = |preview: &super::previews::Preview| preview.width == 0 || preview.height == 0;
     if config.previews().is_ok_and(|list| list.iter().any(no_size)) {
         problems.push((

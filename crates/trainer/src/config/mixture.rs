@@ -86,13 +86,6 @@ pub(super) fn problems(config: &Config, tree: &Node) -> Vec<Problem> {
         // For videos the key is refused as a whole.
         return problems;
     }
-    if config.model.name_or_path.is_none() {
-        report(
-            at("mixture"),
-            "only published models can be trained on several data sets".into(),
-            "set `model.name_or_path`, or `data.path` to a folder with all of the texts".into(),
-        );
-    }
     for (key, value) in [("subset", &data.subset), ("split", &data.split)] {
         if value.is_some() {
             report(
@@ -176,7 +169,10 @@ mod tests {
             ),
             (
                 "  path: a\n  mixture: [{path: b}]\n",
-                (4, "`data.path` and `data.mixture` are both set"),
+                (
+                    4,
+                    "`data.path` and `data.mixture` both set what is trained on",
+                ),
             ),
         ];
         for (data, (line, want)) in cases {
@@ -187,7 +183,7 @@ mod tests {
             );
         }
         let found = problems_of("  mixture: [{path: a}]\n", &["model.name_or_path=null"]);
-        assert!(found.len() == 1 && found[0].message.contains("only published models"));
+        assert!(found.len() == 1 && found[0].message.contains("needs a published model"));
     }
 
     #[test]

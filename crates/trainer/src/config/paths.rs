@@ -165,7 +165,7 @@ fn is_path(schema: &Json) -> bool {
 }
 
 /// The struct that a schema refers to, possibly as an alternative to null.
-fn resolve<'a>(root: &'a Json, schema: &'a Json) -> &'a Json {
+pub(super) fn resolve<'a>(root: &'a Json, schema: &'a Json) -> &'a Json {
     let variants = schema["anyOf"].as_array().into_iter().flatten();
     let mut references = variants
         .chain([schema])

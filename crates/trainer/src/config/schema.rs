@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+use super::keys::keys;
+
 /// The schema, built once.
 pub(crate) fn schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
@@ -17,23 +19,9 @@ pub fn schema_json() -> String {
 
 /// The section with a key called `key`, if there is exactly one and it is not a top-level key.
 pub(crate) fn section_of(key: &str) -> Option<&'static str> {
-    let sections = schema()["properties"].as_object()?;
-    if sections.contains_key(key) {
-        return None;
-    }
-    let mut found = sections.iter().filter(|(_, section)| {
-        // A section refers to its struct, or to a choice between that and null.
-        let variants = section["anyOf"].as_array().into_iter().flatten();
-        let mut references = variants
-            .chain([*section])
-            .filter_map(|v| v["$ref"].as_str());
-        references.any(|reference| {
-            let pointer = format!("{}/properties/{key}", reference.trim_start_matches('#'));
-            schema().pointer(&pointer).is_some()
-        })
-    });
+    let mut found = keys().iter().filter(|declared| declared.name == key);
     match (found.next(), found.next()) {
-        (Some((section, _)), None) => Some(section),
+        (Some(one), None) => one.section,
         _ => None,
     }
 }

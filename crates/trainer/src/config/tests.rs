@@ -85,7 +85,7 @@ fn an_override_of_the_data_replaces_the_file_s_alternative_keys() {
     assert_eq!(data("data: {path: b.txt}", &[DATA]), of_set);
     let both = "data: {dataset: shakespeare, path: b.txt}";
     assert_eq!(data(both, &[DATA]), of_set);
-    assert!(problems(both, &[])[0].contains("are both set"));
+    assert!(problems(both, &[])[0].contains("both set what is trained on"));
 }
 
 #[test]
@@ -115,6 +115,48 @@ fn a_key_in_the_wrong_section_gets_the_right_one_suggested() {
     let want = "x.yaml:1:1: unknown key `learning_rate` at the top of a config (did you mean \
                 `train.learning_rate`?)";
     assert_eq!(problems("learning_rate: 1", &[DATA]), [want]);
+}
+
+#[test]
+fn a_key_of_another_trainer_gets_ours_suggested() {
+    for (written, suggested) in [
+        ("train.lr=1e-4", "train.learning_rate"),
+        ("lr=1e-4", "train.learning_rate"),
+        ("data.max_seq_length=512", "data.block_size"),
+        ("cutoff_len=512", "data.block_size"),
+        ("model.load_in_4bit=true", "model.quantization: nf4"),
+        ("train.evaluation_strategy=steps", "train.eval_strategy"),
+        ("adapter.rank=8", "adapter.r"),
+        ("network_dim=8", "adapter.r"),
+        ("train.mixed_precision=bf16", "train.bf16: true"),
+    ] {
+        let got = problems("", &[DATA, written]);
+        let want = format!("(did you mean `{suggested}`?)");
+        assert!(
+            got.len() == 1 && got[0].ends_with(&want),
+            "{written}: {got:?}"
+        );
+    }
+}
+
+#[test]
+fn an_adapter_that_cannot_learn_is_refused() {
+    let of = |adapter: &str| {
+        let text = format!("model: {{name_or_path: m}}\nadapter: {{r: 4, {adapter}}}");
+        problems(&text, &[DATA])
+    };
+    let got = of("lora_alpha: 0");
+    assert!(
+        got.len() == 1 && got[0].contains("(write `lora_alpha: 4`"),
+        "{got:?}"
+    );
+    for learns in [
+        "lora_alpha: 1",
+        "lora_alpha: 0, bias: all",
+        "lora_alpha: 0, alpha_pattern: {q: 1}",
+    ] {
+        assert_eq!(of(learns), Vec::<String>::new(), "{learns}");
+    }
 }
 
 #[test]
@@ -377,7 +419,7 @@ fn rules_between_keys_hold() {
             &["model.num_key_value_heads=3"],
             "4 query heads cannot share 3",
         ),
-        (&["data.path=x.txt"], "are both set"),
+        (&["data.path=x.txt"], "both set what is trained on"),
         (&["data.dataset=null"], "there is nothing to train on"),
         (&["train.min_lr=1"], "`min_lr` 1 is above"),
         (
@@ -397,65 +439,6 @@ fn rules_between_keys_hold() {
             "{arguments:?}: {got:?}"
         );
     }
-}
-
-/// A published model with an adapter and these memory keys.
-fn streamed(keys: &str) -> String {
-    format!("model: {{name_or_path: m, {keys}}}\nadapter: {{r: 2}}\ndata: {{dataset: shakespeare}}")
-}
-
-#[test]
-fn conflicting_options_are_refused() {
-    for (keys, told) in [
-        (
-            "low_vram: true, blocks_to_swap: 2",
-            "`low_vram` streams every block",
-        ),
-        (
-            "offload_fraction: 0.5, blocks_to_swap: 2",
-            "both set how much is streamed",
-        ),
-        (
-            "device_map: {'': cpu}, blocks_to_swap: 2",
-            "leaves nothing for `blocks_to_swap`",
-        ),
-        (
-            "device_map: {'': cpu}, low_vram: true",
-            "leaves nothing for `low_vram`",
-        ),
-        (
-            "device_map: {'': cpu}, offload_fraction: 0.5",
-            "leaves nothing for `offload_fraction`",
-        ),
-    ] {
-        let told_is = |problem: &String| problem.contains(told) && problem.contains("keep one");
-        let problems = problems(&streamed(keys), &[]);
-        assert!(
-            problems.len() == 1 && problems.iter().any(told_is),
-            "{keys}: {problems:?}"
-        );
-    }
-}
-
-/// A profile is a preset: keys beside it override it.
-#[test]
-fn keys_override_a_profile() {
-    let options = |keys: &str| {
-        let config = Config::parse("x.yaml", &streamed(keys), &[]).unwrap();
-        config.model.offload_options().unwrap()
-    };
-    for profile in ["low-vram", "balanced"] {
-        for keys in ["blocks_to_swap: 2", "device_map: {'': cpu}"] {
-            let options = options(&format!("profile: {profile}, {keys}"));
-            assert_eq!(
-                (options.low_vram, options.offload_fraction),
-                (false, 0.0),
-                "{profile}, {keys}"
-            );
-        }
-    }
-    let map = options("profile: low-vram, device_map: auto");
-    assert!(map.low_vram, "`auto` leaves the choice to the profile");
 }
 
 #[test]

@@ -8,152 +8,167 @@ use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
 use super::strategy::Strategy;
 use super::video::Experts;
 
-/// The optimization: Hugging Face's `TrainingArguments` by name.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainConfig {
-    /// Optimizer steps of the whole run. Unset means 1000, or what follows from `num_train_epochs`.
-    #[schemars(range(min = 1))]
-    pub max_steps: Option<u64>,
-    /// Epochs, in place of `max_steps`; 0.5 is half of one. The steps of an epoch
-    /// are counted as by transformers' Trainer, from the rows of the data, the batch size,
-    /// `gradient_accumulation_steps` and the processes; the last step of an epoch may have a smaller batch.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
-    pub num_train_epochs: Option<f64>,
-    /// Sequences per forward pass.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub per_device_train_batch_size: u32,
-    /// Sequences per forward pass of the evaluation; unset means as in training.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub per_device_eval_batch_size: Option<u32>,
-    /// Forward and backward passes per optimizer step.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub gradient_accumulation_steps: u32,
-    /// The optimizer: AdamW with fp32 moments, or with 8-bit moments for all parameters
-    /// with 4096 values or more except embeddings, which need a quarter of the memory.
-    pub optim: Optim,
-    /// Peak learning rate of AdamW.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
-    pub learning_rate: f64,
-    /// Learning rate at the end of a `linear` or `cosine` schedule.
-    #[schemars(range(min = 0, max = 10))]
-    pub min_lr: f64,
-    /// Shape of the learning rate after the warm-up.
-    pub lr_scheduler_type: LrSchedulerType,
-    /// Parameters of that shape.
-    pub lr_scheduler_kwargs: LrSchedulerKwargs,
-    /// Steps over which the learning rate rises linearly from zero.
-    pub warmup_steps: u64,
-    /// The same as a fraction of all steps, in place of `warmup_steps`; rounded up to whole steps.
-    #[schemars(range(min = 0, max = 1))]
-    pub warmup_ratio: Option<f64>,
-    /// Decay of AdamW's running mean of the gradient.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub adam_beta1: f64,
-    /// Decay of AdamW's running mean of the squared gradient.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub adam_beta2: f64,
-    /// AdamW's epsilon.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub adam_epsilon: f64,
-    /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
-    #[schemars(range(min = 0, max = 10))]
-    pub weight_decay: f64,
-    /// Parameters with a different learning rate or weight decay; the first group whose `names`
-    /// match applies.
-    pub parameter_groups: Vec<ParameterGroup>,
-    /// Keep an exponential moving average of the weights with this decay, for example 0.999, and
-    /// evaluate, sample and export that; unset keeps none.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub ema_decay: Option<f64>,
-    /// The maximum norm of the whole gradient; 0 disables clipping.
-    #[schemars(range(min = 0))]
-    pub max_grad_norm: f64,
-    /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
-    /// the optimizer stay in fp32.
-    pub bf16: Bf16,
-    /// Recompute the activations inside each block in the backward pass instead of
-    /// storing them: less memory, about a third more work.
-    pub gradient_checkpointing: bool,
-    /// With gradient checkpointing, keep the stored activations of each block in host memory. This
-    /// frees device memory if the GPU has its own; on unified memory and on the CPU there
-    /// is nothing to free, and it is disabled.
-    pub activation_offload: bool,
-    /// Record metrics every this many steps.
-    #[schemars(range(min = 1))]
-    pub logging_steps: u64,
-    /// When the held-out loss is measured during training; it always is at the end.
-    pub eval_strategy: Strategy,
-    /// With `eval_strategy: steps`, every this many steps; 0 evaluates only at the end.
-    pub eval_steps: u64,
-    /// Held-out sequences per evaluation during training; the last evaluation always uses all of them.
-    #[schemars(range(min = 1))]
-    pub max_eval_samples: Option<u64>,
-    /// When a checkpoint is saved during training; one always is at the end.
-    pub save_strategy: Strategy,
-    /// With `save_strategy: steps`, every this many steps; 0 saves only at the end.
-    pub save_steps: u64,
-    /// Keep this many of the newest checkpoints; unset keeps all.
-    #[schemars(range(min = 1))]
-    pub save_total_limit: Option<u32>,
-    /// Export the weights that were best in the evaluations during training instead of the last ones. A
-    /// checkpoint is saved at each evaluation that is the best so far.
-    pub load_best_model_at_end: bool,
-    /// The metric by which weights are compared; lower is better.
-    pub metric_for_best_model: BestMetric,
-    /// End the run after this many consecutive evaluations without an improvement of
-    /// `metric_for_best_model`. Unset never ends it early.
-    #[schemars(range(min = 1))]
-    pub early_stopping_patience: Option<u32>,
-    /// How much better an evaluation must be to count as an improvement. Unset means by any amount.
-    #[schemars(range(min = 0))]
-    pub early_stopping_threshold: Option<f64>,
-    /// Which tensors are verified by checksum after a copy to the device.
-    pub verify: VerifyMode,
-    /// Seconds that one copy to or from the device may take before it counts as hung, in addition to the
-    /// time for its bytes on the slowest link (64 MiB per second).
-    #[schemars(range(min = 1, max = 86_400))]
-    pub transfer_deadline: u32,
-    /// With several processes: seconds that a process waits for another before the run
-    /// ends and names that one. Must be longer than a step, a sample and a checkpoint take; a process that
-    /// has died is noticed at once.
-    #[schemars(range(min = 1, max = 86_400))]
-    pub rank_timeout: u32,
-    /// With several processes: the backend that sums gradients.
-    pub ddp_backend: Backend,
-    /// With several processes: the data type in which gradients are sent. `bfloat16`
-    /// halves the traffic, and rounds to 3 digits; all processes compute the same sum.
-    pub reduce_dtype: ReduceDtype,
-    /// For videos, how noise levels are sampled. Unset means `shift`.
-    pub weighting_scheme: Option<WeightingScheme>,
-    /// For videos, shifts the sampled noise levels towards noise: a level `u` becomes
-    /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
-    pub flow_shift: Option<f64>,
-    /// Mean of the log-odds, for `logit_normal`. Unset means 0.
-    #[schemars(range(min = -20, max = 20))]
-    pub logit_mean: Option<f64>,
-    /// Standard deviation of the log-odds, for `logit_normal`. Unset means 1.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 20))]
-    pub logit_std: Option<f64>,
-    /// For videos, the lowest noise level that is trained, from 0 (clean) to 1 (noise). Unset means 0,
-    /// or the start of the chosen expert's range.
-    #[schemars(range(min = 0, max = 1))]
-    pub min_sigma: Option<f64>,
-    /// For videos, the highest noise level that is trained. Unset means 1, or the end of the chosen
-    /// expert's range.
-    #[schemars(range(min = 0, max = 1))]
-    pub max_sigma: Option<f64>,
-    /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
-    /// `both`.
-    pub experts: Option<Experts>,
-    /// Consecutive steps for one expert before switching to the other. Unset means 10; if
-    /// the other is offloaded meanwhile, fewer steps cost more time.
-    #[schemars(range(min = 1))]
-    pub steps_per_expert: Option<u64>,
-    /// Resume from this checkpoint or run folder; `latest` means the newest run with this name.
-    #[schemars(extend("format" = "path"))]
-    pub resume_from_checkpoint: Option<String>,
+section! {
+    /// The optimization: Hugging Face's `TrainingArguments` by name.
+    pub struct TrainConfig {
+        /// Optimizer steps of the whole run. Unset means 1000, or what follows from `num_train_epochs`.
+        #[schemars(range(min = 1), extend("x-sets" = "the length of the run"))]
+        pub max_steps: Option<u64> = None, for Any, resume Free;
+        /// Epochs, in place of `max_steps`; 0.5 is half of one. The steps of an epoch
+        /// are counted as by transformers' Trainer, from the rows of the data, the batch size,
+        /// `gradient_accumulation_steps` and the processes; the last step of an epoch may have a smaller batch.
+        #[schemars(extend("x-sets" = "the length of the run", "exclusiveMinimum" = 0), range(max = 1_000_000))]
+        pub num_train_epochs: Option<f64> = None, for Any, resume Free;
+        /// Sequences per forward pass.
+        #[schemars(range(min = 1, max = 65_536))]
+        pub per_device_train_batch_size: u32 = 16, for Any, resume Free;
+        /// Sequences per forward pass of the evaluation; unset means as in training.
+        #[schemars(range(min = 1, max = 65_536))]
+        pub per_device_eval_batch_size: Option<u32> = None, for Any, resume Free;
+        /// Forward and backward passes per optimizer step.
+        #[schemars(range(min = 1, max = 65_536))]
+        pub gradient_accumulation_steps: u32 = 1, for Any, resume Free;
+        /// The optimizer: AdamW with fp32 moments, or with 8-bit moments for all parameters
+        /// with 4096 values or more except embeddings, which need a quarter of the memory.
+        // The 8-bit and the fp32 format of the moments cannot be read as each other.
+        pub optim: Optim = Optim::AdamwTorchFused, for Any, resume Fixed;
+        /// Peak learning rate of AdamW.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
+        pub learning_rate: f64 = 1e-3, for Any, resume Free;
+        /// Learning rate at the end of a `linear` or `cosine` schedule.
+        #[schemars(range(min = 0, max = 10))]
+        pub min_lr: f64 = 0.0, for Any, resume Free;
+        /// Shape of the learning rate after the warm-up.
+        pub lr_scheduler_type: LrSchedulerType = LrSchedulerType::Cosine, for Any, resume Free;
+        /// Parameters of that shape.
+        pub lr_scheduler_kwargs: LrSchedulerKwargs = LrSchedulerKwargs::default(), for Any, resume Free;
+        /// Steps over which the learning rate rises linearly from zero.
+        #[schemars(extend("x-sets" = "the length of the warm-up"))]
+        pub warmup_steps: u64 = 0, for Any, resume Free;
+        /// The same as a fraction of all steps, in place of `warmup_steps`; rounded up to whole steps.
+        #[schemars(range(min = 0, max = 1), extend("x-sets" = "the length of the warm-up"))]
+        pub warmup_ratio: Option<f64> = None, for Any, resume Free;
+        /// Decay of AdamW's running mean of the gradient.
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+        pub adam_beta1: f64 = 0.9, for Any, resume Free;
+        /// Decay of AdamW's running mean of the squared gradient.
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+        pub adam_beta2: f64 = 0.999, for Any, resume Free;
+        /// AdamW's epsilon.
+        #[schemars(extend("exclusiveMinimum" = 0))]
+        pub adam_epsilon: f64 = 1e-8, for Any, resume Free;
+        /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
+        #[schemars(range(min = 0, max = 10))]
+        pub weight_decay: f64 = 0.0, for Any, resume Free;
+        /// Parameters with a different learning rate or weight decay; the first group whose `names`
+        /// match applies.
+        pub parameter_groups: Vec<ParameterGroup> = Vec::new(), for Any, resume Free;
+        /// Keep an exponential moving average of the weights with this decay, for example 0.999, and
+        /// evaluate, sample and export that; unset keeps none.
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+        // An average over the steps so far has one decay.
+        pub ema_decay: Option<f64> = None, for Any, resume Fixed;
+        /// The maximum norm of the whole gradient; 0 disables clipping.
+        #[schemars(range(min = 0))]
+        pub max_grad_norm: f64 = 1.0, for Any, resume Free;
+        /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
+        /// the optimizer stay in fp32.
+        pub bf16: Bf16 = Bf16::Auto, for Any, resume Free;
+        /// Recompute the activations inside each block in the backward pass instead of
+        /// storing them: less memory, about a third more work.
+        pub gradient_checkpointing: bool = false, for Any, resume Free;
+        /// With gradient checkpointing, keep the stored activations of each block in host memory. This
+        /// frees device memory if the GPU has its own; on unified memory and on the CPU there
+        /// is nothing to free, and it is disabled.
+        #[schemars(extend(
+            "x-needs" = "train.gradient_checkpointing: true",
+            "x-because" = "only activations that gradient checkpointing keeps can be offloaded"
+        ))]
+        pub activation_offload: bool = false, for Any, resume Free;
+        /// Record metrics every this many steps.
+        #[schemars(range(min = 1))]
+        pub logging_steps: u64 = 10, for Any, resume Free;
+        /// When the held-out loss is measured during training; it always is at the end.
+        pub eval_strategy: Strategy = Strategy::Steps, for Any, resume Free;
+        /// With `eval_strategy: steps`, every this many steps; 0 evaluates only at the end.
+        #[schemars(extend("x-unused-without" = "train.eval_strategy: steps"))]
+        pub eval_steps: u64 = 100, for Any, resume Free;
+        /// Held-out sequences per evaluation during training; the last evaluation always uses all of them.
+        #[schemars(range(min = 1))]
+        pub max_eval_samples: Option<u64> = None, for Any, resume Free;
+        /// When a checkpoint is saved during training; one always is at the end.
+        pub save_strategy: Strategy = Strategy::Steps, for Any, resume Free;
+        /// With `save_strategy: steps`, every this many steps; 0 saves only at the end.
+        #[schemars(extend("x-unused-without" = "train.save_strategy: steps"))]
+        pub save_steps: u64 = 500, for Any, resume Free;
+        /// Keep this many of the newest checkpoints; unset keeps all.
+        #[schemars(range(min = 1))]
+        pub save_total_limit: Option<u32> = None, for Any, resume Free;
+        /// Export the weights that were best in the evaluations during training instead of the last ones. A
+        /// checkpoint is saved at each evaluation that is the best so far.
+        pub load_best_model_at_end: bool = false, for Any, resume Free;
+        /// The metric by which weights are compared; lower is better.
+        // The best checkpoint so far was determined by it.
+        pub metric_for_best_model: BestMetric = BestMetric::EvalLoss, for Language, resume Fixed;
+        /// End the run after this many consecutive evaluations without an improvement of
+        /// `metric_for_best_model`. Unset never ends it early.
+        #[schemars(range(min = 1))]
+        pub early_stopping_patience: Option<u32> = None, for Any, resume Free;
+        /// How much better an evaluation must be to count as an improvement. Unset means by any amount.
+        #[schemars(range(min = 0), extend(
+            "x-needs" = "train.early_stopping_patience",
+            "x-because" = "early stopping is off, so it needs no threshold"
+        ))]
+        pub early_stopping_threshold: Option<f64> = None, for Any, resume Free;
+        /// Which tensors are verified by checksum after a copy to the device.
+        #[schemars(extend("x-per-machine" = true))]
+        pub verify: VerifyMode = VerifyMode::First, for Any, resume Free;
+        /// Seconds that one copy to or from the device may take before it counts as hung, in addition to the
+        /// time for its bytes on the slowest link (64 MiB per second).
+        #[schemars(range(min = 1, max = 86_400), extend("x-per-machine" = true))]
+        pub transfer_deadline: u32 = 120, for Any, resume Free;
+        /// With several processes: seconds that a process waits for another before the run
+        /// ends and names that one. Must be longer than a step, a sample and a checkpoint take; a process that
+        /// has died is noticed at once.
+        #[schemars(range(min = 1, max = 86_400))]
+        pub rank_timeout: u32 = 600, for Any, resume Unrelated;
+        /// With several processes: the backend that sums gradients.
+        pub ddp_backend: Backend = Backend::Auto, for Any, resume Unrelated;
+        /// With several processes: the data type in which gradients are sent. `bfloat16`
+        /// halves the traffic, and rounds to 3 digits; all processes compute the same sum.
+        pub reduce_dtype: ReduceDtype = ReduceDtype::Float32, for Any, resume Free;
+        /// For videos, how noise levels are sampled. Unset means `shift`.
+        pub weighting_scheme: Option<WeightingScheme> = None, for Diffusion, resume Free;
+        /// For videos, shifts the sampled noise levels towards noise: a level `u` becomes
+        /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub flow_shift: Option<f64> = None, for Diffusion, resume Free;
+        /// Mean of the log-odds, for `logit_normal`. Unset means 0.
+        #[schemars(range(min = -20, max = 20))]
+        #[schemars(extend("x-needs" = "train.weighting_scheme: logit_normal"))]
+        pub logit_mean: Option<f64> = None, for Diffusion, resume Free;
+        /// Standard deviation of the log-odds, for `logit_normal`. Unset means 1.
+        #[schemars(extend("x-needs" = "train.weighting_scheme: logit_normal", "exclusiveMinimum" = 0), range(max = 20))]
+        pub logit_std: Option<f64> = None, for Diffusion, resume Free;
+        /// For videos, the lowest noise level that is trained, from 0 (clean) to 1 (noise). Unset means 0,
+        /// or the start of the chosen expert's range.
+        #[schemars(range(min = 0, max = 1))]
+        pub min_sigma: Option<f64> = None, for Diffusion, resume Free;
+        /// For videos, the highest noise level that is trained. Unset means 1, or the end of the chosen
+        /// expert's range.
+        #[schemars(range(min = 0, max = 1))]
+        pub max_sigma: Option<f64> = None, for Diffusion, resume Free;
+        /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
+        /// `both`.
+        pub experts: Option<Experts> = None, for Diffusion, resume Fixed;
+        /// Consecutive steps for one expert before switching to the other. Unset means 10; if
+        /// the other is offloaded meanwhile, fewer steps cost more time.
+        #[schemars(range(min = 1))]
+        pub steps_per_expert: Option<u64> = None, for Diffusion, resume Free;
+        /// Resume from this checkpoint or run folder; `latest` means the newest run with this name.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub resume_from_checkpoint: Option<String> = None, for Any, resume Unrelated;
+    }
 }
 
 /// Parameters with their own learning rate or weight decay.
@@ -272,60 +287,6 @@ pub enum WeightingScheme {
     LogitNormal,
     /// Uniformly, then shifted towards noise by `flow_shift`.
     Shift,
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            max_steps: None,
-            num_train_epochs: None,
-            per_device_train_batch_size: 16,
-            per_device_eval_batch_size: None,
-            gradient_accumulation_steps: 1,
-            optim: Optim::AdamwTorchFused,
-            learning_rate: 1e-3,
-            min_lr: 0.0,
-            lr_scheduler_type: LrSchedulerType::Cosine,
-            lr_scheduler_kwargs: LrSchedulerKwargs::default(),
-            warmup_steps: 0,
-            warmup_ratio: None,
-            adam_beta1: 0.9,
-            adam_beta2: 0.999,
-            adam_epsilon: 1e-8,
-            weight_decay: 0.0,
-            parameter_groups: Vec::new(),
-            ema_decay: None,
-            max_grad_norm: 1.0,
-            bf16: Bf16::Auto,
-            gradient_checkpointing: false,
-            activation_offload: false,
-            logging_steps: 10,
-            eval_strategy: Strategy::Steps,
-            eval_steps: 100,
-            max_eval_samples: None,
-            save_strategy: Strategy::Steps,
-            save_steps: 500,
-            save_total_limit: None,
-            load_best_model_at_end: false,
-            metric_for_best_model: BestMetric::EvalLoss,
-            early_stopping_patience: None,
-            early_stopping_threshold: None,
-            verify: VerifyMode::First,
-            transfer_deadline: 120,
-            rank_timeout: 600,
-            ddp_backend: Backend::Auto,
-            reduce_dtype: ReduceDtype::Float32,
-            weighting_scheme: None,
-            flow_shift: None,
-            logit_mean: None,
-            logit_std: None,
-            min_sigma: None,
-            max_sigma: None,
-            experts: None,
-            steps_per_expert: None,
-            resume_from_checkpoint: None,
-        }
-    }
 }
 
 /// Default number of steps.

@@ -9,6 +9,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
+use super::declared::alternatives;
 use super::problem::{ConfigError, Problem, Source, SourceSpan};
 
 /// A value and its position.
@@ -45,6 +46,17 @@ impl Node {
             Value::Map(entries) => entries.iter().find(|e| e.key == *key).map(|e| &e.node),
             _ => None,
         })
+    }
+
+    /// The node below a key, to change it.
+    pub(crate) fn find_mut(&mut self, key: &str) -> Option<&mut Node> {
+        match &mut self.value {
+            Value::Map(entries) => entries
+                .iter_mut()
+                .find(|e| e.key == key)
+                .map(|e| &mut e.node),
+            _ => None,
+        }
     }
 
     /// The tree without positions.
@@ -98,17 +110,8 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
     }
 }
 
-/// Alternative keys, of which only one may be set: an override of one removes the others, unless they are
-/// overrides, too.
-const ALTERNATIVES: [[[&str; 2]; 2]; 5] = [
-    [["data", "dataset"], ["data", "path"]],
-    [["data", "dataset"], ["data", "mixture"]],
-    [["data", "path"], ["data", "mixture"]],
-    [["train", "max_steps"], ["train", "num_train_epochs"]],
-    [["train", "warmup_steps"], ["train", "warmup_ratio"]],
-];
 /// The source name of overrides in messages.
-const OVERRIDE: &str = "--set";
+pub(super) const OVERRIDE: &str = "--set";
 
 /// Merges `a.b=value` into the tree; the value is YAML. `section_of` finds the section of a key without
 /// one.
@@ -145,25 +148,24 @@ pub(crate) fn apply_override(
     }
     let node = parse(&source, value, path.len() + 1)?;
     let set = !matches!(node.value, Value::Null);
-    let choices = ALTERNATIVES.iter();
-    for choice in choices.filter(|choice| set && choice.iter().any(|key| keys == key)) {
-        for other in choice.iter().filter(|other| keys != *other) {
-            take_back(tree, other);
-        }
+    // Only one of these may be set: an override of one removes the others, unless they are overrides, too.
+    for other in alternatives(&keys).filter(|_| set) {
+        take_back(tree, &other.path());
     }
     insert(tree, &keys, node, &source);
     Ok(())
 }
 
-/// Removes `section.key` if it comes from the config file.
-fn take_back(tree: &mut Node, [section, key]: &[&str; 2]) {
-    let Value::Map(sections) = &mut tree.value else {
+/// Removes the key at `path` if it comes from the config file.
+fn take_back(tree: &mut Node, path: &[&str]) {
+    let (Value::Map(entries), [key, rest @ ..]) = (&mut tree.value, path) else {
         return;
     };
-    let sections = sections.iter_mut().filter(|entry| entry.key == *section);
-    for entry in sections {
-        if let Value::Map(entries) = &mut entry.node.value {
-            entries.retain(|entry| entry.key != *key || *entry.node.place.source.name == *OVERRIDE);
+    match rest {
+        [] => entries.retain(|e| e.key != *key || *e.node.place.source.name == *OVERRIDE),
+        rest => {
+            let sections = entries.iter_mut().filter(|entry| entry.key == *key);
+            sections.for_each(|entry| take_back(&mut entry.node, rest));
         }
     }
 }

@@ -9,10 +9,7 @@ use models::diffusion::PartPaths;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AdapterConfig, Config, DataConfig, Dataset, ModelConfig, SampleConfig, TrainConfig,
-    WeightingScheme,
-};
+use super::{Config, ModelConfig};
 
 /// A number, or a list of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,26 +88,10 @@ pub enum LoraFormat {
     Diffusers,
 }
 
-/// The shape of a video model that is trained from scratch, besides `num_attention_heads`.
-pub(crate) fn shape_keys(model: &ModelConfig) -> [(&'static str, Option<u32>); 7] {
-    [
-        ("num_layers", model.num_layers),
-        ("attention_head_dim", model.attention_head_dim),
-        ("ffn_dim", model.ffn_dim),
-        ("freq_dim", model.freq_dim),
-        ("text_dim", model.text_dim),
-        ("in_channels", model.in_channels),
-        ("scale_factor_spatial", model.scale_factor_spatial),
-    ]
-}
-
 /// Default number of latent channels of a model that is trained from scratch.
 pub(crate) const CHANNELS: u32 = 16;
 /// Default side of the square of pixels that one of its latents represents.
 pub(crate) const SCALE_FACTOR: u32 = 4;
-
-/// Section, key, and whether it is set.
-type Set = (&'static str, &'static str, bool);
 
 impl ModelConfig {
     /// Parts of a video model that are not in its folder.
@@ -138,205 +119,6 @@ impl Config {
             false => "nats per token",
         }
     }
-
-    /// Keys for videos.
-    pub(super) fn video_keys(&self) -> Vec<Set> {
-        let (model, data, train) = (&self.model, &self.data, &self.train);
-        let adapter = self.adapter.as_ref();
-        let sample = &self.sample;
-        let shape = shape_keys(&self.model);
-        let shape = shape.map(|(key, value)| ("model", key, value.is_some()));
-        let mut keys = shape.to_vec();
-        keys.extend([
-            ("model", "transformer", model.transformer.is_some()),
-            ("model", "transformer_2", model.transformer_2.is_some()),
-            ("model", "vae", model.vae.is_some()),
-            ("model", "text_encoder", model.text_encoder.is_some()),
-            ("model", "tokenizer", model.tokenizer.is_some()),
-            (
-                "data",
-                "dataset",
-                data.dataset.is_some_and(Dataset::is_video),
-            ),
-            ("data", "num_frames", data.num_frames.is_some()),
-            ("data", "frame_extraction", data.frame_extraction.is_some()),
-            ("data", "frame_stride", data.frame_stride.is_some()),
-            ("data", "frame_sample", data.frame_sample.is_some()),
-            ("data", "max_frames", data.max_frames.is_some()),
-            ("data", "fps", data.fps.is_some()),
-            ("data", "enable_bucket", data.enable_bucket.is_some()),
-            (
-                "data",
-                "bucket_no_upscale",
-                data.bucket_no_upscale.is_some(),
-            ),
-            (
-                "data",
-                "caption_extension",
-                data.caption_extension.is_some(),
-            ),
-            ("data", "trigger_word", data.trigger_word.is_some()),
-            ("data", "caption_dropout", data.caption_dropout.is_some()),
-            ("data", "num_repeats", data.num_repeats.is_some()),
-            ("data", "image_to_video", data.image_to_video.is_some()),
-            ("data", "cache_dir", data.cache_dir.is_some()),
-            (
-                "train",
-                "weighting_scheme",
-                train.weighting_scheme.is_some(),
-            ),
-            ("train", "flow_shift", train.flow_shift.is_some()),
-            ("train", "logit_mean", train.logit_mean.is_some()),
-            ("train", "logit_std", train.logit_std.is_some()),
-            ("train", "min_sigma", train.min_sigma.is_some()),
-            ("train", "max_sigma", train.max_sigma.is_some()),
-            ("train", "experts", train.experts.is_some()),
-            (
-                "train",
-                "steps_per_expert",
-                train.steps_per_expert.is_some(),
-            ),
-            (
-                "model",
-                "boundary_ratio",
-                self.model.boundary_ratio.is_some(),
-            ),
-            (
-                "sample",
-                "negative_prompt",
-                sample.negative_prompt.is_some(),
-            ),
-            ("sample", "width", sample.width.is_some()),
-            ("sample", "height", sample.height.is_some()),
-            ("sample", "num_frames", sample.num_frames.is_some()),
-            ("sample", "seed", sample.seed.is_some()),
-            (
-                "sample",
-                "num_inference_steps",
-                sample.num_inference_steps.is_some(),
-            ),
-            ("sample", "guidance_scale", sample.guidance_scale.is_some()),
-            (
-                "sample",
-                "guidance_scale_2",
-                sample.guidance_scale_2.is_some(),
-            ),
-            ("sample", "flow_shift", sample.flow_shift.is_some()),
-            ("sample", "image", sample.image.is_some()),
-            (
-                "adapter",
-                "format",
-                adapter.is_some_and(|adapter| adapter.format.is_some()),
-            ),
-        ]);
-        keys
-    }
-
-    /// Keys that a run on videos does not support, and whether they differ from their defaults.
-    pub(super) fn text_keys(&self) -> Vec<Set> {
-        let (data, none) = (&self.data, DataConfig::default());
-        let (model, no_model) = (&self.model, ModelConfig::default());
-        let (sample, no_sample) = (&self.sample, SampleConfig::default());
-        let plain = AdapterConfig::default();
-        let adapter = self.adapter.as_ref().unwrap_or(&plain);
-        let train = &self.train;
-        let nats = train.metric_for_best_model != TrainConfig::default().metric_for_best_model;
-        vec![
-            (
-                "data",
-                "dataset",
-                data.dataset.is_some_and(|set| !set.is_video()),
-            ),
-            ("data", "mixture", data.mixture != none.mixture),
-            ("data", "format", data.format != none.format),
-            ("data", "block_size", data.block_size != none.block_size),
-            ("data", "packing", data.packing != none.packing),
-            (
-                "data",
-                "validation_shuffle",
-                data.validation_shuffle != none.validation_shuffle,
-            ),
-            ("data", "tokenizer", data.tokenizer != none.tokenizer),
-            ("data", "vocab_size", data.vocab_size != none.vocab_size),
-            ("train", "metric_for_best_model", nats),
-            (
-                "model",
-                "model_type",
-                model.model_type != no_model.model_type,
-            ),
-            (
-                "model",
-                "hidden_size",
-                model.hidden_size != no_model.hidden_size,
-            ),
-            (
-                "model",
-                "intermediate_size",
-                model.intermediate_size != no_model.intermediate_size,
-            ),
-            (
-                "model",
-                "num_hidden_layers",
-                model.num_hidden_layers != no_model.num_hidden_layers,
-            ),
-            (
-                "model",
-                "num_attention_heads",
-                model.num_attention_heads != no_model.num_attention_heads
-                    && model.name_or_path.is_some(),
-            ),
-            (
-                "model",
-                "num_key_value_heads",
-                model.num_key_value_heads.is_some(),
-            ),
-            ("model", "head_dim", model.head_dim.is_some()),
-            (
-                "model",
-                "rope_theta",
-                model.rope_theta != no_model.rope_theta,
-            ),
-            (
-                "model",
-                "rms_norm_eps",
-                model.rms_norm_eps != no_model.rms_norm_eps,
-            ),
-            (
-                "model",
-                "tie_word_embeddings",
-                model.tie_word_embeddings != no_model.tie_word_embeddings,
-            ),
-            (
-                "model",
-                "initializer_range",
-                model.initializer_range != no_model.initializer_range,
-            ),
-            ("adapter", "save_merged", adapter.save_merged),
-            ("adapter", "use_dora", adapter.use_dora),
-            (
-                "adapter",
-                "modules_to_save",
-                adapter.modules_to_save.is_some(),
-            ),
-            ("adapter", "bias", adapter.bias != plain.bias),
-            (
-                "adapter",
-                "loraplus_lr_embedding",
-                adapter.loraplus_lr_embedding != plain.loraplus_lr_embedding,
-            ),
-            (
-                "sample",
-                "max_new_tokens",
-                sample.max_new_tokens != no_sample.max_new_tokens,
-            ),
-            (
-                "sample",
-                "temperature",
-                sample.temperature != no_sample.temperature,
-            ),
-            ("sample", "top_p", sample.top_p != no_sample.top_p),
-        ]
-    }
 }
 
 /// Problems of keys for the model's shape, which a published model determines itself.
@@ -345,36 +127,12 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
     let mut problems = Vec::new();
     let mut report = |key, message, help| problems.push((["model", key], message, help));
     if model.name_or_path.is_some() {
-        for (key, _) in shape_keys(model)
-            .iter()
-            .filter(|(_, value)| value.is_some())
-        {
-            report(
-                key,
-                format!("`model.{key}` is for models that are trained from scratch"),
-                "remove the key, or `model.name_or_path`",
-            );
-        }
         if config.adapter.is_none() {
             let message = "only a LoRA can be trained on a published video model";
             let help = "add an `adapter` section, or remove `model.name_or_path` to train one from scratch";
             problems.push((["data", "resolution"], message.into(), help));
         }
         return problems;
-    }
-    let parts = [
-        ("transformer", model.transformer.is_some()),
-        ("transformer_2", model.transformer_2.is_some()),
-        ("vae", model.vae.is_some()),
-        ("text_encoder", model.text_encoder.is_some()),
-        ("tokenizer", model.tokenizer.is_some()),
-    ];
-    for (key, _) in parts.into_iter().filter(|(_, set)| *set) {
-        report(
-            key,
-            format!("`model.{key}` is a part of a published model, but none is named"),
-            "set `model.name_or_path`, or remove the key",
-        );
     }
     for (key, value) in [
         ("attention_head_dim", model.attention_head_dim),
@@ -406,22 +164,23 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
 /// Problems of a run on videos, or of one that is not but has keys for videos: key, message, and help.
 pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'static str)> {
     let mut problems = Vec::new();
-    if !config.is_video() {
-        for (section, key, _) in config.video_keys().into_iter().filter(|key| key.2) {
-            problems.push((
-                vec![section, key],
-                format!("`{section}.{key}` is for videos, and this run is not on videos"),
-                "set `data.resolution` to train on videos, or remove the key",
-            ));
-        }
-        return problems;
-    }
-    for (section, key, _) in config.text_keys().into_iter().filter(|key| key.2) {
+    if let Some(set) = config
+        .data
+        .dataset
+        .filter(|set| set.is_video() != config.is_video())
+    {
+        let message = match set.is_video() {
+            true => "`data.dataset` is for videos, and this run is not on videos",
+            false => "`data.dataset` has no effect on videos (`data.resolution` is set)",
+        };
         problems.push((
-            vec![section, key],
-            format!("`{section}.{key}` has no effect on videos (`data.resolution` is set)"),
-            "remove the key",
+            vec!["data", "dataset"],
+            message.into(),
+            "name another, or set `data.path`",
         ));
+    }
+    if !config.is_video() {
+        return problems;
     }
     let mut report = |path: [&'static str; 2], message: String, help: &'static str| {
         problems.push((path.to_vec(), message, help));
@@ -446,37 +205,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             "see `sample.prompts` in the handbook",
         );
     }
-    let extraction = data.frame_extraction.unwrap_or(FrameExtraction::Head);
-    let of_others = [
-        (
-            "frame_stride",
-            data.frame_stride.is_some(),
-            FrameExtraction::Slide,
-            "slide",
-        ),
-        (
-            "frame_sample",
-            data.frame_sample.is_some(),
-            FrameExtraction::Uniform,
-            "uniform",
-        ),
-        (
-            "max_frames",
-            data.max_frames.is_some(),
-            FrameExtraction::Full,
-            "full",
-        ),
-    ];
-    for (key, set, needs, name) in of_others {
-        if set && extraction != needs {
-            report(
-                ["data", key],
-                format!("`data.{key}` requires `data.frame_extraction: {name}`"),
-                "set that, or remove the key",
-            );
-        }
-    }
-    if extraction == FrameExtraction::Full && data.num_frames.is_some() {
+    if data.frame_extraction == Some(FrameExtraction::Full) && data.num_frames.is_some() {
         report(
             ["data", "num_frames"],
             "`data.frame_extraction: full` uses all frames, whatever `data.num_frames` is".into(),
@@ -489,18 +218,6 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             "without buckets, every picture gets `data.resolution`".into(),
             "remove `data.bucket_no_upscale` or `data.enable_bucket: false`",
         );
-    }
-    for (key, set) in [
-        ("logit_mean", train.logit_mean.is_some()),
-        ("logit_std", train.logit_std.is_some()),
-    ] {
-        if set && train.weighting_scheme != Some(WeightingScheme::LogitNormal) {
-            report(
-                ["train", key],
-                format!("`train.{key}` requires `train.weighting_scheme: logit_normal`"),
-                "set that, or remove the key",
-            );
-        }
     }
     if train.steps_per_expert.is_some()
         && matches!(train.experts, Some(Experts::High | Experts::Low))

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::{Passes, Run, StepPhase};
+use crate::Error;
 use crate::checkpoint::{self, Checkpoint, State, Trained};
-use crate::config::Config;
+use crate::config::{self, Config, ConfigError};
 use crate::device;
 use crate::events::Evaluation;
 use crate::optim::Gradients;
@@ -18,33 +19,6 @@ use crate::resume::Resumed;
 use crate::stop::Stop;
 use crate::summary::Ending;
 use crate::task::{Share, Task};
-use crate::{Error, config::ConfigError};
-
-/// Keys about locations and speed, which may differ between machines. What a path refers to is compared itself, and only
-/// rank 0 reads the checkpoint to resume from.
-const OF_THE_MACHINE: [&str; 21] = [
-    "output_dir",
-    "device",
-    "threads",
-    "model.name_or_path",
-    "model.transformer",
-    "model.transformer_2",
-    "model.vae",
-    "model.text_encoder",
-    "model.tokenizer",
-    "model.profile",
-    "model.low_vram",
-    "model.blocks_to_swap",
-    "model.offload_fraction",
-    "model.max_memory",
-    "model.device_map",
-    "model.ring_slots",
-    "model.offload_folder",
-    "data.path",
-    "train.verify",
-    "train.transfer_deadline",
-    "train.resume_from_checkpoint",
-];
 
 /// Index of the first out-of-memory flag among the numbers that ranks sum in each step.
 const SHORT: usize = 6;
@@ -62,7 +36,8 @@ pub(super) struct Asked {
 /// What must be equal on all ranks before they read anything: version and config.
 pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
     let mut leaves = config.leaves()?;
-    leaves.retain(|key, _| !OF_THE_MACHINE.contains(&key.as_str()));
+    // What a path names is compared itself; where a run goes on from is rank 0's to say.
+    leaves.retain(|name, _| !config::key(name).is_some_and(|key| key.is_per_machine()));
     let sources = leaves.get_mut("data.mixture").and_then(Value::as_array_mut);
     for source in sources.into_iter().flatten() {
         // As `data.path`.

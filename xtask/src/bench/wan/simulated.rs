@@ -87,7 +87,7 @@ const REAL: [Case; 3] = [
         settings: &[
             "train.experts=high",
             "model.quantization=nf4",
-            "model.low_vram=true",
+            "model.offload=all",
             "train.activation_offload=true",
         ],
     },

@@ -305,7 +305,7 @@ impl<'a> PlannedExperts<'a> {
                 if let Some(need) = needed(&other, memory, &other_options)? {
                     let mut keys = vec!["`train.gradient_checkpointing: true`"];
                     keys.extend((!word.is_empty()).then_some(word));
-                    keys.extend(swap.then_some("`model.low_vram: true`"));
+                    keys.extend(swap.then_some("`model.offload: all`"));
                     keys.extend(offload.then_some("`train.activation_offload: true`"));
                     fitting.push(format!("{} ({need})", keys.join(" and ")));
                     break;
