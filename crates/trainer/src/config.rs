@@ -345,6 +345,7 @@ impl Config {
     /// See [`Config::load`].
     pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
         let mut tree = tree::parse_file(name, text)?;
+        declared::drop_removed_keys(&mut tree);
         let (mut problems, mut warnings) = memory::replace_older_words(&mut tree);
         for argument in overrides {
             tree::apply_override(&mut tree, argument, &schema::section_of)?;

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::data::RECORD_KEYS;
-use super::declared;
+use super::declared::{self, Misfit};
 use super::problem::{Problem, SourceSpan};
 use super::tree::Node;
 use super::{BestMetric, Config};
 
 /// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
-    let mut problems: Vec<_> = declared(tree, true).collect();
+    let mut problems: Vec<_> = refused(tree).collect();
     let mut report = |path: &[&str], message: String, help: &str| {
         problems.push(Problem::at(&place_of(tree, path), message).with_help(help));
     };
@@ -175,12 +175,34 @@ fn place_of(tree: &Node, path: &[&str]) -> SourceSpan {
     node.unwrap_or(tree).place.clone()
 }
 
-/// Problems that follow from the declarations of keys, or warnings.
-fn declared(tree: &Node, refused: bool) -> impl Iterator<Item = Problem> {
+/// Problems that follow from the declarations of keys.
+fn refused(tree: &Node) -> impl Iterator<Item = Problem> {
     let misfits = declared::misfits(&tree.to_json()).into_iter();
-    misfits
-        .filter(move |one| one.refused == refused)
-        .map(|one| Problem::at(&place_of(tree, &one.key.path()), one.message).with_help(one.help))
+    let refused = misfits.filter(|misfit| misfit.refused);
+    refused.map(|misfit| problem_of(tree, misfit))
+}
+
+/// Warnings that follow from the declarations of keys: one for all that have their default values.
+fn without_effect(tree: &Node) -> Vec<Problem> {
+    let misfits = declared::misfits(&tree.to_json()).into_iter();
+    let (mut plain, others): (Vec<_>, Vec<_>) = misfits
+        .filter(|misfit| !misfit.refused)
+        .partition(|misfit| misfit.is_default);
+    let more = plain.len().saturating_sub(1);
+    plain.truncate(1);
+    if let Some(first) = plain.first_mut().filter(|_| more > 0) {
+        let name = first.key.full_name();
+        first.message = format!(
+            "`{name}` and {more} more keys have no effect in this run; they are set to their defaults"
+        );
+        first.help = "remove them".into();
+    }
+    let all = plain.into_iter().chain(others);
+    all.map(|misfit| problem_of(tree, misfit)).collect()
+}
+
+fn problem_of(tree: &Node, misfit: Misfit) -> Problem {
+    Problem::at(&place_of(tree, &misfit.key.path()), misfit.message).with_help(misfit.help)
 }
 
 /// The problem with column names and what to write instead, if there is one.
@@ -207,7 +229,7 @@ pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(Str
 /// Warnings about keys that are set and allowed, but have no effect beside other keys.
 pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
-    let mut warnings: Vec<_> = declared(tree, false).collect();
+    let mut warnings = without_effect(tree);
     let fraction = tree.find(&["data", "validation_fraction"]);
     if let (Some(place), Some(measured)) = (fraction, data.eval_data())
         && data.validation_fraction > 0.0

@@ -3,12 +3,16 @@
 use serde_json::Value;
 
 use super::keys::{Key, key, keys};
+use super::tree::{self, Node};
 
 /// A key that is set and does not fit the others.
 pub(super) struct Misfit {
     pub(super) key: &'static Key,
     /// Whether the config is refused; else the key has no effect.
     pub(super) refused: bool,
+    /// Whether it is written with its default, as all keys were in the configs that older runs wrote. This is never
+    /// refused.
+    pub(super) is_default: bool,
     pub(super) message: String,
     pub(super) help: String,
 }
@@ -19,7 +23,12 @@ pub(super) fn misfits(config: &Value) -> Vec<Misfit> {
     let run = Run::of(config);
     let mut found = Vec::new();
     for (number, key) in set.iter().copied().enumerate() {
-        found.extend(run.misfit(key));
+        let is_default = key.is_default(config);
+        found.extend(run.misfit(key).map(|misfit| Misfit {
+            refused: misfit.refused && !is_default,
+            is_default,
+            ..misfit
+        }));
         let Some(what) = key.words("x-sets") else {
             continue;
         };
@@ -32,12 +41,33 @@ pub(super) fn misfits(config: &Value) -> Vec<Misfit> {
             found.push(Misfit {
                 key,
                 refused: true,
+                is_default: false,
                 message: format!("`{one}` and `{two}` both set {what}"),
                 help: "keep one of the two".into(),
             });
         }
     }
     found
+}
+
+/// Keys of `train` that were removed, and their defaults.
+const REMOVED: [(&str, &str); 5] = [
+    ("train_batch_size", "null"),
+    ("sync_every", "1"),
+    ("outer_learning_rate", "0.7"),
+    ("outer_momentum", "0.9"),
+    ("mode_scale", "null"),
+];
+
+/// Drops removed keys with their defaults, which the configs that older runs wrote contain.
+pub(super) fn drop_removed_keys(tree: &mut Node) {
+    let train = tree.find_mut("train").map(|node| &mut node.value);
+    if let Some(tree::Value::Map(entries)) = train {
+        entries.retain(|entry| {
+            let value = entry.node.to_json().to_string();
+            !REMOVED.contains(&(&*entry.key, &*value))
+        });
+    }
 }
 
 /// The same config without the keys that have no effect in it.
@@ -137,6 +167,7 @@ impl<'a> Run<'a> {
         Some(Misfit {
             key,
             refused,
+            is_default: false,
             message: format!("`{}` {message}", key.full_name()),
             help: help.into(),
         })
@@ -184,6 +215,7 @@ impl<'a> Run<'a> {
         Some(Misfit {
             key,
             refused,
+            is_default: false,
             message,
             help,
         })

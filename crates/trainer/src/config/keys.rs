@@ -207,6 +207,14 @@ impl Key {
         }
     }
 
+    /// Whether a config sets it to its default.
+    pub(super) fn is_default(&self, config: &Value) -> bool {
+        let (written, default) = (self.value(config), &self.schema["default"]);
+        // `8` and `8.0` are the same number.
+        let numbers = written.as_f64().zip(default.as_f64());
+        numbers.map_or(written == default, |(written, default)| written == default)
+    }
+
     fn written<'c>(&self, config: &'c Value) -> Option<&'c Value> {
         self.path()
             .into_iter()

@@ -246,3 +246,44 @@ fn keys_that_follow_from_a_published_model_or_saved_adapter_give_a_warning() {
         assert!(warnings.concat().contains(told), "{warnings:?}");
     }
 }
+
+/// Runs wrote all keys to their configs, whether they had an effect or not, and some keys had other names.
+#[test]
+fn a_config_with_all_keys_that_an_older_run_wrote_is_read() {
+    let published = "model: {name_or_path: org/name, quantization: nf4}\nadapter: {r: 4}\n";
+    let tuned = format!("{published}data: {{path: x}}");
+    let video = format!("{published}data: {{path: x, resolution: 64}}");
+    for (kind, text) in [
+        ("from scratch", "data: {path: x.txt}"),
+        ("fine-tuned", &tuned),
+        ("video", &video),
+        ("video from scratch", "data: {path: x, resolution: 64}"),
+    ] {
+        let config = Config::parse("x.yaml", text, &[]).unwrap();
+        let mut all = serde_json::to_value(&config).unwrap();
+        for (section, key, default) in [
+            ("model", "profile", serde_json::json!(null)),
+            ("model", "low_vram", serde_json::json!(null)),
+            ("model", "blocks_to_swap", serde_json::json!(null)),
+            ("model", "offload_fraction", serde_json::json!(null)),
+            ("model", "device_map", serde_json::json!(null)),
+            ("train", "train_batch_size", serde_json::json!(null)),
+            ("train", "sync_every", serde_json::json!(1)),
+            ("train", "outer_learning_rate", serde_json::json!(0.7)),
+            ("train", "outer_momentum", serde_json::json!(0.9)),
+            ("train", "mode_scale", serde_json::json!(null)),
+        ] {
+            all[section][key] = default;
+        }
+        all["model"].as_object_mut().unwrap().remove("offload");
+        let written = serde_saphyr::to_string(&all).unwrap();
+        let again = Config::parse("config.yaml", &written, &[]);
+        assert_eq!(again.unwrap(), config, "{kind}");
+        let mut tree = tree::parse_file("config.yaml", &written).unwrap();
+        declared::drop_removed_keys(&mut tree);
+        let warnings = consistency::unused(&config, &tree);
+        assert!(warnings.len() <= 1, "{kind}: {warnings:?}");
+    }
+    let other = Config::parse("x.yaml", "train: {sync_every: 2}", &[DATA.into()]);
+    assert!(other.unwrap_err().to_string().contains("sync_every"));
+}
