@@ -68,10 +68,8 @@ pub(super) fn run(shell: &Shell, packages: Option<&BTreeSet<String>>, again: boo
         }
     }
     let seconds = began.elapsed().as_secs();
-    eprintln!(
-        "tests     {tests} in {} programs, in {seconds} s",
-        programs.len()
-    );
+    eprintln!("tests     of {} programs, in {seconds} s", programs.len());
+    eprintln!("{} passed, {} failed", tests - failed.len(), failed.len());
     ensure!(failed.is_empty(), "failed:\n  {}", failed.join("\n  "));
     Ok(())
 }
