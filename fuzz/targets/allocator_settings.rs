@@ -11,13 +11,15 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|text: &str| {
     match Config::parse(text) {
         Ok(config) => {
-            let mut driver = SimDriver::new(SimConfig::default());
-            let mut pool = Pool::new(config.pool(512));
-            pool.warm_up(&mut driver);
-            if let Ok(address) = pool.allocate(&mut driver, 1 << 20, StreamId(0)) {
-                assert!(pool.free(&mut driver, address).is_ok());
+            for needs_guard in [false, true] {
+                let mut driver = SimDriver::new(SimConfig::default());
+                let mut pool = Pool::new(config.pool(512, needs_guard));
+                pool.warm_up(&mut driver);
+                if let Ok(address) = pool.allocate(&mut driver, 1 << 20, StreamId(0)) {
+                    assert!(pool.free(&mut driver, address).is_ok());
+                }
+                assert_eq!(pool.stats().live_bytes, 0);
             }
-            assert_eq!(pool.stats().live_bytes, 0);
         }
         Err(error) => assert!(error.to_string().starts_with("HIP_ALLOC_CONF")),
     }
