@@ -52,20 +52,18 @@ impl DeviceMemory {
 
     /// Queries the driver's memory.
     pub(crate) fn refresh(&mut self, driver: &mut dyn Driver) {
-        if let Ok(info) = driver.memory_info(self.held()) {
-            self.capacity = info.free.saturating_add(self.held());
+        let held = self.stats.held_bytes;
+        if let Ok(info) = driver.memory_info(held) {
+            self.capacity = info.free.saturating_add(held);
             self.total = info.total;
         }
     }
 
-    /// Bytes allocated and not returned.
+    /// Bytes of the blocks, which requests can use: what is held without the guards, so that decisions are those
+    /// without them.
     pub(crate) fn held(&self) -> u64 {
-        self.stats.held_bytes
-    }
-
-    /// Bytes behind every block.
-    pub(crate) fn guard(&self) -> u64 {
-        self.guard
+        let blocks = self.stats.driver_allocs - self.stats.driver_frees;
+        self.stats.held_bytes - blocks * self.guard
     }
 
     /// The statistics, with the other fields at zero.
@@ -104,7 +102,8 @@ impl DeviceMemory {
     /// Allocates memory for a block, within the limit.
     pub(crate) fn take(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<u64, DriverError> {
         let held = bytes.checked_add(self.guard);
-        let held = held.filter(|held| *held <= self.limit.saturating_sub(self.held()));
+        let room = self.limit.saturating_sub(self.stats.held_bytes);
+        let held = held.filter(|held| *held <= room);
         let held = held.ok_or(DriverError::OutOfMemory)?;
         let (address, time) = self.timed(driver, |driver| driver.allocate(held));
         let address = address?;

@@ -472,7 +472,7 @@ impl<P: Policy> Memory<P> {
         if owner != Owner::ANYONE
             && freed_at > self.fences.safe_until(driver, owner, FenceCheck::Query)?
         {
-            let bytes = self.heap.block(block).bytes + self.device.guard();
+            let bytes = self.heap.block(block).bytes;
             self.fences.depart(block, bytes, owner, freed_at);
             return Ok(());
         }
