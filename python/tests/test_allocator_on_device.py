@@ -204,7 +204,8 @@ def test_an_error_of_empty_cache_is_raised_after_all_devices_were_trimmed(run):
 def lora(steps):
     """A LoRA of frozen layers of several widths, whose backward pass reads each of their weights."""
     torch.manual_seed(0)
-    widths = [512, 1024, 1536, 512]
+    # Weights of 12 MiB, each of which fills a segment of PyTorch's allocator.
+    widths = [1536, 4096, 1536, 4096]
     layers = [torch.randn(out, into, device="cuda", dtype=torch.bfloat16) for into, out in zip(widths, widths[1:], strict=False)]
     adapters = []
     for weight in layers:

@@ -80,6 +80,10 @@ fn picture(place: &Place, run: &str, base: bool) -> Vec<u8> {
 #[test]
 fn the_lora_of_one_expert_is_applied_once_and_parts_are_those_of_the_run() {
     let place = Place::new();
+    let scheduler = place.path("model/scheduler");
+    fs::create_dir_all(&scheduler).unwrap();
+    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
+    fs::write(scheduler.join("scheduler_config.json"), text).unwrap();
     // The folder's own transformer is not the one that is trained.
     let aside = place.path("transformer");
     fs::rename(place.path("model/transformer"), &aside).unwrap();

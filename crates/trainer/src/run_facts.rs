@@ -435,8 +435,8 @@ mod tests {
             lines(),
             [
                 format!(
-                    "surefoot generate --model wan --vae /m/vae.safetensors --lora {at}/cat_high_noise.safetensors \
-                     --lora-2 {at}/cat_low_noise.safetensors {options}"
+                    "surefoot generate --model wan --lora {at}/cat_high_noise.safetensors \
+                     --lora-2 {at}/cat_low_noise.safetensors --vae /m/vae.safetensors {options}"
                 ),
                 format!(
                     "cp {at}/cat_high_noise.safetensors {at}/cat_low_noise.safetensors ~/ComfyUI/models/loras/"
@@ -445,7 +445,7 @@ mod tests {
         );
         std::fs::write(adapter.join("cat.safetensors"), "").unwrap();
         std::fs::remove_file(adapter.join("cat_low_noise.safetensors")).unwrap();
-        assert!(lines()[0].contains(&format!("--lora {at}/cat.safetensors --width")));
+        assert!(lines()[0].contains(&format!("--lora {at}/cat.safetensors --vae")));
     }
 
     #[test]

@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "tie_word_embeddings",
     "bos_token_id",
     "eos_token_id",
+    "pad_token_id",
     "is_causal",
     "quantization_config",
     "compression_config",
@@ -42,7 +43,6 @@ pub(super) const NO_EFFECT: &[&str] = &[
     "dtype",
     "torch_dtype",
     "initializer_range",
-    "pad_token_id",
     "pretraining_tp",
     "transformers_version",
     "transformers.js_config",
@@ -103,6 +103,8 @@ pub struct DecoderConfig {
     pub local: Option<LocalLayers>,
     /// What scores are multiplied by; `None` for one over the root of the head's width.
     pub score_scale: Option<f64>,
+    /// The token of padding, whose embedding learns nothing from being looked up.
+    pub pad_token_id: Option<i64>,
     /// What embeddings are multiplied by, rounded to their type.
     pub embedding_scale: Option<f64>,
     /// The activation of the feed-forward layer's gate.
@@ -340,6 +342,8 @@ pub(super) fn read(
         rope: rope::read(object, context, &defaults.rope)?,
         local: None,
         score_scale: None,
+        // Others than a token mean none, as −1 does.
+        pad_token_id: object.get("pad_token_id").and_then(Value::as_i64),
         embedding_scale: None,
         activation: Activation::Silu,
         tie_word_embeddings: object.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,

@@ -71,8 +71,12 @@ impl Decoder {
         let initial = Initial::Normal(options.initializer_range);
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let tied = config.tie_word_embeddings;
-        let (embedding, tied_head) =
+        let (mut embedding, tied_head) =
             builder.embedding(EMBEDDING, &[vocabulary, hidden], initial, tied)?;
+        let padding = config
+            .pad_token_id
+            .filter(|token| (0..vocabulary).contains(token));
+        embedding.padding = padding.unwrap_or(-1);
         let count = usize::try_from(config.num_hidden_layers).unwrap_or(0);
         let blocks = Blocks::new(
             ("model.layers", count),

@@ -218,6 +218,7 @@ impl<'a> Builder<'a> {
                 weight,
                 compute,
                 adapter: None,
+                padding: -1,
             };
             return Ok((embedding, None));
         };
@@ -240,6 +241,7 @@ impl<'a> Builder<'a> {
                 weight,
                 compute,
                 adapter,
+                padding: -1,
             },
             head,
         ))

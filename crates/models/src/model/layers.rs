@@ -72,6 +72,8 @@ pub struct Embedding {
     pub compute: Kind,
     /// The low-rank change to the transposed weight: its `A` is `[rank, vocabulary]`.
     pub adapter: Option<LoraLayer>,
+    /// The token whose row learns nothing from being looked up, as in transformers; −1 for none.
+    pub padding: i64,
 }
 
 impl Embedding {
@@ -80,11 +82,11 @@ impl Embedding {
     /// # Errors
     /// If a token is not in the vocabulary, or memory runs out.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor, Error> {
-        let rows = Tensor::f_embedding(&self.weight, tokens, -1, false, false)?;
+        let rows = Tensor::f_embedding(&self.weight, tokens, self.padding, false, false)?;
         let rows = to_kind(&rows, Kind::Float)?;
         match &self.adapter {
             None => Ok(rows),
-            Some(adapter) => adapter.embed(&rows, tokens, (&self.weight, self.compute)),
+            Some(adapter) => adapter.embed(&rows, self, tokens),
         }
     }
 }

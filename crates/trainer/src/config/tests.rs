@@ -429,7 +429,7 @@ fn rules_between_keys_hold() {
         (&["name=../x"], "cannot be the name of a folder"),
         (
             &["train.per_device_train_batch_size=much"],
-            "cannot be `much`",
+            "takes a whole number, not the text `much`",
         ),
     ];
     for (arguments, want) in cases {
