@@ -367,17 +367,17 @@ function samples() {
 function placed() {
   const section = at("placement");
   const routes = placement.routes.filter((r) => r.tensors > 0);
-  const troubled = placement.stories.length + placement.stories_left_out;
-  const story = troubled === 0
+  const troubled = placement.traces.length + placement.traces_left_out;
+  const outcome = troubled === 0
     ? (routes.length ? "Every tensor arrived by the first route open to it." : "Nothing had to move: all of it was trained where it was loaded.")
     : `${whole.format(troubled)} tensors did not arrive by the first route open to them.`;
-  section.querySelector("p").textContent = `Verification: ${text(placement.verify)}. ${story}${streamed()}`;
-  const rows = routes.map((r) => [text(r.rung), whole.format(r.tensors), bytes(r.bytes), whole.format(r.verified)]);
+  section.querySelector("p").textContent = `Verification: ${text(placement.verify)}. ${outcome}${streamed()}`;
+  const rows = routes.map((r) => [text(r.strategy), whole.format(r.tensors), bytes(r.bytes), whole.format(r.verified)]);
   if (rows.length) section.querySelector("div").append(table(["route", "tensors", "size", "verified"], rows, [1, 2, 3]));
-  if (placement.stories.length) {
-    const stories = placement.stories.map((s) => [s.tensor, bytes(s.bytes),
-      s.attempts.map((a) => `${text(a.rung)}: ${a.outcome}`).join(" → ")]);
-    section.querySelector("div").append(table(["tensor", "size", "tried"], stories, [1]));
+  if (placement.traces.length) {
+    const traces = placement.traces.map((s) => [s.tensor, bytes(s.bytes),
+      s.attempts.map((a) => `${text(a.strategy)}: ${a.outcome}`).join(" → ")]);
+    section.querySelector("div").append(table(["tensor", "size", "tried"], traces, [1]));
   }
 }
 /* What was streamed, as a sentence. */
