@@ -3,7 +3,6 @@
 use tch::{Kind, Tensor};
 
 use crate::Error;
-use crate::model::layers::Embedding;
 use crate::tensor::{BaseMap, to_kind};
 use crate::weight::Weight;
 
@@ -59,22 +58,23 @@ impl LoraLayer {
         Ok(to_kind(&result, base.1)?.f_view(size.as_slice())?)
     }
 
-    /// The adapted embedding of `tokens`. `rows` (fp32) is the lookup in the frozen weight of `base`;
-    /// this adapter is that of the transposed weight. As in PEFT, there is no dropout.
+    /// The adapted embedding of `tokens`. `rows` (fp32) is their lookup in the frozen weight (`base`: the
+    /// weight and the type of its products); this adapter is that of the transposed weight. The row of the
+    /// token `padding` learns nothing. As in PEFT, there is no dropout.
     pub(crate) fn embed(
         &self,
         rows: &Tensor,
-        base: &Embedding,
+        (weight, compute): (&Tensor, Kind),
         tokens: &Tensor,
+        padding: i64,
     ) -> Result<Tensor, Error> {
-        let low = Tensor::f_embedding(&self.a.f_tr()?, tokens, base.padding, false, false)?;
+        let low = Tensor::f_embedding(&self.a.f_tr()?, tokens, padding, false, false)?;
         let change = low.f_matmul(&self.b.f_tr()?)?.f_mul_scalar(self.scaling)?;
         let whole = rows.f_add(&change)?;
         match &self.dora {
             None => Ok(whole),
             Some(dora) => {
-                let norm =
-                    self.row_norms(dora, &Weight::Dense(base.weight.f_tr()?), base.compute)?;
+                let norm = self.row_norms(dora, &Weight::Dense(weight.f_tr()?), compute)?;
                 Ok(whole.f_mul(&dora.magnitude.f_div(&norm)?)?)
             }
         }

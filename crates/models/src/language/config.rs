@@ -233,6 +233,7 @@ impl DecoderConfig {
             ("rope_scaling", rope_scaling),
             ("rope_parameters", rope_parameters),
             ("tie_word_embeddings", json!(self.tie_word_embeddings)),
+            ("pad_token_id", json!(self.pad_token_id)),
             ("bos_token_id", json!(self.bos_token_id)),
             (
                 "eos_token_id",
@@ -264,6 +265,7 @@ pub(super) struct Defaults {
     pub(super) max_position_embeddings: i64,
     pub(super) rope: Place,
     pub(super) tie_word_embeddings: bool,
+    pub(super) pad_token_id: Option<i64>,
     pub(super) bos_token_id: Option<i64>,
     pub(super) eos_token_id: Option<i64>,
 }
@@ -281,6 +283,7 @@ impl Defaults {
         max_position_embeddings: 2048,
         rope: Place::FLAT,
         tie_word_embeddings: false,
+        pad_token_id: None,
         bos_token_id: None,
         eos_token_id: None,
     };
@@ -343,7 +346,10 @@ pub(super) fn read(
         local: None,
         score_scale: None,
         // Others than a token mean none, as −1 does.
-        pad_token_id: object.get("pad_token_id").and_then(Value::as_i64),
+        pad_token_id: match object.has("pad_token_id") {
+            true => object.get("pad_token_id").and_then(Value::as_i64),
+            false => defaults.pad_token_id,
+        },
         embedding_scale: None,
         activation: Activation::Silu,
         tie_word_embeddings: object.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,

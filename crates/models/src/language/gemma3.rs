@@ -44,20 +44,11 @@ pub(super) static FAMILY: Family = Family {
         Some("post_feedforward_layernorm"),
     ],
     gguf: Gguf {
-        parts: &[
+        norms: &[
             ("attn_norm", "input_layernorm"),
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
-            ("attn_q", "self_attn.q_proj"),
-            ("attn_k", "self_attn.k_proj"),
-            ("attn_v", "self_attn.v_proj"),
-            ("attn_output", "self_attn.o_proj"),
-            ("attn_q_norm", "self_attn.q_norm"),
-            ("attn_k_norm", "self_attn.k_norm"),
-            ("ffn_gate", "mlp.gate_proj"),
-            ("ffn_up", "mlp.up_proj"),
-            ("ffn_down", "mlp.down_proj"),
         ],
         norms_plus_one: true,
         keys: &[
@@ -109,6 +100,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         max_position_embeddings: 131_072,
         rope: WHOLE,
         tie_word_embeddings: true,
+        pad_token_id: Some(0),
         bos_token_id: Some(2),
         eos_token_id: Some(1),
     };

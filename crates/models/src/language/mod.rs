@@ -78,8 +78,8 @@ struct PartOf {
 pub(crate) struct Gguf {
     /// `general.architecture`, and the prefix of its keys.
     pub(crate) architecture: &'static str,
-    /// The parts of a block: llama.cpp's name and that of transformers.
-    pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// The norms of a block beside its [`GGUF_PARTS`].
+    norms: &'static [(&'static str, &'static str)],
     /// Whether the rows of q and k are interleaved: llama.cpp then rotates adjacent pairs.
     pub(crate) interleaved: bool,
     /// Whether one was added to the weights of norms.
@@ -91,16 +91,24 @@ pub(crate) struct Gguf {
 }
 
 impl Gguf {
-    /// A family with the usual parts, which is stored as it is.
+    /// A family with [`PRE_NORMS`], which is stored as it is.
     const fn plain(architecture: &'static str) -> Self {
         Self {
             architecture,
-            parts: GGUF_PARTS,
+            norms: GGUF_PRE_NORMS,
             interleaved: false,
             norms_plus_one: false,
             keys: &[],
             derive: |_| (),
         }
+    }
+
+    /// The name that transformers has for this part of a block.
+    pub(crate) fn part(&self, name: &str) -> Option<&'static str> {
+        let mut parts = self.norms.iter().chain(GGUF_PARTS);
+        parts
+            .find(|(theirs, _)| *theirs == name)
+            .map(|(_, ours)| *ours)
     }
 }
 
@@ -178,10 +186,14 @@ const PRE_NORMS: [Option<&str>; 4] = [
     None,
 ];
 
-/// The parts of a block as llama.cpp and transformers name them, for families with [`PRE_NORMS`].
-const GGUF_PARTS: &[(&str, &str)] = &[
+/// [`PRE_NORMS`] as llama.cpp and transformers name them.
+const GGUF_PRE_NORMS: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
+];
+
+/// The parts of every family's blocks as llama.cpp and transformers name them.
+const GGUF_PARTS: &[(&str, &str)] = &[
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),

@@ -86,7 +86,9 @@ impl Embedding {
         let rows = to_kind(&rows, Kind::Float)?;
         match &self.adapter {
             None => Ok(rows),
-            Some(adapter) => adapter.embed(&rows, self, tokens),
+            Some(adapter) => {
+                adapter.embed(&rows, (&self.weight, self.compute), tokens, self.padding)
+            }
         }
     }
 }

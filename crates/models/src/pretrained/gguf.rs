@@ -196,11 +196,7 @@ fn hugging_face_name(family: &Family, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
     let (part, role) = rest.split_once('.')?;
-    let (_, part) = family
-        .gguf
-        .parts
-        .iter()
-        .find(|(theirs, _)| *theirs == part)?;
+    let part = family.gguf.part(part)?;
     matches!(role, "weight" | "bias").then(|| format!("model.layers.{layer}.{part}.{role}"))
 }
 
@@ -280,6 +276,10 @@ fn config_json(header: &Header) -> Result<serde_json::Value, String> {
         "bos_token_id": token(header, "tokenizer.ggml.bos_token_id")?,
         "eos_token_id": token(header, "tokenizer.ggml.eos_token_id")?,
     });
+    const PADDING: &str = "tokenizer.ggml.padding_token_id";
+    if header.metadata.contains_key(PADDING) {
+        config["pad_token_id"] = json!(token(header, PADDING)?);
+    }
     for (theirs, ours) in family.gguf.keys {
         config[*ours] = keys.number(theirs)?;
     }
