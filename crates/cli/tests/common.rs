@@ -20,6 +20,14 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// A text of so many lines to train on.
+#[cfg(feature = "torch")]
+pub(crate) fn bottles(lines: usize) -> String {
+    (0..lines)
+        .map(|n| format!("{n} bottles of ale\n"))
+        .collect()
+}
+
 /// Exit code, stdout and stderr as one text, for a snapshot.
 pub(crate) fn show(output: &Output) -> String {
     format!(

@@ -33,7 +33,7 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let text: String = (0..200).map(|n| format!("{n} bottles of ale\n")).collect();
+        let text = crate::common::bottles(200);
         fs::write(folder.path().join("text.txt"), text).unwrap();
         fs::write(folder.path().join("config.yaml"), CONFIG).unwrap();
         let mut place = Self { folder, hub: None };

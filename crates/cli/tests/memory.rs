@@ -80,7 +80,7 @@ fn losses(folder: &Path, name: &str) -> Vec<f64> {
 fn a_batch_that_does_not_fit_is_learned_in_pieces_and_to_the_same_effect() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
-    let text: String = (0..2000).map(|n| format!("{n} bottles of ale\n")).collect();
+    let text = crate::common::bottles(2000);
     fs::write(folder.join("text.txt"), text).unwrap();
     fs::write(folder.join("config.yaml"), CONFIG).unwrap();
 

@@ -72,7 +72,7 @@ struct Place(tempfile::TempDir);
 impl Place {
     fn new(url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
+        let text = crate::common::bottles(400);
         fs::write(folder.path().join("text.txt"), text).unwrap();
         let config = format!("{CONFIG}notify: {{url: '{url}'}}\n");
         fs::write(folder.path().join("config.yaml"), config).unwrap();

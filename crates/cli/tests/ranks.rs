@@ -45,7 +45,7 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
+        let text = crate::common::bottles(400);
         fs::write(folder.path().join("text.txt"), text).unwrap();
         fs::write(folder.path().join("config.yaml"), CONFIG).unwrap();
         Self { folder }
@@ -248,7 +248,7 @@ fn ranks_learn_what_one_with_their_batch_would() {
 #[test]
 fn ranks_go_through_epochs_as_one_does() {
     let place = Place::new();
-    let text: String = (0..30).map(|n| format!("{n} bottles of ale\n")).collect();
+    let text = crate::common::bottles(30);
     fs::write(place.path("text.txt"), text).unwrap();
     let epochs = CONFIG.replace("max_steps: 8", "num_train_epochs: 3");
     let epochs = epochs.replace("eval_steps: 4\n  save_steps: 4", "eval_strategy: epoch");

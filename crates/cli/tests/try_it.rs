@@ -14,7 +14,7 @@ use surefoot_trainer::{Allocator, Config, NoObserver, Stop};
 use surefoot_ui::queue::{Prompt, Queue};
 use surefoot_ui::runs::Runs;
 
-use self::place::{Place, copy};
+use self::place::{Place, copy, scheduled};
 
 fn train(text: &str, overrides: &[String]) {
     let config = Config::parse("config.yaml", text, overrides).unwrap();
@@ -44,7 +44,7 @@ fn a_language_model_and_an_adapter_on_it_write() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("it's here");
     fs::create_dir(&root).unwrap();
-    let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
+    let text = crate::common::bottles(400);
     fs::write(root.join("text.txt"), text).unwrap();
     let quoted = |name: &str| format!("{:?}", root.join(name).display().to_string());
     let common = format!(
@@ -79,11 +79,7 @@ fn picture(place: &Place, run: &str, base: bool) -> Vec<u8> {
 
 #[test]
 fn the_lora_of_one_expert_is_applied_once_and_parts_are_those_of_the_run() {
-    let place = Place::new();
-    let scheduler = place.path("model/scheduler");
-    fs::create_dir_all(&scheduler).unwrap();
-    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
-    fs::write(scheduler.join("scheduler_config.json"), text).unwrap();
+    let place = scheduled(Place::new());
     // The folder's own transformer is not the one that is trained.
     let aside = place.path("transformer");
     fs::rename(place.path("model/transformer"), &aside).unwrap();

@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
 }
 
 /// A value as it is written in a declaration.
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     value
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned)

@@ -6,6 +6,8 @@
 
 use serde_json::Value;
 
+use super::declared::plain;
+
 /// One line for each of our keys: the key, and the words of others for it.
 const WORDS: &str = "\
 name output_name run_name project_name exp_name
@@ -105,9 +107,7 @@ const UNITS: [(&str, f64); 3] = [
 pub fn translated(word: &str, value: &Value) -> Option<(&'static str, Option<Value>)> {
     let mut entries = entries();
     let (ours, _) = entries.find(|(_, theirs)| theirs.clone().any(|theirs| theirs == word))?;
-    let written = value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned);
+    let written = plain(value);
     let mut values = VALUES
         .iter()
         .filter(|(theirs, ..)| *theirs == word)

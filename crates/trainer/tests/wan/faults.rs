@@ -8,8 +8,7 @@ use models::quant::Quantization;
 use surefoot_trainer::media_sampling::{DenoiserOptions, PartPaths, Request, generate, open};
 use tch::{Device, Kind, Tensor};
 
-use super::place::{Place, weights};
-use super::previews::scheduled;
+use super::place::{Place, scheduled, weights};
 
 /// Puts NaN in the place of what was encoded of `count` clips.
 fn spoil(place: &Place, count: usize) {

@@ -5,8 +5,8 @@ use std::fs;
 use models::formats::{SafetensorsFile, TensorSource};
 use tch::Kind;
 
-use super::place::{Place, plain};
-use super::previews::{PREVIEWS, records, scheduled};
+use super::place::{Place, plain, scheduled};
+use super::previews::{PREVIEWS, records};
 
 const KILLED: [&str; 2] = ["train.save_steps=1", "train.ema_decay=0.9"];
 

@@ -46,6 +46,15 @@ pub(crate) fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// Gives the model a scheduler, which only sampling reads.
+pub(crate) fn scheduled(place: Place) -> Place {
+    let folder = place.path("model/scheduler");
+    fs::create_dir_all(&folder).unwrap();
+    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
+    fs::write(folder.join("scheduler_config.json"), text).unwrap();
+    place
+}
+
 impl Place {
     pub(crate) fn new() -> Self {
         let place = Self {

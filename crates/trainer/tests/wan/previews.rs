@@ -6,7 +6,7 @@ use std::path::Path;
 use image::GenericImageView;
 
 use super::experts;
-use super::place::Place;
+use super::place::{Place, scheduled};
 
 pub(crate) const PREVIEWS: [&str; 6] = [
     "train.max_steps=4",
@@ -16,15 +16,6 @@ pub(crate) const PREVIEWS: [&str; 6] = [
     "sample.height=48",
     "sample.prompts=[a grey cat --d 7, a dog runs --f 1 --w 48 --h 32 --n a cat]",
 ];
-
-/// Gives the model a scheduler, which only sampling reads.
-pub(crate) fn scheduled(place: Place) -> Place {
-    let folder = place.path("model/scheduler");
-    fs::create_dir_all(&folder).unwrap();
-    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
-    fs::write(folder.join("scheduler_config.json"), text).unwrap();
-    place
-}
 
 /// A prompt and its files.
 pub(crate) type Made = (String, Vec<String>);

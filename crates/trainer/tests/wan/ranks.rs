@@ -8,8 +8,8 @@ use surefoot_trainer::{Allocator, NoObserver, Stop};
 use torch_ext::distributed::Store;
 
 use super::experts;
-use super::place::config;
-use super::previews::{PREVIEWS, records, scheduled};
+use super::place::{config, scheduled};
+use super::previews::{PREVIEWS, records};
 
 const FOLDER: &str = "SUREFOOT_TEST_FOLDER";
 const OVERRIDES: &str = "SUREFOOT_TEST_OVERRIDES";

@@ -11,7 +11,6 @@ const PARTS: [string, string][] = [
 ];
 
 interface Plan {
-  profile?: string | null;
   blocks?: number;
   streamed?: number[];
   from_file?: number[];
@@ -67,7 +66,6 @@ function Placed({ plan }: { plan: Plan }) {
   return (
     <>
       <p>
-        {plan.profile ? `Profile ${plan.profile}. ` : ""}
         {blocks - streamed.length} of {blocks} blocks stay on the device
         {inMemory.length > 0 && `, ${inMemory.length} are copied from host memory in each pass (${ranges(inMemory)})`}
         {from_file.length > 0 && `, ${from_file.length} are read from files${plan.folder ? ` in ${plan.folder}` : ""} (${ranges(from_file)})`}.
