@@ -112,7 +112,7 @@ fn nothing_is_started_but_surefoot_and_the_server_starts_nothing() {
         // Where the queue starts its worker and the trainer, the program is the one that the command line gave.
         let may_start = matches!(
             path.as_str(),
-            "queue/mod.rs" | "queue/check.rs" | "queue/generate.rs"
+            "queue.rs" | "queue/check.rs" | "queue/generate.rs"
         );
         for way in [
             "process::Command",
