@@ -4,7 +4,7 @@
 
 use hip_alloc::config::Config;
 use hip_alloc::driver::sim::{SimDriver, SimConfig};
-use hip_alloc::pool::Pool;
+use hip_alloc::pool::{DeviceMemory, Pool};
 use hip_alloc::units::StreamId;
 use libfuzzer_sys::fuzz_target;
 
@@ -12,11 +12,10 @@ fuzz_target!(|text: &str| {
     match Config::parse(text) {
         Ok(config) => {
             for needs_guard in [false, true] {
-                let mut driver = SimDriver::new(SimConfig::default());
-                let mut pool = Pool::new(config.pool(512, needs_guard));
-                pool.warm_up(&mut driver);
-                if let Ok(address) = pool.allocate(&mut driver, 1 << 20, StreamId(0)) {
-                    assert!(pool.free(&mut driver, address).is_ok());
+                let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
+                let mut pool = Pool::new(config.pool(512, needs_guard), device);
+                if let Ok(address) = pool.allocate(1 << 20, StreamId(0)) {
+                    assert!(pool.free(address).is_ok());
                 }
                 assert_eq!(pool.stats().live_bytes, 0);
             }

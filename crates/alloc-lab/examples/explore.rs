@@ -10,9 +10,7 @@
 //! ```
 //!
 //! Replays run with `keep:off` unless the settings say otherwise: with any other `keep`, the pool
-//! itself decides what stays in empty blocks, and does not use [`Policy::slack`].
-//!
-//! [`Policy::slack`]: hip_alloc::pool::policy::Policy::slack
+//! itself decides what stays in empty blocks.
 
 #![allow(clippy::unwrap_used, reason = "an example")]
 

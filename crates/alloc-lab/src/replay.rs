@@ -3,7 +3,7 @@
 use crate::trace::{Event, Trace};
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::pool::policy::{Policy, StepPolicy};
-use hip_alloc::pool::{AllocateError, Keep, Pool, PoolConfig, PoolStats};
+use hip_alloc::pool::{AllocateError, DeviceMemory, Keep, Pool, PoolConfig, PoolStats};
 use hip_alloc::units::{MIB, StreamId};
 use std::time::Duration;
 
@@ -173,9 +173,8 @@ pub fn replay_with(
     sim: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
-    let mut driver = SimDriver::new(sim);
-    let mut pool = Pool::with_policy(config, policy);
-    pool.warm_up(&mut driver);
+    let device = DeviceMemory::of(SimDriver::new(sim));
+    let mut pool = Pool::with_policy(config, device.clone(), policy);
     let mut addresses = vec![0u64; trace.requests as usize];
     let mut sizes = vec![0u64; trace.requests as usize];
     let mut outcome = Outcome::default();
@@ -186,8 +185,8 @@ pub fn replay_with(
     for (number, event) in trace.events.iter().enumerate() {
         match *event {
             Event::Allocate { id, bytes, stream } => {
-                driver.advance(program_time(bytes));
-                match pool.allocate(&mut driver, bytes, StreamId(stream)) {
+                device.lock().driver.advance(program_time(bytes));
+                match pool.allocate(bytes, StreamId(stream)) {
                     Ok(address) => {
                         addresses[id as usize] = address;
                         sizes[id as usize] = bytes;
@@ -201,7 +200,7 @@ pub fn replay_with(
             }
             Event::Free { id } => {
                 let address = std::mem::take(&mut addresses[id as usize]);
-                if address != 0 && pool.free(&mut driver, address).is_ok() {
+                if address != 0 && pool.free(address).is_ok() {
                     live -= sizes[id as usize];
                 }
             }

@@ -6,7 +6,7 @@ use alloc_lab::replay::{Bounds, Outcome, replay};
 use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
-use hip_alloc::pool::{Keep, Pool, PoolConfig};
+use hip_alloc::pool::{DeviceMemory, Keep, Pool, PoolConfig};
 use hip_alloc::units::{MIB, StreamId};
 use std::collections::HashMap;
 use std::path::Path;
@@ -225,35 +225,35 @@ const GUARD: u64 = 4096;
 fn behind_every_live_request_something_is_mapped() {
     for (name, trace) in recorded() {
         for keep in [Keep::Auto, Keep::Off] {
-            let mut driver = SimDriver::new(SimConfig::default());
-            let mut pool = Pool::new(PoolConfig {
+            let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
+            let config = PoolConfig {
                 keep,
                 guard: GUARD,
                 ..PoolConfig::default()
-            });
-            pool.warm_up(&mut driver);
+            };
+            let mut pool = Pool::new(config, device.clone());
             let mut live = HashMap::new();
-            let guarded = |driver: &SimDriver, (address, bytes): &(u64, u64)| {
-                let mapped = driver.mapped_until(*address);
+            let guarded = |(address, bytes): &(u64, u64)| {
+                let mapped = device.lock().driver.mapped_until(*address);
                 mapped.is_some_and(|end| address + bytes + GUARD <= end)
             };
             for (number, event) in trace.events.iter().enumerate() {
                 match *event {
                     Event::Allocate { id, bytes, stream } => {
                         let stream = StreamId(stream);
-                        let address = pool.allocate(&mut driver, bytes, stream).unwrap();
-                        assert!(guarded(&driver, &(address, bytes)), "{name}");
+                        let address = pool.allocate(bytes, stream).unwrap();
+                        assert!(guarded(&(address, bytes)), "{name}");
                         live.insert(id, (address, bytes));
                     }
                     Event::Free { id } => {
                         if let Some((address, _)) = live.remove(&id) {
-                            pool.free(&mut driver, address).unwrap();
+                            pool.free(address).unwrap();
                         }
                     }
                     Event::Step => {}
                 }
                 if number % 1009 == 0 {
-                    assert!(live.values().all(|at| guarded(&driver, at)), "{name}");
+                    assert!(live.values().all(guarded), "{name}");
                 }
             }
         }

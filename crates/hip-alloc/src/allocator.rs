@@ -1,4 +1,4 @@
-//! One device's pool, its driver, and the lock around them.
+//! One device's pools, and the lock around them.
 
 mod pools;
 mod reclaim_view;
@@ -9,19 +9,19 @@ pub(crate) use pools::CannotBegin;
 pub(crate) use reclaim_view::ReclaimView;
 
 use crate::deferred_errors::DeferredErrors;
+use crate::device_pools::{Captured, Pools};
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::history::{History, StackId};
-use crate::limit::within;
 use crate::lock::{Guard, Lock};
 use crate::other_processes::{self, OtherProcesses};
-use crate::pool::{AllocateError, FreeError, Keep, Pool, PoolConfig, PoolStats};
-use crate::private_pools::{Captured, PrivatePools};
+use crate::pool::{AllocateError, Device, DeviceMemory, FreeError, Keep, PoolConfig, PoolStats};
 use crate::recorder::Recorder;
 use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated};
 use crate::snapshot::{self, DeviceState};
 use crate::units::{DeviceIndex, StreamId};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The allocator of one device, for any number of threads.
@@ -31,8 +31,8 @@ pub struct Allocator {
 }
 
 struct Inner {
-    pool: Pool,
-    driver: Box<dyn Driver>,
+    pools: Pools,
+    reach: Reach,
     recorder: Option<Recorder>,
     history: History,
     wrong_frees: Repeated,
@@ -40,21 +40,17 @@ struct Inner {
     other_processes: Option<OtherProcesses>,
     look_after: Option<LookAfter>,
     looked_after: bool,
-    private: Box<PrivatePools>,
-    standing: Standing,
 }
 
 /// Starts the background reclaim when more than the floor is kept for the first time; returns
 /// whether it is running.
 type LookAfter = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What has to be checked before the device's pool is used.
+/// Whether the device may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
-    /// Nothing.
-    Alone,
-    /// The program has private pools, or is capturing a graph.
-    AmongPools,
+enum Reach {
+    /// It may.
+    Usable,
     /// This process was forked from the one that uses the device.
     Orphaned,
     /// The process is exiting, and the runtime may be gone: requests are served, but nothing is returned
@@ -72,7 +68,7 @@ const ENDING: &str = "the process ends, and its GPU runtime may be gone";
 /// Makes an [`Allocator`].
 pub struct AllocatorBuilder {
     device: DeviceIndex,
-    driver: Box<dyn Driver>,
+    memory: Device,
     config: PoolConfig,
     recorder: Option<Recorder>,
     history: History,
@@ -126,39 +122,26 @@ impl AllocatorBuilder {
     }
 
     /// Builds the allocator, and allocates the warm-up floor from the driver.
-    pub fn build(mut self) -> Allocator {
-        let mut private = Box::<PrivatePools>::default();
-        for captured in self.captures.drain(..) {
-            private.heed(captured);
-        }
-        let captured = private.captured();
-        if captured {
-            self.driver.enter_capture();
-        }
-        let mut pool = Pool::new(self.config);
-        if pool.config().keep == Keep::Auto {
-            let remembered = self
-                .other_processes
-                .as_ref()
-                .and_then(OtherProcesses::remembered);
+    pub fn build(self) -> Allocator {
+        if self.config.keep == Keep::Auto {
+            let mut memory = self.memory.lock();
+            let others = self.other_processes.as_ref();
             // Measuring returns memory, which would invalidate a capture.
-            let cost = remembered.or_else(|| (!captured).then(|| self.driver.measure())?);
-            pool.set_driver_cost(cost.unwrap_or_default());
-            if let (Some(other_processes), Some(cost)) = (&self.other_processes, cost) {
-                other_processes.remember(cost);
+            let captured = (self.captures.iter()).any(|captured| captured.load(Ordering::SeqCst));
+            let cost = others
+                .and_then(OtherProcesses::remembered)
+                .or_else(|| (!captured).then(|| memory.driver.measure())?);
+            memory.set_cost(cost.unwrap_or_default());
+            if let (Some(others), Some(cost)) = (others, cost) {
+                others.remember(cost);
             }
         }
-        pool.record_moves(self.history.is_on());
-        private.record_moves(self.history.is_on());
-        pool.warm_up(self.driver.as_mut());
-        if captured {
-            self.driver.leave_capture();
-        }
+        self.memory.lock().record_moves(self.history.is_on());
         Allocator {
             device: self.device,
             inner: Lock::new(Inner {
-                pool,
-                driver: self.driver,
+                pools: Pools::new(self.config, self.memory, self.captures),
+                reach: Reach::Usable,
                 recorder: self.recorder,
                 history: self.history,
                 wrong_frees: Repeated::new(),
@@ -166,11 +149,6 @@ impl AllocatorBuilder {
                 other_processes: self.other_processes,
                 look_after: self.look_after,
                 looked_after: false,
-                standing: match private.are_used() {
-                    true => Standing::AmongPools,
-                    false => Standing::Alone,
-                },
-                private,
             }),
         }
     }
@@ -181,7 +159,7 @@ impl Allocator {
     pub fn builder(device: DeviceIndex, driver: impl Driver + 'static) -> AllocatorBuilder {
         AllocatorBuilder {
             device,
-            driver: Box::new(driver),
+            memory: DeviceMemory::of(driver),
             config: PoolConfig::default(),
             recorder: None,
             history: History::default(),
@@ -198,23 +176,16 @@ impl Allocator {
         if let Some(reason) = inner.out_of_reach() {
             return Err(DriverError::Orphaned(reason));
         }
-        let stats = inner.stats();
+        let stats = inner.pools.stats();
         let held = stats.held_bytes;
-        let total = inner
-            .beside_captures(|_, driver| driver.memory_info(held))?
-            .total;
+        let total = inner.pools.memory_info()?.total;
         let limit = match fraction < 1.0 {
             true => (total as f64 * fraction) as u64,
             false => u64::MAX,
         };
-        let Inner { pool, private, .. } = &mut *inner;
-        private.set_limit(pool, limit);
+        inner.pools.device().lock().limit = limit;
         if held > limit {
-            let keep = limit.saturating_sub(stats.live_bytes);
-            match inner.standing {
-                Standing::AmongPools => inner.trim_among_pools(keep),
-                _ => inner.trim(keep),
-            }
+            inner.pools.trim(limit.saturating_sub(stats.live_bytes));
             if inner.history.is_on() {
                 inner.complete_history(StreamId(0), StackId::UNKNOWN);
             }
@@ -236,14 +207,10 @@ impl Allocator {
         stack: StackId,
     ) -> Result<u64, Refusal> {
         let mut inner = self.inner.lock();
-        let mut served = if inner.standing == Standing::Alone {
-            let Inner { pool, driver, .. } = &mut *inner;
-            pool.allocate(driver.as_mut(), bytes, stream)
-        } else if inner.standing == Standing::Orphaned {
+        if inner.reach == Reach::Orphaned {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
-        } else {
-            inner.allocate_among_pools(bytes, stream)
-        };
+        }
+        let mut served = inner.pools.allocate(bytes, stream);
         if served == Err(AllocateError::OutOfMemory) {
             (inner, served) = self.wait_for_others(inner, bytes, stream);
         }
@@ -292,10 +259,11 @@ impl Allocator {
             drop(inner);
             std::thread::sleep(other_processes::INTERVAL);
             inner = self.inner.lock();
-            if inner.standing == Standing::Orphaned {
+            if inner.reach == Reach::Orphaned {
                 break;
             }
-            served = inner.allocate_again(bytes, stream);
+            inner.pools.ask_again();
+            served = inner.pools.allocate(bytes, stream);
         }
         (inner, served)
     }
@@ -308,17 +276,12 @@ impl Allocator {
     /// Like [`free`](Self::free), called at `stack`.
     pub(crate) fn free_from(&self, address: u64, stack: StackId) {
         let mut inner = self.inner.lock();
-        let freed = match inner.standing {
-            Standing::Alone => {
-                let Inner { pool, driver, .. } = &mut *inner;
-                pool.free(driver.as_mut(), address)
-            }
-            Standing::AmongPools => inner.free_among_pools(address),
+        if inner.reach != Reach::Usable {
             // The memory belongs to the parent, and only the parent can return it; or it disappears with
             // this process.
-            Standing::Orphaned | Standing::Ending => return,
-        };
-        match freed {
+            return;
+        }
+        match inner.pools.free(address) {
             Ok(bytes) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.freed(address);
@@ -335,7 +298,7 @@ impl Allocator {
             }
         }
         inner.report_deferred(self.device);
-        if inner.pool.is_keeping() && !inner.looked_after {
+        if inner.pools.main().is_keeping() && !inner.looked_after {
             self.have_looked_after(inner);
         }
     }
@@ -348,15 +311,13 @@ impl Allocator {
         let look_after = inner.look_after.clone();
         drop(inner);
         if look_after.is_some_and(|start| !start()) {
-            self.inner.lock().pool.set_keeping(false);
+            self.inner.lock().pools.main().set_keeping(false);
         }
     }
 
     /// Records that another stream uses an allocation; the error is for an unknown address.
     pub fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), FreeError> {
-        let mut inner = self.inner.lock();
-        let Inner { pool, private, .. } = &mut *inner;
-        private.record_stream(pool, address, stream)
+        self.inner.lock().pools.record_stream(address, stream)
     }
 
     /// What can still be allocated, and the total.
@@ -368,20 +329,20 @@ impl Allocator {
     /// asked for it: they are read often, and asking takes a thousand times as long.
     pub(crate) fn stats_and_total(&self) -> (PoolStats, u64) {
         let inner = self.inner.lock();
-        let limit = inner.private.limit(&inner.pool);
-        (inner.stats(), inner.pool.total().min(limit))
+        let stats = inner.pools.stats();
+        let device = inner.pools.device().lock();
+        (stats, device.total.min(device.limit))
     }
 
     /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
-        self.inner.lock().stats()
+        self.inner.lock().pools.stats()
     }
 
     /// Resets the peaks, and marks a step in a recording.
     pub fn reset_peaks(&self) {
         let mut inner = self.inner.lock();
-        let Inner { pool, private, .. } = &mut *inner;
-        private.reset_peaks(pool);
+        inner.pools.reset_peaks();
         if let Some(recorder) = &mut inner.recorder {
             recorder.step();
             inner.check_recorder();
@@ -404,11 +365,10 @@ impl Allocator {
     /// Like [`trim`](Self::trim), called at `stack`.
     pub(crate) fn trim_from(&self, keep: u64, stack: StackId) {
         let mut inner = self.inner.lock();
-        match inner.standing {
-            Standing::Alone => inner.trim(keep),
-            Standing::AmongPools => inner.trim_among_pools(keep),
-            Standing::Orphaned | Standing::Ending => return,
+        if inner.reach != Reach::Usable {
+            return;
         }
+        inner.pools.trim(keep);
         if inner.history.is_on() {
             inner.complete_history(StreamId(0), stack);
         }
@@ -420,8 +380,9 @@ impl Allocator {
     pub(crate) fn end(&self) {
         for _ in 0..200 {
             if let Some(mut inner) = self.inner.try_lock() {
-                if inner.standing != Standing::Orphaned && !inner.driver.survives_exit() {
-                    inner.standing = Standing::Ending;
+                let survives = inner.pools.device().lock().driver.survives_exit();
+                if inner.reach == Reach::Usable && !survives {
+                    inner.reach = Reach::Ending;
                 }
                 return;
             }
@@ -438,9 +399,7 @@ impl Allocator {
     pub fn record_history(&self, most: usize) {
         let mut inner = self.inner.lock();
         inner.history.keep(most);
-        let Inner { pool, private, .. } = &mut *inner;
-        pool.record_moves(most > 0);
-        private.record_moves(most > 0);
+        inner.pools.device().lock().record_moves(most > 0);
     }
 
     /// The held memory and the recorded history, as a pickle that PyTorch's memory_viz opens.
@@ -451,7 +410,7 @@ impl Allocator {
     /// The held memory and the history so far.
     pub(crate) fn state(&self) -> DeviceState {
         let inner = self.inner.lock();
-        let blocks = inner.layout();
+        let blocks = inner.pools.layout();
         let live = blocks.iter().flat_map(|(_, block)| &block.spans);
         let stacks = live.map(|span| (span.address, inner.history.stack_of(span.address)));
         DeviceState {
@@ -462,11 +421,6 @@ impl Allocator {
             blocks,
             history: inner.history.entries(),
         }
-    }
-
-    /// Calls `look` with the pool, under the lock.
-    pub fn inspect<T>(&self, look: impl FnOnce(&Pool) -> T) -> T {
-        look(&self.inner.lock().pool)
     }
 
     /// Keeps every other thread out until the guard is dropped, on both sides of a fork.
@@ -483,8 +437,9 @@ impl Held<'_> {
     pub(crate) fn adopt(&mut self) {
         // The file belongs to the parent: closing the recording would write its end there.
         std::mem::forget(self.0.recorder.take());
-        if !self.0.driver.survives_fork() {
-            self.0.standing = Standing::Orphaned;
+        let survives = self.0.pools.device().lock().driver.survives_fork();
+        if !survives {
+            self.0.reach = Reach::Orphaned;
         }
         // The background thread does not exist in the child.
         self.0.looked_after = false;
@@ -494,28 +449,23 @@ impl Held<'_> {
 impl Inner {
     /// Why the device must not be used, if so, except for direct requests of the program.
     fn out_of_reach(&self) -> Option<&'static str> {
-        match self.standing {
-            Standing::Alone | Standing::AmongPools => None,
-            Standing::Orphaned => Some(ORPHANED),
-            Standing::Ending => Some(ENDING),
+        match self.reach {
+            Reach::Usable => None,
+            Reach::Orphaned => Some(ORPHANED),
+            Reach::Ending => Some(ENDING),
         }
-    }
-
-    fn trim(&mut self, keep: u64) {
-        self.pool.trim(self.driver.as_mut(), keep);
     }
 
     /// The driver's answer; memory that is held but not live can be allocated too.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
-        if self.standing == Standing::Orphaned {
+        if self.reach == Reach::Orphaned {
             return Err(DriverError::Orphaned(ORPHANED));
         }
-        let held = self.stats().held_bytes;
-        let info = self.beside_captures(|_, driver| driver.memory_info(held))?;
-        let info = within(self.private.limit(&self.pool), held, info);
+        let info = self.pools.memory_info()?;
+        let info = self.pools.within_limit(info);
         // Free memory in private pools is not available to others.
-        let stats = self.pool.stats();
-        let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
+        let main = self.pools.main();
+        let slack = main.held().saturating_sub(main.own_stats().live_bytes);
         Ok(MemoryInfo {
             free: info.free.saturating_add(slack).min(info.total),
             ..info
@@ -527,28 +477,21 @@ impl Inner {
             device,
             runtime: match device {
                 DeviceIndex::HOST => "Host",
-                _ => self.driver.runtime(),
+                _ => self.pools.device().lock().driver.runtime(),
             },
             requested,
             error,
-            stats: self.stats(),
+            stats: self.pools.stats(),
             info: self.memory_info().ok(),
         };
         situation.refusal()
     }
 
     fn complete_history(&mut self, stream: StreamId, stack: StackId) {
-        let Inner {
-            pool,
-            private,
-            history,
-            ..
-        } = self;
-        let mut moved = pool.take_moved();
-        moved.extend(private.take_moved());
+        let Inner { pools, history, .. } = self;
+        let moved = pools.device().lock().take_moved();
         history.complete(stream, stack, moved, |address| {
-            let mut waiting = pool.pending().chain(private.pending());
-            waiting.any(|waiting| waiting == address)
+            pools.pending().any(|waiting| waiting == address)
         });
     }
 
@@ -562,14 +505,14 @@ impl Inner {
 
     #[inline]
     fn report_deferred(&mut self, device: DeviceIndex) {
-        if self.pool.has_deferred_errors() {
+        if self.pools.main().has_deferred_errors() {
             self.tell_deferred(device);
         }
     }
 
     #[cold]
     fn tell_deferred(&mut self, device: DeviceIndex) {
-        for error in self.pool.take_deferred_errors() {
+        for error in self.pools.main().take_deferred_errors() {
             self.deferred.report(device, &error);
         }
     }

@@ -19,7 +19,7 @@ pub mod sim;
 use crate::units::StreamId;
 pub use cost::DriverCost;
 #[cfg(unix)]
-use cost::{measured, monotonic};
+use cost::{WorkingTime, measured, monotonic};
 use platform::device_error::ErrorClass;
 use platform::memory::Limit;
 use std::time::Duration;
@@ -132,14 +132,15 @@ pub trait Driver: Send {
 
     /// Like [`memory_info`](Driver::memory_info), but cheap: memory that was allocated and not touched yet
     /// may count as free.
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError>;
 
     /// Measures the cost of this driver in a few milliseconds; `None` if that is not worthwhile.
     fn measure(&mut self) -> Option<DriverCost>;
 
-    /// A monotonic time, for the cost of calls; always zero without a clock.
-    fn now(&self) -> Duration;
+    /// A monotonic time, for the cost of calls and for what a program can afford of them; always zero without a
+    /// clock.
+    fn now(&mut self) -> Duration;
 
-    /// The device's memory, of which `held` bytes are ours.
-    fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
+    /// The device's memory.
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError>;
 }

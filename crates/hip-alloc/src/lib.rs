@@ -3,10 +3,10 @@
 //! # Overview
 //!
 //! ```text
-//! ffi ──▶ registry ──▶ allocator ──▶ pool (pure) ──▶ driver: host, sim, …
+//! ffi ──▶ registry ──▶ allocator ──▶ device_pools ──▶ pool (pure) ──▶ driver: host, sim, …
 //!            │            (lock)
 //!            └─▶ config, capacity (the machine's memory)
-//! private_pools: MemPools and captures of graphs, beside the device's pool
+//! device_pools: the device's pool, and those for MemPools and captures of graphs
 //! recorder: records a program's requests; snapshot: writes what is held
 //! background_reclaim: a thread that returns kept memory when it is needed elsewhere or unused
 //! other_processes: other processes with this library that use the same memory; turns: they allocate it one at a time
@@ -35,6 +35,8 @@ pub mod capacity;
 pub mod config;
 #[cfg(unix)]
 mod deferred_errors;
+#[cfg(unix)]
+mod device_pools;
 pub mod driver;
 #[cfg(unix)]
 pub mod ffi;
@@ -44,14 +46,11 @@ mod fork;
 mod history;
 #[cfg(unix)]
 mod limit;
-#[cfg(unix)]
 mod lock;
 #[cfg(unix)]
 mod other_processes;
 pub mod pickle;
 pub mod pool;
-#[cfg(unix)]
-mod private_pools;
 #[cfg(unix)]
 mod python_stacks;
 pub mod recorder;

@@ -31,7 +31,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// A mutex without poisoning: a panic inside was reported, and a program that
 /// cannot free its memory would be worse.
-pub(crate) struct Lock<T> {
+pub struct Lock<T: ?Sized> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
@@ -40,10 +40,10 @@ pub(crate) struct Lock<T> {
 // at most one at a time: `try_lock` makes one where it has turned `taken` from false to true,
 // which acquires what the last guard released when it was dropped. So sharing the lock sends
 // the value from thread to thread, and no two of them see it at once.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send + ?Sized> Sync for Lock<T> {}
 
 /// Exclusive access to the value, until it is dropped.
-pub(crate) struct Guard<'a, T> {
+pub struct Guard<'a, T: ?Sized> {
     lock: &'a Lock<T>,
     /// Not `Send`, like the standard library's guard: a `&Guard` would be a `&T`.
     _on_one_thread: PhantomData<*mut T>,
@@ -56,9 +56,12 @@ impl<T> Lock<T> {
             value: UnsafeCell::new(value),
         }
     }
+}
 
+impl<T: ?Sized> Lock<T> {
+    /// Waits until no other thread has the lock. A thread that has it already would wait for ever.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
 
@@ -94,7 +97,7 @@ impl<T> Lock<T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T: ?Sized> Deref for Guard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -105,7 +108,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T: ?Sized> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, and the guard is borrowed mutably.
@@ -113,7 +116,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T: ?Sized> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.lock.taken.store(false, Ordering::Release);

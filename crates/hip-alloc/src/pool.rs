@@ -30,8 +30,9 @@ mod stats;
 mod stream_fences;
 
 pub(crate) use device_memory::Moved;
+pub use device_memory::{Device, DeviceMemory};
 
-use crate::driver::{Driver, DriverCost, DriverError};
+use crate::driver::DriverError;
 use crate::units::{MIB, StreamId, round_up};
 use heap::{Block, Owner, SpanIndex};
 pub use layout::{BlockLayout, SpanLayout, SpanUse};
@@ -126,7 +127,7 @@ pub enum FreeError {
     Unknown,
 }
 
-/// The allocator of one device, with its policy.
+/// One of a device's allocators, with its policy.
 pub struct Pool<P: Policy = StepPolicy> {
     config: PoolConfig,
     memory: Memory<P>,
@@ -135,57 +136,51 @@ pub struct Pool<P: Policy = StepPolicy> {
 }
 
 impl Pool {
-    /// An empty pool. [`warm_up`](Pool::warm_up) allocates the floor.
-    pub fn new(config: PoolConfig) -> Self {
-        Pool::with_policy(config, StepPolicy::default())
+    /// A pool on a device; it allocates the floor.
+    pub fn new(config: PoolConfig, device: Device) -> Self {
+        Pool::with_policy(config, device, StepPolicy::default())
     }
 }
 
 impl<P: Policy> Pool<P> {
     /// Like [`new`](Pool::new), with another policy.
-    pub fn with_policy(config: PoolConfig, policy: P) -> Self {
+    pub fn with_policy(config: PoolConfig, device: Device, policy: P) -> Self {
         debug_assert!(config.granule.is_power_of_two());
-        Pool {
-            memory: Memory::new(&config, policy),
+        let mut pool = Pool {
+            memory: Memory::new(&config, device, policy),
             config,
             stats: PoolStats::default(),
+        };
+        if pool.config.floor_part == 0 {
+            pool.warm_up();
         }
+        pool
     }
 
     /// Allocates the warm-up floor from the driver. Stops without an error if there is less memory.
-    pub fn warm_up(&mut self, driver: &mut dyn Driver) {
+    fn warm_up(&mut self) {
         let memory = &mut self.memory;
-        memory.device.refresh(driver);
-        if self.config.floor_part > 0 {
-            return;
-        }
         // On a small device the floor must not use up memory that the program needs later.
-        let capacity = memory.device.capacity;
+        let capacity = memory.capacity;
         let floor = self.config.warmup_bytes.min(capacity / FLOOR_PART);
         let block = WARMUP_BLOCK.min(capacity / BLOCK_PART);
         let block = (block & !(DIRECT_STEP - 1)).max(DIRECT_STEP);
-        while memory.device.held() + block <= floor {
-            match memory.take_block(driver, block, Region::Persistent, Owner::ANYONE) {
+        while memory.heap.held() + block <= floor {
+            match memory.take_block(block, Region::Persistent, Owner::ANYONE) {
                 Ok(block) => memory.heap.list_empty(block),
                 Err(_) => break,
             }
         }
     }
 
-    /// Statistics of the pool.
+    /// Statistics of the pool, and of its device.
     pub fn stats(&self) -> PoolStats {
-        let device = self.memory.device.stats();
+        self.own_stats().plus(*self.memory.device.lock().stats())
+    }
+
+    /// Statistics of the pool, without those of the driver.
+    pub(crate) fn own_stats(&self) -> PoolStats {
         PoolStats {
-            held_bytes: device.held_bytes,
-            held_peak_bytes: device.held_peak_bytes,
-            driver_allocs: device.driver_allocs,
-            driver_frees: device.driver_frees,
-            driver_alloc_bytes: device.driver_alloc_bytes,
-            driver_free_bytes: device.driver_free_bytes,
-            driver_nanoseconds: device.driver_nanoseconds,
-            driver_blocks_peak: device.driver_blocks_peak,
-            alloc_retries: device.alloc_retries,
-            stream_syncs: device.stream_syncs,
             pending_bytes: self.memory.fences.pending_bytes(),
             ..self.stats
         }
@@ -196,31 +191,9 @@ impl<P: Policy> Pool<P> {
         &self.config
     }
 
-    /// All memory of the device, when the driver was asked for it at the start.
-    pub fn total(&self) -> u64 {
-        self.memory.device.total
-    }
-
-    /// The limit on memory from the driver, in bytes.
-    pub fn limit(&self) -> u64 {
-        self.memory.device.limit
-    }
-
-    /// Limits held memory to this many bytes from now on; `u64::MAX` lifts the limit. Live memory
-    /// above the limit stays, and empty blocks stay until they are
-    /// [trimmed](Pool::trim).
-    pub fn set_limit(&mut self, bytes: u64) {
-        self.memory.device.limit = bytes;
-    }
-
-    /// Resets the peaks to what is live and held now.
+    /// Resets the peaks to what is live now.
     pub fn reset_peaks(&mut self) {
-        let pending = self.memory.fences.pending_bytes();
-        let stats = &mut self.stats;
-        stats.live_peak_bytes = stats.live_bytes;
-        stats.live_allocations_peak = stats.live_allocations;
-        stats.active_peak_bytes = stats.live_bytes + pending;
-        self.memory.device.reset_peaks();
+        self.stats = self.own_stats().at_this_moment();
     }
 
     /// Serves a request: returns the address of at least `requested` bytes, which may be
@@ -228,38 +201,28 @@ impl<P: Policy> Pool<P> {
     ///
     /// # Errors
     /// If there is not enough memory after everything that can be returned was returned, or the driver failed.
-    pub fn allocate(
-        &mut self,
-        driver: &mut dyn Driver,
-        requested: u64,
-        stream: StreamId,
-    ) -> Result<u64, AllocateError> {
+    pub fn allocate(&mut self, requested: u64, stream: StreamId) -> Result<u64, AllocateError> {
         self.memory.fences.set_present(Some(stream));
-        let served = self.allocate_on(driver, requested, stream);
+        let served = self.allocate_on(requested, stream);
         self.memory.fences.set_present(None);
         served
     }
 
     #[inline(always)]
-    fn allocate_on(
-        &mut self,
-        driver: &mut dyn Driver,
-        requested: u64,
-        stream: StreamId,
-    ) -> Result<u64, AllocateError> {
+    fn allocate_on(&mut self, requested: u64, stream: StreamId) -> Result<u64, AllocateError> {
         if self.memory.fences.waiting() {
-            self.memory.poll(driver);
+            self.memory.poll();
         }
         let Ok(bytes) = self.rounded(requested) else {
             self.stats.out_of_memory += 1;
             return Err(AllocateError::OutOfMemory);
         };
-        let Some(owner) = self.memory.owner(driver, stream) else {
+        let Some(owner) = self.memory.owner(stream) else {
             return Err(AllocateError::Driver(too_many_streams()));
         };
         self.memory.heap.ensure_owner(owner);
         let placement = self.memory.policy.place(bytes);
-        match self.serve(driver, placement, owner, bytes) {
+        match self.serve(placement, owner, bytes) {
             Ok(span) => {
                 let heap = &mut self.memory.heap;
                 let address = heap.hand_out(span, requested);
@@ -267,8 +230,11 @@ impl<P: Policy> Pool<P> {
                 self.memory.policy.served(span.slot(), bytes, used, holes);
                 self.count(requested);
                 let memory = &mut self.memory;
-                if memory.reclaimer.is_due_after_request(&memory.policy) {
-                    memory.trim_to_slack(driver);
+                if memory
+                    .reclaimer
+                    .is_due_after_request(|| memory.policy.growth())
+                {
+                    memory.trim_to_slack();
                 }
                 Ok(address)
             }
@@ -301,7 +267,6 @@ impl<P: Policy> Pool<P> {
     /// A span of `bytes` where the policy places it.
     fn serve(
         &mut self,
-        driver: &mut dyn Driver,
         placement: Placement,
         owner: Owner,
         bytes: u64,
@@ -316,7 +281,7 @@ impl<P: Policy> Pool<P> {
             }
         }
         if bytes > self.config.max_split_bytes {
-            return self.serve_direct(driver, owner, bytes);
+            return self.serve_direct(owner, bytes);
         }
         let heap = &mut self.memory.heap;
         let found = match placement.anywhere {
@@ -325,17 +290,12 @@ impl<P: Policy> Pool<P> {
         };
         match found {
             Some(index) => Ok(heap.take(index, owner, bytes)),
-            None => self.serve_elsewhere(driver, placement, owner, bytes),
+            None => self.serve_elsewhere(placement, owner, bytes),
         }
     }
 
     /// Serves a request that is too large for shared blocks: with its own block.
-    fn serve_direct(
-        &mut self,
-        driver: &mut dyn Driver,
-        owner: Owner,
-        bytes: u64,
-    ) -> Result<SpanIndex, AllocateError> {
+    fn serve_direct(&mut self, owner: Owner, bytes: u64) -> Result<SpanIndex, AllocateError> {
         const REGION: Region = Region::Transient;
         if let Some(span) = self.take_anywhere(owner, bytes) {
             return Ok(span);
@@ -345,8 +305,8 @@ impl<P: Policy> Pool<P> {
             return Ok(span);
         }
         let memory = &mut self.memory;
-        memory.make_room(driver, size);
-        let block = memory.take_block_or_reclaim(driver, size, REGION, owner)?;
+        memory.make_room(size);
+        let block = memory.take_block_or_reclaim(size, REGION, owner)?;
         memory.heap.set_direct(block, true);
         Ok(memory.heap.open(block, owner, REGION, bytes))
     }
@@ -355,7 +315,6 @@ impl<P: Policy> Pool<P> {
     /// other streams, or a new block.
     fn serve_elsewhere(
         &mut self,
-        driver: &mut dyn Driver,
         placement: Placement,
         owner: Owner,
         bytes: u64,
@@ -371,7 +330,7 @@ impl<P: Policy> Pool<P> {
             return Ok(span);
         }
         let memory = &mut self.memory;
-        if memory.hand_over(driver, owner, FenceCheck::Query) {
+        if memory.hand_over(owner, FenceCheck::Query) {
             if let Some(index) = memory.heap.find(region, owner, bytes) {
                 return Ok(memory.heap.take(index, owner, bytes));
             }
@@ -382,16 +341,16 @@ impl<P: Policy> Pool<P> {
         let memory = &mut self.memory;
         let held = memory.state();
         let size = memory.policy.block_bytes(bytes, placement, &held);
-        if memory.device.held() + size > memory.usage().ceiling(bytes)
+        if memory.heap.held() + size > memory.usage().ceiling(bytes)
             && region != Region::Small
             && let Some(span) = self.take_anywhere(owner, bytes)
         {
             return Ok(span);
         }
         let memory = &mut self.memory;
-        memory.make_room(driver, size);
-        match memory.take_block_or_reclaim(driver, size, region, owner) {
-            Err(DriverError::OutOfMemory) => self.serve_last(driver, region, owner, bytes),
+        memory.make_room(size);
+        match memory.take_block_or_reclaim(size, region, owner) {
+            Err(DriverError::OutOfMemory) => self.serve_last(region, owner, bytes),
             block => Ok(memory.heap.open(block?, owner, region, bytes)),
         }
     }
@@ -399,7 +358,6 @@ impl<P: Policy> Pool<P> {
     /// The driver cannot provide a block of the preferred size: use any hole, then a block of exactly this size.
     fn serve_last(
         &mut self,
-        driver: &mut dyn Driver,
         region: Region,
         owner: Owner,
         bytes: u64,
@@ -412,7 +370,7 @@ impl<P: Policy> Pool<P> {
             return Ok(span);
         }
         let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;
-        let block = self.memory.take_block(driver, size, region, owner)?;
+        let block = self.memory.take_block(size, region, owner)?;
         Ok(self.memory.heap.open(block, owner, region, bytes))
     }
 
@@ -429,7 +387,7 @@ impl<P: Policy> Pool<P> {
     fn open_empty(&mut self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
         // At the start the blocks serve whatever comes first.
         let fresh =
-            self.memory.device.held() <= self.config.warmup_bytes && bytes >= LEAST_FOR_DISPARITY;
+            self.memory.heap.held() <= self.config.warmup_bytes && bytes >= LEAST_FOR_DISPARITY;
         let spread = bytes
             .max(LEAST_FOR_DISPARITY)
             .saturating_mul(MOST_DISPARITY);
@@ -466,7 +424,7 @@ impl<P: Policy> Pool<P> {
     ///
     /// # Errors
     /// If no live request begins at the address; then nothing changes.
-    pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
+    pub fn free(&mut self, address: u64) -> Result<u64, FreeError> {
         let Pool { memory, stats, .. } = self;
         let Some(span) = memory.heap.take_address(address) else {
             return Err(match memory.heap.contains(address) {
@@ -481,12 +439,15 @@ impl<P: Policy> Pool<P> {
         stats.live_bytes -= requested;
         let (used, holes) = (memory.heap.used() - bytes, memory.heap.large_holes());
         memory.policy.freed(span.slot(), bytes, used, holes);
-        memory.free(driver, span, request);
+        memory.free(span, request);
         if memory.fences.waiting() {
-            memory.poll(driver);
+            memory.poll();
         }
-        if memory.reclaimer.is_due_after_free(&memory.policy) {
-            memory.trim_to_slack(driver);
+        if memory
+            .reclaimer
+            .is_due_after_free(|| memory.policy.growth())
+        {
+            memory.trim_to_slack();
         }
         Ok(requested)
     }
@@ -508,8 +469,8 @@ impl<P: Policy> Pool<P> {
 
     /// Returns empty blocks until at most `keep` bytes are held beyond live memory.
     /// Waits for work that still uses them, so that they have been returned when this returns.
-    pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
-        self.memory.trim(driver, keep);
+    pub fn trim(&mut self, keep: u64) {
+        self.memory.trim(keep);
     }
 
     /// Whether more than the floor is kept in empty blocks, so that background reclaim
@@ -529,10 +490,7 @@ impl<P: Policy> Pool<P> {
     /// How many bytes are missing to the highest usage so far.
     pub fn growth(&self) -> u64 {
         let memory = &self.memory;
-        memory
-            .usage()
-            .used_peak
-            .saturating_sub(memory.device.held())
+        memory.usage().used_peak.saturating_sub(memory.heap.held())
     }
 
     /// Sets whether empty blocks are kept at all, according to [`PoolConfig::keep`]; not while memory
@@ -543,16 +501,16 @@ impl<P: Policy> Pool<P> {
 
     /// Returns what is kept beyond the floor and not used by work in flight. Waits for the device only if the
     /// streams cannot be asked that freed the rest.
-    pub fn trim_to_floor(&mut self, driver: &mut dyn Driver) {
-        let before = self.memory.device.held();
+    pub fn trim_to_floor(&mut self) {
+        let before = self.memory.heap.held();
         let floor = self.memory.reclaimer.floor(self.memory.usage());
-        self.memory.trim_unused(driver, floor);
-        self.stats.give_backs += u64::from(self.memory.device.held() < before);
+        self.memory.trim_unused(floor);
+        self.stats.give_backs += u64::from(self.memory.heap.held() < before);
     }
 
     /// Whether work in flight is known to use freed memory.
-    pub fn works(&mut self, driver: &mut dyn Driver) -> bool {
-        self.memory.works(driver)
+    pub fn works(&mut self) -> bool {
+        self.memory.works()
     }
 
     /// The last request was refused, and will be repeated.
@@ -560,24 +518,14 @@ impl<P: Policy> Pool<P> {
         self.stats.out_of_memory = self.stats.out_of_memory.saturating_sub(1);
     }
 
-    /// Sets the measured cost of the driver.
-    pub fn set_driver_cost(&mut self, cost: DriverCost) {
-        self.memory.device.time.begin(cost);
-    }
-
-    /// The cost of the driver, according to its calls so far.
-    pub fn driver_cost(&self) -> DriverCost {
-        self.memory.device.time.cost()
-    }
-
     /// Whether there were driver errors on paths that cannot fail (a free).
     pub fn has_deferred_errors(&self) -> bool {
-        !self.memory.errors.is_empty()
+        !self.memory.fences.errors.is_empty()
     }
 
     /// These errors, since the last call.
     pub fn take_deferred_errors(&mut self) -> Vec<DriverError> {
-        std::mem::take(&mut self.memory.errors)
+        std::mem::take(&mut self.memory.fences.errors)
     }
 
     /// The live allocations, as address and requested bytes, in no particular order.

@@ -8,6 +8,7 @@ use crate::allocator::{Allocator, ORPHANED};
 use crate::background_reclaim;
 use crate::capacity;
 use crate::config::{Backend, Config, ConfigError, Reserve, Warmup};
+use crate::device_pools::Captured;
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
@@ -18,7 +19,6 @@ use crate::limit::within;
 use crate::lock::Slot;
 use crate::other_processes::OtherProcesses;
 use crate::pool::PoolConfig;
-use crate::private_pools::Captured;
 use crate::recorder::Recorder;
 use crate::report;
 use crate::turns::Turns;
@@ -204,9 +204,9 @@ impl Registry {
             device => forking_on_its_own(|| self.find(device))?,
         };
         let info = match found {
-            Found::Gpu { mut driver, .. } => driver.memory_info(0),
-            Found::Sim => SimDriver::new(SimConfig::default()).memory_info(0),
-            Found::Host => self.host_driver().memory_info(0),
+            Found::Gpu { mut driver, .. } => driver.memory_info(),
+            Found::Sim => SimDriver::new(SimConfig::default()).memory_info(),
+            Found::Host => self.host_driver().memory_info(),
         };
         let info = info.map_err(failed)?;
         Ok(match self.fraction(device) {
@@ -325,13 +325,13 @@ impl Registry {
             None => format!("gpu-{}", device.0),
         };
         let mut budget = capacity::budget_of_gpu(place, self.reserve());
-        let bound: Bound = Box::new(move |driver, _held| capacity::bound(&mut budget, driver));
+        let bound: Bound = Box::new(move |driver| capacity::bound(&mut budget, driver));
         let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
         if memory == HOST_MEMORY {
             driver.take_turns(Turns::at(&memory));
         }
         // The first call creates the device's context. If it fails, so does every request.
-        let _ = driver.memory_info(0);
+        let _ = driver.memory_info();
         let driver = Box::new(driver);
         Ok(Found::Gpu { driver, memory })
     }

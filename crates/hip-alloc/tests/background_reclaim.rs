@@ -48,7 +48,7 @@ impl Shared {
 impl Driver for Shared {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
         self.check()?;
-        if bytes > self.memory_info(0)?.free {
+        if bytes > self.memory_info()?.free {
             return Err(DriverError::OutOfMemory);
         }
         self.device.allocate(bytes)
@@ -102,21 +102,21 @@ impl Driver for Shared {
         false
     }
 
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.memory_info(held)
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.memory_info()
     }
 
     fn measure(&mut self) -> Option<DriverCost> {
         None
     }
 
-    fn now(&self) -> Duration {
+    fn now(&mut self) -> Duration {
         self.device.now()
     }
 
-    fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.check()?;
-        let info = self.device.memory_info(held)?;
+        let info = self.device.memory_info()?;
         let others = self.machine.others.load(Ordering::Relaxed);
         Ok(MemoryInfo {
             free: info.free.saturating_sub(others),

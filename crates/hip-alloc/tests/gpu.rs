@@ -106,7 +106,7 @@ fn stream() -> StreamId {
 
 fn driver(device: DeviceIndex) -> GpuDriver {
     let runtime = Runtime::find(Family::Hip, Search::Loaded).unwrap();
-    let bound = Box::new(|driver: MemoryInfo, _held| driver);
+    let bound = Box::new(|driver: MemoryInfo| driver);
     GpuDriver::new(Arc::new(runtime), device, bound)
 }
 

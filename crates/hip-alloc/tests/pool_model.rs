@@ -5,7 +5,7 @@
 
 use hip_alloc::driver::DriverError;
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
-use hip_alloc::pool::{FreeError, Keep, Pool, PoolConfig, SpanUse};
+use hip_alloc::pool::{Device, DeviceMemory, FreeError, Keep, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,10 +24,10 @@ enum Act {
     Trim,
 }
 
-/// The pool, its driver, and what ought to be true of them.
+/// The pool, its device, and what ought to be true of them.
 struct Checked {
     pool: Pool,
-    driver: SimDriver,
+    device: Device<SimDriver>,
     /// Live requests: address to bytes asked for.
     live: BTreeMap<u64, u64>,
     granule: u64,
@@ -57,14 +57,13 @@ impl Checked {
             },
         };
         let config = PoolConfig { guard, ..config };
-        let mut driver = SimDriver::new(sim);
+        let device = DeviceMemory::of(SimDriver::new(sim));
         let granule = config.granule;
-        let mut pool = Pool::new(config);
-        pool.warm_up(&mut driver);
+        let pool = Pool::new(config, device.clone());
         Checked {
             guard,
             pool,
-            driver,
+            device,
             live: BTreeMap::new(),
             granule,
         }
@@ -85,15 +84,12 @@ impl Checked {
                     self.pool.record_stream(address, StreamId(stream)).unwrap();
                 }
             }
-            Act::Trim => self.pool.trim(&mut self.driver, 0),
+            Act::Trim => self.pool.trim(0),
         }
     }
 
     fn allocate(&mut self, bytes: u64, stream: u64) -> Option<u64> {
-        let address = self
-            .pool
-            .allocate(&mut self.driver, bytes, StreamId(stream))
-            .ok()?;
+        let address = self.pool.allocate(bytes, StreamId(stream)).ok()?;
         assert_eq!(address % self.granule, 0);
         let end = address + bytes.max(1);
         if let Some((before, size)) = self.live.range(..end).next_back() {
@@ -108,11 +104,8 @@ impl Checked {
 
     fn free(&mut self, address: u64) {
         let bytes = self.live.remove(&address).unwrap();
-        assert_eq!(self.pool.free(&mut self.driver, address), Ok(bytes));
-        assert!(
-            self.pool.free(&mut self.driver, address).is_err(),
-            "freed twice"
-        );
+        assert_eq!(self.pool.free(address), Ok(bytes));
+        assert!(self.pool.free(address).is_err(), "freed twice");
     }
 
     fn pick(&self, place: usize) -> Option<u64> {
@@ -128,7 +121,7 @@ impl Checked {
         assert_eq!(stats.live_bytes, self.live.values().sum::<u64>());
         assert_eq!(stats.live_allocations, self.live.len() as u64);
         assert_eq!(stats.allocations - stats.frees, self.live.len() as u64);
-        assert_eq!(stats.held_bytes, self.driver.held());
+        assert_eq!(stats.held_bytes, self.device.lock().driver.held());
         assert!(stats.held_peak_bytes >= stats.held_bytes);
         let mut live = BTreeMap::new();
         let mut held = 0;
@@ -155,21 +148,26 @@ impl Checked {
         assert_eq!(held, stats.held_bytes);
         assert_eq!(live, self.live);
         for (address, bytes) in &self.live {
-            let mapped = self.driver.mapped_until(*address);
+            let mapped = self.device.lock().driver.mapped_until(*address);
             assert!(mapped.is_some_and(|end| address + bytes + self.guard <= end));
         }
     }
 
     /// Frees everything: then all of it can go back.
     fn finish(mut self) {
-        self.driver.config_mut().fail_call = None;
+        self.device.lock().driver.config_mut().fail_call = None;
         for address in std::mem::take(&mut self.live).into_keys() {
-            self.pool.free(&mut self.driver, address).unwrap();
+            self.pool.free(address).unwrap();
         }
-        self.pool.trim(&mut self.driver, 0);
+        self.pool.trim(0);
         self.check();
         assert_eq!(self.pool.stats().pending_bytes, 0);
-        assert_eq!(self.driver.held(), 0, "{:?}", self.pool.layout());
+        assert_eq!(
+            self.device.lock().driver.held(),
+            0,
+            "{:?}",
+            self.pool.layout()
+        );
     }
 }
 
@@ -241,7 +239,10 @@ impl Checked {
                 let brief = self.take(*brief);
                 kept.push(self.take(*lasting));
                 self.give(brief);
-                self.driver.advance(Duration::from_micros(200));
+                self.device
+                    .lock()
+                    .driver
+                    .advance(Duration::from_micros(200));
                 for (_, _, act) in steps
                     .between
                     .iter()
@@ -407,7 +408,7 @@ fn every_call_may_fail() {
             }
             checked
         };
-        let calls = run(sim.clone()).driver.calls();
+        let calls = run(sim.clone()).device.lock().driver.calls();
         assert!(
             calls > 60,
             "the program is to use the driver: {calls} calls"
@@ -420,9 +421,10 @@ fn every_call_may_fail() {
                         fail_later_calls,
                         ..sim.clone()
                     });
-                    let functions = checked.driver.failed().iter();
-                    failed.extend(functions.map(|function| (*function, kind)));
-                    checked.driver.config_mut().fail_call = None;
+                    for function in checked.device.lock().driver.failed() {
+                        failed.insert((*function, kind));
+                    }
+                    checked.device.lock().driver.config_mut().fail_call = None;
                     checked.act(Act::Allocate {
                         bytes: 5 * MIB,
                         stream: 0,
@@ -462,16 +464,13 @@ fn agrees_with_the_model_over_millions_of_operations() {
         if state % 1000 < 500 && addresses.len() < wanted as usize || addresses.is_empty() {
             let bytes = 1 << ((state >> 10) % 24);
             let bytes = bytes + (state >> 20) % bytes;
-            let address = checked
-                .pool
-                .allocate(&mut checked.driver, bytes, StreamId(0))
-                .unwrap();
+            let address = checked.pool.allocate(bytes, StreamId(0)).unwrap();
             assert!(checked.live.insert(address, bytes).is_none());
             addresses.push(address);
         } else {
             let address = addresses.swap_remove((state >> 30) as usize % addresses.len());
             let bytes = checked.live.remove(&address).unwrap();
-            assert_eq!(checked.pool.free(&mut checked.driver, address), Ok(bytes));
+            assert_eq!(checked.pool.free(address), Ok(bytes));
         }
         if number % 20_000 == 0 {
             checked.check();
@@ -482,29 +481,28 @@ fn agrees_with_the_model_over_millions_of_operations() {
 
 #[test]
 fn wrong_frees_are_told_apart() {
-    let mut driver = SimDriver::new(SimConfig::default());
-    let mut pool = Pool::new(PoolConfig::default());
-    pool.warm_up(&mut driver);
-    let a = pool.allocate(&mut driver, 100, StreamId(0)).unwrap();
-    assert_eq!(pool.free(&mut driver, a + 8), Err(FreeError::NotLive));
-    assert_eq!(pool.free(&mut driver, 42), Err(FreeError::Unknown));
-    assert_eq!(pool.free(&mut driver, a), Ok(100));
-    assert_eq!(pool.free(&mut driver, a), Err(FreeError::NotLive));
+    let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
+    let mut pool = Pool::new(PoolConfig::default(), device);
+    let a = pool.allocate(100, StreamId(0)).unwrap();
+    assert_eq!(pool.free(a + 8), Err(FreeError::NotLive));
+    assert_eq!(pool.free(42), Err(FreeError::Unknown));
+    assert_eq!(pool.free(a), Ok(100));
+    assert_eq!(pool.free(a), Err(FreeError::NotLive));
 }
 
 #[test]
 fn the_floor_is_in_proportion_to_what_was_live() {
-    let mut driver = SimDriver::new(SimConfig::default());
-    let mut pool = Pool::new(PoolConfig::default());
-    pool.warm_up(&mut driver);
-    assert_eq!(driver.held(), 0, "nothing is live yet");
+    let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
+    let mut pool = Pool::new(PoolConfig::default(), device.clone());
+    let held = || device.lock().driver.held();
+    assert_eq!(held(), 0, "nothing is live yet");
     let addresses: Vec<u64> = (0..12)
-        .map(|_| pool.allocate(&mut driver, 30 * MIB, StreamId(0)).unwrap())
+        .map(|_| pool.allocate(30 * MIB, StreamId(0)).unwrap())
         .collect();
     for address in addresses {
-        pool.free(&mut driver, address).unwrap();
+        pool.free(address).unwrap();
     }
-    assert!(driver.held() <= 90 * MIB, "{} MiB", driver.held() / MIB);
+    assert!(held() <= 90 * MIB, "{} MiB", held() / MIB);
 }
 
 /// A small tensor that stays does not stand in the way of one that takes nearly the whole device.
@@ -512,41 +510,42 @@ fn the_floor_is_in_proportion_to_what_was_live() {
 fn one_small_tensor_leaves_nearly_all_of_the_device_to_a_large_one() {
     for (capacity, warmup) in [(8, 0), (8, 1), (64, 0), (64, 1)] {
         let capacity = capacity * 1024 * MIB;
-        let mut driver = SimDriver::new(SimConfig {
+        let device = DeviceMemory::of(SimDriver::new(SimConfig {
             capacity,
             ..SimConfig::default()
-        });
-        let mut pool = Pool::new(PoolConfig {
+        }));
+        let config = PoolConfig {
             // Taken at the start, or not.
             floor_part: 1 - warmup,
             ..PoolConfig::default()
-        });
-        pool.warm_up(&mut driver);
-        pool.allocate(&mut driver, MIB, StreamId(0)).unwrap();
+        };
+        let mut pool = Pool::new(config, device.clone());
+        let held = || device.lock().driver.held();
+        pool.allocate(MIB, StreamId(0)).unwrap();
         let large = capacity / 100 * 97;
-        let served = pool.allocate(&mut driver, large, StreamId(0));
-        assert!(served.is_ok(), "{} MiB held", driver.held() / MIB);
+        let served = pool.allocate(large, StreamId(0));
+        assert!(served.is_ok(), "{} MiB held", held() / MIB);
     }
 }
 
 #[test]
 fn the_floor_is_kept_and_no_more() {
-    let mut driver = SimDriver::new(SimConfig::default());
+    let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
     let config = PoolConfig {
         floor_part: 0,
         ..PoolConfig::default()
     };
     let floor = config.warmup_bytes;
-    let mut pool = Pool::new(config);
-    pool.warm_up(&mut driver);
-    assert_eq!(driver.held(), floor);
+    let mut pool = Pool::new(config, device.clone());
+    let held = || device.lock().driver.held();
+    assert_eq!(held(), floor);
     let addresses: Vec<u64> = (0..200)
-        .map(|_| pool.allocate(&mut driver, 30 * MIB, StreamId(0)).unwrap())
+        .map(|_| pool.allocate(30 * MIB, StreamId(0)).unwrap())
         .collect();
-    assert!(driver.held() >= 6000 * MIB);
+    assert!(held() >= 6000 * MIB);
     for address in addresses {
-        pool.free(&mut driver, address).unwrap();
-        assert!(driver.held() <= pool.stats().live_bytes + floor + 256 * MIB);
+        pool.free(address).unwrap();
+        assert!(held() <= pool.stats().live_bytes + floor + 256 * MIB);
     }
-    assert!(driver.held() <= floor);
+    assert!(held() <= floor);
 }

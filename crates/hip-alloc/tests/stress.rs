@@ -96,7 +96,7 @@ fn churn(allocator: &Allocator, exchange: &Exchange, seed: u64) -> u64 {
             9 => match random.below(32) {
                 0 => allocator.trim(random.below(512) * MIB),
                 1 => allocator.reset_peaks(),
-                2 => drop(allocator.inspect(|pool| pool.layout())),
+                2 => drop(allocator.snapshot()),
                 _ => {
                     let (stats, info) = (allocator.stats(), allocator.memory_info().unwrap());
                     assert!(stats.live_bytes <= stats.held_bytes);

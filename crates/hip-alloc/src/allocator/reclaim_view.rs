@@ -3,7 +3,6 @@
 use super::{Allocator, Inner};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::history::StackId;
-use crate::limit::within;
 use crate::other_processes::OtherProcesses;
 use crate::units::StreamId;
 
@@ -15,7 +14,7 @@ impl Allocator {
         if inner.out_of_reach().is_some() {
             return false;
         }
-        if inner.captures() {
+        if inner.pools.captures() {
             // Nothing can be returned, and the device must not be queried.
             return true;
         }
@@ -28,7 +27,7 @@ impl Allocator {
         let again = again && !lost;
         if !again {
             // Reclaim starts again when more memory is kept.
-            inner.pool.set_keeping(!lost);
+            inner.pools.main().set_keeping(!lost);
             inner.looked_after = false;
         }
         again
@@ -43,29 +42,30 @@ pub(crate) struct ReclaimView<'a> {
 impl ReclaimView<'_> {
     /// Requests and frees so far.
     pub(crate) fn operations(&self) -> u64 {
-        let stats = self.inner.stats();
+        let stats = self.inner.pools.stats();
         stats.allocations + stats.frees
     }
 
     /// Memory available from the machine, in addition to what is held.
     pub(crate) fn free_memory(&mut self) -> Result<MemoryInfo, DriverError> {
-        let held = self.inner.stats().held_bytes;
-        let memory = self.inner.driver.cheap_memory_info(held)?;
-        Ok(within(
-            self.inner.private.limit(&self.inner.pool),
-            held,
-            memory,
-        ))
+        let memory = self
+            .inner
+            .pools
+            .device()
+            .lock()
+            .driver
+            .cheap_memory_info()?;
+        Ok(self.inner.pools.within_limit(memory))
     }
 
     /// How many bytes are missing to the highest usage so far.
-    pub(crate) fn growth(&self) -> u64 {
-        self.inner.pool.growth()
+    pub(crate) fn growth(&mut self) -> u64 {
+        self.inner.pools.main().growth()
     }
 
     /// Bytes held beyond the floor and those in use.
-    pub(crate) fn kept(&self) -> u64 {
-        self.inner.pool.kept()
+    pub(crate) fn kept(&mut self) -> u64 {
+        self.inner.pools.main().kept()
     }
 
     /// The other processes that share the memory.
@@ -75,25 +75,19 @@ impl ReclaimView<'_> {
 
     /// Whether work in flight uses freed memory.
     pub(crate) fn works(&mut self) -> bool {
-        let Inner {
-            pool,
-            private,
-            driver,
-            ..
-        } = &mut *self.inner;
-        pool.works(driver.as_mut()) || private.work(driver.as_mut())
+        self.inner.pools.work()
     }
 
     /// Sets whether memory is kept.
     pub(crate) fn keep(&mut self, keep: bool) {
-        self.inner.pool.set_keeping(keep);
+        self.inner.pools.main().set_keeping(keep);
     }
 
     /// Returns kept memory that no work uses; returns whether there was any.
     pub(crate) fn trim_to_floor(&mut self) -> bool {
-        let Inner { pool, driver, .. } = &mut *self.inner;
-        let before = pool.stats().held_bytes;
-        pool.trim_to_floor(driver.as_mut());
-        pool.stats().held_bytes < before
+        let pool = self.inner.pools.main();
+        let before = pool.held();
+        pool.trim_to_floor();
+        pool.held() < before
     }
 }

@@ -1,11 +1,11 @@
 //! The limit of an allocator, on a device and on the host, and what it does with its lock.
 
 use super::*;
+use crate::device_pools::Filter;
 use crate::driver::LimitedBy;
 use crate::driver::host::{HostDriver, HostMemory};
 use crate::driver::sim::{SimConfig, SimDriver};
 use crate::history::Action;
-use crate::private_pools::Filter;
 use crate::units::{GIB, MIB, PoolId};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
     let allocator = without_floor(driver);
     assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
     assert_eq!(allocator.set_memory_fraction(0.75), Err(refused));
-    assert_eq!(allocator.inspect(Pool::limit), 4 * GIB);
+    assert_eq!(allocator.inner.lock().pools.device().lock().limit, 4 * GIB);
     assert_eq!(allocator.memory_info().map(|info| info.total), Ok(4 * GIB));
 }
 

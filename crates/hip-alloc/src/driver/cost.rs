@@ -1,6 +1,8 @@
 //! The cost of driver calls, and the clock to measure it.
 
 use crate::units::{KIB, MIB};
+#[cfg(unix)]
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -20,15 +22,10 @@ impl DriverCost {
     }
 }
 
-/// Measures a small and a large block; `take` allocates one, touches it and releases it.
-pub(super) fn measured(take: impl FnMut(u64) -> Option<()>) -> Option<DriverCost> {
-    measured_by(monotonic, take)
-}
-
-/// As [`measured`], with another clock. Of several calls the fastest counts: a busy machine makes some of them
+/// Measures a small and a large block by this clock; `take` allocates one, touches it and releases it. Of several calls the fastest counts: a busy machine makes some of them
 /// slower, and with a slow small block a large one would seem to cost nothing.
-fn measured_by(
-    now: impl Fn() -> Duration,
+pub(super) fn measured(
+    mut now: impl FnMut() -> Duration,
     mut take: impl FnMut(u64) -> Option<()>,
 ) -> Option<DriverCost> {
     const SIZES: (u64, u64) = (64 * KIB, 16 * MIB);
@@ -54,6 +51,33 @@ pub(super) fn monotonic() -> Duration {
     START.get_or_init(Instant::now).elapsed()
 }
 
+/// A clock that runs while this process does. On a busy machine a step takes longer, and by the wall clock more
+/// of it could be spent on a driver whose calls take longer, too.
+#[cfg(unix)]
+#[derive(Default)]
+pub(super) struct WorkingTime {
+    wall: Duration,
+    processor: Duration,
+    worked: Duration,
+}
+
+#[cfg(unix)]
+impl WorkingTime {
+    pub(super) fn now(&mut self) -> Duration {
+        let processor = clock_gettime(ClockId::ProcessCPUTime);
+        let processor = Duration::new(processor.tv_sec as u64, processor.tv_nsec as u32);
+        self.at(monotonic(), processor)
+    }
+
+    /// The time, by the wall clock and the processor time of the process. Several threads do not make it faster.
+    fn at(&mut self, wall: Duration, processor: Duration) -> Duration {
+        let used = processor.saturating_sub(std::mem::replace(&mut self.processor, processor));
+        let passed = wall.saturating_sub(std::mem::replace(&mut self.wall, wall));
+        self.worked += used.min(passed);
+        self.worked
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,7 +86,7 @@ mod tests {
     #[test]
     fn interruptions_of_some_calls_do_not_make_a_driver_seem_cheap() {
         let (clock, calls) = (Cell::new(0.0), Cell::new(0));
-        let cost = measured_by(
+        let cost = measured(
             || Duration::from_secs_f64(clock.get()),
             |bytes| {
                 let number = calls.replace(calls.get() + 1);
@@ -75,5 +99,18 @@ mod tests {
         let cost = cost.unwrap();
         assert!((cost.per_byte - 1.0 / 5e9).abs() < 1e-12, "{cost:?}");
         assert!(cost.latency < 50e-6, "{cost:?}");
+    }
+
+    /// Beside two others on one processor, and with two threads on two.
+    #[test]
+    fn time_in_which_others_work_is_not_the_programs() {
+        let seconds = Duration::from_secs;
+        let mut time = WorkingTime::default();
+        let began = time.at(seconds(100), seconds(50));
+        assert_eq!(time.at(seconds(109), seconds(53)) - began, seconds(3));
+        assert_eq!(time.at(seconds(110), seconds(55)) - began, seconds(4));
+        // A forked child begins at zero.
+        assert_eq!(time.at(seconds(111), seconds(0)) - began, seconds(4));
+        assert_eq!(time.at(seconds(112), seconds(1)) - began, seconds(5));
     }
 }

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Limits on a device's memory besides those of its runtime, given the
-/// runtime's numbers and what we hold.
-pub type Bound = Box<dyn FnMut(MemoryInfo, u64) -> MemoryInfo + Send>;
+/// runtime's numbers.
+pub type Bound = Box<dyn FnMut(MemoryInfo) -> MemoryInfo + Send>;
 
 /// RDNA 4. hipBLASLt's kernels for these read up to 4 KiB behind an operand
 /// (ROCm/rocm-libraries#7992, ROCm/legacy-rocm-build#6413).
@@ -58,7 +58,6 @@ pub struct GpuDriver {
     bound: Bound,
     /// The turns of the processes that allocate the same memory, if nothing but free memory bounds them.
     turns: Option<Turns>,
-    held: u64,
     /// Unused events, to be recorded again.
     spare: Vec<*mut c_void>,
     /// The mode that the capturing thread had before.
@@ -79,7 +78,6 @@ impl GpuDriver {
             device,
             bound,
             turns: None,
-            held: 0,
             spare: Vec::new(),
             mode_before: None,
         }
@@ -103,7 +101,7 @@ impl GpuDriver {
         if let Some(turns) = &mut self.turns {
             turns.begin();
         }
-        let allocated = match self.memory_info(self.held) {
+        let allocated = match self.memory_info() {
             Ok(info) if bytes > info.free => Err(DriverError::OutOfMemory),
             Ok(_) => allocate(self),
             Err(error) => Err(error),
@@ -111,7 +109,6 @@ impl GpuDriver {
         if let Some(turns) = &mut self.turns {
             turns.end();
         }
-        self.held += allocated.as_ref().map_or(0, |_| bytes);
         allocated
     }
 
@@ -251,14 +248,12 @@ impl Driver for GpuDriver {
         })
     }
 
-    fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+    fn release(&mut self, address: u64, _bytes: u64) -> Result<(), DriverError> {
         self.on_device("Free", |runtime| {
             // SAFETY: the pool releases what `allocate` gave, once, when nothing uses
             // it any more (the contract of `Driver::release`).
             unsafe { (runtime.functions.free)(address as *mut c_void) }
-        })?;
-        self.held -= bytes;
-        Ok(())
+        })
     }
 
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError> {
@@ -372,24 +367,24 @@ impl Driver for GpuDriver {
         self.runtime.architecture(self.device) == Some(GFX12)
     }
 
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.memory_info(held)
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.memory_info()
     }
 
     fn measure(&mut self) -> Option<DriverCost> {
-        measured(|bytes| {
+        measured(monotonic, |bytes| {
             let address = self.allocate(bytes).ok()?;
             self.release(address, bytes).ok()
         })
     }
 
-    fn now(&self) -> Duration {
+    fn now(&mut self) -> Duration {
         monotonic()
     }
 
-    fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         let raw = self.raw_info()?;
-        Ok((self.bound)(raw, self.held))
+        Ok((self.bound)(raw))
     }
 }
 

@@ -4,7 +4,7 @@
 //! and no more than the control group allows: a request beyond that fails here,
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
-use super::{Driver, DriverCost, DriverError, EventId, MemoryInfo, measured, monotonic};
+use super::{Driver, DriverCost, DriverError, EventId, MemoryInfo, WorkingTime, measured};
 use crate::units::{MIB, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,6 +21,7 @@ pub trait HostMemory: Send {
 pub struct HostDriver {
     memory: Box<dyn HostMemory>,
     held: u64,
+    time: WorkingTime,
     /// The size of each mapping, by address.
     mappings: BTreeMap<u64, u64>,
 }
@@ -38,6 +39,7 @@ impl HostDriver {
         HostDriver {
             memory,
             held: 0,
+            time: WorkingTime::default(),
             mappings: BTreeMap::new(),
         }
     }
@@ -173,12 +175,14 @@ impl Driver for HostDriver {
         false
     }
 
-    fn cheap_memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         Ok(self.memory.read(0))
     }
 
     fn measure(&mut self) -> Option<DriverCost> {
-        measured(|bytes| {
+        let mut time = WorkingTime::default();
+        let now = || time.now();
+        measured(now, |bytes| {
             let address = self.allocate(bytes).ok()?;
             // SAFETY: a mapping of this size that was just made, and that nothing else knows of.
             unsafe { std::ptr::write_bytes(address as *mut u8, 1, bytes as usize) };
@@ -186,11 +190,11 @@ impl Driver for HostDriver {
         })
     }
 
-    fn now(&self) -> Duration {
-        monotonic()
+    fn now(&mut self) -> Duration {
+        self.time.now()
     }
 
-    fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         let untouched = self.held - self.touched();
         Ok(self.memory.read(untouched))
     }
@@ -256,7 +260,7 @@ mod tests {
         );
         driver.release(blocks[9], BLOCK).unwrap();
         assert!(driver.allocate(BLOCK).is_ok(), "one went back");
-        let info = driver.memory_info(0).unwrap();
+        let info = driver.memory_info().unwrap();
         assert_eq!((info.free, info.total), (0, 200 * MIB));
     }
 

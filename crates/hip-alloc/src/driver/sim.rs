@@ -234,19 +234,19 @@ impl Driver for SimDriver {
         false
     }
 
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.memory_info(held)
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.memory_info()
     }
 
     fn measure(&mut self) -> Option<DriverCost> {
         None
     }
 
-    fn now(&self) -> Duration {
+    fn now(&mut self) -> Duration {
         self.now
     }
 
-    fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.count_call("memory_info")?;
         Ok(MemoryInfo {
             free: self.config.capacity - self.held,

@@ -2,7 +2,7 @@
 
 use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_existing, with_open};
 use crate::allocator::{Allocator, CannotBegin};
-use crate::private_pools::Filter;
+use crate::device_pools::Filter;
 use crate::refusal::Refusal;
 use crate::registry;
 use crate::units::{DeviceIndex, PoolId, StreamId};

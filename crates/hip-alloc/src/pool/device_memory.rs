@@ -1,4 +1,4 @@
-//! The memory that a pool has from the driver, with statistics.
+//! The memory of a device, of which all of its pools take: its driver, the limit, and statistics.
 //!
 //! Behind every block is the *guard*, if there is one: memory that is allocated with the block, belongs to no
 //! span, and goes back with it. Whatever a kernel reads behind an operand is therefore mapped, whichever other
@@ -6,7 +6,9 @@
 
 use super::PoolStats;
 use super::driver_time::DriverTime;
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverCost, DriverError, MemoryInfo};
+use crate::lock::Lock;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory that was allocated from the driver, or returned to it.
@@ -19,51 +21,56 @@ pub(crate) struct Moved {
     pub(crate) taken: bool,
 }
 
+/// A device's memory, as its pools share it. The lock is held for one call of the driver, in a thread that has
+/// the allocator's lock already, so nobody ever waits for it.
+pub type Device<D = dyn Driver> = Arc<Lock<DeviceMemory<D>>>;
+
 /// Allocates memory from the driver and returns it, and counts both.
-pub(crate) struct DeviceMemory {
-    /// The driver's capacity at the start.
-    pub(crate) capacity: u64,
-    /// The driver's total at the start.
+pub struct DeviceMemory<D: ?Sized = dyn Driver> {
+    /// The driver's total when a pool last asked.
     pub(crate) total: u64,
     /// The limit on held memory, whatever the driver has.
     pub(crate) limit: u64,
-    /// Bytes behind every block.
-    guard: u64,
     /// The cost of the driver.
     pub(crate) time: DriverTime,
     /// What was moved since it was last read, if the history is recorded.
     moved: Option<Vec<Moved>>,
     /// Statistics; only the fields about the driver are used.
     stats: PoolStats,
+    /// The driver.
+    pub driver: D,
 }
 
-impl DeviceMemory {
-    pub(crate) fn new(guard: u64) -> Self {
-        DeviceMemory {
-            capacity: u64::MAX,
+impl<D: Driver> DeviceMemory<D> {
+    /// The memory that a driver has, for the pools of one device.
+    pub fn of(driver: D) -> Device<D> {
+        Arc::new(Lock::new(DeviceMemory {
             total: 0,
             limit: u64::MAX,
-            guard,
             time: DriverTime::default(),
             moved: None,
             stats: PoolStats::default(),
-        }
+            driver,
+        }))
     }
+}
 
+impl<D: Driver + ?Sized> DeviceMemory<D> {
     /// Queries the driver's memory.
-    pub(crate) fn refresh(&mut self, driver: &mut dyn Driver) {
-        let held = self.stats.held_bytes;
-        if let Ok(info) = driver.memory_info(held) {
-            self.capacity = info.free.saturating_add(held);
-            self.total = info.total;
-        }
+    pub(crate) fn info(&mut self) -> Result<MemoryInfo, DriverError> {
+        let info = self.driver.memory_info()?;
+        self.total = info.total;
+        Ok(info)
     }
 
-    /// Bytes of the blocks, which requests can use: what is held without the guards, so that decisions are those
-    /// without them.
-    pub(crate) fn held(&self) -> u64 {
-        let blocks = self.stats.driver_allocs - self.stats.driver_frees;
-        self.stats.held_bytes - blocks * self.guard
+    /// Sets the measured cost of the driver.
+    pub fn set_cost(&mut self, cost: DriverCost) {
+        self.time.begin(cost);
+    }
+
+    /// How many bytes the program can afford to allocate again now.
+    pub(crate) fn affordable(&mut self) -> u64 {
+        self.time.affordable(self.driver.now())
     }
 
     /// The statistics, with the other fields at zero.
@@ -83,12 +90,11 @@ impl DeviceMemory {
 
     /// Resets the peaks to what is held now.
     pub(crate) fn reset_peaks(&mut self) {
-        self.stats.held_peak_bytes = self.stats.held_bytes;
-        self.stats.driver_blocks_peak = self.stats.driver_allocs - self.stats.driver_frees;
+        self.stats = self.stats.at_this_moment();
     }
 
-    /// Sets whether [`take_moved`](Self::take_moved) is called.
-    pub(crate) fn record(&mut self, on: bool) {
+    /// Sets whether what moves is kept for [`take_moved`](Self::take_moved).
+    pub(crate) fn record_moves(&mut self, on: bool) {
         if on != self.moved.is_some() {
             self.moved = on.then(Vec::new);
         }
@@ -99,35 +105,34 @@ impl DeviceMemory {
         self.moved.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Allocates memory for a block, within the limit.
-    pub(crate) fn take(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<u64, DriverError> {
-        let held = bytes.checked_add(self.guard);
+    /// Allocates memory for a block and its guard, within the limit.
+    pub(crate) fn take(&mut self, bytes: u64, guard: u64) -> Result<u64, DriverError> {
         let room = self.limit.saturating_sub(self.stats.held_bytes);
-        let held = held.filter(|held| *held <= room);
+        let held = bytes.checked_add(guard).filter(|held| *held <= room);
         let held = held.ok_or(DriverError::OutOfMemory)?;
-        let (address, time) = self.timed(driver, |driver| driver.allocate(held));
+        let (address, time) = self.timed(|driver| driver.allocate(held));
         let address = address?;
         self.time.took(held, time);
         let stats = &mut self.stats;
         stats.driver_allocs += 1;
         stats.driver_alloc_bytes += held;
+        stats.held_bytes += held;
         let blocks = stats.driver_allocs - stats.driver_frees;
         stats.driver_blocks_peak = stats.driver_blocks_peak.max(blocks);
-        stats.held_bytes += held;
         stats.held_peak_bytes = stats.held_peak_bytes.max(stats.held_bytes);
         self.note(address, bytes, true);
         Ok(address)
     }
 
-    /// Releases the memory of a block.
+    /// Releases the memory of a block and its guard.
     pub(crate) fn release(
         &mut self,
-        driver: &mut dyn Driver,
         address: u64,
         bytes: u64,
+        guard: u64,
     ) -> Result<(), DriverError> {
-        let held = bytes + self.guard;
-        let (result, time) = self.timed(driver, |driver| driver.release(address, held));
+        let held = bytes + guard;
+        let (result, time) = self.timed(|driver| driver.release(address, held));
         result?;
         self.stats.held_bytes -= held;
         self.stats.driver_frees += 1;
@@ -148,14 +153,10 @@ impl DeviceMemory {
     }
 
     /// Measures the time of a call, and counts it.
-    fn timed<T>(
-        &mut self,
-        driver: &mut dyn Driver,
-        call: impl FnOnce(&mut dyn Driver) -> T,
-    ) -> (T, Duration) {
-        let began = driver.now();
-        let result = call(driver);
-        let time = driver.now().saturating_sub(began);
+    fn timed<T>(&mut self, call: impl FnOnce(&mut D) -> T) -> (T, Duration) {
+        let began = self.driver.now();
+        let result = call(&mut self.driver);
+        let time = self.driver.now().saturating_sub(began);
         self.stats.driver_nanoseconds += time.as_nanos() as u64;
         (result, time)
     }

@@ -39,10 +39,6 @@ impl DriverTime {
         self.cost = cost;
     }
 
-    pub(crate) fn cost(&self) -> DriverCost {
-        self.cost
-    }
-
     /// The driver allocated `bytes` in a call of this duration.
     pub(crate) fn took(&mut self, bytes: u64, time: Duration) {
         let time = time.as_secs_f64();
@@ -144,13 +140,13 @@ mod tests {
             time.took(4096, Duration::from_micros(50));
             time.took(GB, SECOND);
         }
-        let cost = time.cost();
+        let cost = time.cost;
         assert!((cost.latency - 50e-6).abs() < 1e-6, "{cost:?}");
         assert!((cost.per_byte - 1e-9).abs() < 1e-11, "{cost:?}");
         // Calls that return before the pages are there do not tell that bytes are free.
         let mut lazy = at(10.0);
         lazy.took(GB, Duration::ZERO);
-        assert!((lazy.cost().per_byte - 1e-10).abs() < 1e-12);
+        assert!((lazy.cost.per_byte - 1e-10).abs() < 1e-12);
     }
 
     #[test]

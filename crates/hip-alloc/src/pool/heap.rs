@@ -71,6 +71,8 @@ pub(crate) struct Heap {
     empty: Vec<BlockIndex>,
     used: u64,
     used_peak: u64,
+    /// Bytes of all blocks.
+    held: u64,
     /// Bytes of the blocks in `empty`.
     empty_bytes: u64,
     /// Bytes of the blocks that serve small requests.
@@ -94,6 +96,7 @@ impl Heap {
             empty: Vec::new(),
             used: 0,
             used_peak: 0,
+            held: 0,
             empty_bytes: 0,
             small_bytes: 0,
             large_holes: 0,
@@ -110,6 +113,11 @@ impl Heap {
     /// The highest [`used`](Heap::used) so far.
     pub(crate) fn used_peak(&self) -> u64 {
         self.used_peak
+    }
+
+    /// Bytes of all blocks, which requests can use: what is held without the guards.
+    pub(crate) fn held(&self) -> u64 {
+        self.held
     }
 
     /// Free memory in large transient blocks that cannot be returned.
@@ -147,6 +155,7 @@ impl Heap {
         let rank = self.next_rank;
         self.next_rank += 1;
         self.small_bytes += small(region, bytes);
+        self.held += bytes;
         let block = self.blocks.add(Block {
             address,
             bytes,
@@ -172,6 +181,7 @@ impl Heap {
             ..
         } = self.blocks[block];
         self.small_bytes -= small(region, bytes);
+        self.held -= bytes;
         self.spans.retire(first);
         self.blocks.remove(block);
     }

@@ -11,13 +11,13 @@
 //! that mark ([`Memory::make_room`]).
 
 use super::PoolConfig;
-use super::device_memory::DeviceMemory;
+use super::device_memory::Device;
 use super::heap::{Block, BlockIndex, Freed, Heap, Owner, SpanIndex};
 use super::policy::{Held, Policy, Region, Usage};
 use super::reclaimer::{Reclaimer, Spare};
 use super::restraint::Restraint;
-use super::stream_fences::{Errors, FenceCheck, StreamFences};
-use crate::driver::{Driver, DriverError};
+use super::stream_fences::{FenceCheck, StreamFences};
+use crate::driver::DriverError;
 use crate::units::{MIB, StreamId};
 
 /// The step block, with what else is in use between steps, is larger than the highest usage by
@@ -41,12 +41,16 @@ const STEP_BLOCK_UNIT: u64 = 2 * MIB;
 /// It is returned to make room for a request of at least this fraction of it.
 const WORTH_STEP_PART: u64 = 4;
 
-/// The heap, pending frees, the memory from the driver, and the policy for all of it.
+/// The heap, pending frees, the device, and the policy for all of it.
 pub(crate) struct Memory<P> {
     pub(crate) policy: P,
     pub(crate) heap: Heap,
     pub(crate) fences: StreamFences,
-    pub(crate) device: DeviceMemory,
+    pub(crate) device: Device,
+    /// The driver's capacity at the start.
+    pub(crate) capacity: u64,
+    /// Bytes behind every block.
+    guard: u64,
     pub(crate) reclaimer: Reclaimer,
     /// What must not be done at the moment.
     pub(super) restraint: Restraint,
@@ -56,25 +60,25 @@ pub(crate) struct Memory<P> {
     largest_transient: u64,
     /// The highest usage when counting these began.
     displaced_at: u64,
-    /// Driver errors that could not be returned to a caller.
-    pub(crate) errors: Errors,
 }
 
 impl<P: Policy> Memory<P> {
-    pub(crate) fn new(config: &PoolConfig, policy: P) -> Self {
+    pub(crate) fn new(config: &PoolConfig, device: Device, policy: P) -> Self {
+        let info = device.lock().info();
         let mut heap = Heap::new(config.granule);
         heap.ensure_owner(Owner::ANYONE);
         Memory {
             policy,
             heap,
-            fences: StreamFences::default(),
-            device: DeviceMemory::new(config.guard),
+            fences: StreamFences::new(device.clone()),
+            device,
+            capacity: info.map_or(u64::MAX, |info| info.free),
+            guard: config.guard,
             reclaimer: Reclaimer::new(config.keep, config.warmup_bytes, config.floor_part),
             restraint: Restraint::default(),
             displaced: 0,
             displaced_at: 0,
             largest_transient: 0,
-            errors: Errors::new(),
         }
     }
 
@@ -82,28 +86,27 @@ impl<P: Policy> Memory<P> {
         Usage {
             used: self.heap.used(),
             used_peak: self.heap.used_peak(),
-            capacity: self.device.capacity,
+            capacity: self.capacity,
         }
     }
 
     pub(crate) fn state(&self) -> Held {
         Held {
             usage: self.usage(),
-            in_use: self.device.held().saturating_sub(self.heap.empty_bytes()),
+            in_use: self.heap.held().saturating_sub(self.heap.empty_bytes()),
             small: self.heap.small_bytes(),
         }
     }
 
     /// The owner for the stream of a request.
     #[inline]
-    pub(crate) fn owner(&mut self, driver: &mut dyn Driver, stream: StreamId) -> Option<Owner> {
-        let driver = (!self.restraint.captured).then_some(driver);
-        self.fences.owner(driver, stream)
+    pub(crate) fn owner(&mut self, stream: StreamId) -> Option<Owner> {
+        self.fences.owner(stream, self.restraint.captured)
     }
 
     /// Memory that is held and not being returned.
     pub(crate) fn staying(&self) -> u64 {
-        self.device.held() - self.fences.departing_bytes()
+        self.heap.held() - self.fences.departing_bytes()
     }
 
     /// How large an empty block may be for a transient request of any size to open it.
@@ -112,7 +115,7 @@ impl<P: Policy> Memory<P> {
     /// highest usage. Without this, blocks of one part of a step would displace those of another.
     pub(crate) fn headroom(&self) -> u64 {
         let usage = self.usage();
-        match self.policy.known_growth() {
+        match self.policy.growth() {
             Some(growth) if self.reclaimer.keeps() && !usage.is_tight(0) => {
                 let needed = self.state().in_use.saturating_add(growth);
                 usage.used_peak.saturating_sub(needed)
@@ -129,12 +132,11 @@ impl<P: Policy> Memory<P> {
     /// Allocates a new block: one free span, in no list.
     pub(crate) fn take_block(
         &mut self,
-        driver: &mut dyn Driver,
         bytes: u64,
         region: Region,
         owner: Owner,
     ) -> Result<BlockIndex, DriverError> {
-        let address = self.device.take(driver, bytes)?;
+        let address = self.device.lock().take(bytes, self.guard)?;
         Ok(self.heap.add_block(address, bytes, region, owner))
     }
 
@@ -142,7 +144,6 @@ impl<P: Policy> Memory<P> {
     /// is returned.
     pub(crate) fn take_block_or_reclaim(
         &mut self,
-        driver: &mut dyn Driver,
         bytes: u64,
         region: Region,
         owner: Owner,
@@ -153,60 +154,55 @@ impl<P: Policy> Memory<P> {
                 self.heap.retire_step_block();
             }
         }
-        match self.take_block(driver, bytes, region, owner) {
+        match self.take_block(bytes, region, owner) {
             Err(DriverError::OutOfMemory) if !self.restraint.captured => {}
             result => return result,
         }
-        self.device.count_retry();
-        self.device.count_sync();
-        self.settle(driver);
-        self.hand_over(driver, Owner::ANYONE, FenceCheck::Wait);
-        while self.release_one(driver, Spare::Any) {}
-        self.settle(driver);
-        self.take_block(driver, bytes, region, owner)
+        self.device.lock().count_retry();
+        self.device.lock().count_sync();
+        self.settle();
+        self.hand_over(Owner::ANYONE, FenceCheck::Wait);
+        while self.release_one(Spare::Any) {}
+        self.settle();
+        self.take_block(bytes, region, owner)
     }
 
     /// The program freed a span: it becomes free, or waits for the streams that use it.
     #[inline]
-    pub(crate) fn free(
-        &mut self,
-        driver: &mut dyn Driver,
-        span: SpanIndex,
-        (requested, shared): (u64, bool),
-    ) {
-        if shared && self.defer(driver, span, requested) {
+    pub(crate) fn free(&mut self, span: SpanIndex, (requested, shared): (u64, bool)) {
+        if shared && self.defer(span, requested) {
             self.heap.set_pending(span);
         } else {
-            self.free_span(driver, span);
+            self.free_span(span);
         }
         if self.displaced >= LEAST_STEP_BLOCK
             && let Some(bytes) = self.wanted_step_block()
         {
-            self.make_step_block(driver, bytes);
+            self.make_step_block(bytes);
         }
     }
 
     /// Whether a freed span has to wait for the streams that were recorded on it.
-    fn defer(&mut self, driver: &mut dyn Driver, span: SpanIndex, requested: u64) -> bool {
-        let driver = (!self.restraint.captured).then_some(driver);
-        (self.fences).defer(driver, span, requested, &mut self.errors)
+    fn defer(&mut self, span: SpanIndex, requested: u64) -> bool {
+        let captured = self.restraint.captured;
+        self.fences.defer(span, requested, captured)
     }
 
     /// Makes a span free that nothing uses any more.
     #[inline]
-    fn free_span(&mut self, driver: &mut dyn Driver, span: SpanIndex) {
+    fn free_span(&mut self, span: SpanIndex) {
         let freed_at = self.fences.next_free(self.heap.owner(span));
         match self.heap.free(span, freed_at) {
             Freed::Part => {}
-            Freed::Pieces(block) => self.unite(driver, block),
-            Freed::Block(block) => self.emptied(driver, block),
+            Freed::Pieces(block) => self.unite(block),
+            Freed::Block(block) => self.emptied(block),
         }
     }
 
     /// Handles a block that became empty.
-    fn emptied(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
+    fn emptied(&mut self, block: BlockIndex) {
         self.heap.list_empty(block);
-        self.trim_to_slack(driver);
+        self.trim_to_slack();
     }
 
     /// The size of the step block that should replace all empty blocks, if any.
@@ -217,7 +213,7 @@ impl<P: Policy> Memory<P> {
             || !self.reclaimer.keeps()
             || !self.policy.is_between_steps()
             || !self.restraint.may_release()
-            || self.device.time.has_credit()
+            || self.device.lock().time.has_credit()
         {
             return None;
         }
@@ -244,19 +240,19 @@ impl<P: Policy> Memory<P> {
 
     /// Replaces all empty blocks by the step block, which serves the stream that most of them
     /// served. If there is not enough contiguous memory for it, the next steps have none.
-    fn make_step_block(&mut self, driver: &mut dyn Driver, bytes: u64) {
+    fn make_step_block(&mut self, bytes: u64) {
         self.displaced = 0;
         let Some(owner) = self.heap.owner_of_most_empty() else {
             return;
         };
         self.heap.retire_step_block();
-        while self.release_one(driver, Spare::Any) {}
+        while self.release_one(Spare::Any) {}
         if self.fences.departing_bytes() > 0 {
-            self.device.count_sync();
-            self.settle(driver);
+            self.device.lock().count_sync();
+            self.settle();
         }
         // A problem with the driver will show at the next request that needs it.
-        if let Ok(block) = self.take_block(driver, bytes, Region::Persistent, owner) {
+        if let Ok(block) = self.take_block(bytes, Region::Persistent, owner) {
             self.heap.begin_step_block(block, owner);
             self.heap.list_empty(block);
         }
@@ -265,49 +261,47 @@ impl<P: Policy> Memory<P> {
     /// Makes a block one empty block if nothing in it is used but its pieces belong to several streams,
     /// provided that their work is done. Otherwise that happens at the
     /// next hand-over.
-    fn unite(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
+    fn unite(&mut self, block: BlockIndex) {
         if self.restraint.captured {
             return;
         }
         for owner in self.heap.owners_of_pieces(block) {
-            match self.fences.is_idle(driver, owner) {
+            match self.fences.is_idle(owner) {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(error) => return self.errors.push(error),
+                Err(error) => return self.fences.errors.push(error),
             }
         }
         self.heap.unite(block);
-        self.emptied(driver, block);
+        self.emptied(block);
     }
 
     /// Checks, without waiting, which freed spans and empty blocks are safe by now.
-    pub(crate) fn poll(&mut self, driver: &mut dyn Driver) {
+    pub(crate) fn poll(&mut self) {
         if !self.restraint.captured {
-            self.finish(driver, FenceCheck::Query);
+            self.finish(FenceCheck::Query);
         }
     }
 
     /// Waits until every freed span and departing block is safe. If there is no event
     /// to wait for, waits for the whole device.
-    fn settle(&mut self, driver: &mut dyn Driver) {
+    fn settle(&mut self) {
         if self.restraint.captured {
             return;
         }
-        self.finish(driver, FenceCheck::Wait);
-        if self.fences.synchronize(driver, &mut self.errors) {
-            self.finish(driver, FenceCheck::Wait);
+        self.finish(FenceCheck::Wait);
+        if self.fences.synchronize() {
+            self.finish(FenceCheck::Wait);
         }
     }
 
-    fn finish(&mut self, driver: &mut dyn Driver, check: FenceCheck) {
-        let errors = &mut self.errors;
-        for span in self.fences.take_completed(driver, check, errors) {
-            self.free_span(driver, span);
+    fn finish(&mut self, check: FenceCheck) {
+        for span in self.fences.take_completed(check) {
+            self.free_span(span);
         }
-        let errors = &mut self.errors;
-        for block in self.fences.take_departed(driver, check, errors) {
+        for block in self.fences.take_departed(check) {
             self.heap.give_block_to_anyone(block);
-            if let Err(error) = self.release_block(driver, block) {
+            if let Err(error) = self.release_block(block) {
                 self.keep_empty(block, error);
             }
         }
@@ -315,12 +309,7 @@ impl<P: Policy> Memory<P> {
 
     /// Makes memory that other streams freed available to everyone, if their work on it
     /// is done. Returns whether anything became available.
-    pub(crate) fn hand_over(
-        &mut self,
-        driver: &mut dyn Driver,
-        to: Owner,
-        check: FenceCheck,
-    ) -> bool {
+    pub(crate) fn hand_over(&mut self, to: Owner, check: FenceCheck) -> bool {
         let mut any = false;
         if self.restraint.captured {
             return any;
@@ -329,18 +318,18 @@ impl<P: Policy> Memory<P> {
             if owner == to || !self.heap.has_free(owner) {
                 continue;
             }
-            let until = match self.fences.safe_until(driver, owner, check) {
+            let until = match self.fences.safe_until(owner, check) {
                 Ok(0) => continue,
                 Ok(until) => until,
                 Err(error) => {
-                    self.errors.push(error);
+                    self.fences.errors.push(error);
                     continue;
                 }
             };
             let released = self.heap.release_to_anyone(owner, until);
             any |= released.any;
             for block in released.whole {
-                self.emptied(driver, block);
+                self.emptied(block);
             }
         }
         any
@@ -348,27 +337,27 @@ impl<P: Policy> Memory<P> {
 
     /// Returns empty blocks until at most `slack` bytes are held beyond what is in use.
     /// Waits for work that still uses them, so that they have been returned when this returns.
-    pub(crate) fn trim(&mut self, driver: &mut dyn Driver, slack: u64) {
+    pub(crate) fn trim(&mut self, slack: u64) {
         if self.restraint.captured {
             return;
         }
-        self.device.count_sync();
-        self.settle(driver);
-        self.hand_over(driver, Owner::ANYONE, FenceCheck::Wait);
-        self.trim_to(driver, slack, Spare::Any);
+        self.device.lock().count_sync();
+        self.settle();
+        self.hand_over(Owner::ANYONE, FenceCheck::Wait);
+        self.trim_to(slack, Spare::Any);
         if self.fences.waiting() {
             // A block that belongs to a stream leaves an event behind.
-            self.settle(driver);
+            self.settle();
         }
     }
 
     /// Returns empty blocks until no more is held beyond what is in use than
     /// [`Reclaimer::slack`] allows.
-    pub(crate) fn trim_to_slack(&mut self, driver: &mut dyn Driver) {
+    pub(crate) fn trim_to_slack(&mut self) {
         let usage = self.usage();
-        let time = &mut self.device.time;
-        let affordable = || time.affordable(driver.now());
-        let slack = self.reclaimer.slack(&self.policy, usage, affordable);
+        let growth = self.policy.growth();
+        let affordable = || self.device.lock().affordable();
+        let slack = self.reclaimer.slack(growth, usage, affordable);
         // The step block is returned only if all of it is too much.
         let spare = match self.heap.step_block() {
             Some(step)
@@ -380,50 +369,49 @@ impl<P: Policy> Memory<P> {
             }
             _ => Spare::Any,
         };
-        self.trim_to(driver, slack, spare);
+        self.trim_to(slack, spare);
         let (staying, usage) = (self.staying(), self.usage());
-        self.reclaimer.trimmed(&self.policy, staying, usage);
+        self.reclaimer.trimmed(growth, staying, usage);
     }
 
     /// Like [`trim`](Memory::trim), but memory that work in flight uses stays for now, unless it is unknown
     /// whether it does.
-    pub(crate) fn trim_unused(&mut self, driver: &mut dyn Driver, slack: u64) {
+    pub(crate) fn trim_unused(&mut self, slack: u64) {
         if self.restraint.captured {
             return;
         }
-        self.poll(driver);
-        self.hand_over(driver, Owner::ANYONE, FenceCheck::Query);
-        self.trim_to(driver, slack, Spare::Any);
-        if self.device.held() > self.heap.used().saturating_add(slack)
-            && self.fences.is_any_unknown()
+        self.poll();
+        self.hand_over(Owner::ANYONE, FenceCheck::Query);
+        self.trim_to(slack, Spare::Any);
+        if self.heap.held() > self.heap.used().saturating_add(slack) && self.fences.is_any_unknown()
         {
-            self.wait_for_unknown(driver);
-            self.hand_over(driver, Owner::ANYONE, FenceCheck::Query);
-            self.trim_to(driver, slack, Spare::Any);
+            self.wait_for_unknown();
+            self.hand_over(Owner::ANYONE, FenceCheck::Query);
+            self.trim_to(slack, Spare::Any);
         }
     }
 
     /// Waits for the device, since streams cannot be asked, and returns the blocks that waited for them.
-    fn wait_for_unknown(&mut self, driver: &mut dyn Driver) {
-        self.device.count_sync();
-        match self.fences.wait_for_all(driver) {
-            Ok(()) => self.poll(driver),
-            Err(error) => self.errors.push(error),
+    fn wait_for_unknown(&mut self) {
+        self.device.lock().count_sync();
+        match self.fences.wait_for_all() {
+            Ok(()) => self.poll(),
+            Err(error) => self.fences.errors.push(error),
         }
     }
 
     /// Whether work in flight is known to use freed memory.
-    pub(crate) fn works(&mut self, driver: &mut dyn Driver) -> bool {
+    pub(crate) fn works(&mut self) -> bool {
         let mut owners = self.fences.owners();
-        self.restraint.captured || owners.any(|owner| self.fences.is_busy(driver, owner))
+        self.restraint.captured || owners.any(|owner| self.fences.is_busy(owner))
     }
 
-    fn trim_to(&mut self, driver: &mut dyn Driver, slack: u64, spare: Spare) {
-        while self.exceeds(slack) && self.release_one(driver, spare) {}
+    fn trim_to(&mut self, slack: u64, spare: Spare) {
+        while self.exceeds(slack) && self.release_one(spare) {}
     }
 
     /// Returns empty blocks so that `bytes` more stay under the ceiling.
-    pub(crate) fn make_room(&mut self, driver: &mut dyn Driver, bytes: u64) {
+    pub(crate) fn make_room(&mut self, bytes: u64) {
         let ceiling = self.usage().ceiling(bytes);
         // The step block stays if the request is small in comparison.
         let spare = match self.heap.step_block() {
@@ -431,7 +419,7 @@ impl<P: Policy> Memory<P> {
             _ => Spare::Any,
         };
         let empty = self.heap.empty_bytes();
-        while self.device.held() + bytes > ceiling && self.release_one(driver, spare) {}
+        while self.heap.held() + bytes > ceiling && self.release_one(spare) {}
         // Memory that a growing program displaces does not predict the steps to come.
         let peak = self.heap.used_peak();
         if peak > self.displaced_at + self.displaced_at / GROWTH_PART {
@@ -440,16 +428,16 @@ impl<P: Policy> Memory<P> {
         }
         self.displaced += empty - self.heap.empty_bytes();
         // What streams freed that made no request since must not raise the peak.
-        if self.device.held() + bytes > ceiling
+        if self.heap.held() + bytes > ceiling
             && !self.restraint.captured
             && self.fences.departs_unknown()
         {
-            self.wait_for_unknown(driver);
+            self.wait_for_unknown();
         }
     }
 
     /// Returns the block that can be spared first; `false` if there is none, or the driver refused.
-    fn release_one(&mut self, driver: &mut dyn Driver, spare: Spare) -> bool {
+    fn release_one(&mut self, spare: Spare) -> bool {
         if !self.restraint.may_release() {
             return false;
         }
@@ -457,43 +445,33 @@ impl<P: Policy> Memory<P> {
             return false;
         };
         let block = self.heap.unlist_empty(at);
-        let released = self.release_when_unused(driver, block);
+        let released = self.release_when_unused(block);
         let released = released.map_err(|error| self.keep_empty(block, error));
         released.is_ok()
     }
 
     /// Returns an empty block, as soon as its stream is done with it.
-    fn release_when_unused(
-        &mut self,
-        driver: &mut dyn Driver,
-        block: BlockIndex,
-    ) -> Result<(), DriverError> {
+    fn release_when_unused(&mut self, block: BlockIndex) -> Result<(), DriverError> {
         let (owner, freed_at) = self.heap.owner_of_block(block);
-        if owner != Owner::ANYONE
-            && freed_at > self.fences.safe_until(driver, owner, FenceCheck::Query)?
-        {
+        if owner != Owner::ANYONE && freed_at > self.fences.safe_until(owner, FenceCheck::Query)? {
             let bytes = self.heap.block(block).bytes;
             self.fences.depart(block, bytes, owner, freed_at);
             return Ok(());
         }
         self.heap.give_block_to_anyone(block);
-        self.release_block(driver, block)
+        self.release_block(block)
     }
 
-    fn release_block(
-        &mut self,
-        driver: &mut dyn Driver,
-        block: BlockIndex,
-    ) -> Result<(), DriverError> {
+    fn release_block(&mut self, block: BlockIndex) -> Result<(), DriverError> {
         let Block { address, bytes, .. } = *self.heap.block(block);
-        self.device.release(driver, address, bytes)?;
+        self.device.lock().release(address, bytes, self.guard)?;
         self.heap.remove_block(block);
         Ok(())
     }
 
     /// The driver did not accept a block: it is used as an ordinary one.
     fn keep_empty(&mut self, block: BlockIndex, error: DriverError) {
-        self.errors.push(error);
+        self.fences.errors.push(error);
         self.heap.set_direct(block, false);
         self.heap.list_empty(block);
     }

@@ -103,34 +103,14 @@ pub trait Policy: Send {
     /// A request was freed; the arguments are as for [`served`](Policy::served).
     fn freed(&mut self, _slot: usize, _bytes: u64, _used: u64, _holes: u64) {}
 
-    /// How many more bytes than now the program will soon use again; 0 if
-    /// unknown. Blocks that are kept for it are returned when it falls.
-    fn expected_growth(&self) -> u64 {
-        0
-    }
-
-    /// Whether the rest of the step is known to use no more than now.
-    fn is_falling(&self) -> bool {
-        false
-    }
-
     /// How many more bytes than now will be used before the next minimum, if that
-    /// is known.
-    fn known_growth(&self) -> Option<u64> {
-        match self.expected_growth() {
-            0 => self.is_falling().then_some(0),
-            growth => Some(growth),
-        }
+    /// is known. Blocks that are kept for it are returned when it falls.
+    fn growth(&self) -> Option<u64> {
+        None
     }
 
     /// Whether memory is known to be about as low as between two steps.
     fn is_between_steps(&self) -> bool {
         false
-    }
-
-    /// How many bytes may be held beyond those in use; `floor` always may. Called only while the
-    /// pool itself keeps nothing: with [`Keep::Off`](super::Keep::Off), or while memory is short.
-    fn slack(&self, floor: u64) -> u64 {
-        floor
     }
 }

@@ -6,17 +6,20 @@
 //!
 //! A pool that keeps nothing ([`Keep::Off`], and any pool while memory is short) returns a block
 //! as soon as it is empty, unless what is held beyond the memory in use is within the slack:
-//! the floor, or more if the policy says so. While a policy keeps blocks for what the
-//! program will use again, this is checked again whenever it expects less.
+//! the floor, or more for what the policy knows the step to use again (its *growth*), and this is checked
+//! again whenever it expects less.
 
 use super::heap::{Block, Heap};
-use super::policy::{Policy, Usage};
+use super::policy::Usage;
 use crate::units::MIB;
 
 /// The minimum of a proportional floor: two blocks for small requests.
 const LEAST_FLOOR: u64 = 4 * MIB;
 /// If anything is kept, at least a block for requests of common sizes.
 const LEAST_KEPT: u64 = 32 * MIB;
+/// If nothing is kept, this multiple of what the step will use again: requests of many sizes need more than one
+/// set of blocks, which serve them slightly differently in every step.
+const GROWTH_HELD: u64 = 2;
 
 /// How much memory stays in empty blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -93,7 +96,7 @@ impl Reclaimer {
     /// program can afford to allocate again.
     pub(crate) fn slack(
         &self,
-        policy: &impl Policy,
+        growth: Option<u64>,
         usage: Usage,
         affordable: impl FnOnce() -> u64,
     ) -> u64 {
@@ -102,24 +105,24 @@ impl Reclaimer {
         }
         let floor = self.floor(usage);
         if !self.keeps() {
-            return policy.slack(floor);
+            return floor.max(growth.unwrap_or(0).saturating_mul(GROWTH_HELD));
         }
         let below_peak = usage.used_peak.saturating_sub(usage.used).max(LEAST_KEPT);
-        let kept = match policy.is_falling() {
-            true => below_peak.saturating_sub(affordable()),
-            false => below_peak,
+        let kept = match growth {
+            Some(0) => below_peak.saturating_sub(affordable()),
+            _ => below_peak,
         };
         kept.max(floor)
     }
 
     /// Blocks were returned until no more than the slack was held beyond what is used, or until
     /// there was none left to return; `held` is the remaining memory.
-    pub(crate) fn trimmed(&mut self, policy: &impl Policy, held: u64, usage: Usage) {
+    pub(crate) fn trimmed(&mut self, growth: Option<u64>, held: u64, usage: Usage) {
         let beyond = held > usage.used.saturating_add(self.floor(usage));
         self.keeping = beyond && self.keeps();
         self.kept_for = match self.keeps() {
-            true => u64::from(beyond && !policy.is_falling()),
-            false if beyond => policy.expected_growth(),
+            true => u64::from(beyond && growth != Some(0)),
+            false if beyond => growth.unwrap_or(0),
             false => 0,
         };
     }
@@ -127,20 +130,20 @@ impl Reclaimer {
     /// Whether to check blocks after a request. Each request leaves less to expect;
     /// nothing at all is expected once the program no longer repeats itself.
     #[inline]
-    pub(crate) fn is_due_after_request(&self, policy: &impl Policy) -> bool {
-        self.kept_for > 0 && policy.expected_growth() == 0 && self.is_due(policy)
+    pub(crate) fn is_due_after_request(&self, growth: impl FnOnce() -> Option<u64>) -> bool {
+        self.kept_for > 0 && self.is_due(growth(), 1)
     }
 
     /// Whether to check blocks after a free.
     #[inline]
-    pub(crate) fn is_due_after_free(&self, policy: &impl Policy) -> bool {
-        policy.expected_growth() < self.kept_for && self.is_due(policy)
+    pub(crate) fn is_due_after_free(&self, growth: impl FnOnce() -> Option<u64>) -> bool {
+        self.kept_for > 0 && self.is_due(growth(), self.kept_for)
     }
 
     /// Memory that is kept for the whole step is checked when its last part begins.
     #[inline]
-    fn is_due(&self, policy: &impl Policy) -> bool {
-        !self.keeps() || policy.is_falling()
+    fn is_due(&self, growth: Option<u64>, below: u64) -> bool {
+        growth.unwrap_or(0) < below && (!self.keeps() || growth == Some(0))
     }
 
     /// The index of the empty block to return first: blocks that can serve little
@@ -159,7 +162,7 @@ impl Reclaimer {
 #[cfg(test)]
 mod tests {
     use super::super::heap::Owner;
-    use super::super::policy::{Held, Placement, Region};
+    use super::super::policy::Region;
     use super::*;
 
     fn using(used: u64) -> Usage {
@@ -170,42 +173,17 @@ mod tests {
         }
     }
 
-    /// Expects this much growth.
-    struct Expects(u64);
-
-    impl Policy for Expects {
-        fn place(&mut self, _bytes: u64) -> Placement {
-            Placement {
-                region: Region::Small,
-                anywhere: false,
-                known: true,
-            }
-        }
-
-        fn block_bytes(&mut self, bytes: u64, _placement: Placement, _held: &Held) -> u64 {
-            bytes
-        }
-
-        fn expected_growth(&self) -> u64 {
-            self.0
-        }
-
-        fn is_falling(&self) -> bool {
-            self.0 == 0
-        }
-    }
-
     #[test]
     fn what_is_kept_beyond_the_floor_is_looked_at_when_less_is_expected() {
         let mut reclaimer = Reclaimer::new(Keep::Off, 100, 0);
-        reclaimer.trimmed(&Expects(50), 1150, using(1000));
-        assert!(reclaimer.is_due_after_free(&Expects(49)));
-        assert!(!reclaimer.is_due_after_free(&Expects(50)));
-        assert!(reclaimer.is_due_after_request(&Expects(0)));
-        assert!(!reclaimer.is_due_after_request(&Expects(1)));
+        reclaimer.trimmed(Some(50), 1150, using(1000));
+        assert!(reclaimer.is_due_after_free(|| Some(49)));
+        assert!(!reclaimer.is_due_after_free(|| Some(50)));
+        assert!(reclaimer.is_due_after_request(|| Some(0)));
+        assert!(!reclaimer.is_due_after_request(|| Some(1)));
         // Within the floor nothing is kept for anything.
-        reclaimer.trimmed(&Expects(50), 1100, using(1000));
-        assert!(!reclaimer.is_due_after_free(&Expects(0)));
+        reclaimer.trimmed(Some(50), 1100, using(1000));
+        assert!(!reclaimer.is_due_after_free(|| Some(0)));
     }
 
     #[test]
@@ -218,7 +196,7 @@ mod tests {
                     used_peak,
                     capacity: 1000,
                 };
-                reclaimer.slack(&Expects(0), usage, || u64::MAX)
+                reclaimer.slack(Some(0), usage, || u64::MAX)
             };
             assert_eq!((slack(750), slack(751)), (100, 0), "{keep:?}");
         }
@@ -242,14 +220,14 @@ mod tests {
     #[test]
     fn within_a_step_all_that_was_used_before_stays() {
         let reclaimer = Reclaimer::new(Keep::Auto, 0, 0);
-        let slack = reclaimer.slack(&Expects(1), below_peak(), || 900 * MIB);
+        let slack = reclaimer.slack(Some(1), below_peak(), || 900 * MIB);
         assert_eq!(slack, 900 * MIB);
     }
 
     #[test]
     fn where_a_step_ends_what_the_program_can_afford_goes_back() {
         let slack = |keep, affordable| {
-            Reclaimer::new(keep, 10 * MIB, 0).slack(&Expects(0), below_peak(), || affordable * MIB)
+            Reclaimer::new(keep, 10 * MIB, 0).slack(Some(0), below_peak(), || affordable * MIB)
                 / MIB
         };
         assert_eq!(slack(Keep::Auto, 0), 900);
@@ -262,20 +240,20 @@ mod tests {
     fn while_somebody_lacks_memory_nothing_is_kept() {
         let mut reclaimer = Reclaimer::new(Keep::Auto, 10, 0);
         reclaimer.set_under_pressure(true);
-        assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 10);
+        assert_eq!(reclaimer.slack(Some(5), below_peak(), || 0), 10);
         reclaimer.set_under_pressure(false);
-        assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 900 * MIB);
+        assert_eq!(reclaimer.slack(Some(5), below_peak(), || 0), 900 * MIB);
     }
 
     #[test]
     fn what_is_kept_for_a_step_is_looked_at_once_where_its_last_part_begins() {
         let mut reclaimer = Reclaimer::new(Keep::Auto, 100, 0);
-        reclaimer.trimmed(&Expects(50), 1150, using(1000));
-        assert!(!reclaimer.is_due_after_free(&Expects(49)));
-        assert!(reclaimer.is_due_after_free(&Expects(0)));
-        assert!(reclaimer.is_due_after_request(&Expects(0)));
-        reclaimer.trimmed(&Expects(0), 1150, using(1000));
-        assert!(!reclaimer.is_due_after_free(&Expects(0)));
+        reclaimer.trimmed(Some(50), 1150, using(1000));
+        assert!(!reclaimer.is_due_after_free(|| Some(49)));
+        assert!(reclaimer.is_due_after_free(|| Some(0)));
+        assert!(reclaimer.is_due_after_request(|| Some(0)));
+        reclaimer.trimmed(Some(0), 1150, using(1000));
+        assert!(!reclaimer.is_due_after_free(|| Some(0)));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! What the owner of a pool sets and reads besides requests: what the pool must not do for a while (return
-//! memory, or query the device), and what moved.
+//! What the owner of a pool sets besides requests: what the pool must not do for a while (return
+//! memory, or query the device).
 
+use super::Pool;
 use super::policy::Policy;
-use super::{Moved, Pool};
-use crate::driver::{Driver, DriverError};
+use crate::driver::DriverError;
 use crate::units::StreamId;
 
 /// What must not be done at the moment.
@@ -34,37 +34,26 @@ impl<P: Policy> Pool<P> {
         self.memory.restraint.captured = captured;
     }
 
-    /// Sets whether what moves between the driver and the pool is recorded, for
-    /// [`take_moved`](Pool::take_moved).
-    pub(crate) fn record_moves(&mut self, on: bool) {
-        self.memory.device.record(on);
-    }
-
-    /// What moved since the last call.
-    pub(crate) fn take_moved(&mut self) -> Vec<Moved> {
-        self.memory.device.take_moved()
-    }
-
     /// Whether a live request begins at the address.
     pub(crate) fn has(&self, address: u64) -> bool {
         self.memory.heap.span_at(address).is_some()
     }
 
+    /// Bytes of its blocks.
+    pub(crate) fn held(&self) -> u64 {
+        self.memory.heap.held()
+    }
+
     /// Adds errors to the result of the next [`take_deferred_errors`](Pool::take_deferred_errors).
     pub(crate) fn defer_errors(&mut self, errors: impl IntoIterator<Item = DriverError>) {
-        self.memory.errors.extend(errors);
+        self.memory.fences.errors.extend(errors);
     }
 
     /// Like [`allocate`](Pool::allocate), but only from held memory, without the driver.
-    pub(crate) fn allocate_from_held(
-        &mut self,
-        driver: &mut dyn Driver,
-        requested: u64,
-        stream: StreamId,
-    ) -> Option<u64> {
-        let limit = std::mem::replace(&mut self.memory.device.limit, 0);
-        let served = self.allocate(driver, requested, stream);
-        self.memory.device.limit = limit;
+    pub(crate) fn allocate_from_held(&mut self, requested: u64, stream: StreamId) -> Option<u64> {
+        let limit = std::mem::replace(&mut self.memory.device.lock().limit, 0);
+        let served = self.allocate(requested, stream);
+        self.memory.device.lock().limit = limit;
         if served.is_err() {
             // The request was not made to this pool.
             self.ask_again();

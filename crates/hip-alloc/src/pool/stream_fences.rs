@@ -12,13 +12,11 @@
 //! recorded on it. Frees on other streams count as done after their next request, or once the whole device was
 //! waited for.
 
+use super::device_memory::Device;
 use super::heap::{BlockIndex, Owner, SpanIndex};
 use crate::driver::{Driver, DriverError, EventId};
 use crate::units::StreamId;
 use std::collections::HashMap;
-
-/// Driver errors that cannot be returned to a caller.
-pub(crate) type Errors = Vec<DriverError>;
 
 /// What must happen before memory is safe.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +48,10 @@ struct Departing {
 const FEW_STREAMS: usize = 32;
 
 /// The streams that a pool has seen, and what waits for them.
-#[derive(Default)]
 pub(crate) struct StreamFences {
+    device: Device,
+    /// Driver errors that could not be returned to a caller.
+    pub(crate) errors: Vec<DriverError>,
     known: Vec<Stream>,
     /// The index of each stream.
     places: HashMap<StreamId, usize>,
@@ -79,6 +79,30 @@ struct Stream {
 }
 
 impl StreamFences {
+    pub(crate) fn new(device: Device) -> Self {
+        StreamFences {
+            device,
+            errors: Vec::new(),
+            known: Vec::new(),
+            places: HashMap::new(),
+            pending: Vec::new(),
+            pending_bytes: 0,
+            departing: Vec::new(),
+            departing_bytes: 0,
+            recorded: HashMap::new(),
+            last: 0,
+            present: None,
+        }
+    }
+
+    fn record(&self, stream: StreamId) -> Result<Option<EventId>, DriverError> {
+        self.device.lock().driver.record(stream)
+    }
+
+    fn wait(&self, event: EventId) -> Result<(), DriverError> {
+        self.device.lock().driver.wait(event)
+    }
+
     /// Sets the stream of the request that is being served, if one is: it exists.
     #[inline]
     pub(crate) fn set_present(&mut self, stream: Option<StreamId>) {
@@ -93,12 +117,12 @@ impl StreamFences {
     /// The owner for the stream of a request; at the first call, a new one. `None` if there are more streams
     /// than owners: two streams with the same owner would share its memory without a fence between them.
     #[inline]
-    pub(crate) fn owner(&mut self, driver: Option<&mut dyn Driver>, id: StreamId) -> Option<Owner> {
+    pub(crate) fn owner(&mut self, id: StreamId, captured: bool) -> Option<Owner> {
         let is_last = |stream: &Stream| stream.id == id;
         if !self.known.get(self.last).is_some_and(is_last) {
             self.last = self.find_or_add(id)?;
-            if let Some(driver) = driver {
-                self.mark(driver);
+            if !captured {
+                self.mark();
             }
         }
         u16::try_from(self.last + 1).ok().map(Owner)
@@ -106,12 +130,13 @@ impl StreamFences {
 
     /// Records an event for what the stream of this request freed before: between its requests that is not
     /// possible. If it fails, the next request tries again.
-    fn mark(&mut self, driver: &mut dyn Driver) {
+    fn mark(&mut self) {
         let stream = &mut self.known[self.last];
         if stream.id.is_the_runtimes() || stream.event.is_some() || stream.safe == stream.frees {
             return;
         }
-        match driver.record(stream.id) {
+        let recorded = self.device.lock().driver.record(stream.id);
+        match recorded {
             Ok(None) => stream.safe = stream.frees,
             Ok(Some(event)) => stream.event = Some((event, stream.frees)),
             Err(_) => {}
@@ -193,23 +218,17 @@ impl StreamFences {
     }
 
     /// A span of `requested` bytes was freed, and other streams were
-    /// recorded on it. Returns whether it has to wait for them. Without a driver the events are
+    /// recorded on it. Returns whether it has to wait for them. While a graph is captured the events are
     /// recorded later.
-    pub(crate) fn defer(
-        &mut self,
-        mut driver: Option<&mut dyn Driver>,
-        span: SpanIndex,
-        requested: u64,
-        errors: &mut Errors,
-    ) -> bool {
+    pub(crate) fn defer(&mut self, span: SpanIndex, requested: u64, captured: bool) -> bool {
         let streams = self.recorded.remove(&span).unwrap_or_default();
         let mut fences = Vec::with_capacity(streams.len());
         for stream in streams {
-            match driver.as_deref_mut().map(|driver| driver.record(stream)) {
+            match (!captured).then(|| self.record(stream)) {
                 Some(Ok(Some(event))) => fences.push(Fence::Event(event)),
                 Some(Ok(None)) => {}
                 Some(Err(error)) => {
-                    errors.push(error);
+                    self.errors.push(error);
                     fences.push(Fence::Recording(stream));
                 }
                 None => fences.push(Fence::Recording(stream)),
@@ -235,13 +254,9 @@ impl StreamFences {
     }
 
     /// Removes and returns freed spans that no stream uses any more.
-    pub(crate) fn take_completed(
-        &mut self,
-        driver: &mut dyn Driver,
-        check: FenceCheck,
-        errors: &mut Errors,
-    ) -> Vec<SpanIndex> {
+    pub(crate) fn take_completed(&mut self, check: FenceCheck) -> Vec<SpanIndex> {
         let (mut completed, mut bytes) = (Vec::new(), 0);
+        let (driver, errors) = (&mut self.device.lock().driver, &mut self.errors);
         self.pending.retain_mut(|(span, requested, fences)| {
             fences.retain_mut(|fence| !is_passed(driver, fence, check, errors));
             if fences.is_empty() {
@@ -255,18 +270,13 @@ impl StreamFences {
     }
 
     /// Removes and returns the blocks that can be returned to the driver now.
-    pub(crate) fn take_departed(
-        &mut self,
-        driver: &mut dyn Driver,
-        check: FenceCheck,
-        errors: &mut Errors,
-    ) -> Vec<BlockIndex> {
+    pub(crate) fn take_departed(&mut self, check: FenceCheck) -> Vec<BlockIndex> {
         let mut departed = Vec::new();
         for owner in self.owners() {
             if !(self.departing.iter()).any(|departing| departing.owner == owner) {
                 continue;
             }
-            match self.safe_until(driver, owner, check) {
+            match self.safe_until(owner, check) {
                 Ok(until) => {
                     let goes = |departing: &mut Departing| {
                         departing.owner == owner && departing.freed_at <= until
@@ -276,7 +286,7 @@ impl StreamFences {
                         departed.push(gone.block);
                     }
                 }
-                Err(error) => errors.push(error),
+                Err(error) => self.errors.push(error),
             }
         }
         departed
@@ -284,13 +294,13 @@ impl StreamFences {
 
     /// Waits with the whole device for the spans that have no event to wait for. Returns whether
     /// there were any, and that succeeded.
-    pub(crate) fn synchronize(&mut self, driver: &mut dyn Driver, errors: &mut Errors) -> bool {
+    pub(crate) fn synchronize(&mut self) -> bool {
         let without_event = |fence: &Fence| matches!(fence, Fence::Recording(_));
         if !(self.pending.iter()).any(|(.., fences)| fences.iter().any(without_event)) {
             return false;
         }
-        if let Err(error) = self.wait_for_all(driver) {
-            errors.push(error);
+        if let Err(error) = self.wait_for_all() {
+            self.errors.push(error);
             return false;
         }
         for (.., fences) in &mut self.pending {
@@ -300,8 +310,8 @@ impl StreamFences {
     }
 
     /// Waits for the whole device: then nothing that was freed is in use.
-    pub(crate) fn wait_for_all(&mut self, driver: &mut dyn Driver) -> Result<(), DriverError> {
-        driver.synchronize()?;
+    pub(crate) fn wait_for_all(&mut self) -> Result<(), DriverError> {
+        self.device.lock().driver.synchronize()?;
         for stream in &mut self.known {
             stream.safe = stream.frees;
         }
@@ -309,21 +319,17 @@ impl StreamFences {
     }
 
     /// Whether no work in flight uses anything that the owner's stream freed.
-    pub(crate) fn is_idle(
-        &mut self,
-        driver: &mut dyn Driver,
-        owner: Owner,
-    ) -> Result<bool, DriverError> {
+    pub(crate) fn is_idle(&mut self, owner: Owner) -> Result<bool, DriverError> {
         let Some(at) = Self::place(owner) else {
             return Ok(true);
         };
-        let frees = self.safe_until(driver, owner, FenceCheck::Query)?;
+        let frees = self.safe_until(owner, FenceCheck::Query)?;
         Ok(frees == self.known[at].frees)
     }
 
     /// Whether work in flight is known to use something that the owner's stream freed.
-    pub(crate) fn is_busy(&mut self, driver: &mut dyn Driver, owner: Owner) -> bool {
-        let idle = self.is_idle(driver, owner);
+    pub(crate) fn is_busy(&mut self, owner: Owner) -> bool {
+        let idle = self.is_idle(owner);
         let unknown = Self::place(owner).is_some_and(|at| self.is_unknown(&self.known[at]));
         idle.map_or(true, |idle| !idle && !unknown)
     }
@@ -348,7 +354,6 @@ impl StreamFences {
     /// The number of the last free on a stream that no work in flight can use any more.
     pub(crate) fn safe_until(
         &mut self,
-        driver: &mut dyn Driver,
         owner: Owner,
         check: FenceCheck,
     ) -> Result<u64, DriverError> {
@@ -358,8 +363,8 @@ impl StreamFences {
         let wait = check == FenceCheck::Wait;
         if let Some((event, until)) = self.known[at].event {
             if wait {
-                driver.wait(event)?;
-            } else if !driver.reached(event)? {
+                self.wait(event)?;
+            } else if !self.device.lock().driver.reached(event)? {
                 return Ok(self.known[at].safe);
             }
             self.known[at].event = None;
@@ -373,20 +378,20 @@ impl StreamFences {
         }
         // Later frees are not covered: they need a new event, if any.
         let recorded = match self.exists(id) {
-            true => driver.record(id),
-            false if wait => return self.wait_for_all(driver).map(|()| frees),
+            true => self.record(id),
+            false if wait => return self.wait_for_all().map(|()| frees),
             false => return Ok(safe),
         };
         match recorded {
             Ok(None) => self.known[at].safe = frees,
             Ok(Some(event)) if wait => {
                 self.known[at].event = Some((event, frees));
-                driver.wait(event)?;
+                self.wait(event)?;
                 self.known[at].event = None;
                 self.known[at].safe = frees;
             }
             Ok(Some(event)) => self.known[at].event = Some((event, frees)),
-            Err(_) if wait => self.wait_for_all(driver)?,
+            Err(_) if wait => self.wait_for_all()?,
             Err(error) => return Err(error),
         }
         Ok(self.known[at].safe)
@@ -411,7 +416,7 @@ fn is_passed(
     driver: &mut dyn Driver,
     fence: &mut Fence,
     check: FenceCheck,
-    errors: &mut Errors,
+    errors: &mut Vec<DriverError>,
 ) -> bool {
     let event = match *fence {
         Fence::Event(event) => event,
@@ -437,6 +442,7 @@ fn is_passed(
 
 #[cfg(test)]
 mod tests {
+    use super::super::device_memory::DeviceMemory;
     use super::*;
     use crate::driver::sim::{SimConfig, SimDriver};
     use crate::pool::heap::Heap;
@@ -444,11 +450,12 @@ mod tests {
 
     const STREAM: StreamId = StreamId(7);
 
-    fn driver(polls_per_event: u32) -> SimDriver {
-        SimDriver::new(SimConfig {
+    fn fences(polls_per_event: u32) -> (StreamFences, Device<SimDriver>) {
+        let device = DeviceMemory::of(SimDriver::new(SimConfig {
             polls_per_event,
             ..SimConfig::default()
-        })
+        }));
+        (StreamFences::new(device.clone()), device)
     }
 
     fn span() -> SpanIndex {
@@ -459,89 +466,81 @@ mod tests {
 
     #[test]
     fn a_freed_span_waits_for_every_stream_that_was_recorded_on_it() {
-        let (mut fences, mut driver, mut errors) = (StreamFences::default(), driver(2), Vec::new());
+        let (mut fences, _) = fences(2);
         fences.record_use(span(), STREAM);
-        assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
+        assert!(fences.defer(span(), 100, false));
         assert_eq!((fences.waiting(), fences.pending_bytes()), (true, 100));
         let mut polls = 0;
-        while fences
-            .take_completed(&mut driver, FenceCheck::Query, &mut errors)
-            .is_empty()
-        {
+        while fences.take_completed(FenceCheck::Query).is_empty() {
             polls += 1;
         }
-        assert!(polls > 0 && !fences.waiting() && errors.is_empty());
+        assert!(polls > 0 && !fences.waiting() && fences.errors.is_empty());
         assert_eq!(fences.pending_bytes(), 0);
         // Nothing was recorded on it since.
-        assert!(!fences.defer(Some(&mut driver), span(), 100, &mut errors));
+        assert!(!fences.defer(span(), 100, false));
     }
 
     #[test]
     fn frees_are_safe_up_to_the_last_event_that_was_reached() {
-        let (mut fences, mut driver) = (StreamFences::default(), driver(1));
+        let (mut fences, _) = fences(1);
         fences.set_present(Some(STREAM));
-        let owner = fences.owner(None, STREAM).unwrap();
+        let owner = fences.owner(STREAM, true).unwrap();
         assert_eq!(fences.next_free(owner), 1);
         // The first check records an event, the next ones query it.
-        assert_eq!(
-            fences.safe_until(&mut driver, owner, FenceCheck::Query),
-            Ok(0)
-        );
+        assert_eq!(fences.safe_until(owner, FenceCheck::Query), Ok(0));
         assert_eq!(fences.next_free(owner), 2);
         assert_eq!(
-            fences.safe_until(&mut driver, owner, FenceCheck::Query),
+            fences.safe_until(owner, FenceCheck::Query),
             Ok(1),
             "the second free came after the event"
         );
-        assert_eq!(
-            fences.safe_until(&mut driver, owner, FenceCheck::Wait),
-            Ok(2)
-        );
-        assert_eq!(fences.is_idle(&mut driver, owner), Ok(true));
+        assert_eq!(fences.safe_until(owner, FenceCheck::Wait), Ok(2));
+        assert_eq!(fences.is_idle(owner), Ok(true));
     }
 
     #[test]
     fn a_stream_that_may_be_destroyed_is_not_asked() {
-        let (mut fences, mut driver) = (StreamFences::default(), driver(1));
-        let safe = |fences: &mut StreamFences, driver: &mut SimDriver, owner, check| {
-            let before = driver.calls();
-            let safe = fences.safe_until(driver, owner, check).unwrap();
-            (safe, driver.calls() - before)
+        let (mut fences, device) = fences(1);
+        let calls = || device.lock().driver.calls();
+        let safe = |fences: &mut StreamFences, owner, check| {
+            let before = calls();
+            let safe = fences.safe_until(owner, check).unwrap();
+            (safe, calls() - before)
         };
-        let owner = fences.owner(Some(&mut driver), STREAM).unwrap();
+        let owner = fences.owner(STREAM, false).unwrap();
         fences.next_free(owner);
-        assert_eq!(driver.calls(), 0);
+        assert_eq!(calls(), 0);
         let query = FenceCheck::Query;
-        assert_eq!(safe(&mut fences, &mut driver, owner, query), (0, 0));
-        assert!(!fences.is_busy(&mut driver, owner), "unknown");
+        assert_eq!(safe(&mut fences, owner, query), (0, 0));
+        assert!(!fences.is_busy(owner), "unknown");
         // Another request on it, after one on another stream, records an event.
-        let other = fences.owner(Some(&mut driver), StreamId(8)).unwrap();
-        assert_eq!(fences.owner(Some(&mut driver), STREAM), Some(owner));
-        assert_eq!(driver.calls(), 1);
-        assert_eq!(safe(&mut fences, &mut driver, owner, query), (1, 1));
+        let other = fences.owner(StreamId(8), false).unwrap();
+        assert_eq!(fences.owner(STREAM, false), Some(owner));
+        assert_eq!(calls(), 1);
+        assert_eq!(safe(&mut fences, owner, query), (1, 1));
         // Otherwise the device is waited for, once for all streams.
         fences.next_free(owner);
         fences.next_free(other);
         let wait = FenceCheck::Wait;
-        assert_eq!(safe(&mut fences, &mut driver, owner, wait), (2, 1));
-        assert_eq!(safe(&mut fences, &mut driver, other, wait), (1, 0));
+        assert_eq!(safe(&mut fences, owner, wait), (2, 1));
+        assert_eq!(safe(&mut fences, other, wait), (1, 0));
         // The default stream always exists.
-        let default = fences.owner(Some(&mut driver), StreamId::DEFAULT).unwrap();
+        let default = fences.owner(StreamId::DEFAULT, false).unwrap();
         fences.next_free(default);
-        assert_eq!(safe(&mut fences, &mut driver, default, query), (0, 1));
+        assert_eq!(safe(&mut fences, default, query), (0, 1));
     }
 
     #[test]
     fn every_stream_has_an_owner_of_its_own_or_none() {
-        let mut fences = StreamFences::default();
+        let (mut fences, _) = fences(0);
         let most = u64::from(u16::MAX);
         let mut owners: Vec<_> = (0..most)
-            .map(|id| fences.owner(None, StreamId(id)).unwrap())
+            .map(|id| fences.owner(StreamId(id), true).unwrap())
             .collect();
         assert!(!owners.contains(&Owner::ANYONE));
-        assert_eq!(fences.owner(None, StreamId(most)), None);
+        assert_eq!(fences.owner(StreamId(most), true), None);
         for id in [0, 31, 32, most - 1] {
-            assert_eq!(fences.owner(None, StreamId(id)), Some(owners[id as usize]));
+            assert_eq!(fences.owner(StreamId(id), true), Some(owners[id as usize]));
         }
         assert_eq!(fences.owners().count(), owners.len());
         owners.sort_unstable_by_key(|owner| owner.0);
@@ -551,13 +550,12 @@ mod tests {
 
     #[test]
     fn an_event_that_cannot_be_recorded_is_recorded_later() {
-        let (mut fences, mut errors) = (StreamFences::default(), Vec::new());
-        let mut driver = driver(0);
-        driver.config_mut().fail_call = Some((1, DriverError::OutOfMemory));
+        let (mut fences, device) = fences(0);
+        device.lock().driver.config_mut().fail_call = Some((1, DriverError::OutOfMemory));
         fences.record_use(span(), STREAM);
-        assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
-        assert_eq!(errors, [DriverError::OutOfMemory]);
-        let completed = fences.take_completed(&mut driver, FenceCheck::Query, &mut errors);
-        assert_eq!((completed.len(), errors.len()), (1, 1));
+        assert!(fences.defer(span(), 100, false));
+        assert_eq!(fences.errors, [DriverError::OutOfMemory]);
+        let completed = fences.take_completed(FenceCheck::Query);
+        assert_eq!((completed.len(), fences.errors.len()), (1, 1));
     }
 }

@@ -197,13 +197,8 @@ impl Lifetimes {
 
     /// How many more bytes than now will be used before the next minimum, as
     /// far as the program repeats what it did before.
-    pub(super) fn expected_growth(&self) -> u64 {
-        self.predictor.expected_growth()
-    }
-
-    /// Whether no more than now will be used before the next minimum.
-    pub(super) fn is_falling(&self) -> bool {
-        self.predictor.is_falling()
+    pub(super) fn growth(&self) -> Option<u64> {
+        self.predictor.growth()
     }
 
     /// Whether memory is known to be about as low as between two steps.

@@ -8,9 +8,6 @@ use crate::units::KIB;
 
 /// Smaller requests have their own region.
 const SMALLEST_GUESSED: u64 = 256 * KIB;
-/// This multiple of what the step will use again may be held: requests of many sizes need
-/// more than one set of blocks.
-const GROWTH_HELD: u64 = 2;
 
 /// Predicts lifetimes from past requests, and keeps what the rest of a step will need.
 #[derive(Default)]
@@ -73,22 +70,11 @@ impl Policy for StepPolicy {
     }
 
     #[inline]
-    fn expected_growth(&self) -> u64 {
-        self.lifetimes.expected_growth()
-    }
-
-    #[inline]
-    fn is_falling(&self) -> bool {
-        self.lifetimes.is_falling()
+    fn growth(&self) -> Option<u64> {
+        self.lifetimes.growth()
     }
 
     fn is_between_steps(&self) -> bool {
         self.lifetimes.is_between_steps()
-    }
-
-    /// Twice what the rest of the step will use, since blocks serve requests slightly
-    /// differently in every step.
-    fn slack(&self, floor: u64) -> u64 {
-        floor.max(self.expected_growth().saturating_mul(GROWTH_HELD))
     }
 }

@@ -103,25 +103,16 @@ struct Followed {
 }
 
 impl StepPredictor {
-    /// How many more bytes than now will be used before the next minimum.
-    /// Zero if unknown.
-    pub(super) fn expected_growth(&self) -> u64 {
-        let Some(place) = &self.followed else {
-            return 0;
-        };
+    /// How many more bytes than now will be used before the next minimum, if that is known.
+    pub(super) fn growth(&self) -> Option<u64> {
+        let place = self.followed.as_ref()?;
         // The last event differs: the program may already be doing something else.
         if place.misses & 1 == 1 {
-            return 0;
+            return None;
         }
         let peak = place.peaks.last().map_or(0, |(_, level)| *level);
         let rise = peak.saturating_sub(place.level);
-        ((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2
-    }
-
-    /// Whether that is known to be zero.
-    pub(super) fn is_falling(&self) -> bool {
-        let place = self.followed.as_ref();
-        place.is_some_and(|place| place.misses & 1 == 0) && self.expected_growth() == 0
+        Some(((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2)
     }
 
     /// The usage after the last event, in bytes.
@@ -135,7 +126,8 @@ impl StepPredictor {
     /// Whether usage is known to fall no further, up to a small fraction of its swing, before it
     /// rises again.
     pub(super) fn is_at_trough(&self) -> bool {
-        let Some(place) = self.followed.as_ref().filter(|_| self.is_falling()) else {
+        let place = self.followed.as_ref();
+        let Some(place) = place.filter(|_| self.growth() == Some(0)) else {
             return false;
         };
         place.trough.saturating_sub(place.at) <= TROUGH_EVENTS

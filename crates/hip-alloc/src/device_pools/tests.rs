@@ -1,8 +1,9 @@
-//! Private pools on a device that refuses what would end a capture.
+//! The pools of a device that refuses what would end a capture.
 
 use super::*;
 use crate::driver::sim::{SimConfig, SimDriver};
-use crate::driver::{DriverCost, EventId, MemoryInfo};
+use crate::driver::{Driver, DriverCost, EventId};
+use crate::pool::DeviceMemory;
 use crate::units::{GIB, MIB};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -101,20 +102,20 @@ impl Driver for Strict {
         false
     }
 
-    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.sim.cheap_memory_info(held)
+    fn cheap_memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.sim.cheap_memory_info()
     }
 
     fn measure(&mut self) -> Option<DriverCost> {
         None
     }
 
-    fn now(&self) -> Duration {
+    fn now(&mut self) -> Duration {
         self.sim.now()
     }
 
-    fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.sim.memory_info(held)
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.sim.memory_info()
     }
 }
 
@@ -135,83 +136,73 @@ impl Filter for Broken {
     }
 }
 
-/// A device's pool with the private ones.
-struct Device {
-    main: Pool,
-    private: PrivatePools,
-    driver: Strict,
+/// A device with its pools.
+struct Tested {
+    pools: Pools,
+    device: Device<Strict>,
 }
 
-impl Device {
+impl Tested {
     fn new(capacity: u64) -> Self {
         let config = PoolConfig {
             warmup_bytes: 0,
             ..PoolConfig::default()
         };
-        Device {
-            main: Pool::new(config),
-            private: PrivatePools::default(),
-            driver: Strict::with_capacity(capacity),
+        let device = DeviceMemory::of(Strict::with_capacity(capacity));
+        Tested {
+            pools: Pools::new(config, device.clone(), Vec::new()),
+            device,
         }
     }
 
     fn begin(&mut self, id: PoolId, streams: &[StreamId]) -> Captured {
-        let filter = Box::new(Streams(streams.to_vec()));
-        let begun = self.private.begin(&self.main, &mut self.driver, id, filter);
+        let begun = self.pools.begin(id, Box::new(Streams(streams.to_vec())));
         begun.ok().unwrap()
     }
 
     fn end(&mut self, id: PoolId) {
-        let filter = self.private.end(&mut self.main, &mut self.driver, id);
-        assert!(filter.is_some());
+        assert!(self.pools.end(id).is_some());
     }
 
     fn release(&mut self, id: PoolId) {
-        assert!(self.private.release(&mut self.main, &mut self.driver, id));
+        assert!(self.pools.release(id));
     }
 
     fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<u64, AllocateError> {
-        let Device {
-            main,
-            private,
-            driver,
-        } = self;
-        private.allocate(main, driver, bytes, stream)
+        self.pools.allocate(bytes, stream)
     }
 
     fn free(&mut self, address: u64) {
-        let Device {
-            main,
-            private,
-            driver,
-        } = self;
-        private.free(main, driver, address).unwrap();
+        self.pools.free(address).unwrap();
+    }
+
+    /// Captures from now on, or no more.
+    fn capture(&mut self, captures: bool) {
+        self.device.lock().driver.captures = captures;
     }
 
     /// Whether requests go to the pool, and nothing has shown that they are not captured.
     fn may_capture(&self, id: PoolId) -> bool {
-        let mut routes = self.private.routes.iter();
+        let mut routes = self.pools.routes.iter();
         routes.any(|route| route.id == id && route.captured.load(Ordering::SeqCst))
     }
 
     /// Whether an address lies in blocks of the pool.
     fn is_in(&self, id: PoolId, address: u64) -> bool {
-        let blocks = self.private.layout();
-        let mut of_pool = blocks.iter().filter(|(of, _)| *of == id);
+        let blocks = self.pools.layout();
+        let mut of_pool = blocks.iter().filter(|(of, _)| *of == Some(id));
         of_pool.any(|(_, block)| (block.address..block.address + block.bytes).contains(&address))
     }
 
     fn held(&self) -> u64 {
-        self.private.stats(&self.main).held_bytes
+        self.pools.stats().held_bytes
     }
 }
 
 #[test]
 fn what_goes_to_a_pool_stays_there_until_nobody_has_it() {
-    let mut device = Device::new(GIB);
-    device
-        .private
-        .retain(&device.main, &mut device.driver, FIRST);
+    let mut device = Tested::new(GIB);
+    device.pools.retain(FIRST);
     device.begin(FIRST, &[CAPTURED]);
     let inside = device.allocate(8 * MIB, CAPTURED).unwrap();
     let outside = device.allocate(8 * MIB, OTHER).unwrap();
@@ -230,118 +221,100 @@ fn what_goes_to_a_pool_stays_there_until_nobody_has_it() {
     assert!(device.is_in(FIRST, inside));
     let held = device.held();
     device.release(FIRST);
-    assert!(device.held() < held && !device.private.are_used());
-    assert_eq!(device.private.users(FIRST), 0);
+    assert!(device.held() < held && device.pools.alone);
+    assert_eq!(device.pools.users(FIRST), 0);
 }
 
 #[test]
 fn what_is_live_in_a_pool_outlives_it() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     device.begin(FIRST, &[CAPTURED]);
     let inside = device.allocate(8 * MIB, CAPTURED).unwrap();
     device.end(FIRST);
     device.release(FIRST);
-    assert!(device.is_in(FIRST, inside) && device.private.are_used());
+    assert!(device.is_in(FIRST, inside) && !device.pools.alone);
     device.free(inside);
-    assert_eq!((device.held(), device.driver.sim.held()), (0, 0));
-    assert!(!device.private.are_used());
-    let stats = device.private.stats(&device.main);
+    assert_eq!(
+        (device.held(), device.device.lock().driver.sim.held()),
+        (0, 0)
+    );
+    assert!(device.pools.alone);
+    let stats = device.pools.stats();
     assert_eq!((stats.allocations, stats.frees), (1, 1));
 }
 
 #[test]
 fn a_capture_is_not_disturbed() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     let kept = device.allocate(64 * MIB, OTHER).unwrap();
     let shared = device.allocate(4 * MIB, OTHER).unwrap();
-    device.main.record_stream(shared, StreamId(9)).unwrap();
+    device.pools.record_stream(shared, StreamId(9)).unwrap();
     let captured = device.begin(SECOND, &[CAPTURED]);
-    device.driver.captures = true;
+    device.capture(true);
     let first = device.allocate(8 * MIB, CAPTURED).unwrap();
     assert!(captured.load(Ordering::SeqCst));
     let second = device.allocate(3 * MIB, CAPTURED).unwrap();
     // What the capture uses elsewhere, too, waits for that until events can be recorded.
-    let Device { main, private, .. } = &mut device;
-    private.record_stream(main, second, OTHER).unwrap();
+    device.pools.record_stream(second, OTHER).unwrap();
     for address in [kept, shared, second] {
         device.free(address);
     }
     assert_ne!(device.allocate(3 * MIB, CAPTURED), Ok(second));
-    let Device {
-        main,
-        private,
-        driver,
-    } = &mut device;
-    private.trim(main, driver, 0);
-    assert!(private.work(driver), "unknown");
+    device.pools.trim(0);
+    assert!(device.pools.work(), "unknown");
     let held = device.held();
-    device.driver.captures = false;
+    device.capture(false);
     device.end(SECOND);
-    let Device {
-        main,
-        private,
-        driver,
-    } = &mut device;
-    private.trim(main, driver, 0);
-    assert_eq!(device.main.stats().held_bytes, 0);
+    device.pools.trim(0);
+    assert_eq!(device.pools.main().held(), 0);
     assert!(device.held() < held && device.is_in(SECOND, first));
 }
 
 #[test]
 fn who_directs_a_stream_to_a_pool_need_not_capture() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     let captured = device.begin(FIRST, &[CAPTURED]);
-    assert!(device.private.captured(), "nothing is known yet");
+    assert!(device.pools.captured(), "nothing is known yet");
     device.allocate(MIB, OTHER).unwrap();
-    assert!(device.private.captured(), "this one was not taken");
+    assert!(device.pools.captured(), "this one was not taken");
     device.allocate(MIB, CAPTURED).unwrap();
-    assert!(!device.private.captured() && !captured.load(Ordering::SeqCst));
+    assert!(!device.pools.captured() && !captured.load(Ordering::SeqCst));
 }
 
 #[test]
 fn a_capture_elsewhere_is_not_disturbed_either() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     let other = Captured::new(AtomicBool::new(true));
-    device.private.heed(other.clone());
+    device.pools.heed(other.clone());
     let address = device.allocate(64 * MIB, OTHER).unwrap();
-    device.driver.captures = true;
+    device.capture(true);
     device.free(address);
-    device.driver.captures = false;
+    device.capture(false);
     assert!(device.held() > 0);
     other.store(false, Ordering::SeqCst);
-    let Device {
-        main,
-        private,
-        driver,
-    } = &mut device;
-    private.trim(main, driver, 0);
+    device.pools.trim(0);
     assert_eq!(device.held(), 0);
-    assert!(!device.private.are_used());
+    assert!(device.pools.alone);
 }
 
 #[test]
 fn a_pool_that_requests_go_to_cannot_be_begun_again() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     device.begin(FIRST, &[CAPTURED]);
     let filter = Box::new(Streams(vec![OTHER]));
-    let again = (device.private).begin(&device.main, &mut device.driver, FIRST, filter);
+    let again = device.pools.begin(FIRST, filter);
     assert!(matches!(again, Err(AlreadyBegun(_))));
-    assert_eq!(device.private.users(FIRST), 1);
+    assert_eq!(device.pools.users(FIRST), 1);
     device.end(FIRST);
-    let Device {
-        main,
-        private,
-        driver,
-    } = &mut device;
-    assert!(private.end(main, driver, FIRST).is_none());
+    assert!(device.pools.end(FIRST).is_none());
     device.begin(FIRST, &[CAPTURED]);
-    assert_eq!(device.private.users(FIRST), 2);
+    assert_eq!(device.pools.users(FIRST), 2);
 }
 
 #[test]
 fn where_it_is_not_known_which_pool_a_request_is_for_it_fails() {
-    let mut device = Device::new(GIB);
-    let begun = (device.private).begin(&device.main, &mut device.driver, FIRST, Box::new(Broken));
+    let mut device = Tested::new(GIB);
+    let begun = device.pools.begin(FIRST, Box::new(Broken));
     begun.ok().unwrap();
     let message = device.allocate(MIB, OTHER).unwrap_err().to_string();
     assert!(message.contains("no capture like that"), "{message}");
@@ -349,38 +322,38 @@ fn where_it_is_not_known_which_pool_a_request_is_for_it_fails() {
 
 #[test]
 fn a_pool_gets_what_the_device_keeps_before_a_request_fails() {
-    let mut device = Device::new(256 * MIB);
+    let mut device = Tested::new(256 * MIB);
     let address = device.allocate(200 * MIB, OTHER).unwrap();
     device.begin(FIRST, &[CAPTURED]);
     device.allocate(MIB, CAPTURED).unwrap();
-    device.main.set_holding(true);
+    device.pools.main().set_holding(true);
     device.free(address);
-    device.main.set_holding(false);
+    device.pools.main().set_holding(false);
     assert!(device.held() > 200 * MIB);
     assert!(device.allocate(200 * MIB, CAPTURED).is_ok());
-    let stats = device.private.stats(&device.main);
+    let stats = device.pools.stats();
     assert_eq!(stats.out_of_memory, 0);
     assert_eq!(
         device.allocate(200 * MIB, CAPTURED),
         Err(AllocateError::OutOfMemory)
     );
-    device.private.ask_again(&mut device.main);
-    assert_eq!(device.private.stats(&device.main).out_of_memory, 0);
+    device.pools.ask_again();
+    assert_eq!(device.pools.stats().out_of_memory, 0);
 }
 
 #[test]
 fn a_pool_serves_others_before_they_are_refused_if_it_may() {
     for may in [false, true] {
-        let mut device = Device::new(256 * MIB);
+        let mut device = Tested::new(256 * MIB);
         device.begin(FIRST, &[CAPTURED]);
         if may {
-            device.private.use_on_oom(FIRST);
+            device.pools.use_on_oom(FIRST);
         }
         let inside = device.allocate(200 * MIB, CAPTURED).unwrap();
         device.free(inside);
         let served = device.allocate(100 * MIB, OTHER);
         assert_eq!(served.is_ok(), may);
-        let stats = device.private.stats(&device.main);
+        let stats = device.pools.stats();
         assert_eq!(stats.out_of_memory, u64::from(!may));
         if let Ok(address) = served {
             assert!(device.is_in(FIRST, address));
@@ -391,8 +364,8 @@ fn a_pool_serves_others_before_they_are_refused_if_it_may() {
 
 #[test]
 fn the_limit_is_that_of_all_pools_together() {
-    let mut device = Device::new(GIB);
-    device.private.set_limit(&mut device.main, 128 * MIB);
+    let mut device = Tested::new(GIB);
+    device.device.lock().limit = 128 * MIB;
     device.begin(FIRST, &[CAPTURED]);
     device.allocate(60 * MIB, CAPTURED).unwrap();
     device.allocate(60 * MIB, OTHER).unwrap();
@@ -401,31 +374,31 @@ fn the_limit_is_that_of_all_pools_together() {
         assert_eq!(refused, Err(AllocateError::OutOfMemory));
     }
     assert!(device.held() <= 128 * MIB);
-    device.private.set_limit(&mut device.main, u64::MAX);
+    device.device.lock().limit = u64::MAX;
     assert!(device.allocate(60 * MIB, CAPTURED).is_ok());
     assert!(device.allocate(60 * MIB, OTHER).is_ok());
-    assert_eq!(device.private.limit(&device.main), u64::MAX);
+    assert_eq!(device.device.lock().limit, u64::MAX);
 }
 
 #[test]
 fn peaks_are_those_of_all_pools_at_one_time() {
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     device.begin(FIRST, &[CAPTURED]);
     let inside = device.allocate(60 * MIB, CAPTURED).unwrap();
     device.free(inside);
     let outside = device.allocate(40 * MIB, OTHER).unwrap();
-    let stats = device.private.stats(&device.main);
+    let stats = device.pools.stats();
     assert_eq!(stats.live_peak_bytes, 60 * MIB);
     assert_eq!(stats.held_peak_bytes, stats.held_bytes);
     device.allocate(30 * MIB, CAPTURED).unwrap();
     device.free(outside);
-    let stats = device.private.stats(&device.main);
+    let stats = device.pools.stats();
     assert_eq!(
         (stats.live_bytes, stats.live_peak_bytes),
         (30 * MIB, 70 * MIB)
     );
-    device.private.reset_peaks(&mut device.main);
-    let stats = device.private.stats(&device.main);
+    device.pools.reset_peaks();
+    let stats = device.pools.stats();
     assert_eq!(stats.live_peak_bytes, 30 * MIB);
 }
 
@@ -460,7 +433,7 @@ proptest! {
     /// it is the driver's again.
     #[test]
     fn pools_do_not_share(acts in acts()) {
-        let mut device = Device::new(64 * GIB);
+        let mut device = Tested::new(64 * GIB);
         // By address: bytes, and the pool that it is of.
         let mut live = BTreeMap::new();
         let mut routed = [false; 2];
@@ -475,7 +448,7 @@ proptest! {
                     begun[usize::from(which)] += 1;
                 }
                 Act::End(which) if routed[usize::from(which)] => {
-                    device.driver.captures &= !which;
+                    device.device.lock().driver.captures &= !which;
                     device.end(id(which));
                     routed[usize::from(which)] = false;
                 }
@@ -484,7 +457,7 @@ proptest! {
                     begun[usize::from(which)] -= 1;
                 }
                 // As PyTorch does it: the route is there before the capture begins.
-                Act::Capture(true) if device.may_capture(SECOND) => device.driver.captures = true,
+                Act::Capture(true) if device.may_capture(SECOND) => device.capture(true),
                 Act::Allocate { kib, stream } => {
                     let stream = StreamId(stream);
                     let address = device.allocate(kib * 1024, stream).unwrap();
@@ -495,7 +468,7 @@ proptest! {
                         prop_assert_eq!(device.is_in(id(which), address), of == Some(which));
                     }
                     // Shown not to be one, it will not become one.
-                    if of == Some(true) && !device.driver.captures {
+                    if of == Some(true) && !device.device.lock().driver.captures {
                         prop_assert!(!device.may_capture(SECOND));
                     }
                     live.insert(address, kib * 1024);
@@ -507,12 +480,10 @@ proptest! {
                 }
                 Act::Record { which, stream } if !live.is_empty() => {
                     let address = *live.keys().nth(which % live.len()).unwrap();
-                    let Device { main, private, .. } = &mut device;
-                    private.record_stream(main, address, StreamId(stream)).unwrap();
+                                    device.pools.record_stream(address, StreamId(stream)).unwrap();
                 }
                 Act::Trim => {
-                    let Device { main, private, driver } = &mut device;
-                    private.trim(main, driver, 0);
+                                    device.pools.trim(0);
                 }
                 _ => {}
             }
@@ -521,11 +492,11 @@ proptest! {
                 prop_assert!(*address >= end);
                 end = address + bytes;
             }
-            let stats = device.private.stats(&device.main);
+            let stats = device.pools.stats();
             prop_assert_eq!(stats.live_bytes, live.values().sum::<u64>());
-            prop_assert_eq!(stats.held_bytes, device.driver.sim.held());
+            prop_assert_eq!(stats.held_bytes, device.device.lock().driver.sim.held());
         }
-        device.driver.captures = false;
+        device.capture(false);
         for which in [false, true] {
             if routed[usize::from(which)] {
                 device.end(id(which));
@@ -537,10 +508,9 @@ proptest! {
         for address in live.into_keys() {
             device.free(address);
         }
-        let Device { main, private, driver } = &mut device;
-        private.trim(main, driver, 0);
-        prop_assert_eq!(device.driver.sim.held(), 0);
-        prop_assert!(!device.private.are_used());
+            device.pools.trim(0);
+        prop_assert_eq!(device.device.lock().driver.sim.held(), 0);
+        prop_assert!(device.pools.alone);
     }
 }
 
@@ -554,7 +524,7 @@ fn filters_are_asked_in_the_order_in_which_they_came() {
             Ok(self.1 == 2)
         }
     }
-    let mut device = Device::new(GIB);
+    let mut device = Tested::new(GIB);
     let asked = Arc::new(Mutex::new(Vec::new()));
     for number in 1..=3 {
         let id = PoolId {
@@ -562,9 +532,7 @@ fn filters_are_asked_in_the_order_in_which_they_came() {
             second: number,
         };
         let filter = Box::new(Noting(asked.clone(), number));
-        let begun = device
-            .private
-            .begin(&device.main, &mut device.driver, id, filter);
+        let begun = device.pools.begin(id, filter);
         begun.ok().unwrap();
     }
     device.allocate(MIB, OTHER).unwrap();
