@@ -1,9 +1,9 @@
 //! `surefoot explain`: explains error messages.
 
 use doctor::encoding::{Decoder, is_binary};
-use doctor::explain::{Explainer, Explanation, Hints};
+use doctor::explain::{Catalogue, Explainer, Explanation, Hints};
 use doctor::report::explanation_text;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use surefoot_cli::live::{self, Python};
@@ -19,6 +19,10 @@ pub(crate) struct Args {
     /// The log is from this machine: compare its numbers with the RAM of this machine
     #[arg(long)]
     here: bool,
+
+    /// Know the errors of this file as well, which is written like those of `crates/doctor/catalogue`
+    #[arg(long, value_name = "FILE")]
+    catalogue: Option<PathBuf>,
 
     /// Print only commands, at most three, whose output would settle what is uncertain
     #[arg(long)]
@@ -40,7 +44,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     } else {
         None
     };
-    let mut explainer = Explainer::new(Hints { ram });
+    let catalogue = match &args.catalogue {
+        Some(path) => catalogue_with(path)?,
+        None => Catalogue::built_in(),
+    };
+    let mut explainer = Explainer::with(Hints { ram }, catalogue);
     let name = if args.file.as_os_str() == "-" {
         "stdin".to_owned()
     } else {
@@ -63,6 +71,14 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         ))?;
     }
     Ok(Outcome::Fine)
+}
+
+/// The catalogue with the entries of one more file.
+fn catalogue_with(path: &Path) -> Result<&'static Catalogue, Failure> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format_args!("cannot read {name}: {error}")))?;
+    Catalogue::with(&name, &text).map_err(Failure::usage)
 }
 
 /// The commands to run next, as lines or as a JSON list.
