@@ -174,6 +174,16 @@ fn tables() -> Result<String, Box<dyn Error>> {
         "&[(&str, &str)]",
         phrases.collect::<Vec<_>>(),
     )?;
+    let covers: BTreeMap<String, Vec<String>> = table("covers")?;
+    let covers = covers
+        .iter()
+        .flat_map(|(finding, messages)| messages.iter().map(move |message| (finding, message)));
+    constant(
+        &mut out,
+        "COVERS",
+        "&[(&str, &str)]",
+        covers.collect::<Vec<_>>(),
+    )?;
     let Libraries { libraries } = table("shared_libraries")?;
     constant(&mut out, "LIBRARIES", "&[(&str, &str, &str)]", &libraries)?;
 

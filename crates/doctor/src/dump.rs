@@ -29,7 +29,9 @@ mod several;
 mod startup;
 mod sysfs;
 
+pub(crate) use bounded::Kept;
 pub use bounded::read_text;
+pub(crate) use remarks::failure;
 
 use self::gpu_mention::GpuMention;
 use crate::ansi::strip_escapes;
@@ -57,27 +59,36 @@ pub use crate::encoding::{decode, is_binary};
 /// # Errors
 /// [`UnknownFormat`] when nothing in the text describes a GPU, its memory or an error.
 pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
+    let (machine, says_something) = facts(text).ok_or(UnknownFormat)?;
+    if says_something || !explain::explain(text).matches.is_empty() {
+        return Ok(machine);
+    }
+    Err(UnknownFormat)
+}
+
+/// What a text tells of a machine, and whether that says something; nothing of a file that is no text.
+pub(crate) fn facts(text: &str) -> Option<(Machine, bool)> {
     if is_binary(text.as_bytes()) {
-        return Err(UnknownFormat);
+        return None;
     }
     let text = &*strip_escapes(text.trim_start_matches('\u{feff}'));
     if text.starts_with(DUMP_HEADER) {
-        return Ok(detect::machine(&Snapshot::parse(text)));
+        return Some((detect::machine(&Snapshot::parse(text)), true));
     }
     let text = &layout::unwrapped(text);
     let snapshot = Snapshot::parse(text);
     // `cat …/nodes/*/properties` prints the nodes without their numbers.
     let nodes = snapshot.children("kfd/nodes/");
     if nodes.iter().any(|node| node.parse::<u32>().is_ok()) {
-        return Ok(detect::machine(&snapshot));
+        return Some((detect::machine(&snapshot), true));
     }
     if let Some(nodes) = nodes_without_paths(text) {
-        return Ok(detect::machine(&nodes));
+        return Some((detect::machine(&nodes), true));
     }
     let read = by_tool(text, &snapshot).or_else(|| listed(text, &snapshot));
     if let Some(mut machine) = read {
         finish(text, &mut machine);
-        return Ok(machine);
+        return Some((machine, true));
     }
     // No GPU, and yet something that is worth saying about the machine.
     let mut machine = Machine {
@@ -96,6 +107,7 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
         processor: None,
         is_nameless: false,
         torch_sees_none: false,
+        sees_gpu: false,
         ..noted.posted.clone()
     };
     let says_something = remarks != Posted::default()
@@ -107,12 +119,11 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
         || noted.ttm_pages_limit.is_some();
     if says_something {
         machine = noted;
-    } else if explain::explain(text).matches.is_empty() {
-        return Err(UnknownFormat);
     } else {
         machine.system = noted.system;
+        machine.posted.has_failed = noted.posted.has_failed;
     }
-    Ok(machine)
+    Some((machine, says_something))
 }
 
 /// Properties of KFD's nodes that were pasted without their paths.
@@ -274,8 +285,8 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     };
     let mut seen = listing::mentions(text, &mut machine);
     seen.extend(pairs::mentions(text, &mut machine));
-    if !seen.iter().any(GpuMention::says_something) && machine.posted.other_gpus.is_empty() {
-        seen.extend(listing::only_product(text));
+    if !seen.iter().any(GpuMention::says_something) {
+        seen.extend(listing::only_products(text));
     }
     machine.gpus = gpu_mention::merged(seen, &mut machine);
     (!machine.gpus.is_empty()).then_some(machine)

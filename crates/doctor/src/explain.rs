@@ -13,6 +13,7 @@ pub mod ending;
 pub mod oom;
 mod pairing;
 mod patterns;
+mod running;
 mod shared_library;
 mod translations;
 
@@ -23,6 +24,8 @@ use context::Context;
 pub use patterns::Catalogue;
 use patterns::Role;
 use platform::Bytes;
+use platform::machine::Machine;
+use running::Running;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -80,6 +83,65 @@ impl Match {
 pub struct Explanation {
     /// The messages, those nearest to the cause first.
     pub matches: Vec<Match>,
+    /// What follows from all of the text.
+    pub verdict: Verdict,
+}
+
+/// What follows from all of a text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The text shows neither a failure nor a GPU at work.
+    #[default]
+    Unknown,
+    /// What is wrong is known.
+    Explained,
+    /// A program works on the GPU, and nothing complains.
+    Works {
+        /// The line that shows it.
+        line: String,
+    },
+    /// A program failed, and why is not known.
+    Failed {
+        /// The line that tells most of it.
+        line: String,
+        /// Its number in the text, from 1.
+        line_number: usize,
+        /// The part of the software that it is from.
+        component: Option<String>,
+        /// Commands whose output would tell more.
+        ask: Vec<String>,
+    },
+}
+
+impl Verdict {
+    /// In words; nothing where the messages say it.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Self::Unknown | Self::Explained => None,
+            Self::Works { line } => Some(format!(
+                "Nothing in this text keeps the GPU from training: a program works on it ({}).",
+                clip(line, 100)
+            )),
+            Self::Failed {
+                line,
+                line_number,
+                component,
+                ask,
+            } => {
+                let of = component
+                    .as_ref()
+                    .map(|name| format!(" It is from {name}."));
+                Some(format!(
+                    "A program failed here, and why is not known. The line that tells most is line {line_number}: {}{} These would tell more: {}.",
+                    clip(line, 200),
+                    of.unwrap_or_default(),
+                    ask.join("; ")
+                ))
+            }
+        }
+    }
 }
 
 /// What to collect when nothing was recognised.
@@ -144,6 +206,7 @@ pub struct Explainer {
     catalogue: &'static Catalogue,
     context: Context,
     messages: oom::Messages,
+    running: Running,
     matches: Vec<Match>,
     /// Which patterns of the catalogue were found at all.
     seen: Vec<bool>,
@@ -188,6 +251,7 @@ impl Explainer {
             catalogue,
             context: Context::default(),
             messages: oom::Messages::default(),
+            running: Running::default(),
             matches: Vec::new(),
             seen: vec![false; catalogue.len()],
             partial: Vec::new(),
@@ -198,6 +262,11 @@ impl Explainer {
             is_after_return: false,
             broken: Vec::new(),
         }
+    }
+
+    /// One for another text of the same machine.
+    pub(crate) fn anew(&self) -> Self {
+        Self::with(self.hints, self.catalogue)
     }
 
     /// Takes the next piece; it may end within a line, or within a character.
@@ -244,13 +313,43 @@ impl Explainer {
         }
     }
 
-    /// The explanation of everything read.
+    /// The messages of everything read.
     #[must_use]
     pub fn finish(mut self) -> Explanation {
+        self.end();
+        self.judge(None)
+    }
+
+    /// Takes what is left of the last line, and what the numbers of all lines say.
+    pub(crate) fn end(&mut self) {
         self.begin();
         self.close_line();
         self.close_broken_line();
-        let mut matches = self.messages.finish(&self.context, self.hints);
+        let sentences: Vec<_> = self.running.sentences().collect();
+        for (number, sentence) in sentences {
+            self.match_patterns(&sentence, number, true);
+        }
+    }
+
+    /// The line that shows a program at work whose numbers are right.
+    pub(crate) fn works(&self) -> Option<&str> {
+        self.running.works()
+    }
+
+    /// The package in which the last traceback ends.
+    pub(crate) fn package(&self) -> Option<&str> {
+        self.context.package()
+    }
+
+    /// Weighs the messages, on the machine that the text tells of.
+    pub(crate) fn judge(self, machine: Option<&Machine>) -> Explanation {
+        let hints = Hints {
+            ram: self
+                .hints
+                .ram
+                .or(machine.and_then(|machine| machine.memory.total)),
+        };
+        let mut matches = self.messages.finish(&self.context, hints);
         let system = self.context.system();
         matches.extend(self.matches.into_iter().filter(|found| {
             let entry = self.catalogue.entry(&found.id);
@@ -261,13 +360,17 @@ impl Explainer {
             })
         }));
         drop_covered(&mut matches, self.catalogue);
-        self.context.sharpen(&mut matches, self.catalogue);
+        keep_the_most_specific_of_a_line(&mut matches);
+        self.context.sharpen(&mut matches, self.catalogue, machine);
         matches.sort_by_key(|found| {
             let rank = self.catalogue.entry(&found.id).map(|(_, entry)| entry.rank);
             let rank = rank.unwrap_or_else(|| oom::rank(&found.id));
             (found.severity, rank, found.line_number)
         });
-        Explanation { matches }
+        Explanation {
+            matches,
+            verdict: Verdict::Unknown,
+        }
     }
 
     fn close_line(&mut self) {
@@ -323,6 +426,7 @@ impl Explainer {
     fn message(&mut self, line: &str, number: usize) {
         self.context.read(line, number);
         self.messages.read(line, number);
+        self.running.read(line, number);
         let line = if self.is_refusal(line, number) {
             "torch.cuda.is_available(): False"
         } else {
@@ -359,9 +463,6 @@ impl Explainer {
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
                 known.count += usize::from(counts);
-                if stopped_by(entry, &line) {
-                    known.severity = Severity::Error;
-                }
             } else {
                 self.matches.push(from_entry(entry, &line, number));
             }
@@ -426,24 +527,31 @@ fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
     }
 }
 
-/// Whether a line is the exception that ended a program which could have gone on without bitsandbytes.
-fn stopped_by(entry: &catalogue::Entry, line: &str) -> bool {
-    matches!(entry.id, "bitsandbytes-cuda" | "bitsandbytes-rocm-version")
-        && ["NameError: ", "AttributeError: "]
-            .iter()
-            .any(|kind| line.trim_start().starts_with(kind))
+/// Of the entries that were first found on one line, one that is only a guess gives way to one that knows more.
+///
+/// A line without ends may be a whole log.
+fn keep_the_most_specific_of_a_line(matches: &mut Vec<Match>) {
+    const LONGEST: usize = 400;
+    let known = |found: &Match| (found.line_number, found.severity, found.confidence);
+    let all: Vec<_> = matches.iter().map(known).collect();
+    matches.retain(|found| {
+        let is_better = |(line, severity, confidence): &(usize, Severity, Confidence)| {
+            *line == found.line_number
+                && *severity <= found.severity
+                && *confidence < found.confidence
+        };
+        found.line.len() > LONGEST
+            || found.confidence < Confidence::Low
+            || !all.iter().any(is_better)
+    });
 }
 
 /// What the entry says of it follows from all facts of the text: [`Context::sharpen`].
 fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {
-    let severity = match stopped_by(entry, line) {
-        true => Severity::Error,
-        false => entry.severity,
-    };
     Match {
         line: clip(line.trim(), 500).to_owned(),
         line_number,
-        severity,
+        severity: entry.severity,
         source: entry.source.to_owned(),
         confidence: entry.confidence,
         ..Match::new(entry.id)

@@ -143,6 +143,30 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     visibility::find(machine, plan, &mut found);
     variables::find(machine, &mut found);
     wsl_and_windows::fit(machine.system, &mut found);
+    if machine.posted.works.is_some() && !machine.posted.has_failed {
+        for finding in &mut found {
+            if REFUTED_BY_WORK.contains(&finding.id.as_str()) {
+                finding.severity = Severity::Info;
+            }
+        }
+    }
     found.sort_by_key(|finding| (finding.severity, finding.check));
     found
 }
+
+/// Findings about age and wheels that are notes where the text shows a program at work on the GPU.
+const REFUTED_BY_WORK: [&str; 13] = [
+    "architecture-needs-device-wheel",
+    "architecture-needs-old-wheel",
+    "architecture-not-in-wheel",
+    "architecture-without-wheel",
+    "code-list-without-gpu",
+    "firmware-gfx1151",
+    "gpu-not-identified",
+    "gpu-too-old",
+    "kernel-gfx1151",
+    "override-missing",
+    "override-suspected",
+    "rocblas-without-gfx906",
+    "several-rocm-versions",
+];

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod ansi;
+pub mod answer;
 pub mod dump;
 pub mod encoding;
 pub mod explain;
@@ -42,7 +43,8 @@ mod tables;
 pub mod wan;
 pub mod wheels;
 
-pub use report::{Report, diagnose, diagnose_text};
+pub use answer::{answer, diagnose_text};
+pub use report::{Report, diagnose};
 
 /// Diagnoses this machine with its active Python environment.
 ///

@@ -7,7 +7,7 @@
 mod facts;
 mod text;
 
-use crate::explain;
+use crate::explain::Verdict;
 use crate::findings::{Check, Finding, Severity, findings};
 use crate::plan::{Plan, plan};
 use crate::wheels;
@@ -37,6 +37,9 @@ pub struct Report {
     pub env: BTreeMap<String, String>,
     /// The problems, worst first.
     pub findings: Vec<Finding>,
+    /// What follows from a text that was posted.
+    #[serde(rename = "verdict", skip_serializing_if = "Option::is_none")]
+    pub of_text: Option<Verdict>,
     /// The reasons for the variables.
     #[serde(skip)]
     pub plan: Plan,
@@ -63,92 +66,6 @@ pub fn diagnose(machine: Machine) -> Report {
     build(machine, plan, findings)
 }
 
-/// Diagnoses what a text describes: a machine, or a log whose messages become findings.
-///
-/// # Errors
-/// [`crate::dump::UnknownFormat`] when the text is neither.
-pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
-    let machine = crate::dump::read(text)?;
-    let hints = explain::Hints {
-        ram: machine.memory.total,
-    };
-    let mut report = diagnose(machine);
-    // Its own dumps hold facts, and no messages.
-    if !matches!(report.machine.read_from, ReadFrom::Kfd | ReadFrom::Windows) {
-        let mut found = explain::explain_with(text, hints).matches;
-        for known in &mut report.findings {
-            // What the start of a program only makes likely, its error confirms.
-            let confirms = |found: &explain::Match| {
-                found.severity == Severity::Error
-                    && CONFIRMED.contains(&(known.id.as_str(), found.id.as_str()))
-            };
-            if known.severity == Severity::Warning && found.iter().any(confirms) {
-                known.severity = Severity::Error;
-            }
-        }
-        found.retain(|found| {
-            let is_told = |known: &Finding| {
-                let pair = (known.id.as_str(), found.id.as_str());
-                known.severity <= found.severity
-                    && (known.id == found.id
-                        || TOLD_BETTER.contains(&pair)
-                        || CONFIRMED.contains(&pair))
-            };
-            !report.findings.iter().any(is_told)
-        });
-        // Then it is known what failed.
-        if found.iter().any(|found| found.severity < Severity::Info) {
-            report.machine.posted.has_failed = false;
-        }
-        report.findings.extend(found.into_iter().map(from_log));
-        report
-            .findings
-            .sort_by_key(|finding| (finding.severity, finding.check));
-    }
-    Ok(report)
-}
-
-/// Findings about the machine that say more than a message of the same text does.
-const TOLD_BETTER: [(&str, &str); 10] = [
-    ("program-without-code", "ollama-unsupported-gpu"),
-    ("override-harmful", "override-renames-gpu"),
-    ("torch-sees-no-gpu", "torch-cpu-only"),
-    ("virtual-machine-without-gpu", "kfd-missing"),
-    ("device-permission", "no-hip-device"),
-    ("device-permission", "kfd-permission"),
-    ("device-permission", "torch-cpu-only"),
-    ("gpu-too-old", "no-hip-device"),
-    ("gpu-too-old", "windows-no-hip-device"),
-    ("gpu-too-old", "tensile-library-missing"),
-];
-
-/// Findings about the machine, and messages that say that they came true.
-const CONFIRMED: [(&str, &str); 6] = [
-    ("architecture-not-in-wheel", "invalid-device-function"),
-    ("architecture-not-in-wheel", "no-binary-for-gpu"),
-    ("architecture-not-in-wheel", "tensile-library-missing"),
-    ("override-missing", "invalid-device-function"),
-    ("override-missing", "tensile-library-missing"),
-    ("rocblas-without-gfx906", "tensile-library-missing"),
-];
-
-fn from_log(found: explain::Match) -> Finding {
-    Finding {
-        id: found.id,
-        severity: found.severity,
-        title: format!(
-            "Line {}: {}",
-            found.line_number,
-            explain::clip(&found.line, 100)
-        ),
-        seen: found.line,
-        why: found.cause,
-        fix: found.fix,
-        source: found.source,
-        check: Check::Gpu,
-    }
-}
-
 fn build(machine: Machine, plan: Plan, findings: Vec<Finding>) -> Report {
     let entry = |gpu: &Gpu| Entry {
         gpu: gpu.clone(),
@@ -169,6 +86,7 @@ fn build(machine: Machine, plan: Plan, findings: Vec<Finding>) -> Report {
             .map(|variable| (variable.name.clone(), variable.value.clone()))
             .collect(),
         findings,
+        of_text: None,
         machine,
         plan,
     }
@@ -176,6 +94,8 @@ fn build(machine: Machine, plan: Plan, findings: Vec<Finding>) -> Report {
 
 /// The verdict on a GPU that can train according to the text.
 const NOTHING_AGAINST: &str = "Nothing in this text keeps the GPU from training.";
+/// The same where the text only names it.
+const NOT_SHOWN: &str = "No error was found; the text does not show the GPU at work.";
 
 impl Report {
     /// Whether anything found stops training.
@@ -253,7 +173,10 @@ impl Report {
             );
         }
         if let Some(doubt) = self.doubt(warnings) {
-            let next = if doubt == NOTHING_AGAINST { next } else { "" };
+            let next = match [NOTHING_AGAINST, NOT_SHOWN].contains(&&*doubt) {
+                true => next,
+                false => "",
+            };
             return if warnings > 0 {
                 format!("{doubt} {looks} to look at.{next}")
             } else {
@@ -312,14 +235,27 @@ impl Report {
             Some(_) if self.machine.posted.instead_of_rocm.is_some() => {
                 sentence("The program of this text does not use ROCm; the GPU may train with it.")
             }
-            Some(_) if self.machine.posted.has_failed => sentence(
-                "Nothing known here keeps the GPU from training; but a program failed in this text, and why is not known.",
-            ),
+            Some(_) if matches!(self.of_text, Some(Verdict::Failed { .. })) => {
+                self.of_text.as_ref().and_then(Verdict::text)
+            }
             Some(_) if is_posted || !self.machine.is_complete && !knows_torch => {
-                sentence(NOTHING_AGAINST)
+                sentence(match self.shows_a_gpu_that_works() {
+                    true => NOTHING_AGAINST,
+                    false => NOT_SHOWN,
+                })
             }
             Some(_) => None,
         }
+    }
+
+    /// Whether a program, or a tool that opens the GPU, shows that it works.
+    fn shows_a_gpu_that_works(&self) -> bool {
+        let posted = &self.machine.posted;
+        let is_of_runtime = matches!(
+            self.machine.read_from,
+            ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo | ReadFrom::Windows
+        );
+        posted.works.is_some() || posted.sees_gpu || is_of_runtime
     }
 
     /// The commands of all findings, to read before running them.

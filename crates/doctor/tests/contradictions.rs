@@ -5,7 +5,7 @@ use platform::Gfx;
 use platform::gfx::FormFactor;
 use platform::machine::{Class, ReadFrom};
 use platform::pci::DeviceId;
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 /// Products as drivers and forms name them, each with its architecture.
 const PRODUCTS: &[(&str, &str)] = &[

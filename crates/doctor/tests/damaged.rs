@@ -6,7 +6,7 @@ use platform::Gfx;
 use platform::machine::Class;
 use std::fmt::Write as _;
 use surefoot_doctor::dump::decode;
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 /// A GPU as tools describe it.
 #[derive(Clone, Copy)]

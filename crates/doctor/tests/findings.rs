@@ -12,7 +12,7 @@ mod wsl_and_windows;
 use machines::{Case, DRIVER_OF_AMD, HIPINFO_LIVE, adapter, card, halo, windows};
 use std::collections::BTreeSet;
 use surefoot_doctor::findings::IDS;
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 fn cases() -> Vec<Case> {
     [

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use surefoot_doctor::explain::{Match, explain};
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")

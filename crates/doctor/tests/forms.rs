@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use surefoot_doctor::report::diagnose_text;
+use surefoot_doctor::diagnose_text;
 
 #[test]
 fn every_form_is_read() {

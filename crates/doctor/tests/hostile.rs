@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
+use surefoot_doctor::diagnose_text;
 use surefoot_doctor::explain::explain;
-use surefoot_doctor::report::{diagnose_text, explanation_text};
+use surefoot_doctor::report::explanation_text;
 
 static FIXTURES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");

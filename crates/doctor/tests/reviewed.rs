@@ -2,7 +2,7 @@
 //! remark taken for an error, and steps for another GPU or system.
 
 use surefoot_doctor::explain::explain;
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 fn ids(text: &str) -> Vec<String> {
     let found = explain(text).matches.into_iter();

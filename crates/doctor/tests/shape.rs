@@ -4,8 +4,8 @@
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use surefoot_doctor::diagnose_text;
 use surefoot_doctor::explain::explain;
-use surefoot_doctor::report::diagnose_text;
 
 /// All fixtures: dumps, outputs, reports and logs.
 fn texts() -> Vec<(String, String)> {

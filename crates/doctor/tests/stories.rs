@@ -1,7 +1,7 @@
 //! Whole machines, told as dumps: what is found, and what would be set.
 
 use surefoot_doctor::findings::Severity;
-use surefoot_doctor::report::{Report, diagnose_text};
+use surefoot_doctor::{Report, diagnose_text};
 
 /// The consumer machines of the fixtures, to build stories on.
 const NAVI22_WITH_IGPU: &str = include_str!("fixtures/synthetic/kfd_gfx1031_plus_gfx1036.txt");

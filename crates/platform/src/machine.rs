@@ -436,6 +436,10 @@ pub struct Posted {
     pub has_failed: bool,
     /// PyTorch says that it sees no GPU, and nowhere that it sees one.
     pub torch_sees_none: bool,
+    /// PyTorch says that it sees a GPU.
+    pub sees_gpu: bool,
+    /// The line in which a program shows that it works on the GPU.
+    pub works: Option<String>,
     /// The group that owns `/dev/kfd` and of which the user is no member, as `ls -l` and `id` show.
     pub lacks_group: Option<String>,
     /// `rocminfo` is whole and lists no GPU, whatever else the text names.

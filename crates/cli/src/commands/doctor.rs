@@ -6,8 +6,9 @@ use doctor::dump;
 use doctor::needs;
 use doctor::ranks::{self, Network};
 use doctor::redact::report_to_post;
-use doctor::report::{Report, diagnose, diagnose_text};
+use doctor::report::{Report, diagnose};
 use doctor::wan;
+use doctor::{answer, diagnose_text};
 use platform::detect;
 use platform::live::Live;
 use std::fs;
@@ -33,6 +34,15 @@ pub(crate) struct Args {
     /// without names of users and hosts, addresses and serial numbers (`-`: stdout)
     #[arg(long, value_name = "FILE", conflicts_with = "dump")]
     report: Option<PathBuf>,
+
+    /// Write one small file for somebody elsewhere: the facts, what `surefoot probe` found, and the end of the log
+    /// that `--log` names, anonymous like `--report`; `--from` reads it (`-`: stdout)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "dump", "report"])]
+    bundle: Option<PathBuf>,
+
+    /// The log of the program that failed, for `--bundle`
+    #[arg(long, value_name = "FILE", requires = "bundle")]
+    log: Option<PathBuf>,
 
     /// Write the commands that fix the problems, for review; runs nothing (`-`: stdout)
     #[arg(long, value_name = "FILE")]
@@ -68,16 +78,23 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
                 (Some(path), _) => Python::At(path.clone()),
                 (None, _) => Python::Active,
             };
-            let snapshot = live::snapshot(&python);
+            let mut snapshot = live::snapshot(&python);
+            if let Some(path) = &args.log {
+                answer::add_log(&mut snapshot, &read(path)?);
+            }
             let text = snapshot.to_text();
             if let Some(path) = &args.dump {
                 write(path, &without_home(&text))?;
                 return Ok(Outcome::Fine);
             }
-            (diagnose(detect::machine(&snapshot)), text)
+            let report = match &args.log {
+                Some(path) => from_text(&text, path)?,
+                None => diagnose(detect::machine(&snapshot)),
+            };
+            (report, text)
         }
     };
-    if let Some(path) = &args.report {
+    if let Some(path) = args.report.as_ref().or(args.bundle.as_ref()) {
         let text = report_to_post(&report, &without_home(&made_from), &own_names());
         write(path, &text)?;
         return Ok(outcome(&report));

@@ -1,7 +1,8 @@
 //! `surefoot explain`: explains error messages.
 
+use doctor::answer::Reader;
 use doctor::encoding::{Decoder, is_binary};
-use doctor::explain::{Catalogue, Explainer, Explanation, Hints};
+use doctor::explain::{Catalogue, Explanation, Hints};
 use doctor::report::explanation_text;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read};
@@ -48,15 +49,15 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         Some(path) => catalogue_with(path)?,
         None => Catalogue::built_in(),
     };
-    let mut explainer = Explainer::with(Hints { ram }, catalogue);
+    let mut reader = Reader::new(Hints { ram }, catalogue);
     let name = if args.file.as_os_str() == "-" {
         "stdin".to_owned()
     } else {
         args.file.display().to_string()
     };
-    feed(&args.file, &mut explainer)
+    feed(&args.file, &mut reader)
         .map_err(|error| Failure::usage(format_args!("cannot read {name}: {error}")))?;
-    let explanation = explainer.finish();
+    let explanation = reader.finish().explanation;
     if args.ask {
         output::print(&to_ask(&explanation, json)?)?;
     } else if json {
@@ -98,7 +99,7 @@ fn to_ask(explanation: &Explanation, json: bool) -> Result<String, Failure> {
 }
 
 /// Reads the log in pieces, since it may be larger than memory.
-fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
+fn feed(path: &Path, reader: &mut Reader) -> io::Result<()> {
     let mut from: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
@@ -113,7 +114,7 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
             Ok(0) => break,
             Ok(length) => decoder.read(&piece[..length], |text| {
                 if *is_text.get_or_insert_with(|| !is_binary(text)) {
-                    explainer.read(text);
+                    reader.read(text);
                 }
             }),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -123,6 +124,6 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
             return Err(io::Error::other("it is not a text file"));
         }
     }
-    decoder.finish(|text| explainer.read(text));
+    decoder.finish(|text| reader.read(text));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The doctor's answer to a text, and how well it matches the truth.
 
-use doctor::explain::{Explanation, Severity, explain};
-use doctor::report::{Report, diagnose_text, explanation_text};
+use doctor::explain::{Explanation, Severity};
+use doctor::report::{Report, explanation_text};
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
@@ -61,7 +61,11 @@ pub(super) struct Answer {
 /// Runs both commands on a text.
 pub(super) fn answer(text: &[u8]) -> Answer {
     let text = doctor::dump::decode(text);
-    let (explanation, report) = (explain(&text), diagnose_text(&text).ok());
+    let doctor::answer::Answer {
+        explanation,
+        report,
+    } = doctor::answer(&text);
+    let report = report.ok();
     let mut said: Vec<String> = explanation
         .matches
         .iter()

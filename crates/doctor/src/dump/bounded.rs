@@ -50,7 +50,7 @@ pub fn read_text(mut from: impl Read) -> io::Result<String> {
 }
 
 /// What has been kept so far.
-struct Kept {
+pub(crate) struct Kept {
     /// The beginning, and the relevant lines after it.
     text: Vec<u8>,
     /// The latest part, which may be the end.
@@ -70,7 +70,7 @@ impl Default for Kept {
 }
 
 impl Kept {
-    fn read(&mut self, mut piece: &[u8]) {
+    pub(crate) fn read(&mut self, mut piece: &[u8]) {
         if self.text.len() < HEAD {
             let (head, rest) = piece.split_at(piece.len().min(HEAD - self.text.len()));
             self.text.extend_from_slice(head);
@@ -89,7 +89,7 @@ impl Kept {
         }
     }
 
-    fn into_text(mut self) -> String {
+    pub(crate) fn into_text(mut self) -> String {
         self.text.append(&mut self.tail);
         String::from_utf8(self.text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())

@@ -283,29 +283,45 @@ fn nameless(text: &str) -> Vec<GpuMention> {
 
 patterns! {
     /// What cards are sold as, with their family.
-    PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b";
+    PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|(?:AMD )?Radeon VII|Instinct MI\d{2,3}[AX]?)\b";
+    SEVERAL = r"(?i)\b(?:I have|with|using|has|my) (?:2|two|3|three|both|dual|multiple|several) (?:AMD )?(?:GPUs|cards|graphics cards)\b";
     /// The short names, which are looked for where no card is named in full.
     SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
 }
 
-/// The product that a text mentions, if it mentions only one: in running text, or in the
+/// The product that a text mentions, if it mentions only one, or says that the machine has several: in running text, or in the
 /// output of an unknown tool. Processor graphics do not count, nor do GPUs that are too old, since
 /// lists of supported cards name them.
-pub(super) fn only_product(text: &str) -> Option<GpuMention> {
+pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
     let names = [&PRODUCT, &SHORT_PRODUCT]
         .into_iter()
         .map(|pattern| products_by(text, pattern))
-        .find(|names| !names.is_empty())?;
-    let (first, name) = *names.first()?;
-    let is_alone = names.iter().all(|(gfx, _)| *gfx == first);
-    is_alone.then(|| GpuMention::new("named", None).named(name))
+        .find(|names| !names.is_empty());
+    let mut names = names.unwrap_or_default();
+    let mut known = Vec::new();
+    names.retain(|(gfx, _)| {
+        !known.contains(gfx) && {
+            known.push(*gfx);
+            true
+        }
+    });
+    if names.len() > 1 && !SEVERAL.is_match(text) {
+        return Vec::new();
+    }
+    let mention = |(at, (_, name)): (u32, &(Gfx, &str))| {
+        let index = (names.len() > 1).then_some(at);
+        GpuMention::new("named", index).named(name)
+    };
+    (0..).zip(&names).map(mention).collect()
 }
 
 fn products_by<'a>(text: &'a str, pattern: &Pattern) -> Vec<(Gfx, &'a str)> {
     let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
         let gfx = names::architecture_of(name).filter(|gfx| !gfx.is_too_old())?;
-        found.get(1).is_none().then_some((gfx, name))
+        // `Ryzen 7 7840HS with Radeon 780M`: no processor has a card in it.
+        let is_card = found.get(1).is_none() || name.contains("RX");
+        is_card.then_some((gfx, name))
     };
     pattern
         .captures_iter(text)
@@ -530,7 +546,10 @@ mod tests {
 
     #[test]
     fn a_product_in_passing_counts_where_it_is_the_only_one() {
-        let gfx = |text: &str| only_product(text).and_then(|one| one.gpu.gfx);
+        let gfx = |text: &str| match &only_products(text)[..] {
+            [one] => one.gpu.gfx,
+            _ => None,
+        };
         assert_eq!(
             gfx("my Radeon RX 6700 XT hangs, and the RX 6700 XT of a friend too"),
             Some(Gfx::new(10, 3, 1))

@@ -20,7 +20,7 @@ patterns! {
     ANSWER = r"^\W*(\d+\.\d+\.\d+\S*\+(?:cpu|cu\d|rocm)\S*) (?:True|False)\s*$";
     PACKAGE = r"^(?:\[pip3?\] |- )?([A-Za-z][0-9A-Za-z_.-]{2,50})(?:==|[ \t]{2,}| @ )([0-9][0-9A-Za-z_.+]*)";
     WHEEL = r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)";
-    FAILED = r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code";
+    FAILED = r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code|panicked at";
     NO_GPU = r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)";
     /// The answer is on the line of the question, or on one of the next two.
     AVAILABLE = r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$";
@@ -86,6 +86,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .peekable();
     let is_answered = answers.peek().is_some();
     let sees_one = answers.any(|sees| sees);
+    posted.sees_gpu = sees_one;
     posted.torch_sees_none = !sees_one && (is_answered || startup::torch_sees_none(text));
     posted.lacks_group = lacking_group(text);
     posted.processor = processor(text);
@@ -124,6 +125,24 @@ fn installed_versions(text: &str) -> Vec<String> {
         }
     }
     versions
+}
+
+/// The line that tells most of a failure, with its number: the last exception, or else the first complaint.
+pub(crate) fn failure(text: &str) -> Option<(usize, &str)> {
+    let lines = text.lines().enumerate();
+    let complaints = || {
+        lines
+            .clone()
+            .filter(|(_, line)| !is_warning(line) && FAILED.is_match(line))
+    };
+    let is_exception = |line: &str| {
+        let name = line.split(':').next().unwrap_or_default().trim();
+        !name.contains(' ') && (name.ends_with("Error") || name.ends_with("Exception"))
+    };
+    let exception = complaints().filter(|(_, line)| is_exception(line)).last();
+    let is_telling = |line: &str| !line.contains("Traceback (most recent");
+    let (at, line) = exception.or_else(|| complaints().find(|(_, line)| is_telling(line)))?;
+    Some((at + 1, line.trim()))
 }
 
 /// Whether the program itself marks a line as a warning or as information: it went on.

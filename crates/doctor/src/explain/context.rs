@@ -4,13 +4,13 @@ use super::catalogue::{Fact as Known, Step};
 use super::clues::Clues;
 use super::pairing::Pairing;
 use super::shared_library;
-use super::{Catalogue, Match};
+use super::{Catalogue, Confidence, Match};
 use crate::tables::{DISTRIBUTIONS, Distribution, UBUNTU};
 use crate::{names, powershell, signs, wheels};
 use aho_corasick::AhoCorasick;
 use platform::Gfx;
 use platform::gfx::FormFactor;
-use platform::machine::System;
+use platform::machine::{Machine, System};
 use std::sync::LazyLock;
 
 /// Facts about the program and its machine that a log mentions.
@@ -145,6 +145,11 @@ impl Context {
         self.pairing.read(line, number);
     }
 
+    /// The package in which the last traceback ends.
+    pub(super) fn package(&self) -> Option<&str> {
+        self.package.as_deref()
+    }
+
     /// Where the log comes from, if it shows.
     pub(super) fn system(&self) -> Option<System> {
         self.clues.system()
@@ -221,7 +226,12 @@ impl Context {
     }
 
     /// Says what the entries say under the facts of this text.
-    pub(super) fn sharpen(&self, matches: &mut Vec<Match>, catalogue: &Catalogue) {
+    pub(super) fn sharpen(
+        &self,
+        matches: &mut Vec<Match>,
+        catalogue: &Catalogue,
+        machine: Option<&Machine>,
+    ) {
         matches.extend(self.pairing.contradiction.clone());
         let facts = self.facts();
         for found in matches {
@@ -234,6 +244,10 @@ impl Context {
                 found.cause = cause.unwrap_or_else(|| entry.cause.to_owned());
                 found.fix = chosen(entry.fix);
                 found.ask = chosen(entry.ask);
+                // What would settle it is worth asking for only where it is not settled.
+                if !found.ask.is_empty() && found.confidence == Confidence::High {
+                    found.confidence = Confidence::Medium;
+                }
             }
             match found.id.as_str() {
                 "invalid-device-function" | "no-kernel-image" => self.name_the_override(found),
@@ -249,7 +263,10 @@ impl Context {
                 "torch-cpu-only" => self.name_the_wheel(found),
                 _ => {}
             }
-            self.name_the_gpu(found);
+            self.name_the_gpu(found, machine);
+            if let Some(machine) = machine {
+                leave_out_what_was_tried(found, machine);
+            }
             if self.is_windows() {
                 for step in &mut found.fix {
                     if let Some(translated) = powershell::translated(step) {
@@ -338,17 +355,20 @@ impl Context {
     /// `{package}` is the package in which a traceback ends, `{gpu}` the GPU's architecture, `<gfx>` the same within a command, `{install}` the
     /// commands that install a torch with code for it, and `{override}` the value under which
     /// the code of a similar architecture runs on it (a step with `{override}` is removed if none is safe).
-    fn name_the_gpu(&self, found: &mut Match) {
+    fn name_the_gpu(&self, found: &mut Match, machine: Option<&Machine>) {
         let asks = |text: &String| {
             ["{gpu}", "<gfx>", "{install}", "{override}"]
                 .iter()
                 .any(|place| text.contains(place))
         };
-        let gpu = self.gpu_of(found);
+        let gpu = self.gpu_of(found).or_else(|| only_gpu(machine?));
         if let (Some(Fact { value, line }), true) =
             (&gpu, asks(&found.cause) || found.fix.iter().any(asks))
         {
-            found.facts.push(format!("{value} (line {line})"));
+            found.facts.push(match line {
+                0 => value.to_string(),
+                line => format!("{value} (line {line})"),
+            });
         }
         if found.cause.contains("{kernel}") {
             let shown = self.kernel.as_ref().map(|kernel| {
@@ -412,6 +432,35 @@ impl Context {
             gpus => only(gpus),
         })
     }
+}
+
+/// The architecture of all GPUs of a machine, if they are of one.
+fn only_gpu(machine: &Machine) -> Option<Fact<Gfx>> {
+    let mut known = machine.gpus.iter().filter_map(|gpu| gpu.gfx);
+    let value = known.next()?;
+    known
+        .all(|other| other == value)
+        .then_some(Fact { value, line: 0 })
+}
+
+/// A step that only sets variables which the text shows with these values is no help.
+fn leave_out_what_was_tried(found: &mut Match, machine: &Machine) {
+    let facts = &mut found.facts;
+    found.fix.retain(|step| {
+        let command = step
+            .split_once(": ")
+            .map_or(&**step, |(_, command)| command);
+        let words =
+            [&**step, command].map(|text| text.trim_start_matches("export ").split(' ').next());
+        let tried = words.into_iter().flatten().find(|word| {
+            let assignment = word.split_once('=');
+            assignment.is_some_and(|(name, value)| machine.variable(name) == Some(value))
+        });
+        if let Some(tried) = tried {
+            facts.push(format!("{tried} is set already"));
+        }
+        tried.is_none()
+    });
 }
 
 /// What a line must contain to be examined further: one search instead of fifty.

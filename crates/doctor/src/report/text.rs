@@ -57,8 +57,11 @@ pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> Str
             "{} {}",
             paint.label(Some(found.severity)),
             paint.bold(&format!(
-                "line {}{times}: {}",
-                found.line_number,
+                "{}{times}: {}",
+                match found.line_number {
+                    0 => "the machine".to_owned(),
+                    number => format!("line {number}"),
+                },
                 explain::clip(&found.line, 160)
             ))
         );
@@ -81,7 +84,9 @@ pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> Str
             found.source, found.id
         );
     }
-    if explanation.matches.is_empty() {
+    if let Some(verdict) = explanation.verdict.text() {
+        let _ = writeln!(text, "{}", wrap(&verdict, 0));
+    } else if explanation.matches.is_empty() {
         text.push_str("Nothing in this text is a message we know. To find out more, collect:\n");
         for step in explain::WHAT_TO_COLLECT {
             let _ = writeln!(text, "    {step}");

@@ -1,0 +1,253 @@
+//! One reading of a text: the facts of its machine, the messages in it, and what follows from both.
+//!
+//! `surefoot explain` and `surefoot doctor --from` give the same answer, and differ in what they print of it.
+
+use crate::ansi::strip_escapes;
+use crate::dump::{self, Kept, UnknownFormat};
+use crate::explain::{
+    Catalogue, Confidence, Explainer, Explanation, Hints, Match, Severity, Verdict,
+    WHAT_TO_COLLECT, clip,
+};
+use crate::findings::{Check, Finding};
+use crate::report::{Report, diagnose};
+use crate::tables::COVERS;
+use platform::machine::{Machine, ReadFrom, System};
+use platform::snapshot::Snapshot;
+
+/// Where a dump keeps the log of the program that failed.
+const LOG: &str = "log/last";
+
+/// Adds the end of a log to the facts of its machine: a dump of them is one file that tells both.
+pub fn add_log(facts: &mut Snapshot, log: &str) {
+    const LINES: usize = 400;
+    let lines: Vec<&str> = log.lines().collect();
+    let end = &lines[lines.len().saturating_sub(LINES)..];
+    facts.insert_text(LOG, end.join("\n") + "\n");
+}
+
+/// What a text says.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The messages in it, and what its facts say of the machine.
+    pub explanation: Explanation,
+    /// The machine that it tells of, with the same findings.
+    pub report: Result<Report, UnknownFormat>,
+}
+
+/// Reads a text of any length piece by piece, once, in little memory.
+pub struct Reader {
+    explainer: Explainer,
+    kept: Kept,
+}
+
+impl Reader {
+    /// Ready for the first piece; `hints` are known from elsewhere.
+    #[must_use]
+    pub fn new(hints: Hints, catalogue: &'static Catalogue) -> Self {
+        Self {
+            explainer: Explainer::with(hints, catalogue),
+            kept: Kept::default(),
+        }
+    }
+
+    /// Takes the next piece; it may end within a line, or within a character.
+    pub fn read(&mut self, piece: &[u8]) {
+        self.explainer.read(piece);
+        self.kept.read(piece);
+    }
+
+    /// The answer to everything read.
+    #[must_use]
+    pub fn finish(self) -> Answer {
+        let Self {
+            mut explainer,
+            kept,
+        } = self;
+        let text = kept.into_text();
+        explainer.end();
+        let facts = dump::facts(&text);
+        let machine = facts.as_ref().map(|(machine, _)| machine);
+        // Its own dumps hold facts, and no messages.
+        let is_dump = machine
+            .is_some_and(|machine| matches!(machine.read_from, ReadFrom::Kfd | ReadFrom::Windows));
+        if is_dump {
+            let snapshot = Snapshot::parse(&text);
+            explainer = explainer.anew();
+            explainer.read(snapshot.text(LOG).unwrap_or_default().as_bytes());
+            explainer.end();
+        }
+        let works = explainer.works().map(str::to_owned);
+        let package = explainer.package().map(str::to_owned);
+        let mut explanation = explainer.judge(machine);
+        let Some((mut machine, says_something)) = facts else {
+            return Answer {
+                explanation,
+                report: Err(UnknownFormat),
+            };
+        };
+        let is_known = says_something || !explanation.matches.is_empty();
+        let failed = machine.posted.has_failed;
+        machine.posted.works = works.filter(|_| uses_gpu(&machine));
+        let mut report = diagnose(machine);
+        let is_wrong = |severity: Severity| severity < Severity::Info;
+        let is_explained = explanation
+            .matches
+            .iter()
+            .any(|found| is_wrong(found.severity));
+        report.machine.posted.has_failed = failed && !is_explained;
+        let mut own = std::mem::take(&mut report.findings);
+        let of_log = left(&mut own, &explanation.matches);
+        let about_machine = own.iter().filter(|finding| {
+            is_wrong(finding.severity)
+                && !explanation.matches.iter().any(|one| covers(finding, one))
+        });
+        let about_machine: Vec<_> = about_machine.map(from_finding).collect();
+        explanation.verdict = match &report.machine.posted.works {
+            _ if is_explained => Verdict::Explained,
+            _ if failed && !is_dump => unexplained(&text, package, report.machine.system),
+            _ if !about_machine.is_empty() => Verdict::Explained,
+            Some(line) => Verdict::Works { line: line.clone() },
+            None => Verdict::Unknown,
+        };
+        if !is_dump {
+            report.of_text = Some(explanation.verdict.clone());
+        }
+        report.findings = own;
+        report.findings.extend(of_log);
+        report
+            .findings
+            .sort_by_key(|finding| (finding.severity, finding.check));
+        explanation.matches.extend(about_machine);
+        explanation.matches.sort_by_key(|found| found.severity);
+        Answer {
+            explanation,
+            report: match is_known {
+                true => Ok(report),
+                false => Err(UnknownFormat),
+            },
+        }
+    }
+}
+
+/// The answer to a text.
+#[must_use]
+pub fn answer(text: &str) -> Answer {
+    let mut reader = Reader::new(Hints::default(), Catalogue::built_in());
+    reader.read(text.as_bytes());
+    reader.finish()
+}
+
+/// Diagnoses what a text describes: a machine, or a log whose messages become findings.
+///
+/// # Errors
+/// [`UnknownFormat`] when the text is neither.
+pub fn diagnose_text(text: &str) -> Result<Report, UnknownFormat> {
+    answer(text).report
+}
+
+/// Whether what a text shows at work is at work on a GPU of AMD.
+fn uses_gpu(machine: &Machine) -> bool {
+    let posted = &machine.posted;
+    !machine.gpus.is_empty()
+        && posted.on_cpu.is_none()
+        && posted.cpu_only.is_none()
+        && !posted.torch_sees_none
+}
+
+/// Whether a finding and a message are about the same cause.
+fn covers(finding: &Finding, message: &Match) -> bool {
+    finding.id == message.id || COVERS.contains(&(&*finding.id, &*message.id))
+}
+
+/// The messages that no finding covers, as findings; one that covers a worse one becomes as bad.
+fn left(findings: &mut [Finding], messages: &[Match]) -> Vec<Finding> {
+    let mut left = Vec::new();
+    for message in messages {
+        let mut is_covered = false;
+        for finding in findings
+            .iter_mut()
+            .filter(|finding| covers(finding, message))
+        {
+            finding.severity = finding.severity.min(message.severity);
+            is_covered = true;
+        }
+        if !is_covered {
+            left.push(from_log(message));
+        }
+    }
+    left
+}
+
+/// What is known of a failure that nothing explains.
+fn unexplained(text: &str, package: Option<String>, system: System) -> Verdict {
+    let plain = strip_escapes(text);
+    let Some((line_number, line)) = dump::failure(&plain) else {
+        return Verdict::Unknown;
+    };
+    Verdict::Failed {
+        line: clip(line, 500).to_owned(),
+        line_number,
+        component: component(line).map(str::to_owned).or(package),
+        ask: WHAT_TO_COLLECT
+            .iter()
+            .filter(|step| system == System::Linux || !step.starts_with("on Linux"))
+            .take(3)
+            .map(|&step| step.to_owned())
+            .collect(),
+    }
+}
+
+/// The part of the stack that a line names.
+fn component(line: &str) -> Option<&'static str> {
+    const PARTS: [(&str, &str); 16] = [
+        ("miopen", "MIOpen"),
+        ("hipblaslt", "hipBLASLt"),
+        ("rocblas", "rocBLAS"),
+        ("hipblas", "hipBLAS"),
+        ("rccl", "RCCL"),
+        ("nccl", "RCCL"),
+        ("triton", "Triton"),
+        ("bitsandbytes", "bitsandbytes"),
+        ("flash_attn", "flash-attn"),
+        ("hsa_", "ROCr"),
+        ("amdgpu", "the kernel driver amdgpu"),
+        ("hip", "HIP"),
+        ("vulkan", "Vulkan"),
+        ("ggml", "ggml"),
+        ("vllm", "vLLM"),
+        ("torch", "PyTorch"),
+    ];
+    let line = line.to_ascii_lowercase();
+    let found = PARTS.iter().find(|(word, _)| line.contains(word));
+    found.map(|(_, name)| *name)
+}
+
+fn from_finding(finding: &Finding) -> Match {
+    Match {
+        id: finding.id.clone(),
+        line: finding.title.clone(),
+        line_number: 0,
+        severity: finding.severity,
+        cause: format!("{} {}", finding.seen, finding.why),
+        fix: finding.fix.clone(),
+        source: finding.source.clone(),
+        confidence: Confidence::Medium,
+        facts: Vec::new(),
+        ask: Vec::new(),
+        numbers: Default::default(),
+        count: 1,
+    }
+}
+
+fn from_log(found: &Match) -> Finding {
+    Finding {
+        id: found.id.clone(),
+        severity: found.severity,
+        title: format!("Line {}: {}", found.line_number, clip(&found.line, 100)),
+        seen: found.line.clone(),
+        why: found.cause.clone(),
+        fix: found.fix.clone(),
+        source: found.source.clone(),
+        check: Check::Gpu,
+    }
+}

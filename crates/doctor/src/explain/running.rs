@@ -1,0 +1,333 @@
+//! What a program shows of its work: how fast it goes, and how its loss develops.
+
+use aho_corasick::AhoCorasick;
+use std::sync::LazyLock;
+
+/// The numbers of the lines that report progress.
+#[derive(Default)]
+pub(super) struct Running {
+    /// A line that shows that something is computed.
+    works: Option<String>,
+    loss: Series,
+    gradient: Series,
+    accuracy: Series,
+    /// A line that shows a first step that goes on for minutes, and how many.
+    waiting: Option<(usize, u64)>,
+}
+
+/// A quantity that a program reports again and again.
+#[derive(Default)]
+struct Series {
+    line: usize,
+    count: usize,
+    first: f64,
+    last: f64,
+    /// How many of the last values are the same.
+    same: usize,
+    nan: usize,
+}
+
+/// Rates of work on a GPU. Copies and downloads are in bytes.
+const RATES: [&str; 17] = [
+    "it/s",
+    "s/it",
+    "tok/s",
+    "tokens/s",
+    "t/s",
+    "step/s",
+    "steps/s",
+    "samples/s",
+    "images/s",
+    "tokens per second",
+    "steps/sec",
+    "tokens/sec",
+    "ms/step",
+    "s/step",
+    "img/s",
+    "images/sec",
+    "samples/sec",
+];
+
+/// Lines whose rates are those of the processor or of the disk.
+const NOT_ON_GPU: [&str; 16] = [
+    "Fetching",
+    "Loading",
+    "loading",
+    "Download",
+    "Map",
+    "Filter",
+    "Tokeniz",
+    "Generating train split",
+    "Resolving",
+    "Casting",
+    "Saving",
+    "Packing",
+    "Caching",
+    "Quantiz",
+    "shards",
+    "cpu",
+];
+
+static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    // Constant words: without them nothing here works, and its tests fail.
+    AhoCorasick::new([
+        "/s",
+        "s/it",
+        "per second",
+        "oss",
+        "norm",
+        "ccuracy",
+        " ± ",
+        "<?",
+    ])
+    .ok()
+});
+
+impl Running {
+    /// Fewer zeros, or fewer equal values, show nothing: a bar shows each number several times.
+    const ZEROS: usize = 4;
+    const EQUAL: usize = 6;
+
+    pub(super) fn read(&mut self, line: &str, number: usize) {
+        if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
+            return;
+        }
+        for (series, names) in [
+            (&mut self.loss, &["loss", "Loss", "avr_loss"][..]),
+            (&mut self.gradient, &["grad_norm", "grad norm"][..]),
+            (&mut self.accuracy, &["accuracy", "Accuracy"][..]),
+        ] {
+            if let Some(value) = names.iter().find_map(|name| value_of(line, name)) {
+                series.add(value, number);
+            }
+        }
+        if let Some(minutes) = minutes_of_first_step(line) {
+            self.waiting = Some((number, minutes));
+        }
+        if self.works.is_none() && shows_work(line) {
+            self.works = Some(super::clip(line.trim(), 160).to_owned());
+        }
+    }
+
+    /// The line that shows a program at work, unless what it computes is wrong.
+    pub(super) fn works(&self) -> Option<&str> {
+        let is_wrong = self.loss.nan > 0 || self.sentences().next().is_some();
+        self.works.as_deref().filter(|_| !is_wrong)
+    }
+
+    /// What is wrong with the numbers, in words that the catalogue knows, each with its line.
+    pub(super) fn sentences(&self) -> impl Iterator<Item = (usize, String)> {
+        let (loss, gradient, accuracy) = (&self.loss, &self.gradient, &self.accuracy);
+        let mut told = Vec::new();
+        if loss.is_zero() && gradient.last == 0.0 {
+            told.push((
+                loss.line,
+                format!("training: the loss is exactly 0 in {} reports", loss.same),
+            ));
+        } else if loss.is_constant() {
+            told.push((
+                loss.line,
+                format!(
+                    "training: the loss stays exactly {} in {} reports",
+                    loss.last, loss.same
+                ),
+            ));
+        } else if gradient.is_zero() {
+            told.push((
+                gradient.line,
+                format!(
+                    "training: the norm of the gradient is exactly 0 in {} reports",
+                    gradient.same
+                ),
+            ));
+        }
+        if let (Some((line, minutes)), None) = (self.waiting, &self.works) {
+            told.push((
+                line,
+                format!("training: the first step has not ended after {minutes} minutes"),
+            ));
+        }
+        let is_chance = [0.5, 50.0].contains(&accuracy.last);
+        if accuracy.is_constant() && is_chance {
+            told.push((
+                accuracy.line,
+                format!(
+                    "training: the accuracy stays at chance in {} reports",
+                    accuracy.same
+                ),
+            ));
+        }
+        told.into_iter()
+    }
+}
+
+impl Series {
+    fn add(&mut self, value: f64, line: usize) {
+        if value.is_nan() {
+            self.nan += 1;
+            return;
+        }
+        if self.count == 0 {
+            (self.first, self.line) = (value, line);
+        }
+        // The same number as it was printed.
+        let is_same = self.count > 0 && value.to_bits() == self.last.to_bits();
+        self.same = if is_same { self.same + 1 } else { 1 };
+        self.count += 1;
+        self.last = value;
+    }
+
+    /// Whether it is a number other than 0 that never changes, from the first value on.
+    fn is_constant(&self) -> bool {
+        self.count >= Running::EQUAL && self.same == self.count && self.last != 0.0
+    }
+
+    /// Whether it ends in zeros.
+    fn is_zero(&self) -> bool {
+        self.same >= Running::ZEROS && self.last == 0.0
+    }
+}
+
+/// Whether a line reports a rate of work, or the measurement of one.
+fn shows_work(line: &str) -> bool {
+    if NOT_ON_GPU.iter().any(|word| line.contains(word)) {
+        return false;
+    }
+    let rate = |unit: &&str| {
+        let mut found = line.match_indices(*unit);
+        found.any(|(at, _)| number_before(&line[..at]).is_some_and(|rate| rate > 0.0))
+    };
+    // llama-bench: `| llama 7B Q4_0 | 3.56 GiB | 6.74 B | ROCm | 99 | pp512 | 669.04 ± 0.90 |`.
+    let is_bench = || {
+        let names = ["ROCm", "HIP", "Vulkan"];
+        line.starts_with('|')
+            && line.contains(" ± ")
+            && names.iter().any(|name| line.contains(name))
+    };
+    RATES.iter().any(|unit| rate(unit)) || is_bench()
+}
+
+/// For how long a bar shows no step: `0%|          | 0/1600 [12:31<?, ?it/s]`; nothing for a minute.
+fn minutes_of_first_step(line: &str) -> Option<u64> {
+    const SHORT: u64 = 2;
+    let (before, _) = line.split_once("<?")?;
+    let (counted, time) = before.rsplit_once('[')?;
+    let (step, _) = counted.rsplit_once('/')?;
+    let mut parts = time
+        .rsplit(':')
+        .skip(1)
+        .map(|part| part.parse::<u64>().ok());
+    let minutes = parts.next()?? + 60 * parts.next().flatten().unwrap_or(0);
+    (step.ends_with(" 0") && minutes >= SHORT).then_some(minutes)
+}
+
+/// The number at the end of a text, before spaces.
+fn number_before(text: &str) -> Option<f64> {
+    let text = text.trim_end();
+    let start = text
+        .rfind(|c: char| !c.is_ascii_digit() && c != '.')
+        .map_or(0, |at| {
+            at + text[at..].chars().next().map_or(1, char::len_utf8)
+        });
+    text[start..].parse().ok()
+}
+
+/// The number that follows a name: `'loss': 0.0`, `loss=nan`, `loss 1.5`.
+fn value_of(line: &str, name: &str) -> Option<f64> {
+    line.match_indices(name).find_map(|(at, _)| {
+        let rest = &line[at + name.len()..];
+        let value = rest.trim_start_matches(['\'', '"']);
+        let value = value.trim_start_matches([' ', ':', '=', '\'', '"']);
+        // A name of its own, and something between it and the number.
+        if value.len() == rest.len() {
+            return None;
+        }
+        let end = value
+            .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+')))
+            .unwrap_or(value.len());
+        match &value[..end] {
+            "nan" | "NaN" => Some(f64::NAN),
+            number => number.parse().ok(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Running {
+        let mut running = Running::default();
+        for (at, line) in text.lines().enumerate() {
+            running.read(line, at + 1);
+        }
+        running
+    }
+
+    #[test]
+    fn numbers_stand_behind_their_names() {
+        for (line, expected) in [
+            ("{'loss': 0.0, 'grad_norm': 0.0}", Some(0.0)),
+            (
+                "steps: 5%| 10/200 [00:10<03:10, 1.00it/s, avr_loss=0.123]",
+                Some(0.123),
+            ),
+            ("step 12 loss: 2.5e-1", Some(0.25)),
+            ("the loss of a file", None),
+            ("train_loss=1.5", Some(1.5)),
+        ] {
+            assert_eq!(value_of(line, "loss"), expected, "{line}");
+        }
+        assert!(value_of("loss=nan", "loss").is_some_and(f64::is_nan));
+    }
+
+    #[test]
+    fn rates_of_work_are_no_rates_of_the_disk() {
+        for line in [
+            "100%|####| 20/20 [00:10<00:00,  1.97it/s]",
+            "eval time = 4321 ms / 128 runs (33.76 ms per token, 29.62 tokens per second)",
+            "| llama 7B Q4_0 | 3.56 GiB | 6.74 B | ROCm | 99 | pp512 | 669.04 ± 0.90 |",
+            "12%|#  | 12/100 [01:00<07:20,  5.01s/it]",
+        ] {
+            assert!(read(line).works().is_some(), "{line}");
+        }
+        for line in [
+            "Fetching 5 files: 100%|####| 5/5 [00:00<00:00, 1234.5it/s]",
+            "0%|          | 0/20 [00:00<?, ?it/s]",
+            "model.safetensors: 100% 5.0G/5.0G [01:00<00:00, 83.1MB/s]",
+            "Loading checkpoint shards: 100%|##| 4/4 [00:08<00:00, 2.1s/it]",
+        ] {
+            assert_eq!(read(line).works(), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_first_step_takes_no_minutes() {
+        let minutes = minutes_of_first_step;
+        assert_eq!(
+            minutes("steps:   0%|          | 0/1600 [12:31<?, ?it/s]"),
+            Some(12)
+        );
+        assert_eq!(
+            minutes("  0%|          | 0/20 [1:02:03<?, ?it/s]"),
+            Some(62)
+        );
+        assert_eq!(minutes("  0%|          | 0/20 [00:00<?, ?it/s]"), None);
+    }
+
+    #[test]
+    fn numbers_that_never_change_are_told() {
+        let told = |line: &str| {
+            let running = read(&line.repeat(6));
+            let found = running.sentences().next().map(|(_, text)| text);
+            found.unwrap_or_default()
+        };
+        assert!(told("{'loss': 0.0, 'grad_norm': 0.0}\n").contains("exactly 0 in 6"));
+        assert!(told("step 1 loss 11.93\n").contains("stays exactly 11.93"));
+        assert!(told("loss: 1.1, grad_norm: 0.0\n").contains("stays exactly 1.1"));
+        assert!(told("eval_accuracy: 0.5\n").contains("at chance"));
+        assert_eq!(told("eval_accuracy: 0.91\n"), "");
+        let falling = "loss: 3.1\nloss: 2.9\nloss: 2.9\nloss: 2.7\nloss: 2.7\n";
+        assert_eq!(read(falling).sentences().count(), 0);
+    }
+}
