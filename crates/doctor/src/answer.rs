@@ -78,6 +78,7 @@ impl Reader {
         }
         let works = explainer.works().map(str::to_owned);
         let package = explainer.package().map(str::to_owned);
+        let is_linux = explainer.system() == Some(System::Linux);
         let mut explanation = explainer.judge(machine);
         let Some((mut machine, says_something)) = facts else {
             return Answer {
@@ -104,7 +105,7 @@ impl Reader {
         let about_machine: Vec<_> = about_machine.map(from_finding).collect();
         explanation.verdict = match &report.machine.posted.works {
             _ if is_explained => Verdict::Explained,
-            _ if failed && !is_dump => unexplained(&text, package, report.machine.system),
+            _ if failed && !is_dump => unexplained(&text, package, is_linux),
             _ if !about_machine.is_empty() => Verdict::Explained,
             Some(line) => Verdict::Works { line: line.clone() },
             None => Verdict::Unknown,
@@ -179,7 +180,7 @@ fn left(findings: &mut [Finding], messages: &[Match]) -> Vec<Finding> {
 }
 
 /// What is known of a failure that nothing explains.
-fn unexplained(text: &str, package: Option<String>, system: System) -> Verdict {
+fn unexplained(text: &str, package: Option<String>, is_linux: bool) -> Verdict {
     let plain = strip_escapes(text);
     let Some((line_number, line)) = dump::failure(&plain) else {
         return Verdict::Unknown;
@@ -190,7 +191,7 @@ fn unexplained(text: &str, package: Option<String>, system: System) -> Verdict {
         component: component(line).map(str::to_owned).or(package),
         ask: WHAT_TO_COLLECT
             .iter()
-            .filter(|step| system == System::Linux || !step.starts_with("on Linux"))
+            .filter(|step| is_linux || !step.starts_with("on Linux"))
             .take(3)
             .map(|&step| step.to_owned())
             .collect(),

@@ -24,7 +24,7 @@ use context::Context;
 pub use patterns::Catalogue;
 use patterns::Role;
 use platform::Bytes;
-use platform::machine::Machine;
+use platform::machine::{Machine, System};
 use running::Running;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -334,6 +334,11 @@ impl Explainer {
     /// The line that shows a program at work whose numbers are right.
     pub(crate) fn works(&self) -> Option<&str> {
         self.running.works()
+    }
+
+    /// The system that the text shows.
+    pub(crate) fn system(&self) -> Option<System> {
+        self.context.system()
     }
 
     /// The package in which the last traceback ends.

@@ -1,5 +1,6 @@
 //! The tests of what the crate offers: one program, so that it is linked once.
 
+mod answer;
 mod catalogue;
 mod contradictions;
 mod damaged;

@@ -1,4 +1,4 @@
-//! On which system a program ran, by words of its log.
+//! What single lines of a log say: on which system it ran, a package, a kernel, the value of a variable.
 
 use crate::signs::{self, is_drive};
 use platform::machine::System;
@@ -40,4 +40,44 @@ impl Clues {
             None
         }
     }
+}
+
+/// The package that a frame of a traceback is in: `File "…/site-packages/diffusers/…", line 1, in f`.
+pub(super) fn package_of_frame(line: &str) -> Option<&str> {
+    let (_, path) = line.split_once("File \"")?;
+    let (_, rest) = path.split_once("-packages")?;
+    let name = rest[1.min(rest.len())..]
+        .split(['/', '\\', '"', '.'])
+        .next()?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    (!name.is_empty() && name.chars().all(is_name)).then_some(name)
+}
+
+/// The release of a kernel that a line names as a distribution does.
+pub(super) fn kernel_of(line: &str) -> Option<String> {
+    if !line.contains("-generic") && !line.contains("kernel") {
+        return None;
+    }
+    let is_release = |word: &&str| {
+        let mut numbers = word.split(['.', '-']);
+        word.starts_with(|c: char| c.is_ascii_digit())
+            && word.contains('-')
+            && (0..3).all(|_| {
+                numbers.next().is_some_and(|n| {
+                    !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit())
+                })
+            })
+    };
+    let mut words =
+        line.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')));
+    words.find(is_release).map(str::to_owned)
+}
+
+pub(super) fn word_after(line: &str, marker: &str) -> Option<String> {
+    let start = line.find(marker)? + marker.len();
+    let rest = line[start..].trim_start_matches(['"', '\\', '\'']);
+    let end = rest
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '.'))
+        .unwrap_or(rest.len());
+    Some(rest[..end].trim_end_matches('.').to_owned()).filter(|word| !word.is_empty())
 }

@@ -1,7 +1,7 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
 use super::catalogue::{Fact as Known, Step};
-use super::clues::Clues;
+use super::clues::{Clues, kernel_of, package_of_frame, word_after};
 use super::pairing::Pairing;
 use super::shared_library;
 use super::{Catalogue, Confidence, Match};
@@ -568,44 +568,4 @@ fn name_the_library(found: &mut Match) {
             found.fix.insert(0, step);
         }
     }
-}
-
-/// The package that a frame of a traceback is in: `File "…/site-packages/diffusers/…", line 1, in f`.
-fn package_of_frame(line: &str) -> Option<&str> {
-    let (_, path) = line.split_once("File \"")?;
-    let (_, rest) = path.split_once("-packages")?;
-    let name = rest[1.min(rest.len())..]
-        .split(['/', '\\', '"', '.'])
-        .next()?;
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    (!name.is_empty() && name.chars().all(is_name)).then_some(name)
-}
-
-/// The release of a kernel that a line names as a distribution does.
-fn kernel_of(line: &str) -> Option<String> {
-    if !line.contains("-generic") && !line.contains("kernel") {
-        return None;
-    }
-    let is_release = |word: &&str| {
-        let mut numbers = word.split(['.', '-']);
-        word.starts_with(|c: char| c.is_ascii_digit())
-            && word.contains('-')
-            && (0..3).all(|_| {
-                numbers.next().is_some_and(|n| {
-                    !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit())
-                })
-            })
-    };
-    let mut words =
-        line.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')));
-    words.find(is_release).map(str::to_owned)
-}
-
-fn word_after(line: &str, marker: &str) -> Option<String> {
-    let start = line.find(marker)? + marker.len();
-    let rest = line[start..].trim_start_matches(['"', '\\', '\'']);
-    let end = rest
-        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '.'))
-        .unwrap_or(rest.len());
-    Some(rest[..end].trim_end_matches('.').to_owned()).filter(|word| !word.is_empty())
 }

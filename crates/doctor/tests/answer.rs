@@ -1,0 +1,127 @@
+//! One answer to a text: `surefoot explain` and `surefoot doctor --from` say the same of it.
+
+use platform::snapshot::Snapshot;
+use surefoot_doctor::answer;
+use surefoot_doctor::answer::{Answer, add_log};
+use surefoot_doctor::explain::{Confidence, Match, Severity, Verdict};
+
+fn found<'a>(answer: &'a Answer, id: &str) -> &'a Match {
+    let found = answer.explanation.matches.iter().find(|one| one.id == id);
+    found.unwrap_or_else(|| panic!("no {id} in {:?}", answer.explanation))
+}
+
+#[test]
+fn a_failure_that_nothing_explains_is_no_all_clear() {
+    let text = "GPU: Radeon RX 7900 XTX\nTraceback (most recent call last):\n  File \"/home/user/venv/lib/python3.12/site-packages/frobnicate/core.py\", line 8, in go\nfrobnicate.FrobError: cannot frob the tensor\n";
+    let answer = answer(text);
+    let Verdict::Failed {
+        line_number,
+        component,
+        ask,
+        ..
+    } = &answer.explanation.verdict
+    else {
+        panic!("{:?}", answer.explanation.verdict);
+    };
+    assert_eq!(
+        (*line_number, component.as_deref()),
+        (4, Some("frobnicate"))
+    );
+    assert_eq!(ask.len(), 3);
+    let report = answer.report.expect("a machine");
+    assert!(report.verdict().contains("why is not known"));
+    assert_eq!(report.of_text, Some(answer.explanation.verdict));
+}
+
+#[test]
+fn an_all_clear_needs_a_gpu_that_works() {
+    let verdict = |text: &str| answer(text).report.expect("a machine").verdict();
+    assert!(verdict("I have a Radeon RX 7900 XTX\n").contains("does not show the GPU at work"));
+    assert!(
+        verdict("Radeon RX 7900 XTX\nsteps: 5%| 10/200 [00:10<03:10, 1.00it/s, avr_loss=0.123]\n")
+            .contains("keeps the GPU from training")
+    );
+}
+
+#[test]
+fn work_refutes_what_age_makes_likely() {
+    let bench = "  Device 0: AMD Radeon RX 570 Series, gfx803 (0x803), VMM: no, Wave Size: 64\n";
+    let rate = "| llama 1B Q4_0 | 3.56 GiB | 6.74 B | ROCm | 99 | pp512 | 669.04 ± 0.90 |\n";
+    let severity = |text: &str| found_severity(text, "gpu-too-old");
+    assert_eq!(severity(bench), Some(Severity::Error));
+    assert_eq!(severity(&format!("{bench}{rate}")), Some(Severity::Info));
+    let wheel = "Name: gfx1031\nexport HSA_OVERRIDE_GFX_VERSION=10.3.0\nstep 30 loss 1.93\n 10%|#| 30/300 [00:30<04:30,  1.00it/s]\n";
+    assert_eq!(
+        found_severity(wheel, "architecture-needs-device-wheel"),
+        None
+    );
+}
+
+fn found_severity(text: &str, id: &str) -> Option<Severity> {
+    let report = answer(text).report.expect("a machine");
+    let found = report.findings.iter().find(|finding| finding.id == id);
+    found.map(|finding| finding.severity)
+}
+
+#[test]
+fn what_is_set_already_is_not_offered() {
+    let error =
+        "RuntimeError: HIP error: invalid device function\nNote: the GPU is a Radeon RX 6700 XT\n";
+    let offers = |text: &str| {
+        let answer = answer(text);
+        let fix = &found(&answer, "invalid-device-function").fix;
+        fix.iter()
+            .any(|step| step.contains("HSA_OVERRIDE_GFX_VERSION=10.3.0"))
+    };
+    assert!(offers(error));
+    assert!(!offers(&format!(
+        "export HSA_OVERRIDE_GFX_VERSION=10.3.0\n{error}"
+    )));
+}
+
+#[test]
+fn certain_is_only_what_no_command_could_settle() {
+    let answer = answer("RuntimeError: Found no NVIDIA driver on your system.\n");
+    let found = found(&answer, "torch-cuda-build");
+    assert!(!found.ask.is_empty() && found.confidence == Confidence::Medium);
+}
+
+#[test]
+fn cards_in_prose_are_found() {
+    let gpus = |text: &str| {
+        let report = answer(text).report.expect("a machine");
+        let named = report
+            .gpus
+            .iter()
+            .filter_map(|entry| Some(entry.gpu.gfx?.to_string()));
+        named.collect::<Vec<_>>()
+    };
+    assert_eq!(gpus("GPU model and memory: Radeon VII\n"), ["gfx906"]);
+    assert_eq!(
+        gpus("dual-gpu system with RX 9070 and GTX 1060\n"),
+        ["gfx1201"]
+    );
+    let mut two = gpus("I have 2 GPUs, a Radeon RX 9060 XT 16GB and a Radeon RX 6600 8GB.\n");
+    two.sort();
+    assert_eq!(two, ["gfx1032", "gfx1200"]);
+}
+
+#[test]
+fn a_dump_with_a_log_tells_both() {
+    let mut snapshot = Snapshot::default();
+    snapshot.insert_text(
+        "kfd/nodes/0/properties",
+        "gfx_target_version 110000\nsimd_count 192\n",
+    );
+    snapshot.insert_text("kfd/nodes/0/gpu_id", "1\n");
+    add_log(
+        &mut snapshot,
+        "RuntimeError: HIP error: invalid device function\n",
+    );
+    let answer = answer(&snapshot.to_text());
+    let found = found(&answer, "invalid-device-function");
+    assert_eq!(found.facts, ["gfx1100"]);
+    let report = answer.report.expect("a machine");
+    assert!(report.findings.iter().any(|finding| finding.id == found.id));
+    assert_eq!(report.gpus.len(), 1);
+}
