@@ -7,7 +7,7 @@
 //!               ├─▶ Snapshot ─▶ Machine ┼─▶ environment  the variables this machine needs
 //! a dump ───────┘   (text)     (facts)  └─▶ report       for people, programs and bug reports
 //!
-//! a log ────────▶ explain ─▶ what each known error in it means
+//! a text ───────▶ answer: its facts (a Machine), then explain, then findings: one answer for both commands
 //!                    ▲
 //! catalogue/*.toml ──┘ (by build.rs)
 //! ```

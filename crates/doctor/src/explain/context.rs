@@ -453,7 +453,7 @@ fn leave_out_what_was_tried(found: &mut Match, machine: &Machine) {
         let words =
             [&**step, command].map(|text| text.trim_start_matches("export ").split(' ').next());
         let tried = words.into_iter().flatten().find(|word| {
-            let assignment = word.split_once('=');
+            let assignment = word.trim_end_matches([':', ',', ';']).split_once('=');
             assignment.is_some_and(|(name, value)| machine.variable(name) == Some(value))
         });
         if let Some(tried) = tried {

@@ -13,7 +13,7 @@ pub(super) struct Running {
     accuracy: Series,
     /// A line that shows a first step that goes on for minutes, and how many.
     waiting: Option<(usize, u64)>,
-    /// The last line that was read: a bar prints a step again and again.
+    /// The last line with a number: a bar prints a step again and again.
     last: String,
 }
 
@@ -94,17 +94,19 @@ impl Running {
         if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
             return;
         }
-        if self.last == line {
-            return;
-        }
-        line.clone_into(&mut self.last);
-        for (series, names) in [
-            (&mut self.loss, &["loss", "Loss", "avr_loss"][..]),
-            (&mut self.gradient, &["grad_norm", "grad norm"][..]),
-            (&mut self.accuracy, &["accuracy", "Accuracy"][..]),
-        ] {
-            if let Some(value) = names.iter().find_map(|name| value_of(line, name)) {
-                series.add(value, number);
+        let value = |names: &[&str]| names.iter().find_map(|name| value_of(line, name));
+        let values = [
+            value(&["loss", "Loss"]),
+            value(&["grad_norm", "grad norm"]),
+            value(&["accuracy", "Accuracy"]),
+        ];
+        if values.iter().any(Option::is_some) && self.last != line {
+            line.clone_into(&mut self.last);
+            let all = [&mut self.loss, &mut self.gradient, &mut self.accuracy];
+            for (series, value) in all.into_iter().zip(values) {
+                if let Some(value) = value {
+                    series.add(value, number);
+                }
             }
         }
         if let Some(minutes) = minutes_of_first_step(line) {
@@ -212,7 +214,7 @@ fn shows_work(line: &str) -> bool {
             && line.contains(" ± ")
             && names.iter().any(|name| line.contains(name))
     };
-    RATES.iter().any(|unit| rate(unit)) || is_bench()
+    RATES.iter().any(rate) || is_bench()
 }
 
 /// For how long a bar shows no step: `0%|          | 0/1600 [12:31<?, ?it/s]`; nothing for a minute.
