@@ -18,6 +18,7 @@ import sys
 import torch
 
 from held_out import HELD_OUT
+from kinds import KINDS
 from unseen import UNSEEN
 from workloads import WORKLOADS
 
@@ -29,7 +30,7 @@ def main():
     arguments = parse_arguments()
     torch.manual_seed(0)
     torch.cuda.memory._record_memory_history(context=None, max_entries=50_000_000)
-    steps = {**WORKLOADS, **HELD_OUT, **UNSEEN}[arguments.workload]()
+    steps = {**WORKLOADS, **HELD_OUT, **UNSEEN, **KINDS}[arguments.workload]()
     for step in range(arguments.steps):
         mark_step()
         next(steps)
@@ -43,7 +44,7 @@ def main():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workload", choices=sorted({**WORKLOADS, **HELD_OUT, **UNSEEN}))
+    parser.add_argument("workload", choices=sorted({**WORKLOADS, **HELD_OUT, **UNSEEN, **KINDS}))
     parser.add_argument("trace", help="the file to write")
     parser.add_argument("--steps", type=int, default=12)
     return parser.parse_args()
