@@ -312,7 +312,7 @@ mod tests {
                 "/../doctor/tests/fixtures/synthetic"
             );
             let text = std::fs::read_to_string(format!("{folder}/{name}.txt")).unwrap();
-            devices(&doctor::report::diagnose_text(&text).unwrap())
+            devices(&doctor::diagnose_text(&text).unwrap())
         };
         let found = read("kfd_gfx1201_plus_gfx1036");
         assert_eq!(found.len(), 1, "{found:?}");

@@ -83,7 +83,7 @@ pub(super) fn too_large(advice: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use doctor::report::diagnose_text;
+    use doctor::diagnose_text;
 
     use super::*;
 
