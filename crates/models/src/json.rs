@@ -171,6 +171,32 @@ impl Object {
         }
     }
 
+    /// Refuses another value of `key` than `supported`; a file without the key has `default`.
+    pub(crate) fn require(
+        &self,
+        key: &str,
+        supported: &Value,
+        default: &Value,
+    ) -> Result<(), Error> {
+        let given = self.keys.get(key);
+        let found = given.unwrap_or(default);
+        let equal = match (found.as_f64(), supported.as_f64()) {
+            (Some(found), Some(supported)) => found == supported,
+            _ => found == supported,
+        };
+        match (equal, given) {
+            (true, _) => Ok(()),
+            (false, Some(_)) => {
+                Err(self.error(key, format!("is {found}: only {supported} is supported")))
+            }
+            (false, None) => {
+                let reason =
+                    format!("is missing, which means {found}: only {supported} is supported");
+                Err(self.error(key, reason))
+            }
+        }
+    }
+
     /// A finite number greater than zero.
     pub(crate) fn positive(&self, key: &str, default: Option<f64>) -> Result<f64, Error> {
         match self.get(key) {

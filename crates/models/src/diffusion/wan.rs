@@ -10,6 +10,7 @@
 
 pub mod autoencoder;
 pub mod fresh;
+mod index;
 mod memory;
 mod model;
 pub(crate) mod names;

@@ -50,7 +50,8 @@ pub(crate) fn copy(from: &Path, to: &Path) {
 pub(crate) fn scheduled(place: Place) -> Place {
     let folder = place.path("model/scheduler");
     fs::create_dir_all(&folder).unwrap();
-    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
+    let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0, "use_flow_sigmas": true,
+        "prediction_type": "flow_prediction"}"#;
     fs::write(folder.join("scheduler_config.json"), text).unwrap();
     place
 }

@@ -5,10 +5,14 @@
 //! (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean. [`Scheduler::Ddim`] is DDIM without
 //! noise (Song et al., 2020), for every [`Objective`].
 
+use std::path::Path;
+
+use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::diffusion::objective::{Objective, TRAIN_STEPS};
+use crate::json::Object;
 use crate::tensor::to_kind;
 
 /// A solver.
@@ -20,6 +24,97 @@ pub enum Scheduler {
     Euler,
     /// DDIM.
     Ddim,
+}
+
+/// Keys of a scheduler's config that have one supported value, with the value that diffusers takes without the key.
+fn fixed(scheduler: Scheduler) -> Vec<(&'static str, Value, Value)> {
+    let same = [
+        ("num_train_timesteps", json!(TRAIN_STEPS)),
+        ("use_dynamic_shifting", json!(false)),
+        ("shift_terminal", Value::Null),
+        ("use_karras_sigmas", json!(false)),
+        ("use_exponential_sigmas", json!(false)),
+        ("use_beta_sigmas", json!(false)),
+    ];
+    let own = match scheduler {
+        Scheduler::UniPc => vec![
+            ("solver_order", json!(2)),
+            ("solver_type", json!("bh2")),
+            ("solver_p", Value::Null),
+            ("predict_x0", json!(true)),
+            ("thresholding", json!(false)),
+            ("lower_order_final", json!(true)),
+            ("disable_corrector", json!([])),
+            ("final_sigmas_type", json!("zero")),
+        ],
+        _ => vec![
+            ("invert_sigmas", json!(false)),
+            ("stochastic_sampling", json!(false)),
+        ],
+    };
+    let same = same.into_iter().chain(own);
+    let mut fixed: Vec<_> = same.map(|(key, only)| (key, only.clone(), only)).collect();
+    if scheduler == Scheduler::UniPc {
+        fixed.extend([
+            ("use_flow_sigmas", json!(true), json!(false)),
+            (
+                "prediction_type",
+                json!("flow_prediction"),
+                json!("epsilon"),
+            ),
+        ]);
+    }
+    fixed
+}
+
+/// Keys that change nothing while [`fixed`] ones have their values.
+const WITHOUT_EFFECT: [&str; 16] = [
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "rescale_betas_zero_snr",
+    "dynamic_thresholding_ratio",
+    "sample_max_value",
+    "timestep_spacing",
+    "steps_offset",
+    "sigma_min",
+    "sigma_max",
+    "time_shift_type",
+    "base_shift",
+    "max_shift",
+    "base_image_seq_len",
+    "max_image_seq_len",
+];
+
+impl Scheduler {
+    /// The solver that `scheduler_config.json` of diffusers names, and its shift.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or asks for something that is not supported.
+    pub fn read(path: &Path) -> Result<(Self, f64), Error> {
+        let object = Object::read(path)?;
+        let class = object.text("_class_name")?.unwrap_or("none");
+        let (solver, shift) = match class {
+            "UniPCMultistepScheduler" => (Self::UniPc, "flow_shift"),
+            "FlowMatchEulerDiscreteScheduler" => (Self::Euler, "shift"),
+            _ => {
+                let reason = format!(
+                    "is {class:?}: only \"UniPCMultistepScheduler\" and \
+                     \"FlowMatchEulerDiscreteScheduler\" are supported"
+                );
+                return Err(object.error("_class_name", reason));
+            }
+        };
+        let fixed = fixed(solver);
+        for (key, supported, default) in &fixed {
+            object.require(key, supported, default)?;
+        }
+        let known = fixed.iter().map(|(key, ..)| *key);
+        let known: Vec<_> = known.chain(WITHOUT_EFFECT).chain([shift]).collect();
+        object.warn_about_unknown_keys(&known);
+        Ok((solver, object.positive(shift, Some(1.0))?))
+    }
 }
 
 /// The noise levels of a run.
@@ -352,6 +447,68 @@ mod tests {
         let objective = Objective::scaled_linear(0.00085, 0.012, Prediction::V);
         let error = Schedule::new(Scheduler::Euler, &objective, 4, 1.0).unwrap_err();
         assert!(error.to_string().contains("sampled by `ddim`"), "{error}");
+    }
+
+    fn read(config: &Value) -> Result<(Scheduler, f64), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("scheduler_config.json");
+        std::fs::write(&path, config.to_string()).unwrap();
+        Scheduler::read(&path).map_err(|error| error.to_string())
+    }
+
+    /// All keys of diffusers 0.42, with their defaults where those are supported.
+    #[test]
+    fn each_key_of_a_scheduler_is_obeyed_refused_or_without_effect() {
+        let unipc = json!({"_class_name": "UniPCMultistepScheduler", "_diffusers_version": "0.42.1",
+            "beta_end": 0.02, "beta_schedule": "linear", "beta_start": 0.0001, "disable_corrector": [],
+            "dynamic_thresholding_ratio": 0.995, "final_sigmas_type": "zero", "flow_shift": 3.0,
+            "lower_order_final": true, "num_train_timesteps": 1000, "predict_x0": true,
+            "prediction_type": "flow_prediction", "rescale_betas_zero_snr": false, "sample_max_value": 1.0,
+            "shift_terminal": null, "sigma_max": null, "sigma_min": null, "solver_order": 2,
+            "solver_p": null, "solver_type": "bh2", "steps_offset": 0, "thresholding": false,
+            "time_shift_type": "exponential", "timestep_spacing": "linspace", "trained_betas": null,
+            "use_beta_sigmas": false, "use_dynamic_shifting": false, "use_exponential_sigmas": false,
+            "use_flow_sigmas": true, "use_karras_sigmas": false});
+        let euler = json!({"_class_name": "FlowMatchEulerDiscreteScheduler", "base_image_seq_len": 256,
+            "base_shift": 0.5, "invert_sigmas": false, "max_image_seq_len": 4096, "max_shift": 1.15,
+            "num_train_timesteps": 1000, "shift": 3.0, "shift_terminal": null,
+            "stochastic_sampling": false, "time_shift_type": "exponential", "use_beta_sigmas": false,
+            "use_dynamic_shifting": false, "use_exponential_sigmas": false, "use_karras_sigmas": false});
+        for (config, solver) in [(unipc, Scheduler::UniPc), (euler, Scheduler::Euler)] {
+            assert_eq!(read(&config), Ok((solver, 3.0)));
+            for (key, value) in config.as_object().unwrap() {
+                let other = match value {
+                    Value::Bool(flag) => json!(!flag),
+                    Value::Number(_) => json!(5),
+                    Value::Null => json!(0.5),
+                    Value::Array(_) => json!([0]),
+                    _ => json!("sigma_min"),
+                };
+                let mut changed = config.clone();
+                changed[key] = other;
+                match (
+                    key.ends_with("shift") && !key.contains('_') || key == "flow_shift",
+                    read(&changed),
+                ) {
+                    (true, found) => assert_eq!(found, Ok((solver, 5.0))),
+                    (false, Err(reason)) => {
+                        assert!(reason.contains(key.as_str()), "{key}: {reason}")
+                    }
+                    (false, Ok(found)) => {
+                        assert_eq!(found, (solver, 3.0), "{key}");
+                        let none =
+                            WITHOUT_EFFECT.contains(&key.as_str()) || key == "_diffusers_version";
+                        assert!(none, "{key} changes nothing");
+                    }
+                }
+            }
+        }
+        let short = json!({"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": true});
+        let reason = read(&short).unwrap_err();
+        assert!(
+            reason.contains("`prediction_type` is missing, which means \"epsilon\""),
+            "{reason}"
+        );
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub struct TextEncoderConfig {
     pub layer_norm_epsilon: f64,
 }
 
-/// Keys that are applied or refused, followed by those that do not affect the encoder.
-const KNOWN: [&str; 34] = [
+/// Keys that are applied or refused.
+const KEYS: [&str; 13] = [
     "model_type",
     "vocab_size",
     "d_model",
@@ -60,18 +60,22 @@ const KNOWN: [&str; 34] = [
     "relative_attention_max_distance",
     "layer_norm_epsilon",
     "feed_forward_proj",
+    "dense_act_fn",
+    "is_gated_act",
+];
+
+/// Keys that do not affect the encoder.
+const WITHOUT_EFFECT: [&str; 21] = [
     "architectures",
     "bos_token_id",
     "classifier_dropout",
     "decoder_start_token_id",
-    "dense_act_fn",
     "dropout_rate",
     "dtype",
     "eos_token_id",
     "initializer_factor",
     "is_decoder",
     "is_encoder_decoder",
-    "is_gated_act",
     "num_decoder_layers",
     "output_past",
     "pad_token_id",
@@ -89,13 +93,14 @@ impl TextEncoderConfig {
     /// Reads a `config.json`, with a warning for each unknown key.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
-        object.warn_about_unknown_keys(&KNOWN);
-        for (key, known) in [("model_type", "umt5"), ("feed_forward_proj", "gated-gelu")] {
-            let found = object.text(key)?.unwrap_or(known);
-            if found != known {
-                let reason = format!("is {found:?}: only {known:?} is supported");
-                return Err(object.error(key, reason));
-            }
+        object.warn_about_unknown_keys(&[&KEYS[..], &WITHOUT_EFFECT].concat());
+        for (key, supported) in [
+            ("model_type", json!("umt5")),
+            ("feed_forward_proj", json!("gated-gelu")),
+            ("dense_act_fn", json!("gelu_new")),
+            ("is_gated_act", json!(true)),
+        ] {
+            object.require(key, &supported, &supported)?;
         }
         let integer = |key, default, largest| object.integer(key, Some(default), 1..=largest);
         let config = Self {
@@ -404,6 +409,35 @@ mod tests {
     use crate::formats::SafetensorsFile;
     use crate::golden::golden;
     use crate::model::{Base, FileWeights, Streaming};
+
+    #[test]
+    fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let read = |config: &Value| {
+            std::fs::write(&path, config.to_string()).unwrap();
+            TextEncoderConfig::read(&path).map_err(|error| error.to_string())
+        };
+        let plain = json!({"model_type": "umt5"});
+        let base = read(&plain).unwrap();
+        for key in KEYS.iter().chain(&WITHOUT_EFFECT) {
+            let mut config = plain.clone();
+            config[*key] = match *key {
+                "model_type" | "feed_forward_proj" | "dense_act_fn" => json!("relu"),
+                "is_gated_act" => json!(false),
+                "layer_norm_epsilon" => json!(0.5),
+                "relative_attention_num_buckets" => json!(16),
+                _ => json!(10),
+            };
+            match read(&config) {
+                Ok(found) => assert_eq!(found != base, KEYS.contains(key), "{key}"),
+                Err(reason) => assert!(
+                    KEYS.contains(key) && reason.contains(key),
+                    "{key}: {reason}"
+                ),
+            }
+        }
+    }
 
     fn open(compute: Kind, streaming: Option<Streaming>) -> TextEncoder {
         let folder = golden("wan/text-encoder");

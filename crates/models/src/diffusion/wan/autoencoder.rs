@@ -22,6 +22,7 @@ mod tests;
 use tch::{Device, Kind, Tensor};
 
 pub use config::AutoencoderConfig;
+pub(super) use config::LINEAR;
 pub use linear::{LinearFit, LinearWeights};
 
 use self::causal::FeatureCache;

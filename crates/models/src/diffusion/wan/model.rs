@@ -7,6 +7,7 @@ use tch::{Device, Tensor};
 
 use super::ARCH;
 use super::autoencoder::{Autoencoder, AutoencoderConfig, FRAMES_PER_LATENT};
+use super::index::{self, class_of};
 use super::memory;
 use super::names::{AUTOENCODER, TEXT_ENCODER, TRANSFORMER};
 use super::transformer::{Transformer, TransformerConfig};
@@ -45,7 +46,7 @@ pub struct WanModel {
     /// Where the low-noise expert takes over, as a fraction of the highest timestep, if the model sets it.
     boundary_ratio: Option<f64>,
     /// Whether a given first frame replaces the first latents and has its own timestep (TI2V-5B).
-    expand_timesteps: bool,
+    pub(super) expand_timesteps: bool,
     /// Dimensions of the transformers.
     pub(super) transformer: TransformerConfig,
     /// Dimensions of the autoencoder.
@@ -84,13 +85,15 @@ impl WanModel {
                 return Err(index.error("_class_name", reason));
             }
         };
+        index::check(&index)?;
         let part = |given: &Option<PathBuf>, name: &str| {
             given.clone().unwrap_or_else(|| folder.join(name))
         };
         let low_noise = folder.join("transformer_2");
+        let unused = index.has("transformer_2") && class_of(&index, "transformer_2").is_none();
         let low_noise = match &parts.transformer_2 {
             Some(given) => Some(given.clone()),
-            None => low_noise.is_dir().then_some(low_noise),
+            None => (low_noise.is_dir() && !unused).then_some(low_noise),
         };
         let boundary_ratio = match index.get("boundary_ratio") {
             None => None,
@@ -102,6 +105,19 @@ impl WanModel {
         }
         let transformer = part(&parts.transformer, "transformer");
         let vae = part(&parts.vae, "vae");
+        let scheduler = folder.join("scheduler/scheduler_config.json");
+        // Only sampling needs it, but what it says of noise holds for training too.
+        if scheduler.exists() {
+            Scheduler::read(&scheduler)?;
+            let file = Object::read(&scheduler)?;
+            let (here, there) = (class_of(&index, "scheduler"), file.text("_class_name")?);
+            if here.is_some() && here != there {
+                let (here, there) = (here.unwrap_or_default(), there.unwrap_or_default());
+                let reason =
+                    format!("is {here:?}, but its `scheduler_config.json` is of {there:?}");
+                return Err(index.error("scheduler", reason));
+            }
+        }
         Ok(Self {
             path: folder.to_owned(),
             pipeline,
@@ -113,7 +129,7 @@ impl WanModel {
             vae,
             text_encoder: part(&parts.text_encoder, "text_encoder"),
             tokenizer: part(&parts.tokenizer, "tokenizer"),
-            scheduler: Some(folder.join("scheduler/scheduler_config.json")),
+            scheduler: Some(scheduler),
         })
     }
 
@@ -178,24 +194,13 @@ impl WanModel {
 
     /// Solver and shift of its scheduler; for single files, those of the published folders.
     fn scheduler(&self) -> Result<(Scheduler, f64), Error> {
-        let Some(path) = &self.scheduler else {
-            let shift = if self.expand_timesteps { 5.0 } else { 3.0 };
-            return Ok((Scheduler::UniPc, shift));
-        };
-        let object = Object::read(path)?;
-        let class = object.text("_class_name")?.unwrap_or("none");
-        let (solver, key) = match class {
-            "UniPCMultistepScheduler" => (Scheduler::UniPc, "flow_shift"),
-            "FlowMatchEulerDiscreteScheduler" => (Scheduler::Euler, "shift"),
-            _ => {
-                let reason = format!(
-                    "is {class:?}: only \"UniPCMultistepScheduler\" and \
-                     \"FlowMatchEulerDiscreteScheduler\" are supported"
-                );
-                return Err(object.error("_class_name", reason));
-            }
-        };
-        Ok((solver, object.positive(key, Some(1.0))?))
+        match &self.scheduler {
+            Some(path) => Scheduler::read(path),
+            None => Ok((
+                Scheduler::UniPc,
+                if self.expand_timesteps { 5.0 } else { 3.0 },
+            )),
+        }
     }
 
     /// Dimensions of a transformer.

@@ -92,7 +92,7 @@ const KNOWN: [&str; 16] = [
 /// Larger than in any autoencoder.
 const MAX_STAGES: usize = 8;
 /// The class name of the linear autoencoder, which is our own.
-const LINEAR: &str = "SurefootLinearAutoencoder";
+pub(in crate::diffusion::wan) const LINEAR: &str = "SurefootLinearAutoencoder";
 
 const KNOWN_LINEAR: [&str; 3] = ["z_dim", "scale_factor_spatial", "scale_factor_temporal"];
 
@@ -392,6 +392,39 @@ mod tests {
             error.to_string().contains("not a Wan autoencoder"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let read = |config: &Value| {
+            std::fs::write(&path, config.to_string()).unwrap();
+            AutoencoderConfig::read(&path).map_err(|error| error.to_string())
+        };
+        let plain = json!({"_class_name": "AutoencoderKLWan", "z_dim": 16});
+        let base = read(&plain).unwrap();
+        for key in KNOWN {
+            let mut config = plain.clone();
+            config[key] = match key {
+                "attn_scales" => json!([1.0]),
+                "dim_mult" => json!([1, 2, 4]),
+                "temperal_downsample" => json!([true, true, false]),
+                "latents_mean" | "latents_std" => json!(vec![0.5; 16]),
+                "is_residual" => json!(true),
+                "dropout" => json!(0.5),
+                _ => json!(5),
+            };
+            match read(&config) {
+                Ok(found) if key == "dropout" => assert_eq!(found, base),
+                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
+                // Dimensions are checked together.
+                Err(reason) => assert!(
+                    reason.contains(key) || ["z_dim", "dim_mult", "patch_size"].contains(&key),
+                    "{key}: {reason}"
+                ),
+            }
+        }
     }
 
     #[test]

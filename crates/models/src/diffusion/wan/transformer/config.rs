@@ -211,3 +211,32 @@ impl TransformerConfig {
 
 const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, whose image embedder \
                               (CLIP) is not supported; that of Wan 2.2 has none";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_of_a_config_is_obeyed_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let read = |config: &Value| {
+            std::fs::write(&path, config.to_string()).unwrap();
+            TransformerConfig::read(&path).map_err(|error| error.to_string())
+        };
+        let base = read(&json!({})).unwrap();
+        for key in KNOWN {
+            let other = match key {
+                "patch_size" => json!([1, 4, 4]),
+                "cross_attn_norm" => json!(false),
+                "qk_norm" => json!("layer_norm"),
+                "eps" => json!(0.5),
+                _ => json!(8),
+            };
+            match read(&json!({ key: other })) {
+                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
+                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
+            }
+        }
+    }
+}
