@@ -1,5 +1,7 @@
 //! Errors of reading, building, running and writing models.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A failure with a model's files, its config, its adapter, or an operation on its tensors.
@@ -110,12 +112,33 @@ impl Error {
         }
     }
 
+    /// What is wrong with the file `path`: `reason`, unless it is only a pointer to the file that was meant.
     pub(crate) fn file(path: &Path, reason: impl Into<String>) -> Self {
         Self::File {
             path: path.to_owned(),
-            reason: reason.into(),
+            reason: match is_lfs_pointer(path) {
+                true => LFS_POINTER.to_owned(),
+                false => reason.into(),
+            },
         }
     }
+}
+
+/// What a file is for which [`is_lfs_pointer`] holds, and what to do.
+pub const LFS_POINTER: &str = "is a pointer of git-lfs and not the file itself: run `git lfs pull` in its folder, or \
+                               download the file";
+
+/// Whether the file `path` is what git-lfs leaves in place of a large file until that is fetched.
+pub fn is_lfs_pointer(path: &Path) -> bool {
+    const START: &[u8] = b"version https://git-lfs";
+    let mut start = [0; START.len()];
+    // Pointers are short; a FIFO or a device is not opened.
+    let is_small = path
+        .metadata()
+        .is_ok_and(|data| data.is_file() && data.len() < 1024);
+    let read =
+        is_small && File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok());
+    read && start == START
 }
 
 // Not derived with `#[from]`, which would also make it the source: an error printed with its causes would

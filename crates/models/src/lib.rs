@@ -31,6 +31,6 @@ pub mod tensor;
 pub mod text;
 mod weight;
 
-pub use error::Error;
+pub use error::{Error, LFS_POINTER, is_lfs_pointer};
 pub use parameters::{Parameter, Parameters};
 pub use weight::Weight;

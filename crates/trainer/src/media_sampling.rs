@@ -454,12 +454,15 @@ impl Experts for LazyExperts<'_> {
 pub fn convert_lora(
     from: &Path,
     to: &Path,
-    form: LoraForm,
+    form: Option<LoraForm>,
     expert: Option<Expert>,
 ) -> Result<usize, Error> {
     output::expect_new(to)?;
     let lora = LoraFile::read_any(from, expert)?;
-    lora.write(to, form)?;
+    match form {
+        Some(form) => drop(lora.write(to, form)?),
+        None => lora.write_peft(to)?,
+    }
     Ok(lora.modules.len())
 }
 

@@ -33,6 +33,8 @@ pub struct Start<'a> {
     pub changes: &'a [Change],
     /// Steps of the whole run.
     pub max_steps: u64,
+    /// The passes over the training data that these are, where there are passes.
+    pub passes: Option<f64>,
 }
 
 /// Watches a run. Every method does nothing unless it is overridden.

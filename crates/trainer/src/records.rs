@@ -8,6 +8,7 @@
 
 mod columns;
 mod csv_rows;
+mod json_file;
 mod numbers;
 mod parquet;
 mod reader;

@@ -115,6 +115,7 @@ fn run_rank(
         resumed_at: run.resumed_at,
         changes: run.changes(),
         max_steps: run.timetable.max_steps,
+        passes: run.timetable.passes,
     });
     run.record_start()?;
     run.write_page(Ending::Running, None);

@@ -12,6 +12,8 @@ pub(crate) struct Timetable {
     pub(crate) max_steps: u64,
     /// What they follow from, if the config does not say them.
     pub(crate) planned: Option<PlannedSteps>,
+    /// The passes over the data that the steps are, by the length of the first.
+    pub(crate) passes: Option<f64>,
 }
 
 impl Timetable {
@@ -37,7 +39,15 @@ impl Timetable {
         let max_steps = planned.map_or_else(|| train.steps(), |planned| Some(planned.max_steps));
         let max_steps = max_steps.unwrap_or_default();
         train.expect_to_fit(max_steps)?;
-        Ok(Self { max_steps, planned })
+        let passes = task.epochs().map(|epochs| {
+            let batches = max_steps * train.batches_in_step(ranks);
+            batches as f64 / epochs.batches_in(0).max(1) as f64
+        });
+        Ok(Self {
+            max_steps,
+            planned,
+            passes,
+        })
     }
 
     fn planned(

@@ -5,6 +5,7 @@ mod another_task;
 mod data;
 mod epochs;
 mod hub;
+mod layouts;
 mod parity;
 mod peft;
 mod ranks;

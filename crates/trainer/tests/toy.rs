@@ -218,7 +218,7 @@ fn a_lora_changes_what_is_sampled() {
     assert_ne!(plain, learned);
     // Whatever form it is in, and wherever the blocks are.
     let kohya = place.path("kohya.safetensors");
-    convert_lora(&place.lora("toy"), &kohya, LoraForm::Kohya, None).unwrap();
+    convert_lora(&place.lora("toy"), &kohya, Some(LoraForm::Kohya), None).unwrap();
     let names = SafetensorsFile::open(&kohya).unwrap().names();
     assert!(
         names.contains(&"lora_unet_single_blocks_1_down.alpha".to_owned()),

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IN")]
     from: PathBuf,
 
-    /// The file to write
+    /// The file to write; with `--format peft`, the folder
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
@@ -36,6 +36,8 @@ enum Format {
     Comfy,
     /// Read by diffusers
     Diffusers,
+    /// A folder, read by PEFT, and by `adapter.resume_from`
+    Peft,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -47,9 +49,10 @@ enum Which {
 /// Converts.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let form = match args.format {
-        Format::Kohya => LoraForm::Kohya,
-        Format::Comfy => LoraForm::Comfy,
-        Format::Diffusers => LoraForm::Diffusers,
+        Format::Kohya => Some(LoraForm::Kohya),
+        Format::Comfy => Some(LoraForm::Comfy),
+        Format::Diffusers => Some(LoraForm::Diffusers),
+        Format::Peft => None,
     };
     let expert = args.expert.map(|which| match which {
         Which::High => Expert::High,

@@ -1,5 +1,6 @@
 //! `surefoot train`: trains a model from a config, and shows the progress.
 
+use std::cell::Cell;
 use std::io::{IsTerminal, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -122,7 +123,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
     } else {
-        output::print(&train_report::summary(&summary, &display.folder))?;
+        let next = train_report::next(&config, &display.folder);
+        output::print(&(train_report::summary(&summary, &display.folder) + &next))?;
     }
     Ok(Outcome::Fine)
 }
@@ -320,6 +322,11 @@ pub(crate) struct ProgressDisplay {
     name: String,
     /// The last completed step.
     step: u64,
+    /// Steps of the run.
+    max_steps: u64,
+    /// When the last line was written, and when the steps began, until the first was done.
+    last_line: Cell<Instant>,
+    first_step: Option<Instant>,
     notifier: Notifier,
 }
 
@@ -334,6 +341,9 @@ impl ProgressDisplay {
             prepared: None,
             name: String::new(),
             step: 0,
+            max_steps: 0,
+            last_line: Cell::new(Instant::now()),
+            first_step: None,
             notifier: Notifier::default(),
         }
     }
@@ -378,6 +388,7 @@ impl ProgressDisplay {
 
     fn line(&self, text: impl AsRef<str>) {
         let text = text.as_ref();
+        self.last_line.set(Instant::now());
         if self.interactive {
             self.bar.println(text);
         } else {
@@ -432,19 +443,36 @@ impl Observer for ProgressDisplay {
         for change in start.changes {
             self.line(format!("changed    {change}"));
         }
+        self.line(train_report::steps(start));
         self.line("");
+        self.max_steps = start.max_steps;
+        self.first_step = Some(Instant::now());
         self.bar.disable_steady_tick();
-        self.bar
-            .set_style(style("{bar:24} {pos}/{len}  {msg}  {eta} left"));
-        self.bar.set_message("");
+        // Nobody knows yet how long a step takes.
+        self.bar.set_style(style("{bar:24} {pos}/{len}  {msg}"));
+        self.bar.set_message("the first step");
         self.bar.set_length(start.max_steps);
         self.bar.set_position(start.resumed_at.unwrap_or(0));
-        self.bar.reset_eta();
     }
 
     fn stepped(&mut self, step: u64) {
         self.step = step;
         self.bar.set_position(step);
+        if let Some(began) = self.first_step.take() {
+            self.bar
+                .set_style(style("{bar:24} {pos}/{len}  {msg}  {eta} left"));
+            self.bar.set_message("");
+            self.bar.reset_eta();
+            if !self.interactive {
+                let took = began.elapsed().as_secs_f64();
+                self.line(format!(
+                    "step {step:>6}  of {}, after {took:.1} s",
+                    thousands(self.max_steps)
+                ));
+            }
+        } else if !self.interactive && self.last_line.get().elapsed() >= 6 * LINE_EVERY {
+            self.line(format!("step {step:>6}  of {}", thousands(self.max_steps)));
+        }
     }
 
     fn logged(&mut self, metrics: &Metrics) {

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use platform::Bytes;
+use trainer::config::Config;
 use trainer::text::thousands;
-use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Summary};
+use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Start, Summary};
 
 /// The summary as text.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -86,6 +87,63 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     ));
     lines.push(format!("results         {}", folder.display()));
     lines.join("\n") + "\n"
+}
+
+/// How many steps a run has, and what they are of the data.
+pub(crate) fn steps(start: &Start<'_>) -> String {
+    let passes = match start.passes {
+        None => String::new(),
+        Some(passes) if passes < 0.995 => {
+            format!(", {:.0} % of a pass over the data", 100.0 * passes)
+        }
+        Some(passes) => format!(
+            ", {passes:.1} passes over the data{}",
+            if passes > MANY_PASSES {
+                "; that is many: `train.num_train_epochs: 3` is usual for chats"
+            } else {
+                ""
+            }
+        ),
+    };
+    format!("steps      {}{passes}", thousands(start.max_steps))
+}
+
+/// More passes than a language model is usually fine-tuned for: it learns its examples by heart.
+const MANY_PASSES: f64 = 20.0;
+
+/// What to do with a fine-tuned language model, in order; nothing of others.
+pub(crate) fn next(config: &Config, folder: &Path) -> String {
+    let Some(base) = &config.model.name_or_path else {
+        return String::new();
+    };
+    let there = |name: &str| folder.join(name).join("config.json").is_file();
+    let adapter = folder.join("adapter");
+    let at = |name: &str| folder.join(name).display().to_string();
+    let is_lora = adapter.join("adapter_config.json").is_file() && !config.is_video();
+    let (model, attached) = match (there("model"), is_lora) {
+        (_, true) => (base.clone(), format!(" --adapter {}", at("adapter"))),
+        (true, false) if !config.is_video() => (at("model"), String::new()),
+        _ => return String::new(),
+    };
+    let whole = if is_lora { "merged" } else { "model" };
+    let mut lines = vec![format!(
+        "try      surefoot generate --model {model}{attached} --chat --prompt \"…\""
+    )];
+    if !there(whole) {
+        lines.push(format!(
+            "merge    surefoot train --resume {} --set adapter.save_merged=true",
+            folder.display()
+        ));
+    }
+    lines.push(format!(
+        "export   python3 convert_hf_to_gguf.py {} --outfile model.gguf",
+        at(whole)
+    ));
+    lines.push(
+        "run      echo 'FROM ./model.gguf' > Modelfile && ollama create NAME && ollama run NAME"
+            .into(),
+    );
+    format!("next\n  {}\n", lines.join("\n  "))
 }
 
 fn duration(seconds: f64) -> String {

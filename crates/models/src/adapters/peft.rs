@@ -26,12 +26,16 @@ pub struct PeftAdapter {
 }
 
 impl PeftAdapter {
-    /// Opens an adapter folder.
+    /// Opens an adapter folder, which may be named by the file of its tensors.
     ///
     /// # Errors
     /// If a file is missing or damaged, or the adapter uses unsupported features, because ignoring them would
     /// silently change its effect.
-    pub fn open(folder: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let beside = path
+            .parent()
+            .filter(|_| path.ends_with(TENSORS) && path.is_file());
+        let folder = beside.unwrap_or(path);
         let object = Object::read(&folder.join(CONFIG))?;
         let config = config(&object)?;
         Ok(Self {

@@ -19,14 +19,16 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 pub use self::apply::WithLoras;
 use self::names::{Key, Role, original_module, parse};
 use super::{Arch, Expert};
 use crate::Error;
-use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
+use crate::formats::{
+    LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with, write_tensors,
+};
 
 /// The change to one weight: `alpha / rank · up · down`.
 #[derive(Debug)]
@@ -181,6 +183,43 @@ impl LoraFile {
             differences,
             metadata,
         })
+    }
+
+    /// Writes it as a folder of PEFT.
+    ///
+    /// # Errors
+    /// If it changes whole tensors, which PEFT has no form for, or the folder cannot be written.
+    pub fn write_peft(&self, folder: &Path) -> Result<(), Error> {
+        if let Some(name) = self.differences.keys().next() {
+            return Err(Error::Invalid(format!(
+                "it changes the whole tensor `{name}`, which PEFT has no form for"
+            )));
+        }
+        let pairs = |value: &dyn Fn(&LoraModule) -> Value| -> serde_json::Map<String, Value> {
+            let modules = self.modules.iter();
+            modules
+                .map(|(name, module)| (name.clone(), value(module)))
+                .collect()
+        };
+        let config = json!({
+            "peft_type": "LORA",
+            "r": self.modules.values().map(LoraModule::rank).max(),
+            "target_modules": self.modules.keys().collect::<Vec<_>>(),
+            "rank_pattern": pairs(&|module| module.rank().into()),
+            "alpha_pattern": pairs(&|module| crate::json::number(module.alpha)),
+            "lora_alpha": self.modules.values().map(LoraModule::rank).max(),
+            "bias": "none",
+        });
+        let tensors = self.modules.iter().flat_map(|(name, module)| {
+            let name = |part: &str| format!("base_model.model.{name}.{part}.weight");
+            [(name("lora_A"), &module.down), (name("lora_B"), &module.up)]
+        });
+        let tensors: Vec<_> = tensors.collect();
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        write_tensors(&folder.join("adapter_model.safetensors"), &tensors)?;
+        let path = folder.join("adapter_config.json");
+        let written = std::fs::write(&path, format!("{config:#}\n"));
+        written.map_err(|error| Error::io("write", &path, error))
     }
 
     /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the format adds to it (rank and

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tch::Kind;
 
 use super::Pretrained;
 use crate::Error;
 use crate::formats::{LazyTensor, write_safetensors};
+use crate::json::Object;
 use crate::language::DecoderConfig;
 
 /// The note about its origin in a converted folder.
@@ -66,23 +67,40 @@ pub fn convert_gguf(
 }
 
 impl Pretrained {
-    /// Writes the files that accompany weights of type `kind`: `config`, tokenizer, chat template.
+    /// Writes the files that accompany weights of type `kind`. Those of a folder are kept as they are: only what
+    /// `config` changes is changed in its `config.json`.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// If a file cannot be read or written.
     pub fn write_companions(
         &self,
         config: &DecoderConfig,
         folder: &Path,
         kind: Kind,
     ) -> Result<(), Error> {
-        let mut config = config.to_json();
-        config["dtype"] = json!(match kind {
+        let source = self.tensors.path();
+        let mut written = config.to_json();
+        if source.is_dir() {
+            written = kept(
+                &Object::read(&source.join("config.json"))?,
+                &self.config,
+                written,
+            );
+        }
+        let dtype = match kind {
             Kind::BFloat16 => "bfloat16",
             Kind::Half => "float16",
             _ => "float32",
-        });
-        write_json(&folder.join("config.json"), &config)?;
+        };
+        // Older files have the other name.
+        let old = written.get("torch_dtype").is_some();
+        written[if old { "torch_dtype" } else { "dtype" }] = json!(dtype);
+        write_json(&folder.join("config.json"), &written)?;
+        if source.is_dir() {
+            return COMPANIONS
+                .iter()
+                .try_for_each(|name| copy(&source.join(name), &folder.join(name)));
+        }
         let path = folder.join("tokenizer.json");
         self.tokenizer
             .save(&path, true)
@@ -92,6 +110,57 @@ impl Pretrained {
             &tokenizer_config(self),
         )
     }
+}
+
+/// What a published folder has besides config and weights, and programs read from it.
+const COMPANIONS: [&str; 12] = [
+    "additional_chat_templates",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// The config of a published folder with what is `written` differently for a config that was read as `read`. One with
+/// a section for each kind of input is written for the language model alone.
+fn kept(source: &Object, read: &DecoderConfig, written: Value) -> Value {
+    let before = read.to_json();
+    if source.get("model_type") != written.get("model_type") {
+        return written;
+    }
+    let mut kept: Map<String, Value> = (source
+        .keys()
+        .map(|(key, value)| (key.clone(), value.clone())))
+    .collect();
+    for (key, value) in written.as_object().into_iter().flatten() {
+        if before.get(key) != Some(value) || key == "architectures" {
+            kept.insert(key.clone(), value.clone());
+        }
+    }
+    kept.into()
+}
+
+/// Copies a file or a folder of files, if there is one. The copy can be replaced also if the original is read-only.
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    let io = |error| Error::io("copy", from, error);
+    if from.is_dir() {
+        std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
+        for entry in std::fs::read_dir(from).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    } else if from.is_file() {
+        let bytes = std::fs::read(from).map_err(io)?;
+        std::fs::write(to, bytes).map_err(|error| Error::io("write", to, error))?;
+    }
+    Ok(())
 }
 
 fn tokenizer_config(model: &Pretrained) -> serde_json::Value {

@@ -35,8 +35,20 @@ impl HfFolder {
     /// # Errors
     /// If a file is missing or damaged, or the model is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        let adapter = path.join("adapter_config.json");
+        if adapter.is_file() && !path.join("config.json").exists() {
+            let base = Object::read(&adapter)?;
+            let base = base.text("base_model_name_or_path")?.unwrap_or_default();
+            return Err(Error::file(
+                path,
+                format!(
+                    "is an adapter of PEFT, not a model: name its base model (`{base}`) as \
+                     `model.name_or_path`, and this folder as `adapter.resume_from` to continue it"
+                ),
+            ));
+        }
         let mut config = DecoderConfig::read(&path.join("config.json"))?;
-        if path.join("adapter_config.json").is_file() {
+        if adapter.is_file() {
             tracing::warn!(
                 "`{}` has an adapter beside the model (`adapter_config.json`), which transformers would load, \
                  and which is not applied here: give the folder as adapter too, or move the file away",

@@ -479,3 +479,56 @@ proptest! {
         }
     }
 }
+
+/// What transformers, vLLM and llama.cpp read from a folder besides weights.
+#[test]
+fn an_exported_folder_keeps_what_it_does_not_change() {
+    let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = source.path().join("model");
+    convert_gguf(
+        &golden("llama-grouped.gguf"),
+        &folder,
+        Kind::Float,
+        &|_, _| (),
+    )
+    .unwrap();
+    let config = folder.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let mut before: serde_json::Value = serde_json::from_str(&text).unwrap();
+    before["initializer_range"] = json!(0.125);
+    before["pad_token_id"] = json!(2);
+    std::fs::write(&config, before.to_string()).unwrap();
+    let files = [
+        (
+            "generation_config.json",
+            "{\"temperature\": 0.6, \"eos_token_id\": [1, 3]}",
+        ),
+        (
+            "tokenizer_config.json",
+            "{\"padding_side\": \"left\", \"pad_token\": \"</s>\", \"extra_special_tokens\": {\"a\": \"<s>\"}}",
+        ),
+        ("chat_template.jinja", "{{ messages }}\r\n"),
+        ("additional_chat_templates/tool_use.jinja", "{{ tools }}"),
+    ];
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+    }
+    let model = Pretrained::open(&folder).unwrap();
+    let mut config = model.config.clone();
+    config.tie_word_embeddings = !config.tie_word_embeddings;
+    model
+        .write_companions(&config, target.path(), Kind::BFloat16)
+        .unwrap();
+    for (name, text) in files {
+        let copied = std::fs::read_to_string(target.path().join(name));
+        assert_eq!(copied.unwrap(), text, "{name}");
+    }
+    let text = std::fs::read_to_string(target.path().join("config.json")).unwrap();
+    let after: serde_json::Value = serde_json::from_str(&text).unwrap();
+    before["tie_word_embeddings"] = json!(config.tie_word_embeddings);
+    before["dtype"] = json!("bfloat16");
+    before["architectures"] = after["architectures"].clone();
+    assert_eq!(after, before);
+}

@@ -15,7 +15,7 @@ use super::template_source::has_generation_tags;
 /// One message of a conversation: an object with a `role` and other keys that the template reads, such as
 /// `content`, `tool_calls`, `name` or `reasoning_content`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message(Map<String, Json>);
+pub struct Message(pub(super) Map<String, Json>);
 
 /// A conversation, and the other inputs of its template.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -99,7 +99,7 @@ impl Message {
     }
 
     /// The texts of a content that consists of parts.
-    fn parts(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
         let parts = self.0.get("content").and_then(Json::as_array);
         parts
             .into_iter()
@@ -136,7 +136,7 @@ impl Message {
 }
 
 /// The error for a content in parts, if the template supports plain text only.
-fn not_plain(turn: usize) -> String {
+pub(super) fn not_plain(turn: usize) -> String {
     format!(
         "the `content` of turn {turn} is a list of parts, but the model's chat template supports plain \
         text only: join the parts into one string"
@@ -171,7 +171,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The time for `strftime_now`.
     now: Zoned,
-    source: String,
+    pub(super) source: String,
     /// `bos_token`, `eos_token` and others that the tokenizer names.
     special_tokens: Vec<(String, String)>,
     /// Whether it marks what the assistant says with tags.
@@ -191,13 +191,15 @@ impl ChatTemplate {
         special_tokens: Vec<(String, String)>,
         now: Zoned,
     ) -> Result<Self, String> {
-        let environment = jinja::environment(source, now.clone()).map_err(objection)?;
+        // Jinja's lexer does the same, within its literals too.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let environment = jinja::environment(&source, now.clone()).map_err(objection)?;
         Ok(Self {
             environment,
             now,
-            source: source.to_owned(),
             special_tokens,
-            tagged: has_generation_tags(source),
+            tagged: has_generation_tags(&source),
+            source,
         })
     }
 
@@ -222,7 +224,9 @@ impl ChatTemplate {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, String> {
-        let text = self.run(&conversation.messages, conversation, add_generation_prompt)?;
+        let conversation = &*self.with_arguments(conversation);
+        let text = self.run(&conversation.messages, conversation, add_generation_prompt);
+        let text = text.map_err(|error| self.explained(conversation, error))?;
         self.check(conversation, &text)?;
         Ok(text.replace([GENERATION.0, GENERATION.1], ""))
     }
@@ -280,48 +284,6 @@ impl ChatTemplate {
         }
     }
 
-    /// Refuses what the template does not support and would silently leave out.
-    fn check(&self, conversation: &Conversation, text: &str) -> Result<(), String> {
-        let unknown = |word: &str| !self.source.contains(word);
-        let has = |list: &Option<Vec<Json>>| list.as_ref().is_some_and(|list| !list.is_empty());
-        for (key, list) in [
-            ("tools", &conversation.tools),
-            ("documents", &conversation.documents),
-        ] {
-            if has(list) && unknown(key) {
-                return Err(format!(
-                    "the record has `{key}`, but the model's chat template does not use them: \
-                    remove the key, or put its content into a system message"
-                ));
-            }
-        }
-        for (name, _) in &conversation.template_arguments {
-            if unknown(name) {
-                return Err(format!(
-                    "`chat_template_kwargs` sets `{name}`, but the model's chat template does \
-                    not use it"
-                ));
-            }
-        }
-        for (turn, message) in conversation.messages.iter().enumerate() {
-            let turn = turn + 1;
-            let calls = message.fields().get("tool_calls").and_then(Json::as_array);
-            if calls.is_some_and(|calls| !calls.is_empty()) && unknown("tool_calls") {
-                return Err(format!(
-                    "turn {turn} has `tool_calls`, but the model's chat template does not use \
-                    them: use a model whose template does, or write the calls into `content`"
-                ));
-            }
-            // A template for plain text writes the list as Python would print it, or
-            // nothing.
-            let lost = message.parts().any(|part| !text.contains(part.trim()));
-            if message.parts().next().is_some() && (lost || text.contains("[{'type'")) {
-                return Err(not_plain(turn));
-            }
-        }
-        Ok(())
-    }
-
     /// The text of a conversation, and the byte ranges of the assistant's messages.
     ///
     /// A template with `{% generation %}` tags defines those itself, as for transformers'
@@ -335,7 +297,9 @@ impl ChatTemplate {
         &self,
         conversation: &Conversation,
     ) -> Result<(String, Vec<Range<usize>>), String> {
-        let whole = self.run(&conversation.messages, conversation, false)?;
+        let conversation = &*self.with_arguments(conversation);
+        let whole = self.run(&conversation.messages, conversation, false);
+        let whole = whole.map_err(|error| self.explained(conversation, error))?;
         self.check(conversation, &whole)?;
         if self.tagged {
             let (text, answers) = tagged_answers(&whole);

@@ -17,6 +17,12 @@ pub struct Example {
     pub learned: Vec<bool>,
 }
 
+/// Bytes of a text that are tokenised at once.
+const PIECE: usize = 1 << 20;
+
+/// The longest chat in bytes.
+const LONGEST_CHAT: usize = 8 << 20;
+
 /// Converts texts and chats to the tokens of a model.
 #[derive(Debug)]
 pub struct Encoder {
@@ -27,6 +33,8 @@ pub struct Encoder {
     tool_template: Option<Result<ChatTemplate, String>>,
     /// The token that ends a text.
     end: Option<u32>,
+    /// Rows of the model's embedding.
+    rows: u32,
 }
 
 impl Encoder {
@@ -83,6 +91,7 @@ impl Encoder {
             template,
             tool_template,
             end,
+            rows: u32::try_from(model.config.vocab_size).unwrap_or(u32::MAX),
         })
     }
 
@@ -126,9 +135,68 @@ impl Encoder {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// `text` in pieces of little more than `size` bytes whose tokens, one piece after the other, are those of the
+    /// whole: tokenizers need a hundred times the memory of a text. A place to cut is the start of a line where the
+    /// tokens around it do not depend on each other.
+    fn pieces<'a>(&self, text: &'a str, size: usize) -> Result<Vec<&'a str>, Error> {
+        const WINDOW: usize = 256;
+        let (mut pieces, mut begin, mut at) = (Vec::new(), 0, size);
+        while at + WINDOW < text.len() {
+            let from = text.ceil_char_boundary(at);
+            let Some(line) = text[from..].find('\n') else {
+                break;
+            };
+            at = from + line + 1;
+            let left = &text[text.floor_char_boundary(at.saturating_sub(WINDOW))..at];
+            let right = &text[at..text.ceil_char_boundary((at + WINDOW).min(text.len()))];
+            let apart = [self.tokens(left, false)?, self.tokens(right, false)?].concat();
+            if right.starts_with(char::is_alphanumeric)
+                && self.tokens(&format!("{left}{right}"), false)? == apart
+            {
+                pieces.push(&text[begin..at]);
+                (begin, at) = (at, at + size);
+            }
+        }
+        pieces.push(&text[begin..]);
+        Ok(pieces)
+    }
+
+    /// The tokens of a text that may be long.
+    fn tokens_in_pieces(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut tokens = Vec::new();
+        for piece in self.pieces(text, PIECE)? {
+            tokens.extend(self.tokens(piece, false)?);
+        }
+        Ok(tokens)
+    }
+
+    /// Refuses tokens that the model has no row for: looking one up fails, on a GPU without a message.
+    fn checked(&self, example: Example) -> Result<Example, Error> {
+        match example.tokens.iter().find(|id| **id >= self.rows) {
+            None => Ok(example),
+            Some(id) => Err(Error::Invalid(format!(
+                "the tokenizer has token {id} ({:?}) for it, but the model's embedding (`vocab_size`) has {} \
+                 rows: the tokenizer is that of another model, or the embedding was not resized when tokens \
+                 were added",
+                self.tokenizer.id_to_token(*id).unwrap_or_default(),
+                self.rows
+            ))),
+        }
+    }
+
     /// The tokens of `text` starting with the model's first token, without an end token that the tokenizer may
     /// add.
     fn beginning(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let pieces = self.pieces(text, PIECE)?;
+        if let [first, rest @ ..] = pieces.as_slice()
+            && !rest.is_empty()
+        {
+            let mut tokens = self.beginning(first)?;
+            for piece in rest {
+                tokens.extend(self.tokens(piece, false)?);
+            }
+            return Ok(tokens);
+        }
         let mut tokens = self.tokens(text, true)?;
         let inside = self.tokens(text, false)?;
         let special = tokens.len().saturating_sub(inside.len());
@@ -142,28 +210,31 @@ impl Encoder {
     /// The tokens of a text, all of which are trained on, with the end token.
     ///
     /// # Errors
-    /// Only if `tokenizers` fails on valid text.
+    /// If the model has no row for a token, or `tokenizers` fails on valid text.
     pub fn encode_text(&self, text: &str) -> Result<Example, Error> {
-        let tokens = self.tokens(text, true)?;
+        let tokens = match text.len() > PIECE {
+            true => self.beginning(text)?,
+            false => self.tokens(text, true)?,
+        };
         let learned = vec![true; tokens.len()];
         let example = Example { tokens, learned };
         // The tokenizer may have added it already.
         match example.tokens.last().copied() == self.end {
-            true => Ok(example),
-            false => Ok(self.ended(example)),
+            true => self.checked(example),
+            false => self.checked(self.ended(example)),
         }
     }
 
     /// The tokens of a prompt and its completion, which is trained on, with the end token.
     ///
     /// # Errors
-    /// Only if `tokenizers` fails on valid text.
+    /// If the model has no row for a token, or `tokenizers` fails on valid text.
     pub fn encode_completion(&self, prompt: &str, completion: &str) -> Result<Example, Error> {
         let mut tokens = self.beginning(prompt)?;
         let mut learned = vec![false; tokens.len()];
-        tokens.extend(self.tokens(completion, false)?);
+        tokens.extend(self.tokens_in_pieces(completion)?);
         learned.resize(tokens.len(), true);
-        Ok(self.ended(Example { tokens, learned }))
+        self.checked(self.ended(Example { tokens, learned }))
     }
 
     fn ended(&self, mut example: Example) -> Example {
@@ -202,6 +273,13 @@ impl Encoder {
         text: &str,
         answers: &[std::ops::Range<usize>],
     ) -> Result<Example, Error> {
+        if text.len() > LONGEST_CHAT {
+            return Err(Error::Invalid(format!(
+                "the chat is {} bytes of text, and one of more than {LONGEST_CHAT} is not tokenised, since \
+                 that takes a hundred times the memory: divide it",
+                text.len()
+            )));
+        }
         let encoding = self.tokenizer.encode(text, false).map_err(internal)?;
         let offsets = encoding.get_offsets();
         let mut learned = vec![false; offsets.len()];
@@ -218,7 +296,7 @@ impl Encoder {
                 learned[first..=last].fill(true);
             }
         }
-        Ok(Example {
+        self.checked(Example {
             learned,
             tokens: encoding.get_ids().to_vec(),
         })
@@ -237,6 +315,45 @@ mod tests {
 
     const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
         message.content + '<|im_end|>' + '\\n' }}{% endfor %}";
+
+    #[test]
+    fn a_long_text_has_the_tokens_of_its_pieces() {
+        let model = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
+        let encoder = Encoder::new(&model).unwrap();
+        let text = "the red sea\nno a b\n\n  on the bed\nand ".repeat(60);
+        let pieces = encoder.pieces(&text, 300).unwrap();
+        assert_eq!(pieces.concat(), text);
+        let parts = pieces
+            .iter()
+            .flat_map(|piece| encoder.tokens(piece, false).unwrap());
+        assert_eq!(
+            parts.collect::<Vec<_>>(),
+            encoder.tokens(&text, false).unwrap()
+        );
+        let long = "the red sea\n".repeat(PIECE / 8);
+        let tokens = encoder.encode_text(&long).unwrap().tokens;
+        let whole = encoder.ended(Example {
+            tokens: encoder.tokens(&long, true).unwrap(),
+            learned: Vec::new(),
+        });
+        assert_eq!(tokens, whole.tokens);
+    }
+
+    #[test]
+    fn tokens_without_a_row_of_the_embedding_are_refused() {
+        let mut model = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
+        let tokens = Encoder::new(&model)
+            .unwrap()
+            .encode_text("a b")
+            .unwrap()
+            .tokens;
+        let largest = tokens.iter().max().unwrap();
+        model.config.vocab_size = i64::from(*largest);
+        let encoder = Encoder::new(&model).unwrap();
+        let error = encoder.encode_text("a b").unwrap_err().to_string();
+        assert!(error.contains(&format!("token {largest} (")), "{error}");
+        assert!(encoder.encode_completion("a", "b").is_err());
+    }
 
     #[test]
     fn a_chat_with_tools_uses_the_template_for_tools() {

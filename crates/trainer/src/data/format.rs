@@ -60,7 +60,7 @@ pub(crate) fn ending(path: &Path) -> Option<String> {
 
 /// The format of the file at `path`: `wanted`, or else by its name and content.
 ///
-/// A `.json` file may contain JSON lines, as many do. A file with an unknown extension must contain
+/// A `.json` file may contain JSON lines, as many do, and a `.jsonl` file a list. A file with an unknown extension must contain
 /// JSON.
 pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, Error> {
     if let Some(format) = wanted {
@@ -76,6 +76,13 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
             path.display()
         )))
     };
+    if models::is_lfs_pointer(path) {
+        return Err(Error::Data(format!(
+            "`{}` {}",
+            path.display(),
+            models::LFS_POINTER
+        )));
+    }
     for (magic, what, todo) in UNREADABLE {
         if head.starts_with(magic) {
             return refuse(what, todo);
@@ -90,6 +97,10 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
     let json = json(&head);
     match (named(path), json) {
         (Some(DataFormat::Json), Some(found)) => Ok(found),
+        // No record begins with a bracket.
+        (Some(DataFormat::Jsonl), Some(DataFormat::Json)) if !begins_object(&head) => {
+            Ok(DataFormat::Json)
+        }
         (Some(format), _) => Ok(format),
         (None, Some(found)) => Ok(found),
         (None, None) => refuse(
@@ -100,12 +111,19 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
     }
 }
 
+/// `head` without what may stand before JSON.
+fn begun(head: &[u8]) -> &[u8] {
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    head.trim_ascii_start()
+}
+
+fn begins_object(head: &[u8]) -> bool {
+    begun(head).starts_with(b"{")
+}
+
 /// Whether a file that begins with `head` is JSON or JSON lines, if either.
 fn json(head: &[u8]) -> Option<DataFormat> {
-    let head = head
-        .strip_prefix(b"\xef\xbb\xbf")
-        .unwrap_or(head)
-        .trim_ascii_start();
+    let head = begun(head);
     match head.first()? {
         b'[' => Some(DataFormat::Json),
         b'{' => {
@@ -144,6 +162,7 @@ mod tests {
             ("a.JSONL", lines, DataFormat::Jsonl),
             ("a.json", lines, DataFormat::Jsonl),
             ("a.JSON", list, DataFormat::Json),
+            ("a.jsonl", list, DataFormat::Json),
             ("one.json", b"{\"text\": \"a\"}\n", DataFormat::Json),
             ("spread.json", b"{\n\"text\": \"a\"\n}", DataFormat::Json),
             ("a.CSV", b"text\na\n", DataFormat::Csv),
@@ -158,6 +177,11 @@ mod tests {
             ("a.arrow", &b"ARROW1"[..], "convert it to Parquet"),
             ("b.feather", b"", "convert it to Parquet"),
             ("a.jsonl", b"\x1f\x8b\x08", "unpack it first"),
+            (
+                "a.jsonl",
+                b"version https://git-lfs.github.com/spec/v1\noid",
+                "git lfs pull",
+            ),
             ("a.html", b"<html>", "data.format: text"),
             ("LICENSE", b"text", "data.format: text"),
         ] {

@@ -42,6 +42,13 @@ pub(super) fn read_documents(
                 lines.count() + 1
             ))
         })?;
+        if models::is_lfs_pointer(&file) {
+            return Err(Error::Data(format!(
+                "`{}` {}",
+                file.display(),
+                models::LFS_POINTER
+            )));
+        }
         if !text.trim().is_empty() {
             documents.push(text);
         }
@@ -52,23 +59,106 @@ pub(super) fn read_documents(
     Ok((documents, whole_files))
 }
 
-/// The file `path`, or all files below the folder `path` whose name tells their format (all files if `format` is
-/// set), in the order of their paths. Hidden files are left out; a warning lists others that are
-/// left out.
+/// Files of a data set of the hub that are not data.
+pub(crate) const NOT_DATA: [&str; 6] = [
+    "README.md",
+    "config.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dummy_data.zip",
+    "dataset_dict.json",
+];
+
+/// Words in the names of files and folders, and the splits that they stand for.
+pub(crate) const SPLIT_WORDS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "dev", "val"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+
+/// Names, without their ending, of texts about the data beside them.
+const ABOUT: [&str; 9] = [
+    "authors",
+    "changelog",
+    "citation",
+    "code_of_conduct",
+    "contributing",
+    "licence",
+    "license",
+    "notice",
+    "readme",
+];
+
+/// The split that a file is named after, or a folder that it is in.
+fn split_of(file: &Path) -> Option<&'static str> {
+    let is_apart = |character: char| "-._ 0123456789".contains(character);
+    let names = file.iter().filter_map(|name| name.to_str());
+    let words: Vec<&str> = names.flat_map(|name| name.split(is_apart)).collect();
+    let of = |(_, known): &&(&str, &[&str])| words.iter().any(|word| known.contains(word));
+    SPLIT_WORDS.iter().find(of).map(|(split, _)| *split)
+}
+
+/// Whether `file` says something about the data and is none.
+fn is_about(file: &Path) -> bool {
+    let part =
+        |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let stem = part(file.file_stem()).to_lowercase();
+    NOT_DATA.contains(&&*part(file.file_name()))
+        || (ABOUT.contains(&&*stem) && matches!(format::named(file), None | Some(DataFormat::Text)))
+}
+
+/// The file `path`, or the files of data below the folder `path`, in the order of their paths: with a `format` all
+/// files, else those whose name tells their format, without those about the data and those of other splits than the
+/// one to train on. Hidden files are left out; a warning lists others that are left out.
 pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<PathBuf>, Error> {
     let unreadable = |error| Error::Data(format!("`{}` cannot be read: {error}", path.display()));
-    if !path.metadata().map_err(unreadable)?.is_dir() {
+    let found = path.metadata().map_err(unreadable)?;
+    if found.is_file() {
         return Ok(vec![path.to_owned()]);
     }
+    if !found.is_dir() {
+        return Err(Error::Data(format!(
+            "`{}` is neither a file nor a folder: a pipe or a device cannot be read twice",
+            path.display()
+        )));
+    }
     let files = files_below(path)?;
-    let (files, others): (Vec<_>, Vec<_>) = files
+    let (mut files, mut others): (Vec<_>, Vec<_>) = files
         .into_iter()
         .partition(|file| format.is_some() || format::named(file).is_some());
     let shown = |files: &[PathBuf]| {
-        let names = files.iter().take(3).filter_map(|file| file.file_name());
+        let names = files
+            .iter()
+            .take(3)
+            .map(|file| file.strip_prefix(path).unwrap_or(file));
         let names = names.map(|name| format!("`{}`", name.display()));
         names.collect::<Vec<_>>().join(", ")
     };
+    let split = |file: &PathBuf| split_of(file.strip_prefix(path).unwrap_or(file));
+    let mut left_out = Vec::new();
+    let mut leave_out = |files: &mut Vec<PathBuf>, why: &str, is_out: &dyn Fn(&PathBuf) -> bool| {
+        let (out, kept): (Vec<_>, Vec<_>) = files.drain(..).partition(|file| is_out(file));
+        // A folder of nothing else is meant.
+        match kept.is_empty() {
+            true => *files = out,
+            false => {
+                *files = kept;
+                left_out.extend((!out.is_empty()).then(|| format!("{} ({why})", shown(&out))));
+            }
+        }
+    };
+    if format.is_none() {
+        leave_out(&mut files, "about the data", &|file| is_about(file));
+        others.retain(|file| !is_about(file));
+        // A text may have any name.
+        let is_text = |file: &PathBuf| format::named(file) == Some(DataFormat::Text);
+        if !files.iter().all(is_text) || files.iter().any(|file| split(file) == Some("train")) {
+            let why = "of another split; `data.eval_dataset` may name them";
+            leave_out(&mut files, why, &|file| {
+                split(file).is_some_and(|split| split != "train")
+            });
+        }
+    }
     if files.is_empty() {
         let read = format::known_endings().map(|ending| format!("*.{ending}"));
         let mut message = format!(
@@ -82,12 +172,26 @@ pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<Pa
         return Err(Error::Data(message));
     }
     if !others.is_empty() {
-        tracing::warn!(
-            "{} of the files in `{}` are not read, such as {}: their names do not tell their format \
-            (`data.format` sets it for all files of a folder)",
+        left_out.push(format!(
+            "{} whose names do not tell their format, such as {} (`data.format` sets it for all files of a \
+             folder)",
             others.len(),
-            path.display(),
             shown(&others)
+        ));
+    }
+    if !left_out.is_empty() {
+        let more = files.len().saturating_sub(3);
+        tracing::warn!(
+            "of the folder `{}`, {}{} {} read; left out: {}",
+            path.display(),
+            shown(&files),
+            if more > 0 {
+                format!(" and {more} more files")
+            } else {
+                String::new()
+            },
+            if files.len() == 1 { "is" } else { "are" },
+            left_out.join("; ")
         );
     }
     Ok(files)
@@ -247,6 +351,54 @@ mod tests {
             read_documents(folder.path(), None, &none).unwrap(),
             (vec!["first".into(), "second".into()], true)
         );
+    }
+
+    #[test]
+    fn of_a_data_set_the_split_to_train_on_is_read() {
+        let found = |names: &[&str], format| {
+            let folder = tempfile::tempdir().unwrap();
+            for name in names {
+                let path = folder.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, "a").unwrap();
+            }
+            let files = files_in(folder.path(), format).unwrap();
+            let name = |file: &PathBuf| {
+                file.strip_prefix(folder.path())
+                    .unwrap()
+                    .display()
+                    .to_string()
+            };
+            files.iter().map(name).collect::<Vec<_>>()
+        };
+        let hub = [
+            "README.md",
+            "LICENSE",
+            ".gitattributes",
+            "dataset_infos.json",
+            "test.jsonl",
+            "train.jsonl",
+        ];
+        assert_eq!(found(&hub, None), ["train.jsonl"]);
+        let folders = [
+            "License.txt",
+            "data/train-00000-of-2.parquet",
+            "data/val-0.parquet",
+            "dev/a.json",
+        ];
+        assert_eq!(found(&folders, None), ["data/train-00000-of-2.parquet"]);
+        // Without a named split to train on, what is not of another one.
+        assert_eq!(
+            found(&["chats.jsonl", "eval.jsonl", "more/b.csv"], None),
+            ["chats.jsonl", "more/b.csv"]
+        );
+        // Texts may be called anything, and a folder of nothing else is meant.
+        assert_eq!(found(&["a.txt", "test.txt"], None), ["a.txt", "test.txt"]);
+        assert_eq!(found(&["train.txt", "test.txt"], None), ["train.txt"]);
+        assert_eq!(found(&["README.md"], None), ["README.md"]);
+        assert_eq!(found(&["test.jsonl"], None), ["test.jsonl"]);
+        let all = Some(DataFormat::Text);
+        assert_eq!(found(&["README.md", "a.bin"], all), ["README.md", "a.bin"]);
     }
 
     #[test]

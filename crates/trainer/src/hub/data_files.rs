@@ -9,23 +9,8 @@ use regex::Regex;
 
 use super::card::Subset;
 use crate::config::DataFormat;
-use crate::data::format_of_name;
+use crate::data::{NOT_DATA, SPLIT_WORDS, format_of_name};
 
-/// Files of a repository that are not data.
-const IGNORED: [&str; 6] = [
-    "README.md",
-    "config.json",
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dummy_data.zip",
-    "dataset_dict.json",
-];
-/// Words in names, and the splits that they stand for.
-const KEYWORDS: [(&str, &[&str]); 3] = [
-    ("train", &["train", "training"]),
-    ("validation", &["validation", "valid", "dev", "val"]),
-    ("test", &["test", "testing", "eval", "evaluation"]),
-];
 /// Patterns of files in folders that are named after a split.
 const FOLDERS: [&str; 4] = [
     "**/WORD/**",
@@ -77,7 +62,7 @@ pub(super) fn choose(
     let files: Vec<&str> = files
         .iter()
         .map(String::as_str)
-        .filter(|file| super::select::is_safe(file) && !IGNORED.contains(&base(file)))
+        .filter(|file| super::select::is_safe(file) && !NOT_DATA.contains(&base(file)))
         .collect();
     let splits = match subsets.is_empty() {
         true if converted => of_converted(&files, selection)?,
@@ -271,7 +256,7 @@ fn by_names(files: &[&str], folder: &str) -> Result<Splits, String> {
     }
     for forms in [&FOLDERS[..], &FILES[..]] {
         let mut splits = Vec::new();
-        for (split, words) in KEYWORDS {
+        for (split, words) in SPLIT_WORDS {
             let mut of_split = Vec::new();
             for word in words {
                 for form in forms {
@@ -416,7 +401,7 @@ mod tests {
             let files: Vec<&str> = files
                 .into_iter()
                 .filter(|file| {
-                    super::super::select::is_safe(file) && !IGNORED.contains(&base(file))
+                    super::super::select::is_safe(file) && !NOT_DATA.contains(&base(file))
                 })
                 .collect();
             let subsets = card::subsets(case.card.as_deref().unwrap_or_default()).unwrap();

@@ -88,13 +88,24 @@ fn last_lines(text: &str) -> String {
     }
 }
 
+/// A filter that makes pixels square, as a player shows them. ffmpeg rotates by itself.
+const SQUARE: &str = "scale=trunc(iw*sar+0.5):ih";
+
+/// The reason for which ffmpeg, which wrote `errors`, does not read a file.
+fn refusal(errors: &str) -> String {
+    match errors.contains("matches no streams") {
+        true => "it has sound, but no video".into(),
+        false => format!("ffmpeg cannot read it: {}", last_lines(errors)),
+    }
+}
+
 /// Display width and height, and the number of frames at `fps`.
 pub(super) fn probe(path: &Path, fps: f64) -> Result<(Size, u32), String> {
     probe_by(&program(), path, fps)
 }
 
 fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), String> {
-    let filter = format!("fps={fps}");
+    let filter = format!("{SQUARE},fps={fps}");
     let mut process = Process::start(program, path, &filter, &["-f", "framecrc"])?;
     let mut text = String::new();
     if let Some(mut output) = process.child.stdout.take() {
@@ -104,10 +115,18 @@ fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), Strin
     }
     let (status, errors) = process.end()?;
     if !status.success() {
-        return Err(format!("ffmpeg cannot read it: {}", last_lines(&errors)));
+        return Err(refusal(&errors));
     }
     if !errors.is_empty() {
         tracing::warn!("`{}`: ffmpeg: {}", path.display(), last_lines(&errors));
+    }
+    if let Some(transfer) = transfer_of_hdr(program, path) {
+        tracing::warn!(
+            "`{}` is HDR ({transfer}), and is read without tone mapping, so that its colours are pale: convert it \
+             first, as with `ffmpeg -i IN -vf zscale=t=linear:npl=100,tonemap=hable,zscale=t=bt709:m=bt709:p=bt709 \
+             -pix_fmt yuv420p OUT`",
+            path.display()
+        );
     }
     let mut size = None;
     let mut frames = 0;
@@ -125,6 +144,24 @@ fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), Strin
         Some(size) => Ok((size, frames)),
         None => Err("it has no frames that ffmpeg can read".into()),
     }
+}
+
+/// The transfer function of a video with a high dynamic range, as ffmpeg calls it: PQ or HLG.
+fn transfer_of_hdr(program: &OsStr, path: &Path) -> Option<&'static str> {
+    let mut input = OsString::from("file:");
+    input.push(path);
+    let told = Command::new(program)
+        .args(["-nostdin", "-hide_banner", "-i"])
+        .arg(input)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let told = String::from_utf8_lossy(&told.stderr);
+    let mut videos = told.lines().filter(|line| line.contains("Video:"));
+    let first = videos.next()?;
+    ["smpte2084", "arib-std-b67"]
+        .into_iter()
+        .find(|transfer| first.contains(transfer))
 }
 
 /// Passes `count` frames from `start` on to `take`, scaled to `scaled` and cropped to `cut`.
@@ -183,10 +220,10 @@ pub(super) fn all(path: &Path) -> Result<Vec<RgbImage>, String> {
 }
 
 fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
-    let filter = "scale=flags=accurate_rnd+full_chroma_int";
-    // A format that includes the size of each picture.
-    let output = ["-f", "image2pipe", "-c:v", "ppm"];
-    let mut process = Process::start(program, path, filter, &output)?;
+    let filter = format!("{SQUARE}:flags=accurate_rnd+full_chroma_int");
+    // A format that includes the size of each picture, with 8 bits a colour also if the video has 10.
+    let output = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
+    let mut process = Process::start(program, path, &filter, &output)?;
     let mut bytes = Vec::new();
     if let Some(mut stream) = process.child.stdout.take() {
         let read = stream.read_to_end(&mut bytes);
@@ -194,7 +231,7 @@ fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
     }
     let (status, errors) = process.end()?;
     if !status.success() {
-        return Err(format!("ffmpeg cannot read it: {}", last_lines(&errors)));
+        return Err(refusal(&errors));
     }
     let wrong = "ffmpeg wrote no pictures";
     let (mut frames, mut rest) = (Vec::new(), bytes.as_slice());
@@ -265,9 +302,30 @@ mod tests {
         let program = stand_in(folder.path(), broken);
         let error = probe_by(program.as_os_str(), Path::new("a.mp4"), 16.0).unwrap_err();
         assert!(error.contains("moov atom not found"), "{error}");
+        let silent = "echo \"Stream map '0:v:0' matches no streams.\" >&2; exit 1";
+        let program = stand_in(folder.path(), silent);
+        let error = probe_by(program.as_os_str(), Path::new("a.mp3"), 16.0).unwrap_err();
+        assert_eq!(error, "it has sound, but no video");
         let program = stand_in(folder.path(), "exit 0");
         let error = probe_by(program.as_os_str(), Path::new("a.mp4"), 16.0).unwrap_err();
         assert!(error.contains("no frames"), "{error}");
+    }
+
+    #[test]
+    fn a_high_dynamic_range_is_known_by_its_transfer_function() {
+        let folder = tempfile::tempdir().unwrap();
+        for (transfer, expected) in [
+            ("bt2020nc/bt2020/smpte2084", Some("smpte2084")),
+            ("bt2020nc/bt2020/arib-std-b67", Some("arib-std-b67")),
+            ("bt709", None),
+        ] {
+            let line = format!("  Stream #0:0: Video: hevc, yuv420p10le(tv, {transfer}), 64x48");
+            let program = stand_in(folder.path(), &format!("echo '{line}' >&2; exit 1"));
+            assert_eq!(
+                transfer_of_hdr(program.as_os_str(), Path::new("a.mp4")),
+                expected
+            );
+        }
     }
 
     #[test]

@@ -260,7 +260,7 @@ fn scaled(size: Size, wanted: Size) -> Size {
 }
 
 /// `picture` scaled until it covers `size`, and cropped around its centre.
-fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
+pub(crate) fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
     let (width, height) = scaled(picture.dimensions(), size);
     let scaled = match (width, height) == picture.dimensions() {
         true => picture.clone(),

@@ -55,12 +55,12 @@ impl Source {
     /// The type of `path`; `None` if unknown.
     pub(crate) fn of(path: &Path) -> Result<Option<Self>, Error> {
         if path.is_dir() {
-            let mut files = entries(path)?;
-            files.retain(
-                |file| matches!(ending(file).as_str(), e if IMAGES.contains(&e) || e == "webp"),
-            );
-            files.sort_by_key(|file| natural(file));
+            let files = pictures_in(path)?;
             return Ok((!files.is_empty()).then(|| Self::Frames(path.to_owned(), files)));
+        }
+        // A pipe would block, and a device may never end.
+        if path.exists() && !path.is_file() {
+            return Ok(None);
         }
         let ending = ending(path);
         let is_in = |list: &[&str]| list.contains(&ending.as_str());
@@ -140,16 +140,100 @@ pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error
     Ok(found)
 }
 
+/// The pictures in a folder, in their natural order.
+fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = entries(folder)?;
+    files.retain(|file| {
+        let ending = ending(file);
+        (IMAGES.contains(&&*ending) || ending == "webp") && file.is_file()
+    });
+    files.sort_by_key(|file| natural(file));
+    Ok(files)
+}
+
+/// Whether the pictures in a folder are the frames of one clip: none has a caption, and the folder has one or their
+/// names differ by their numbers only.
+fn is_clip(folder: &Path, pictures: &[PathBuf], extension: &str) -> bool {
+    let beside = |path: &Path, name: &std::ffi::OsStr| {
+        let mut name = name.to_owned();
+        name.push(extension);
+        path.with_file_name(name).is_file()
+    };
+    let has_caption = |picture: &PathBuf| {
+        let names = [picture.file_stem(), picture.file_name()];
+        names
+            .into_iter()
+            .flatten()
+            .any(|name| beside(picture, name))
+    };
+    if pictures.is_empty() || pictures.iter().any(has_caption) {
+        return false;
+    }
+    let words = |path: &PathBuf| {
+        let stem = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let has_number = stem.contains(|character: char| character.is_ascii_digit());
+        let words: String = stem
+            .chars()
+            .filter(|character| !character.is_ascii_digit())
+            .collect();
+        has_number.then_some(words)
+    };
+    let first = words(&pictures[0]);
+    folder.file_name().is_some_and(|name| beside(folder, name))
+        || (first.is_some()
+            && kohya(folder).is_none()
+            && pictures.iter().all(|picture| words(picture) == first))
+}
+
+/// Of a folder `10_name` of kohya's scripts, how often each of its media is trained on, and the caption of those that
+/// have none.
+fn kohya(folder: &Path) -> Option<(u32, &str)> {
+    let (times, name) = folder.file_name()?.to_str()?.split_once('_')?;
+    Some((times.parse().ok()?, name.trim()))
+}
+
 fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
+    let named = folder.join("metadata.jsonl");
+    if named.is_file() {
+        tracing::info!("`{}` names the media of its folder", named.display());
+        return in_lines(&named);
+    }
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
         (Vec::new(), BTreeMap::new(), Problems::default());
+    let mut nested = Vec::new();
     for path in entries(folder)? {
+        if models::is_lfs_pointer(&path) {
+            return Err(Error::Data(format!(
+                "`{}` {}",
+                path.display(),
+                models::LFS_POINTER
+            )));
+        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_file() && name.ends_with(extension) {
             let stem = name.strip_suffix(extension).unwrap_or_default().to_owned();
             captions.insert(stem, path);
             continue;
+        }
+        if path.is_dir() {
+            let pictures = pictures_in(&path)?;
+            if !is_clip(&path, &pictures, extension) {
+                let below = match path.is_symlink() {
+                    // One to a folder above would never end.
+                    true => Vec::new(),
+                    false => in_folder(&path, config)?,
+                };
+                match below.is_empty() {
+                    true => others.add(format!("`{name}`")),
+                    false => nested.push((path, below)),
+                }
+                continue;
+            }
         }
         match Source::of(&path)? {
             Some(source) => sources.push(source),
@@ -181,9 +265,10 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
                 (file, caption)
             }
             None => {
-                let caption = match config.trigger_word {
-                    Some(_) => Ok(String::new()),
-                    None => Err(format!(
+                let caption = match (&config.trigger_word, kohya(folder)) {
+                    (_, Some((_, name))) => Ok(name.to_owned()),
+                    (Some(_), None) => Ok(String::new()),
+                    (None, None) => Err(format!(
                         "`{whole}` has no caption `{stem}{extension}` beside it"
                     )),
                 };
@@ -202,6 +287,21 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
     }
     orphans.warn("captions without a video or image are not used");
+    for (path, below) in nested {
+        let repeats = kohya(&path).map(|(times, name)| {
+            format!(
+                "; its name is a caption for those without one, {name:?}, and asks for each {times} times, which is \
+                 not done: `data.num_repeats` does it for all folders"
+            )
+        });
+        tracing::warn!(
+            "the {} media in the folder `{}` are taken one by one, not as frames of a clip{}",
+            below.len(),
+            path.display(),
+            repeats.unwrap_or_default()
+        );
+        all.extend(below);
+    }
     Ok(all)
 }
 

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use image::RgbImage;
-use image::imageops::FilterType;
 use tch::{Kind, Tensor};
 
 use crate::Error;
@@ -13,23 +12,29 @@ fn unreadable(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::Data(format!("`{}`: {reason}", path.display()))
 }
 
-/// The picture in a file, resized to `width` × `height` like diffusers does (Lanczos, ignoring the aspect
-/// ratio), with values from −1 to 1: `[3, height, width]`.
+/// The picture in a file, scaled and cropped to `width` × `height` as in training, with values from −1 to 1:
+/// `[3, height, width]`.
 pub(super) fn picture(path: &Path, width: i64, height: i64) -> Result<Tensor, Error> {
-    let mut picture = frames::picture(path).map_err(|reason| unreadable(path, &reason))?;
-    let (width, height) = (width as u32, height as u32);
-    if (picture.width(), picture.height()) != (width, height) {
-        picture = image::imageops::resize(&picture, width, height, FilterType::Lanczos3);
-    }
+    require_file(path)?;
+    let picture = frames::picture(path).map_err(|reason| unreadable(path, &reason))?;
+    let picture = frames::fitted(&picture, (width as u32, height as u32));
     Ok(stacked(&[picture])?.squeeze_dim(0))
+}
+
+/// Refuses what is neither a file nor a folder: a pipe would block, and a device may never end.
+fn require_file(path: &Path) -> Result<(), Error> {
+    let found = path.metadata();
+    let found = found.map_err(|error| Error::io("read", path, error))?;
+    match found.is_file() || found.is_dir() {
+        true => Ok(()),
+        false => Err(unreadable(path, &"neither a file nor a folder")),
+    }
 }
 
 /// All frames of a picture, an animation, a folder of pictures or a video, with values from −1 to 1:
 /// `[frames, 3, height, width]`.
 pub(super) fn video(path: &Path) -> Result<Tensor, Error> {
-    if let Err(error) = path.metadata() {
-        return Err(Error::io("read", path, error));
-    }
+    require_file(path)?;
     // Leave unknown extensions to ffmpeg.
     let source = Source::of(path)?.unwrap_or_else(|| Source::Video(path.to_owned()));
     let frames = match (path.is_dir(), &source) {

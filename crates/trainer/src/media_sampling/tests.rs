@@ -43,6 +43,22 @@ fn what_is_written_without_loss_is_read_as_it_was() {
     }
 }
 
+/// A picture twice as wide as the model's: black, white in the middle, black.
+#[test]
+fn a_first_frame_is_cropped_as_in_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("wide.png");
+    let picture = image::RgbImage::from_fn(64, 32, |x, _| {
+        image::Rgb([if (16..48).contains(&x) { 255 } else { 0 }; 3])
+    });
+    picture.save(&path).unwrap();
+    let read = pictures::picture(&path, 32, 32).unwrap();
+    assert_eq!(read.size(), [3, 32, 32]);
+    assert_eq!(f64::try_from(read.min()).unwrap(), 1.0);
+    #[cfg(unix)]
+    assert!(pictures::video(std::path::Path::new("/dev/null")).is_err());
+}
+
 #[test]
 fn names_that_say_no_form_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,6 +13,8 @@ pub type Columns = BTreeMap<String, String>;
 pub(super) struct Keys {
     /// Keys that were not read, with counts.
     unread: BTreeMap<String, u64>,
+    /// Roles that few templates know, as `messages[].role: critic`.
+    roles: BTreeSet<String>,
     /// The file's own names for keys.
     columns: Columns,
     /// Those of them that no record has had yet.
@@ -23,6 +25,7 @@ impl Keys {
     pub(super) fn new(columns: &Columns) -> Self {
         Self {
             unread: BTreeMap::new(),
+            roles: BTreeSet::new(),
             columns: columns.clone(),
             unseen: columns.values().cloned().collect(),
         }
@@ -35,6 +38,10 @@ impl Keys {
 
     pub(super) fn note(&mut self, key: &str) {
         *self.unread.entry(key.to_owned()).or_default() += 1;
+    }
+
+    pub(super) fn note_role(&mut self, list: &str, role: &str) {
+        self.roles.insert(format!("`{role}` in `{list}`"));
     }
 
     /// Renames the keys of a record to our names.
@@ -74,6 +81,14 @@ impl Keys {
     pub(super) fn tell(&self, path: &Path) {
         if let Some(keys) = self.list() {
             tracing::warn!("`{}` has keys that are not read: {keys}", path.display());
+        }
+        if !self.roles.is_empty() {
+            let roles: Vec<_> = self.roles.iter().map(String::as_str).collect();
+            tracing::warn!(
+                "`{}` has roles that few chat templates know (`--show-data` shows what becomes of them): {}",
+                path.display(),
+                roles.join(", ")
+            );
         }
         for column in &self.unseen {
             tracing::warn!(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::columns::{Columns, Keys};
-use super::{csv_rows, numbers, parquet, record_shapes};
+use super::{csv_rows, json_file, numbers, parquet, record_shapes};
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
@@ -46,6 +46,32 @@ pub struct Located {
 }
 
 impl Record {
+    /// Whether the model would learn to say nothing from it.
+    pub(crate) fn has_empty_answer(&self) -> bool {
+        let is_empty = |message: &Message| {
+            let fields = message.fields();
+            let said = |key: &str| match fields.get(key) {
+                None => false,
+                Some(Value::String(text)) => !text.trim().is_empty(),
+                Some(Value::Array(parts)) => {
+                    parts.iter().any(|part| part["text"].as_str() != Some(""))
+                }
+                Some(_) => true,
+            };
+            message.role() == "assistant"
+                && !["content", "tool_calls", "reasoning_content"]
+                    .into_iter()
+                    .any(said)
+        };
+        match self {
+            Self::Text(text)
+            | Self::Completion {
+                completion: text, ..
+            } => text.trim().is_empty(),
+            Self::Chat(conversation) => conversation.messages.iter().any(is_empty),
+        }
+    }
+
     /// Its tokens.
     ///
     /// # Errors
@@ -128,7 +154,7 @@ pub fn records_of_columns(
         match format {
             DataFormat::Text => once(move || text(&file)),
             DataFormat::Jsonl => Box::new(Lines::new(file, &columns)) as Records,
-            DataFormat::Json => all(move || json(&file, &columns)),
+            DataFormat::Json => all(move || json_file::records(&file, &columns)),
             DataFormat::Csv => all(move || csv_rows::records(&file, &columns)),
             DataFormat::Parquet => Box::new(parquet::Rows::new(file, &columns)),
         }
@@ -304,126 +330,8 @@ impl Iterator for Lines {
     }
 }
 
-/// The records of a JSON file: a list of them, a single one, or an object that contains them.
-fn json(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, Error> {
-    let text = whole(path)?;
-    let mut value: Value = serde_json::from_str(&text)
-        .map_err(|error| at(path, error.line() as u64, not_json(&error)))?;
-    let mut keys = Keys::new(columns);
-    let (values, places) = match &mut value {
-        Value::Array(list) => {
-            let lines = element_lines(&text).into_iter();
-            let places = lines.map(|line| format!("{}:{line}", path.display()));
-            (std::mem::take(list), places.collect())
-        }
-        Value::Object(object) => held(path, std::mem::take(object), &mut keys)?,
-        _ => return Err(at(path, 1, "neither a list of records nor an object")),
-    };
-    let mut records = Vec::new();
-    let changed = numbers::changed(&text);
-    for (value, place) in values.into_iter().zip(places) {
-        let record = match value {
-            Value::Object(object) => {
-                record_of(object, &mut keys).and_then(|record| numbers::keep(record, changed))
-            }
-            _ => Err("not a JSON object".into()),
-        };
-        let stop = record.is_err();
-        records.push(match record {
-            Ok(record) => Ok(Located { record, place }),
-            Err(reason) => Err(Error::Data(format!("{place}: {reason}"))),
-        });
-        if stop {
-            break;
-        }
-    }
-    keys.tell(path);
-    Ok(records)
-}
-
-/// The line on which each element of a JSON list begins.
-fn element_lines(text: &str) -> Vec<u64> {
-    let (mut lines, mut line, mut depth) = (Vec::new(), 1, 0);
-    let (mut quoted, mut escaped, mut expected) = (false, false, false);
-    for byte in text.bytes() {
-        if quoted {
-            quoted = escaped || byte != b'"';
-            escaped = !escaped && byte == b'\\';
-            continue;
-        }
-        if expected && !byte.is_ascii_whitespace() && byte != b']' {
-            lines.push(line);
-            expected = false;
-        }
-        match byte {
-            b'\n' => line += 1,
-            b'"' => quoted = true,
-            b'[' | b'{' => {
-                depth += 1;
-                expected = depth == 1;
-            }
-            b']' | b'}' => depth -= 1,
-            b',' => expected = depth == 1,
-            _ => {}
-        }
-    }
-    lines
-}
-
-/// The records that an object is or contains, and their positions.
-fn held(
-    path: &Path,
-    object: Map<String, Value>,
-    keys: &mut Keys,
-) -> Result<(Vec<Value>, Vec<String>), Error> {
-    let record_keys = ["text", "prompt", "completion", "messages"];
-    let mut renamed = keys.columns().values();
-    if record_keys.iter().any(|key| object.contains_key(*key))
-        || renamed.any(|column| object.contains_key(column))
-    {
-        return Ok((vec![object.into()], vec![format!("{}:1", path.display())]));
-    }
-    let lists: Vec<_> = object
-        .iter()
-        .filter(|(_, value)| value.is_array())
-        .collect();
-    match lists.as_slice() {
-        [(key, _)] => {
-            let key = (*key).clone();
-            let mut values = Vec::new();
-            for (other, value) in object {
-                match value {
-                    Value::Array(list) => values = list,
-                    _ => keys.note(&other),
-                }
-            }
-            let place = |index: usize| format!("{}: `{key}[{index}]`", path.display());
-            let places = (0..values.len()).map(place).collect();
-            Ok((values, places))
-        }
-        // Records by identifier.
-        [] if !object.is_empty() && object.values().all(Value::is_object) => {
-            let place = |(key, value)| (value, format!("{}: `{key}`", path.display()));
-            Ok(object.into_iter().map(place).unzip())
-        }
-        [] => Err(Error::Data(format!(
-            "`{}` is a JSON object that is neither a record (`text`, `prompt` and `completion`, or \
-            `messages`) nor contains a list of records",
-            path.display()
-        ))),
-        several => {
-            let names: Vec<_> = several.iter().map(|(key, _)| format!("`{key}`")).collect();
-            Err(Error::Data(format!(
-                "`{}` contains several lists, {}: put the records of one into a separate file",
-                path.display(),
-                names.join(", ")
-            )))
-        }
-    }
-}
-
 /// The message for invalid JSON, with the column; the caller adds the line of the file.
-fn not_json(error: &serde_json::Error) -> String {
+pub(super) fn not_json(error: &serde_json::Error) -> String {
     let (reason, place) = (
         error.to_string(),
         format!(" at line {} column {}", error.line(), error.column()),
@@ -443,6 +351,9 @@ pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| not_json(&error))?;
     match value {
         Value::Object(object) => numbers::keep(record_of(object, keys)?, numbers::changed(text)),
+        Value::Array(_) => {
+            Err("a list and not a JSON object: `data.format: json` reads a list".into())
+        }
         _ => Err("not a JSON object".into()),
     }
 }
@@ -498,6 +409,17 @@ const RESERVED: [&str; 5] = [
     "add_generation_prompt",
 ];
 
+/// Roles that chat templates know.
+const ROLES: [&str; 7] = [
+    "system",
+    "user",
+    "assistant",
+    "tool",
+    "developer",
+    "function",
+    "ipython",
+];
+
 /// Keys of a message that chat templates use.
 const MESSAGE_KEYS: [&str; 10] = [
     "role",
@@ -524,9 +446,15 @@ fn conversation(
         return Err(format!("`{name}` must be a list of {{role, content}}"));
     };
     let mut messages = Vec::with_capacity(list.len());
+    let list = record_shapes::with_roles(name, list)?;
     for (turn, message) in list.into_iter().enumerate() {
         let message = Message::from_json(message)
             .map_err(|reason| format!("turn {} of `{name}` {reason}", turn + 1))?;
+        if !ROLES.contains(&message.role()) {
+            record_shapes::refuse_misnamed(message.role())
+                .map_err(|reason| format!("turn {} of `{name}` {reason}", turn + 1))?;
+            keys.note_role(name, message.role());
+        }
         for key in message
             .fields()
             .keys()
@@ -550,7 +478,10 @@ fn conversation(
         messages.push(message);
     }
     if !messages.iter().any(|message| message.role() == "assistant") {
-        return Err(format!("`{name}` has no turn of the assistant to train on"));
+        let roles: Vec<_> = messages.iter().map(Message::role).collect();
+        return Err(format!(
+            "`{name}` has no turn of the assistant to train on: its roles are {roles:?}"
+        ));
     }
     let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
         None | Some(Value::Null) => Ok(None),

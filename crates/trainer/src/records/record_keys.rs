@@ -275,3 +275,56 @@ fn columns_are_renamed_as_the_config_says() {
     let reason = read(&both, &mut keys).unwrap_err();
     assert!(reason.contains("reads as `text`"), "{reason}");
 }
+
+#[test]
+fn messages_may_have_share_gpt_turns_and_misnamed_roles_are_refused() {
+    let messages = read(&json!({"messages": [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}));
+    let turns = json!({"messages": [
+        {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]});
+    assert_eq!(read(&turns), messages);
+    for (role, reason) in [
+        (
+            "human",
+            "turn 1 of `messages` has the `role` \"human\", which chat templates call `user`",
+        ),
+        ("GPT", "call `assistant`"),
+        ("bot", "call `assistant`"),
+        ("User", "call `user`"),
+    ] {
+        let record = json!({"messages": [
+            {"role": role, "content": "q"}, {"role": "assistant", "content": "a"}]});
+        let refused = read(&record).0.unwrap_err();
+        assert!(refused.contains(reason), "{refused}");
+    }
+    let alone = json!({"messages": [{"role": "user", "content": "q"}]});
+    let refused = read(&alone).0.unwrap_err();
+    assert!(refused.contains("its roles are [\"user\"]"), "{refused}");
+}
+
+#[test]
+fn records_that_teach_to_say_nothing_are_known() {
+    for (record, is_empty) in [
+        (json!({"text": "a"}), false),
+        (json!({"text": " "}), true),
+        (json!({"prompt": "a", "completion": "\n"}), true),
+        (
+            json!({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": "b"}]}),
+            false,
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}),
+            true,
+        ),
+        (
+            json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}),
+            false,
+        ),
+    ] {
+        assert_eq!(
+            read(&record).0.unwrap().has_empty_answer(),
+            is_empty,
+            "{record}"
+        );
+    }
+}

@@ -19,7 +19,10 @@ pub(super) fn messages(
     object: &mut Map<String, Value>,
 ) -> Result<Option<(&'static str, Value)>, String> {
     let (key, mut turns) = if let Some(turns) = object.shift_remove("conversations") {
-        ("conversations", share_gpt(unpacked(turns))?)
+        let Value::Array(turns) = unpacked(turns) else {
+            return Err("`conversations` must be a list of {from, value}".into());
+        };
+        ("conversations", share_gpt("conversations", turns)?)
     } else if object.contains_key("instruction") {
         ("instruction", alpaca(object)?)
     } else {
@@ -38,12 +41,33 @@ fn turn(role: &str, content: String) -> Value {
     json!({"role": role, "content": content})
 }
 
-fn share_gpt(turns: Value) -> Result<Vec<Value>, String> {
-    let Value::Array(turns) = turns else {
-        return Err("`conversations` must be a list of {from, value}".into());
-    };
+/// `turns` with a role and a content each, where they have `from` and `value` as in ShareGPT.
+pub(super) fn with_roles(name: &str, turns: Vec<Value>) -> Result<Vec<Value>, String> {
+    let is_share_gpt = |turn: &Value| turn.get("role").is_none() && turn.get("from").is_some();
+    match turns.iter().any(is_share_gpt) {
+        true => share_gpt(name, turns),
+        false => Ok(turns),
+    }
+}
+
+/// Refuses a `role` that is another word for one that chat templates know.
+pub(super) fn refuse_misnamed(found: &str) -> Result<(), String> {
+    let known = role(&found.into()).or_else(|_| match found.to_lowercase().as_str() {
+        "bot" | "ai" | "agent" => Ok("assistant"),
+        other => role(&other.into()),
+    });
+    match known {
+        // Some templates have names of their own for it.
+        Ok("tool") | Err(_) => Ok(()),
+        Ok(known) => Err(format!(
+            "has the `role` {found:?}, which chat templates call `{known}`: write that"
+        )),
+    }
+}
+
+fn share_gpt(name: &str, turns: Vec<Value>) -> Result<Vec<Value>, String> {
     let convert = |(index, turn): (usize, Value)| {
-        let refused = |reason: String| format!("turn {} of `conversations` {reason}", index + 1);
+        let refused = |reason: String| format!("turn {} of `{name}` {reason}", index + 1);
         let Value::Object(mut turn) = turn else {
             return Err(refused("is not an object".into()));
         };

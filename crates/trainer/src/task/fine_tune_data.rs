@@ -1,7 +1,7 @@
 //! The data of a fine-tuning run: read, turned into tokens, and divided into what is learned and what
 //! is held out.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::config::{Config, StoppingStrategy};
 use crate::data::{SplitMix64, cache_folder, held_out_records, sweep};
 use crate::locate::{Located, Place};
 use crate::observer::Observer;
-use crate::records::{Span, TokenFile, records_of_columns};
+use crate::records::{self, Span, TokenFile, records_of_columns};
 use crate::text::thousands;
 use models::text::Encoder;
 
@@ -73,6 +73,7 @@ impl FineTuneData {
             }
             true => (parts.all(&file, &name), None),
         };
+        parts.tell_of_cut_answers(&file);
         let measured = measured.map(|file| parts.all(&file, &listed(&located.held_out)));
         let held_out = measured.or(held_out);
         parts.require_rows(&training, held_out.as_ref(), &name)?;
@@ -161,10 +162,41 @@ fn tokens(
         .map(|place| records_of_columns(&place.path, place.format, &place.columns));
     let all = all.collect::<Result<Vec<_>, Error>>()?;
     let counts: Vec<Cell<usize>> = places.iter().map(|_| Cell::new(0)).collect();
+    let (empty, first_empty) = (Cell::new(0), RefCell::new(String::new()));
+    let look = |record: &Result<records::Located, Error>| {
+        if let Ok(located) = record
+            && located.record.has_empty_answer()
+        {
+            if empty.get() == 0 {
+                first_empty.replace(located.place.clone());
+            }
+            empty.set(empty.get() + 1);
+        }
+    };
     let records = all.into_iter().zip(&counts);
-    let records =
-        records.flat_map(|(records, count)| records.inspect(move |_| count.set(count.get() + 1)));
+    let records = records.flat_map(|(records, count)| {
+        records.inspect(|record| {
+            count.set(count.get() + 1);
+            look(record);
+        })
+    });
     let file = TokenFile::temporary(&folder, records, encoder, &mut on_progress)?;
+    if let Some((place, _)) = places
+        .iter()
+        .zip(&counts)
+        .find(|(_, count)| count.get() == 0)
+    {
+        return Err(Error::Data(format!(
+            "`{}` has no record and no text in it: it is empty, or has a header or an empty list only",
+            place.path.display()
+        )));
+    }
+    if empty.get() > 0 {
+        let (count, first) = (thousands(empty.get()), first_empty.borrow());
+        tracing::warn!(
+            "records with an empty answer, of which the model learns to say nothing: {count}, first {first}"
+        );
+    }
     let mut end = 0;
     let sets = counts.iter().map(|count| {
         let start = end;
@@ -268,11 +300,6 @@ impl Parts<'_> {
         for (number, (set, place)) in sets.iter().zip(places).enumerate() {
             let examples = &file.examples()[set.clone()];
             let path = place.path.display();
-            if examples.is_empty() {
-                return Err(Error::Data(format!(
-                    "`{path}` of `data.mixture` has no example in it"
-                )));
-            }
             if !hold_out {
                 training.push(examples.to_vec());
                 continue;
@@ -345,6 +372,32 @@ impl Parts<'_> {
             );
         }
         rows
+    }
+
+    /// Warns about answers that a row begins in the middle of.
+    fn tell_of_cut_answers(&self, file: &TokenFile) {
+        // In a text, everything is an answer.
+        let is_answer = |example: &Span| (2..example.length).contains(&example.first_learned);
+        let (examples, block) = (file.examples(), self.block_size());
+        if self.config.data.packing.is_some() || !examples.iter().any(is_answer) {
+            return;
+        }
+        let rows = file.tokens() / block as u64;
+        let starts = (0..rows).map(|row| row * block as u64);
+        let inside = starts.filter(|start| {
+            let next = examples.partition_point(|one| one.start + u64::from(one.length) <= *start);
+            let example = examples.get(next).filter(|example| is_answer(example));
+            example.is_some_and(|one| *start > one.start + u64::from(one.first_learned))
+        });
+        let inside = inside.count();
+        if inside > 0 {
+            tracing::warn!(
+                "about {} of {} rows of `data.block_size` {block} begin inside an answer and do not see its \
+                 question: `data.packing: true` keeps examples whole",
+                thousands(inside as u64),
+                thousands(rows)
+            );
+        }
     }
 
     fn all(&self, file: &Rc<TokenFile>, path: &str) -> Sequences {

@@ -61,6 +61,24 @@ fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
 }
 
 #[test]
+fn a_folder_of_peft_is_read_as_what_was_written() {
+    for form in ["kohya", "comfy_alpha", "diffusers"] {
+        let (folder, from) = (tempfile::tempdir().unwrap(), lora(form));
+        from.write_peft(folder.path()).unwrap();
+        let read = LoraFile::read(folder.path(), &ARCH, None).unwrap();
+        assert_eq!(read.modules.len(), from.modules.len());
+        for (name, module) in &from.modules {
+            let read = &read.modules[name];
+            assert!((read.alpha - module.alpha).abs() < 1e-6, "{form}: {name}");
+            assert_eq!(difference(&read.down, &module.down), 0.0);
+            assert_eq!(difference(&read.up, &module.up), 0.0);
+        }
+        let adapter = crate::adapters::PeftAdapter::open(folder.path()).unwrap();
+        assert!(crate::adapters::Attachment::saved(adapter).is_ok());
+    }
+}
+
+#[test]
 fn every_form_computes_what_diffusers_does() {
     let theirs = expected("velocity");
     for form in [

@@ -116,6 +116,71 @@ fn lines_name_files_beside_them_and_mistakes_have_their_line() {
 }
 
 #[test]
+fn a_folder_of_photos_is_no_clip() {
+    let folder = folder(&[
+        ("10_ohwx cat/p1.png", b""),
+        ("10_ohwx cat/p1.txt", b"on a sofa"),
+        ("10_ohwx cat/p2.png", b""),
+        ("3_dog/1.png", b""),
+        ("3_dog/2.png", b""),
+        ("holiday/beach.jpg", b""),
+        ("holiday/beach.txt", b"a beach"),
+        ("holiday/dunes.jpg", b""),
+        ("holiday/dunes.txt", b"dunes"),
+        ("walk/f1.png", b""),
+        ("walk/f2.png", b""),
+        ("walk.txt", b"a walk"),
+        ("LICENSE", b"not used, and told"),
+    ]);
+    let items = list(folder.path(), &DataConfig::default()).unwrap();
+    let found = [
+        ("walk", "a walk"),
+        ("p1.png", "on a sofa"),
+        ("p2.png", "ohwx cat"),
+        ("1.png", "dog"),
+        ("2.png", "dog"),
+        ("beach.jpg", "a beach"),
+        ("dunes.jpg", "dunes"),
+    ];
+    let found = found.map(|(name, caption)| (name.to_owned(), caption));
+    assert_eq!(names(&items), found);
+}
+
+#[test]
+fn a_data_set_of_the_hub_names_its_pictures_itself() {
+    let folder = folder(&[
+        ("README.md", b""),
+        (
+            "metadata.jsonl",
+            b"{\"file_name\": \"a.png\", \"text\": \"one\"}",
+        ),
+        ("a.png", b""),
+    ]);
+    let items = list(folder.path(), &DataConfig::default()).unwrap();
+    assert_eq!(names(&items), [("a.png".to_owned(), "one")]);
+}
+
+/// Reading a pipe would wait for a writer.
+#[cfg(unix)]
+#[test]
+fn pipes_and_pointers_are_not_read() {
+    let folder = folder(&[("a.png", b""), ("a.txt", b"one")]);
+    let pipe = folder.path().join("b.mp4");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let items = list(folder.path(), &DataConfig::default()).unwrap();
+    assert_eq!(items.len(), 1);
+    fs::remove_file(pipe).unwrap();
+    fs::write(
+        folder.path().join("c.png"),
+        "version https://git-lfs.github.com/spec/v1\n",
+    )
+    .unwrap();
+    let error = list(folder.path(), &DataConfig::default()).unwrap_err();
+    assert!(error.to_string().contains("git lfs pull"), "{error}");
+}
+
+#[test]
 fn a_folder_without_media_says_what_is_known() {
     let folder = folder(&[("a.txt", b"x")]);
     let error = list(folder.path(), &DataConfig::default()).unwrap_err();

@@ -1,13 +1,13 @@
 //! The experts of a run: what is trained of each, and which one is on the device.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use models::Parameters;
 use models::adapters::{
     Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
 };
-use models::diffusion::lora::LoraForm;
-use models::diffusion::{Denoiser, Diffusion, Expert as Which, Part};
+use models::diffusion::lora::{LoraFile, LoraForm};
+use models::diffusion::{Arch, Denoiser, Diffusion, Expert as Which, Part};
 use models::model::{Base, Builder, Load, RandomWeights, Streaming};
 use models::pretrained::fingerprint;
 use placement::Placer;
@@ -63,7 +63,7 @@ impl Expert {
     ) -> Result<Self, Error> {
         let (arch, which) = (diffusion.arch(), part.which());
         let weights = diffusion.weights(Part::Denoiser(which))?;
-        let mut attachment = attachment(config, arch.lora.targets, part.expert)?;
+        let mut attachment = attachment(config, arch, part.expert)?;
         let mut parameters = Parameters::default();
         let load = Load {
             compute,
@@ -344,7 +344,7 @@ pub(super) fn frozen(
 /// The LoRA to attach to a model, fresh or from its file.
 fn attachment(
     config: &Config,
-    targets: &[&str],
+    arch: &'static Arch,
     which: Option<Which>,
 ) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {
@@ -353,36 +353,54 @@ fn attachment(
         ));
     };
     if let Some(folder) = &adapter.resume_from {
-        let folder = saved(config, folder, which)?;
-        return Ok(Attachment::saved(PeftAdapter::open(&folder)?)?);
+        return Ok(Attachment::saved(saved(config, folder, arch, which)?)?);
     }
     let mut lora: LoraConfig = adapter.lora()?;
     let all = ModuleNames::Pattern("all-linear".into());
     if adapter.target_modules == all {
-        lora.target_modules =
-            Modules::Suffixes(targets.iter().map(|name| (*name).to_owned()).collect());
+        lora.target_modules = Modules::Suffixes(
+            arch.lora
+                .targets
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect(),
+        );
     }
     Ok(Attachment::fresh(&lora)?)
 }
 
-/// Where the adapter of this expert is in `adapter.resume_from`: a run that trains both writes each to its
-/// own folder.
-fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf, Error> {
-    let own = folder.join(name(which));
+/// The adapter of this expert in `adapter.resume_from`: a run that trains both writes each to its own folder. A LoRA of
+/// another program may be in any form that [`LoraFile`] reads.
+fn saved(
+    config: &Config,
+    path: &Path,
+    arch: &'static Arch,
+    which: Option<Which>,
+) -> Result<PeftAdapter, Error> {
+    let own = path.join(name(which));
+    if which.is_some() && own.is_dir() {
+        return Ok(PeftAdapter::open(&own)?);
+    }
+    let is_file = path.is_file();
     let both = config
         .train
         .experts
         .is_none_or(|e| e == crate::config::Experts::Both);
-    match which {
-        Some(_) if own.is_dir() => Ok(own),
-        Some(_) if both => Err(Error::Data(format!(
+    // One that needs no choice is for one expert.
+    if which.is_some() && both && !(is_file && LoraFile::read(path, arch, None).is_err()) {
+        return Err(Error::Data(format!(
             "`adapter.resume_from`: `{}` has no folder `{}`, and both experts are trained: give the `adapter` \
              folder of a run on both, or set `train.experts`",
-            folder.display(),
+            path.display(),
             name(which)
-        ))),
-        _ => Ok(folder.to_owned()),
+        )));
     }
+    if !is_file {
+        return Ok(PeftAdapter::open(path)?);
+    }
+    let folder = tempfile::tempdir().map_err(|error| Error::io("write", path, error))?;
+    LoraFile::read(path, arch, which)?.write_peft(folder.path())?;
+    Ok(PeftAdapter::open(folder.path())?)
 }
 
 /// Which blocks of a transformer are streamed, if any.
