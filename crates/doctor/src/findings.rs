@@ -141,7 +141,7 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     accelerate::find(machine, plan, &mut found);
     overrides::find(machine, &mut found);
     visibility::find(machine, plan, &mut found);
-    variables::find(machine, &mut found);
+    variables::find(machine, plan, &mut found);
     wsl_and_windows::fit(machine.system, &mut found);
     if machine.posted.works.is_some() && !machine.posted.has_failed {
         for finding in &mut found {

@@ -43,6 +43,21 @@ pub const VISIBILITY: [&str; 4] = [
     "GPU_DEVICE_ORDINAL",
 ];
 
+/// What keeps PyTorch away from hipBLASLt, whose kernels for gfx12 read past the end of an operand; rocBLAS calls it
+/// too. AMD's own advice is the first one (ROCm/TheRock#7699). A control run on an R9700 with torch 2.13 for ROCm 7.2
+/// died at step 32, and did not with both (ROCm/legacy-rocm-build#6413).
+///
+/// Two more are advised, and are not set: `PYTORCH_NO_HIP_MEMORY_CACHING=1` (3 of 3 runs went through,
+/// ROCm/legacy-rocm-build#6647) trains 2 to 3 times slower. `HSA_SVM_GUARD_PAGES=0` is in none of AMD's threads, and
+/// only makes it likelier that something else is mapped behind the operand (rootacite/AXLTrainer, `fixes/fix3`).
+pub const WITHOUT_HIPBLASLT: [&str; 2] = ["TORCH_BLAS_PREFER_HIPBLASLT", "ROCBLAS_USE_HIPBLASLT"];
+
+/// The first torch that heeds `TORCH_BLAS_PREFER_HIPBLASLT=0` on GPUs for which it prefers hipBLASLt (pytorch#174377).
+const HEEDS_IT: (u32, u32) = (2, 12);
+
+/// The first ROCm whose kernels for gfx12 read too far (ROCm/legacy-rocm-build#6413).
+const READS_TOO_FAR: (u32, u32) = (7, 2);
+
 /// The switch of attention's fast kernels, and the check that tries it.
 pub(crate) const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
 pub(crate) const AOTRITON_CHECK: &str = "attention-aotriton";
@@ -225,6 +240,24 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
                 .to_owned(),
         );
     }
+    let heeds_it = torch.is_some_and(|torch| {
+        wheels::major_minor(&torch.version).is_some_and(|own| own >= HEEDS_IT)
+    });
+    let is_wanted = (WITHOUT_HIPBLASLT.iter())
+        .any(|name| machine.variable(name).is_some_and(|value| value != "0"));
+    if heeds_it && !is_wanted && lora_may_fault(machine, picked) {
+        for name in WITHOUT_HIPBLASLT {
+            if machine.variable(name).is_none() {
+                add(
+                    name,
+                    "0",
+                    "hipBLASLt's kernels for RX 9000 read past their operands, which can end the training of a LoRA \
+                     with a page fault (ROCm/TheRock#7699); slower, and not needed with hip-alloc"
+                        .to_owned(),
+                );
+            }
+        }
+    }
     if picked.gfx.is_some_and(Gfx::is_rdna35) && !machine.variables.contains_key("MIOPEN_FIND_MODE")
     {
         add(
@@ -234,6 +267,28 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
         );
     }
     variables
+}
+
+/// Whether the training of a LoRA may end in a page fault on this GPU: a kernel reads past the end of an operand, and
+/// nothing keeps what is there mapped.
+pub(crate) fn lora_may_fault(machine: &Machine, gpu: &Gpu) -> bool {
+    let torch = (machine.python.as_ref()).and_then(|python| python.torch.as_ref());
+    let has_such_kernels = machine.system == System::Linux
+        && gpu.gfx.is_some_and(|gfx| gfx.major == 12)
+        && torch
+            .and_then(|torch| torch.rocm)
+            .is_some_and(|rocm| rocm >= READS_TOO_FAR);
+    let is = |name, value| machine.variable(name) == Some(value);
+    let conf = machine.variable("HIP_ALLOC_CONF").unwrap_or_default();
+    let is_guarded = is("HIP_ALLOC", "1") && !conf.replace(' ', "").contains("guard:off");
+    let has_no_cache = [
+        "PYTORCH_NO_HIP_MEMORY_CACHING",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    ]
+    .iter()
+    .any(|name| machine.variables.contains_key(*name));
+    let uses_other_kernels = WITHOUT_HIPBLASLT.iter().all(|name| is(name, "0"));
+    has_such_kernels && !is_guarded && !has_no_cache && !uses_other_kernels
 }
 
 /// What a ROCm before 7.13 needs to detect the GPU under WSL.
@@ -432,6 +487,57 @@ mod tests {
             .variables
             .insert("HIP_VISIBLE_DEVICES".into(), "1".into());
         assert_eq!(pairs(&plan(&machine)), []);
+    }
+
+    #[test]
+    fn rx_9000_trains_without_hipblaslt_unless_a_guard_is_behind_each_operand() {
+        let with = |version: &str, set: &[(&str, &str)]| {
+            let mut machine = machine(vec![gpu(0, "gfx1201", Class::Dgpu, 64)], &["gfx1201"]);
+            let torch = machine
+                .python
+                .as_mut()
+                .and_then(|python| python.torch.as_mut());
+            version.clone_into(&mut torch.expect("a torch").version);
+            let own = (set.iter()).map(|&(name, value)| (name.to_owned(), value.to_owned()));
+            machine.variables = own.collect();
+            machine
+        };
+        let set = |version, own: &[_]| {
+            let names = plan(&with(version, own)).variables.into_iter();
+            names
+                .map(|variable| variable.name + "=" + &variable.value)
+                .collect::<Vec<_>>()
+        };
+        let both = ["TORCH_BLAS_PREFER_HIPBLASLT=0", "ROCBLAS_USE_HIPBLASLT=0"];
+        assert_eq!(set("2.13.0+rocm7.2", &[]), both);
+        assert_eq!(set("2.13.0+rocm7.2", &[("HIP_ALLOC", "0")]), both);
+        let without_guard = [
+            ("HIP_ALLOC", "1"),
+            ("HIP_ALLOC_CONF", "keep:off, guard: off"),
+        ];
+        assert_eq!(set("2.13.0+rocm7.2", &without_guard), both);
+        assert!(set("2.13.0+rocm7.2", &[("HIP_ALLOC", "1")]).is_empty());
+        assert!(set("2.13.0+rocm7.2", &[("PYTORCH_NO_HIP_MEMORY_CACHING", "1")]).is_empty());
+        // Who asks for the library gets it, and who has switched off a half gets the other.
+        assert!(set("2.13.0+rocm7.2", &[("TORCH_BLAS_PREFER_HIPBLASLT", "1")]).is_empty());
+        let half = [("TORCH_BLAS_PREFER_HIPBLASLT", "0")];
+        assert_eq!(set("2.13.0+rocm7.2", &half), both[1..]);
+        // This one would not heed them.
+        assert!(set("2.11.0+rocm7.2", &[]).is_empty());
+        // Their kernels do not read too far.
+        let old = |rocm, gfx: &str| {
+            let mut machine = with("2.13.0", &[]);
+            machine.gpus[0].gfx = gfx.parse().ok();
+            let torch = machine
+                .python
+                .as_mut()
+                .and_then(|python| python.torch.as_mut());
+            torch.expect("a torch").rocm = Some(rocm);
+            plan(&machine).variables
+        };
+        assert!(old((7, 1), "gfx1201").is_empty());
+        assert!(old((7, 2), "gfx1100").is_empty());
+        assert_eq!(old((10, 0), "gfx1200").len(), 2);
     }
 
     #[test]

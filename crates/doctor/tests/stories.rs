@@ -533,3 +533,45 @@ fn rocminfo_with_two_gpus_keeps_their_order_and_identity() {
     );
     assert_eq!(severity(&report, "ttm-limit-default"), None);
 }
+
+#[test]
+fn an_rx_9000_is_warned_of_faults_unless_something_prevents_them() {
+    const CARD: &str = include_str!("fixtures/synthetic/kfd_gfx1201_plus_gfx1036.txt");
+    let with = |torch: &str, set: &str| {
+        let python = format!(
+            "== environment\n{set}\n== python/prefix\n/venv\n== python/packages\ntorch {torch}\n"
+        );
+        diagnose(&[CARD, &python])
+    };
+    let id = "lora-may-fault";
+    let report = with("2.13.0+rocm7.2", "");
+    assert_eq!(severity(&report, id), Some(Severity::Warning));
+    assert_eq!(
+        fixes(&report, id),
+        "surefoot run --alloc -- python train.py"
+    );
+    assert_eq!(
+        report.env.get("ROCBLAS_USE_HIPBLASLT").map(String::as_str),
+        Some("0")
+    );
+    let unguarded = with("2.13.0+rocm7.2", "HIP_ALLOC=1\nHIP_ALLOC_CONF=guard:off");
+    assert_eq!(severity(&unguarded, id), Some(Severity::Warning));
+    for prevented in [
+        "HIP_ALLOC=1",
+        "HIP_ALLOC=1\nHIP_ALLOC_CONF=keep:off",
+        "PYTORCH_NO_HIP_MEMORY_CACHING=1",
+        "TORCH_BLAS_PREFER_HIPBLASLT=0\nROCBLAS_USE_HIPBLASLT=0",
+    ] {
+        let report = with("2.13.0+rocm7.2", prevented);
+        assert_eq!(severity(&report, id), None, "{prevented}");
+        // Nor is it found fault with where it is needed.
+        assert_eq!(
+            severity(&report, "leave-to-the-library"),
+            None,
+            "{prevented}"
+        );
+    }
+    assert_eq!(severity(&with("2.9.0+rocm6.4", ""), id), None);
+    let other = diagnose(&[STRIX_HALO, &python("torch 2.13.0+rocm7.2")]);
+    assert_eq!(severity(&other, id), None);
+}

@@ -19,7 +19,7 @@ use super::env::no_such_gpu;
 use doctor::explain::ending::{self, Ending};
 use doctor::explain::{Explainer, Hints};
 use doctor::findings::{Check, Severity, findings, seen_by_hip};
-use doctor::plan::{Plan, VISIBILITY, plan_with};
+use doctor::plan::{Plan, VISIBILITY, Variable, WITHOUT_HIPBLASLT, plan_with};
 use doctor::report::explanation_text;
 use platform::Machine;
 use platform::machine::Gpu;
@@ -79,13 +79,18 @@ const SIGPIPE: i32 = 13;
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let python = args.python.clone().map_or(Python::Active, Python::At);
-    let machine = live::machine(&python);
+    let mut machine = live::machine(&python);
+    if args.alloc {
+        // Some of what a machine needs it does not need with hip-alloc.
+        machine.variables.insert("HIP_ALLOC".into(), "1".into());
+    }
     if let Some(gpu) = args.gpu.filter(|&gpu| gpu >= machine.gpus.len()) {
         return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
     }
     let plan = plan_with(&machine, args.gpu);
     unsafe_gpu::refuse_wrong_ones(device_zero(&machine, &plan, args.gpu))?;
     name_what_is_harmful(&machine, &plan, args);
+    name_what_costs_time(&plan);
     let (program, rest) = args
         .command
         .split_first()
@@ -197,7 +202,8 @@ fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
         let mended = matches!(
             finding.id.as_str(),
             "igpu-in-front" | "igpu-visible" | "override-missing"
-        ) || args.debug && finding.id == "debug-variable-left-on";
+        ) || args.debug && finding.id == "debug-variable-left-on"
+            || finding.id == "lora-may-fault" && !without_hipblaslt(plan).is_empty();
         if concerns && !mended {
             let advice = match finding.fix.first() {
                 Some(step) if is_setting(finding.check) => format!("`{step}`"),
@@ -210,6 +216,29 @@ fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
             );
         }
     }
+}
+
+/// The assignments by which the plan keeps the command away from hipBLASLt.
+fn without_hipblaslt(plan: &Plan) -> Vec<&Variable> {
+    let variables = plan.variables.iter();
+    variables
+        .filter(|variable| WITHOUT_HIPBLASLT.contains(&variable.name.as_str()))
+        .collect()
+}
+
+/// A variable that makes the command slower is named, with what makes it superfluous.
+fn name_what_costs_time(plan: &Plan) {
+    let set = without_hipblaslt(plan);
+    let Some(why) = set.first().map(|variable| &variable.why) else {
+        return;
+    };
+    let set: Vec<_> = (set.iter())
+        .map(|variable| format!("{}={}", variable.name, variable.value))
+        .collect();
+    eprintln!(
+        "surefoot: set {}: {why} (`surefoot run --alloc`)",
+        set.join(" ")
+    );
 }
 
 /// Explains how the child ended.

@@ -302,6 +302,66 @@ fn the_child_gets_what_the_machine_needs_and_keeps_what_the_user_set() {
     );
 }
 
+/// A machine with an RX 9070 XT and a torch whose kernels for it read too far.
+fn on_an_rx_9070(torch: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let text = std::fs::read_to_string(fixture("synthetic/kfd_gfx1201_plus_gfx1036.txt"));
+    let python = format!("\n== python/prefix\n/venv\n== python/packages\ntorch {torch}\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let dump = folder.path().join("machine.txt");
+    std::fs::write(&dump, text.expect("a fixture") + &python).expect("a file");
+    surefoot()
+        .args(arguments)
+        .env("SUREFOOT_MACHINE", dump)
+        .envs(variables.iter().copied())
+        .output()
+        .expect("it runs")
+}
+
+#[test]
+fn on_rx_9000_the_kernels_that_read_too_far_are_left_out_and_that_is_said_once() {
+    let seen = |torch: &str, arguments: &[&str], variables: &[(&str, &str)]| {
+        let line = [&["run"], arguments, &["--", "env"]].concat();
+        let output = on_an_rx_9070(torch, &line, variables);
+        let environment = String::from_utf8_lossy(&output.stdout).into_owned();
+        let set = environment.contains("TORCH_BLAS_PREFER_HIPBLASLT=0\n")
+            && environment.contains("ROCBLAS_USE_HIPBLASLT=0\n");
+        (set, stderr(&output))
+    };
+    const NEW: &str = "2.13.0+rocm7.2";
+    let (set, text) = seen(NEW, &[], &[]);
+    let hint = "set TORCH_BLAS_PREFER_HIPBLASLT=0 ROCBLAS_USE_HIPBLASLT=0: hipBLASLt's kernels for RX 9000";
+    assert!(set && text.matches(hint).count() == 1, "{text}");
+    assert!(
+        text.contains("TheRock#7699") && !text.contains("may fault ("),
+        "{text}"
+    );
+    // With the guard behind each allocation the faster kernels may stay.
+    let alloc = [("HIP_ALLOC_LIB", env!("CARGO_BIN_EXE_surefoot"))];
+    let (set, text) = seen(NEW, &["--alloc"], &alloc);
+    assert!(
+        !set && !text.contains("HIPBLASLT") && !text.contains("may fault"),
+        "{text}"
+    );
+    // What the user asked for is respected, and the risk is named with its cure.
+    let (set, text) = seen(NEW, &[], &[("TORCH_BLAS_PREFER_HIPBLASLT", "1")]);
+    assert!(
+        !set && text.contains("`surefoot run --alloc -- python train.py`"),
+        "{text}"
+    );
+    // A torch that would not heed the variables.
+    let (set, text) = seen("2.11.0+rocm7.2", &[], &[]);
+    assert!(
+        !set && text.contains("LoRA training on this card may fault"),
+        "{text}"
+    );
+    let printed = on_an_rx_9070(NEW, &["env"], &[]);
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    assert!(
+        printed.contains("\nexport TORCH_BLAS_PREFER_HIPBLASLT=0\n"),
+        "{printed}"
+    );
+}
+
 #[test]
 fn a_message_on_stdout_is_explained_too() {
     let output = run(&[

@@ -113,6 +113,7 @@ pub const IDS: &[&str] = &[
     "aotriton-unverified",
     "aotriton-fails",
     "expandable-segments",
+    "lora-may-fault",
     "allocator-settings-differ",
     "variable-misspelled",
     "rocr-mask-on-windows",

@@ -1,11 +1,16 @@
 //! Variables that do not exist, do nothing at run time, or were left on.
 
 use super::{Check, Finding, Severity};
-use crate::plan::{AOTRITON, AOTRITON_CHECK};
+use crate::plan::{AOTRITON, AOTRITON_CHECK, Plan, WITHOUT_HIPBLASLT, lora_may_fault};
 use crate::tables::{KNOWN_VARIABLES, VARIABLE_RULES, VariableRule};
-use platform::machine::{Machine, System};
+use platform::machine::{Gpu, Machine, System};
 
-pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
+    let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+    let needs_it_off = |name| {
+        WITHOUT_HIPBLASLT.contains(&name)
+            && picked.is_some_and(|gpu| gpu.gfx.is_some_and(|gfx| gfx.major == 12))
+    };
     let named = |rule: &'static VariableRule| rule.names.iter().map(move |&name| (name, rule));
     for (name, rule) in VARIABLE_RULES.iter().flat_map(named) {
         let Some(value) = machine
@@ -14,6 +19,10 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         else {
             continue;
         };
+        // As `surefoot env` sets it.
+        if value == "0" && needs_it_off(name) {
+            continue;
+        }
         let tried = (name == AOTRITON)
             .then(|| machine.probed.get(AOTRITON_CHECK))
             .flatten();
@@ -45,7 +54,32 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         );
     }
     allocator(machine, found);
+    unguarded(machine, picked, found);
     slips(machine, found);
+}
+
+/// PyTorch's own allocator on a GPU whose matrix kernels read too far. Only where it is known what is set.
+fn unguarded(machine: &Machine, picked: Option<&Gpu>, found: &mut Vec<Finding>) {
+    let Some(gpu) = picked.filter(|gpu| machine.is_complete && lora_may_fault(machine, gpu)) else {
+        return;
+    };
+    let torch = (machine.python.as_ref()).and_then(|python| python.torch.as_ref());
+    let version = torch.map_or("", |torch| &torch.version);
+    found.push(
+        Finding::new(
+            Check::Variables,
+            Severity::Warning,
+            "lora-may-fault",
+            "LoRA training on this card may fault",
+        )
+        .seen(format!("{} with torch {version} and PyTorch's own allocator.", gpu.name()))
+        .why(
+            "Kernels of hipBLASLt for RX 9000 read past the end of an operand: where nothing is mapped there, the backward \
+             pass of a LoRA ends with a page fault. hip-alloc keeps it mapped, for at most 2 % of the time of a step.",
+        )
+        .fix(["surefoot run --alloc -- python train.py"])
+        .source("https://github.com/ROCm/legacy-rocm-build/issues/6413"),
+    );
 }
 
 fn aotriton_failed(value: &str) -> Finding {

@@ -161,6 +161,8 @@ pub(crate) fn of_python() -> Vec<Case> {
 
 pub(crate) fn of_variables() -> Vec<Case> {
     let set = |lines: &str| card(110_000) + &environment(lines);
+    let rx_9070 =
+        |lines: &str| card(120_001) + &environment(lines) + &packages("torch 2.13.0+rocm7.2");
     let probed = |verdict: &str| {
         set("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
             + &packages("torch 2.11.0+rocm7.2")
@@ -245,6 +247,11 @@ pub(crate) fn of_variables() -> Vec<Case> {
             "expandable-segments",
             set("PYTORCH_HIP_ALLOC_CONF=expandable_segments:True"),
             set("PYTORCH_HIP_ALLOC_CONF=expandable_segments:False"),
+        ),
+        (
+            "lora-may-fault",
+            rx_9070("HIP_ALLOC=0"),
+            rx_9070("HIP_ALLOC=1"),
         ),
         (
             "allocator-settings-differ",
