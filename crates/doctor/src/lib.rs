@@ -37,6 +37,7 @@ pub mod probe_cache;
 pub mod ranks;
 pub mod redact;
 pub mod report;
+pub mod restart;
 mod schema;
 mod signs;
 mod tables;

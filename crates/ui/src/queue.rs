@@ -14,6 +14,7 @@
 //! one that a reboot interrupted.
 
 mod check;
+mod fault;
 mod generate;
 mod job;
 mod log;

@@ -133,6 +133,19 @@ impl Status {
     }
 }
 
+/// The step of the newest checkpoint in a run's folder, from which the run would resume.
+#[must_use]
+pub fn newest_checkpoint(run: &Path) -> Option<u64> {
+    let entries = std::fs::read_dir(run.join("checkpoints"))
+        .into_iter()
+        .flatten();
+    let step = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_str()?.strip_prefix("step-")?.parse().ok()
+    };
+    entries.flatten().filter_map(step).max()
+}
+
 /// Summary of a run.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Overview {

@@ -146,6 +146,59 @@ fn a_run_killed_without_a_reboot_is_not_restarted() {
     assert_eq!(told.into_inner().unwrap(), [cut]);
 }
 
+/// A queue whose run dies this often of a page fault: how it ended, the starts, and the log.
+fn faulting(place: &Place, faults: u32) -> ((Ended, Option<String>), Vec<String>, String) {
+    let faults = faults.to_string();
+    fs::write(place.queue.runs().root().join("faults"), faults).unwrap();
+    let id = place.add("a", "");
+    place.work();
+    let log = place.queue.job_log(id, None).unwrap().unwrap();
+    (place.how(id), place.started(), log.text)
+}
+
+#[test]
+fn a_run_that_died_of_a_page_fault_goes_on_from_its_checkpoint() {
+    let (how, started, log) = faulting(&Place::new(), 2);
+    assert_eq!(how, (Ended::Completed, None));
+    assert_eq!(started.len(), 3);
+    for resumed in &started[1..] {
+        assert!(
+            resumed.contains("--resume") && resumed.ends_with("/runs/a"),
+            "{started:?}"
+        );
+    }
+    assert!(
+        log.contains(
+            "ended the run; starting it again from its checkpoint of step 7 (restart 1 of 3)"
+        ) && log.contains("step 8 (restart 2 of 3)"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_run_that_always_faults_is_given_up_after_three_restarts() {
+    let (how, started, _) = faulting(&Place::new(), 9);
+    let error = how.1.unwrap();
+    assert!(
+        how.0 == Ended::Failed && error.ends_with("it was started again 3 times"),
+        "{error}"
+    );
+    assert_eq!(started.len(), 4);
+}
+
+#[test]
+fn a_run_that_faults_without_a_new_checkpoint_is_given_up_at_once() {
+    let place = Place::new();
+    fs::write(place.queue.runs().root().join("stuck"), "").unwrap();
+    let (how, started, log) = faulting(&place, 9);
+    assert_eq!(how.0, Ended::Failed);
+    assert!(
+        log.contains("it came no further than before the fault before"),
+        "{log}"
+    );
+    assert_eq!(started.len(), 2);
+}
+
 #[test]
 fn a_job_that_repeatedly_crashes_the_machine_is_given_up() {
     let place = Place::new();

@@ -4,11 +4,12 @@
 //! ```text
 //! facts ─▶ plan ─▶ environment ─▶ child (signals in, exit code out)
 //!                                   │ its output, through us
-//!                                   ▼
+//!                                   ▼        (a page fault: once more, `restart`)
 //!   last output + how it ended + memory and kernel log until then ─▶ explanation
 //! ```
 
 mod child;
+mod restart;
 mod streams;
 mod watch;
 #[cfg(windows)]
@@ -16,11 +17,13 @@ mod windows;
 
 use super::activation;
 use super::env::no_such_gpu;
+use child::Ended;
 use doctor::explain::ending::{self, Ending};
 use doctor::explain::{Explainer, Hints};
 use doctor::findings::{Check, Severity, findings, seen_by_hip};
 use doctor::plan::{Plan, VISIBILITY, Variable, WITHOUT_HIPBLASLT, plan_with};
 use doctor::report::explanation_text;
+use doctor::restart::Restarts;
 use platform::Machine;
 use platform::machine::Gpu;
 use std::ffi::OsString;
@@ -57,6 +60,11 @@ pub(crate) struct Args {
     #[arg(long)]
     no_explain: bool,
 
+    /// Start the command again when a page fault on the GPU ended it, at most three times, and only while it comes
+    /// further; `surefoot train` resumes from its newest checkpoint, other commands are given SUREFOOT_RESTARTS=1, 2, 3
+    #[arg(long, conflicts_with = "no_explain")]
+    restart_on_fault: bool,
+
     /// The command and its arguments
     #[arg(
         required = true,
@@ -80,9 +88,12 @@ const SIGPIPE: i32 = 13;
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let python = args.python.clone().map_or(Python::Active, Python::At);
     let mut machine = live::machine(&python);
+    // Some of what a machine needs it does not need with hip-alloc, which our trainer uses by itself.
     if args.alloc {
-        // Some of what a machine needs it does not need with hip-alloc.
         machine.variables.insert("HIP_ALLOC".into(), "1".into());
+    } else if restart::is_trainer(&args.command) {
+        let own = machine.variables.entry("HIP_ALLOC".into());
+        own.or_insert_with(|| "1".into());
     }
     if let Some(gpu) = args.gpu.filter(|&gpu| gpu >= machine.gpus.len()) {
         return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
@@ -91,15 +102,42 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     unsafe_gpu::refuse_wrong_ones(device_zero(&machine, &plan, args.gpu))?;
     name_what_is_harmful(&machine, &plan, args);
     name_what_costs_time(&plan);
-    let (program, rest) = args
-        .command
+    let mut words = args.command.clone();
+    let mut restarts = Restarts::default();
+    let ended = loop {
+        let ended = run_once(&words, &machine, &plan, args, restarts.count())?;
+        let again = args.restart_on_fault && !ended.was_asked_to_stop;
+        match again.then(|| restart::after(&ended, &words, &mut restarts)) {
+            Some(Some(next)) => words = next,
+            _ => break ended,
+        }
+    };
+    // Windows has 32-bit exit codes, such as that of an access violation.
+    #[cfg(windows)]
+    if let Ending::Code(code) = ended.ending {
+        std::process::exit(code);
+    }
+    Ok(Outcome::Child(exit_code(ended.ending)))
+}
+
+/// Runs a command to its end, and explains a bad one.
+fn run_once(
+    words: &[OsString],
+    machine: &Machine,
+    plan: &Plan,
+    args: &Args,
+    restarts: u32,
+) -> Result<Ended, Failure> {
+    let (program, rest) = words
         .split_first()
         .ok_or_else(|| Failure::usage("no command given"))?;
     let mut command = Command::new(program);
     command.args(rest);
-    set_environment(&mut command, &machine, &plan, args)?;
-
-    let watch = Watch::start(&machine);
+    set_environment(&mut command, machine, plan, args)?;
+    if restarts > 0 {
+        command.env("SUREFOOT_RESTARTS", restarts.to_string());
+    }
+    let watch = Watch::start(machine);
     let pid = watch.pid();
     let started = |child| pid.store(child, Ordering::SeqCst);
     let ended = child::run(command, !args.no_explain, started).map_err(|error| {
@@ -117,14 +155,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     // If the reader of its stdout is gone (`| head`), the program did not fail by itself.
     let lost_its_reader = ended.ending == Ending::Signal(SIGPIPE);
     if !args.no_explain && !ended.was_asked_to_stop && !lost_its_reader {
-        explain_death(&machine, &ended, &watch.finish());
+        explain_death(machine, &ended, &watch.finish());
     }
-    // Windows has 32-bit exit codes, such as that of an access violation.
-    #[cfg(windows)]
-    if let Ending::Code(code) = ended.ending {
-        std::process::exit(code);
-    }
-    Ok(Outcome::Child(exit_code(ended.ending)))
+    Ok(ended)
 }
 
 /// The GPU that the command will see first: the requested one, else what the user's own variables leave visible, else
@@ -242,7 +275,7 @@ fn name_what_costs_time(plan: &Plan) {
 }
 
 /// Explains how the child ended.
-fn explain_death(machine: &Machine, ended: &child::Ended, seen: &Seen) {
+fn explain_death(machine: &Machine, ended: &Ended, seen: &Seen) {
     let Some(how) = ending::describe(ended.ending, seen.events) else {
         return;
     };

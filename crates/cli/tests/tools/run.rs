@@ -302,6 +302,100 @@ fn the_child_gets_what_the_machine_needs_and_keeps_what_the_user_set() {
     );
 }
 
+const FAULT: &str = "echo 'Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f00. Reason: Page not present.' >&2; kill -ABRT $$";
+
+/// Runs a script as the command, in a folder of its own.
+fn restarting(folder: &std::path::Path, command: &[&str], script: &str) -> Output {
+    let program = folder.join(command[0]);
+    std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("a script");
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("a mode");
+    surefoot()
+        .args(["run", "--restart-on-fault", "--"])
+        .arg(program)
+        .args(&command[1..])
+        .current_dir(folder)
+        .output()
+        .expect("it runs")
+}
+
+#[test]
+fn a_command_that_a_page_fault_ended_is_started_again_while_it_comes_further() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = format!(
+        "echo restarts ${{SUREFOOT_RESTARTS:-0}}\n[ \"$SUREFOOT_RESTARTS\" = 2 ] || {{ {FAULT}; }}"
+    );
+    let output = restarting(folder.path(), &["script", "a"], &script);
+    assert_eq!(output.status.code(), Some(0), "{}", show(&output));
+    assert_eq!(output.stdout, b"restarts 0\nrestarts 1\nrestarts 2\n");
+    let said = "starting it again from the beginning (restart 2 of 3)";
+    assert!(stderr(&output).contains(said), "{}", show(&output));
+    // One that always faults.
+    let script = format!("echo restarts $SUREFOOT_RESTARTS\n{FAULT}");
+    let output = restarting(folder.path(), &["script"], &script);
+    assert_eq!(output.status.code(), Some(134), "{}", show(&output));
+    assert_eq!(
+        output.stdout,
+        b"restarts\nrestarts 1\nrestarts 2\nrestarts 3\n"
+    );
+    assert!(stderr(&output).contains("is not started again: it was started again 3 times"));
+    // One that comes no further.
+    let output = restarting(
+        folder.path(),
+        &["script"],
+        &format!("echo step 5 >> starts\n{FAULT}"),
+    );
+    let starts = std::fs::read_to_string(folder.path().join("starts")).expect("a file");
+    assert_eq!(
+        (output.status.code(), starts.lines().count()),
+        (Some(134), 2)
+    );
+    assert!(
+        stderr(&output).contains("it came no further"),
+        "{}",
+        show(&output)
+    );
+    // Another end is none of its business, nor is a fault without the option.
+    let output = restarting(
+        folder.path(),
+        &["script"],
+        "echo Segmentation fault >&2; exit 1",
+    );
+    assert!(!stderr(&output).contains("again"), "{}", show(&output));
+    let output = run(&["--", "sh", "-c", FAULT]);
+    assert!(
+        !stderr(&output).contains("starting it again"),
+        "{}",
+        show(&output)
+    );
+}
+
+#[test]
+fn a_trainer_that_a_page_fault_ended_resumes_its_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = format!(
+        r#"echo "$*" >> starts
+mkdir -p runs/a && echo 'name: a' > runs/a/config.yaml
+echo 'run        runs/a' >&2
+case $(wc -l < starts) in
+  1) mkdir -p runs/a/checkpoints/step-000010; {FAULT};;
+  2) mkdir -p runs/a/checkpoints/step-000020; {FAULT};;
+esac"#
+    );
+    let output = restarting(
+        folder.path(),
+        &["surefoot", "train", "a.yaml", "--set", "x=1"],
+        &script,
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", show(&output));
+    let starts = std::fs::read_to_string(folder.path().join("starts")).expect("a file");
+    let resumed = "train a.yaml --set x=1 --resume runs/a";
+    let wanted = ["train a.yaml --set x=1", resumed, resumed];
+    assert_eq!(starts.lines().collect::<Vec<_>>(), wanted);
+    assert!(stderr(&output).contains("from its checkpoint of step 20 (restart 2 of 3)"));
+}
+
 /// A machine with an RX 9070 XT and a torch whose kernels for it read too far.
 fn on_an_rx_9070(torch: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let text = std::fs::read_to_string(fixture("synthetic/kfd_gfx1201_plus_gfx1036.txt"));

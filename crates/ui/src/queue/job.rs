@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use doctor::restart::Restarts;
+
 use crate::runs::{Process, RunName};
 
 /// The number of a job in its queue; not reused while the job is listed.
@@ -83,6 +85,10 @@ pub struct Job {
     pub added: u64,
     /// How often it was started.
     pub attempts: u32,
+    /// How often its run went on after a page fault on the GPU.
+    #[serde(default, skip_serializing_if = "Restarts::are_none")]
+    #[schemars(skip)]
+    pub restarts: Restarts,
     /// The device chosen for it, by its name in a config; unset if only one run trains at a time.
     #[serde(default)]
     pub device: Option<String>,

@@ -12,10 +12,12 @@ use serde::Deserialize;
 use super::job::{Ended, Job, State, Work};
 use super::log::{OUTPUT, plain};
 use super::scheduler::{self, Assignment, CPU, Concurrency, Device, DeviceUse, WaitingJob};
-use super::store::{ended, has_checkpoint};
+use super::store::ended;
 use super::worker::{Callbacks, InterruptedRun};
 use super::{Queue, check, verdict};
-use crate::runs::{Error, Process, RunName, Status, boot_id, is_asked, wait_for};
+use crate::runs::{
+    Error, Process, RunName, Status, boot_id, is_asked, newest_checkpoint, wait_for,
+};
 
 /// How often to look for the folder of a starting run, and at a run of another process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -316,6 +318,7 @@ impl<'a> JobRunner<'a> {
         let status = status.map_err(|error| Error::io("wait for", self.program, error))?;
         self.move_log(&job, &run);
         let end = self.ending(&run, Some((status, &log, log_start)));
+        let end = self.after_fault(&mut job, &run, end, (&log, log_start));
         self.queue.note(&mut job, end)?;
         self.report_interruption(&job, &run);
         Ok(())
@@ -396,7 +399,7 @@ impl<'a> JobRunner<'a> {
                     self.report_interruption(&job, &run);
                     return Ok(());
                 }
-                if has_checkpoint(&self.queue.runs().root().join(run.as_str())) {
+                if newest_checkpoint(&self.queue.runs().root().join(run.as_str())).is_some() {
                     job.what.work = Work::Resume { run };
                     job.what.set.clear();
                 }
@@ -572,13 +575,8 @@ fn signal(status: ExitStatus) -> Option<i32> {
 }
 
 /// The last error in the log after byte `log_start`, or else how the process ended.
-fn failure(mut log: &File, log_start: u64, status: ExitStatus) -> String {
-    let mut bytes = Vec::new();
-    let end = log.seek(SeekFrom::End(0)).unwrap_or(0);
-    let from = log_start.max(end.saturating_sub(MAX_ERROR_BYTES));
-    let _ = log.seek(SeekFrom::Start(from));
-    let _ = log.take(MAX_ERROR_BYTES).read_to_end(&mut bytes);
-    let text = plain(&String::from_utf8_lossy(&bytes));
+fn failure(log: &File, log_start: u64, status: ExitStatus) -> String {
+    let text = last_output(log, log_start);
     let said = match text.rfind("surefoot: ") {
         Some(at) => &text[at + "surefoot: ".len()..],
         None => "",
@@ -589,4 +587,14 @@ fn failure(mut log: &File, log_start: u64, status: ExitStatus) -> String {
         ("", None) => format!("it ended with exit code {}", status.code().unwrap_or(1)),
         (said, None) => said.to_owned(),
     }
+}
+
+/// The end of what the log has after byte `log_start`.
+pub(super) fn last_output(mut log: &File, log_start: u64) -> String {
+    let mut bytes = Vec::new();
+    let end = log.seek(SeekFrom::End(0)).unwrap_or(0);
+    let from = log_start.max(end.saturating_sub(MAX_ERROR_BYTES));
+    let _ = log.seek(SeekFrom::Start(from));
+    let _ = log.take(MAX_ERROR_BYTES).read_to_end(&mut bytes);
+    plain(&String::from_utf8_lossy(&bytes))
 }

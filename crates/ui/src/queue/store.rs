@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use doctor::restart::Restarts;
 use serde::{Deserialize, Serialize};
 
 use super::job::{Ended, Job, JobId, NewJob, State};
@@ -81,6 +82,7 @@ impl Queue {
             order: last_order(&jobs) + 1,
             added: now(),
             attempts: 0,
+            restarts: Restarts::default(),
             device: None,
             expected: None,
             alone: false,
@@ -145,7 +147,7 @@ impl Queue {
         }
         let (jobs, _) = self.read()?;
         job.order = last_order(&jobs) + 1;
-        job.attempts = 0;
+        (job.attempts, job.restarts) = (0, Restarts::default());
         job.state = State::Waiting;
         (job.device, job.expected, job.alone) = (None, None, false);
         job.what.force = force;
@@ -378,13 +380,4 @@ pub(super) fn ended(how: Ended, error: Option<String>, run: Option<RunName>) -> 
         at: now(),
         run,
     }
-}
-
-/// Whether a run has a checkpoint to resume from.
-pub(super) fn has_checkpoint(run: &Path) -> bool {
-    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten();
-    entries.flatten().any(|entry| {
-        let name = entry.file_name();
-        name.to_string_lossy().starts_with("step-")
-    })
 }

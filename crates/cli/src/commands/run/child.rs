@@ -1,6 +1,6 @@
 //! A child process: signals go in, the exit code comes out.
 
-use super::streams::Streams;
+use super::streams::{Streams, Tails};
 use doctor::explain::ending::Ending;
 use std::io;
 use std::process::{Child, Command, ExitStatus};
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Ended {
     /// Its exit code or signal.
     pub(super) ending: Ending,
+    /// The first part of what it printed.
+    pub(super) first_output: Vec<u8>,
     /// The last part of what it printed.
     pub(super) last_output: Vec<u8>,
     /// Whether somebody ended it on purpose (Ctrl-C, `kill`).
@@ -38,9 +40,11 @@ pub(super) fn run(
     started(child.id());
     let tails = streams.map(Streams::follow);
     let status = signals.wait(&mut child, &asked_to_stop)?;
+    let (first_output, last_output) = tails.map(Tails::finish).unwrap_or_default();
     Ok(Ended {
         ending: ending(status),
-        last_output: tails.map(|tails| tails.finish()).unwrap_or_default(),
+        first_output,
+        last_output,
         was_asked_to_stop: asked_to_stop.load(Ordering::SeqCst),
     })
 }

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How much of the last output is kept.
 const KEEP: usize = 256 << 10;
 
+/// How much of the first output is kept: a trainer begins with the name of its run.
+const KEEP_FIRST: usize = 32 << 10;
+
 /// One of our own streams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
@@ -161,17 +164,20 @@ impl Streams {
 }
 
 impl Tails {
-    /// The last output, stderr's after stdout's.
-    pub(super) fn finish(self) -> Vec<u8> {
+    /// The first and the last output, stderr's after stdout's.
+    pub(super) fn finish(self) -> (Vec<u8>, Vec<u8>) {
         let mut tails = self.tails;
         // The child has ended: stdout belongs before the traceback on stderr.
         tails.sort_by_key(|tail| tail.target == Target::Stderr);
-        let mut all = Vec::new();
+        let (mut first, mut last) = (Vec::new(), Vec::new());
         for tail in tails {
-            all.extend(tail.finish());
-            all.push(b'\n');
+            let (begins, ends) = tail.finish();
+            first.extend(begins);
+            first.push(b'\n');
+            last.extend(ends);
+            last.push(b'\n');
         }
-        all
+        (first, last)
     }
 }
 
@@ -183,6 +189,7 @@ struct Tail {
 
 #[derive(Default)]
 struct Shared {
+    first: Mutex<Vec<u8>>,
     kept: Mutex<Vec<u8>>,
     /// The stream is over.
     is_done: AtomicBool,
@@ -228,7 +235,7 @@ impl Tail {
 
     /// What was kept, once everything that the child wrote has been passed on. A
     /// grandchild may hold the stream open; for that one we do not wait.
-    fn finish(self) -> Vec<u8> {
+    fn finish(self) -> (Vec<u8>, Vec<u8>) {
         const PATIENCE: Duration = Duration::from_millis(500);
         let mut idle_since = Instant::now();
         while !self.shared.is_done.load(Ordering::SeqCst) && idle_since.elapsed() < PATIENCE {
@@ -237,14 +244,20 @@ impl Tail {
             }
             thread::sleep(Duration::from_millis(2));
         }
+        let first = self.shared.first.lock();
+        let first = first.unwrap_or_else(PoisonError::into_inner).clone();
         let kept = self.shared.kept.lock();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
-        kept[kept.len().saturating_sub(KEEP)..].to_vec()
+        (first, kept[kept.len().saturating_sub(KEEP)..].to_vec())
     }
 }
 
 impl Shared {
     fn keep(&self, piece: &[u8]) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = KEEP_FIRST.saturating_sub(first.len());
+        first.extend_from_slice(&piece[..piece.len().min(room)]);
+        drop(first);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend_from_slice(piece);
         let surplus = kept.len().saturating_sub(KEEP);
