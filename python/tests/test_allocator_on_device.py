@@ -1,6 +1,7 @@
 """hip-alloc on the simulated device itself: its memory, its limits, its streams."""
 
 import json
+import os
 import sys
 
 import torch
@@ -201,6 +202,9 @@ def test_an_error_of_empty_cache_is_raised_after_all_devices_were_trimmed(run):
     assert first >= 64 * MIB and second == 0
 
 
+LORA_STEPS = "SUREFOOT_LORA_STEPS"
+
+
 def lora(steps):
     """A LoRA of frozen layers of several widths, whose backward pass reads each of their weights."""
     torch.manual_seed(0)
@@ -231,7 +235,7 @@ def lora_of_some_steps():
 
 
 def lora_of_many_steps():
-    return lora(2_000)
+    return lora(int(os.environ[LORA_STEPS]))
 
 
 def test_kernels_that_read_behind_an_operand_fault_without_a_guard_and_never_with_one(run):
@@ -242,4 +246,6 @@ def test_kernels_that_read_behind_an_operand_fault_without_a_guard_and_never_wit
     assert theirs.returncode != 0 and "memory access fault" in theirs.stderr
     off = run(lora_of_some_steps, fails=True, hip_alloc=True, HIP_ALLOC_CONF="guard:off", **overread)
     assert off.returncode != 0 and "memory access fault" in off.stderr
-    assert run(lora_of_many_steps, hip_alloc=True, HIP_ALLOC_CONF="guard:on", **overread) == 2_000
+    steps = int(os.environ.get(LORA_STEPS, "2000"))
+    many = {LORA_STEPS: str(steps), **overread}
+    assert run(lora_of_many_steps, hip_alloc=True, HIP_ALLOC_CONF="guard:on", **many) == steps

@@ -105,6 +105,12 @@ fn heavy(
     };
     references::golden(shell, python)?;
     packages(shell)?;
+    // Real PyTorch's LoRA, five times as long as in the group of all tests.
+    let guard = "python/tests/test_allocator_on_device.py";
+    cmd!(shell, "{python} -m pytest {guard} -k never_with_one")
+        .args(&libraries)
+        .env("SUREFOOT_LORA_STEPS", "10000")
+        .run()?;
     let options = dist::test_options(&setup::dist_python()?)?;
     let newest = setup::newest_python(of_today)?;
     // The trainer's wheel has a program for the PyTorch of each of the two.
