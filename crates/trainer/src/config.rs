@@ -57,6 +57,7 @@ pub(crate) use keys::{OnResume, key};
 pub use memory::{MemoryLimits, Offload, PlaceConfig, Size};
 pub use mixture::{MixtureSource, StoppingStrategy};
 pub use notify::NotifyConfig;
+pub(crate) use paths::{Confinement, LEADS_ELSEWHERE};
 pub(crate) use previews::Preview;
 pub use problem::{ConfigError, Problem};
 pub(crate) use schedule::POLYNOMIAL_END;
@@ -354,20 +355,20 @@ impl Config {
             warnings.extend(told);
         }
         problems.extend(check::against_schema(&tree, schema::schema()));
-        problems.extend(paths::expand(&mut tree, schema::schema(), &|name| {
-            std::env::var_os(name)
-        }));
-        if let Some(folders) = std::env::var_os(FOLDERS) {
-            let folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
-            let base = std::env::current_dir().unwrap_or_default();
-            problems.extend(paths::confine(&tree, schema::schema(), &base, &folders));
+        let confinement = Confinement::of_the_environment();
+        let expanded = paths::expand(&mut tree, schema::schema(), &|name| {
+            paths::visible_variable(name, confinement.as_ref(), &|name| std::env::var_os(name))
+        });
+        problems.extend(expanded);
+        if let Some(confinement) = &confinement {
+            problems.extend(confinement.problems(&tree, schema::schema()));
         }
         if problems.is_empty() {
             let wrong = |error: &serde_json::Error| Problem::at(&tree.place, error.to_string());
             let config: Self =
                 serde_json::from_value(tree.to_json()).map_err(|error| wrong(&error))?;
             problems = consistency::check(&config, &tree);
-            if std::env::var_os(FOLDERS).is_some() && config.names_images_in_prompts() {
+            if confinement.is_some() && config.names_images_in_prompts() {
                 let place = tree.find(&["sample", "prompts"]).unwrap_or(&tree);
                 let message = "`--i` in a prompt is not allowed here: set `sample.image`";
                 problems.push(Problem::at(&place.place, message.to_owned()));

@@ -14,6 +14,16 @@ use super::tree::{Node, Value};
 /// Environment variables by name.
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
+/// The value of a variable, as far as whoever wrote the config may see it: messages name the paths that come of it.
+pub(crate) fn visible_variable(
+    name: &str,
+    confinement: Option<&Confinement>,
+    variables: Variables<'_>,
+) -> Option<OsString> {
+    let is_visible = confinement.is_none() || name == "HOME";
+    is_visible.then(|| variables(name)).flatten()
+}
+
 /// Expands all paths of a config in place, and returns the problems with their positions.
 pub(crate) fn expand(tree: &mut Node, schema: &Json, variables: Variables<'_>) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -52,41 +62,50 @@ fn expand_below(
     }
 }
 
-/// Refuses paths that lead out of `folders`, also through links; relative ones start from `base`.
-pub(crate) fn confine(
-    tree: &Node,
-    schema: &Json,
-    base: &Path,
-    folders: &[PathBuf],
-) -> Vec<Problem> {
-    let folders: Vec<PathBuf> = folders
-        .iter()
-        .filter_map(|f| f.canonicalize().ok())
-        .collect();
-    let mut problems = Vec::new();
-    confine_below(
-        tree,
-        schema,
-        schema,
-        &|path| is_within(&base.join(path), &folders),
-        &mut problems,
-    );
-    if !problems.is_empty() {
-        let shown: Vec<_> = folders
-            .iter()
-            .map(|f| format!("`{}`", f.display()))
-            .collect();
-        let help = format!(
-            "a config from the page may only use files in {}",
-            shown.join(", ")
-        );
-        problems = problems
-            .into_iter()
-            .map(|problem| problem.with_help(&*help))
-            .collect();
-    }
-    problems
+/// The only folders that the paths of a config may lead to, and what the files found there refer to: set if the config
+/// comes from somebody who must not read all files of this user.
+#[derive(Debug, Clone)]
+pub(crate) struct Confinement {
+    folders: Vec<PathBuf>,
 }
+
+impl Confinement {
+    /// That of this process, if [`FOLDERS`](super::FOLDERS) is set.
+    pub(crate) fn of_the_environment() -> Option<Self> {
+        let folders = std::env::var_os(super::FOLDERS)?;
+        Some(Self::new(std::env::split_paths(&folders)))
+    }
+
+    /// Only these folders.
+    pub(crate) fn new(folders: impl IntoIterator<Item = PathBuf>) -> Self {
+        let folders = folders.into_iter();
+        Self {
+            folders: folders.filter_map(|f| f.canonicalize().ok()).collect(),
+        }
+    }
+
+    /// Whether a path, or its nearest existing parent, is in one of the folders, also after links are followed.
+    /// Relative paths start from the current folder.
+    pub(crate) fn allows(&self, path: &Path) -> bool {
+        let base = std::env::current_dir().unwrap_or_default();
+        is_within(&base.join(path), &self.folders)
+    }
+
+    /// The paths of a config that lead elsewhere.
+    pub(super) fn problems(&self, tree: &Node, schema: &Json) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let is_allowed = |path: &str| self.allows(Path::new(path));
+        confine_below(tree, schema, schema, &is_allowed, &mut problems);
+        let shown = self.folders.iter().map(|f| format!("`{}`", f.display()));
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        let help = format!("a config from the page may only use files in {shown}");
+        let problems = problems.into_iter();
+        problems.map(|problem| problem.with_help(&*help)).collect()
+    }
+}
+
+/// What is said of a file that is not in the folders.
+pub(crate) const LEADS_ELSEWHERE: &str = "leads to a folder that is not allowed here";
 
 fn confine_below(
     node: &Node,
@@ -98,7 +117,7 @@ fn confine_below(
     let schema = resolve(root, schema);
     match &node.value {
         Value::String(text) if is_path(schema) && !is_allowed(text) => {
-            let message = format!("`{text}` leads to a folder that is not allowed here");
+            let message = format!("`{text}` {LEADS_ELSEWHERE}");
             problems.push(Problem::at(&node.place, message));
         }
         Value::Map(entries) => {
@@ -193,7 +212,7 @@ fn expanded(path: &str, variables: Variables<'_>) -> Result<String, Refusal> {
             match found {
                 Some(Err(_)) => format!("the variable of `{written}` is not UTF-8 text"),
                 Some(Ok(_)) => format!("the variable of `{written}` is empty"),
-                None => format!("`{written}` is not set in the environment"),
+                None => format!("`{written}` is not set here"),
             },
             format!("set `{name}`, or write the path without it; `$$` is a `$` in a name"),
         ),
@@ -296,6 +315,7 @@ mod tests {
         std::os::unix::fs::symlink("../outside/new", inside.join("dangling")).unwrap();
         let outside = place.path().join("outside").display().to_string();
         let whole = inside.join("data").display().to_string();
+        let confinement = Confinement::new([inside.clone()]);
         for (path, allowed) in [
             ("data", true),
             ("data/new/text.txt", true),
@@ -310,17 +330,36 @@ mod tests {
             ("link/x", false),
             ("dangling", false),
         ] {
-            let found = is_within(&inside.join(path), &[inside.canonicalize().unwrap()]);
+            let found = confinement.allows(&inside.join(path));
             assert_eq!(found, allowed, "{path}");
         }
         let text = "data:\n  path: /etc/passwd\nname: x\n";
         let tree = super::super::tree::parse_file("c.yaml", text).unwrap();
-        let schema = super::super::schema::schema();
-        let problems = confine(&tree, schema, &inside, std::slice::from_ref(&inside));
+        let problems = confinement.problems(&tree, super::super::schema::schema());
         let [problem] = &problems[..] else {
             panic!("{problems:?}");
         };
         assert_eq!((problem.line, problem.column), (2, 9));
+    }
+
+    /// Its value would be in the messages, and set variables would differ from others.
+    #[test]
+    fn a_confined_config_sees_no_variables() {
+        let confinement = Confinement::new([std::env::temp_dir()]);
+        let see = |name: &str| visible_variable(name, Some(&confinement), &variables);
+        assert_eq!((see("HOME"), see("DATA_1")), (variables("HOME"), None));
+        assert_eq!(
+            expanded("$DATA_1/x", &see),
+            expanded("$GONE/x", &see).map_err(|mut refusal| {
+                refusal.message = refusal.message.replace("GONE", "DATA_1");
+                refusal.help = refusal.help.replace("GONE", "DATA_1");
+                refusal
+            })
+        );
+        assert_eq!(
+            visible_variable("DATA_1", None, &variables),
+            variables("DATA_1")
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::format;
 use super::random::SplitMix64;
 use crate::Error;
-use crate::config::DataFormat;
+use crate::config::{Confinement, DataFormat, LEADS_ELSEWHERE};
 
 /// The training and the held-out documents.
 pub(super) struct Parts {
@@ -122,7 +122,9 @@ pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<Pa
             path.display()
         )));
     }
-    let files = files_below(path)?;
+    // Other folders are those of the hub's data, which are links into its cache.
+    let confinement = Confinement::of_the_environment().filter(|all| all.allows(path));
+    let files = files_below(path, confinement.as_ref())?;
     let (mut files, mut others): (Vec<_>, Vec<_>) = files
         .into_iter()
         .partition(|file| format.is_some() || format::named(file).is_some());
@@ -197,8 +199,8 @@ pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<Pa
     Ok(files)
 }
 
-/// All files below `folder`, in the order of their paths.
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+/// All files below `folder`, in the order of their paths; none is a link out of where it may lead.
+fn files_below(folder: &Path, confinement: Option<&Confinement>) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -216,7 +218,13 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             }
             if kind.is_dir() {
                 folders.push(path);
-            } else if path.is_file() {
+                continue;
+            }
+            if confinement.is_some_and(|all| kind.is_symlink() && !all.allows(&path)) {
+                let path = path.display();
+                return Err(Error::Data(format!("the link `{path}` {LEADS_ELSEWHERE}")));
+            }
+            if path.is_file() {
                 files.push(path);
             }
         }
@@ -399,6 +407,23 @@ mod tests {
         assert_eq!(found(&["test.jsonl"], None), ["test.jsonl"]);
         let all = Some(DataFormat::Text);
         assert_eq!(found(&["README.md", "a.bin"], all), ["README.md", "a.bin"]);
+    }
+
+    #[test]
+    fn a_confined_config_reads_no_link_to_elsewhere() {
+        let place = tempfile::tempdir().unwrap();
+        let texts = place.path().join("texts");
+        std::fs::create_dir(&texts).unwrap();
+        std::fs::write(place.path().join("secret"), "secret").unwrap();
+        std::fs::write(texts.join("a.txt"), "a").unwrap();
+        std::os::unix::fs::symlink("a.txt", texts.join("b.txt")).unwrap();
+        let confinement = Confinement::new([texts.clone()]);
+        let names = files_below(&texts, Some(&confinement)).unwrap();
+        assert_eq!(names, [texts.join("a.txt"), texts.join("b.txt")]);
+        std::os::unix::fs::symlink("../secret", texts.join("c.txt")).unwrap();
+        let error = files_below(&texts, Some(&confinement)).unwrap_err();
+        assert!(error.to_string().contains("c.txt` leads"), "{error}");
+        assert_eq!(files_below(&texts, None).unwrap().len(), 3);
     }
 
     #[test]

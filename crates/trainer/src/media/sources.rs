@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Problems;
 use crate::Error;
-use crate::config::DataConfig;
+use crate::config::{Confinement, DataConfig, LEADS_ELSEWHERE};
 
 /// Extensions of files that ffmpeg reads.
 const VIDEOS: [&str; 12] = [
@@ -119,9 +119,17 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
 
 /// The same, including media whose caption is missing or not text.
 pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
+    find_within(path, config, Confinement::of_the_environment().as_ref())
+}
+
+fn find_within(
+    path: &Path,
+    config: &DataConfig,
+    confinement: Option<&Confinement>,
+) -> Result<Vec<Found>, Error> {
     let found = match (path.is_dir(), ending(path).as_str()) {
-        (true, _) => in_folder(path, config)?,
-        (false, "jsonl") => in_lines(path)?,
+        (true, _) => in_folder(path, config, confinement)?,
+        (false, "jsonl") => in_lines(path, confinement)?,
         (false, _) => {
             return Err(Error::Data(format!(
                 "`{}` is neither a folder of videos and images nor a `.jsonl` file that names them",
@@ -196,17 +204,23 @@ fn kohya(folder: &Path) -> Option<(u32, &str)> {
     Some((times.parse().ok()?, name.trim()))
 }
 
-fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
+fn in_folder(
+    folder: &Path,
+    config: &DataConfig,
+    confinement: Option<&Confinement>,
+) -> Result<Vec<Found>, Error> {
     let named = folder.join("metadata.jsonl");
     if named.is_file() {
         tracing::info!("`{}` names the media of its folder", named.display());
-        return in_lines(&named);
+        stay_within(confinement, &named).map_err(Error::Data)?;
+        return in_lines(&named, confinement);
     }
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
         (Vec::new(), BTreeMap::new(), Problems::default());
     let mut nested = Vec::new();
     for path in entries(folder)? {
+        stay_within(confinement, &path).map_err(Error::Data)?;
         if models::is_lfs_pointer(&path) {
             return Err(Error::Data(format!(
                 "`{}` {}",
@@ -226,7 +240,7 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
                 let below = match path.is_symlink() {
                     // One to a folder above would never end.
                     true => Vec::new(),
-                    false => in_folder(&path, config)?,
+                    false => in_folder(&path, config, confinement)?,
                 };
                 match below.is_empty() {
                     true => others.add(format!("`{name}`")),
@@ -236,7 +250,13 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
             }
         }
         match Source::of(&path)? {
-            Some(source) => sources.push(source),
+            Some(source) => {
+                let mut files = source.files().into_iter();
+                files
+                    .try_for_each(|file| stay_within(confinement, file))
+                    .map_err(Error::Data)?;
+                sources.push(source);
+            }
             None => others.add(format!("`{name}`")),
         }
     }
@@ -305,6 +325,16 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
     Ok(all)
 }
 
+/// Refuses a file that leads elsewhere, before anything is said of it.
+fn stay_within(confinement: Option<&Confinement>, path: &Path) -> Result<(), String> {
+    match confinement {
+        Some(confinement) if !confinement.allows(path) => {
+            Err(format!("`{}` {LEADS_ELSEWHERE}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Keys for the file name, in the JSON lines of several programs.
 const FILE_KEYS: [&str; 6] = [
     "file_name",
@@ -317,7 +347,7 @@ const FILE_KEYS: [&str; 6] = [
 /// Keys for the caption.
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 
-fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
+fn in_lines(path: &Path, confinement: Option<&Confinement>) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::Data(format!("`{}` is not UTF-8 text", path.display())))?;
@@ -327,7 +357,7 @@ fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
         if line.trim().is_empty() {
             continue;
         }
-        match in_line(folder, line) {
+        match in_line(folder, line, confinement) {
             Ok(item) => items.push(item),
             Err(complaint) => wrong.add(format!("line {}: {complaint}", number + 1)),
         }
@@ -336,7 +366,7 @@ fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
     Ok(items)
 }
 
-fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
+fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Result<Found, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON: {error}"))?;
     let object = value.as_object().ok_or("no JSON object")?;
     let text = |keys: &[&str]| -> Result<Option<String>, String> {
@@ -360,12 +390,15 @@ fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
     let name = text(&FILE_KEYS)?.ok_or_else(|| format!("none of {}", FILE_KEYS.join(", ")))?;
     let caption = text(&CAPTION_KEYS)?.ok_or("neither `caption` nor `text`")?;
     let path = folder.join(&name);
+    stay_within(confinement, &path)?;
     if !path.exists() {
         return Err(format!("`{name}` does not exist"));
     }
     let source = Source::of(&path).map_err(|error| error.to_string())?;
     let source =
         source.ok_or_else(|| format!("`{name}` is not a video, image or folder of pictures"))?;
+    let mut files = source.files().into_iter();
+    files.try_for_each(|file| stay_within(confinement, file))?;
     Ok(Found {
         source,
         caption_file: None,

@@ -186,3 +186,46 @@ fn a_folder_without_media_says_what_is_known() {
     let error = list(folder.path(), &DataConfig::default()).unwrap_err();
     assert!(error.to_string().contains(".mp4"), "{error}");
 }
+
+#[test]
+fn a_confined_config_gets_no_file_from_elsewhere() {
+    use std::os::unix::fs::symlink;
+
+    let place = folder(&[
+        ("secret.txt", b"secret"),
+        ("secret.png", b""),
+        ("in/a.png", b""),
+        ("in/a.txt", b"a cat"),
+        ("in/run/1.png", b""),
+        ("in/run.txt", b""),
+        ("lines/a.png", b""),
+        ("lines/run/1.png", b""),
+    ]);
+    let inside = place.path().join("in");
+    let lines = place.path().join("lines");
+    let confinement = Confinement::new([inside.clone(), lines.clone()]);
+    let find = |path: &Path, all| find_within(path, &DataConfig::default(), all);
+    assert_eq!(find(&inside, Some(&confinement)).unwrap().len(), 2);
+    for link in ["b.txt", "b.png", "run/2.png", "folder"] {
+        let target = match link {
+            "b.txt" => "../secret.txt",
+            "folder" => "..",
+            _ => "../../secret.png",
+        };
+        symlink(target, inside.join(link)).unwrap();
+        let error = find(&inside, Some(&confinement)).unwrap_err().to_string();
+        assert!(error.contains(&format!("{link}` leads to")), "{error}");
+        assert!(find(&inside, None).is_ok(), "{link}");
+        fs::remove_file(inside.join(link)).unwrap();
+    }
+    symlink("../../secret.png", lines.join("run/2.png")).unwrap();
+    let outside = place.path().join("secret.png").display().to_string();
+    for name in ["../secret.png", "../none.png", "/none.png", &outside, "run"] {
+        let line = format!("{{\"path\": {name:?}, \"caption\": \"x\"}}\n");
+        fs::write(lines.join("x.jsonl"), line).unwrap();
+        let error = find(&lines.join("x.jsonl"), Some(&confinement)).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("leads to a folder"), "{name}: {error}");
+        assert!(!error.contains("exist"), "{error}");
+    }
+}
