@@ -4,10 +4,15 @@
 //! or newer) show `content`, too. Redirects are not followed, the timeout is ten seconds, and errors are only
 //! reported on stderr: a run never fails because of a notification.
 
+use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::json;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 /// Timeout for one message, including name resolution and the response.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -142,7 +147,8 @@ fn post(url: &str, body: &str) -> Result<(), String> {
         .max_redirects_will_error(false)
         .http_status_as_error(false)
         .user_agent(concat!("surefoot/", env!("CARGO_PKG_VERSION")));
-    let request = ureq::Agent::new_with_config(config.build())
+    let connector = DefaultConnector::default();
+    let request = ureq::Agent::with_parts(config.build(), connector, OtherMachines::default())
         .post(url)
         .header("Content-Type", "application/json")
         .header("X-Template", "yes")
@@ -156,6 +162,35 @@ fn post(url: &str, body: &str) -> Result<(), String> {
             "it answers with a redirect ({status}), which is not followed: use the target's address"
         )),
         _ => Err(format!("it answers {status}")),
+    }
+}
+
+/// Finds the addresses of a host, and refuses link-local ones: no service for people has one, but that of a cloud
+/// which gives away the machine's credentials does.
+#[derive(Debug, Default)]
+struct OtherMachines(DefaultResolver);
+
+impl Resolver for OtherMachines {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let found = self.0.resolve(uri, config, timeout)?;
+        match found.iter().any(|address| is_link_local(address.ip())) {
+            true => Err(ureq::Error::Io(std::io::Error::other(
+                "it has a link-local address, which is not used",
+            ))),
+            false => Ok(found),
+        }
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
     }
 }
 
@@ -215,6 +250,18 @@ mod tests {
             (&"failed".into(), &7.into())
         );
         assert_eq!(body["allowed_mentions"], json!({ "parse": [] }));
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_link_local_address() {
+        for url in [
+            "http://169.254.169.254/latest",
+            "http://[fe80::1]:80/",
+            "http://[::ffff:169.254.169.254]/",
+        ] {
+            let error = post(url, "{}").expect_err(url);
+            assert!(error.contains("link-local"), "{url}: {error}");
+        }
     }
 
     #[test]
