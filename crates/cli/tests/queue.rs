@@ -172,7 +172,16 @@ fn what_cannot_work_is_refused_and_the_next_begins() {
     let place = Place::new();
     place.fine(&["queue", "pause"]);
     place.fine(&["add", "config.yaml", "--set", "data.path=missing.txt"]);
-    place.fine(&["add", "config.yaml", "--set", "train.max_steps=many"]);
+    // Mistakes in a config are told at once.
+    for (mistake, said) in [
+        ("train.max_steps=many", "train.max_steps"),
+        ("output_dir=elsewhere", "`output_dir`"),
+    ] {
+        let refused = place.runs(&["add", "config.yaml", "--set", mistake]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(errors.contains(said), "{errors}");
+    }
     place.fine(&["add", "config.yaml"]);
     place.fine(&["queue", "start"]);
     place.wait("end", are_over);
@@ -183,14 +192,7 @@ fn what_cannot_work_is_refused_and_the_next_begins() {
             .unwrap()
             .contains("missing.txt")
     );
-    assert_eq!(place.job(2)["how"], "refused");
-    assert!(
-        place.job(2)["error"]
-            .as_str()
-            .unwrap()
-            .contains("max_steps")
-    );
-    assert_eq!(place.job(3)["how"], "completed");
+    assert_eq!(place.job(2)["how"], "completed");
     // By force it is tried, and fails by itself.
     place.fine(&["queue", "retry", "1", "--force"]);
     place.wait("end", are_over);
@@ -201,7 +203,7 @@ fn what_cannot_work_is_refused_and_the_next_begins() {
         "{log}"
     );
     place.fine(&["queue", "remove", "1"]);
-    assert_eq!(place.jobs().len(), 2);
+    assert_eq!(place.jobs().len(), 1);
     let gone = place.runs(&["queue", "remove", "1"]);
     assert_eq!(gone.status.code(), Some(2));
 }

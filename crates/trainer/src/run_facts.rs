@@ -22,6 +22,8 @@ pub(crate) struct RunFacts {
     pub(crate) kind: &'static str,
     /// Unset if `surefoot generate` cannot load what the run exports.
     pub(crate) architecture: Option<String>,
+    /// The folder that relative paths in the config start from.
+    pub(crate) folder: Option<PathBuf>,
     /// `device` of the config.
     pub(crate) device: String,
     /// The memory that a step is expected to take.
@@ -76,6 +78,7 @@ impl RunFacts {
                 false => "language",
             },
             architecture: architecture.map(str::to_owned),
+            folder: std::env::current_dir().ok(),
             device: config.device.clone(),
             expected_memory,
             generate: tuned.as_deref().map(arguments),

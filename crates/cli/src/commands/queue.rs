@@ -1,6 +1,7 @@
 //! `surefoot runs add` and `surefoot runs queue`: the queue of runs to train.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use doctor::report::diagnose;
@@ -8,8 +9,8 @@ use surefoot_cli::live::{self, Python};
 use surefoot_cli::notify::{self, Event};
 use surefoot_cli::output::{self, Failure};
 use surefoot_ui::queue::{
-    self, Callbacks, Concurrency, InterruptedRun, Job, JobId, Listing, NewJob, Queue, State, Work,
-    WorkerExit,
+    self, Callbacks, Concurrency, InterruptedRun, Job, JobId, Listing, NewJob, Question, Queue,
+    State, Work, WorkerExit,
 };
 use surefoot_ui::runs::{RunName, Runs};
 
@@ -98,12 +99,49 @@ enum Command {
     Work,
 }
 
+/// How long the check of a config may take.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Refuses a config with mistakes before it waits in the queue; a run that is resumed has none.
+fn check(queue: &Queue, job: &NewJob) -> Result<(), Failure> {
+    if job.force || matches!(job.work, Work::Resume { .. }) {
+        return Ok(());
+    }
+    let program = program()?;
+    let asked = queue.ask(&program, job, Question::Config, CHECK_TIMEOUT);
+    let asked = asked.map_err(failure)?;
+    if let Some(error) = asked.error {
+        return Err(Failure::usage(error));
+    }
+    let found = asked.found.unwrap_or_default();
+    let problems = found["problems"].as_array().into_iter().flatten();
+    let lines = problems.map(|problem| {
+        let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
+        let (source, message) = (text("source"), text("message"));
+        let help = match text("help") {
+            help if help.is_empty() => help,
+            help => format!(" ({help})"),
+        };
+        format!(
+            "{source}:{}:{}: {message}{help}",
+            problem["line"], problem["column"]
+        )
+    });
+    let lines: Vec<String> = lines.collect();
+    match lines.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::usage(lines.join("\n"))),
+    }
+}
+
 /// Adds a job, and ensures that a worker is running.
 pub(crate) fn add(runs: Runs, args: &Add, json: bool) -> Result<(), Failure> {
-    let folder = std::env::current_dir().context("cannot tell the current folder")?;
+    let mut folder = std::env::current_dir().context("cannot tell the current folder")?;
     let (name, work) = match (&args.resume, &args.config) {
         (Some(run), _) => {
             runs.overview(run).map_err(failure)?;
+            // Relative paths in its config start where it was started.
+            folder = runs.origin(run).unwrap_or(folder);
             (run.clone(), Work::Resume { run: run.clone() })
         }
         (None, path) => {
@@ -115,20 +153,28 @@ pub(crate) fn add(runs: Runs, args: &Add, json: bool) -> Result<(), Failure> {
                 Some(name) => name.clone(),
                 None => queue::name_of(&config, &args.set).map_err(Failure::usage)?,
             };
+            let elsewhere = queue::output_elsewhere(&config, &args.set, &folder, runs.root());
+            if let Some(place) = elsewhere {
+                return Err(Failure::usage(format_args!(
+                    "`output_dir` ({place}) is not the folder of runs, `{}`: name it with `--runs`, or remove the key",
+                    runs.root().display(),
+                )));
+            }
             let source = path.display().to_string();
             (name, Work::Train { config, source })
         }
     };
     let queue = Queue::new(runs);
-    let job = queue.add(NewJob {
+    let job = NewJob {
         name,
         work,
         set: args.set.clone(),
         folder,
         confined_to: None,
         force: args.force,
-    });
-    let job = job.map_err(failure)?;
+    };
+    check(&queue, &job)?;
+    let job = queue.add(job).map_err(failure)?;
     ensure_worker(&queue)?;
     if json {
         return print_json(&job);
