@@ -28,14 +28,15 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::runs::{Error, Runs, is_locked};
+use crate::runs::{Cached, Error, Runs, is_locked};
 
 pub use check::{Asked, Question};
 pub use generate::{Generation, Prompt};
-pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
+pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of, output_elsewhere};
 pub use log::{LogPart, plain};
 pub use scheduler::Concurrency;
 pub use worker::{Callbacks, InterruptedRun, WorkerExit, work};
@@ -45,6 +46,8 @@ pub use worker::{Callbacks, InterruptedRun, WorkerExit, work};
 pub struct Queue {
     runs: Runs,
     folder: PathBuf,
+    /// The jobs that were read; a job's file is always replaced as a whole.
+    jobs: Arc<Cached<JobId, Job>>,
 }
 
 /// The state of the queue.
@@ -76,7 +79,8 @@ impl Queue {
     /// The queue of these runs. Nothing is written until a job is added.
     pub fn new(runs: Runs) -> Self {
         let folder = runs.state_folder().join("queue");
-        Self { runs, folder }
+        let jobs = Arc::default();
+        Self { runs, folder, jobs }
     }
 
     /// The folder of runs.
@@ -94,13 +98,16 @@ impl Queue {
     /// # Errors
     /// If the folder exists but cannot be read.
     pub fn needs_worker(&self) -> Result<bool, Error> {
+        if self.is_working() {
+            return Ok(false);
+        }
         let listing = self.list()?;
         let waits = |job: &Job| match job.state {
             State::Waiting => !listing.paused,
             State::Checking { .. } | State::Running { .. } => true,
             State::Ended { .. } => false,
         };
-        Ok(!listing.working && listing.jobs.iter().any(waits))
+        Ok(listing.jobs.iter().any(waits))
     }
 
     /// Starts `program runs --runs FOLDER queue work`, which ends at once if a worker is already running.

@@ -3,6 +3,7 @@
 //! There is no database. A run is a folder with a `config.yaml`, whoever started it. Whether it is running follows
 //! from the lock that its process holds on the folder; how it ended, from the files that the process wrote.
 
+mod cached;
 mod compare;
 mod curves;
 mod facts;
@@ -23,6 +24,7 @@ mod stop;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use schemars::JsonSchema;
@@ -41,6 +43,7 @@ use handle_windows as handle;
 #[cfg(windows)]
 use holders_windows as holders;
 
+pub(crate) use cached::Cached;
 pub(crate) use files::{Folder, identity};
 pub(crate) use holders::is_locked;
 pub(crate) use stop::{is_asked, signal_terminate};
@@ -183,12 +186,16 @@ pub struct Detail {
 #[derive(Debug, Clone)]
 pub struct Runs {
     root: PathBuf,
+    /// The latest numbers, and how far the files were read.
+    latest: Arc<Cached<RunName, (Latest, u64)>>,
 }
 
 impl Runs {
     /// The runs in `root`, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        let latest = Arc::default();
+        Self { root, latest }
     }
 
     /// The folder.
@@ -235,7 +242,7 @@ impl Runs {
         let folder = self.folder(name)?;
         let config = read_text(folder.file("config.yaml"), MAX_TEXT_BYTES)
             .map_err(|_| self.not_found(name))?;
-        let metrics = folder.file("metrics.jsonl").ok();
+        let mut metrics = folder.file("metrics.jsonl").ok();
         let changed = metrics
             .as_ref()
             .and_then(modified)
@@ -244,8 +251,10 @@ impl Runs {
             name: name.clone(),
             status: self.status(&folder, holders),
             latest: metrics
-                .and_then(|file| Latest::read(file).ok())
-                .unwrap_or_default(),
+                .as_mut()
+                .and_then(|file| self.latest.get(name.clone(), file, Latest::read).ok())
+                .unwrap_or_default()
+                .0,
             max_steps: max_steps(&config),
             changed,
         })
@@ -278,6 +287,12 @@ impl Runs {
             summary,
             facts: facts::of(&folder),
         })
+    }
+
+    /// The folder that relative paths in the config of a run start from, if the run recorded it and it is there.
+    pub fn origin(&self, name: &RunName) -> Option<PathBuf> {
+        let folder = facts::of(&self.folder(name).ok()?)?.folder?;
+        folder.is_dir().then_some(folder)
     }
 
     /// `metrics.jsonl` of a run; `None` if it does not exist yet.

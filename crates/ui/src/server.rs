@@ -107,6 +107,8 @@ pub struct State {
     pub(crate) dump: fn() -> String,
     metrics: Mutex<VecDeque<(RunName, Arc<Mutex<Metrics>>)>>,
     pub(crate) streams: Arc<Semaphore>,
+    /// What the streams of all pages send.
+    pub(crate) snapshot: Mutex<stream::Snapshot>,
     /// The data sets that the page shows.
     pub(crate) sets: Mutex<data::Sets>,
     /// Limits how many files are sent at once.
@@ -189,6 +191,7 @@ impl Server {
             dump: options.dump,
             metrics: Mutex::default(),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            snapshot: Mutex::default(),
             sets: Mutex::default(),
             files: Semaphore::new(MAX_FILES),
             generating: Arc::new(Semaphore::new(1)),

@@ -1,7 +1,7 @@
 //! A job: what to do, and its state.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -217,9 +217,64 @@ pub fn name_of(config: &str, set: &[String]) -> Result<RunName, String> {
     RunName::parse(named.as_deref().unwrap_or("run")).map_err(|error| error.to_string())
 }
 
+/// Where a config or `--set` names an `output_dir` other than `root`, in which the queue puts all runs. Relative paths
+/// start from `folder`; one with variables is taken for the same.
+pub fn output_elsewhere(
+    config: &str,
+    set: &[String],
+    folder: &Path,
+    root: &Path,
+) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Placed {
+        output_dir: Option<String>,
+    }
+    let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
+    let is_elsewhere = |config: &str| {
+        let placed = serde_saphyr::from_str::<Placed>(config).ok();
+        let written = placed.and_then(|placed| placed.output_dir);
+        let written = written.unwrap_or_else(|| root.display().to_string());
+        let has_variables = written.starts_with('~') || written.replace("$$", "").contains('$');
+        let there = real(folder.join(written.replace("$$", "$")));
+        !has_variables && there != real(folder.join(root))
+    };
+    let mut set = set.iter().filter_map(|set| set.strip_prefix("output_dir="));
+    if set.any(|set| is_elsewhere(&format!("output_dir: {set}"))) {
+        return Some("`--set`".into());
+    }
+    let mut lines = config.lines();
+    let line = lines.position(|line| line.starts_with("output_dir"));
+    is_elsewhere(config).then(|| format!("line {}", line.unwrap_or_default() + 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_folder_of_runs_is_found_in_its_line() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("runs");
+        for (config, line) in [
+            ("name: a", None),
+            ("output_dir: runs", None),
+            ("output_dir: ./runs/", None),
+            ("output_dir: $X/runs", None),
+            ("name: a\noutput_dir: out", Some("line 2")),
+            ("output_dir: /tmp", Some("line 1")),
+            ("output_dir: $$X", Some("line 1")),
+            ("{", None),
+        ] {
+            let found = output_elsewhere(config, &[], place.path(), &root);
+            assert_eq!(found.as_deref(), line, "{config}");
+        }
+        let written = format!("output_dir: {}", root.display());
+        let found = output_elsewhere(&written, &[], place.path(), &root);
+        assert_eq!(found, None);
+        let set = ["train.x=1".to_owned(), "output_dir=\"x\"".to_owned()];
+        let found = output_elsewhere("", &set, place.path(), &root);
+        assert_eq!(found.as_deref(), Some("`--set`"));
+    }
 
     #[test]
     fn a_run_is_named_by_set_or_else_by_its_config() {

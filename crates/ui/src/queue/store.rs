@@ -9,10 +9,10 @@ use std::time::SystemTime;
 use doctor::restart::Restarts;
 use serde::{Deserialize, Serialize};
 
-use super::job::{Ended, Job, JobId, NewJob, State};
+use super::job::{Ended, Job, JobId, NewJob, State, Work};
 use super::scheduler::Assignment;
 use super::{Concurrency, Listing, Queue, refuse_without_trainer};
-use crate::runs::{Error, RunName, boot_id, signal_terminate};
+use crate::runs::{Error, Overview, RunName, boot_id, is_asked, signal_terminate};
 
 /// How many ended jobs are kept.
 const MAX_ENDED: usize = 100;
@@ -58,6 +58,12 @@ impl Queue {
         })
     }
 
+    /// Whether a job is running and was asked to stop: it finishes its step.
+    pub fn is_stopping(&self, job: &Job) -> bool {
+        let process = job.state.process();
+        process.is_some_and(|process| is_asked(self.runs(), process))
+    }
+
     /// One job.
     pub fn job(&self, id: JobId) -> Result<Job, Error> {
         let (jobs, _) = self.read()?;
@@ -76,6 +82,7 @@ impl Queue {
                 "{MAX_WAITING} jobs are already waiting"
             )));
         }
+        self.refuse_second_resume(&jobs, &what)?;
         self.forget_oldest(&mut jobs);
         let job = Job {
             id: JobId(self.newest_number()? + 1),
@@ -91,6 +98,27 @@ impl Queue {
         };
         self.write(&lock, &job)?;
         Ok(job)
+    }
+
+    /// Refuses to resume a run that is training, or that another job is to resume: it would start again once somebody
+    /// stops it.
+    fn refuse_second_resume(&self, jobs: &[Job], what: &NewJob) -> Result<(), Error> {
+        let Work::Resume { run } = &what.work else {
+            return Ok(());
+        };
+        let is_its = |job: &&Job| match &job.state {
+            State::Ended { .. } => false,
+            state => state.run() == Some(run) || job.what.work == what.work,
+        };
+        if let Some(job) = jobs.iter().find(is_its) {
+            let id = job.id;
+            return Err(Error::Refused(format!("job {id} already trains `{run}`")));
+        }
+        let is_running = |run: Overview| run.status.is_running();
+        match self.runs().overview(run).is_ok_and(is_running) {
+            true => Err(Error::Refused(format!("`{run}` is already running"))),
+            false => Ok(()),
+        }
     }
 
     /// Removes a job that is not active, with its log if it never had a run.
@@ -146,6 +174,7 @@ impl Queue {
             return Err(Error::Refused(format!("job {id} has not ended")));
         }
         let (jobs, _) = self.read()?;
+        self.refuse_second_resume(&jobs, &job.what)?;
         job.order = last_order(&jobs) + 1;
         (job.attempts, job.restarts) = (0, Restarts::default());
         job.state = State::Waiting;
@@ -276,8 +305,12 @@ impl Queue {
     fn read(&self) -> Result<(Vec<Job>, Vec<String>), Error> {
         let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
         for (id, path) in self.files()? {
-            let job = crate::runs::read_text(File::open(&path), MAX_JOB_BYTES);
-            let job = job.and_then(|text| Ok(serde_json::from_str::<Job>(&text)?));
+            let job = File::open(&path).and_then(|mut file| {
+                self.jobs.get(id, &mut file, |file, _| {
+                    let text = crate::runs::read_text(file.try_clone(), MAX_JOB_BYTES)?;
+                    Ok(serde_json::from_str::<Job>(&text)?)
+                })
+            });
             match job {
                 Ok(job) if job.id == id => jobs.push(job),
                 Ok(job) => {

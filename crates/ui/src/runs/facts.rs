@@ -1,6 +1,8 @@
 //! `run.json`, in which the trainer writes what others need to know of a run: before the first step, during the run,
 //! and at every end that leaves time for it.
 
+use std::path::PathBuf;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +39,9 @@ pub struct Facts {
     pub kind: Kind,
     /// The architecture, if `surefoot generate` can load it.
     pub architecture: Option<String>,
+    /// The folder that relative paths in the config start from.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
     /// The device that the config names.
     pub device: String,
     /// The estimated memory of a step, in bytes.

@@ -29,6 +29,8 @@ const MAX_EVENT_LINE: usize = 64 << 10;
 const MAX_SAMPLE_SETS: usize = 2000;
 /// How much of the end of a file is read for the latest numbers; more if long samples come after them.
 const TAILS: [u64; 3] = [64 << 10, 512 << 10, 4 << 20];
+/// How far from the end the last evaluation is searched.
+const MAX_SEARCH: u64 = 32 << 20;
 
 /// A number, or `None` for any other value.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -148,30 +150,73 @@ impl Latest {
         }
     }
 
-    /// Reads the end of a file only.
+    /// Reads the end of a file only, or what was added to it since `before`. Also returns how far it was read, up to
+    /// the end of a line.
     ///
     /// # Errors
     /// I/O errors.
-    pub(super) fn read(mut file: File) -> io::Result<Self> {
+    pub(super) fn read(file: &mut File, before: Option<(Self, u64)>) -> io::Result<(Self, u64)> {
         let length = file.metadata()?.len();
-        let mut latest = Self::default();
+        let added = before.filter(|(_, end)| (*end..*end + TAILS[2]).contains(&length));
+        let is_new = added.is_none();
+        let (mut latest, mut end) = added.unwrap_or_default();
         for tail in TAILS {
-            let from = length.saturating_sub(tail);
+            let from = match is_new {
+                true => length.saturating_sub(tail),
+                false => end,
+            };
             file.seek(SeekFrom::Start(from))?;
             let mut bytes = Vec::new();
-            (&file).take(tail).read_to_end(&mut bytes)?;
+            file.take(length - from).read_to_end(&mut bytes)?;
             // The first line is incomplete unless the file starts here; the last one may be.
-            let skipped = usize::from(from > 0);
+            let skipped = usize::from(is_new && from > 0);
+            let whole = bytes.iter().rposition(|byte| *byte == b'\n');
+            end = from + whole.map_or(0, |last| last as u64 + 1);
             let lines = bytes.split_inclusive(|byte| *byte == b'\n').skip(skipped);
             for line in lines.filter_map(Line::parse) {
                 latest.see(&line);
             }
-            if from == 0 || latest != Self::default() {
+            if !is_new || from == 0 || latest != Self::default() {
                 break;
             }
         }
-        Ok(latest)
+        // Evaluations are rarer than anything else.
+        if is_new && latest.eval_loss.is_none() {
+            latest.eval_loss = last_eval_loss(file, length)?;
+        }
+        Ok((latest, end))
     }
+}
+
+/// The last held-out loss before `end`, searched from there.
+fn last_eval_loss(file: &mut File, mut end: u64) -> io::Result<Option<f64>> {
+    const KEY: &[u8] = b"\"eval_loss\"";
+    let stop = end.saturating_sub(MAX_SEARCH);
+    // The end of a line whose beginning has not been read yet.
+    let mut rest = Vec::new();
+    while end > stop {
+        let from = end.saturating_sub(READ_BYTES as u64);
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(end - from).read_to_end(&mut bytes)?;
+        bytes.append(&mut rest);
+        let cut = match from {
+            0 => 0,
+            _ => position(&bytes).unwrap_or(bytes.len()),
+        };
+        for line in bytes[cut..].rsplit(|byte| *byte == b'\n') {
+            let has_key = line.windows(KEY.len()).any(|part| part == KEY);
+            if let Some(line) = has_key.then(|| Line::parse(line)).flatten()
+                && line.kind == "eval"
+            {
+                return Ok(line.eval_loss.0);
+            }
+        }
+        bytes.truncate(cut);
+        rest = bytes;
+        end = from;
+    }
+    Ok(None)
 }
 
 /// An event in a run.

@@ -32,6 +32,8 @@ const DEFAULT_ROWS: u64 = 20;
 const MAX_ROWS: u64 = 1000;
 /// How many data sets are kept.
 const MAX_DATA_SETS: usize = 8;
+/// What files of captions are called that are changed from the page; a config may call anything a caption.
+const CAPTION_EXTENSIONS: [&str; 3] = ["txt", "caption", "tags"];
 /// The longest caption, in bytes.
 const MAX_CAPTION_BYTES: usize = 64 << 10;
 
@@ -199,6 +201,11 @@ pub(super) async fn caption(
         let Some(path) = set.media[place].caption_file.clone() else {
             return Err(refused("this caption is in a file of JSON lines: change it there"));
         };
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if !extension.is_some_and(|extension| CAPTION_EXTENSIONS.contains(&extension)) {
+            let known = CAPTION_EXTENSIONS.join(", .");
+            return Err(refused(&format!("captions are changed in files that end with .{known}")));
+        }
         if !set.is_writable {
             return Err(refused(
                 "captions are changed in the folder that `surefoot ui` was started in, that of the runs, and \

@@ -19,7 +19,9 @@ use super::State;
 use super::api::{bad, blocking, parse};
 use super::describe::Body;
 use super::error::Refusal;
-use crate::queue::{Asked, Concurrency, Job, JobId, LogPart, NewJob, Question, Work, name_of};
+use crate::queue::{
+    Asked, Concurrency, Job, JobId, LogPart, NewJob, Question, Work, name_of, output_elsewhere,
+};
 use crate::runs::{Request, RunName};
 
 type Answer<T> = Result<T, Refusal>;
@@ -48,19 +50,54 @@ pub(crate) struct Launch {
 
 /// A job for the page: without the text of its config.
 #[derive(PartialEq, Serialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(inline)]
-pub(super) struct ShownJob(#[schemars(with = "Job")] Value);
+#[schemars(rename = "Job")]
+pub(super) struct ShownJob {
+    #[serde(flatten)]
+    #[schemars(with = "Job")]
+    job: Value,
+    /// Whether it was asked to stop and is finishing its step.
+    stopping: bool,
+}
 
-fn shown(job: &Job) -> ShownJob {
-    let mut value = json!(job);
-    if let Some(fields) = value.as_object_mut() {
+fn shown(state: &State, job: &Job) -> ShownJob {
+    let stopping = state.queue.is_stopping(job);
+    let mut job = json!(job);
+    if let Some(fields) = job.as_object_mut() {
         fields.remove("confined_to");
         if let Some(work) = fields.get_mut("work").and_then(Value::as_object_mut) {
             work.remove("config");
         }
     }
-    ShownJob(value)
+    ShownJob { job, stopping }
+}
+
+/// What a job trains.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct JobConfig {
+    /// The config, as YAML.
+    config: String,
+    /// Keys that override it.
+    set: BTreeMap<String, String>,
+}
+
+/// The config of a job, which has no run if it waits or was refused.
+pub(super) async fn job_config(
+    Shared(state): Of<State>,
+    Path(job): Path<String>,
+) -> Answer<Json<JobConfig>> {
+    let job = number(&job)?;
+    blocking(move || {
+        let what = state.queue.job(job)?.what;
+        let config = match what.work {
+            Work::Train { config, .. } => config,
+            Work::Resume { run } => state.runs.detail(&run)?.config,
+        };
+        let set = what.set.iter().filter_map(|set| set.split_once('='));
+        let set = set.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let set = set.collect();
+        Ok(Json(JobConfig { config, set }))
+    })
+    .await
 }
 
 /// The state of the queue.
@@ -82,7 +119,7 @@ pub(super) fn listing(state: &State) -> Answer<ShownQueue> {
         paused: listing.paused,
         working: listing.working,
         at_once: listing.at_once,
-        jobs: listing.jobs.iter().map(shown).collect(),
+        jobs: listing.jobs.iter().map(|job| shown(state, job)).collect(),
         unreadable: listing.unreadable,
     })
 }
@@ -133,8 +170,17 @@ impl Wanted {
 
 fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     let settings = set_of(&wanted.set)?;
+    let origin = wanted.like.as_deref().or(wanted.resume.as_deref());
+    let origin = origin.map(RunName::parse).transpose()?;
     let (work, name, mut set) = match (wanted.config, wanted.like, wanted.resume) {
         (Some(config), None, None) => {
+            let (folder, root) = (&state.launch.folder, state.runs.root());
+            if let Some(place) = output_elsewhere(&config, &[], folder, root) {
+                let root = root.display();
+                return Err(bad(format!(
+                    "`output_dir` ({place}) is not the folder of runs, `{root}`: remove the key"
+                )));
+            }
             let source = "config".to_owned();
             (Work::Train { config, source }, None, Vec::new())
         }
@@ -172,11 +218,13 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     };
     let launch = &state.launch;
     let is_new = matches!(work, Work::Train { .. });
+    // Relative paths in the config of a run start where that was started.
+    let folder = origin.and_then(|run| state.runs.origin(&run));
     Ok(NewJob {
         name,
         work,
         set,
-        folder: launch.folder.clone(),
+        folder: folder.unwrap_or_else(|| launch.folder.clone()),
         confined_to: is_new.then(|| launch.allowed.clone()),
         force: wanted.force,
     })
@@ -217,7 +265,7 @@ pub(super) async fn add(
     blocking(move || {
         let job = state.queue.add(new_job(&state, wanted, false)?)?;
         state.ensure_worker()?;
-        Ok((StatusCode::CREATED, Json(shown(&job))))
+        Ok((StatusCode::CREATED, Json(shown(&state, &job))))
     })
     .await
 }
@@ -361,7 +409,7 @@ pub(super) async fn retry(
     blocking(move || {
         let job = state.queue.retry(job, force)?;
         state.ensure_worker()?;
-        Ok(Json(shown(&job)))
+        Ok(Json(shown(&state, &job)))
     })
     .await
 }

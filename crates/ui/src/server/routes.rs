@@ -171,6 +171,11 @@ pub(super) fn routes() -> Vec<Route> {
             queue::retry,
         ),
         get(
+            "/api/queue/{job}/config",
+            "The config of a job.",
+            queue::job_config,
+        ),
+        get(
             "/api/queue/{job}/log",
             "The output of a job.",
             queue::job_log,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Path, Query, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::State;
 use super::api::{bad, blocking};
 use super::error::Refusal;
+use super::{State, lock};
 use crate::runs::{Error, RunName, identity};
 
 /// How often the folders are read while a page is open.
@@ -59,32 +59,45 @@ impl fmt::Display for Position {
     }
 }
 
+/// The queue and the list of runs, as JSON, as they were a moment ago: all pages see the same.
+#[derive(Default)]
+pub(crate) struct Snapshot {
+    taken: Option<Instant>,
+    lists: [Arc<str>; 2],
+}
+
+fn snapshot(state: &State) -> [Arc<str>; 2] {
+    let mut snapshot = lock(&state.snapshot);
+    let is_recent = |taken: Instant| taken.elapsed() < POLL_INTERVAL * 9 / 10;
+    if !snapshot.taken.is_some_and(is_recent) {
+        // A disk error may be temporary: what was read before stays.
+        if let Ok(queue) = super::queue::listing(state) {
+            snapshot.lists[0] = json!(queue).to_string().into();
+        }
+        if let Ok(runs) = state.runs.list() {
+            snapshot.lists[1] = json!({ "runs": runs }).to_string().into();
+        }
+        snapshot.taken = Some(Instant::now());
+    }
+    snapshot.lists.clone()
+}
+
 /// Sends the list of runs whenever it changes.
 pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Refusal> {
     let (mut stream, events) = open(&state)?;
     tokio::spawn(async move {
-        let (mut before, mut queue_before) = (Value::Null, None);
+        let mut sent: [Arc<str>; 2] = Default::default();
         loop {
             let shared = state.clone();
-            let queue = blocking(move || super::queue::listing(&shared)).await;
-            if let Ok(queue) = queue
-                && queue_before.as_ref() != Some(&queue)
-            {
-                let data = json!(queue).to_string();
-                queue_before = Some(queue);
-                stream
-                    .send(Event::default().event("queue").data(data))
-                    .await;
-            }
-            let shared = state.clone();
-            let runs = blocking(move || Ok(json!({ "runs": shared.runs.list()? }))).await;
-            // A disk error may be temporary.
-            if let Ok(runs) = runs
-                && runs != before
-            {
-                before = runs;
-                let event = Event::default().event("runs").data(before.to_string());
-                stream.send(event).await;
+            let now = blocking(move || Ok(snapshot(&shared))).await;
+            let now = now.unwrap_or_else(|_| sent.clone());
+            for ((name, now), sent) in ["queue", "runs"].into_iter().zip(now).zip(&mut sent) {
+                if now != *sent {
+                    *sent = now;
+                    stream
+                        .send(Event::default().event(name).data(&**sent))
+                        .await;
+                }
             }
             if !stream.pause().await {
                 break;

@@ -75,6 +75,7 @@ impl Place {
             dump: || "a machine".to_owned(),
             metrics: Mutex::default(),
             streams: Arc::new(Semaphore::new(2)),
+            snapshot: Default::default(),
             sets: Mutex::default(),
             files: Semaphore::new(4),
             generating: Arc::new(Semaphore::new(1)),

@@ -57,6 +57,7 @@ async fn looked_at() -> Place {
         { "file": "../secret.png", "kind": "image", "caption_file": "../stolen.txt", "caption": "x" },
         { "file": "/etc/hostname", "kind": "image", "caption_file": null, "caption": "x" },
         { "file": "frames", "kind": "frames", "frame_files": ["frames/1.png"], "caption_file": "frames.txt", "caption": null },
+        { "file": "config.png", "kind": "image", "caption_file": "config.yaml", "caption": "name: a" },
     ] });
     fs::write(base.join("answer.json"), media.to_string()).unwrap();
     let (status, said) = send(&place, "POST", "/api/data", json!({ "config": "" })).await;
@@ -94,7 +95,7 @@ async fn pictures_are_sent_whole_or_in_part_and_none_from_elsewhere() {
         "/api/data/1/1",
         "/api/data/1/2",
         "/api/data/1/3",
-        "/api/data/1/5",
+        "/api/data/1/6",
         "/api/data/2/0",
         "/api/data/1/-1",
         "/api/data/1/..%2F..%2Fsecret.png",
@@ -141,6 +142,13 @@ async fn a_caption_is_changed_unless_it_has_changed_and_only_where_it_belongs() 
         put(4, "frames", Value::Null).await.0,
         StatusCode::NO_CONTENT
     );
+    // `data.caption_extension: .yaml` makes a config a caption.
+    let config = file.with_file_name("config.yaml");
+    fs::write(file.with_file_name("config.png"), "").unwrap();
+    fs::write(&config, "name: a").unwrap();
+    let (status, said) = put(5, "name: b", json!("name: a")).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{said}");
+    assert_eq!(fs::read_to_string(&config).unwrap(), "name: a");
     for medium in [1, 2, 3] {
         let (status, said) = put(medium, "x", json!("secret")).await;
         assert!(
@@ -173,6 +181,8 @@ async fn a_caption_is_changed_unless_it_has_changed_and_only_where_it_belongs() 
         [
             "a.png",
             "a.txt",
+            "config.png",
+            "config.yaml",
             "frames",
             "frames.txt",
             "link.png",

@@ -1,6 +1,7 @@
 //! What comes of requests to the queue.
 
 use std::fs;
+use std::io::Read as _;
 
 use axum::body::Body;
 use axum::http::StatusCode;
@@ -82,6 +83,130 @@ async fn the_concurrency_can_be_set_and_read() {
     let path = place.state.runs.state_folder().join("queue/settings.json");
     fs::write(path, "{\"at_once\": \"x\"}").unwrap();
     assert_eq!(place.get("/api/queue").await.1["at_once"], "one");
+}
+
+/// Otherwise it starts again when somebody stops it.
+#[tokio::test]
+async fn a_run_is_resumed_by_one_job_at_a_time() {
+    let place = paused();
+    let resume = json!({ "resume": "a" });
+    let (status, _) = post(&place, "/api/queue", resume.clone()).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let (status, said) = post(&place, "/api/queue", resume.clone()).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert_eq!(said["error"], "job 1 already trains `a`");
+    place.state.queue.remove(JobId(1)).unwrap();
+    // A process that trains in the folder holds a lock on it.
+    let mut training = std::process::Command::new("sh")
+        .args(["-c", "exec 9<\"$1\"; flock 9; echo; exec sleep 60", "-"])
+        .arg(place.runs.join("a"))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut began = [0];
+    training
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut began)
+        .unwrap();
+    let (status, said) = post(&place, "/api/queue", resume.clone()).await;
+    assert_eq!(
+        (status, &said["error"]),
+        (StatusCode::CONFLICT, &json!("`a` is already running"))
+    );
+    training.kill().unwrap();
+    training.wait().unwrap();
+    let (status, _) = post(&place, "/api/queue", resume).await;
+    assert_eq!(status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn a_job_that_was_asked_to_stop_is_stopping_until_its_step_ends() {
+    let place = paused();
+    post(&place, "/api/queue", json!({ "config": "name: a" })).await;
+    let mut training = std::process::Command::new("sh")
+        .args(["-c", "trap '' INT; echo; exec sleep 60"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut began = [0];
+    training
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut began)
+        .unwrap();
+    let path = place.state.runs.state_folder();
+    let path = path.join("queue/job-000001.json");
+    let mut job: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    job["state"] = json!("running");
+    job["run"] = json!("a");
+    job["boot"] = json!("x");
+    job["process"] = json!(crate::runs::Process::of(training.id()));
+    fs::write(&path, job.to_string()).unwrap();
+    let stopping = async || place.get("/api/queue").await.1["jobs"][0]["stopping"].clone();
+    assert_eq!(stopping().await, false);
+    post(&place, "/api/queue/1/stop", Value::Null).await;
+    assert_eq!(stopping().await, true);
+    training.kill().unwrap();
+    training.wait().unwrap();
+}
+
+/// A waiting or refused job has no run whose page would show it.
+#[tokio::test]
+async fn the_config_of_a_job_can_be_read() {
+    let place = paused();
+    let set = json!({ "train.max_steps": "5" });
+    let body = json!({ "config": "name: x # mine\n", "set": set });
+    post(&place, "/api/queue", body).await;
+    let wanted = json!({ "config": "name: x # mine\n", "set": set });
+    let got = place.get("/api/queue/1/config").await;
+    assert_eq!(got, (StatusCode::OK, wanted));
+    assert_eq!(
+        place.get("/api/queue/2/config").await.0,
+        StatusCode::NOT_FOUND
+    );
+}
+
+#[tokio::test]
+async fn another_folder_of_runs_is_refused_instead_of_ignored() {
+    let place = paused();
+    let body = json!({ "config": "name: x\noutput_dir: elsewhere\n" });
+    for path in ["/api/queue", "/api/check"] {
+        let (status, said) = post(&place, path, body.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
+        let said = said["error"].as_str().unwrap();
+        assert!(said.starts_with("`output_dir` (line 2) is not"), "{said}");
+    }
+    let runs = place.runs.display();
+    let body = json!({ "config": format!("output_dir: {runs}\n") });
+    assert_eq!(
+        post(&place, "/api/queue", body).await.0,
+        StatusCode::CREATED
+    );
+}
+
+#[tokio::test]
+async fn a_run_that_was_started_elsewhere_keeps_its_relative_paths() {
+    let place = paused();
+    let elsewhere = tempfile::tempdir().unwrap();
+    for (folder, wanted) in [
+        (elsewhere.path(), elsewhere.path()),
+        (std::path::Path::new("/gone"), &*place.state.launch.folder),
+    ] {
+        let facts = json!({
+            "ending": "stopped", "error": null, "kind": "language", "device": "cpu",
+            "expected_memory": {}, "commands": [], "folder": folder,
+        });
+        fs::write(place.runs.join("a/run.json"), facts.to_string()).unwrap();
+        for body in [json!({ "like": "a" }), json!({ "resume": "a" })] {
+            let (_, job) = post(&place, "/api/queue", body).await;
+            assert_eq!(job["folder"], wanted.display().to_string());
+            let id = job["id"].as_u64().unwrap();
+            place.state.queue.remove(JobId(id)).unwrap();
+        }
+    }
 }
 
 /// What comes over the network says nothing of folders and programs.

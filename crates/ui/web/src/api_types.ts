@@ -124,6 +124,8 @@ export type Facts = {
   kind: Kind;
   /** The architecture, if `surefoot generate` can load it. */
   architecture: string | null;
+  /** The folder that relative paths in the config start from. */
+  folder: string | null;
   /** The device that the config names. */
   device: string;
   /** The estimated memory of a step, in bytes. */
@@ -189,7 +191,7 @@ export type GpuShare = {
   gtt: number | null;
 };
 
-/** A job of the queue. */
+/** A job for the page: without the text of its config. */
 export type Job = {
   /** Its number. */
   id: number;
@@ -215,6 +217,8 @@ export type Job = {
   folder: string;
   /** Start it even if the check says that it cannot work. */
   force: boolean;
+  /** Whether it was asked to stop and is finishing its step. */
+  stopping: boolean;
 } & ({
   state: "waiting";
   at?: undefined;
@@ -256,6 +260,14 @@ export type Job = {
   boot?: undefined;
   process?: undefined;
 });
+
+/** What a job trains. */
+export type JobConfig = {
+  /** The config, as YAML. */
+  config: string;
+  /** Keys that override it. */
+  set: Record<string, string>;
+};
 
 /** How a job ended. */
 export type JobEnding = "completed" | "stopped" | "failed" | "refused";

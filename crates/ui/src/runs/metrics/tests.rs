@@ -210,7 +210,7 @@ fn the_latest_numbers_are_found_before_long_samples() {
     let text = "x".repeat(300_000);
     place.append(train(7, 1.5));
     place.append(format!("{{\"kind\":\"samples\",\"step\":7,\"samples\":[{{\"prompt\":\"a\",\"text\":\"{text}\"}}]}}\n"));
-    let latest = Latest::read(File::open(&place.path).unwrap()).unwrap();
+    let (latest, _) = Latest::read(&mut File::open(&place.path).unwrap(), None).unwrap();
     assert_eq!((latest.step, latest.loss), (7, Some(1.5)));
 }
 
@@ -223,9 +223,37 @@ fn the_latest_numbers_are_read_from_the_end_only() {
     }
     text += "{\"kind\":\"eval\",\"step\":5000,\"eval_loss\":1.25,\"eval_nats_per_byte\":null,\"complete\":true}\n{\"kind\":\"tr";
     place.append(text);
-    let latest = Latest::read(File::open(&place.path).unwrap()).unwrap();
+    let (latest, _) = Latest::read(&mut File::open(&place.path).unwrap(), None).unwrap();
     assert_eq!(latest.step, 5000);
     assert_eq!(latest.loss, Some(5000.0));
     assert_eq!(latest.eval_loss, Some(1.25));
     assert_eq!(latest.memory, Some(40.0));
+}
+
+/// Evaluations are rare: thousands of other records may follow the last one.
+#[test]
+fn the_held_out_loss_is_found_however_much_follows_it() {
+    let place = Place::new();
+    place.append("{\"kind\":\"eval\",\"step\":1,\"eval_loss\":2.5}\n");
+    place.append("{\"kind\":\"samples\",\"step\":2,\"text\":\"\\\"eval_loss\\\"\"}\n");
+    while std::fs::metadata(&place.path).unwrap().len() < 3 * READ_BYTES as u64 {
+        place.append((2..500).map(|step| train(step, 1.0)).collect::<String>());
+    }
+    let read = |before| Latest::read(&mut File::open(&place.path).unwrap(), before).unwrap();
+    let (latest, end) = read(None);
+    assert_eq!((latest.step, latest.eval_loss), (499, Some(2.5)));
+    assert_eq!(end, std::fs::metadata(&place.path).unwrap().len());
+    // What is added is seen beside what was known.
+    place.append("{\"kind\":\"eval\",\"step\":500,\"eval_loss\":2.0}\n{\"kind\":\"tr");
+    let (more, more_end) = read(Some((latest, end)));
+    assert_eq!(
+        (more.step, more.eval_loss, more.loss),
+        (500, Some(2.0), Some(1.0))
+    );
+    place.append("ain\",\"step\":501,\"loss\":0.5}\n");
+    let (last, _) = read(Some((more, more_end)));
+    assert_eq!(
+        (last.step, last.eval_loss, last.loss),
+        (501, Some(2.0), Some(0.5))
+    );
 }
