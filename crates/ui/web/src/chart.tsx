@@ -2,7 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { number } from "./format";
-import { smooth, type Series } from "./series";
+import { type Series, smooth } from "./series";
 
 export interface Line {
   label: string;
@@ -64,6 +64,13 @@ function table(lines: Line[], smoothing: number) {
     columns.push(spread(line.smoothed ? smooth(mean, smoothing) : mean), spread(min), spread(max));
   }
   return [steps, ...columns] as uPlot.AlignedData;
+}
+
+/** Whether a line has so few values between two places of the table that each gets a dot; one alone is nothing else. */
+function isSparse(plot: uPlot, line: number, from: number, to: number): boolean {
+  let count = 0;
+  for (let index = from; index <= to && count < 30; index += 1) if (plot.data[line]?.[index] != null) count += 1;
+  return count < 30;
 }
 
 /** The data that a chart shows. Curves are replaced, or grow at their end, where the last value may still change. */
@@ -134,7 +141,8 @@ export function Chart(props: Props) {
     const props = current.current;
     const what = contents(props);
     const before = shown.current;
-    if (before?.plot === made && before.what.length === what.length && before.what.every((one, index) => Object.is(one, what[index]))) return;
+    if (before?.plot === made && before.what.length === what.length && before.what.every((one, index) => Object.is(one, what[index])))
+      return;
     shown.current = { plot: made, what };
     made.batch(() => {
       made.setData(table(props.lines, props.smoothing ?? 0), true);
@@ -163,7 +171,12 @@ export function Chart(props: Props) {
         },
         axes: [
           { ...axis, size: 34, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
-          { ...axis, size: 62, ...(props.inBytes ? { incrs: POWERS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
+          {
+            ...axis,
+            size: 62,
+            ...(props.inBytes ? { incrs: POWERS } : {}),
+            values: (_, values) => values.map((value) => (value === null ? "" : format(value))),
+          },
         ],
         series: [
           { label: "step", value: (_, value) => (value === null ? "–" : value.toLocaleString("en")) },
@@ -174,7 +187,7 @@ export function Chart(props: Props) {
               width: 1.75,
               spanGaps: false,
               ...(line.dashed ? { dash: [6, 4] } : {}),
-              points: { show: (_, __, from, to) => to - from < 30, size: 5, fill: colour },
+              points: { show: isSparse, size: 5, fill: colour },
               value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
             },
             { label: `${label} minimum`, stroke: "transparent", points: { show: false } },

@@ -1,6 +1,6 @@
 // Completion for configs: keys and values of the schema. It works on lines, since an unfinished
 // text is rarely valid YAML.
-import { fieldAt, type Field } from "./schema";
+import { type Field, fieldAt } from "./schema";
 
 export interface Offer {
   /** The text shown. */

@@ -41,3 +41,21 @@ export function when(seconds: number | null, now: number): string {
   if (ago < -5 || ago > 86_400 * 2) return new Date(seconds * 1000).toLocaleDateString();
   return ago < 5 ? "now" : `${duration(ago)} ago`;
 }
+
+/** When a step was first seen, in seconds. */
+export interface Seen {
+  step: number;
+  at: number;
+}
+
+/**
+ * The time left in seconds, from the moments at which the step changed: logged steps come in groups, so any other
+ * moment lies somewhere within one. The first is that of opening the page.
+ */
+export function timeLeft(seen: Seen[], maxSteps: number, now: number): number | null {
+  const [, first] = seen;
+  const last = seen.at(-1);
+  if (!first || !last || last.step <= first.step) return null;
+  const perStep = (last.at - first.at) / (last.step - first.step);
+  return Math.max(0, (maxSteps - last.step) * perStep - (now - last.at));
+}

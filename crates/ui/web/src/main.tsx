@@ -1,10 +1,10 @@
 // The page: the fragment of the URL selects the view.
 import { signal } from "@preact/signals";
-import { render } from "preact";
 import type { ComponentType } from "preact";
+import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
-import { read, Refused } from "./api";
+import { Refused, read } from "./api";
 import { signIn } from "./session";
 import "./style.css";
 import { CompareView } from "./views/compare";
@@ -57,7 +57,7 @@ function later<P extends object>(load: () => Promise<ComponentType<P>>): Compone
   };
 }
 
-const DataView = later(() => import("./views/data").then((module) => module.DataView));
+const DataPage = later(() => import("./views/data").then((module) => module.DataPage));
 const NewView = later(() => import("./views/new").then((module) => module.NewView));
 
 function View() {
@@ -69,10 +69,10 @@ function View() {
     return <CompareView key={hash} names={names} />;
   }
   if (hash === "#/queue") return <QueueView />;
-  const like = /^#\/new(?:\?like=([^&]+))?$/.exec(hash);
-  if (like) return <NewView key={hash} like={like[1] === undefined ? null : decoded(like[1])} />;
+  const made = /^#\/new(?:\?(?:like=([^&]+)|job=(\d+)))?$/.exec(hash);
+  if (made) return <NewView key={hash} like={made[1] === undefined ? null : decoded(made[1])} of={made[2] ?? null} />;
   const data = /^#\/data\?like=([^&]+)$/.exec(hash);
-  if (data) return <DataView key={hash} like={decoded(data[1]!)} />;
+  if (data) return <DataPage key={hash} like={decoded(data[1]!)} />;
   if (hash === "#/doctor") return <DoctorView />;
   return <RunsView />;
 }
@@ -111,14 +111,27 @@ function App({ refused }: { refused: string | null }) {
   const here = (hash: string) => (route.value === hash || (hash === "#/" && route.value === "") ? "page" : undefined);
   return (
     <>
-      <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>
+      <a
+        class="skip"
+        href="#content"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("content")?.focus();
+        }}
+      >
         Skip to content
       </a>
       <header class="bar">
         <nav aria-label="Views">
-          <a class="name" href="#/" aria-current={here("#/")}>Surefoot</a>
-          <a href="#/queue" aria-current={here("#/queue")}>Queue</a>
-          <a href="#/doctor" aria-current={here("#/doctor")}>Doctor</a>
+          <a class="name" href="#/" aria-current={here("#/")}>
+            Surefoot
+          </a>
+          <a href="#/queue" aria-current={here("#/queue")}>
+            Queue
+          </a>
+          <a href="#/doctor" aria-current={here("#/doctor")}>
+            Doctor
+          </a>
         </nav>
         <label>
           <span class="hidden">Colours</span>
@@ -135,7 +148,9 @@ function App({ refused }: { refused: string | null }) {
         ) : (
           <main>
             <h1>Not signed in</h1>
-            <p class="problem" role="alert">{refused}</p>
+            <p class="problem" role="alert">
+              {refused}
+            </p>
           </main>
         )}
       </div>

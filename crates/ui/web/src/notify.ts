@@ -1,6 +1,6 @@
-// A browser notification when a run ends, while the list or the run is open in a tab.
+// A browser notification when a run ends, while the page is open in a tab.
 import { signal } from "@preact/signals";
-import type { Overview } from "./api";
+import { type Overview, type RunList, read } from "./api";
 import { number } from "./format";
 
 const KEY = "notify";
@@ -41,3 +41,14 @@ export function saw(runs: Overview[]) {
     }
   }
 }
+
+/** A hidden tab has no stream: it asks, if somebody wants to be told. */
+const PERIOD = 15_000;
+
+setInterval(() => {
+  if (document.visibilityState === "visible" || !wanted.value) return;
+  read<RunList>("/api/runs").then(
+    ({ runs }) => saw(runs),
+    () => {},
+  );
+}, PERIOD);

@@ -1,6 +1,6 @@
 // Small components that several views use.
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Overview } from "./api";
 import { number } from "./format";
 
@@ -57,6 +57,22 @@ export function Problem({ text }: { text: string | null }) {
   );
 }
 
+/** Why there is no connection. */
+export function Offline({ text }: { text: string | null }) {
+  return text === null ? null : (
+    <p class="problem" role="status">
+      {text}
+    </p>
+  );
+}
+
+/** The title of the browser's tab while a view is shown. */
+export function useTitle(title: string) {
+  useEffect(() => {
+    document.title = `${title} – Surefoot`;
+  }, [title]);
+}
+
 export function Copy({ text }: { text: string }) {
   const [done, setDone] = useState(false);
   const copy = async () => {
@@ -78,30 +94,34 @@ export function Copy({ text }: { text: string }) {
   );
 }
 
-/** A button that asks for confirmation. */
+/** A button that asks for confirmation; Escape is No. */
 export function Confirm(props: { what: string; question: string; onYes: () => void; disabled?: boolean }) {
   const [asking, setAsking] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
+  const isFirst = useRef(true);
+  // The focus goes to the safe answer, and back to where it was.
+  useEffect(() => {
+    if (!isFirst.current) button.current?.focus();
+    isFirst.current = false;
+  }, [asking]);
+  const answer = (yes: boolean) => {
+    setAsking(false);
+    if (yes) props.onYes();
+  };
   if (!asking) {
     return (
-      <button type="button" disabled={props.disabled ?? false} onClick={() => setAsking(true)}>
+      <button type="button" ref={button} disabled={props.disabled ?? false} onClick={() => setAsking(true)}>
         {props.what}
       </button>
     );
   }
   return (
-    <span class="confirm" role="group" aria-label={props.question}>
+    <span class="confirm" role="group" aria-label={props.question} onKeyDown={(event) => event.key === "Escape" && answer(false)}>
       <span>{props.question}</span>
-      <button
-        type="button"
-        class="danger"
-        onClick={() => {
-          setAsking(false);
-          props.onYes();
-        }}
-      >
+      <button type="button" class="danger" onClick={() => answer(true)}>
         Yes
       </button>
-      <button type="button" autofocus onClick={() => setAsking(false)}>
+      <button type="button" ref={button} onClick={() => answer(false)}>
         No
       </button>
     </span>

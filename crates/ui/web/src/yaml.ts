@@ -1,5 +1,5 @@
 // Reads and changes single values of a YAML text. The text around them, including comments, is not changed.
-import { isAlias, isCollection, isMap, isScalar, isSeq, parseDocument, stringify, type Document, type Pair, type YAMLMap } from "yaml";
+import { type Document, isAlias, isCollection, isMap, isScalar, isSeq, type Pair, parseDocument, stringify, type YAMLMap } from "yaml";
 
 export interface Value {
   /** As written in the text. */
@@ -156,7 +156,10 @@ export class Config {
     const line = this.text.indexOf("\n", colon);
     const behind = line < 0 ? "" : this.text.slice(colon + 1, line);
     const comment = /^\s*#/.test(behind) ? behind : "";
-    const body = path.length > 0 ? block(path, value, `${indent}  `) : items(value as string[], isSeq(old) && isBlock ? this.indent((old.range as Range)[0]) ?? `${indent}  ` : `${indent}  `);
+    const body =
+      path.length > 0
+        ? block(path, value, `${indent}  `)
+        : items(value as string[], isSeq(old) && isBlock ? (this.indent((old.range as Range)[0]) ?? `${indent}  `) : `${indent}  `);
     return `${this.text.slice(0, colon + 1)}${comment}\n${body}${this.text.slice(end)}`;
   }
 

@@ -60,20 +60,26 @@ async function longRun(place) {
   const shown = performance.now() - began;
   await sleep(500);
   for (let turn = 1; turn <= 50; turn += 1) {
-    await page.evaluate(async (value) => {
-      const slider = document.querySelector("input[type=range]");
-      slider.value = value;
-      slider.dispatchEvent(new Event("input", { bubbles: true }));
-      await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-    }, String(turn / 60));
+    await page.evaluate(
+      async (value) => {
+        const slider = document.querySelector("input[type=range]");
+        slider.value = value;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+      },
+      String(turn / 60),
+    );
   }
   const { traceEvents } = JSON.parse(String(await place.browser.stopTracing()));
   await page.context().close();
   const drawing = traceEvents.filter((event) => event.name === "FireAnimationFrame");
   const threads = new Set(drawing.map((event) => `${event.pid} ${event.tid}`));
-  const tasks = traceEvents.filter((event) => event.name.endsWith("RunTask") && event.dur !== undefined && threads.has(`${event.pid} ${event.tid}`));
+  const tasks = traceEvents.filter(
+    (event) => event.name.endsWith("RunTask") && event.dur !== undefined && threads.has(`${event.pid} ${event.tid}`),
+  );
   const long = (events) => sorted(events.map((event) => event.dur / 1000));
-  if (drawing.length < 50 || tasks.length < drawing.length) throw new Error(`${drawing.length} frames and ${tasks.length} tasks were traced`);
+  if (drawing.length < 50 || tasks.length < drawing.length)
+    throw new Error(`${drawing.length} frames and ${tasks.length} tasks were traced`);
   const longest = long(tasks).slice(-5);
   return { shown_ms: shown, frame_ms_median: quantile(longest, 0.5), frame_ms_most: longest.at(-1), longest_tasks_ms: longest };
 }
@@ -106,13 +112,13 @@ async function train(folder, name) {
 /** A tab in a browser on another machine, as this one sees it: its requests, and no drawing. */
 async function remoteTab(place, name, signal) {
   const token = new URLSearchParams(new URL(place.url).hash.slice(1)).get("token");
-  const ask = (path) => fetch(`http://127.0.0.1:${place.port}/api/runs/${name}${path}`, { signal, headers: { authorization: `Bearer ${token}` } });
+  const ask = (path) =>
+    fetch(`http://127.0.0.1:${place.port}/api/runs/${name}${path}`, { signal, headers: { authorization: `Bearer ${token}` } });
   try {
     while (!(await ask("")).ok) await sleep(500);
     const { inode, offset } = await (await ask("/curves")).json();
     const stream = await ask(`/stream?inode=${inode}&offset=${offset}`);
-    let bytes = 0;
-    for await (const piece of stream.body) bytes += piece.length;
+    for await (const _ of stream.body);
   } catch (error) {
     if (!signal.aborted) throw error;
   }

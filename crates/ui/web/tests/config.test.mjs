@@ -1,6 +1,6 @@
 // Changing a config's text by the form, and what is offered while one types.
 import assert from "node:assert/strict";
-import { readFileSync, readdirSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { createServer } from "vite";
 import { parse } from "yaml";
@@ -10,7 +10,12 @@ const schema = JSON.parse(readFileSync(new URL("schema.json", configs), "utf8"))
 let vite, Config, scalar, isValue, fieldsOf, offers, fields;
 
 before(async () => {
-  vite = await createServer({ server: { middlewareMode: true, ws: false, hmr: false }, appType: "custom", logLevel: "error", configFile: false });
+  vite = await createServer({
+    server: { middlewareMode: true, ws: false, hmr: false },
+    appType: "custom",
+    logLevel: "error",
+    configFile: false,
+  });
   ({ Config, scalar, isValue } = await vite.ssrLoadModule("/src/yaml.ts"));
   ({ fieldsOf } = await vite.ssrLoadModule("/src/schema.ts"));
   ({ offers } = await vite.ssrLoadModule("/src/complete.ts"));

@@ -27,7 +27,12 @@ function png(width, height, [red, green, blue]) {
   for (let y = 0; y < height; y += 1) {
     for (let x = 0; x < width; x += 1) rows.set([red, (green * x) / width, (blue * y) / height], y * (width * 3 + 1) + 1 + x * 3);
   }
-  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), chunk("IHDR", head), chunk("IDAT", deflateSync(rows)), chunk("IEND", Buffer.alloc(0))]);
+  return Buffer.concat([
+    Buffer.from("\x89PNG\r\n\x1a\n", "latin1"),
+    chunk("IHDR", head),
+    chunk("IDAT", deflateSync(rows)),
+    chunk("IEND", Buffer.alloc(0)),
+  ]);
 }
 
 /** The sum that chunks of a picture end with. */
@@ -120,10 +125,13 @@ test("pictures have their buckets, and captions that are changed as long as nobo
 
 test("what the network may not reach is not looked at", async () => {
   const page = await open(place, "#/new");
-  const said = await page.evaluate(async (config) => {
-    const response = await fetch("/api/data", { method: "POST", body: JSON.stringify({ config }) });
-    return response.json();
-  }, CONFIG.replace("text.txt", "/etc/passwd"));
+  const said = await page.evaluate(
+    async (config) => {
+      const response = await fetch("/api/data", { method: "POST", body: JSON.stringify({ config }) });
+      return response.json();
+    },
+    CONFIG.replace("text.txt", "/etc/passwd"),
+  );
   assert.equal(said.found, null);
   assert.match(said.error, /not allowed/);
   await page.context().close();
@@ -156,14 +164,28 @@ test("a video among the samples plays, side by side with that of another step", 
   for (const step of [200, 400]) {
     writeFileSync(join(folder, `samples/${step}.webm`), Buffer.from(made));
     writeFileSync(join(folder, `samples/${step}.png`), png(120, 30, [step / 2, 100, 90]));
-    lines.push(JSON.stringify({ kind: "samples", step, samples: [{ prompt: "a boat", text: "64 × 64, 20 frames", files: [`samples/${step}.webm`, `samples/${step}.png`] }] }));
+    lines.push(
+      JSON.stringify({
+        kind: "samples",
+        step,
+        samples: [{ prompt: "a boat", text: "64 × 64, 20 frames", files: [`samples/${step}.webm`, `samples/${step}.png`] }],
+      }),
+    );
   }
-  writeFileSync(join(folder, "metrics.jsonl"), readFileSync(join(folder, "metrics.jsonl"), "utf8").split("\n").filter((line) => !line.includes('"samples"')).join("\n"));
+  writeFileSync(
+    join(folder, "metrics.jsonl"),
+    readFileSync(join(folder, "metrics.jsonl"), "utf8")
+      .split("\n")
+      .filter((line) => !line.includes('"samples"'))
+      .join("\n"),
+  );
   appendFileSync(join(folder, "metrics.jsonl"), `${lines.join("\n")}\n`);
   await page.goto(`http://127.0.0.1:${place.port}/#/run/film`);
   // What moves begins when it is in sight.
   await page.locator("video").first().scrollIntoViewIfNeeded();
-  await page.waitForFunction(() => [...document.querySelectorAll("video")].filter((video) => video.currentTime > 0.1 && video.videoWidth === 64).length === 2);
+  await page.waitForFunction(
+    () => [...document.querySelectorAll("video")].filter((video) => video.currentTime > 0.1 && video.videoWidth === 64).length === 2,
+  );
   await page.locator("summary", { hasText: "Frames" }).first().click();
   await page.waitForFunction(() => document.querySelector(".sample details img")?.naturalWidth === 120);
   assert.deepEqual(await serious(page), []);
@@ -200,7 +222,10 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
   // Nothing is left of it, so the next may ask at once.
   await page.getByLabel("Max. new tokens").fill("1");
   await page.waitForFunction(async () => {
-    const response = await fetch("/api/generate", { method: "POST", body: JSON.stringify({ run: "asked", prompt: "x", max_new_tokens: 1 }) });
+    const response = await fetch("/api/generate", {
+      method: "POST",
+      body: JSON.stringify({ run: "asked", prompt: "x", max_new_tokens: 1 }),
+    });
     await response.text();
     return response.ok;
   });

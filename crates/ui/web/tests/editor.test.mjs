@@ -22,7 +22,9 @@ test("the form and the text are kept in step, and comments stay", async () => {
   const page = await open(place, "#/new");
   await text(page).fill(CONFIG);
   await page.waitForSelector(fine);
-  await form(page).locator("summary", { hasText: /^train / }).click();
+  await form(page)
+    .locator("summary", { hasText: /^train / })
+    .click();
   const steps = form(page).getByLabel("max_steps");
   assert.equal(await steps.inputValue(), "6");
   await steps.fill("8");
@@ -32,7 +34,10 @@ test("the form and the text are kept in step, and comments stay", async () => {
   await form(page).getByLabel("gradient_checkpointing").selectOption("true");
   await form(page).getByLabel("save_steps").fill("");
   await form(page).getByLabel("save_steps").press("Tab");
-  const wanted = CONFIG.replace("max_steps: 6 # few", "max_steps: 8 # few").replace("  save_steps: 0\n", "  gradient_checkpointing: true\n");
+  const wanted = CONFIG.replace("max_steps: 6 # few", "max_steps: 8 # few").replace(
+    "  save_steps: 0\n",
+    "  gradient_checkpointing: true\n",
+  );
   assert.equal(await text(page).inputValue(), wanted);
   await text(page).fill(wanted.replace("max_steps: 8", "max_steps: 9"));
   assert.equal(await steps.inputValue(), "9");
@@ -59,7 +64,10 @@ test("a config is written with the keyboard and what is suggested", async () => 
   await text(page).focus();
   await page.keyboard.type("tr");
   await page.getByRole("listbox", { name: "Suggestions" }).waitFor();
-  assert.equal(await text(page).getAttribute("aria-activedescendant"), await page.locator(".offers [aria-selected=true]").getAttribute("id"));
+  assert.equal(
+    await text(page).getAttribute("aria-activedescendant"),
+    await page.locator(".offers [aria-selected=true]").getAttribute("id"),
+  );
   assert.deepEqual(await serious(page), []);
   await page.keyboard.press("Enter");
   assert.equal(await text(page).inputValue(), "train:\n  ");

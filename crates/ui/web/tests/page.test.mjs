@@ -1,7 +1,7 @@
 // The page in a real browser, on a real server.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { spawn } from "node:child_process";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
@@ -20,7 +20,8 @@ before(async () => {
     steps: 3000,
     done: 1240,
     ending: "failed",
-    error: "HIP out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 15.98 GiB of which 1.20 GiB is free. <script>document.title='broken'</script>",
+    error:
+      "HIP out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 15.98 GiB of which 1.20 GiB is free. <script>document.title='broken'</script>",
     seed: 3,
   });
   writeRun(place.runs, "night-3", { rate: 1e-3, steps: 2000, done: 900, ending: "stopped", counted: false, seed: 4 });
@@ -99,7 +100,9 @@ test("what is logged appears, and goes on to after the server was killed", async
   await page.waitForSelector("text=No connection");
   place.append("live", `in","step":40}\n${trainLine(50, 800, 2e-3, () => 0)}\n`);
   await place.start();
-  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 50"), null, { timeout: 60_000 });
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 50"), null, {
+    timeout: 60_000,
+  });
   await page.waitForSelector("text=No connection", { state: "detached" });
   assert.match(await loss.getAttribute("aria-label"), /training: .* at step 10, .* at step 50/);
   rmSync(join(place.runs, "live"), { recursive: true });
@@ -111,7 +114,15 @@ test("what was tried again is marked on the curves and told in words", async () 
   writeRun(place.runs, "tried", { done: 200 });
   const lines = [
     { kind: "streaming", step: 0, ring_bytes: 2 ** 20, host_bytes: 2 ** 30, disk_bytes: 0 },
-    { kind: "placement", step: 20, tensors: 3, mismatched: 1, on_host: 0, blocks: 0, first: "layers.0.weight (4 KiB)\n  direct wrong bytes arrived <b>" },
+    {
+      kind: "placement",
+      step: 20,
+      tensors: 3,
+      mismatched: 1,
+      on_host: 0,
+      blocks: 0,
+      first: "layers.0.weight (4 KiB)\n  direct wrong bytes arrived <b>",
+    },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: null },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: 2 ** 30, micro_batch: null },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: 2 },
@@ -126,7 +137,8 @@ test("what was tried again is marked on the curves and told in words", async () 
     "Out of memory: repeated after emptying caches.",
     "Out of memory: repeated with 1 GiB offloaded.",
     "Out of memory: repeated with micro-batches of 2 samples.",
-  ]) await events.getByText(text).waitFor();
+  ])
+    await events.getByText(text).waitFor();
   assert.equal(await events.locator("code b").count(), 0);
   // On each curve, and in what a screen reader is told of it.
   const told = await page.locator(".chart [role=img]").evaluateAll((charts) => charts.map((chart) => chart.ariaLabel));
@@ -296,7 +308,10 @@ test("the page is at most 100 kB over the wire, and asks nobody else", async () 
   await page.goto(place.url);
   await page.waitForSelector("table");
   assert.ok(bytes > 10_000 && bytes < 100_000, `${bytes} bytes`);
-  assert.deepEqual([...hosts].filter((host) => host !== "" && host !== `127.0.0.1:${place.port}`), []);
+  assert.deepEqual(
+    [...hosts].filter((host) => host !== "" && host !== `127.0.0.1:${place.port}`),
+    [],
+  );
   await context.close();
 });
 

@@ -53,10 +53,29 @@ export function writeRun(runs, name, { rate = 2e-3, steps = 800, done = steps, e
     }
     if (step % 200 === 0) {
       const text = `\nHAMLET.\nWhat is the matter of <b>step ${step}</b>, my lord?\n<img src=x onerror="document.title='broken'">\u001b[31m &amp;\n`;
-      lines.push(JSON.stringify({ kind: "samples", step, samples: [{ prompt: "HAMLET.\n", text }, { prompt: "To be", text: ` or not, at ${step}` }] }));
+      lines.push(
+        JSON.stringify({
+          kind: "samples",
+          step,
+          samples: [
+            { prompt: "HAMLET.\n", text },
+            { prompt: "To be", text: ` or not, at ${step}` },
+          ],
+        }),
+      );
     }
     if (step === skip) {
-      lines.push(JSON.stringify({ kind: "skipped", step, loss: "NaN", grad_norm: "inf", batch: "row 12", tensors: [{ name: "layers.3.mlp.down_proj.weight", nan: 12, infinite: 0, of: 180224 }], further_tensors: 2 }));
+      lines.push(
+        JSON.stringify({
+          kind: "skipped",
+          step,
+          loss: "NaN",
+          grad_norm: "inf",
+          batch: "row 12",
+          tensors: [{ name: "layers.3.mlp.down_proj.weight", nan: 12, infinite: 0, of: 180224 }],
+          further_tensors: 2,
+        }),
+      );
     }
   }
   writeFileSync(join(folder, "metrics.jsonl"), lines.map((line) => `${line}\n`).join(""));
@@ -103,7 +122,16 @@ export class Place {
     await place.start();
     place.browser = await chromium.launch({
       executablePath: browserPath,
-      args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+      args: [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+      ],
     });
     return place;
   }
@@ -113,7 +141,13 @@ export class Place {
     if (!existsSync(program)) throw new Error(`${program} is not built`);
     this.server = spawn(program, ["--json", "ui", "--runs", this.runs, "--port", String(this.port ?? 0)], {
       cwd: this.folder,
-      env: { ...process.env, SUREFOOT_SYSTEM: join(this.folder, "system"), XDG_STATE_HOME: join(this.folder, "state"), SUREFOOT_CACHE: join(this.folder, "cache"), HIP_ALLOC: "0" },
+      env: {
+        ...process.env,
+        SUREFOOT_SYSTEM: join(this.folder, "system"),
+        XDG_STATE_HOME: join(this.folder, "state"),
+        SUREFOOT_CACHE: join(this.folder, "cache"),
+        HIP_ALLOC: "0",
+      },
       stdio: ["ignore", "pipe", "inherit"],
     });
     const said = await new Promise((resolve, reject) => {

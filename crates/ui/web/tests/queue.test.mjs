@@ -26,7 +26,10 @@ train:
   save_steps: 0
 `;
 /** Its weights grow without end, which no look beforehand can tell. */
-const STEEP = CONFIG.replace("name: tiny", "name: steep").replace("max_steps: 6", "max_steps: 1000\n  learning_rate: 10\n  weight_decay: 1");
+const STEEP = CONFIG.replace("name: tiny", "name: steep").replace(
+  "max_steps: 6",
+  "max_steps: 1000\n  learning_rate: 10\n  weight_decay: 1",
+);
 
 let place;
 
@@ -152,7 +155,8 @@ test("a run is duplicated with one key changed, asked for a checkpoint and sampl
   await page.waitForSelector("h1:has-text('long')");
   await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step"));
   const folder = join(place.runs, "long");
-  const checkpoints = () => (existsSync(join(folder, "checkpoints")) ? readdirSync(join(folder, "checkpoints")).filter((name) => name.startsWith("step-")) : []);
+  const checkpoints = () =>
+    existsSync(join(folder, "checkpoints")) ? readdirSync(join(folder, "checkpoints")).filter((name) => name.startsWith("step-")) : [];
   assert.deepEqual(checkpoints(), []);
   await page.getByRole("button", { name: "Save now" }).click();
   await page.waitForSelector("text=A checkpoint will be saved after this step.");
@@ -201,9 +205,12 @@ test("how many run at once is chosen with the keyboard, and another server on th
 test("a run that cannot work is not started, says why and what helps, and is forced by who insists", async () => {
   const page = await open("#/queue");
   // A look at the config finds nothing: only the dry run opens the data.
-  await page.evaluate(async (config) => {
-    await fetch("/api/queue", { method: "POST", body: JSON.stringify({ config }) });
-  }, CONFIG.replace("name: tiny", "name: nothing").replace("text.txt", "missing.txt"));
+  await page.evaluate(
+    async (config) => {
+      await fetch("/api/queue", { method: "POST", body: JSON.stringify({ config }) });
+    },
+    CONFIG.replace("name: tiny", "name: nothing").replace("text.txt", "missing.txt"),
+  );
   const refused = page.locator("li[aria-label$='nothing, refused']");
   await refused.waitFor();
   assert.match(await refused.locator("pre.problem").textContent(), /missing\.txt/);

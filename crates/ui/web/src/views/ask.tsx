@@ -88,7 +88,8 @@ export function AskPart({ run, facts }: { run: string; facts: Facts }) {
           {video ? (
             <>
               <label>
-                Frames <input type="number" min="1" max="481" step="4" value={frames} onInput={(event) => setFrames(event.currentTarget.value)} />
+                Frames{" "}
+                <input type="number" min="1" max="481" step="4" value={frames} onInput={(event) => setFrames(event.currentTarget.value)} />
               </label>
               <label>
                 Steps <input type="number" min="1" max="200" value={steps} onInput={(event) => setSteps(event.currentTarget.value)} />
@@ -96,16 +97,24 @@ export function AskPart({ run, facts }: { run: string; facts: Facts }) {
             </>
           ) : (
             <>
-          <label>
-            Max. new tokens <input type="number" min="1" max="4096" value={most} onInput={(event) => setMost(event.currentTarget.value)} />
-          </label>
-          <label>
-            Temperature{" "}
-            <input type="number" min="0" max="100" step="0.1" value={temperature} onInput={(event) => setTemperature(event.currentTarget.value)} />
-          </label>
-          <label>
-            <input type="checkbox" checked={chat} onChange={() => setChat(!chat)} /> with the chat template
-          </label>
+              <label>
+                Max. new tokens{" "}
+                <input type="number" min="1" max="4096" value={most} onInput={(event) => setMost(event.currentTarget.value)} />
+              </label>
+              <label>
+                Temperature{" "}
+                <input
+                  type="number"
+                  min="0"
+                  max="100"
+                  step="0.1"
+                  value={temperature}
+                  onInput={(event) => setTemperature(event.currentTarget.value)}
+                />
+              </label>
+              <label>
+                <input type="checkbox" checked={chat} onChange={() => setChat(!chat)} /> with the chat template
+              </label>
             </>
           )}
           {facts.generate_base && (

@@ -1,14 +1,15 @@
 // Several runs: overlaid curves, and the differences between their configs.
 import { useEffect, useState } from "preact/hooks";
-import { read, runPath, type Comparison, type Metrics } from "../api";
+import { type Comparison, type Metrics, read, runPath } from "../api";
 import { Chart, type Line } from "../chart";
 import { bytes, number, whole } from "../format";
-import { keep, type Kept } from "../series";
-import { Badge, Problem, Progress, Section } from "../widgets";
+import { type Kept, keep } from "../series";
+import { Badge, Problem, Progress, Section, useTitle } from "../widgets";
 
 const COLOURS = ["--one", "--two", "--three", "--four", "--five", "--six", "--seven", "--eight"];
 
 export function CompareView({ names }: { names: string[] }) {
+  useTitle(`Compare ${names.length} runs`);
   const [comparison, setComparison] = useState<Comparison | null>(null);
   const [curves, setCurves] = useState<ReadonlyMap<string, Kept>>(new Map());
   const [problem, setProblem] = useState<string | null>(null);
@@ -20,9 +21,7 @@ export function CompareView({ names }: { names: string[] }) {
     const load = async () => {
       try {
         const found = await read<Comparison>(`/api/compare?${query}`);
-        const all = await Promise.all(
-          names.map(async (name) => [name, keep(await read<Metrics>(runPath(name, "/curves")))] as const),
-        );
+        const all = await Promise.all(names.map(async (name) => [name, keep(await read<Metrics>(runPath(name, "/curves")))] as const));
         if (ended) return;
         setComparison(found);
         setCurves(new Map(all));
@@ -64,10 +63,18 @@ export function CompareView({ names }: { names: string[] }) {
                   <th scope="col">Run</th>
                   <th scope="col">State</th>
                   <th scope="col">Steps</th>
-                  <th scope="col" class="number">Loss</th>
-                  <th scope="col" class="number">Held out</th>
-                  <th scope="col" class="number">Tokens/s</th>
-                  <th scope="col" class="number">Memory</th>
+                  <th scope="col" class="number">
+                    Loss
+                  </th>
+                  <th scope="col" class="number">
+                    Held out
+                  </th>
+                  <th scope="col" class="number">
+                    Tokens/s
+                  </th>
+                  <th scope="col" class="number">
+                    Memory
+                  </th>
                 </tr>
               </thead>
               <tbody>
@@ -77,8 +84,12 @@ export function CompareView({ names }: { names: string[] }) {
                       <i class={`swatch colour-${index % COLOURS.length}`} aria-hidden="true" />
                       <a href={`#/run/${encodeURIComponent(run.name)}`}>{run.name}</a>
                     </th>
-                    <td><Badge run={run} /></td>
-                    <td><Progress run={run} /></td>
+                    <td>
+                      <Badge run={run} />
+                    </td>
+                    <td>
+                      <Progress run={run} />
+                    </td>
                     <td class="number">{number(run.latest.loss)}</td>
                     <td class="number">{number(run.latest.eval_loss)}</td>
                     <td class="number">{whole(run.latest.tokens_per_second)}</td>
@@ -92,9 +103,18 @@ export function CompareView({ names }: { names: string[] }) {
             <legend class="hidden">Curves</legend>
             <label>
               Smoothing{" "}
-              <input type="range" min="0" max="0.99" step="0.01" value={smoothing} onInput={(event) => setSmoothing(Number(event.currentTarget.value))} />
+              <input
+                type="range"
+                min="0"
+                max="0.99"
+                step="0.01"
+                value={smoothing}
+                onInput={(event) => setSmoothing(Number(event.currentTarget.value))}
+              />
             </label>
-            <button type="button" disabled={!range} onClick={() => setRange(null)}>All steps</button>
+            <button type="button" disabled={!range} onClick={() => setRange(null)}>
+              All steps
+            </button>
           </fieldset>
           <div class="charts">
             <div class="whole">
@@ -104,7 +124,9 @@ export function CompareView({ names }: { names: string[] }) {
             <Chart title="Gradient norm" lines={lines("grad_norm", true)} smoothing={smoothing} {...common} />
           </div>
           <Section title="Differences between the configs">
-            {comparison.unreadable.map((text) => <Problem key={text} text={text} />)}
+            {comparison.unreadable.map((text) => (
+              <Problem key={text} text={text} />
+            ))}
             {comparison.differences.length === 0 ? (
               <p class="note">None.</p>
             ) : (
@@ -113,14 +135,24 @@ export function CompareView({ names }: { names: string[] }) {
                   <thead>
                     <tr>
                       <th scope="col">Key</th>
-                      {names.map((name) => <th scope="col" key={name}>{name}</th>)}
+                      {names.map((name) => (
+                        <th scope="col" key={name}>
+                          {name}
+                        </th>
+                      ))}
                     </tr>
                   </thead>
                   <tbody>
                     {comparison.differences.map(({ key, values }) => (
                       <tr key={key}>
-                        <th scope="row"><code>{key}</code></th>
-                        {values.map((value, index) => <td key={index}><code>{value ?? "–"}</code></td>)}
+                        <th scope="row">
+                          <code>{key}</code>
+                        </th>
+                        {values.map((value, index) => (
+                          <td key={index}>
+                            <code>{value ?? "–"}</code>
+                          </td>
+                        ))}
                       </tr>
                     ))}
                   </tbody>

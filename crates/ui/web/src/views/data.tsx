@@ -1,8 +1,8 @@
 // The training data of a config: rows of text with the trained tokens marked, or pictures and videos with captions.
 import { useEffect, useState } from "preact/hooks";
-import { read, Refused, runPath, send, type Asked, type Detail, type NewJob } from "../api";
+import { type Asked, type Detail, type NewJob, Refused, read, runPath, send } from "../api";
 import { whole } from "../format";
-import { Problem, Section } from "../widgets";
+import { Problem, Section, useTitle } from "../widgets";
 
 interface Piece {
   text: string;
@@ -109,7 +109,15 @@ function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
             {row.examples.map((example, place) => (
               <pre key={place} tabIndex={0} aria-label={`Row ${index + 1}`}>
                 {example.tokens_before > 0 && <i>… ({whole(example.tokens_before)} tokens before this) </i>}
-                {example.pieces.map((piece, number) => (piece.learned ? <mark class="learned" key={number}>{piece.text}</mark> : <span key={number}>{piece.text}</span>))}
+                {example.pieces.map((piece, number) =>
+                  piece.learned ? (
+                    <mark class="learned" key={number}>
+                      {piece.text}
+                    </mark>
+                  ) : (
+                    <span key={number}>{piece.text}</span>
+                  ),
+                )}
                 {example.tokens_after > 0 && (
                   <i>
                     {" "}
@@ -184,7 +192,13 @@ function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null
       </div>
       <ul class="media">
         {places.slice(at * PAGE, (at + 1) * PAGE).map((place) => (
-          <MediumPart key={`${media.set}-${place}`} medium={media.media[place]!} path={`/api/data/${media.set}/${place}`} fps={media.fps} editable={media.editable} />
+          <MediumPart
+            key={`${media.set}-${place}`}
+            medium={media.media[place]!}
+            path={`/api/data/${media.set}/${place}`}
+            fps={media.fps}
+            editable={media.editable}
+          />
         ))}
       </ul>
     </>
@@ -220,7 +234,11 @@ function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: str
         {medium.size ? `${medium.size.join(" × ")}` : "size unknown"}
         {medium.bucket && `, training size ${medium.bucket.join(" × ")}`}
         {medium.kind !== "image" && medium.frames !== null && medium.frames > 1 && `, ${medium.frames} frames at ${fps} per second`}
-        {medium.clips.length > 0 && `, clips: ${medium.clips.slice(0, 6).map(([from, count]) => `${from} to ${from + count - 1}`).join(", ")}`}
+        {medium.clips.length > 0 &&
+          `, clips: ${medium.clips
+            .slice(0, 6)
+            .map(([from, count]) => `${from} to ${from + count - 1}`)
+            .join(", ")}`}
         {medium.clips.length > 6 && ` and ${medium.clips.length - 6} more`}
       </p>
       {medium.problem && known === medium.caption && <p class="wrong">{medium.problem}</p>}
@@ -247,10 +265,14 @@ function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: str
 }
 
 /** The data of a run's config. */
-export function DataView({ like }: { like: string }) {
+export function DataPage({ like }: { like: string }) {
+  useTitle(`Data of ${like}`);
   const [exists, setExists] = useState<string | null>(null);
   useEffect(() => {
-    read<Detail>(runPath(like)).then(() => setExists(""), (error: Error) => setExists(error.message));
+    read<Detail>(runPath(like)).then(
+      () => setExists(""),
+      (error: Error) => setExists(error.message),
+    );
   }, [like]);
   return (
     <main>

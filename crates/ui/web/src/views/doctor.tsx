@@ -1,10 +1,11 @@
 // Problems of this machine, and the explanation of a log.
 import { useEffect, useState } from "preact/hooks";
-import { read, readText, send, type Doctor, type Explanation } from "../api";
+import { type Doctor, type Explanation, read, readText, send } from "../api";
+import { Copy, Problem, Section, useTitle } from "../widgets";
 import { Gpus } from "./gpus";
-import { Copy, Problem, Section } from "../widgets";
 
 export function DoctorView() {
+  useTitle("Doctor");
   const [found, setFound] = useState<Doctor | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const [log, setLog] = useState("");
@@ -20,7 +21,11 @@ export function DoctorView() {
         <h1>Doctor</h1>
       </div>
       <Problem text={problem} />
-      {!found && !problem && <p class="note" role="status">Checking this machine …</p>}
+      {!found && !problem && (
+        <p class="note" role="status">
+          Checking this machine …
+        </p>
+      )}
       {found && (
         <>
           <p class={found.has_errors ? "verdict bad" : "verdict"}>{found.verdict}</p>
@@ -33,7 +38,9 @@ export function DoctorView() {
               <p class="note">{finding.why}</p>
               {finding.fix.length > 0 && <Copy text={finding.fix.join("\n")} />}
               <p class="note">
-                <a href={finding.source} rel="noreferrer noopener" target="_blank">{finding.source}</a>
+                <a href={finding.source} rel="noreferrer noopener" target="_blank">
+                  {finding.source}
+                </a>
               </p>
             </article>
           ))}
@@ -60,15 +67,22 @@ export function DoctorView() {
               <p>{match.cause}</p>
               {match.fix.length > 0 && <Copy text={match.fix.join("\n")} />}
               <p class="note">
-                <a href={match.source} rel="noreferrer noopener" target="_blank">{match.source}</a>
+                <a href={match.source} rel="noreferrer noopener" target="_blank">
+                  {match.source}
+                </a>
               </p>
             </article>
           ))}
         </div>
       </Section>
-      <Section title="Report for posting" note="What the doctor read on this machine, with your home folder shortened to ~. Read it before you post it.">
+      <Section
+        title="Report for posting"
+        note="What the doctor read on this machine, with your home folder shortened to ~. Read it before you post it."
+      >
         {dump === null ? (
-          <button type="button" onClick={() => tell(readText("/api/doctor/dump").then(setDump))}>Create the report</button>
+          <button type="button" onClick={() => tell(readText("/api/doctor/dump").then(setDump))}>
+            Create the report
+          </button>
         ) : (
           <Copy text={dump} />
         )}

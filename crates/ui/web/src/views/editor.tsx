@@ -1,8 +1,9 @@
 // A config as text and as a form: two views of one config that are kept in sync.
+import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
-import { read, type ConfigProblem } from "../api";
-import { offers, type Offer } from "../complete";
-import { fieldsOf, type Field, type Schema } from "../schema";
+import { type ConfigProblem, read } from "../api";
+import { type Offer, offers } from "../complete";
+import { type Field, fieldsOf, type Schema } from "../schema";
 import { Section } from "../widgets";
 import { Config, isValue, scalar } from "../yaml";
 
@@ -75,7 +76,8 @@ function TextBox({ text, onText, problems, place, fields }: Shared & { place: { 
     area.focus();
     area.setSelectionRange(taken.from, area.selectionStart);
     // Text inserted this way can be undone like typed text.
-    if (!document.execCommand("insertText", false, taken.insert)) area.setRangeText(taken.insert, area.selectionStart, area.selectionEnd, "end");
+    if (!document.execCommand("insertText", false, taken.insert))
+      area.setRangeText(taken.insert, area.selectionStart, area.selectionEnd, "end");
     onText(area.value);
     setOpen(null);
     if (/: $/.test(taken.insert)) offer(true);
@@ -200,7 +202,13 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
             {part(field.fields)}
           </details>
         ) : (
-          <Entry key={field.key} field={field} config={config} problem={wrong.get(field.path.join(".")) ?? null} onValue={(value) => set(field, value)} />
+          <Entry
+            key={field.key}
+            field={field}
+            config={config}
+            problem={wrong.get(field.path.join(".")) ?? null}
+            onValue={(value) => set(field, value)}
+          />
         ),
       )}
     </div>
@@ -210,7 +218,13 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
       <div class="head">
         <h2>Form</h2>
         <div class="tools">
-          <input type="search" aria-label="Find a key" placeholder="find a key" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
+          <input
+            type="search"
+            aria-label="Find a key"
+            placeholder="find a key"
+            value={wanted}
+            onInput={(event) => setWanted(event.currentTarget.value)}
+          />
           <label>
             <input type="checkbox" checked={onlySet} onChange={() => setOnlySet(!onlySet)} /> only keys that are set
           </label>
@@ -275,7 +289,7 @@ function Entry({ field, config, problem, onValue }: EntryProps) {
     onInput: (event: { currentTarget: { value: string } }) => setTyped(event.currentTarget.value),
     onChange: (event: { currentTarget: { value: string } }) => commit(event.currentTarget.value),
   };
-  let control;
+  let control: ComponentChildren;
   if (!isOneLine && field.kind !== "list") {
     control = (
       <pre id={id} tabIndex={0}>

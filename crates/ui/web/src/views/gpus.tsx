@@ -1,6 +1,6 @@
 // The current state of the GPUs of this machine.
 import { useEffect, useState } from "preact/hooks";
-import { read, type Gpu, type GpuMemory } from "../api";
+import { type Gpu, type GpuMemory, read } from "../api";
 import { bytes, UNKNOWN, whole } from "../format";
 import { Figure, Section } from "../widgets";
 

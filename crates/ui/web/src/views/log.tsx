@@ -1,6 +1,6 @@
 // The output of a run or a job as text, scrolled to its end.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { read, type LogPart } from "../api";
+import { type LogPart, read } from "../api";
 
 /** Characters at the end that are kept. */
 const KEPT = 300_000;

@@ -68,7 +68,9 @@ function Placed({ plan }: { plan: Plan }) {
       <p>
         {blocks - streamed.length} of {blocks} blocks stay on the device
         {inMemory.length > 0 && `, ${inMemory.length} are copied from host memory in each pass (${ranges(inMemory)})`}
-        {from_file.length > 0 && `, ${from_file.length} are read from files${plan.folder ? ` in ${plan.folder}` : ""} (${ranges(from_file)})`}.
+        {from_file.length > 0 &&
+          `, ${from_file.length} are read from files${plan.folder ? ` in ${plan.folder}` : ""} (${ranges(from_file)})`}
+        .
       </p>
       <details>
         <summary>Full plan</summary>

@@ -1,8 +1,19 @@
 // A new run: a config as text, or the config of another run with one key changed; errors are shown while the user types.
 import { useEffect, useState } from "preact/hooks";
-import { read, Refused, runPath, send, type Asked, type ConfigProblem, type Detail, type DryRun, type NewJob } from "../api";
+import {
+  type Asked,
+  type ConfigProblem,
+  type Detail,
+  type DryRun,
+  type JobConfig,
+  type NewJob,
+  Refused,
+  read,
+  runPath,
+  send,
+} from "../api";
 import { duration, whole } from "../format";
-import { Section } from "../widgets";
+import { Section, useTitle } from "../widgets";
 import { DataPart } from "./data";
 import { Editor } from "./editor";
 import { MemoryPart } from "./memory";
@@ -34,8 +45,13 @@ function keysOf(config: string): string[] {
   return keys.filter((key) => key !== "name" && key !== "output_dir");
 }
 
-export function NewView({ like }: { like: string | null }) {
-  const [config, setConfig] = useState(() => localStorage.getItem(DRAFT) ?? START);
+export function NewView({ like, of }: { like: string | null; of: string | null }) {
+  useTitle("New run");
+  const [config, setConfig] = useState(() => (of === null ? (localStorage.getItem(DRAFT) ?? START) : ""));
+  /** What a job overrides. */
+  const [set, setSet] = useState<Record<string, string>>({});
+  /** The request that was checked last. */
+  const [checked, setChecked] = useState("");
   const [old, setOld] = useState("");
   const [name, setName] = useState("");
   const [key, setKey] = useState("");
@@ -49,13 +65,27 @@ export function NewView({ like }: { like: string | null }) {
   const job = (): NewJob => ({
     ...(like === null ? { config } : { like }),
     ...(name ? { name } : {}),
-    ...(key ? { set: { [key]: value } } : {}),
+    set: key ? { ...set, [key]: value } : set,
   });
   const text = JSON.stringify(job());
 
   useEffect(() => {
-    if (like !== null) read<Detail>(runPath(like)).then((run) => setOld(run.config), (error: Error) => setRefused(error.message));
-  }, [like]);
+    if (like !== null)
+      read<Detail>(runPath(like)).then(
+        (run) => setOld(run.config),
+        (error: Error) => setRefused(error.message),
+      );
+    if (of !== null) {
+      read<JobConfig>(`/api/queue/${of}/config`).then(
+        ({ config, set: { name, output_dir: _, ...set } }) => {
+          setConfig(config);
+          setName(name ?? "");
+          setSet(set);
+        },
+        (error: Error) => setRefused(error.message),
+      );
+    }
+  }, [like, of]);
 
   useEffect(() => {
     let ended = false;
@@ -64,6 +94,7 @@ export function NewView({ like }: { like: string | null }) {
       try {
         const asked = await send<Asked<{ problems: ConfigProblem[] }>>("POST", "/api/check", job());
         if (ended) return;
+        setChecked(text);
         setProblems(asked?.found?.problems ?? null);
         setRefused(asked?.error ?? null);
       } catch (error) {
@@ -106,13 +137,23 @@ export function NewView({ like }: { like: string | null }) {
     setConfig(text);
     localStorage.setItem(DRAFT, text);
   };
-  const wrong = problems !== null && problems.length > 0;
+  const wrong = checked !== text || problems?.length !== 0;
   return (
     <main>
       <p class="crumb">
         <a href="#/queue">Queue</a>
       </p>
       <h1>{like === null ? "New run" : `Duplicate ${like}`}</h1>
+      {Object.keys(set).length > 0 && (
+        <p class="note">
+          As in job {of}:{" "}
+          <code>
+            {Object.entries(set)
+              .map(([key, value]) => `${key}=${value}`)
+              .join("  ")}
+          </code>
+        </p>
+      )}
       <section>
         <div class="fields">
           <label>
@@ -147,23 +188,35 @@ export function NewView({ like }: { like: string | null }) {
           </label>
         </div>
       </section>
-      {like === null && (
-        <Editor text={config} onText={type} problems={problems ?? []} place={place} />
-      )}
+      {like === null && <Editor text={config} onText={type} problems={problems ?? []} place={place} />}
       <div id="problems" role="status">
         {problems?.length === 0 && <p class="note">The config is valid.</p>}
         <ul class="problems">
-          {problems?.map((problem) => (
-            <li key={`${problem.source}-${problem.line}-${problem.column}-${problem.message}`}>
-              <button type="button" onClick={() => setPlace({ line: problem.line, column: problem.column })}>
+          {problems?.map((problem) => {
+            const { source, line, column, message, help } = problem;
+            const text = (
+              <>
                 <b>
-                  {problem.source}:{problem.line}:{problem.column}
+                  {source}:{line}:{column}
                 </b>{" "}
-                {problem.message}
-                {problem.help && <span class="note"> ({problem.help})</span>}
-              </button>
-            </li>
-          ))}
+                {message}
+                {help && <span class="note"> ({help})</span>}
+              </>
+            );
+            // A key of `--set` and the config of another run have no place in this text.
+            const isHere = source === "config" && like === null;
+            return (
+              <li key={`${source}-${line}-${column}-${message}`}>
+                {isHere ? (
+                  <button type="button" onClick={() => setPlace({ line, column })}>
+                    {text}
+                  </button>
+                ) : (
+                  <p class="problem">{text}</p>
+                )}
+              </li>
+            );
+          })}
         </ul>
       </div>
       {refused && (

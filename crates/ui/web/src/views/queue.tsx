@@ -1,9 +1,10 @@
 // The queue of runs, one after another or several at once.
 import { signal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
-import { send, type AtOnce, type Job, type Queue } from "../api";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { type AtOnce, type Job, type Queue, send } from "../api";
 import { when } from "../format";
-import { Confirm, Mark, Problem, Section } from "../widgets";
+import { listen } from "../live";
+import { Confirm, Mark, Offline, Problem, Section, useTitle } from "../widgets";
 import { Log } from "./log";
 
 const AT_ONCE: Record<AtOnce, string> = {
@@ -13,28 +14,41 @@ const AT_ONCE: Record<AtOnce, string> = {
 };
 
 const queue = signal<Queue | null>(null);
-const offline = signal(false);
+const offline = signal<string | null>(null);
 
 export function QueueView() {
   const [refused, setRefused] = useState<string | null>(null);
+  useTitle("Queue");
   useEffect(() => {
-    const source = new EventSource("/api/stream");
-    source.addEventListener("queue", (event) => {
-      offline.value = false;
-      queue.value = JSON.parse(event.data) as Queue;
-    });
-    source.onerror = () => {
-      offline.value = true;
+    const take = (data: string) => {
+      queue.value = JSON.parse(data) as Queue;
     };
-    return () => source.close();
+    const problem = (text: string | null) => {
+      offline.value = text;
+    };
+    return listen({ url: () => "/api/stream", on: { queue: take }, problem });
   }, []);
+  // A row that moves loses the focus; at the end of its way the other button has it.
+  const moved = useRef<[number, "up" | "down"] | null>(null);
+  useEffect(() => {
+    if (moved.current === null || document.activeElement !== document.body) return;
+    const [id, way] = moved.current;
+    const button = (way: string) => document.querySelector<HTMLButtonElement>(`button[aria-label="Move job ${id} ${way}"]:enabled`);
+    (button(way) ?? button(way === "up" ? "down" : "up"))?.focus();
+  });
   const act = async (method: string, rest: string, body?: unknown) => {
     try {
-      await send(method, `/api/queue${rest}`, body);
+      const now = await send<Partial<Queue>>(method, `/api/queue${rest}`, body);
+      // The stream would bring it a moment later.
+      if (now?.jobs) queue.value = now as Queue;
       setRefused(null);
     } catch (error) {
       setRefused((error as Error).message);
     }
+  };
+  const move = (id: number, way: "up" | "down", place: number) => {
+    moved.current = [id, way];
+    return act("POST", `/${id}/move`, { place });
   };
   const found = queue.value;
   const jobs = found?.jobs ?? [];
@@ -44,7 +58,7 @@ export function QueueView() {
   const list = (some: Job[]) => (
     <ol class="jobs">
       {some.map((job) => (
-        <Row key={job.id} job={job} place={waiting.findIndex(({ id }) => id === job.id)} of={waiting.length} act={act} />
+        <Row key={job.id} job={job} place={waiting.findIndex(({ id }) => id === job.id)} of={waiting.length} act={act} move={move} />
       ))}
     </ol>
   );
@@ -76,17 +90,15 @@ export function QueueView() {
         </div>
       </div>
       <Problem text={refused} />
-      {offline.value && (
-        <p class="problem" role="status">
-          No connection to <code>surefoot ui</code>. The queue continues.
-        </p>
-      )}
+      <Offline text={offline.value} />
       {found?.paused && (
         <p class="note" role="status">
           The queue is paused: active runs continue, and no more are started.
         </p>
       )}
-      {found?.unreadable.map((text) => <Problem key={text} text={text} />)}
+      {found?.unreadable.map((text) => (
+        <Problem key={text} text={text} />
+      ))}
       {found && jobs.length === 0 && (
         <div class="empty">
           <p>No jobs. Runs in the queue start one after another, or several at once; if one fails, the next still starts.</p>
@@ -113,12 +125,16 @@ interface RowProps {
   place: number;
   of: number;
   act: (method: string, rest: string, body?: unknown) => Promise<void>;
+  move: (id: number, way: "up" | "down", place: number) => Promise<void>;
 }
 
-function Row({ job, place, of, act }: RowProps) {
-  const word = job.state === "ended" ? (job.how ?? "failed") : job.state;
+function Row({ job, place, of, act, move }: RowProps) {
+  const running = job.stopping ? "stopping" : job.state;
+  const word = job.state === "ended" ? (job.how ?? "failed") : running;
   const name = job.run ?? job.name;
   const path = `/${job.id}`;
+  const isTraining = job.work.kind === "train";
+  const isCutShort = job.run != null && (job.how === "stopped" || job.how === "failed");
   return (
     <li class="job" aria-label={`Job ${job.id}, ${name}, ${word}`}>
       <div class="head">
@@ -137,28 +153,38 @@ function Row({ job, place, of, act }: RowProps) {
         <span class="tools">
           {job.state === "waiting" && (
             <>
-              <button type="button" disabled={place === 0} aria-label={`Move job ${job.id} up`} onClick={() => act("POST", `${path}/move`, { place })}>
+              <button type="button" disabled={place === 0} aria-label={`Move job ${job.id} up`} onClick={() => move(job.id, "up", place)}>
                 ↑
               </button>
               <button
                 type="button"
                 disabled={place === of - 1}
                 aria-label={`Move job ${job.id} down`}
-                onClick={() => act("POST", `${path}/move`, { place: place + 2 })}
+                onClick={() => move(job.id, "down", place + 2)}
               >
                 ↓
               </button>
             </>
           )}
           {(job.state === "running" || job.state === "checking") && (
-            <button type="button" onClick={() => act("POST", `${path}/stop`)}>
-              {job.state === "running" ? "Stop and save" : "Stop"}
+            <button type="button" disabled={job.stopping} onClick={() => act("POST", `${path}/stop`)}>
+              {job.stopping ? "Saving …" : job.state === "running" ? "Stop and save" : "Stop"}
+            </button>
+          )}
+          {isCutShort && (
+            <button type="button" onClick={() => act("POST", "", { resume: job.run })}>
+              Resume
             </button>
           )}
           {job.state === "ended" && (
             <button type="button" onClick={() => act("POST", `${path}/retry`)}>
-              Retry
+              {isTraining && job.run ? "Retry as a new run" : "Retry"}
             </button>
+          )}
+          {isTraining && (
+            <a class="button" href={`#/new?job=${job.id}`} aria-label={`Config of job ${job.id}`}>
+              Config
+            </a>
           )}
           {job.how === "refused" && (
             <Confirm
@@ -175,7 +201,11 @@ function Row({ job, place, of, act }: RowProps) {
         </span>
       </div>
       {job.set.length > 0 && <code>{job.set.join("  ")}</code>}
-      {job.error && <pre class="problem" tabIndex={0} aria-label="What went wrong">{job.error}</pre>}
+      {job.error && (
+        <pre class="problem" tabIndex={0} aria-label="What went wrong">
+          {job.error}
+        </pre>
+      )}
       {job.state !== "waiting" && <Log path={`/api/queue${path}/log`} live={job.state !== "ended"} />}
     </li>
   );

@@ -3,26 +3,26 @@ import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import type { Overview } from "../api";
 import { bytes, number, when, whole } from "../format";
+import { listen } from "../live";
 import { refused, saw, want, wanted } from "../notify";
-import { Badge, Problem, Progress } from "../widgets";
+import { Badge, Offline, Problem, Progress, useTitle } from "../widgets";
 
 const runs = signal<Overview[] | null>(null);
-const offline = signal(false);
+const offline = signal<string | null>(null);
 
 export function RunsView() {
   const [chosen, choose] = useState<ReadonlySet<string>>(new Set());
   const [sought, seek] = useState("");
+  useTitle("Runs");
   useEffect(() => {
-    const source = new EventSource("/api/stream");
-    source.addEventListener("runs", (event) => {
-      offline.value = false;
-      runs.value = (JSON.parse(event.data) as { runs: Overview[] }).runs;
+    const take = (data: string) => {
+      runs.value = (JSON.parse(data) as { runs: Overview[] }).runs;
       saw(runs.value);
-    });
-    source.onerror = () => {
-      offline.value = true;
     };
-    return () => source.close();
+    const problem = (text: string | null) => {
+      offline.value = text;
+    };
+    return listen({ url: () => "/api/stream", on: { runs: take }, problem });
   }, []);
   const toggle = (name: string) => {
     const next = new Set(chosen);
@@ -43,8 +43,7 @@ export function RunsView() {
             New run
           </a>
           <label>
-            <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify
-            me at the end
+            <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify me at the end
           </label>
           <label>
             <span class="hidden">Find a run by name</span>
@@ -56,12 +55,8 @@ export function RunsView() {
         </div>
       </div>
       <Problem text={refused.value} />
-      {offline.value && (
-        <p class="problem" role="status">
-          No connection to <code>surefoot ui</code>. Runs continue; the page reconnects automatically.
-        </p>
-      )}
-      {list === null && !offline.value && <p class="note">Reading the folder …</p>}
+      <Offline text={offline.value} />
+      {list === null && offline.value === null && <p class="note">Reading the folder …</p>}
       {list?.length === 0 && (
         <div class="empty">
           <p>No runs yet. A run that is started in a terminal appears here automatically:</p>

@@ -54,7 +54,9 @@ export function SamplesPart({ run, samples }: { run: string; samples: Samples })
         {side("Compared with", last, setRight)}
       </div>
       {samples.steps.length > samples.sets.length && (
-        <p class="note">The newest {samples.sets.length} of {samples.steps.length} are shown; samples.txt contains all.</p>
+        <p class="note">
+          The newest {samples.sets.length} of {samples.steps.length} are shown; samples.txt contains all.
+        </p>
       )}
     </Section>
   );
