@@ -11,7 +11,6 @@ mod process;
 mod simulator;
 mod train;
 mod ui;
-mod video_small;
 mod wan;
 
 use anyhow::Result;
@@ -24,7 +23,6 @@ use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
 use ui::UiBench;
-use video_small::VideoSmallBench;
 use wan::WanBench;
 
 /// Measure this project against its peers, on this machine.
@@ -50,8 +48,6 @@ enum Benchmark {
     Train(TrainBench),
     /// The page: memory, CPU, first paint, and what it takes from a training
     Ui(UiBench),
-    /// The small video model and its LoRA: what their clips show, and how it moves
-    VideoSmall(VideoSmallBench),
     /// LoRAs on Wan: speed and memory against diffusers with PEFT, real sizes on a simulated device
     Wan(WanBench),
 }
@@ -66,7 +62,6 @@ impl Bench {
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
             Benchmark::Ui(bench) => bench.run(),
-            Benchmark::VideoSmall(bench) => bench.run(),
             Benchmark::Wan(bench) => bench.run(),
         }
     }

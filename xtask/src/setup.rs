@@ -13,7 +13,6 @@
 mod archive;
 mod cache;
 mod cargo_config;
-pub(crate) mod clips;
 mod debian;
 mod fetch;
 mod hip_runtime;
@@ -50,10 +49,6 @@ pub(crate) struct Setup {
     /// Ubuntu; about 50 MB to download, and nothing is installed)
     #[arg(long)]
     hip: bool,
-    /// Also create the clips of moving garments that `configs/video-small.yaml` trains on (from Debian's
-    /// package dataset-fashion-mnist; about 31 MB to download, and nothing is installed)
-    #[arg(long)]
-    clips: bool,
     /// Build against the CPU libtorch of this release of PyTorch in the cache (2.13.0 or 2.15.0), until
     /// `.cargo/libtorch.toml` is deleted or LIBTORCH is set to another folder
     #[arg(long, value_name = "VERSION")]
@@ -77,9 +72,6 @@ impl Setup {
                 "setup downloads AMD's HIP runtime with apt-get, which this machine does not have"
             );
         }
-        if self.clips {
-            clips()?;
-        }
         Ok(())
     }
 }
@@ -100,18 +92,8 @@ pub(crate) fn ensure() -> Result<Libtorch> {
     Ok(libtorch)
 }
 
-/// The folder of the clips of moving garments.
-pub(crate) fn clips() -> Result<PathBuf> {
-    let folder = clips::ensure(&Cache::open()?)?;
-    eprintln!("clips     moving garments, in {}", folder.display());
-    Ok(folder)
-}
-
-/// Provides the model that `config` fine-tunes and the clips that it trains on, if setup can create them.
+/// Provides the model that `config` fine-tunes, if setup can create it.
 pub(crate) fn needed_by(config: &str) -> Result<()> {
-    if clips::NAMES.iter().any(|name| config.contains(name)) {
-        clips()?;
-    }
     if config.contains(model::NAME) {
         let folder = model::ensure(&Cache::open()?)?;
         eprintln!("model     SmolLM2-135M-Instruct, in {}", folder.display());

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use xshell::cmd;
 
 use crate::setup::{self, Libtorch};
@@ -47,9 +47,6 @@ impl Train {
         let config = std::fs::read_to_string(path).unwrap_or_default();
         setup::needed_by(&config)?;
         let binary = build(&libtorch)?;
-        if needs_base(&config) && !self.names_model() {
-            train_base(&binary)?;
-        }
         // From here on this process is the trainer: its exit code is ours, and only it receives Ctrl-C, so
         // that it can save before it exits.
         let error = self.command(&binary).exec();
@@ -69,12 +66,6 @@ impl Train {
             // A path that the user gave is relative to the current folder, but the default is not.
             (None, None) => workspace::root().join("configs/small.yaml"),
         }
-    }
-
-    /// Whether the command line overrides the model of the config.
-    fn names_model(&self) -> bool {
-        let mut set = self.set.iter().filter_map(|value| value.split_once('='));
-        set.any(|(key, _)| key == "model.name_or_path" || key == "name_or_path")
     }
 
     fn command(&self, binary: &Path) -> Command {
@@ -101,41 +92,6 @@ impl Train {
 /// The environment variable that names cargo's profile for the trainer.
 const PROFILE: &str = "XTASK_PROFILE";
 
-/// The small video model, which is trained locally rather than downloaded, and its config.
-const BASE: &str = "runs/video-small/model";
-const BASE_CONFIG: &str = "configs/video-small.yaml";
-
-/// Whether `config` needs the small video model and it does not exist.
-fn needs_base(config: &str) -> bool {
-    let named = config.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        words.next() == Some("name_or_path:") && words.next() == Some(BASE)
-    });
-    named && !Path::new(BASE).join("model_index.json").is_file()
-}
-
-/// Trains the small video model, or resumes its training.
-fn train_base(binary: &Path) -> Result<()> {
-    let run = Path::new(BASE).parent().unwrap_or(Path::new(BASE));
-    let config = workspace::root().join(BASE_CONFIG);
-    let text = std::fs::read_to_string(&config)
-        .with_context(|| format!("cannot read `{}`", config.display()))?;
-    setup::needed_by(&text)?;
-    eprintln!("base      `{BASE}` is not there, and is trained first, as {BASE_CONFIG} says");
-    let mut command = Command::new(binary);
-    command.arg("train").arg(&config);
-    if run.join("checkpoints").is_dir() {
-        command.arg("--resume").arg(run);
-    }
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start `{}`", binary.display()))?;
-    if !status.success() || !Path::new(BASE).is_dir() {
-        bail!("the training of the base ended without `{BASE}` ({status})");
-    }
-    Ok(())
-}
-
 /// Builds the programs and their allocator; returns the path of `surefoot`.
 ///
 /// With cargo's profile `release`, unless the variable [`PROFILE`] names another one: with `dev`, what the tests
@@ -156,22 +112,4 @@ pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     };
     let target = workspace::target(&shell)?;
     Ok(target.join(folder).join("surefoot"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::needs_base;
-
-    #[test]
-    fn a_config_on_the_small_video_model_needs_it() {
-        assert!(needs_base(
-            "model:\n  name_or_path: runs/video-small/model\n"
-        ));
-        assert!(!needs_base(
-            "model:\n  name_or_path: runs/video-small/model-of-mine\n"
-        ));
-        assert!(!needs_base(
-            "model:\n  num_layers: 4\n# runs/video-small/model\n"
-        ));
-    }
 }

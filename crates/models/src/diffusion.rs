@@ -25,7 +25,6 @@ use std::path::{Path, PathBuf};
 
 use placement::Placer;
 use placement::swap::SwapOptions;
-use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 pub use conditions::{Conditions, FIRST_FRAME, TEXT};
@@ -316,17 +315,6 @@ pub trait Diffusion: Debug + Send + Sync {
                 "`data.image_to_video`: this model takes no first frame".into(),
             )),
         }
-    }
-
-    /// Dimensions of a denoiser that is trained from scratch, which a run must not change: its `config.json`.
-    ///
-    /// # Errors
-    /// If its file is missing or damaged, or models of this kind are not trained from scratch.
-    fn denoiser_config(&self, _expert: Expert) -> Result<Value, Error> {
-        let title = self.arch().title;
-        Err(Error::Invalid(format!(
-            "{title} is not trained from scratch"
-        )))
     }
 
     /// Builds a denoiser on `device`: embedders, then each list of [`Arch::lists`] in order.

@@ -68,7 +68,6 @@ pub use train::{
     Backend, BestMetric, Optim, ParameterGroup, ReduceDtype, TrainConfig, VerifyMode,
     WeightingScheme,
 };
-pub(crate) use video::{CHANNELS, SCALE_FACTOR};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 pub use words::translated;
 
@@ -110,8 +109,7 @@ section! {
 }
 
 section! {
-    /// A decoder-only transformer with the keys of its `config.json`; or, for videos, a Wan
-    /// transformer with the keys of diffusers.
+    /// A published model, or a decoder-only transformer with the keys of its `config.json`.
     #[schemars(transform = memory::add_older_words)]
     pub struct ModelConfig {
         /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of a model in the
@@ -123,20 +121,23 @@ section! {
         /// For Wan: the transformer, or the high-noise one, in place of the folder's. A diffusers folder or a
         /// single file, as for the other parts.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
-        pub transformer: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        pub transformer: Option<PathBuf> = None, for Diffusion, resume Free;
         /// For Wan 2.2 A14B: the low-noise transformer.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
-        pub transformer_2: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        pub transformer_2: Option<PathBuf> = None, for Diffusion, resume Free;
         /// For Wan: the autoencoder.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
-        pub vae: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        pub vae: Option<PathBuf> = None, for Diffusion, resume Free;
         /// For Wan: the text encoder.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
-        pub text_encoder: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        pub text_encoder: Option<PathBuf> = None, for Diffusion, resume Free;
         /// For Wan: the tokenizer, as a folder, `tokenizer.json` or `spiece.model`. Unset uses the folder's, or the
         /// one inside the single file of the text encoder.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
-        pub tokenizer: Option<PathBuf> = None, for PublishedDiffusion, resume Free;
+        pub tokenizer: Option<PathBuf> = None, for Diffusion, resume Free;
+        /// Train the whole model from random weights: of the model in `name_or_path`, only the `config.json` of its
+        /// transformer and the other parts are used. Unset means `false`.
+        pub from_config: Option<bool> = None, for Diffusion, resume Fixed;
         /// Quantise the frozen weight matrices of a published model under an adapter, except the
         /// embedding and the head. Unset does not quantise.
         #[schemars(extend(
@@ -176,28 +177,6 @@ section! {
         /// in the cache.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
         pub offload_folder: Option<PathBuf> = None, for Any, resume Free;
-        /// For a video model that is trained from scratch, its number of blocks. Unset means 4.
-        #[schemars(range(min = 1, max = 1024))]
-        pub num_layers: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the width of an attention head, an even number. Unset means 32.
-        #[schemars(range(min = 6, max = 1024))]
-        pub attention_head_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the width of the feed-forward layers. Unset means four times that of the residual stream,
-        /// which is `num_attention_heads` times `attention_head_dim`.
-        #[schemars(range(min = 1, max = 262_144))]
-        pub ffn_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the size of the sinusoidal time embedding, an even number. Unset means 256.
-        #[schemars(range(min = 2, max = 65_536))]
-        pub freq_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the width of its text encoder. Unset means 64.
-        #[schemars(range(min = 1, max = 65_536))]
-        pub text_dim: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the number of latent channels. Unset means 16.
-        #[schemars(range(min = 1, max = 4096))]
-        pub in_channels: Option<u32> = None, for DiffusionFromScratch, resume Free;
-        /// For the same, the side of the square of pixels that one latent represents. Unset means 4.
-        #[schemars(range(min = 1, max = 64))]
-        pub scale_factor_spatial: Option<u32> = None, for DiffusionFromScratch, resume Free;
         /// The family of a model that is trained from scratch, as in its `config.json`.
         #[schemars(extend("enum" = families()))]
         pub model_type: String = families()[0].to_owned(), for LanguageFromScratch, resume Free;
@@ -210,9 +189,9 @@ section! {
         /// Number of transformer blocks.
         #[schemars(range(min = 1, max = 1024))]
         pub num_hidden_layers: u32 = 6, for LanguageFromScratch, resume Free;
-        /// Number of query heads; for a video model that is trained from scratch, of attention heads.
+        /// Number of query heads.
         #[schemars(range(min = 1, max = 1024))]
-        pub num_attention_heads: u32 = 4, for FromScratch, resume Free;
+        pub num_attention_heads: u32 = 4, for LanguageFromScratch, resume Free;
         /// Number of key and value heads; unset means as many as query heads.
         #[schemars(range(min = 1, max = 1024))]
         pub num_key_value_heads: Option<u32> = None, for LanguageFromScratch, resume Free;
@@ -346,7 +325,6 @@ impl Config {
     /// See [`Config::load`].
     pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
         let mut tree = tree::parse_file(name, text)?;
-        declared::drop_removed_keys(&mut tree);
         let (mut problems, mut warnings) = memory::replace_older_words(&mut tree);
         for argument in overrides {
             tree::apply_override(&mut tree, argument, &schema::section_of)?;

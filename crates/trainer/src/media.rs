@@ -15,14 +15,12 @@ mod encode;
 mod encoded_by;
 pub(crate) mod ffmpeg;
 pub(crate) mod frames;
-mod fresh;
 mod shown;
 mod sources;
 mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
-pub(crate) use fresh::{FRESH_FPS, fresh_parts, fresh_step};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};
 pub(crate) use sources::Source;

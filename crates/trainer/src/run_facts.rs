@@ -173,9 +173,10 @@ fn loras(config: &Config, result: &Path) -> Vec<GenerateOption> {
 /// How the run loaded its model, and on which device.
 fn settings(config: &Config) -> Vec<GenerateOption> {
     let model = &config.model;
+    // The result of a run without an adapter is a model with all its parts.
     let part = |path: &Option<PathBuf>| {
-        let path = path.as_deref().map(absolute);
-        path.map(|path| path.display().to_string())
+        let path = path.as_deref().filter(|_| config.adapter.is_some());
+        path.map(|path| absolute(path).display().to_string())
     };
     let mut options = Vec::new();
     if config.is_video() {

@@ -17,7 +17,7 @@ use crate::data::{TextData, models_folder};
 use crate::estimate::Estimate;
 use crate::hub::{ModelKind, locate_model};
 use crate::locate::Located;
-use crate::media::{self, ShownMedia};
+use crate::media::ShownMedia;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
@@ -247,13 +247,9 @@ pub enum Shown {
 pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Result<Shown, Error> {
     if config.is_video() {
         observer.preparing("looking at the media");
-        // The parts of a model from nothing are made of captions, which may be what is to be mended.
-        let path = match config.model.name_or_path {
-            Some(_) => Some(video_model(config, observer)?),
-            None => None,
-        };
+        let path = video_model(config, observer)?;
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let media = show_media(config, path.as_deref(), count)?;
+        let media = show_media(config, &path, count)?;
         return Ok(Shown::Media(media));
     }
     if let Some(name) = &config.model.name_or_path {
@@ -266,15 +262,13 @@ pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Re
     Ok(Shown::Rows(CausalLm::show_data(config, &data, count)?))
 }
 
-/// The folder of the video model that `config` trains; from nothing, of the parts beside its transformer,
-/// which are made if they are not there.
+/// The folder or the file of the video model that `config` names.
 pub(crate) fn video_model(config: &Config, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
-    match &config.model.name_or_path {
-        Some(name) => locate_model(Path::new(name), ModelKind::Video, &mut |text| {
-            observer.preparing(text);
-        }),
-        None => media::fresh_parts(config, observer),
-    }
+    let name = config.model.name_or_path.as_deref();
+    let name = name.ok_or_else(|| Error::Internal("a run on videos without a model".into()))?;
+    locate_model(Path::new(name), ModelKind::Video, &mut |text| {
+        observer.preparing(text);
+    })
 }
 
 /// Bytes of the device that can still be allocated, and that there are.

@@ -1,5 +1,5 @@
-//! The proof that a diffusion model is one folder: one that no crate knows is cached, trained, streamed, quantised,
-//! sampled and written, without a line of the trainer.
+//! The proof that a diffusion model is one folder: one that no crate knows is cached, trained from scratch or by a LoRA,
+//! streamed, quantised, sampled and written, without a line of the trainer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -236,6 +236,17 @@ fn a_lora_changes_what_is_sampled() {
         ..WHOLE
     };
     assert_ne!(place.sampled("int8", Vec::new(), quantised), plain);
+}
+
+#[test]
+fn a_model_from_scratch_is_a_folder_that_makes_pictures() {
+    let place = Place::new();
+    fs::write(place.path("model/transformer/config.json"), "{}").unwrap();
+    let base = place.sampled("base", Vec::new(), WHOLE);
+    place.run(&["model.from_config=true", "adapter=null"]).unwrap();
+    fs::rename(place.path("model"), place.path("base")).unwrap();
+    fs::rename(place.path("runs/toy/model"), place.path("model")).unwrap();
+    assert_ne!(place.sampled("learned", Vec::new(), WHOLE), base);
 }
 
 #[test]

@@ -9,7 +9,6 @@
 //! Weights go by their names in diffusers' folders.
 
 pub mod autoencoder;
-pub mod fresh;
 mod index;
 mod memory;
 mod model;

@@ -70,7 +70,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             &["data"],
             "there is nothing to train on".into(),
             match config.is_video() {
-                true => "set `data.dataset: moving_garments`, or `data.path` to a folder of videos",
+                true => "set `data.path` to a folder of pictures or videos",
                 false => {
                     "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text"
                 }

@@ -14,8 +14,8 @@ section! {
     /// How the data is read and split into samples.
     pub struct DataConfig {
         /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
-        #[schemars(extend("x-not-with" = "data.encoded_by", "x-sets" = "what is trained on"))]
-        pub dataset: Option<Dataset> = None, for Any, resume Free;
+        #[schemars(extend("x-sets" = "what is trained on"))]
+        pub dataset: Option<Dataset> = None, for Language, resume Free;
         /// A data file, or a folder whose files are read in the order of their names: `.txt` and
         /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
         /// `completion`, or of `messages`; only published models can be trained on the latter two.
@@ -76,8 +76,8 @@ section! {
         pub resolution: Option<Numbers> = None, for Any, resume Free;
         /// Train on clips that another trainer has encoded: `path` is the folder with its cache.
         pub encoded_by: Option<EncodedBy> = None, for Any, resume Free;
-        /// Frames per clip, or a list of allowed numbers; each is rounded down to 4 n + 1. Images are
-        /// always clips of one frame.
+        /// Frames per clip, or a list of allowed numbers; each is rounded down to what the model
+        /// can encode: for Wan, 4 n + 1. Images are always clips of one frame.
         #[schemars(range(min = 1, max = 4096), extend("x-not-with" = "data.encoded_by"))]
         pub num_frames: Option<Numbers> = None, for Diffusion, resume Free;
         /// Which clips are cut from a video. Unset means `head`.
@@ -163,10 +163,6 @@ pub(crate) const RECORD_KEYS: [&str; 13] = [
 pub enum Dataset {
     /// The works of William Shakespeare, 5 MB of public-domain text.
     Shakespeare,
-    /// Clips of moving garments of Fashion-MNIST: to the left, to the right, up or down.
-    MovingGarments,
-    /// Clips of the same garments moving in a circle.
-    CirclingGarments,
 }
 
 impl Dataset {
@@ -174,14 +170,7 @@ impl Dataset {
     pub fn name(self) -> &'static str {
         match self {
             Self::Shakespeare => "shakespeare",
-            Self::MovingGarments => "moving_garments",
-            Self::CirclingGarments => "circling_garments",
         }
-    }
-
-    /// Whether it consists of videos.
-    pub fn is_video(self) -> bool {
-        self != Self::Shakespeare
     }
 }
 

@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 use super::keys::{Key, key, keys};
-use super::tree::{self, Node};
 
 /// A key that is set and does not fit the others.
 pub(super) struct Misfit {
@@ -48,26 +47,6 @@ pub(super) fn misfits(config: &Value) -> Vec<Misfit> {
         }
     }
     found
-}
-
-/// Keys of `train` that were removed, and their defaults.
-const REMOVED: [(&str, &str); 5] = [
-    ("train_batch_size", "null"),
-    ("sync_every", "1"),
-    ("outer_learning_rate", "0.7"),
-    ("outer_momentum", "0.9"),
-    ("mode_scale", "null"),
-];
-
-/// Drops removed keys with their defaults, which the configs that older runs wrote contain.
-pub(super) fn drop_removed_keys(tree: &mut Node) {
-    let train = tree.find_mut("train").map(|node| &mut node.value);
-    if let Some(tree::Value::Map(entries)) = train {
-        entries.retain(|entry| {
-            let value = entry.node.to_json().to_string();
-            !REMOVED.contains(&(&*entry.key, &*value))
-        });
-    }
 }
 
 /// The same config without the keys that have no effect in it.
@@ -151,11 +130,6 @@ impl<'a> Run<'a> {
                 true,
                 "needs a published model, and none is named",
                 "set `model.name_or_path`, or remove the key",
-            ),
-            (true, Some(false)) if self.published && self.diffusion => (
-                true,
-                "is for models that are trained from scratch",
-                "remove the key, or `model.name_or_path`",
             ),
             (true, Some(false)) if self.published => (
                 false,

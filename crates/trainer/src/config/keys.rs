@@ -73,9 +73,6 @@ pub(crate) enum For {
     LanguageFromScratch,
     PublishedLanguage,
     Diffusion,
-    DiffusionFromScratch,
-    PublishedDiffusion,
-    FromScratch,
     Published,
 }
 
@@ -83,9 +80,9 @@ impl For {
     /// Whether this includes runs on diffusion models; else those on language models.
     pub(super) fn includes(self, diffusion: bool) -> bool {
         match self {
-            Self::Any | Self::FromScratch | Self::Published => true,
+            Self::Any | Self::Published => true,
             Self::Language | Self::LanguageFromScratch | Self::PublishedLanguage => !diffusion,
-            Self::Diffusion | Self::DiffusionFromScratch | Self::PublishedDiffusion => diffusion,
+            Self::Diffusion => diffusion,
         }
     }
 
@@ -93,10 +90,8 @@ impl For {
     pub(super) fn published(self) -> Option<bool> {
         match self {
             Self::Any | Self::Language | Self::Diffusion => None,
-            Self::Published | Self::PublishedLanguage | Self::PublishedDiffusion => Some(true),
-            Self::FromScratch | Self::LanguageFromScratch | Self::DiffusionFromScratch => {
-                Some(false)
-            }
+            Self::Published | Self::PublishedLanguage => Some(true),
+            Self::LanguageFromScratch => Some(false),
         }
     }
 }

@@ -1,7 +1,6 @@
-//! Keys for runs on videos, and which other keys those do not support.
+//! Keys for runs on videos, and which of them do not fit each other.
 //!
-//! `data.resolution` makes a run one on videos. Keys for the other kind of run are refused by name, so that no key
-//! is silently ignored.
+//! `data.resolution` makes a run one on videos.
 
 use std::borrow::Cow;
 
@@ -88,11 +87,6 @@ pub enum LoraFormat {
     Diffusers,
 }
 
-/// Default number of latent channels of a model that is trained from scratch.
-pub(crate) const CHANNELS: u32 = 16;
-/// Default side of the square of pixels that one of its latents represents.
-pub(crate) const SCALE_FACTOR: u32 = 4;
-
 impl ModelConfig {
     /// Parts of a video model that are not in its folder.
     pub(crate) fn parts(&self) -> PartPaths {
@@ -121,74 +115,34 @@ impl Config {
     }
 }
 
-/// Problems of keys for the model's shape, which a published model determines itself.
-fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
-    let model = &config.model;
-    let mut problems = Vec::new();
-    let mut report = |key, message, help| problems.push((["model", key], message, help));
-    if model.name_or_path.is_some() {
-        if config.adapter.is_none() {
-            let message = "only a LoRA can be trained on a published video model";
-            let help = "add an `adapter` section, or remove `model.name_or_path` to train one from scratch";
-            problems.push((["data", "resolution"], message.into(), help));
-        }
-        return problems;
-    }
-    for (key, value) in [
-        ("attention_head_dim", model.attention_head_dim),
-        ("freq_dim", model.freq_dim),
-    ] {
-        if value.is_some_and(|value| value % 2 == 1) {
-            report(
-                key,
-                format!("`model.{key}` must be even"),
-                "it is the number of sines and cosines",
-            );
-        }
-    }
-    let step = model.scale_factor_spatial.unwrap_or(SCALE_FACTOR);
-    let channels = model.in_channels.unwrap_or(CHANNELS);
-    if channels > 3 * step * step {
-        report(
-            "in_channels",
-            format!(
-                "{channels} channels are more than the {} values that a latent represents",
-                3 * step * step
-            ),
-            "lower `model.in_channels`, or raise `model.scale_factor_spatial`",
-        );
-    }
-    problems
-}
-
-/// Problems of a run on videos, or of one that is not but has keys for videos: key, message, and help.
-pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'static str)> {
-    let mut problems = Vec::new();
-    if let Some(set) = config
-        .data
-        .dataset
-        .filter(|set| set.is_video() != config.is_video())
-    {
-        let message = match set.is_video() {
-            true => "`data.dataset` is for videos, and this run is not on videos",
-            false => "`data.dataset` has no effect on videos (`data.resolution` is set)",
-        };
-        problems.push((
-            vec!["data", "dataset"],
-            message.into(),
-            "name another, or set `data.path`",
-        ));
-    }
+/// Problems of a run on videos: key, message, and help.
+pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
     if !config.is_video() {
-        return problems;
+        return Vec::new();
     }
+    let mut problems = super::encoded_by::problems(config);
     let mut report = |path: [&'static str; 2], message: String, help: &'static str| {
-        problems.push((path.to_vec(), message, help));
+        problems.push((path, message, help));
     };
-    let (data, train) = (&config.data, &config.train);
-    let others = super::encoded_by::problems(config);
-    for (path, message, help) in shape_problems(config).into_iter().chain(others) {
-        report(path, message, help);
+    let (model, data, train) = (&config.model, &config.data, &config.train);
+    match (&model.name_or_path, &config.adapter) {
+        (None, _) => report(
+            ["model", "name_or_path"],
+            "no model is named to train on videos".into(),
+            "set `model.name_or_path`; with `model.from_config: true`, its weights are not used",
+        ),
+        (Some(_), None) if model.from_config != Some(true) => report(
+            ["data", "resolution"],
+            "only a LoRA can be trained on the weights of a published video model".into(),
+            "add an `adapter` section, or set `model.from_config: true` to train all weights from random ones",
+        ),
+        (Some(_), Some(_)) if model.from_config == Some(true) => report(
+            ["model", "from_config"],
+            "`model.from_config` trains the model itself, and `adapter` a LoRA on its weights"
+                .into(),
+            "remove one of the two",
+        ),
+        _ => {}
     }
     let sides = data.resolution.as_ref().map_or(0, |r| r.list().len());
     if sides > 2 {

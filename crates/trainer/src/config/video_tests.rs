@@ -105,35 +105,21 @@ fn memory_plans_are_requested_as_for_language_models() {
 }
 
 #[test]
-fn a_model_from_scratch_has_a_shape_and_a_published_one_does_not() {
-    let fresh = ["data.resolution=32", "model.name_or_path=null"];
-    let with = |more: &[&'static str]| problems(&[&fresh[..], more].concat());
+fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
+    let from_config = ["data.resolution=32", "model.from_config=true"];
+    let with = |more: &[&'static str]| problems(&[&from_config[..], more].concat());
     assert_eq!(with(&[]), Vec::<String>::new());
     let set = [
-        "model.num_layers=2",
-        "model.attention_head_dim=16",
-        "model.ffn_dim=48",
-        "model.freq_dim=32",
-        "model.text_dim=20",
-        "model.in_channels=48",
-        "model.scale_factor_spatial=8",
-        "model.num_attention_heads=3",
-        "data.path=null",
-        "data.dataset=moving_garments",
+        "model.vae=vae",
+        "model.transformer=t",
         "train.gradient_checkpointing=true",
     ];
     assert_eq!(with(&set), Vec::<String>::new());
-    for key in &set[..8] {
-        let name = key.split('=').next().unwrap();
-        let got = problems(&[&VIDEO[..], &[key]].concat());
-        assert!(got.iter().any(|line| line.contains(name)), "{got:?}");
-    }
     for (keys, message) in [
-        (vec!["model.attention_head_dim=7"], "must be even"),
-        (vec!["model.freq_dim=9"], "must be even"),
-        (vec!["model.in_channels=49"], "the 48 values that a latent"),
+        (vec!["model.name_or_path=null"], "no model is named"),
+        (vec!["adapter={}"], "remove one of the two"),
         (vec!["model.hidden_size=64"], "has no effect on videos"),
-        (vec!["adapter={}"], "needs a published model"),
+        (vec!["model.low_vram=true"], "add an `adapter` section"),
         (
             vec!["data.path=null", "data.dataset=shakespeare"],
             "`data.dataset` has no effect on videos",
@@ -145,6 +131,6 @@ fn a_model_from_scratch_has_a_shape_and_a_published_one_does_not() {
             "{keys:?}: {got:?}"
         );
     }
-    let text = problems(&["data.path=null", "data.dataset=moving_garments"]);
-    assert!(text[0].contains("`data.dataset` is for videos"), "{text:?}");
+    let text = problems(&["model.from_config=true"]);
+    assert!(text[0].contains("`model.from_config` is for videos"), "{text:?}");
 }

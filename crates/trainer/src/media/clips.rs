@@ -1,5 +1,7 @@
 //! Which clips are cut from a video, by musubi-tuner's rules.
 
+use models::diffusion::Geometry;
+
 use crate::config::{DataConfig, FrameExtraction};
 
 /// A range of frames.
@@ -15,24 +17,27 @@ pub(crate) struct Span {
 #[derive(Debug, Clone)]
 pub(crate) struct ClipExtraction {
     extraction: FrameExtraction,
-    /// Lengths of clips, each 4 n + 1.
+    /// Lengths of clips, each of which can be encoded.
     lengths: Vec<u32>,
     stride: u32,
     count: u32,
     most: u32,
+    geometry: Geometry,
 }
 
-/// The largest number of at most `frames` frames that the autoencoder supports.
-pub(crate) fn whole_chunks(frames: u32) -> u32 {
-    frames.saturating_sub(1) / 4 * 4 + 1
+fn whole(frames: u32, geometry: Geometry) -> u32 {
+    geometry.whole_frames(frames.into()) as u32
 }
 
 impl ClipExtraction {
-    /// The rules in the config; `None` if it does not set the length of clips.
-    pub(crate) fn of(config: &DataConfig) -> Option<Self> {
+    /// The rules in the config for a model; `None` if it does not set the length of clips.
+    pub(crate) fn of(config: &DataConfig, geometry: Geometry) -> Option<Self> {
         let extraction = config.frame_extraction.unwrap_or(FrameExtraction::Head);
         let lengths = match (&config.num_frames, extraction) {
-            (Some(numbers), _) => numbers.list().iter().map(|n| whole_chunks(*n)).collect(),
+            (Some(numbers), _) => {
+                let numbers = numbers.list().iter();
+                numbers.map(|frames| whole(*frames, geometry)).collect()
+            }
             (None, FrameExtraction::Full) => Vec::new(),
             (None, _) => return None,
         };
@@ -42,13 +47,14 @@ impl ClipExtraction {
             stride: config.frame_stride.unwrap_or(1),
             count: config.frame_sample.unwrap_or(1),
             most: config.max_frames.unwrap_or(129),
+            geometry,
         })
     }
 
     /// The clips of a video of `frames` frames, and the lengths for which it is too short.
     pub(crate) fn clips(&self, frames: u32) -> (Vec<Span>, Vec<u32>) {
         if self.extraction == FrameExtraction::Full {
-            let frames = whole_chunks(frames.min(self.most));
+            let frames = whole(frames.min(self.most), self.geometry);
             return (vec![Span { start: 0, frames }], Vec::new());
         }
         let (mut clips, mut too_long) = (Vec::new(), Vec::new());
@@ -82,6 +88,14 @@ mod tests {
     use super::*;
     use crate::config::Numbers;
 
+    const GEOMETRY: Geometry = Geometry {
+        channels: 16,
+        pixels: 8,
+        patch: 2,
+        frames: Some(4),
+        fps: 16,
+    };
+
     fn cut(extraction: FrameExtraction, lengths: &[u32], frames: u32) -> (Vec<u32>, Vec<u32>) {
         let config = DataConfig {
             frame_extraction: Some(extraction),
@@ -90,7 +104,7 @@ mod tests {
             frame_sample: Some(3),
             ..DataConfig::default()
         };
-        let (clips, short) = ClipExtraction::of(&config).unwrap().clips(frames);
+        let (clips, short) = ClipExtraction::of(&config, GEOMETRY).unwrap().clips(frames);
         (clips.iter().map(|clip| clip.start).collect(), short)
     }
 
@@ -113,7 +127,7 @@ mod tests {
             max_frames: Some(20),
             ..DataConfig::default()
         };
-        let full = ClipExtraction::of(&config).unwrap();
+        let full = ClipExtraction::of(&config, GEOMETRY).unwrap();
         for (frames, length) in [(1, 1), (4, 1), (5, 5), (16, 13), (17, 17), (90, 17)] {
             let span = Span {
                 start: 0,
@@ -121,6 +135,6 @@ mod tests {
             };
             assert_eq!(full.clips(frames).0, [span]);
         }
-        assert!(ClipExtraction::of(&DataConfig::default()).is_none());
+        assert!(ClipExtraction::of(&DataConfig::default(), GEOMETRY).is_none());
     }
 }

@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
-use super::clips::{ClipExtraction, Span, whole_chunks};
+use super::clips::{ClipExtraction, Span};
 use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::sources::{self, Source};
@@ -258,7 +258,7 @@ impl Encoder<'_> {
             };
             return vec![image];
         }
-        let Some(cutting) = ClipExtraction::of(data) else {
+        let Some(cutting) = ClipExtraction::of(data, self.geometry) else {
             wrong.add(format!(
                 "`{name}` is a video of {} frames, but `data.num_frames` is not set",
                 shape.frames
@@ -272,7 +272,7 @@ impl Encoder<'_> {
                  `data.num_frames` (up to {} fits)",
                 shape.frames,
                 self.fps,
-                whole_chunks(shape.frames)
+                self.geometry.whole_frames(shape.frames.into())
             ));
         }
         spans

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use models::diffusion::Geometry;
 use serde::Serialize;
 
 use super::buckets::Buckets;
@@ -52,12 +53,11 @@ pub struct ShownMedium {
     pub clips: Vec<(u32, u32)>,
 }
 
-/// The first `count` media at `path`; picture sizes are multiples of `step` pixels.
+/// The first `count` media at `path`, for a model with latents of these sizes.
 pub(crate) fn shown_media(
     config: &Config,
     path: &Path,
-    step: u32,
-    fps: u32,
+    geometry: Geometry,
     count: usize,
 ) -> Result<ShownMedia, Error> {
     let path = std::path::absolute(path).map_err(|error| Error::io("find", path, error))?;
@@ -65,14 +65,15 @@ pub(crate) fn shown_media(
         true => path.clone(),
         false => path.parent().unwrap_or(Path::new("/")).to_owned(),
     };
-    let (buckets, fps) = (buckets(config, step)?, frame_rate(config, fps));
+    let buckets = buckets(config, geometry.step() as u32)?;
+    let fps = frame_rate(config, geometry.fps);
     let found = sources::find(&path, &config.data)?;
     Ok(ShownMedia {
         fps,
         trigger_word: config.data.trigger_word.clone(),
         count: found.len(),
         media: (found.into_iter().take(count))
-            .map(|found| medium(config, found, &folder, &buckets, fps))
+            .map(|found| medium(config, found, &folder, &buckets, (geometry, fps)))
             .collect(),
         folder,
     })
@@ -83,7 +84,7 @@ fn medium(
     found: Found,
     folder: &Path,
     buckets: &Buckets,
-    fps: f64,
+    (geometry, fps): (Geometry, f64),
 ) -> ShownMedium {
     let below = |path: &Path| path.strip_prefix(folder).unwrap_or(path).to_owned();
     let mut problems = Vec::new();
@@ -113,7 +114,7 @@ fn medium(
             if shown.bucket.is_none() {
                 problems.push("too few pixels for `data.bucket_no_upscale`".into());
             }
-            match ClipExtraction::of(&config.data) {
+            match ClipExtraction::of(&config.data, geometry) {
                 _ if shape.still => {}
                 None => problems.push("it is a video, but `data.num_frames` is not set".into()),
                 Some(cutting) => {

@@ -36,9 +36,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
-use crate::media::{
-    Encoded, FRESH_FPS, ShownMedia, TrainedPart, VideoData, fresh_step, shown_media, trained_parts,
-};
+use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::text::thousands;
@@ -70,8 +68,8 @@ pub struct DiffusionTask {
 
 impl DiffusionTask {
     /// Opens the model at `path` and the data for `config`, after encoding what is not in the cache. With
-    /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and
-    /// those at `path`, if any, are ignored. `memory` is the budget for the plan.
+    /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and of those at
+    /// `path` only the config is read. `memory` is the budget for the plan.
     ///
     /// # Errors
     /// If a file is missing, damaged or not supported, the adapter does not match, media or captions cannot
@@ -259,19 +257,11 @@ fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<Train
     Ok((model.into(), parts))
 }
 
-/// The media of a run on the model in `path` or on one trained from scratch; loads no weights.
-pub(crate) fn show_media(
-    config: &Config,
-    path: Option<&Path>,
-    count: usize,
-) -> Result<ShownMedia, Error> {
+/// The media of a run on the model in `path`; loads no weights.
+pub(crate) fn show_media(config: &Config, path: &Path, count: usize) -> Result<ShownMedia, Error> {
     let media = crate::locate::text_path(&config.data)?;
-    let Some(path) = path else {
-        return shown_media(config, &media, fresh_step(config), FRESH_FPS, count);
-    };
     let (model, _) = opened(config, path)?;
-    let geometry = model.geometry();
-    shown_media(config, &media, geometry.step() as u32, geometry.fps, count)
+    shown_media(config, &media, model.geometry(), count)
 }
 
 /// Only encodes the data of a run on the model in `path`.
@@ -333,11 +323,9 @@ impl Task for DiffusionTask {
 
     fn data_description(&self) -> String {
         let data = &self.config.data;
-        let path = data.path.as_deref().unwrap_or(Path::new(""));
-        let name = data.dataset.map(|set| set.name().to_owned());
         format!(
             "{}: {} clips to train on, {} held out ({} clips and {} captions encoded now)",
-            name.unwrap_or_else(|| path.display().to_string()),
+            data.path.as_deref().unwrap_or(Path::new("")).display(),
             self.data.training.len(),
             self.data.held_out.len(),
             self.data.encoded.0,
@@ -540,7 +528,7 @@ impl Task for DiffusionTask {
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         match self.is_fresh() {
-            true => write_model(self.model.path(), folder, &self.parameters),
+            true => write_model(&self.config, &*self.model, &self.experts, folder),
             false => self.export_adapter(folder).map(drop),
         }
     }

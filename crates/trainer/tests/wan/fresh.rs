@@ -1,17 +1,16 @@
-//! A model from nothing: trained, resumed, and used as any other.
+//! A model of which only the config is there: trained, resumed, and used as any other.
 
 use std::fs;
+use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
-use surefoot_trainer::media_sampling::{
-    DenoiserOptions, Expert, PartPaths, Request, generate, open,
-};
+use surefoot_trainer::media_sampling::{DenoiserOptions, PartPaths, Request, generate, open};
 use tch::{Device, Kind};
 
-use super::place::Place;
+use super::place::{Place, golden, scheduled};
 
 const FRESH: [&str; 3] = [
-    "model={num_layers: 2, num_attention_heads: 2, attention_head_dim: 8, freq_dim: 16, text_dim: 12, in_channels: 6}",
+    "model.from_config=true",
     "adapter=null",
     "train.ema_decay=0.9",
 ];
@@ -20,9 +19,21 @@ fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
     FRESH.iter().chain(more).copied().collect()
 }
 
+/// A place whose transformers are configs alone.
+fn without_weights(place: Place) -> Place {
+    for part in ["transformer", "transformer_2"] {
+        let weights = "diffusion_pytorch_model.safetensors";
+        let weights = place.path("model").join(part).join(weights);
+        if weights.is_file() {
+            fs::remove_file(weights).unwrap();
+        }
+    }
+    place
+}
+
 #[test]
 fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
-    let place = Place::new();
+    let place = scheduled(without_weights(Place::new()));
     let previews = [
         "sample.prompts=[a dog runs]",
         "sample.num_inference_steps=2",
@@ -54,10 +65,8 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
 
     let model = run.join("model");
     let folder = open(&model, &PartPaths::default()).unwrap();
-    let shape = folder.denoiser_config(Expert::High).unwrap();
-    let number = |key: &str| shape[key].as_i64().unwrap();
-    let width = number("num_attention_heads") * number("attention_head_dim");
-    assert_eq!((number("num_layers"), width), (2, 16));
+    let shape = |model: &Path| fs::read(model.join("transformer/config.json")).unwrap();
+    assert_eq!(shape(&model), shape(&place.path("model")));
     let made = place.path("made");
     let request = Request {
         prompt: "a dog runs".into(),
@@ -96,7 +105,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
 
 #[test]
 fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
-    let place = Place::new();
+    let place = without_weights(Place::new());
     place.check_kills(
         &with(&["train.save_steps=1"]),
         &[
@@ -110,7 +119,7 @@ fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
 /// Sums over the uses of text and time have another order then, so that bits may differ.
 #[test]
 fn checkpointed_blocks_learn_the_same() {
-    let place = Place::new();
+    let place = without_weights(Place::new());
     let loss = |more: &[&str]| {
         let summary = place.run(&with(more)).unwrap();
         summary.held_out.unwrap().loss
@@ -127,16 +136,63 @@ fn checkpointed_blocks_learn_the_same() {
 
 #[test]
 fn a_run_does_not_go_on_with_another_shape() {
-    let place = Place::new();
+    let place = without_weights(Place::new());
     place.run(&with(&["train.max_steps=2"])).unwrap();
     let resume = "train.resume_from_checkpoint=latest";
-    let error = place
-        .run(&with(&["model.num_layers=3", resume]))
-        .unwrap_err();
+    let config = place.path("model/transformer/config.json");
+    let shape = fs::read_to_string(&config).unwrap();
+    let [one, other] = ["\"num_layers\": 2", "\"num_layers\": 3"];
+    assert!(shape.contains(one));
+    fs::write(&config, shape.replace(one, other)).unwrap();
+    let error = place.run(&with(&[resume])).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("transformer"), "{text}");
-    let error = place
-        .run(&with(&["model.in_channels=4", resume]))
-        .unwrap_err();
-    assert!(!error.to_string().is_empty());
+}
+
+/// Weights that are there are not used, and parts that are named singly are in the folder that is written.
+#[test]
+fn of_a_model_with_weights_only_the_config_and_the_other_parts_are_taken() {
+    let place = without_weights(Place::new());
+    let losses = |name: &str, more: &[&str]| {
+        let name = format!("name={name}");
+        let summary = place.run(&with(&[&[name.as_str()], more].concat())).unwrap();
+        (summary.first_loss, summary.last_loss)
+    };
+    let alone = losses("alone", &[]);
+    let text_encoder = place.path("elsewhere");
+    fs::rename(place.path("model/text_encoder"), &text_encoder).unwrap();
+    let named = [
+        format!("model.transformer={}", golden("training/transformer").display()),
+        format!("model.text_encoder={}", text_encoder.display()),
+    ];
+    assert_eq!(losses("named", &named.each_ref().map(String::as_str)), alone);
+    let [alone, named] = ["alone", "named"].map(|run| place.path("runs").join(run).join("model"));
+    for file in [
+        "transformer/config.json",
+        "transformer/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+    ] {
+        let read = |model: &Path| fs::read(model.join(file)).unwrap();
+        assert!(read(&alone) == read(&named), "{file}");
+    }
+    let file = text_encoder.join("model.safetensors");
+    let file = format!("model.text_encoder={}", file.display());
+    let error = place.run(&with(&["name=file", &file])).unwrap_err().to_string();
+    assert!(error.contains("is not a folder"), "{error}");
+}
+
+#[test]
+fn two_experts_are_trained_and_written_to_their_folders() {
+    let place = without_weights(Place::image_to_video());
+    place.run(&with(&["train.steps_per_expert=2"])).unwrap();
+    let weights = ["transformer", "transformer_2"].map(|part| {
+        let folder = place.path("runs/clips/model").join(part);
+        assert!(folder.join("config.json").is_file());
+        let file = SafetensorsFile::open(&folder.join("diffusion_pytorch_model.safetensors"));
+        let file = file.unwrap();
+        file.read("proj_out.weight", Kind::Float).unwrap()
+    });
+    // From the same first weights, at their own levels of noise.
+    assert_eq!(weights[0].size(), weights[1].size());
+    assert_ne!(weights[0], weights[1]);
 }

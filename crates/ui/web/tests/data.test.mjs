@@ -1,6 +1,6 @@
 // The data of a config, samples that play, and prompts to what a run has made, with the real trainer.
 import assert from "node:assert/strict";
-import { appendFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { crc32, deflateSync } from "node:zlib";
@@ -47,7 +47,8 @@ function crc(bytes) {
 }
 
 const PICTURES = `name: pictures
-model: {num_layers: 1, num_attention_heads: 2, attention_head_dim: 12, ffn_dim: 32}
+model: {name_or_path: wan}
+adapter: {r: 2}
 data:
   path: pictures
   resolution: 64
@@ -65,6 +66,13 @@ before(async () => {
   writeFileSync(join(folder, "tower.png"), png(48, 96, [220, 180, 60]));
   for (let frame = 0; frame < 6; frame += 1) writeFileSync(join(folder, "walk", `${frame}.png`), png(64, 64, [frame * 40, 200, 120]));
   writeFileSync(join(folder, "walk.txt"), "a walk\n");
+  // Of a model, only the configs are read.
+  const golden = new URL("../../../../tests/reference/golden/wan/", import.meta.url);
+  for (const [part, from] of [["transformer", "training/transformer"], ["vae", "autoencoder-2.1"]]) {
+    mkdirSync(join(place.folder, "wan", part), { recursive: true });
+    copyFileSync(new URL(`${from}/config.json`, golden), join(place.folder, "wan", part, "config.json"));
+  }
+  writeFileSync(join(place.folder, "wan/model_index.json"), '{"_class_name": "WanPipeline"}');
 });
 
 after(() => place?.close());

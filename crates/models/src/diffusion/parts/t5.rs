@@ -10,7 +10,6 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
@@ -125,24 +124,6 @@ impl TextEncoderConfig {
             return Err(object.error("relative_attention_num_buckets", reason));
         }
         Ok(config)
-    }
-
-    /// The config for [`TextEncoderConfig::read`], as transformers writes it.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "architectures": ["UMT5EncoderModel"],
-            "model_type": "umt5",
-            "vocab_size": self.vocab_size,
-            "d_model": self.d_model,
-            "d_kv": self.d_kv,
-            "d_ff": self.d_ff,
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "relative_attention_num_buckets": self.relative_attention_num_buckets,
-            "relative_attention_max_distance": self.relative_attention_max_distance,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "feed_forward_proj": "gated-gelu",
-        })
     }
 
     /// Infers the config from the shapes in a file with transformers' names.

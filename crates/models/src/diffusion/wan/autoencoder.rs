@@ -7,13 +7,11 @@
 //!
 //! Between chunks, only the last input frames of each convolution are cached, so memory use does not grow
 //! with the length of the video. Two autoencoders are supported: that of Wan 2.1 (16 channels, 8 × 8 pixels
-//! and 4 frames per latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels). Models that are
-//! trained from scratch have a third, linear one ([`LinearFit`]).
+//! and 4 frames per latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels).
 
 mod blocks;
 mod causal;
 mod config;
-mod linear;
 mod network;
 mod resample;
 #[cfg(test)]
@@ -22,11 +20,8 @@ mod tests;
 use tch::{Device, Kind, Tensor};
 
 pub use config::AutoencoderConfig;
-pub(super) use config::LINEAR;
-pub use linear::{LinearFit, LinearWeights};
 
 use self::causal::FeatureCache;
-use self::linear::Linear;
 use self::network::{Decoder, Encoder};
 use crate::Error;
 use crate::diffusion::parts::codec::{self, MediaCodec};
@@ -37,19 +32,12 @@ use crate::tensor::{copied, to_kind};
 /// Frames per latent frame, except for the first, which has a latent frame of its own.
 pub const FRAMES_PER_LATENT: i64 = 4;
 
-/// Encoder and decoder.
-#[derive(Debug)]
-enum Network {
-    /// Wan's.
-    Convolutions(Box<(Encoder, Decoder)>),
-    Linear(Linear),
-}
-
 /// An autoencoder with its latent statistics.
 #[derive(Debug)]
 pub struct Autoencoder {
     config: AutoencoderConfig,
-    network: Network,
+    encoder: Encoder,
+    decoder: Decoder,
     /// `[1, channels, 1, 1]` fp32.
     mean: Tensor,
     /// `[1, channels, 1, 1]` fp32: one over the standard deviation.
@@ -71,13 +59,8 @@ impl Autoencoder {
             Ok(row.f_view([1, -1, 1, 1])?.f_to_device(device)?)
         };
         Ok(Self {
-            network: match config.is_linear {
-                true => Network::Linear(Linear::new(config, builder)?),
-                false => Network::Convolutions(Box::new((
-                    Encoder::new(config, builder)?,
-                    Decoder::new(config, builder)?,
-                ))),
-            },
+            encoder: Encoder::new(config, builder)?,
+            decoder: Decoder::new(config, builder)?,
             mean: row(&config.latents_mean, false)?,
             inverse_deviation: row(&config.latents_std, true)?,
             compute: builder.compute(),
@@ -344,9 +327,8 @@ impl Encoding<'_> {
         let model = self.autoencoder;
         let chunk = patchified(chunk, model.config.patch_size)?;
         let caches = &mut self.caches;
-        let moments = self.grid.map(&chunk, |tile, pixels| match &model.network {
-            Network::Convolutions(both) => both.0.forward(pixels, &mut caches[tile]),
-            Network::Linear(linear) => linear.encoded(pixels),
+        let moments = self.grid.map(&chunk, |tile, pixels| {
+            model.encoder.forward(pixels, &mut caches[tile])
         })?;
         Ok(model.normalised_mean(&moments)?.f_squeeze_dim(0)?)
     }
@@ -391,12 +373,9 @@ impl Decoding<'_> {
             .f_add(&model.mean)?
             .f_to_kind(model.compute)?;
         let (caches, is_first) = (&mut self.caches, self.is_first);
-        let pixels = self
-            .grid
-            .map(&latent, |tile, latent| match &model.network {
-                Network::Convolutions(both) => both.1.forward(latent, &mut caches[tile], is_first),
-                Network::Linear(linear) => linear.decoded(latent, is_first),
-            })?;
+        let pixels = self.grid.map(&latent, |tile, latent| {
+            model.decoder.forward(latent, &mut caches[tile], is_first)
+        })?;
         self.is_first = false;
         let pixels = unpatchified(&pixels, model.config.patch_size)?;
         Ok(to_kind(&pixels, Kind::Float)?.f_clamp(-1.0, 1.0)?)

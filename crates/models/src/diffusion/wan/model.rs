@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use tch::{Device, Tensor};
 
 use super::ARCH;
@@ -344,10 +343,6 @@ impl Diffusion for WanModel {
             }
         }
         Ok(())
-    }
-
-    fn denoiser_config(&self, expert: Expert) -> Result<Value, Error> {
-        Ok(self.transformer_config(expert)?.to_json())
     }
 
     fn denoiser(

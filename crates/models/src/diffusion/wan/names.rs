@@ -134,8 +134,7 @@ pub(super) fn autoencoder_name(name: &str, all: &[String]) -> Option<String> {
     match *half {
         "conv1" => return Some(format!("quant_conv.{}", rest.join("."))),
         "conv2" => return Some(format!("post_quant_conv.{}", rest.join("."))),
-        // The linear autoencoder's names are the same everywhere.
-        "quant_conv" | "post_quant_conv" | "first" | "later" => return Some(name.to_owned()),
+        "quant_conv" | "post_quant_conv" => return Some(name.to_owned()),
         "encoder" | "decoder" => {}
         _ => return None,
     }

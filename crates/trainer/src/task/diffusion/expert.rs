@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
+use super::model::config_file;
 use super::plan::{component, has_offloaded_modules};
 use crate::Error;
 use crate::config::{Config, ModuleNames};
@@ -94,11 +95,11 @@ impl Expert {
         })
     }
 
-    /// The denoiser `part` with the dimensions in its folder, whose weights are drawn from the run's seed and all
-    /// trained, in fp32.
+    /// The denoiser `part` as the config in its folder describes it, whose weights are drawn from the run's seed and
+    /// all trained, in fp32.
     ///
     /// # Errors
-    /// If the dimensions cannot be read, or memory runs out.
+    /// If there is no such config, or memory runs out.
     pub(super) fn fresh(
         config: &Config,
         diffusion: &dyn Diffusion,
@@ -106,6 +107,8 @@ impl Expert {
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
+        let shape = config_file(config, diffusion, part.which())?;
+        let shape = std::fs::read_to_string(&shape).map_err(|e| Error::io("read", &shape, e))?;
         let mut parameters = Parameters::default();
         let device = placer.device();
         let mut source = RandomWeights::new(config.seed, placer);
@@ -118,7 +121,7 @@ impl Expert {
             model,
             blocks: 0,
             frozen: Vec::new(),
-            fingerprint: diffusion.denoiser_config(part.which())?.to_string(),
+            fingerprint: shape,
             parameters,
             density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,

@@ -1,31 +1,101 @@
 //! The folder that a model trained from scratch is exported to.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use models::Parameters;
+use models::diffusion::{Diffusion, Expert as Which, Part};
 use models::formats::write_tensors;
 
+use super::expert::Expert;
+use super::plan::component;
 use crate::Error;
+use crate::config::Config;
 
-/// Writes a model with the parts in `from` and a transformer with `weights`.
-pub(super) fn write_model(from: &Path, to: &Path, weights: &Parameters) -> Result<(), Error> {
-    copy(from, to)?;
-    let path = to.join("transformer/diffusion_pytorch_model.safetensors");
-    write_tensors(&path, &weights.named())?;
+/// The `config.json` of a denoiser that is trained from scratch; its folder may have weights, too.
+///
+/// # Errors
+/// If the denoiser, or another part of the model, is not a folder, so that the export could not be one.
+pub(super) fn config_file(
+    config: &Config,
+    model: &dyn Diffusion,
+    which: Which,
+) -> Result<PathBuf, Error> {
+    let folder = model.part(Part::Denoiser(which)).unwrap_or_default();
+    let named = named_parts(config).into_iter().map(|(part, _)| part);
+    let mut folders = [model.path().to_owned(), folder.clone()]
+        .into_iter()
+        .chain(named);
+    match folders.find(|path| !path.is_dir()) {
+        None => Ok(folder.join("config.json")),
+        Some(file) => Err(Error::Data(format!(
+            "`model.from_config`: `{}` is not a folder: name the model, and each of its parts that is named singly, \
+             as a folder of diffusers",
+            file.display()
+        ))),
+    }
+}
+
+/// Writes a model with the trained `experts`, and the other parts of `model`, to the folder `to`.
+pub(super) fn write_model(
+    config: &Config,
+    model: &dyn Diffusion,
+    experts: &[Expert],
+    to: &Path,
+) -> Result<(), Error> {
+    let trained: Vec<_> = experts
+        .iter()
+        .map(|expert| component(expert.which))
+        .collect();
+    let mut named = named_parts(config);
+    named.retain(|(_, name)| !trained.contains(name));
+    copy(model.path(), to, &|name| {
+        let named = named.iter().map(|(_, named)| named);
+        !name.starts_with('.') && !named.chain(&trained).any(|other| *other == name)
+    })?;
+    for (folder, name) in &named {
+        copy(folder, &to.join(name), &|_| true)?;
+    }
+    for expert in experts {
+        let which = expert.which.unwrap_or(Which::High);
+        let from = config_file(config, model, which)?;
+        let folder = to.join(component(expert.which));
+        std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
+        let path = folder.join("config.json");
+        std::fs::copy(from, &path).map_err(|error| Error::io("write", &path, error))?;
+        let name = format!("{}.safetensors", model.names(Part::Denoiser(which)).stem);
+        write_tensors(&folder.join(name), &expert.parameters.named())?;
+    }
     Ok(())
 }
 
-/// Copies a folder recursively.
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+/// Parts outside the model's folder, and what they are called in one.
+fn named_parts(config: &Config) -> Vec<(PathBuf, &'static str)> {
+    let parts = config.model.parts();
+    let named = [
+        (parts.transformer, "transformer"),
+        (parts.transformer_2, "transformer_2"),
+        (parts.vae, "vae"),
+        (parts.text_encoder, "text_encoder"),
+        (parts.tokenizer, "tokenizer"),
+    ];
+    let named = named.into_iter();
+    named
+        .filter_map(|(path, name)| Some((path?, name)))
+        .collect()
+}
+
+/// Copies what a folder has under the names that `takes` accepts, with all that is in it.
+fn copy(from: &Path, to: &Path, takes: &dyn Fn(&str) -> bool) -> Result<(), Error> {
     std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
     let entries = std::fs::read_dir(from).map_err(|error| Error::io("read", from, error))?;
     for entry in entries {
-        let path = entry
-            .map_err(|error| Error::io("read", from, error))?
-            .path();
-        let target = to.join(path.file_name().unwrap_or_default());
+        let entry = entry.map_err(|error| Error::io("read", from, error))?;
+        let (path, name) = (entry.path(), entry.file_name());
+        if !takes(&name.to_string_lossy()) {
+            continue;
+        }
+        let target = to.join(&name);
         match path.is_dir() {
-            true => copy(&path, &target)?,
+            true => copy(&path, &target, &|_| true)?,
             false => {
                 let copied = std::fs::copy(&path, &target);
                 copied.map_err(|error| Error::io("write", &target, error))?;

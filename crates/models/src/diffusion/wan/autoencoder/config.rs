@@ -3,9 +3,6 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
-
-use super::FRAMES_PER_LATENT;
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
@@ -66,8 +63,6 @@ pub struct AutoencoderConfig {
     pub patch_size: i64,
     /// Pixels per latent, in each direction.
     pub scale_factor_spatial: i64,
-    /// Whether it is the linear autoencoder of models trained from scratch, which has no stages.
-    pub is_linear: bool,
 }
 
 const KNOWN: [&str; 16] = [
@@ -91,10 +86,6 @@ const KNOWN: [&str; 16] = [
 
 /// Larger than in any autoencoder.
 const MAX_STAGES: usize = 8;
-/// The class name of the linear autoencoder, which is our own.
-pub(in crate::diffusion::wan) const LINEAR: &str = "SurefootLinearAutoencoder";
-
-const KNOWN_LINEAR: [&str; 3] = ["z_dim", "scale_factor_spatial", "scale_factor_temporal"];
 
 /// The values under `key`, one for each latent channel.
 fn statistics(object: &Object, key: &str, z_dim: i64, default: &[f64]) -> Result<Vec<f64>, Error> {
@@ -114,43 +105,11 @@ impl AutoencoderConfig {
         Self::from_object(&Object::read(path)?)
     }
 
-    /// A linear autoencoder with latents of `z_dim` channels for squares of `step` pixels.
-    pub fn linear(z_dim: i64, step: i64) -> Self {
-        Self {
-            base_dim: 1,
-            decoder_base_dim: 1,
-            z_dim,
-            dim_mult: vec![1],
-            num_res_blocks: 0,
-            temporal_downsample: Vec::new(),
-            latents_mean: vec![0.0; z_dim.max(0) as usize],
-            latents_std: vec![1.0; z_dim.max(0) as usize],
-            is_residual: false,
-            in_channels: 3,
-            out_channels: 3,
-            patch_size: 1,
-            scale_factor_spatial: step,
-            is_linear: true,
-        }
-    }
-
-    /// The `config.json` of a linear autoencoder, for [`AutoencoderConfig::read`].
-    pub fn linear_json(&self) -> Value {
-        json!({
-            "_class_name": LINEAR,
-            "z_dim": self.z_dim,
-            "scale_factor_spatial": self.scale_factor_spatial,
-            "scale_factor_temporal": FRAMES_PER_LATENT,
-        })
-    }
-
     fn from_object(object: &Object) -> Result<Self, Error> {
         match object.text("_class_name")? {
             None | Some("AutoencoderKLWan") => {}
-            Some(LINEAR) => return Self::linear_from_object(object),
             Some(class) => {
-                let reason =
-                    format!("is {class:?}: \"AutoencoderKLWan\" and \"{LINEAR}\" are supported");
+                let reason = format!("is {class:?}: only \"AutoencoderKLWan\" is supported");
                 return Err(object.error("_class_name", reason));
             }
         }
@@ -181,7 +140,6 @@ impl AutoencoderConfig {
             out_channels: object.integer("out_channels", Some(3), 1..=4096)?,
             patch_size,
             scale_factor_spatial: object.integer("scale_factor_spatial", Some(8), 1..=256)?,
-            is_linear: false,
         };
         if object.integer("scale_factor_temporal", Some(4), 1..=64)? != 4 {
             return Err(object.error("scale_factor_temporal", "must be 4"));
@@ -189,23 +147,6 @@ impl AutoencoderConfig {
         match config.problem() {
             Some((key, reason)) => Err(object.error(key, reason)),
             None => Ok(config),
-        }
-    }
-
-    fn linear_from_object(object: &Object) -> Result<Self, Error> {
-        object.warn_about_unknown_keys(&KNOWN_LINEAR);
-        let z_dim = object.integer("z_dim", None, 1..=4096)?;
-        let step = object.integer("scale_factor_spatial", None, 1..=64)?;
-        if object.integer("scale_factor_temporal", Some(4), 1..=64)? != FRAMES_PER_LATENT {
-            return Err(object.error("scale_factor_temporal", "must be 4"));
-        }
-        let most = 3 * step * step;
-        match z_dim > most {
-            true => {
-                let reason = format!("is more than the {most} values that a latent represents");
-                Err(object.error("z_dim", reason))
-            }
-            false => Ok(Self::linear(z_dim, step)),
         }
     }
 
@@ -302,7 +243,6 @@ impl AutoencoderConfig {
             in_channels,
             out_channels: size("decoder.conv_out.weight", 0)?,
             patch_size,
-            is_linear: false,
         };
         match config.problem() {
             Some((key, reason)) => Err(wrong(format!("not a Wan autoencoder: `{key}` {reason}"))),

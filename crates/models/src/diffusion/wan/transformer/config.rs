@@ -3,8 +3,6 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
-
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
@@ -122,29 +120,6 @@ impl TransformerConfig {
             (false, _) => Err(object.error("attention_head_dim", "must be even, and at least 6")),
             (_, false) => Err(object.error("freq_dim", "must be even")),
         }
-    }
-
-    /// The config for [`TransformerConfig::read`], as diffusers writes it.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "_class_name": CLASS,
-            "patch_size": self.patch_size,
-            "num_attention_heads": self.num_attention_heads,
-            "attention_head_dim": self.attention_head_dim,
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "text_dim": self.text_dim,
-            "freq_dim": self.freq_dim,
-            "ffn_dim": self.ffn_dim,
-            "num_layers": self.num_layers,
-            "cross_attn_norm": self.cross_attn_norm,
-            "qk_norm": NORM,
-            "eps": self.eps,
-            "image_dim": null,
-            "added_kv_proj_dim": null,
-            "rope_max_seq_len": self.rope_max_seq_len,
-            "pos_embed_seq_len": null,
-        })
     }
 
     /// Infers the config from the shapes in a file with diffusers' names.
