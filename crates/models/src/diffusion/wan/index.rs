@@ -1,6 +1,5 @@
 //! What `model_index.json` says of a model's parts.
 
-use super::autoencoder::LINEAR;
 use crate::Error;
 use crate::json::Object;
 
@@ -8,7 +7,7 @@ use crate::json::Object;
 const PARTS: [(&str, &[&str]); 9] = [
     ("transformer", &["WanTransformer3DModel"]),
     ("transformer_2", &["WanTransformer3DModel"]),
-    ("vae", &["AutoencoderKLWan", LINEAR]),
+    ("vae", &["AutoencoderKLWan"]),
     ("text_encoder", &["UMT5EncoderModel"]),
     ("tokenizer", &[]),
     (
