@@ -243,7 +243,9 @@ fn a_model_from_scratch_is_a_folder_that_makes_pictures() {
     let place = Place::new();
     fs::write(place.path("model/transformer/config.json"), "{}").unwrap();
     let base = place.sampled("base", Vec::new(), WHOLE);
-    place.run(&["model.from_config=true", "adapter=null"]).unwrap();
+    place
+        .run(&["model.from_config=true", "adapter=null"])
+        .unwrap();
     fs::rename(place.path("model"), place.path("base")).unwrap();
     fs::rename(place.path("runs/toy/model"), place.path("model")).unwrap();
     assert_ne!(place.sampled("learned", Vec::new(), WHOLE), base);

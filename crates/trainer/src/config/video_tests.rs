@@ -132,5 +132,8 @@ fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
         );
     }
     let text = problems(&["model.from_config=true"]);
-    assert!(text[0].contains("`model.from_config` is for videos"), "{text:?}");
+    assert!(
+        text[0].contains("`model.from_config` is for videos"),
+        "{text:?}"
+    );
 }

@@ -155,17 +155,25 @@ fn of_a_model_with_weights_only_the_config_and_the_other_parts_are_taken() {
     let place = without_weights(Place::new());
     let losses = |name: &str, more: &[&str]| {
         let name = format!("name={name}");
-        let summary = place.run(&with(&[&[name.as_str()], more].concat())).unwrap();
+        let summary = place
+            .run(&with(&[&[name.as_str()], more].concat()))
+            .unwrap();
         (summary.first_loss, summary.last_loss)
     };
     let alone = losses("alone", &[]);
     let text_encoder = place.path("elsewhere");
     fs::rename(place.path("model/text_encoder"), &text_encoder).unwrap();
     let named = [
-        format!("model.transformer={}", golden("training/transformer").display()),
+        format!(
+            "model.transformer={}",
+            golden("training/transformer").display()
+        ),
         format!("model.text_encoder={}", text_encoder.display()),
     ];
-    assert_eq!(losses("named", &named.each_ref().map(String::as_str)), alone);
+    assert_eq!(
+        losses("named", &named.each_ref().map(String::as_str)),
+        alone
+    );
     let [alone, named] = ["alone", "named"].map(|run| place.path("runs").join(run).join("model"));
     for file in [
         "transformer/config.json",
@@ -177,7 +185,10 @@ fn of_a_model_with_weights_only_the_config_and_the_other_parts_are_taken() {
     }
     let file = text_encoder.join("model.safetensors");
     let file = format!("model.text_encoder={}", file.display());
-    let error = place.run(&with(&["name=file", &file])).unwrap_err().to_string();
+    let error = place
+        .run(&with(&["name=file", &file]))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("is not a folder"), "{error}");
 }
 
