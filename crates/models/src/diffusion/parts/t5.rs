@@ -10,6 +10,7 @@
 
 use std::path::Path;
 
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
