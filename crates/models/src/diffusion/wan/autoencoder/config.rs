@@ -304,6 +304,8 @@ impl AutoencoderConfig {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::diffusion::files::PartFile;
     use crate::diffusion::wan::names::{AUTOENCODER, TEXT_ENCODER};

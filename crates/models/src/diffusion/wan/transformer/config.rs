@@ -189,6 +189,8 @@ const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, wh
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
