@@ -11,8 +11,6 @@ use crate::records::Columns;
 /// The split that is trained on where none is named.
 const TRAIN: &str = "train";
 
-/// What takes the place of a data set of clips.
-
 /// Where a run finds its data.
 #[derive(Debug)]
 pub(crate) struct Located {

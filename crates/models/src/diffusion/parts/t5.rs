@@ -383,6 +383,7 @@ impl Layer for Block {
 mod tests {
     use placement::swap::SwapOptions;
     use placement::{Placer, Policy};
+    use serde_json::Value;
 
     use super::*;
     use crate::Parameters;

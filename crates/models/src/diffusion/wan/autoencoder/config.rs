@@ -304,7 +304,7 @@ impl AutoencoderConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::diffusion::files::PartFile;

@@ -189,7 +189,7 @@ const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, wh
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
