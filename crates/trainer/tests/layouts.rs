@@ -1,6 +1,8 @@
 //! Layouts of data sets and chat templates, through what `--show-data` shows, with the tokens that transformers makes of
 //! them (`tests/reference/layouts.py`).
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::fs;
 use std::path::Path;
 
@@ -34,8 +36,11 @@ fn model(folder: &Path) {
     write_tensors(&folder.join("model.safetensors"), &tensors).unwrap();
 }
 
-/// Tokens of each record, and whether they are learned.
-fn shown(root: &Path, data: &Path) -> Result<Vec<(Vec<u32>, Vec<bool>)>, String> {
+/// The tokens of a record, and whether each is learned.
+type Row = (Vec<u32>, Vec<bool>);
+
+/// What `data` is read as.
+fn shown(root: &Path, data: &Path) -> Result<Vec<Row>, String> {
     let text = format!(
         "model: {{name_or_path: {}}}\nadapter: {{}}\ntrain: {{max_steps: 1}}\ndata: {{path: {}, packing: false, \
          block_size: 512, validation_fraction: 0}}\n",
