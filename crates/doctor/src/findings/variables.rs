@@ -224,14 +224,12 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
+        let machine = Machine {
+            variables,
+            ..Machine::default()
+        };
         let mut found = Vec::new();
-        find(
-            &Machine {
-                variables,
-                ..Machine::default()
-            },
-            &mut found,
-        );
+        find(&machine, &crate::plan::plan(&machine), &mut found);
         found.into_iter().map(|finding| finding.id).collect()
     }
 
