@@ -134,7 +134,8 @@ impl Verdict {
                     .as_ref()
                     .map(|name| format!(" It is from {name}."));
                 Some(format!(
-                    "A program failed here, and why is not known. The line that tells most is line {line_number}: {}{} These would tell more: {}.",
+                    "A program failed here, and why is not known. The line that tells most is line {line_number}, \
+                     `{}`.{} These would tell more: {}.",
                     clip(line, 200),
                     of.unwrap_or_default(),
                     ask.join("; ")

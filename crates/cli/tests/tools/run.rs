@@ -51,7 +51,7 @@ fn a_known_message_is_explained() {
     ]);
     let text = stderr(&output);
     assert!(
-        text.contains("[invalid-device-function, certain]") && text.contains("RAM available"),
+        text.contains("[invalid-device-function, likely]") && text.contains("RAM available"),
         "{text}"
     );
 }
