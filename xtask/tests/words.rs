@@ -175,10 +175,11 @@ const NAMED: [(&str, &str); 4] = [
 ];
 
 /// Names of other things that begin like a family: programs, and a scaling of the rotary embedding.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 8] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
+    "ollama",
     "llama_cpp",
     "llama-gguf-split",
     "llama-factory",
