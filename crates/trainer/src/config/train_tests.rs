@@ -257,7 +257,10 @@ fn a_config_with_all_keys_that_an_older_run_wrote_is_read() {
         ("from scratch", "data: {path: x.txt}"),
         ("fine-tuned", &tuned),
         ("video", &video),
-        ("video from scratch", "data: {path: x, resolution: 64}"),
+        (
+            "video from scratch",
+            "model: {name_or_path: org/name, from_config: true}\ndata: {path: x, resolution: 64}",
+        ),
     ] {
         let config = Config::parse("x.yaml", text, &[]).unwrap();
         let mut all = serde_json::to_value(&config).unwrap();

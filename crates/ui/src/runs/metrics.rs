@@ -30,7 +30,7 @@ const MAX_SAMPLE_SETS: usize = 2000;
 /// How much of the end of a file is read for the latest numbers; more if long samples come after them.
 const TAILS: [u64; 3] = [64 << 10, 512 << 10, 4 << 20];
 /// How far from the end the last evaluation is searched.
-const MAX_SEARCH: u64 = 32 << 20;
+const MAX_SEARCH: u64 = 4 << 20;
 
 /// A number, or `None` for any other value.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
