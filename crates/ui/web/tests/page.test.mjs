@@ -74,7 +74,7 @@ test("names, samples and errors with markup are shown as text", async () => {
   await page.waitForSelector("text=<img src=x onerror=");
   await at(page, "#/run/qwen3-lora");
   await page.waitForSelector("text=<script>document.title=");
-  assert.equal(await page.title(), "Surefoot");
+  assert.equal(await page.title(), "qwen3-lora – Surefoot");
   assert.equal(await page.locator("main img").count(), 0);
   assert.deepEqual(page.complaints, []);
   await page.context().close();
