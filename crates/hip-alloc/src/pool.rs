@@ -1,6 +1,6 @@
 //! The pool: where requests are placed, and when memory is returned to the driver.
 //!
-//! Pure decisions over a [`Driver`]: no clocks, no files, no global state, so a
+//! Pure decisions over a [`Driver`](crate::driver::Driver): no clocks, no files, no global state, so a
 //! replay of the same requests gives the same placement.
 //!
 //! ```text
