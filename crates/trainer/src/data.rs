@@ -20,7 +20,7 @@ use crate::config::DataConfig;
 
 pub use blocks::{BlockOrder, OrderState};
 pub(crate) use cache::sweep;
-pub(crate) use format::{ending, named as format_of_name, of as file_format};
+pub(crate) use format::{ending, named as format_of_name, of as file_format, refuse_pointer};
 pub(crate) use random::SplitMix64;
 pub(crate) use source::{NOT_DATA, RecordTexts, SPLIT_WORDS, files_in, held_out_records};
 pub use tokenizer::Tokenizer;

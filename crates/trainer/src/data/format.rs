@@ -63,6 +63,7 @@ pub(crate) fn ending(path: &Path) -> Option<String> {
 /// A `.json` file may contain JSON lines, as many do, and a `.jsonl` file a list. A file with an unknown extension must contain
 /// JSON.
 pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, Error> {
+    refuse_pointer(path)?;
     if let Some(format) = wanted {
         return Ok(format);
     }
@@ -76,13 +77,6 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
             path.display()
         )))
     };
-    if models::is_lfs_pointer(path) {
-        return Err(Error::Data(format!(
-            "`{}` {}",
-            path.display(),
-            models::LFS_POINTER
-        )));
-    }
     for (magic, what, todo) in UNREADABLE {
         if head.starts_with(magic) {
             return refuse(what, todo);
@@ -108,6 +102,18 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
             "supported files end in .jsonl, .json, .csv, .parquet, .txt or .md; set `data.format` for \
             others, for example `data.format: text`",
         ),
+    }
+}
+
+/// Refuses what git-lfs leaves in place of a file that was not fetched.
+pub(crate) fn refuse_pointer(path: &Path) -> Result<(), Error> {
+    match models::is_lfs_pointer(path) {
+        true => Err(Error::Data(format!(
+            "`{}` {}",
+            path.display(),
+            models::LFS_POINTER
+        ))),
+        false => Ok(()),
     }
 }
 

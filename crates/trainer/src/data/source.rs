@@ -42,13 +42,6 @@ pub(super) fn read_documents(
                 lines.count() + 1
             ))
         })?;
-        if models::is_lfs_pointer(&file) {
-            return Err(Error::Data(format!(
-                "`{}` {}",
-                file.display(),
-                models::LFS_POINTER
-            )));
-        }
         if !text.trim().is_empty() {
             documents.push(text);
         }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::Problems;
 use crate::Error;
 use crate::config::{Confinement, DataConfig, LEADS_ELSEWHERE};
+use crate::data::refuse_pointer;
 
 /// Extensions of files that ffmpeg reads.
 const VIDEOS: [&str; 12] = [
@@ -221,13 +222,7 @@ fn in_folder(
     let mut nested = Vec::new();
     for path in entries(folder)? {
         stay_within(confinement, &path).map_err(Error::Data)?;
-        if models::is_lfs_pointer(&path) {
-            return Err(Error::Data(format!(
-                "`{}` {}",
-                path.display(),
-                models::LFS_POINTER
-            )));
-        }
+        refuse_pointer(&path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_file() && name.ends_with(extension) {
             let stem = name.strip_suffix(extension).unwrap_or_default().to_owned();
