@@ -192,7 +192,7 @@ fn unexplained(text: &str, package: Option<String>, is_linux: bool) -> Verdict {
         ask: WHAT_TO_COLLECT
             .iter()
             .filter(|step| is_linux || !step.starts_with("on Linux"))
-            .take(3)
+            .take(Explanation::MOST_TO_ASK)
             .map(|&step| step.to_owned())
             .collect(),
     }

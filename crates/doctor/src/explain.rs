@@ -155,7 +155,7 @@ pub const WHAT_TO_COLLECT: [&str; 4] = [
 
 impl Explanation {
     /// The most commands that are suggested: nobody runs more for a stranger.
-    const MOST_TO_ASK: usize = 3;
+    pub(crate) const MOST_TO_ASK: usize = 3;
 
     /// The commands whose output would settle the most uncertain explanations, at most
     /// three; none if all are certain. Without explanations, what to collect.

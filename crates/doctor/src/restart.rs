@@ -25,6 +25,16 @@ pub fn is_page_fault(output: &str) -> bool {
     SIGNS.iter().any(|sign| output.contains(sign))
 }
 
+/// What is said of a start from the checkpoint of `step`, the `count`th.
+#[must_use]
+pub fn announced(step: Option<u64>, count: u32) -> String {
+    let from = match step {
+        Some(step) => format!("from its checkpoint of step {step}"),
+        None => "from the beginning".to_owned(),
+    };
+    format!("starting it again {from} (restart {count} of {MOST})")
+}
+
 /// The restarts of one program so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {

@@ -22,7 +22,6 @@ pub(super) struct Running {
 struct Series {
     line: usize,
     count: usize,
-    first: f64,
     last: f64,
     /// How many of the last values are the same.
     same: usize,
@@ -178,7 +177,7 @@ impl Series {
             return;
         }
         if self.count == 0 {
-            (self.first, self.line) = (value, line);
+            self.line = line;
         }
         // The same number as it was printed.
         let is_same = self.count > 0 && value.to_bits() == self.last.to_bits();

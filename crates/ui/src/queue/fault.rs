@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 
-use doctor::restart::{MOST, is_page_fault};
+use doctor::restart::{announced, is_page_fault};
 
 use super::job::{Ended, Job, State, Work};
 use super::runner::{JobRunner, last_output};
@@ -31,16 +31,7 @@ impl JobRunner<'_> {
         }
         let step = newest_checkpoint(&self.queue.runs().root().join(run.as_str()));
         let (said, state) = match job.restarts.next(format!("{step:?}")) {
-            Ok(count) => {
-                let from = match step {
-                    Some(step) => format!("from its checkpoint of step {step}"),
-                    None => "from the beginning".to_owned(),
-                };
-                (
-                    format!("starting it again {from} (restart {count} of {MOST})"),
-                    State::Waiting,
-                )
-            }
+            Ok(count) => (announced(step, count), State::Waiting),
             Err(refusal) => (format!("it is not started again: {refusal}"), end),
         };
         let said = format!("a page fault on the GPU ended the run; {said}");

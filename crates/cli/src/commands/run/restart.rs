@@ -4,7 +4,7 @@
 
 use super::child::Ended;
 use doctor::explain::ending::Ending;
-use doctor::restart::{MOST, Restarts, is_page_fault};
+use doctor::restart::{Restarts, announced, is_page_fault};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use surefoot_ui::runs::newest_checkpoint;
@@ -36,13 +36,8 @@ pub(super) fn after(
     };
     match restarts.next(reached) {
         Ok(count) => {
-            let from = match step {
-                Some(step) => format!("from its checkpoint of step {step}"),
-                None => "from the beginning".to_owned(),
-            };
-            eprintln!(
-                "surefoot: a page fault on the GPU ended the command; starting it again {from} (restart {count} of {MOST})"
-            );
+            let start = announced(step, count);
+            eprintln!("surefoot: a page fault on the GPU ended the command; {start}");
             Some(match run {
                 Some(run) if step.is_some() => resumed(command, &run),
                 _ => command.to_vec(),
