@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 
-pub use convert::{CONVERSION_NOTE, convert_gguf};
+pub use convert::{CONVERSION_NOTE, convert_gguf, copy};
 pub use fingerprint::fingerprint;
 pub use gguf::GgufModel;
 pub use hf::HfFolder;

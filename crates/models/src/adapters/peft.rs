@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde_json::{Value, json};
+use tch::Tensor;
 
 use super::attachment::Attached;
 use super::config::{Biases, Layers, LoraConfig, Modules};
@@ -311,14 +312,22 @@ pub fn write_peft(
     parameters: &Parameters,
     base_model: &str,
 ) -> Result<(), Error> {
-    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
     let mut tensors = parameters.named();
     let tables = attached.tables.iter();
     tensors.extend(tables.map(|(name, table)| (name.clone(), table)));
-    write_tensors(&folder.join(TENSORS), &tensors)?;
+    write_folder(folder, &adapter_config(attached, base_model), &tensors)
+}
+
+/// Writes the two files of an adapter.
+pub(crate) fn write_folder(
+    folder: &Path,
+    config: &Value,
+    tensors: &[(String, &Tensor)],
+) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+    write_tensors(&folder.join(TENSORS), tensors)?;
     let path = folder.join(CONFIG);
-    let text = format!("{:#}\n", adapter_config(attached, base_model));
-    std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
+    std::fs::write(&path, format!("{config:#}\n")).map_err(|error| Error::io("write", &path, error))
 }
 
 /// The `adapter_config.json` that [`write_peft`] writes.

@@ -26,9 +26,8 @@ pub use self::apply::WithLoras;
 use self::names::{Key, Role, original_module, parse};
 use super::{Arch, Expert};
 use crate::Error;
-use crate::formats::{
-    LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with, write_tensors,
-};
+use crate::adapters::write_folder;
+use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
 
 /// The change to one weight: `alpha / rank · up · down`.
 #[derive(Debug)]
@@ -215,11 +214,7 @@ impl LoraFile {
             [(name("lora_A"), &module.down), (name("lora_B"), &module.up)]
         });
         let tensors: Vec<_> = tensors.collect();
-        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        write_tensors(&folder.join("adapter_model.safetensors"), &tensors)?;
-        let path = folder.join("adapter_config.json");
-        let written = std::fs::write(&path, format!("{config:#}\n"));
-        written.map_err(|error| Error::io("write", &path, error))
+        write_folder(folder, &config, &tensors)
     }
 
     /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the format adds to it (rank and

@@ -1,5 +1,6 @@
 //! Converts a GGUF file to a Hugging Face folder that `transformers` can load.
 
+use std::fs::File;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -147,8 +148,12 @@ fn kept(source: &Object, read: &DecoderConfig, written: Value) -> Value {
     kept.into()
 }
 
-/// Copies a file or a folder of files, if there is one. The copy can be replaced also if the original is read-only.
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+/// Copies a file, or a folder with all that is in it, if there is one. The copy can be replaced also if the original is
+/// read-only.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let io = |error| Error::io("copy", from, error);
     if from.is_dir() {
         std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
@@ -157,8 +162,9 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
             copy(&entry.path(), &to.join(entry.file_name()))?;
         }
     } else if from.is_file() {
-        let bytes = std::fs::read(from).map_err(io)?;
-        std::fs::write(to, bytes).map_err(|error| Error::io("write", to, error))?;
+        let mut source = File::open(from).map_err(io)?;
+        let mut target = File::create(to).map_err(|error| Error::io("create", to, error))?;
+        std::io::copy(&mut source, &mut target).map_err(|error| Error::io("write", to, error))?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use models::diffusion::{Diffusion, Expert as Which, Part};
 use models::formats::write_tensors;
+use models::pretrained::copy;
 
 use super::expert::Expert;
 use super::plan::component;
@@ -47,12 +48,20 @@ pub(super) fn write_model(
         .collect();
     let mut named = named_parts(config);
     named.retain(|(_, name)| !trained.contains(name));
-    copy(model.path(), to, &|name| {
-        let named = named.iter().map(|(_, named)| named);
-        !name.starts_with('.') && !named.chain(&trained).any(|other| *other == name)
-    })?;
+    let io = |error| Error::io("read", model.path(), error);
+    std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
+    for entry in std::fs::read_dir(model.path()).map_err(io)? {
+        let (path, name) = entry
+            .map(|entry| (entry.path(), entry.file_name()))
+            .map_err(io)?;
+        let mut others = named.iter().map(|(_, named)| named).chain(&trained);
+        let is_hidden = name.to_string_lossy().starts_with('.');
+        if !is_hidden && !others.any(|other| name == *other) {
+            copy(&path, &to.join(name))?;
+        }
+    }
     for (folder, name) in &named {
-        copy(folder, &to.join(name), &|_| true)?;
+        copy(folder, &to.join(name))?;
     }
     for expert in experts {
         let which = expert.which.unwrap_or(Which::High);
@@ -81,26 +90,4 @@ fn named_parts(config: &Config) -> Vec<(PathBuf, &'static str)> {
     named
         .filter_map(|(path, name)| Some((path?, name)))
         .collect()
-}
-
-/// Copies what a folder has under the names that `takes` accepts, with all that is in it.
-fn copy(from: &Path, to: &Path, takes: &dyn Fn(&str) -> bool) -> Result<(), Error> {
-    std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
-    let entries = std::fs::read_dir(from).map_err(|error| Error::io("read", from, error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| Error::io("read", from, error))?;
-        let (path, name) = (entry.path(), entry.file_name());
-        if !takes(&name.to_string_lossy()) {
-            continue;
-        }
-        let target = to.join(&name);
-        match path.is_dir() {
-            true => copy(&path, &target, &|_| true)?,
-            false => {
-                let copied = std::fs::copy(&path, &target);
-                copied.map_err(|error| Error::io("write", &target, error))?;
-            }
-        }
-    }
-    Ok(())
 }
