@@ -112,7 +112,7 @@ def beside(run, group, folder, keep, trainings):  # noqa: F811
 def test_another_process_gets_what_is_kept(run, group, tmp_path, trainings):  # noqa: F811
     # With two competing processes the result varies, so the maximum of several attempts counts.
     attempts = range(2 * trainings - 1)
-    strict = max(beside(run, group, tmp_path / f"none-{attempt}", "none", trainings)[0] for attempt in attempts)
+    strict = max(beside(run, group, tmp_path / f"off-{attempt}", "off", trainings)[0] for attempt in attempts)
     of_kept = [beside(run, group, tmp_path / f"auto-{attempt}", "auto", trainings) for attempt in attempts]
     kept = max(steps for steps, _ in of_kept)
     results = [result for _, of_one in of_kept for result in of_one]

@@ -6,6 +6,7 @@ mod programs;
 use std::ffi::OsString;
 use std::path::Path;
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
@@ -32,7 +33,7 @@ pub(crate) struct Test {
     /// (makes an environment with the workspace's PyTorch the first time: 2.5 GB to download)
     #[arg(long)]
     heavy: bool,
-    /// With --heavy: also what a release needs and an hour has no room for: the reference files
+    /// With --heavy: also what a release needs and an hour has no room for: fuzzing, the reference files
     /// made anew, the crates used from a registry, the wheels built and installed, and the Python tests under
     /// the newest PyTorch that is known to work, in an environment of its own
     #[arg(long, requires = "heavy")]
@@ -61,12 +62,17 @@ impl Test {
         // Mostly downloads, during which the other tests are built and run.
         let python = self.heavy.then(|| thread::spawn(setup::reference_python));
         // The shared libraries and the programs: tests load them from the target folder.
-        cmd!(shell, "{cargo} build --workspace").run()?;
+        timed("the build", || {
+            Ok(cmd!(shell, "{cargo} build --workspace").run()?)
+        })?;
         let revision = self.changed.as_deref();
         let packages = revision.map(|revision| changed::packages(&shell, revision));
         let packages = packages.transpose()?;
-        programs::run(&shell, packages.as_ref(), are_failures_run_again())?;
-        cmd!(shell, "{cargo} test --workspace --doc").run()?;
+        let again = are_failures_run_again();
+        timed("Rust", || programs::run(&shell, packages.as_ref(), again))?;
+        timed("documentation", || {
+            Ok(cmd!(shell, "{cargo} test --workspace --doc").run()?)
+        })?;
         if let Some(python) = python {
             let python = python.join().ok().context("setup panicked")??;
             heavy(
@@ -90,19 +96,20 @@ fn heavy(
     python: &Path,
     newest_torch: Option<bool>,
 ) -> Result<()> {
-    real_hip(shell)?;
-    sanitize::run(shell)?;
-    fuzz::briefly()?;
-    ui::browser_tests(shell)?;
-    let libraries = python_tests(shell, python)?;
-    windows::test_if_possible(shell, python)?;
-    hub_cache(shell, python)?;
-    references::check(shell, libtorch, python)?;
-    let target = workspace::target(shell)?;
-    bench::TrainBench::parity_check(target.join("bench/parity.json")).run()?;
+    timed("AMD's HIP runtime", || real_hip(shell))?;
+    timed("sanitizers", || sanitize::run(shell))?;
+    timed("browser", || ui::browser_tests(shell))?;
+    let libraries = timed("Python", || python_tests(shell, python))?;
+    timed("Windows", || windows::test_if_possible(shell, python))?;
+    timed("the hub's cache", || hub_cache(shell, python))?;
+    timed("references", || references::check(shell, libtorch, python))?;
+    let parity = workspace::target(shell)?.join("bench/parity.json");
+    timed("parity", || bench::TrainBench::parity_check(parity).run())?;
     let Some(of_today) = newest_torch else {
         return Ok(());
     };
+    // Ten seconds of it find what the seeds show, and building it takes minutes.
+    timed("fuzzing", fuzz::briefly)?;
     references::golden(shell, python)?;
     packages(shell)?;
     // Real PyTorch's LoRA, five times as long as in the group of all tests.
@@ -122,6 +129,15 @@ fn heavy(
     }
     python_tests(shell, &newest)?;
     Ok(())
+}
+
+/// Runs a part of the tests, and says how long it took.
+fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    let result = run();
+    let seconds = began.elapsed().as_secs();
+    eprintln!("time      {seconds} s for {part}");
+    result
 }
 
 /// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs

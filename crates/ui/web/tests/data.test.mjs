@@ -68,7 +68,10 @@ before(async () => {
   writeFileSync(join(folder, "walk.txt"), "a walk\n");
   // Of a model, only the configs are read.
   const golden = new URL("../../../../tests/reference/golden/wan/", import.meta.url);
-  for (const [part, from] of [["transformer", "training/transformer"], ["vae", "autoencoder-2.1"]]) {
+  for (const [part, from] of [
+    ["transformer", "training/transformer"],
+    ["vae", "autoencoder-2.1"],
+  ]) {
     mkdirSync(join(place.folder, "wan", part), { recursive: true });
     copyFileSync(new URL(`${from}/config.json`, golden), join(place.folder, "wan", part, "config.json"));
   }
