@@ -243,13 +243,15 @@ section! {
         /// Generate samples every this many steps. With 0 there are only samples at the end and, for a
         /// published model, before the first step.
         pub sample_steps: u64 = 0, for Any, resume Free;
-        /// The prompts to continue. For videos, what they show; unset generates none. A prompt may be
+        /// The prompts to continue; where the data are chats, the user's messages, in the model's template. Unset
+        /// means the question of the data's first chat or completion that is short, else an empty line. For videos,
+        /// what they show; unset generates none. A prompt may be
         /// followed by options in musubi-tuner's form: `--w` (width), `--h` (height), `--f` (frames),
         /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
         /// `--i` (image).
         #[schemars(length(min = 1))]
         pub prompts: Vec<String> = vec!["\n".into()], for Any, resume Free;
-        /// Length of each sample in tokens; 0 disables samples.
+        /// Length of each sample in tokens, of those before the first step at most 32; 0 disables samples.
         #[schemars(range(max = 65_536))]
         pub max_new_tokens: u32 = 200, for Language, resume Free;
         /// Sampling temperature; 0 always chooses the most likely token.

@@ -338,9 +338,8 @@ fn fifty_examples_train_or_say_what_to_set() {
     assert!(said.contains("no text in it"), "{said}");
 }
 
-/// The template says the time to the microsecond: every encoding of the data is another one.
-#[test]
-fn a_template_that_writes_the_date_resumes_with_that_of_the_first_day() {
+/// Forty chats, and a model for them with this template; returns the setting that names it.
+fn chats(template: &str) -> (Place, String) {
     let place = Place::new(1);
     let lines: String = (0..40)
         .map(|n| {
@@ -362,9 +361,57 @@ fn a_template_that_writes_the_date_resumes_with_that_of_the_first_day() {
         .tokenizer
         .save(model.join("tokenizer.json"), false)
         .unwrap();
-    let template = "{{ strftime_now('%H %M %S %f') }}{% for message in messages %}on {{ message['content'] }}{% endfor %}";
     fs::write(model.join("chat_template.jinja"), template).unwrap();
     let name = format!("model.name_or_path={}", model.display());
+    (place, name)
+}
+
+#[test]
+fn samples_of_a_model_that_learns_chats_answer_in_its_template() {
+    let (place, name) = chats(
+        "{% for message in messages %}{% if message['content'] == 'never' %}{{ raise_exception('refused') }}{% endif %}\
+         on {{ message['content'] }}{% endfor %}{% if add_generation_prompt %} the{% endif %}",
+    );
+    let settings = [
+        &*name,
+        "data.packing=false",
+        "sample.max_new_tokens=64",
+        "sample.temperature=0",
+    ];
+    place.run("asked", &settings);
+    let records = fs::read_to_string(place.path("runs/asked/metrics.jsonl")).unwrap();
+    let records = records
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let samples: Vec<_> = records
+        .filter(|record| record["kind"] == "samples")
+        .collect();
+    let [first, .., last] = samples.as_slice() else {
+        panic!("{samples:?}")
+    };
+    for each in [first, last] {
+        // The question of the first chat.
+        assert_eq!(each["samples"][0]["prompt"], "on 0");
+        assert_eq!(each["samples"][1], serde_json::Value::Null);
+    }
+    let length = |each: &serde_json::Value| each["samples"][0]["text"].as_str().unwrap().len();
+    assert_eq!(first["step"], 0);
+    assert!(length(first) < length(last), "{first} {last}");
+    // What the config asks is asked in the template, too.
+    let refused = [&settings[..], &["sample.prompts=[never]"]].concat();
+    let told = place.refused(&refused);
+    assert!(
+        told.contains("a sample's prompt") && told.contains("refused"),
+        "{told}"
+    );
+}
+
+/// The template says the time to the microsecond: every encoding of the data is another one.
+#[test]
+fn a_template_that_writes_the_date_resumes_with_that_of_the_first_day() {
+    let (place, name) = chats(
+        "{{ strftime_now('%H %M %S %f') }}{% for message in messages %}on {{ message['content'] }}{% endfor %}",
+    );
     let settings = [
         &*name,
         "data.packing=false",

@@ -113,7 +113,8 @@ section! {
         /// Probability of dropping a caption during training. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub caption_dropout: Option<f64> = None, for Diffusion, resume Free;
-        /// How often each clip is used per epoch. Unset means 1.
+        /// How often each clip is used per epoch. Unset means the number that its folder's name begins with
+        /// (`10_cat`), else 1.
         #[schemars(range(min = 1, max = 65536))]
         pub num_repeats: Option<u32> = None, for Diffusion, resume Free;
         /// For Wan 2.2 5B: the first frame is given, and only the others are trained on. Unset means `false`.

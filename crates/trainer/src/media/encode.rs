@@ -38,6 +38,8 @@ pub(crate) struct Clip {
     pub(crate) shape: (u32, u32, u32),
     /// Number of transformer tokens.
     pub(crate) tokens: u64,
+    /// How often its folder's name asks for it in a pass.
+    pub(crate) repeats: u32,
 }
 
 /// All clips, in the cache.
@@ -319,6 +321,7 @@ impl Encoder<'_> {
                 tokens: self.geometry.latent_frames(span.frames.into()) as u64
                     * u64::from(size.0 / self.step)
                     * u64::from(size.1 / self.step),
+                repeats: sources::repeats(source.path()),
             },
         }
     }

@@ -190,6 +190,7 @@ fn clip_of(
         text: kept_text,
         shape: (pixels(width), pixels(height), (count as u32 - 1) * 4 + 1),
         tokens: (count * (height / patch) * (width / patch)) as u64,
+        repeats: 1,
     })
 }
 

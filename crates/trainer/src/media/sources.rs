@@ -205,6 +205,12 @@ fn kohya(folder: &Path) -> Option<(u32, &str)> {
     Some((times.parse().ok()?, name.trim()))
 }
 
+/// How often the name of its folder asks for a medium in a pass; once where it does not.
+pub(crate) fn repeats(medium: &Path) -> u32 {
+    let times = medium.parent().and_then(kohya).map(|(times, _)| times);
+    times.unwrap_or(1).max(1)
+}
+
 fn in_folder(
     folder: &Path,
     config: &DataConfig,
@@ -303,11 +309,15 @@ fn in_folder(
     }
     orphans.warn("captions without a video or image are not used");
     for (path, below) in nested {
-        let repeats = kohya(&path).map(|(times, name)| {
-            format!(
-                "; its name is a caption for those without one, {name:?}, and asks for each {times} times, which is \
-                 not done: `data.num_repeats` does it for all folders"
-            )
+        let repeats = kohya(&path).map(|(times, name)| match config.num_repeats {
+            None => format!(
+                "; as its name says, each is seen {times} times in a pass, and the caption of those without one is \
+                 {name:?}"
+            ),
+            Some(repeats) => format!(
+                "; as its name says, the caption of those without one is {name:?}; each is seen {repeats} times in a \
+                 pass, as `data.num_repeats` says"
+            ),
         });
         tracing::warn!(
             "the {} media in the folder `{}` are taken one by one, not as frames of a clip{}",

@@ -36,13 +36,17 @@ const KEPT: usize = 2;
 type Pass = Arc<Vec<Vec<usize>>>;
 
 impl ClipOrder {
-    /// The order of clips of these shapes in batches of at most `rows`, each seen `repeats` times in
-    /// a pass. There must be a clip.
-    pub(super) fn new<S: Ord + Copy>(seed: u64, shapes: &[S], rows: usize, repeats: usize) -> Self {
+    /// The order of clips in batches of one shape and of at most `rows`. Of each clip, there is its shape and how
+    /// often it is seen in a pass. There must be a clip.
+    pub(super) fn new<S: Ord>(
+        seed: u64,
+        clips: impl IntoIterator<Item = (S, u32)>,
+        rows: usize,
+    ) -> Self {
         let mut groups: BTreeMap<S, Vec<usize>> = BTreeMap::new();
-        for (number, shape) in shapes.iter().enumerate() {
-            let group = groups.entry(*shape).or_default();
-            group.extend(std::iter::repeat_n(number, repeats));
+        for (number, (shape, repeats)) in clips.into_iter().enumerate() {
+            let group = groups.entry(shape).or_default();
+            group.extend(std::iter::repeat_n(number, repeats as usize));
         }
         Self {
             seed,
@@ -136,9 +140,15 @@ mod tests {
 
     const SHAPES: [u8; 9] = [1, 2, 1, 1, 2, 1, 3, 1, 2];
 
+    /// Batches of `rows` clips, which are repeated as `repeats` says, over and over.
+    fn repeating(rows: usize, repeats: &[u32]) -> ClipOrder {
+        let repeats = repeats.iter().copied().cycle();
+        ClipOrder::new(3, SHAPES.into_iter().zip(repeats), rows)
+    }
+
     #[test]
     fn a_pass_has_every_clip_as_often_as_asked_in_batches_of_one_shape() {
-        let order = ClipOrder::new(3, &SHAPES, 2, 2);
+        let order = repeating(2, &[1, 3]);
         let count = order.batches_per_epoch();
         let pass = |epoch: u64| -> Vec<Vec<usize>> {
             (epoch * count..(epoch + 1) * count)
@@ -153,14 +163,14 @@ mod tests {
                 seen[clip] += 1;
             }
         }
-        assert_eq!(seen, [2; 9]);
+        assert_eq!(seen, [1, 3, 1, 3, 1, 3, 1, 3, 1]);
         assert_ne!(pass(0), pass(1));
         assert_eq!(pass(0), pass(0));
     }
 
     #[test]
     fn around_the_end_of_a_pass_neither_is_shuffled_again() {
-        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        let order = repeating(2, &[1]);
         let (before, after) = (order.pass(4), order.pass(5));
         for _ in 0..3 {
             assert!(Arc::ptr_eq(&before, &order.pass(4)));
@@ -172,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_position_is_enough_to_go_on() {
-        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        let order = repeating(2, &[1]);
         for batches in 0..20 {
             let position = order.position(batches);
             assert_eq!(order.batches_until(position), batches, "{position:?}");
@@ -181,7 +191,7 @@ mod tests {
         let end = Position { epoch: 1, clips: 9 };
         assert_eq!(order.batches_until(end), 2 * order.batches_per_epoch());
         // Twice as large: behind the clips that were seen.
-        let larger = ClipOrder::new(3, &SHAPES, 4, 1);
+        let larger = repeating(4, &[1]);
         let position = order.position(2);
         let seen = larger.position(larger.batches_until(position));
         assert!(seen.clips >= position.clips, "{seen:?}");
@@ -190,7 +200,7 @@ mod tests {
     #[test]
     fn the_order_is_fixed_for_good() {
         // A change here breaks the resuming of runs that were begun before it.
-        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        let order = repeating(2, &[1]);
         let batches: Vec<_> = (0..7).map(|number| order.samples_of(number)).collect();
         let expected = [&[1][..], &[2, 5], &[6], &[7], &[0, 3], &[8, 4], &[8, 4]];
         assert_eq!(batches, expected);

@@ -130,10 +130,11 @@ impl DiffusionTask {
             residency.forget();
         }
         residency.enter(&experts, Some(0), placer)?;
-        let shapes: Vec<_> = data.training.iter().map(|clip| clip.shape).collect();
         let rows = config.train.per_device_train_batch_size as usize;
-        let repeats = config.data.num_repeats.unwrap_or(1) as usize;
-        let order = ClipOrder::new(config.seed, &shapes, rows, repeats);
+        let repeats = config.data.num_repeats;
+        let of_order = data.training.iter();
+        let of_order = of_order.map(|clip| (clip.shape, repeats.unwrap_or(clip.repeats)));
+        let order = ClipOrder::new(config.seed, of_order, rows);
         let source = ClipSource::new(&data.training, &model);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
@@ -472,10 +473,11 @@ impl Task for DiffusionTask {
             .training
             .iter()
             .map(|clip| {
-                json!([
-                    clip.key,
-                    clip.text.file_stem().map(|key| key.to_string_lossy())
-                ])
+                let text = clip.text.file_stem().map(|key| key.to_string_lossy());
+                match clip.repeats {
+                    1 => json!([clip.key, text]),
+                    repeats => json!([clip.key, text, repeats]),
+                }
             })
             .collect();
         let text = json!(clips).to_string();

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use super::base_model::{BaseModel, RowShape};
-use super::fine_tune_data::FineTuneData;
+use super::fine_tune_data::{FineTuneData, Question};
 use super::held_out::in_batches;
 use super::sequences::IGNORED;
 use super::shown::ShownData;
 use super::{Batch, Epochs, EvaluationSums, Share, Task};
 use crate::Error;
-use crate::config::Config;
+use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::{Evaluation, Sample};
@@ -31,10 +31,12 @@ use models::language::Decoder;
 use models::loss::{mean_cross_entropy, summed_cross_entropy};
 use models::model::Pass;
 use models::pretrained::{Pretrained, fingerprint, merge};
-use models::text::Encoder;
+use models::text::{Conversation, Encoder, Message};
 
 /// Rotary tables and caches for samples reach at least this far, if the model does.
 const SAMPLE_CONTEXT: i64 = 4096;
+/// The most tokens of a sample before the first step.
+const FIRST_SAMPLE: usize = 32;
 
 /// A published model and what it learns.
 pub struct FineTune {
@@ -158,6 +160,46 @@ impl FineTune {
         })
     }
 
+    /// The prompts of samples and their tokens: where the model learns from chats, in its template. If the config names
+    /// none, the question of a record.
+    fn prompts(&self) -> Result<Vec<(String, Vec<u32>)>, Error> {
+        let asked = |conversation: &Conversation| -> Result<Vec<u32>, Error> {
+            let template = self.encoder.template();
+            let template = template.ok_or_else(|| Error::Internal("no chat template".into()))?;
+            let text = template.render(conversation, true);
+            let text = text.map_err(|error| Error::Data(format!("a sample's prompt: {error}")))?;
+            Ok(self.encoder.tokens(&text, false)?)
+        };
+        let given = &self.config.sample.prompts;
+        let question = match &self.data.question {
+            Some(Question::Chat(conversation)) => {
+                let last = conversation.messages.last();
+                let text = last.and_then(|turn| turn.fields().get("content")?.as_str());
+                Some((text.unwrap_or_default().to_owned(), asked(conversation)?))
+            }
+            Some(Question::Prompt(prompt)) => {
+                Some((prompt.clone(), self.encoder.tokens(prompt, true)?))
+            }
+            None => None,
+        };
+        let leaves_room = |(_, tokens): &(_, Vec<u32>)| 2 * tokens.len() as i64 <= self.context;
+        if let Some(question) = question.filter(leaves_room)
+            && *given == SampleConfig::default().prompts
+        {
+            return Ok(vec![question]);
+        }
+        let of_given = |prompt: &String| {
+            let tokens = match &self.data.question {
+                Some(Question::Chat(_)) => {
+                    asked(&Conversation::new(vec![Message::new("user", prompt)]))?
+                }
+                _ => self.encoder.tokens(prompt, true)?,
+            };
+            Ok((prompt.clone(), tokens))
+        };
+        given.iter().map(of_given).collect()
+    }
+
     /// The samples of a share, each with the number of its prompt.
     fn samples_of(
         &self,
@@ -166,14 +208,18 @@ impl FineTune {
         placer: &mut Placer,
     ) -> Result<Vec<(usize, Sample)>, Error> {
         let config = &self.config.sample;
+        let length = config.max_new_tokens as usize;
         let settings = SamplingSettings {
-            max_new_tokens: config.max_new_tokens as usize,
+            max_new_tokens: match step {
+                0 => length.min(FIRST_SAMPLE),
+                _ => length,
+            },
             temperature: config.temperature,
             top_p: config.top_p,
         };
         let mut samples = Vec::new();
-        let prompts = config.prompts.iter().enumerate();
-        for (index, prompt) in prompts.filter(|(index, _)| share.has(*index)) {
+        let prompts = self.prompts()?.into_iter().enumerate();
+        for (index, (prompt, tokens)) in prompts.filter(|(index, _)| share.has(*index)) {
             let generated = continue_tokens(
                 &self.model,
                 (placer.device(), self.context),
@@ -181,13 +227,13 @@ impl FineTune {
                     self.encoder.tokenizer(),
                     &self.pretrained.config.eos_token_ids,
                 ),
-                &self.encoder.tokens(prompt, true)?,
+                &tokens,
                 settings,
                 &mut SplitMix64::new(&[self.seed, step, index as u64]),
                 &mut |_| {},
             )?;
             let sample = Sample {
-                prompt: prompt.clone(),
+                prompt,
                 text: generated.text,
                 files: Vec::new(),
             };

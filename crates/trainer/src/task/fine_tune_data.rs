@@ -17,7 +17,7 @@ use crate::config::{Config, StoppingStrategy};
 use crate::data::{SplitMix64, cache_folder, held_out_records, sweep};
 use crate::locate::{Located, Place};
 use crate::observer::Observer;
-use crate::records::{self, Span, TokenFile, records_of_columns};
+use crate::records::{self, Conversation, Message, Record, Span, TokenFile, records_of_columns};
 use crate::text::thousands;
 use models::text::Encoder;
 
@@ -32,6 +32,46 @@ pub(super) struct FineTuneData {
     pub(super) description: String,
     /// What was done to training examples that do not fit.
     pub(super) fitting: Fitting,
+    /// What the first short record has before its answer; `None` of texts.
+    pub(super) question: Option<Question>,
+}
+
+/// What a record has before its answer.
+pub(super) enum Question {
+    /// The turns before the assistant's first.
+    Chat(Conversation),
+    Prompt(String),
+}
+
+/// The longest question of a record that previews ask, in bytes.
+const SHORT: usize = 2000;
+
+impl Question {
+    fn of(record: &Record) -> Option<Self> {
+        match record {
+            Record::Text(_) => None,
+            Record::Completion { prompt, .. } => {
+                (!prompt.is_empty() && prompt.len() <= SHORT).then(|| Self::Prompt(prompt.clone()))
+            }
+            Record::Chat(conversation) => {
+                let turns = conversation.messages.iter();
+                let before = turns.take_while(|turn| turn.role() != "assistant");
+                let asked = Conversation {
+                    messages: before.cloned().collect(),
+                    ..conversation.clone()
+                };
+                let length = |turn: &Message| {
+                    serde_json::to_string(turn.fields()).map_or(0, |json| json.len())
+                };
+                let length: usize = asked.messages.iter().map(length).sum();
+                let is_asked = asked
+                    .messages
+                    .last()
+                    .is_some_and(|turn| turn.role() == "user");
+                (is_asked && length <= SHORT).then_some(Self::Chat(asked))
+            }
+        }
+    }
 }
 
 impl FineTuneData {
@@ -51,7 +91,7 @@ impl FineTuneData {
             fitting: Cell::default(),
         };
         let name = parts.name(&located.training);
-        let (file, sets) = tokens(&located.training, encoder, observer)?;
+        let (file, sets, question) = tokens(&located.training, encoder, observer)?;
         let measured = match located.held_out.is_empty() {
             true => None,
             false => Some(tokens(&located.held_out, encoder, observer)?.0),
@@ -104,6 +144,7 @@ impl FineTuneData {
             blocks: TrainingBlocks::new(training.order(config.seed)?, &config.train, identity),
             description: parts.describe(&name, &training, held_out.as_ref()),
             fitting: parts.fitting.get().unwrap_or_default(),
+            question,
             training,
             held_out,
         })
@@ -145,7 +186,7 @@ fn tokens(
     places: &[Place],
     encoder: &Encoder,
     observer: &mut dyn Observer,
-) -> Result<(Rc<TokenFile>, Vec<Range<usize>>), Error> {
+) -> Result<(Rc<TokenFile>, Vec<Range<usize>>, Option<Question>), Error> {
     let mut shown = 0;
     let mut on_progress = |records: u64, tokens: u64| {
         if tokens >= shown + 1_000_000 {
@@ -163,10 +204,13 @@ fn tokens(
     let all = all.collect::<Result<Vec<_>, Error>>()?;
     let counts: Vec<Cell<usize>> = places.iter().map(|_| Cell::new(0)).collect();
     let (empty, first_empty) = (Cell::new(0), RefCell::new(String::new()));
+    let question = RefCell::new(None);
     let look = |record: &Result<records::Located, Error>| {
-        if let Ok(located) = record
-            && located.record.has_empty_answer()
-        {
+        let Ok(located) = record else { return };
+        if question.borrow().is_none() {
+            question.replace(Question::of(&located.record));
+        }
+        if located.record.has_empty_answer() {
             if empty.get() == 0 {
                 first_empty.replace(located.place.clone());
             }
@@ -204,7 +248,7 @@ fn tokens(
         start..end
     });
     let sets = sets.collect();
-    Ok((Rc::new(file), sets))
+    Ok((Rc::new(file), sets, question.into_inner()))
 }
 
 /// The names of places, for people.

@@ -147,6 +147,18 @@ fn a_folder_of_photos_is_no_clip() {
 }
 
 #[test]
+fn the_name_of_a_folder_says_how_often_its_media_are_seen() {
+    for (path, times) in [
+        ("set/10_a cat/1.png", 10),
+        ("set/0_cat/1.png", 1),
+        ("set/cats/1.png", 1),
+        ("set/x_10/10_1.png", 1),
+    ] {
+        assert_eq!(repeats(Path::new(path)), times, "{path}");
+    }
+}
+
+#[test]
 fn a_data_set_of_the_hub_names_its_pictures_itself() {
     let folder = folder(&[
         ("README.md", b""),
