@@ -391,8 +391,12 @@ impl Config {
         if self.data.has_eval_data() {
             self.data.validation_fraction = 0.0;
         }
+        // A language model that is fine-tuned has a default by the size of its data.
+        let is_by_data = self.model.name_or_path.is_some() && !self.is_video();
         let train = &mut self.train;
-        train.max_steps = train.steps();
+        if !is_by_data {
+            train.max_steps = train.steps();
+        }
         for (strategy, steps) in [
             (train.eval_strategy, &mut train.eval_steps),
             (train.save_strategy, &mut train.save_steps),

@@ -5,6 +5,9 @@ use crate::checkpoint::PlannedSteps;
 use crate::config::{Config, ConfigError, TrainConfig};
 use crate::task::{Task, steps_left, steps_of};
 
+/// Passes over the data by default, as by transformers' Trainer.
+const PASSES: f64 = 3.0;
+
 /// The steps of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Timetable {
@@ -36,7 +39,9 @@ impl Timetable {
             return Err(ConfigError::of(&config.name, reason.to_owned()).into());
         }
         let planned = Self::planned(train, task, ranks, at);
-        let max_steps = planned.map_or_else(|| train.steps(), |planned| Some(planned.max_steps));
+        let by_data = Self::by_data(train, task, ranks);
+        let max_steps = planned.map(|planned| planned.max_steps);
+        let max_steps = max_steps.or(by_data).or_else(|| train.steps());
         let max_steps = max_steps.unwrap_or_default();
         train.expect_to_fit(max_steps)?;
         let passes = task.epochs().map(|epochs| {
@@ -48,6 +53,17 @@ impl Timetable {
             planned,
             passes,
         })
+    }
+
+    /// The steps where the config sets no length: [`PASSES`] over the data, if those are fewer than the default and
+    /// the learning rate's shape fits into them.
+    fn by_data(train: &TrainConfig, task: &dyn Task, ranks: usize) -> Option<u64> {
+        if train.max_steps.is_some() || train.num_train_epochs.is_some() {
+            return None;
+        }
+        let steps = steps_of(task.epochs()?, PASSES, train.batches_in_step(ranks));
+        let is_shorter = train.steps().is_some_and(|default| steps < default);
+        (is_shorter && train.expect_to_fit(steps).is_ok()).then_some(steps)
     }
 
     fn planned(

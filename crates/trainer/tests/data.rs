@@ -338,6 +338,21 @@ fn fifty_examples_train_or_say_what_to_set() {
     assert!(said.contains("no text in it"), "{said}");
 }
 
+#[test]
+fn a_run_without_a_length_is_three_passes_over_little_data() {
+    let place = Place::new(60);
+    let settings = [
+        "train.max_steps=null",
+        "data.validation_fraction=0",
+        "data.packing=false",
+        "eval_steps=0",
+    ];
+    // Sixty rows in batches of twelve.
+    assert_eq!(place.run("short", &settings).steps, 15);
+    let resumed = [&settings[..], &["resume_from_checkpoint=latest"]].concat();
+    assert_eq!(place.run("short", &resumed).steps, 15);
+}
+
 /// Forty chats, and a model for them with this template; returns the setting that names it.
 fn chats(template: &str) -> (Place, String) {
     let place = Place::new(1);

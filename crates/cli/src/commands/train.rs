@@ -123,7 +123,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
     } else {
-        let next = train_report::next(&config, &display.folder);
+        // Before the first step there is nothing to try.
+        let next = match summary.steps {
+            0 => String::new(),
+            _ => train_report::next(&config, &display.folder),
+        };
         output::print(&(train_report::summary(&summary, &display.folder) + &next))?;
     }
     Ok(Outcome::Fine)

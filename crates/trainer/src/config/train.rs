@@ -11,7 +11,8 @@ use super::video::Experts;
 section! {
     /// The optimization: Hugging Face's `TrainingArguments` by name.
     pub struct TrainConfig {
-        /// Optimizer steps of the whole run. Unset means 1000, or what follows from `num_train_epochs`.
+        /// Optimizer steps of the whole run. Unset means what follows from `num_train_epochs`, or 1000; where a
+        /// language model is fine-tuned, three passes over the data if those are fewer.
         #[schemars(range(min = 1), extend("x-sets" = "the length of the run"))]
         pub max_steps: Option<u64> = None, for Any, resume Free;
         /// Epochs, in place of `max_steps`; 0.5 is half of one. The steps of an epoch
