@@ -55,6 +55,9 @@ enum Command {
     /// Generate with a trained model or adapter
     #[command(disable_help_flag = true)]
     Generate(commands::delegate::Args),
+    /// Talk to the result of a run, or to another language model
+    #[command(disable_help_flag = true)]
+    Chat(commands::delegate::Args),
     /// Encode or decode with a video model
     #[command(disable_help_flag = true)]
     Encode(commands::delegate::Args),
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),
+        Command::Chat(args) => commands::delegate::run("chat", &args, json),
         Command::Encode(args) => commands::delegate::run("encode", &args, json),
         Command::ConvertLora(args) => commands::delegate::run("convert-lora", &args, json),
     };

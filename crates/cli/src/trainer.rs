@@ -6,6 +6,7 @@
 mod commands {
     //! The files of `commands/` that belong to this binary.
     pub(crate) mod cache_clips;
+    pub(crate) mod chat;
     pub(crate) mod config_report;
     pub(crate) mod convert_lora;
     pub(crate) mod encode;
@@ -49,6 +50,7 @@ enum Command {
     Train(commands::train::Args),
     Eval(commands::eval::Args),
     Generate(Box<commands::generate::Args>),
+    Chat(commands::chat::Args),
     Encode(commands::encode::Args),
     ConvertLora(commands::convert_lora::Args),
 }
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),
+        Command::Chat(args) => commands::chat::run(&args, json),
         Command::Encode(args) => commands::encode::run(&args, json),
         Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
     };

@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -384,6 +385,37 @@ impl Place {
     }
 }
 
+impl Place {
+    /// The answers to these lines.
+    fn chat(&self, arguments: &[&str], lines: &str) -> Vec<Value> {
+        let fixed = [
+            "chat",
+            "--json",
+            "--temperature",
+            "0",
+            "--max-new-tokens",
+            "6",
+        ];
+        let mut command = self.command(&[&fixed, arguments].concat());
+        let command = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        process
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(lines.as_bytes())
+            .unwrap();
+        let answers = stdout(&process.wait_with_output().unwrap());
+        answers
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
 fn assert_learned(summary: &Value) {
     let (first, last) = (
         summary["first_loss"].as_f64(),
@@ -430,6 +462,42 @@ fn answers_of_chats_are_learned() {
     };
     let lines: Vec<Value> = (0..120).map(chat).collect();
     assert_learned(&place.tune(&lines));
+    // The run answers lines of stdin, each with those before it, as `generate --chat` answers the first.
+    let answers = place.chat(&["runs/tune"], "on 3\n\non 4\n/new\non 3\n");
+    let [first, second, again] = answers.as_slice() else {
+        panic!("{answers:?}")
+    };
+    assert_eq!(first["text"], again["text"]);
+    assert_eq!(
+        (&first["prompt"], &second["prompt"]),
+        (&json!("on 3"), &json!("on 4"))
+    );
+    let path = model().display().to_string();
+    let asked = [
+        "generate",
+        "--model",
+        &path,
+        "--chat",
+        "--prompt",
+        "on 3",
+        "--max-new-tokens",
+        "6",
+        "--json",
+    ];
+    let of_generate = |more: &[&str]| {
+        let answer: Value =
+            serde_json::from_str(&stdout(&place.run(&[&asked, more].concat()))).unwrap();
+        answer["text"].clone()
+    };
+    assert_eq!(
+        first["text"],
+        of_generate(&["--adapter", "runs/tune/adapter"])
+    );
+    let base = place.chat(&["runs/tune", "--base"], "on 3\n");
+    assert_eq!(base[0]["text"], of_generate(&[]));
+    assert_ne!(base[0]["text"], first["text"]);
+    let refused = place.run(&["chat", &path, "--base"]);
+    assert!(refusal(&place, &refused).contains("`--base` is for a run"));
 }
 
 impl Place {

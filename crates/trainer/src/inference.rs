@@ -56,6 +56,13 @@ pub struct LoadOptions {
     pub context: i64,
 }
 
+/// The tokens that end an answer in a chat: those of the model, and that of its chat template.
+pub fn ends_of_answers(config: &DecoderConfig, encoder: &Encoder) -> Vec<i64> {
+    let of_template = encoder.end_of_answer().map(i64::from);
+    let ends = config.eos_token_ids.iter().copied();
+    ends.chain(of_template).collect()
+}
+
 impl LanguageModel {
     /// Loads the model at the path `name` (a Hugging Face folder or a GGUF file) or of that name on the
     /// hub, with an adapter.

@@ -8,6 +8,53 @@ use trainer::records::{Conversation, Message};
 use super::generate_video::VideoOptions;
 use super::model_options::{ModelOptions, PartOptions, failure};
 
+/// How tokens are chosen.
+#[derive(clap::Args)]
+pub(crate) struct SamplingOptions {
+    /// The most tokens to generate [default: 100, in a chat 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_new_tokens: Option<u32>,
+
+    /// Sampling temperature; 0 always chooses the most likely token [default: 0, in a chat 0.7]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    temperature: Option<f64>,
+
+    /// Sample from the most likely tokens that together have this probability [default: 1, in a chat 0.95]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    top_p: Option<f64>,
+}
+
+impl SamplingOptions {
+    /// What is given, else that of `defaults`.
+    pub(crate) fn settings(&self, defaults: SamplingSettings) -> SamplingSettings {
+        let most = self.max_new_tokens.map(|most| most as usize);
+        let settings = SamplingSettings {
+            max_new_tokens: most.unwrap_or(defaults.max_new_tokens),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+        };
+        if settings.temperature == 0.0 && self.top_p.is_some_and(|top_p| top_p < 1.0) {
+            eprintln!(
+                "surefoot: `--top-p` has no effect at a temperature of 0, which takes the likeliest token: give \
+                 `--temperature` too"
+            );
+        }
+        settings
+    }
+
+    /// The first option that was given.
+    fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--max-new-tokens", self.max_new_tokens.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--top-p", self.top_p.is_some()),
+        ];
+        all.into_iter()
+            .find(|(_, given)| *given)
+            .map(|(name, _)| name)
+    }
+}
+
 /// Continue a text, or generate a video
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -22,17 +69,8 @@ pub(crate) struct Args {
     #[arg(long)]
     chat: bool,
 
-    /// The most tokens to generate [default: 100]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    max_new_tokens: Option<u32>,
-
-    /// Sampling temperature; 0 always chooses the most likely token [default: 0]
-    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
-    temperature: Option<f64>,
-
-    /// Sample from the most likely tokens that together have this probability [default: 1]
-    #[arg(long, value_name = "P", value_parser = probability)]
-    top_p: Option<f64>,
+    #[command(flatten)]
+    sampling: SamplingOptions,
 
     /// Seed of the random generator
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -63,13 +101,8 @@ fn probability(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let path = args.model.locate(ModelKind::Any)?;
     if ModelOptions::is_video(&path) {
-        let of_texts = [
-            ("--chat", args.chat),
-            ("--max-new-tokens", args.max_new_tokens.is_some()),
-            ("--temperature", args.temperature.is_some()),
-            ("--top-p", args.top_p.is_some()),
-        ];
-        if let Some((name, _)) = of_texts.into_iter().find(|(_, given)| *given) {
+        let chat = args.chat.then_some("--chat");
+        if let Some(name) = chat.or(args.sampling.given()) {
             return Err(Failure::usage(format_args!(
                 "`{name}` is for language models, and this one makes videos"
             )));
@@ -88,25 +121,23 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let model = args.model.load(&path, i64::MAX)?;
     let prompt = prompt_tokens(args, &model).map_err(failure)?;
-    let settings = SamplingSettings {
-        max_new_tokens: args.max_new_tokens.unwrap_or(100) as usize,
-        temperature: args.temperature.unwrap_or(0.0),
-        top_p: args.top_p.unwrap_or(1.0),
+    let settings = args.sampling.settings(SamplingSettings {
+        max_new_tokens: 100,
+        temperature: 0.0,
+        top_p: 1.0,
+    });
+    let ends = match args.chat {
+        true => inference::ends_of_answers(&model.config, &model.encoder),
+        false => model.config.eos_token_ids.clone(),
     };
-    if settings.temperature == 0.0 && settings.top_p < 1.0 {
-        eprintln!(
-            "surefoot: `--top-p` has no effect at a temperature of 0, which takes the likeliest token: give \
-             `--temperature` too"
-        );
-    }
     let mut broken = None;
     let mut told = |text: &str| {
         if !json && broken.is_none() {
             broken = output::print(text).err();
         }
     };
-    let generated =
-        inference::generate(&model, &prompt, settings, args.seed, &mut told).map_err(failure)?;
+    let generated = inference::generate(&model, &prompt, &ends, settings, args.seed, &mut told)
+        .map_err(failure)?;
     if let Some(error) = broken {
         return Err(error.into());
     }
@@ -128,13 +159,22 @@ fn prompt_tokens(
     if !args.chat {
         return Ok(model.encoder.tokens(&args.prompt, true)?);
     }
-    let template = model
-        .encoder
-        .template()
-        .ok_or_else(|| trainer::Error::Data("`--chat`: this model has no chat template".into()))?;
     let message = Message::new("user", &args.prompt);
-    let text = template
-        .render(&Conversation::new(vec![message]), true)
-        .map_err(trainer::Error::Data)?;
-    Ok(model.encoder.tokens(&text, false)?)
+    question(model, vec![message])
+}
+
+/// The tokens of a conversation up to the start of the next answer.
+pub(super) fn question(
+    model: &inference::LanguageModel,
+    turns: Vec<Message>,
+) -> Result<Vec<u32>, trainer::Error> {
+    let template = model.encoder.template().ok_or_else(|| {
+        trainer::Error::Data(
+            "this model has no chat template: `surefoot generate` without `--chat` continues a text".into(),
+        )
+    })?;
+    let text = template.render(&Conversation::new(turns), true);
+    Ok(model
+        .encoder
+        .tokens(&text.map_err(trainer::Error::Data)?, false)?)
 }

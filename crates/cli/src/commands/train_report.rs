@@ -126,9 +126,13 @@ pub(crate) fn next(config: &Config, folder: &Path) -> String {
         _ => return String::new(),
     };
     let whole = if is_lora { "merged" } else { "model" };
-    let mut lines = vec![format!(
-        "try      surefoot generate --model {model}{attached} --chat --prompt \"…\""
-    )];
+    let chats = [&*at("adapter"), &*at("model"), base]
+        .into_iter()
+        .any(has_template);
+    let mut lines = vec![match chats {
+        true => format!("try      surefoot chat {}", folder.display()),
+        false => format!("try      surefoot generate --model {model}{attached} --prompt \"…\""),
+    }];
     if !there(whole) {
         lines.push(format!(
             "merge    surefoot train --resume {} --set adapter.save_merged=true",
@@ -144,6 +148,14 @@ pub(crate) fn next(config: &Config, folder: &Path) -> String {
             .into(),
     );
     format!("next\n  {}\n", lines.join("\n  "))
+}
+
+/// Whether a folder of Hugging Face's has a chat template.
+fn has_template(folder: &str) -> bool {
+    let folder = Path::new(folder);
+    let tokenizer = std::fs::read_to_string(folder.join("tokenizer_config.json"));
+    folder.join("chat_template.jinja").is_file()
+        || tokenizer.is_ok_and(|text| text.contains("\"chat_template\""))
 }
 
 fn duration(seconds: f64) -> String {

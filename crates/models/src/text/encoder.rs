@@ -3,7 +3,7 @@
 use jiff::Zoned;
 use tokenizers::Tokenizer;
 
-use super::chat::{ChatTemplate, Conversation};
+use super::chat::{ChatTemplate, Conversation, Message};
 use super::tokenizer_keys;
 use crate::Error;
 use crate::pretrained::Pretrained;
@@ -266,6 +266,22 @@ impl Encoder {
             .map_err(Error::Invalid)?;
         // The template writes all special tokens itself, including the last.
         self.encode_answers(&text, &answers)
+    }
+
+    /// The special token that the chat template writes behind an answer, with which a model that learned it ends one.
+    pub fn end_of_answer(&self) -> Option<u32> {
+        let turns = vec![Message::new("user", "a"), Message::new("assistant", "b")];
+        let Example { tokens, learned } = self.encode_chat(&Conversation::new(turns)).ok()?;
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let is_special = |token: &u32| added.get(token).is_some_and(|token| token.special);
+        let answer: Vec<u32> = tokens
+            .into_iter()
+            .zip(learned)
+            .filter_map(|(token, is)| is.then_some(token))
+            .collect();
+        let at = answer.iter().rposition(is_special)?;
+        let behind = self.tokenizer.decode(&answer[at + 1..], false).ok()?;
+        behind.trim().is_empty().then_some(answer[at])
     }
 
     fn encode_answers(

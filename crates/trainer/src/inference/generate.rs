@@ -36,7 +36,7 @@ pub struct Generated {
     pub tokens_per_second: f64,
 }
 
-/// Continues `prompt` (tokens) until the model ends the text, `settings.max_new_tokens` are
+/// Continues `prompt` (tokens) until one of `ends`, `settings.max_new_tokens` are
 /// there, or the model's context is full. The same `seed` gives the same text. `on_text` is
 /// given each new piece of it.
 ///
@@ -45,6 +45,7 @@ pub struct Generated {
 pub fn generate(
     model: &LanguageModel,
     prompt: &[u32],
+    ends: &[i64],
     settings: SamplingSettings,
     seed: u64,
     on_text: &mut dyn FnMut(&str),
@@ -52,7 +53,7 @@ pub fn generate(
     continue_tokens(
         &model.decoder,
         (model.device, model.context),
-        (model.encoder.tokenizer(), &model.config.eos_token_ids),
+        (model.encoder.tokenizer(), ends),
         prompt,
         settings,
         &mut SplitMix64::new(&[seed]),

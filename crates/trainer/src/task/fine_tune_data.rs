@@ -91,10 +91,14 @@ impl FineTuneData {
             fitting: Cell::default(),
         };
         let name = parts.name(&located.training);
-        let (file, sets, question) = tokens(&located.training, encoder, observer)?;
+        let Tokenised {
+            file,
+            sets,
+            question,
+        } = tokens(&located.training, encoder, observer)?;
         let measured = match located.held_out.is_empty() {
             true => None,
-            false => Some(tokens(&located.held_out, encoder, observer)?.0),
+            false => Some(tokens(&located.held_out, encoder, observer)?.file),
         };
         let hold_out = measured.is_none() && data.validation_fraction > 0.0;
         let mut mixed = None;
@@ -181,12 +185,20 @@ impl FineTuneData {
     }
 }
 
+/// Records as tokens.
+struct Tokenised {
+    file: Rc<TokenFile>,
+    /// The examples of each set.
+    sets: Vec<Range<usize>>,
+    question: Option<Question>,
+}
+
 /// The records of `places`, one place after the other, as tokens; and which examples are of each.
 fn tokens(
     places: &[Place],
     encoder: &Encoder,
     observer: &mut dyn Observer,
-) -> Result<(Rc<TokenFile>, Vec<Range<usize>>, Option<Question>), Error> {
+) -> Result<Tokenised, Error> {
     let mut shown = 0;
     let mut on_progress = |records: u64, tokens: u64| {
         if tokens >= shown + 1_000_000 {
@@ -248,7 +260,11 @@ fn tokens(
         start..end
     });
     let sets = sets.collect();
-    Ok((Rc::new(file), sets, question.into_inner()))
+    Ok(Tokenised {
+        file: Rc::new(file),
+        sets,
+        question: question.into_inner(),
+    })
 }
 
 /// The names of places, for people.

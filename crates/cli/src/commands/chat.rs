@@ -1,0 +1,180 @@
+//! `surefoot chat`: a conversation with a language model in the terminal.
+
+use std::io::{self, BufRead as _, IsTerminal as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use clap::Parser;
+use serde_json::{Value, json};
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::hub::ModelKind;
+use trainer::inference::{self, SamplingSettings};
+use trainer::records::Message;
+
+use super::generate::{SamplingOptions, question};
+use super::model_options::{ModelOptions, failure};
+
+/// Talk to the result of a run, or to another language model
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder of a run; or a model: a Hugging Face folder, a GGUF file, or a name in the cache or on the hub
+    #[arg(value_name = "RUN|MODEL")]
+    what: PathBuf,
+
+    /// The model that the run started from, without what it learned
+    #[arg(long, conflicts_with = "adapter")]
+    base: bool,
+
+    /// A LoRA adapter for a model: a folder in PEFT's format
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
+    /// The device: `auto`, `cpu`, `gpu` or `gpu:N` [default: that of the run, else `auto`]
+    #[arg(long)]
+    device: Option<String>,
+
+    /// A message of the system, before the first of the user
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    #[command(flatten)]
+    sampling: SamplingOptions,
+
+    /// Seed of the random generator
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+}
+
+/// The options of `surefoot generate` in the facts of a run.
+#[derive(Parser)]
+struct OfRun {
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+/// Answers each line of stdin.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let options = model(args)?;
+    let path = options.locate(ModelKind::Any)?;
+    if ModelOptions::is_video(&path) {
+        return Err(Failure::usage(
+            "this model makes images or videos: `surefoot generate` asks it for one",
+        ));
+    }
+    let model = options.load(&path, i64::MAX)?;
+    let ends = inference::ends_of_answers(&model.config, &model.encoder);
+    let settings = args.sampling.settings(SamplingSettings {
+        max_new_tokens: 1024,
+        temperature: 0.7,
+        top_p: 0.95,
+    });
+    let system = args.system.iter().map(|text| Message::new("system", text));
+    let system: Vec<_> = system.collect();
+    // Before the first question, so that a model without a template does not wait for it.
+    let first = [&system[..], &[Message::new("user", "?")]].concat();
+    question(&model, first).map_err(failure)?;
+    let asks = io::stdin().is_terminal();
+    if asks {
+        eprintln!("A line is a question. /new begins a new conversation, Ctrl-D ends.");
+    }
+    let mut turns = system.clone();
+    let mut lines = io::stdin().lock().lines();
+    loop {
+        if asks {
+            eprint!("> ");
+        }
+        let Some(line) = lines.next().transpose().context("cannot read stdin")? else {
+            return Ok(Outcome::Fine);
+        };
+        match line.trim() {
+            "" => continue,
+            "/new" => {
+                turns.clone_from(&system);
+                continue;
+            }
+            text => turns.push(Message::new("user", text)),
+        }
+        let mut broken = None;
+        let mut told = |text: &str| {
+            if !json && broken.is_none() {
+                broken = output::print(text).err();
+            }
+        };
+        let seed = args.seed + turns.len() as u64;
+        let answer = question(&model, turns.clone()).and_then(|tokens| {
+            inference::generate(&model, &tokens, &ends, settings, seed, &mut told)
+        });
+        if let Some(error) = broken {
+            return Err(error.into());
+        }
+        let answer = match answer {
+            Ok(answer) => answer,
+            // The conversation so far is worth more than the question.
+            Err(trainer::Error::Data(reason)) if asks => {
+                eprintln!("surefoot: {reason}; /new begins a new conversation");
+                turns.pop();
+                continue;
+            }
+            Err(error) => return Err(failure(error)),
+        };
+        match json {
+            true => {
+                let mut report = json!(answer);
+                report["prompt"] = line.trim().into();
+                output::print(&format!("{report}\n"))?;
+            }
+            false => output::print("\n")?,
+        }
+        turns.push(Message::new("assistant", &answer.text));
+    }
+}
+
+/// The model that is meant, and how it is loaded.
+fn model(args: &Args) -> Result<ModelOptions, Failure> {
+    let facts = args.what.join("run.json");
+    let mut options = match facts.is_file() {
+        true => of_run(&facts, args.base)?,
+        false if args.base => {
+            return Err(Failure::usage(format_args!(
+                "`--base` is for a run, and `{}` is none (it has no `run.json`)",
+                args.what.display()
+            )));
+        }
+        false => vec![format!("--model={}", args.what.display())],
+    };
+    if let Some(device) = &args.device {
+        options.retain(|option| !option.starts_with("--device="));
+        options.push(format!("--device={device}"));
+    }
+    if let Some(adapter) = &args.adapter {
+        options.push(format!("--adapter={}", adapter.display()));
+    }
+    let options = std::iter::once("surefoot".to_owned()).chain(options);
+    match OfRun::try_parse_from(options) {
+        Ok(OfRun { model }) => Ok(model),
+        Err(error) => Err(Failure::usage(error)),
+    }
+}
+
+/// What loads the result of a run, or what it started from.
+fn of_run(facts: &Path, base: bool) -> Result<Vec<String>, Failure> {
+    let text = std::fs::read_to_string(facts);
+    let text = text.with_context(|| format!("cannot read `{}`", facts.display()))?;
+    let facts_of = serde_json::from_str::<Value>(&text);
+    let mut facts_of = facts_of.with_context(|| format!("`{}` is damaged", facts.display()))?;
+    if facts_of["kind"] == "diffusion" {
+        return Err(Failure::usage(
+            "this run trains a model of images or videos: `surefoot generate` asks it for one",
+        ));
+    }
+    let key = if base { "generate_base" } else { "generate" };
+    let options = serde_json::from_value::<Option<Vec<String>>>(facts_of[key].take());
+    let options = options.with_context(|| format!("`{key}` in `{}`", facts.display()))?;
+    options.ok_or_else(|| {
+        let reason = match base {
+            true => "it trains no adapter, so that there is no model beside its result",
+            false => "it has no result yet",
+        };
+        anyhow!("`{}`: {reason}", facts.display()).into()
+    })
+}
