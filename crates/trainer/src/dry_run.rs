@@ -22,6 +22,7 @@ use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::summary::{Environment, MemorySummary};
+use crate::task::Share;
 use crate::timetable::Timetable;
 
 /// What a dry run found.
@@ -137,7 +138,11 @@ pub fn dry_run(
         }
     }
     let held_out_loss = match task.evaluates() {
-        true => Some(task.evaluate(Some(1), &mut placer)?.loss),
+        true => Some(
+            task.evaluate(Some(1), Share::WHOLE, &mut placer)?
+                .mean()
+                .loss,
+        ),
         false => None,
     };
     let passes = u64::from(config.train.gradient_accumulation_steps);

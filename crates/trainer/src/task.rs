@@ -29,7 +29,7 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::estimate::Footprint;
-use crate::events::{Evaluation, Sample};
+use crate::events::Sample;
 use crate::memory_plan::MemoryPlan;
 use models::Parameters;
 
@@ -143,47 +143,31 @@ pub trait Task {
         true
     }
 
-    /// The loss on held-out data: on at most `limit` samples, or on all of them.
+    /// The loss on held-out data, on at most `limit` samples of all processes together or on all of them: one process's
+    /// share of the sums.
     ///
     /// # Errors
     /// If memory runs out.
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error>;
-
-    /// One process's share of the sums that [`Task::evaluate`] is computed from, with the same limit for all;
-    /// `None` for a task whose held-out data every process evaluates completely.
-    ///
-    /// # Errors
-    /// See [`Task::evaluate`].
-    fn evaluate_share(
+    fn evaluate(
         &self,
-        _: Option<u64>,
-        _: Share,
-        _: &mut Placer,
-    ) -> Result<Option<EvaluationSums>, Error> {
-        Ok(None)
-    }
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error>;
 
-    /// Generates samples. `step` varies the random choices. Output that is not text is written to `folder`,
-    /// which is created if necessary, and referenced by its file name.
+    /// One process's share of the samples, each with its number in the whole. `step` varies the random choices. Output
+    /// that is not text is written to `folder`, which is created if necessary, and referenced by its file name, which is
+    /// unique across shares.
     ///
     /// # Errors
     /// If memory runs out.
-    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
-
-    /// One process's share of what [`Task::sample`] generates, each sample with its number in the whole; `None` for
-    /// a task whose samples one process generates alone. File names are unique across shares.
-    ///
-    /// # Errors
-    /// As [`Task::sample`].
-    fn sample_share(
+    fn sample(
         &self,
-        _: u64,
-        _: Share,
-        _: &Path,
-        _: &mut Placer,
-    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
-        Ok(None)
-    }
+        step: u64,
+        share: Share,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error>;
 
     /// The position in the data, for a checkpoint. Its key `order`, if present, identifies the next batch for
     /// users.

@@ -18,9 +18,9 @@ use models::model::{Base, Builder, Initial, RandomWeights};
 use placement::Placer;
 use serde_json::{Value, json};
 use surefoot_trainer::data::{BlockOrder, OrderState};
-use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::task::{Batch, EvaluationSums, Share, Task};
 use surefoot_trainer::{
-    Allocator, Config, Ending, Error, Evaluation, Footprint, Observer, Sample, Stop, Summary,
+    Allocator, Config, Ending, Error, Footprint, Observer, Sample, Stop, Summary,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -240,25 +240,41 @@ impl Task for FlowMatching {
         Ok(velocity.f_mse_loss(&target, tch::Reduction::Mean)?)
     }
 
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
+    fn evaluate(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error> {
         let _no_grad = tch::no_grad_guard();
-        let count = limit.map_or(HELD_OUT, |limit| HELD_OUT.min(limit as i64));
-        let clips: Vec<i64> = (CLIPS - HELD_OUT..).take(count as usize).collect();
+        let samples = limit.map_or(HELD_OUT, |limit| HELD_OUT.min(limit as i64));
+        let clips: Vec<i64> = (CLIPS - HELD_OUT..).take(samples as usize).collect();
+        let clips = share.part(&clips);
+        let count = clips.len() as i64;
         let options = (Kind::Float, Device::Cpu);
         let time = Tensor::f_linspace(0.1, 0.9, count, options)?;
         torch_ext::random::manual_seed(7)?;
         let noise = Tensor::f_randn([&[count, CHANNELS], &VIDEO[..]].concat(), options)?;
         let batch = placer.batch(self.batch(&clips, time, noise)?)?;
-        Ok(Evaluation {
-            loss: f64::try_from(&self.loss(&batch)?)?,
-            nats_per_byte: None,
-            samples: count as u64,
-            complete: count == HELD_OUT,
-            ..Evaluation::default()
+        Ok(EvaluationSums {
+            loss: f64::try_from(&self.loss(&batch)?)? * count as f64,
+            units: count as u64,
+            samples: samples as u64,
+            complete: samples == HELD_OUT,
+            ..EvaluationSums::default()
         })
     }
 
-    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(
+        &self,
+        step: u64,
+        share: Share,
+        _: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        if !share.has(0) {
+            return Ok(Vec::new());
+        }
         let _no_grad = tch::no_grad_guard();
         torch_ext::random::manual_seed(step)?;
         let noise = Tensor::f_randn([&[1, CHANNELS], &VIDEO[..]].concat(), tch::kind::FLOAT_CPU)?;
@@ -271,11 +287,12 @@ impl Task for FlowMatching {
             x = x.f_sub(&velocity.f_div_scalar(8.0)?)?;
         }
         let error = f64::try_from(&x.f_mse_loss(batch.get("latents")?, tch::Reduction::Mean)?)?;
-        Ok(vec![Sample {
+        let sample = Sample {
             prompt: "clip 0".into(),
             text: format!("{error:.4} from the clip"),
             files: Vec::new(),
-        }])
+        };
+        Ok(vec![(0, sample)])
     }
 
     fn data_state(&self) -> Result<Value, Error> {

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use models::formats::write_tensors;
+use models::pretrained::Pretrained;
+use models::text::Encoder;
 use serde_json::{Value, json};
 use surefoot_trainer::{Config, NoObserver, Shown, show_data};
 use tch::{Device, Kind, Tensor};
@@ -124,5 +126,22 @@ fn files_without_a_record_are_named() {
             error.contains(name) && error.contains("no record"),
             "{name}: {error}"
         );
+    }
+}
+
+#[test]
+fn the_special_token_behind_an_answer_ends_one() {
+    let chatml = "{% for turn in messages %}<|im_start|>{{ turn['role'] }}\n{{ turn['content'] }}<|im_end|>\n\
+                  {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let llama = "{% for turn in messages %}{% if turn['role'] == 'user' %}<s>[INST] {{ turn['content'] }} [/INST]\
+                 {% else %} {{ turn['content'] }}</s>{% endif %}{% endfor %}";
+    let plain = "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}\n{% endfor %}\
+                 {% if add_generation_prompt %}assistant: {% endif %}";
+    let root = tempfile::tempdir().unwrap();
+    model(root.path());
+    for (template, end) in [(chatml, Some(3)), (llama, Some(1)), (plain, None)] {
+        fs::write(root.path().join("chat_template.jinja"), template).unwrap();
+        let encoder = Encoder::new(&Pretrained::open(root.path()).unwrap()).unwrap();
+        assert_eq!(encoder.end_of_answer(), end, "{template}");
     }
 }

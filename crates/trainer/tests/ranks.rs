@@ -12,10 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use models::Parameters;
 use models::formats::write_tensors;
 use serde_json::{Value, json};
-use surefoot_trainer::task::{Batch, Task};
-use surefoot_trainer::{
-    Allocator, Config, Error, Evaluation, Footprint, Observer, Sample, Start, Stop,
-};
+use surefoot_trainer::task::{Batch, EvaluationSums, Share, Task};
+use surefoot_trainer::{Allocator, Config, Error, Footprint, Observer, Sample, Start, Stop};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_ext::distributed::Store;
 
@@ -136,18 +134,29 @@ impl Task for Waves {
         }
     }
 
-    fn evaluate(&self, _: Option<u64>, _: &mut placement::Placer) -> Result<Evaluation, Error> {
+    fn evaluate(
+        &self,
+        _: Option<u64>,
+        _: Share,
+        _: &mut placement::Placer,
+    ) -> Result<EvaluationSums, Error> {
         let loss = self.students[0].f_square()?.f_mean(Kind::Double)?;
-        Ok(Evaluation {
+        Ok(EvaluationSums {
             loss: f64::try_from(&loss)?,
-            nats_per_byte: None,
+            units: 1,
             samples: 1,
             complete: true,
-            ..Evaluation::default()
+            ..EvaluationSums::default()
         })
     }
 
-    fn sample(&self, _: u64, _: &Path, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(
+        &self,
+        _: u64,
+        _: Share,
+        _: &Path,
+        _: &mut placement::Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
         Ok(Vec::new())
     }
 

@@ -13,10 +13,10 @@ use placement::Placer;
 use platform::Bytes;
 use serde_json::Value;
 use surefoot_trainer::task::fine_tune::FineTune;
-use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::task::{Batch, EvaluationSums, Share, Task};
 use surefoot_trainer::{
-    Allocator, Config, Error, Evaluation, Footprint, NoObserver, Observer, Record, Rollback,
-    Sample, Stop, Summary, run_task,
+    Allocator, Config, Error, Footprint, NoObserver, Observer, Record, Rollback, Sample, Stop,
+    Summary, run_task,
 };
 use tch::{Kind, Tensor};
 
@@ -144,12 +144,23 @@ impl Task for NanOnZ {
         }
     }
 
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        self.0.evaluate(limit, placer)
+    fn evaluate(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error> {
+        self.0.evaluate(limit, share, placer)
     }
 
-    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        self.0.sample(step, folder, placer)
+    fn sample(
+        &self,
+        step: u64,
+        share: Share,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        self.0.sample(step, share, folder, placer)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

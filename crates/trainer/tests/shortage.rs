@@ -12,10 +12,9 @@ use std::path::{Path, PathBuf};
 use models::Parameters;
 use models::formats::write_tensors;
 use serde_json::{Value, json};
-use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::task::{Batch, EvaluationSums, Share, Task};
 use surefoot_trainer::{
-    Allocator, Config, Error, Evaluation, Footprint, Observer, OomRetry, Record, Sample, Stop,
-    Summary,
+    Allocator, Config, Error, Footprint, Observer, OomRetry, Record, Sample, Stop, Summary,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -109,19 +108,30 @@ impl Task for Distillation {
         Ok(made.f_sub(inputs)?.f_square()?.f_mean(Kind::Float)?)
     }
 
-    fn evaluate(&self, _: Option<u64>, _: &mut placement::Placer) -> Result<Evaluation, Error> {
+    fn evaluate(
+        &self,
+        _: Option<u64>,
+        _: Share,
+        _: &mut placement::Placer,
+    ) -> Result<EvaluationSums, Error> {
         assert_eq!(self.teacher.numel() as u64 * 4, TEACHER, "it is back");
         let distance = self.student.f_sub(&self.teacher)?.f_square()?;
-        Ok(Evaluation {
+        Ok(EvaluationSums {
             loss: f64::try_from(distance.f_mean(Kind::Double)?)?,
-            nats_per_byte: None,
+            units: 1,
             samples: 1,
             complete: true,
-            ..Evaluation::default()
+            ..EvaluationSums::default()
         })
     }
 
-    fn sample(&self, _: u64, _: &Path, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(
+        &self,
+        _: u64,
+        _: Share,
+        _: &Path,
+        _: &mut placement::Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
         Ok(Vec::new())
     }
 

@@ -270,25 +270,12 @@ impl Run<'_> {
     /// Evaluates, each rank its share. All ranks get the same numbers.
     pub(super) fn evaluate_by_all(&mut self, limit: Option<u64>) -> Result<Evaluation, Error> {
         let share = Share::of(self.ranks.rank(), self.ranks.size());
-        if self.ranks.size() > 1
-            && let Some(own) = self.task.evaluate_share(limit, share, &mut self.placer)?
-        {
-            let sums = self.ranks.sum_numbers(&own.to_numbers())?;
-            return Ok(own.with_numbers(&sums).mean());
+        let own = self.task.evaluate(limit, share, &mut self.placer)?;
+        if self.ranks.size() == 1 {
+            return Ok(own.mean());
         }
-        let own = self.task.evaluate(limit, &mut self.placer)?;
-        self.as_first_measured(own)
-    }
-
-    /// The evaluation as measured by rank 0, so that all ranks agree on what is best.
-    fn as_first_measured(&mut self, own: Evaluation) -> Result<Evaluation, Error> {
-        let numbers = [own.loss, own.nats_per_byte.unwrap_or(0.0)];
-        let first = self.ranks.broadcast_numbers(&numbers)?;
-        Ok(Evaluation {
-            loss: first[0],
-            nats_per_byte: own.nats_per_byte.map(|_| first[1]),
-            ..own
-        })
+        let sums = self.ranks.sum_numbers(&own.to_numbers())?;
+        Ok(own.with_numbers(&sums).mean())
     }
 
     /// Restores the checkpoint in `path`, which rank 0 reads.

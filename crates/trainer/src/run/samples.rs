@@ -59,9 +59,6 @@ impl Run<'_> {
     fn samples_of_all(&mut self, draft: &Path) -> Result<Option<Vec<Sample>>, Error> {
         let (step, size) = (self.step, self.ranks.size());
         let is_first = self.ranks.is_first();
-        if size == 1 {
-            return self.task.sample(step, draft, &mut self.placer).map(Some);
-        }
         let share = Share::of(self.ranks.rank(), size);
         // The run folder may be on another machine.
         let elsewhere = match is_first {
@@ -76,13 +73,7 @@ impl Run<'_> {
             None => draft.to_owned(),
             Some(elsewhere) => elsewhere.path().to_owned(),
         };
-        let own = self
-            .task
-            .sample_share(step, share, &folder, &mut self.placer)?;
-        let Some(own) = own else {
-            let sample = || self.task.sample(step, draft, &mut self.placer);
-            return is_first.then(sample).transpose();
-        };
+        let own = self.task.sample(step, share, &folder, &mut self.placer)?;
         let packet = match is_first {
             true => Vec::new(),
             false => serialize(own.clone(), &folder)?,

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
 use crate::estimate::{self, DecoderUse, Footprint};
-use crate::events::{Evaluation, Sample};
+use crate::events::Sample;
 use models::Parameters;
 use models::formats::write_tensors;
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
@@ -180,65 +180,6 @@ impl CausalLm {
         }
         self.data.tokenizer.decode(&tokens[prompt_length..])
     }
-
-    /// The samples of a share, each with the number of its prompt.
-    fn samples_of(
-        &self,
-        step: u64,
-        share: Share,
-        placer: &mut Placer,
-    ) -> Result<Vec<(usize, Sample)>, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let mut samples = Vec::new();
-        let prompts = self.sample_config.prompts.iter().enumerate();
-        for (index, prompt) in prompts.filter(|(index, _)| share.has(*index)) {
-            let mut random = SplitMix64::new(&[self.seed, step, index as u64]);
-            let text = self.continue_prompt(prompt, &mut random, placer)?;
-            let sample = Sample {
-                prompt: prompt.clone(),
-                text,
-                files: Vec::new(),
-            };
-            samples.push((index, sample));
-        }
-        Ok(samples)
-    }
-
-    /// Adds up the loss of the held-out blocks of a share.
-    fn measure_share(
-        &self,
-        limit: Option<u64>,
-        share: Share,
-        placer: &mut Placer,
-    ) -> Result<EvaluationSums, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let held_out = &self.data.held_out;
-        let (starts, complete) = held_out_starts(held_out.len() as u64, self.block_size, limit);
-        let starts: Vec<usize> = starts.into_iter().map(|start| start as usize).collect();
-        let (mut loss, mut units, mut bytes) = (0.0, 0u64, 0u64);
-        in_batches(&share.part(&starts), self.eval_batch_size, |starts| {
-            let batch = placer.batch(self.batch(held_out, starts)?)?;
-            loss += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
-            units += batch.units;
-            let lengths = self.data.tokenizer.byte_lengths();
-            for start in starts {
-                let targets = &held_out[start + 1..=start + self.block_size];
-                bytes += targets
-                    .iter()
-                    .map(|t| u64::from(lengths[usize::from(*t)]))
-                    .sum::<u64>();
-            }
-            Ok(())
-        })?;
-        Ok(EvaluationSums {
-            loss,
-            units,
-            bytes: Some(bytes),
-            samples: starts.len() as u64,
-            complete,
-            ..EvaluationSums::default()
-        })
-    }
 }
 
 impl Task for CausalLm {
@@ -304,32 +245,62 @@ impl Task for CausalLm {
         !self.data.held_out.is_empty()
     }
 
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
-    }
-
-    fn evaluate_share(
+    fn evaluate(
         &self,
         limit: Option<u64>,
         share: Share,
         placer: &mut Placer,
-    ) -> Result<Option<EvaluationSums>, Error> {
-        self.measure_share(limit, share, placer).map(Some)
+    ) -> Result<EvaluationSums, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let held_out = &self.data.held_out;
+        let (starts, complete) = held_out_starts(held_out.len() as u64, self.block_size, limit);
+        let starts: Vec<usize> = starts.into_iter().map(|start| start as usize).collect();
+        let (mut loss, mut units, mut bytes) = (0.0, 0u64, 0u64);
+        in_batches(&share.part(&starts), self.eval_batch_size, |starts| {
+            let batch = placer.batch(self.batch(held_out, starts)?)?;
+            loss += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
+            units += batch.units;
+            let lengths = self.data.tokenizer.byte_lengths();
+            for start in starts {
+                let targets = &held_out[start + 1..=start + self.block_size];
+                bytes += targets
+                    .iter()
+                    .map(|t| u64::from(lengths[usize::from(*t)]))
+                    .sum::<u64>();
+            }
+            Ok(())
+        })?;
+        Ok(EvaluationSums {
+            loss,
+            units,
+            bytes: Some(bytes),
+            samples: starts.len() as u64,
+            complete,
+            ..EvaluationSums::default()
+        })
     }
 
-    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let samples = self.samples_of(step, Share::WHOLE, placer)?;
-        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
-    }
-
-    fn sample_share(
+    fn sample(
         &self,
         step: u64,
         share: Share,
         _: &Path,
         placer: &mut Placer,
-    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
-        self.samples_of(step, share, placer).map(Some)
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let mut samples = Vec::new();
+        let prompts = self.sample_config.prompts.iter().enumerate();
+        for (index, prompt) in prompts.filter(|(index, _)| share.has(*index)) {
+            let mut random = SplitMix64::new(&[self.seed, step, index as u64]);
+            let text = self.continue_prompt(prompt, &mut random, placer)?;
+            let sample = Sample {
+                prompt: prompt.clone(),
+                text,
+                files: Vec::new(),
+            };
+            samples.push((index, sample));
+        }
+        Ok(samples)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

@@ -35,7 +35,7 @@ use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, steps_
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
-use crate::events::{Evaluation, Sample};
+use crate::events::Sample;
 use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
@@ -438,33 +438,24 @@ impl Task for DiffusionTask {
         !self.data.held_out.is_empty()
     }
 
-    /// The mean over the experts, each at its own noise levels.
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
-    }
-
-    fn evaluate_share(
+    /// Of each expert, at its own noise levels.
+    fn evaluate(
         &self,
         limit: Option<u64>,
         share: Share,
         placer: &mut Placer,
-    ) -> Result<Option<EvaluationSums>, Error> {
-        self.measure_share(limit, share, placer).map(Some)
+    ) -> Result<EvaluationSums, Error> {
+        self.measure_share(limit, share, placer)
     }
 
-    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let samples = self.samples_of(step, Share::WHOLE, folder, placer)?;
-        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
-    }
-
-    fn sample_share(
+    fn sample(
         &self,
         step: u64,
         share: Share,
         folder: &Path,
         placer: &mut Placer,
-    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
-        self.samples_of(step, share, folder, placer).map(Some)
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        self.samples_of(step, share, folder, placer)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

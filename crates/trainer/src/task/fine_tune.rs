@@ -18,9 +18,9 @@ use crate::Error;
 use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
-use crate::events::{Evaluation, Sample};
+use crate::events::Sample;
 use crate::hub::{ModelKind, locate_model};
-use crate::inference::{SamplingSettings, continue_tokens};
+use crate::inference::{SamplingSettings, continue_tokens, ends_of_answers};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
@@ -199,100 +199,6 @@ impl FineTune {
         };
         given.iter().map(of_given).collect()
     }
-
-    /// The samples of a share, each with the number of its prompt.
-    fn samples_of(
-        &self,
-        step: u64,
-        share: Share,
-        placer: &mut Placer,
-    ) -> Result<Vec<(usize, Sample)>, Error> {
-        let config = &self.config.sample;
-        let length = config.max_new_tokens as usize;
-        let settings = SamplingSettings {
-            max_new_tokens: match step {
-                0 => length.min(FIRST_SAMPLE),
-                _ => length,
-            },
-            temperature: config.temperature,
-            top_p: config.top_p,
-        };
-        let mut samples = Vec::new();
-        let prompts = self.prompts()?.into_iter().enumerate();
-        for (index, (prompt, tokens)) in prompts.filter(|(index, _)| share.has(*index)) {
-            let generated = continue_tokens(
-                &self.model,
-                (placer.device(), self.context),
-                (
-                    self.encoder.tokenizer(),
-                    &self.pretrained.config.eos_token_ids,
-                ),
-                &tokens,
-                settings,
-                &mut SplitMix64::new(&[self.seed, step, index as u64]),
-                &mut |_| {},
-            )?;
-            let sample = Sample {
-                prompt,
-                text: generated.text,
-                files: Vec::new(),
-            };
-            samples.push((index, sample));
-        }
-        Ok(samples)
-    }
-
-    /// Adds up the loss of the held-out rows of a share.
-    fn measure_share(
-        &self,
-        limit: Option<u64>,
-        share: Share,
-        placer: &mut Placer,
-    ) -> Result<EvaluationSums, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let Some(held_out) = &self.data.held_out else {
-            return Err(Error::Internal("nothing is held out".into()));
-        };
-        let (mut rows, mut complete) = held_out.measured(limit);
-        // Of all shares: what of them is learned is known without the model.
-        let learns = |rows: &[_]| -> Result<bool, Error> {
-            for row in rows {
-                if held_out.batch(std::slice::from_ref(row))?.1 > 0 {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        };
-        if !learns(&rows)? {
-            (rows, complete) = held_out.measured(None);
-            if !learns(&rows)? {
-                return Err(Error::Data(
-                    "the held-out part of the data has no token that is learned: hold more out with \
-                     `data.validation_fraction`, give other data with `data.eval_dataset`, or set \
-                     `data.validation_fraction: 0` to hold nothing out"
-                        .into(),
-                ));
-            }
-        }
-        let (mut loss, mut units) = (0.0, 0);
-        in_batches(&share.part(&rows), self.eval_batch_size, |rows| {
-            let (batch, learned) = held_out.batch(rows)?;
-            let batch = placer.batch(batch)?;
-            let hidden = self.hidden(&batch, Pass::Evaluate)?;
-            let sum =
-                summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
-            loss += f64::try_from(&sum)?;
-            units += learned;
-            Ok(())
-        })?;
-        Ok(EvaluationSums {
-            loss,
-            units,
-            samples: rows.len() as u64,
-            complete,
-            ..EvaluationSums::default()
-        })
-    }
 }
 
 impl Task for FineTune {
@@ -370,32 +276,99 @@ impl Task for FineTune {
         self.data.held_out.is_some()
     }
 
-    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
-    }
-
-    fn evaluate_share(
+    fn evaluate(
         &self,
         limit: Option<u64>,
         share: Share,
         placer: &mut Placer,
-    ) -> Result<Option<EvaluationSums>, Error> {
-        self.measure_share(limit, share, placer).map(Some)
+    ) -> Result<EvaluationSums, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let Some(held_out) = &self.data.held_out else {
+            return Err(Error::Internal("nothing is held out".into()));
+        };
+        let (mut rows, mut complete) = held_out.measured(limit);
+        // Of all shares: what of them is learned is known without the model.
+        let learns = |rows: &[_]| -> Result<bool, Error> {
+            for row in rows {
+                if held_out.batch(std::slice::from_ref(row))?.1 > 0 {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        if !learns(&rows)? {
+            (rows, complete) = held_out.measured(None);
+            if !learns(&rows)? {
+                return Err(Error::Data(
+                    "the held-out part of the data has no token that is learned: hold more out with \
+                     `data.validation_fraction`, give other data with `data.eval_dataset`, or set \
+                     `data.validation_fraction: 0` to hold nothing out"
+                        .into(),
+                ));
+            }
+        }
+        let (mut loss, mut units) = (0.0, 0);
+        in_batches(&share.part(&rows), self.eval_batch_size, |rows| {
+            let (batch, learned) = held_out.batch(rows)?;
+            let batch = placer.batch(batch)?;
+            let hidden = self.hidden(&batch, Pass::Evaluate)?;
+            let sum =
+                summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
+            loss += f64::try_from(&sum)?;
+            units += learned;
+            Ok(())
+        })?;
+        Ok(EvaluationSums {
+            loss,
+            units,
+            samples: rows.len() as u64,
+            complete,
+            ..EvaluationSums::default()
+        })
     }
 
-    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let samples = self.samples_of(step, Share::WHOLE, placer)?;
-        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
-    }
-
-    fn sample_share(
+    fn sample(
         &self,
         step: u64,
         share: Share,
         _: &Path,
         placer: &mut Placer,
-    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
-        self.samples_of(step, share, placer).map(Some)
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let config = &self.config.sample;
+        let length = config.max_new_tokens as usize;
+        let settings = SamplingSettings {
+            max_new_tokens: match step {
+                0 => length.min(FIRST_SAMPLE),
+                _ => length,
+            },
+            temperature: config.temperature,
+            top_p: config.top_p,
+        };
+        let config = &self.pretrained.config;
+        let ends = match &self.data.question {
+            Some(Question::Chat(_)) => ends_of_answers(config, &self.encoder),
+            _ => config.eos_token_ids.clone(),
+        };
+        let mut samples = Vec::new();
+        let prompts = self.prompts()?.into_iter().enumerate();
+        for (index, (prompt, tokens)) in prompts.filter(|(index, _)| share.has(*index)) {
+            let generated = continue_tokens(
+                &self.model,
+                (placer.device(), self.context),
+                (self.encoder.tokenizer(), &ends),
+                &tokens,
+                settings,
+                &mut SplitMix64::new(&[self.seed, step, index as u64]),
+                &mut |_| {},
+            )?;
+            let sample = Sample {
+                prompt,
+                text: generated.text,
+                files: Vec::new(),
+            };
+            samples.push((index, sample));
+        }
+        Ok(samples)
     }
 
     fn data_state(&self) -> Result<Value, Error> {
