@@ -107,7 +107,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   const page = await open(place, "#/new");
   await look(page, PICTURES);
   const item = (name) => page.getByRole("listitem", { name });
-  await item("boat.png").waitFor({ timeout: 60_000 });
+  await item("boat.png").waitFor();
   assert.match(await item("boat.png").textContent(), /96 × 48, training size \d+ × \d+/);
   assert.match(await item("tower.png").textContent(), /has no caption/);
   assert.match(await item("walk").textContent(), /clips: 0 to 4/);
@@ -221,7 +221,7 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
   await page.getByLabel("Temperature").fill("0");
   await page.getByLabel("Max. new tokens").fill("24");
   await page.getByRole("button", { name: "Generate" }).click();
-  await page.getByLabel("Answer").waitFor({ timeout: 60_000 });
+  await page.getByLabel("Answer").waitFor();
   await page.waitForFunction(() => !document.querySelector("form.ask button[type=submit]").disabled);
   assert.ok((await page.getByLabel("Answer").textContent()).length > 3);
   await picture(page, "ask", page.locator("section:has(form.ask)"));
@@ -284,7 +284,7 @@ for (const colorScheme of ["light", "dark"]) {
     assert.deepEqual(await serious(page), []);
     await page.goto(`http://127.0.0.1:${place.port}/#/new`);
     await look(page, PICTURES);
-    await page.locator(".media li").first().waitFor({ timeout: 60_000 });
+    await page.locator(".media li").first().waitFor();
     assert.ok((await tooWide(page)) <= 0);
     assert.deepEqual(await serious(page), []);
     await page.context().close();

@@ -100,9 +100,7 @@ test("what is logged appears, and goes on to after the server was killed", async
   await page.waitForSelector("text=No connection");
   place.append("live", `in","step":40}\n${trainLine(50, 800, 2e-3, () => 0)}\n`);
   await place.start();
-  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 50"), null, {
-    timeout: 60_000,
-  });
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 50"));
   await page.waitForSelector("text=No connection", { state: "detached" });
   assert.match(await loss.getAttribute("aria-label"), /training: .* at step 10, .* at step 50/);
   rmSync(join(place.runs, "live"), { recursive: true });
