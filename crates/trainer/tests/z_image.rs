@@ -171,6 +171,14 @@ fn pictures_become_a_lora_and_are_encoded_once() {
     assert_eq!(file.metadata()["modelspec.architecture"], "Z-Image/lora");
     let read = LoraFile::read(&lora, &z_image::ARCH, None).unwrap();
     assert_eq!(read.modules.len(), 28);
+    let other = place.path("other.safetensors");
+    convert_lora(&lora, &other, Some(LoraForm::Diffusers), None).unwrap();
+    let other = SafetensorsFile::open(&other).unwrap();
+    let of_diffusers = |name: &String| name.starts_with("transformer.");
+    assert!(other.names().iter().all(of_diffusers));
+    let kohya = place.path("kohya.safetensors");
+    let error = convert_lora(&lora, &kohya, Some(LoraForm::Kohya), None).unwrap_err();
+    assert!(error.to_string().contains("choose `comfy`"), "{error}");
     let mut samples = fs::read_dir(place.path("runs/pictures/samples")).unwrap();
     let previews = samples.next().unwrap().unwrap().path();
     assert!(previews.join("0.png").is_file(), "{}", previews.display());
