@@ -81,6 +81,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "wan_lora",
         "wan_pipeline",
         "wan_training",
+        "z_image",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -99,7 +100,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["wan::"],
+        &["wan::", "z_image::"],
     )?;
     Ok(())
 }

@@ -112,11 +112,17 @@ const NAMING_MODELS: [(&str, &str); 11] = [
     ("crates/cli/src/commands/probe/link.rs", "an amount of data"),
 ];
 
+/// The folders of diffusion models, which are their names, and how else they are written.
+const MODELS: [(&str, &[&str]); 2] = [("wan", &[]), ("z_image", &["z-image", "zimage"])];
+
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.
 #[test]
 fn a_diffusion_model_is_named_in_its_folder_alone() {
     let allowed = |path: &str| {
-        path.starts_with("crates/models/src/diffusion/wan") || path.contains("/explain/catalogue/")
+        let in_folder = |(name, _): &(&str, &[&str])| {
+            path.starts_with(&format!("crates/models/src/diffusion/{name}"))
+        };
+        MODELS.iter().any(in_folder) || path.contains("/explain/catalogue/")
     };
     let is_named = |path: &str| {
         let text = read(path);
@@ -127,8 +133,16 @@ fn a_diffusion_model_is_named_in_its_folder_alone() {
             .unwrap_or_default();
         code.lines().any(|line| {
             let lower = line.to_lowercase();
-            let mut words = lower.split(|character: char| !character.is_alphanumeric());
-            words.any(|word| word == "wan")
+            let is_part =
+                |character: char| !character.is_alphanumeric() && !"_-".contains(character);
+            let mut words = lower.split(is_part);
+            words.any(|word| {
+                let is =
+                    |name: &str| word == name || word.split(['_', '-']).any(|part| part == name);
+                MODELS
+                    .iter()
+                    .any(|(name, others)| is(name) || others.iter().any(|other| is(other)))
+            })
         })
     };
     let mut findings = Vec::new();
@@ -143,7 +157,7 @@ fn a_diffusion_model_is_named_in_its_folder_alone() {
     for path in &named {
         if !NAMING_MODELS.iter().any(|(file, _)| file == path) {
             findings.push(format!(
-                "{path}: names Wan; ask `models::diffusion` instead"
+                "{path}: names a model; ask `models::diffusion` instead"
             ));
         }
     }

@@ -19,6 +19,7 @@ pub mod parts;
 mod registry;
 pub mod sampling;
 pub mod wan;
+pub mod z_image;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};

@@ -30,6 +30,7 @@ pub use convert::{CONVERSION_NOTE, convert_gguf, copy};
 pub use fingerprint::fingerprint;
 pub use gguf::GgufModel;
 pub use hf::HfFolder;
+pub(crate) use hf::TextFiles;
 pub use merge::merge;
 
 use crate::Error;
@@ -90,7 +91,7 @@ impl Pretrained {
 }
 
 /// Warns about `keys` of the file `path`.
-fn warn_about_keys(path: &Path, keys: &[String]) {
+pub(crate) fn warn_about_keys(path: &Path, keys: &[String]) {
     if keys.is_empty() {
         return;
     }

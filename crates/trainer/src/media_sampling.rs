@@ -328,7 +328,7 @@ impl Plan {
         }
         let sampling = Sampling {
             objective: model.objective(),
-            scheduler: request.scheduler.unwrap_or(defaults.scheduler),
+            scheduler: defaults.scheduler.or_asked(request.scheduler),
             steps: request.num_inference_steps,
             flow_shift: request.flow_shift.unwrap_or(defaults.shift),
             guidance_scale: request.guidance_scale,

@@ -17,3 +17,4 @@ mod streaming;
 mod toy;
 mod training;
 mod wan;
+mod z_image;

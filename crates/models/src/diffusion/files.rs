@@ -19,6 +19,10 @@ pub struct PartNames {
     /// The name in diffusers (or transformers) of a tensor whose name in the file may be another one; `None` if it is
     /// no weight of this part. Its second argument is all names in the file.
     pub rename: fn(&str, &[String]) -> Option<String>,
+    /// Matrices that a file may have as one, stacked by rows: how its name ends once it is renamed, and how theirs do.
+    pub stacked: &'static [(&'static str, &'static [&'static str])],
+    /// How the names of matrices end that a file may have as convolutions of one pixel.
+    pub matrices: &'static [&'static str],
 }
 
 impl PartNames {
@@ -26,20 +30,67 @@ impl PartNames {
     pub const DIFFUSERS: Self = Self {
         stem: "diffusion_pytorch_model",
         rename: |name, _| Some(name.to_owned()),
+        stacked: &[],
+        matrices: &[],
     };
 
     /// For files that are named as transformers names them.
     pub const TRANSFORMERS: Self = Self {
         stem: "model",
-        rename: |name, _| Some(name.to_owned()),
+        ..Self::DIFFUSERS
     };
+
+    /// The matrices that `name` stands for, by how many there are of the same size.
+    pub(crate) fn unstacked(&self, name: &str) -> Option<Vec<String>> {
+        self.stacked.iter().find_map(|(whole, parts)| {
+            let base = name.strip_suffix(whole)?;
+            Some(parts.iter().map(|part| format!("{base}{part}")).collect())
+        })
+    }
+}
+
+/// Where a weight is in a file.
+#[derive(Debug, Clone, PartialEq)]
+struct Place {
+    /// Its name there.
+    stored: String,
+    /// Which part of the rows it is, and of how many.
+    rows: (i64, i64),
+    /// Whether it is a matrix whatever its shape in the file.
+    is_matrix: bool,
+}
+
+impl Place {
+    /// The shape of a weight that is stored as `shape`.
+    fn shape(&self, mut shape: Vec<i64>) -> Vec<i64> {
+        if let Some(rows) = shape.first_mut() {
+            *rows /= self.rows.1;
+        }
+        if self.is_matrix && shape.len() == 4 && shape[2..] == [1, 1] {
+            shape.truncate(2);
+        }
+        shape
+    }
+
+    /// A weight that is part of `stored`.
+    fn part(&self, stored: Tensor) -> Result<Tensor, Error> {
+        let shape = self.shape(stored.size());
+        let (part, of) = self.rows;
+        let rows = match of {
+            1 => stored,
+            _ => stored
+                .f_narrow(0, part * shape[0], shape[0])?
+                .f_contiguous()?,
+        };
+        Ok(rows.f_reshape(shape)?)
+    }
 }
 
 /// The weights of a part under diffusers' names, whatever their names in the file.
 pub struct PartFile {
     tensors: Box<dyn TensorSource>,
-    /// Name in diffusers → name in the file.
-    names: BTreeMap<String, String>,
+    /// By name in diffusers.
+    names: BTreeMap<String, Place>,
     /// Tensors that belong to no part of the model.
     unknown: Vec<String>,
 }
@@ -95,7 +146,17 @@ impl PartFile {
                 unknown.push(name);
                 continue;
             };
-            if let Some(other) = names.insert(renamed, name.clone()) {
+            let parts = part.unstacked(&renamed).unwrap_or_else(|| vec![renamed]);
+            let count = parts.len() as i64;
+            for (number, renamed) in (0..).zip(parts) {
+                let place = Place {
+                    stored: name.clone(),
+                    rows: (number, count),
+                    is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
+                };
+                let Some(Place { stored: other, .. }) = names.insert(renamed, place) else {
+                    continue;
+                };
                 // Older versions of transformers saved it twice.
                 let twins = ["shared.weight", "encoder.embed_tokens.weight"];
                 if !(twins.contains(&other.as_str()) && twins.contains(&name.as_str())) {
@@ -138,14 +199,16 @@ impl TensorSource for PartFile {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.tensors.shape(self.names.get(name)?)
+        let place = self.names.get(name)?;
+        Some(place.shape(self.tensors.shape(&place.stored)?))
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         let missing = || Error::file(self.path(), format!("there is no tensor for `{name}`"));
-        let stored = self.names.get(name).ok_or_else(missing)?;
+        let place = self.names.get(name).ok_or_else(missing)?;
+        let stored = &place.stored;
         let Some(scale) = self.scale(stored) else {
-            return self.tensors.read(stored, kind);
+            return place.part(self.tensors.read(stored, kind)?);
         };
         let scale = self.tensors.read(&scale, Kind::Float)?;
         let weight = self.tensors.read(stored, Kind::Float)?;
@@ -159,7 +222,7 @@ impl TensorSource for PartFile {
                 return Err(Error::file(self.path(), reason));
             }
         };
-        Ok(weight.f_mul(&scale)?.f_to_kind(kind)?)
+        place.part(weight.f_mul(&scale)?.f_to_kind(kind)?)
     }
 }
 

@@ -167,7 +167,11 @@ impl LoraFile {
         let mut modules = BTreeMap::new();
         for (name, parts) in parts {
             let module = parts.module(&name, &settings).map_err(wrong)?;
-            modules.insert(name, module);
+            for (name, module) in unstacked(arch, name, module)? {
+                if modules.insert(name.clone(), module).is_some() {
+                    return Err(wrong(format!("`{name}` is changed twice")));
+                }
+            }
         }
         if modules.is_empty() && differences.is_empty() {
             let reason = match of_other {
@@ -284,6 +288,13 @@ impl LoraFile {
         if form != LoraForm::Kohya {
             return Ok(());
         }
+        if let Some((whole, _)) = self.arch.denoiser.stacked.first() {
+            let whole = whole.trim_start_matches('.').trim_end_matches(".weight");
+            return invalid(format!(
+                "in kohya's form of this model `{whole}` is one layer, and ComfyUI drops its parts in silence: choose \
+                 `comfy`"
+            ));
+        }
         let missing = self.missing();
         if let Some(first) = missing.first() {
             return invalid(format!(
@@ -345,6 +356,30 @@ impl LoraFile {
             .or_insert_with(|| self.arch.lora.architecture.into());
         metadata
     }
+}
+
+/// A module for each of the matrices that a file has as one, see [`PartNames::stacked`](super::files::PartNames): they
+/// share `down`, and each has its rows of `up`.
+fn unstacked(
+    arch: &Arch,
+    name: String,
+    module: LoraModule,
+) -> Result<Vec<(String, LoraModule)>, Error> {
+    let Some(parts) = arch.denoiser.unstacked(&format!("{name}.weight")) else {
+        return Ok(vec![(name, module)]);
+    };
+    let rows = module.up.size()[0] / parts.len() as i64;
+    let module_of = |(number, part): (i64, String)| {
+        let up = module.up.f_narrow(0, number * rows, rows)?.f_contiguous()?;
+        let name = part.strip_suffix(".weight").unwrap_or(&part).to_owned();
+        let part = LoraModule {
+            down: module.down.shallow_clone(),
+            up,
+            alpha: module.alpha,
+        };
+        Ok((name, part))
+    };
+    (0..).zip(parts).map(module_of).collect()
 }
 
 /// `up` multiplied by the scale: in its own type if that is exact, otherwise in fp32.

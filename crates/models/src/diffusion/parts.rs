@@ -1,6 +1,9 @@
 //! What several diffusion models share.
 
 pub mod codec;
+pub(crate) mod conv;
+pub mod decoder;
+pub mod kl;
 pub mod prompt;
 pub mod rotary;
 pub mod schedule;

@@ -186,6 +186,34 @@ impl Decoder {
         self.norm.forward(&stream)
     }
 
+    /// The residual stream before each block and after the last, without the final norm, of tokens `[batch, length]`:
+    /// those that `wanted` lists, in its order, `[batch, length, hidden]` fp32. Blocks after the last of them are not
+    /// computed only if the model was built without them.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`]; or if there is no such state.
+    pub fn states(&self, tokens: &Tensor, wanted: &[usize]) -> Result<Vec<Tensor>, Error> {
+        let length = tokens.size2()?.1;
+        let views = self
+            .views
+            .map(|positions| positions.of_length(length, self.compute))?;
+        let mut states = Vec::with_capacity(self.blocks.count() + 1);
+        let last = self
+            .blocks
+            .evaluate(self.embed(tokens)?, |layer, index, stream| {
+                states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
+                layer.run(stream, &views, None, false)
+            })?;
+        states.push(Some(last));
+        let state = |index: &usize| {
+            let state = states.get(*index).and_then(Option::as_ref);
+            state
+                .map(Tensor::shallow_clone)
+                .ok_or_else(|| Error::Internal(format!("a decoder without state {index}")))
+        };
+        wanted.iter().map(state).collect()
+    }
+
     /// Like [`Decoder::hidden`], for rows that pack several texts, which do not attend to each other.
     /// `positions` are the tokens' positions within their text: each 0 starts one.
     ///

@@ -1,11 +1,12 @@
 //! Qwen3 without mixture of experts: queries and keys are normalised per head.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::config::{self, Defaults, WINDOW_KEYS};
 use super::qwen2::DEFAULTS;
 use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass};
 use crate::Error;
+use crate::formats::TensorSource;
 use crate::json::Object;
 
 pub(super) static FAMILY: Family = Family {
@@ -39,4 +40,38 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
 fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     keys.insert("hidden_act".into(), "silu".into());
     keys.insert("attention_bias".into(), config.output_bias.into());
+}
+
+/// The keys of a `config.json` for a file of this family, from its shapes; what they do not tell is as published. `None`
+/// for a file of another.
+pub(super) fn keys_of_shapes(tensors: &dyn TensorSource) -> Option<Value> {
+    let size = |name: &str, dimension: usize| {
+        let shape = tensors.shape(&format!("model.{name}.weight"))?;
+        shape.get(dimension).copied().filter(|size| *size > 0)
+    };
+    let first = |part: &str, dimension| size(&format!("layers.0.{part}"), dimension);
+    let head = first("self_attn.q_norm", 0)?;
+    // Gemma 3 has norms of queries and keys, too, and two more of the stream.
+    if first("pre_feedforward_layernorm", 0).is_some() {
+        return None;
+    }
+    let layer = |name: &String| -> Option<i64> {
+        let rest = name.strip_prefix("model.layers.")?;
+        rest.split('.').next()?.parse().ok()
+    };
+    let last = tensors.names().iter().filter_map(layer).max()?;
+    Some(json!({
+        "model_type": FAMILY.model_type,
+        "vocab_size": size("embed_tokens", 0)?,
+        "hidden_size": size("embed_tokens", 1)?,
+        "intermediate_size": first("mlp.gate_proj", 0)?,
+        "num_hidden_layers": last + 1,
+        "num_attention_heads": first("self_attn.q_proj", 0)? / head,
+        "num_key_value_heads": first("self_attn.k_proj", 0)? / head,
+        "head_dim": head,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": true,
+    }))
 }

@@ -85,17 +85,39 @@ impl HfFolder {
     }
 
     pub(crate) fn into_pretrained(self) -> Result<Pretrained, Error> {
-        let path = self.path.join("tokenizer.json");
-        let tokenizer = tokenizers::Tokenizer::from_file(&path)
-            .map_err(|error| Error::file(&path, format!("not a usable tokenizer: {error}")))?;
-        let (chat_template, tool_template) = select_templates(&self.path)?;
+        let text = TextFiles::read(&self.path)?;
         Ok(Pretrained {
             config: self.config.clone(),
+            tokenizer: text.tokenizer,
+            chat_template: text.chat_template,
+            tool_template: text.tool_template,
+            special_tokens: text.special_tokens,
+            tensors: Box::new(self),
+        })
+    }
+}
+
+/// The tokenizer of a folder, and what other files say about it.
+pub(crate) struct TextFiles {
+    pub(crate) tokenizer: tokenizers::Tokenizer,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) tool_template: Option<String>,
+    pub(crate) special_tokens: SpecialTokens,
+}
+
+impl TextFiles {
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(crate) fn read(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join("tokenizer.json");
+        let tokenizer = tokenizers::Tokenizer::from_file(&path)
+            .map_err(|error| Error::file(&path, format!("not a usable tokenizer: {error}")))?;
+        let (chat_template, tool_template) = select_templates(folder)?;
+        Ok(Self {
             tokenizer,
             chat_template,
             tool_template,
-            special_tokens: special_tokens(&self.path)?,
-            tensors: Box::new(self),
+            special_tokens: special_tokens(folder)?,
         })
     }
 }

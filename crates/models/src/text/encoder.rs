@@ -1,12 +1,15 @@
 //! Converts texts and chats to tokens, and marks the ones that are trained on.
 
+use std::path::Path;
+
 use jiff::Zoned;
 use tokenizers::Tokenizer;
 
 use super::chat::{ChatTemplate, Conversation, Message};
 use super::tokenizer_keys;
 use crate::Error;
-use crate::pretrained::Pretrained;
+use crate::language::DecoderConfig;
+use crate::pretrained::{Pretrained, TextFiles};
 
 /// The tokens of a text or a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,14 +46,33 @@ impl Encoder {
     /// # Errors
     /// If the tokenizer lacks its own end-of-text token.
     pub fn new(model: &Pretrained) -> Result<Self, Error> {
+        let text = TextFiles {
+            tokenizer: model.tokenizer.clone(),
+            chat_template: model.chat_template.clone(),
+            tool_template: model.tool_template.clone(),
+            special_tokens: model.special_tokens.clone(),
+        };
+        Self::of_files(text, model.tensors.path(), &model.config)
+    }
+
+    /// An encoder for a model with this config whose tokenizer is in a folder of its own.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, or the tokenizer lacks its own end-of-text token.
+    pub fn of_folder(folder: &Path, config: &DecoderConfig) -> Result<Self, Error> {
+        Self::of_files(TextFiles::read(folder)?, folder, config)
+    }
+
+    fn of_files(files: TextFiles, folder: &Path, config: &DecoderConfig) -> Result<Self, Error> {
+        let mut tokenizer = files.tokenizer;
         let token = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
-        let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.id_to_token(id));
-        let special = &model.special_tokens;
-        let bos = text(token(model.config.bos_token_id));
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let special = &files.special_tokens;
+        let bos = text(token(config.bos_token_id));
         let bos = special.bos.clone().or(bos).unwrap_or_default();
         let end = match &special.eos {
-            None => token(model.config.eos_token_ids.first().copied()),
-            Some(eos) => Some(model.tokenizer.token_to_id(eos).ok_or_else(|| {
+            None => token(config.eos_token_ids.first().copied()),
+            Some(eos) => Some(tokenizer.token_to_id(eos).ok_or_else(|| {
                 Error::Invalid(format!(
                     "`tokenizer_config.json` says that {eos:?} ends a text, but `tokenizer.json` \
                     has no such token"
@@ -58,8 +80,6 @@ impl Encoder {
             })?),
         };
         let eos = text(end).unwrap_or_default();
-        let folder = model.tensors.path();
-        let mut tokenizer = model.tokenizer.clone();
         let keys = match folder.is_dir() {
             true => tokenizer_keys::check(folder, &mut tokenizer)?,
             false => tokenizer_keys::Keys::default(),
@@ -80,8 +100,8 @@ impl Encoder {
                 now.clone(),
             ))
         };
-        let template = compile(&model.chat_template);
-        let tool_template = compile(&model.tool_template);
+        let template = compile(&files.chat_template);
+        let tool_template = compile(&files.tool_template);
         // The file has the truncation and padding that were set when it was saved; transformers applies them only if a
         // call asks for it.
         tokenizer.with_truncation(None).map_err(internal)?;
@@ -91,7 +111,7 @@ impl Encoder {
             template,
             tool_template,
             end,
-            rows: u32::try_from(model.config.vocab_size).unwrap_or(u32::MAX),
+            rows: u32::try_from(config.vocab_size).unwrap_or(u32::MAX),
         })
     }
 

@@ -7,10 +7,10 @@ use crate::tensor::to_kind;
 
 const THETA: f64 = 10_000.0;
 
-/// The rotations of the tokens of one video.
+/// The rotations of the tokens of a batch.
 #[derive(Debug)]
 pub struct Rotary {
-    /// `[1, tokens, 1, head width / 2]`, complex numbers of magnitude one.
+    /// `[1 or batch, tokens, 1, head width / 2]`, complex numbers of magnitude one.
     rotations: Tensor,
 }
 
@@ -24,20 +24,33 @@ impl Rotary {
         let widths = [width - 2 * in_space, in_space, in_space];
         let mut angles = Vec::new();
         for (axis, width) in widths.into_iter().enumerate() {
-            // In double precision, like the reference.
-            let options = (Kind::Double, Device::Cpu);
-            let exponents = Tensor::f_arange_start_step(0, width, 2, options)?;
-            let exponents = exponents.f_div_scalar(width as f64)?;
-            let frequencies = Tensor::f_pow_scalar(THETA, &exponents)?.f_reciprocal()?;
-            let positions = Tensor::f_arange(grid[axis], options)?;
+            let positions = Tensor::f_arange(grid[axis], (Kind::Double, Device::Cpu))?;
             let mut shape = [1, 1, 1, width / 2];
             shape[axis] = grid[axis];
             let all = [grid[0], grid[1], grid[2], width / 2];
-            let axis = positions.f_outer(&frequencies)?.f_view(shape)?;
+            let axis = angles_of(&positions, width, THETA)?.f_view(shape)?;
             angles.push(axis.f_expand(all, false)?);
         }
         let tokens = grid.iter().product::<i64>();
         let angles = Tensor::f_cat(&angles, -1)?.f_view([1, tokens, 1, width / 2])?;
+        Self::of_angles(&angles, device)
+    }
+
+    /// For tokens at any place: the positions on each axis, `[1 or batch, tokens]`, with the width of the part of a
+    /// head that it turns. Angles are rounded to single precision, as by the models that are positioned like this.
+    ///
+    /// # Errors
+    /// If shapes do not match or memory runs out.
+    pub fn at(axes: &[(Tensor, i64)], theta: f64, device: Device) -> Result<Self, Error> {
+        let angles = axes.iter().map(|(positions, width)| {
+            let positions = positions.f_to_kind(Kind::Double)?;
+            angles_of(&positions, *width, theta)
+        });
+        let angles = Tensor::f_cat(&angles.collect::<Result<Vec<_>, _>>()?, -1)?;
+        Self::of_angles(&angles.f_to_kind(Kind::Float)?.f_unsqueeze(2)?, device)
+    }
+
+    fn of_angles(angles: &Tensor, device: Device) -> Result<Self, Error> {
         let parts = [angles.f_cos()?, angles.f_sin()?];
         let parts = Tensor::f_stack(&parts, -1)?.f_to_kind(Kind::Float)?;
         Ok(Self {
@@ -67,4 +80,13 @@ impl Rotary {
             rotations: self.rotations.shallow_clone(),
         }
     }
+}
+
+/// Angles of positions `[…]`: `[…, width / 2]`, in double precision like the reference.
+fn angles_of(positions: &Tensor, width: i64, theta: f64) -> Result<Tensor, Error> {
+    let options = (Kind::Double, Device::Cpu);
+    let exponents = Tensor::f_arange_start_step(0, width, 2, options)?;
+    let exponents = exponents.f_div_scalar(width as f64)?;
+    let frequencies = Tensor::f_pow_scalar(theta, &exponents)?.f_reciprocal()?;
+    Ok(positions.f_unsqueeze(-1)?.f_mul(&frequencies)?)
 }

@@ -1,7 +1,7 @@
 //! From noise to latents: solvers.
 //!
 //! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023), variant B₂(h), predicting clean samples;
-//! [`Scheduler::Euler`] is Euler's method. Both are for flow models: at noise level σ a sample is
+//! [`Scheduler::Euler`] and [`Scheduler::EvenEuler`] are Euler's method. They are for flow models: at noise level σ a sample is
 //! (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean. [`Scheduler::Ddim`] is DDIM without
 //! noise (Song et al., 2020), for every [`Objective`].
 
@@ -20,8 +20,10 @@ use crate::tensor::to_kind;
 pub enum Scheduler {
     /// Predictor and corrector of order 2.
     UniPc,
-    /// Euler's method.
+    /// Euler's method, at the levels that diffusers' scheduler has by itself.
     Euler,
+    /// Euler's method at evenly spaced levels from 1 to one step above 0, which pipelines for pictures pass to it.
+    EvenEuler,
     /// DDIM.
     Ddim,
 }
@@ -88,6 +90,15 @@ const WITHOUT_EFFECT: [&str; 16] = [
 ];
 
 impl Scheduler {
+    /// The solver for a model whose own is this one: what is `asked` for. Euler's method is meant at the levels of the
+    /// model.
+    pub fn or_asked(self, asked: Option<Self>) -> Self {
+        match asked {
+            Some(Self::Euler) if self == Self::EvenEuler => self,
+            asked => asked.unwrap_or(self),
+        }
+    }
+
     /// The solver that `scheduler_config.json` of diffusers names, and its shift.
     ///
     /// # Errors
@@ -150,7 +161,7 @@ impl Schedule {
         }
         let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
         Ok(match scheduler {
-            Scheduler::Ddim => {
+            Scheduler::Ddim | Scheduler::EvenEuler => {
                 let levels = (0..steps).map(|step| shifted(1.0 - step as f64 / steps as f64));
                 let levels: Vec<f32> = levels.map(|level| level as f32).collect();
                 let times = objective.times(&Tensor::f_from_slice(&levels)?)?;
@@ -268,7 +279,9 @@ impl Sampler {
                     .f_mul_scalar(signal)?
                     .f_add(&noise.f_mul_scalar(rate)?)?
             }
-            Scheduler::Euler => sample.f_add(&velocity.f_mul_scalar(next - here)?)?,
+            Scheduler::Euler | Scheduler::EvenEuler => {
+                sample.f_add(&velocity.f_mul_scalar(next - here)?)?
+            }
             Scheduler::UniPc => {
                 let clean = sample.f_sub(&velocity.f_mul_scalar(here)?)?;
                 let sample = match self.last.take() {

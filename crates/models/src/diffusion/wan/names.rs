@@ -6,20 +6,20 @@ use crate::diffusion::files::PartNames;
 
 /// The transformer.
 pub(crate) const TRANSFORMER: PartNames = PartNames {
-    stem: "diffusion_pytorch_model",
     rename: transformer_name,
+    ..PartNames::DIFFUSERS
 };
 
 /// The autoencoder.
 pub(crate) const AUTOENCODER: PartNames = PartNames {
-    stem: "diffusion_pytorch_model",
     rename: autoencoder_name,
+    ..PartNames::DIFFUSERS
 };
 
 /// The text encoder.
 pub(crate) const TEXT_ENCODER: PartNames = PartNames {
-    stem: "model",
     rename: text_encoder_name,
+    ..PartNames::TRANSFORMERS
 };
 
 /// The transformer's blocks.

@@ -4,56 +4,9 @@ use tch::Tensor;
 
 use super::causal::{CausalConv, FeatureCache};
 use crate::Error;
+use crate::diffusion::parts::conv::Conv;
 use crate::model::{Builder, Initial};
 use crate::tensor::to_kind;
-
-/// A 2D convolution.
-#[derive(Debug)]
-pub(super) struct Conv {
-    /// `[outputs, inputs, height, width]`
-    weight: Tensor,
-    /// `[outputs]`
-    bias: Tensor,
-}
-
-impl Conv {
-    pub(super) fn new(
-        name: &str,
-        (inputs, outputs): (i64, i64),
-        pixels: i64,
-        builder: &mut Builder,
-    ) -> Result<Self, Error> {
-        let shape = [outputs, inputs, pixels, pixels];
-        let initial = Initial::Normal(((inputs * pixels * pixels) as f64).powf(-0.5));
-        Ok(Self {
-            weight: builder.matrix(&format!("{name}.weight"), &shape, initial, true)?,
-            bias: builder.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?,
-        })
-    }
-
-    /// With a stride and without padding.
-    pub(super) fn strided(&self, input: &Tensor, stride: i64) -> Result<Tensor, Error> {
-        self.forward(input, stride, 0)
-    }
-
-    /// With zero padding, so that the size stays the same.
-    pub(super) fn same_size(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.forward(input, 1, self.weight.size()[2] / 2)
-    }
-
-    fn forward(&self, input: &Tensor, stride: i64, padding: i64) -> Result<Tensor, Error> {
-        let kind = input.kind();
-        let (weight, bias) = (to_kind(&self.weight, kind)?, to_kind(&self.bias, kind)?);
-        Ok(input.f_conv2d(
-            &weight,
-            Some(&bias),
-            [stride, stride],
-            [padding, padding],
-            [1, 1],
-            1,
-        )?)
-    }
-}
 
 /// RMS norm over the channels of each pixel: divides by their L2 norm, times the square root of their number.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 
 use tch::Tensor;
 
-use super::blocks::Conv;
 use super::causal::{CacheEntry, CausalConv, FeatureCache};
 use crate::Error;
+use crate::diffusion::parts::conv::Conv;
 use crate::model::Builder;
 use crate::tensor::copied;
 

@@ -1,0 +1,55 @@
+//! Convolutions of autoencoders: `[frames or batch, channels, height, width]`.
+
+use tch::Tensor;
+
+use crate::Error;
+use crate::model::{Builder, Initial};
+use crate::tensor::to_kind;
+
+/// A 2D convolution.
+#[derive(Debug)]
+pub(crate) struct Conv {
+    /// `[outputs, inputs, height, width]`
+    weight: Tensor,
+    /// `[outputs]`
+    bias: Tensor,
+}
+
+impl Conv {
+    pub(crate) fn new(
+        name: &str,
+        (inputs, outputs): (i64, i64),
+        pixels: i64,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let shape = [outputs, inputs, pixels, pixels];
+        let initial = Initial::Normal(((inputs * pixels * pixels) as f64).powf(-0.5));
+        Ok(Self {
+            weight: builder.matrix(&format!("{name}.weight"), &shape, initial, true)?,
+            bias: builder.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?,
+        })
+    }
+
+    /// With a stride and without padding.
+    pub(crate) fn strided(&self, input: &Tensor, stride: i64) -> Result<Tensor, Error> {
+        self.forward(input, stride, 0)
+    }
+
+    /// With zero padding, so that the size stays the same.
+    pub(crate) fn same_size(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.forward(input, 1, self.weight.size()[2] / 2)
+    }
+
+    fn forward(&self, input: &Tensor, stride: i64, padding: i64) -> Result<Tensor, Error> {
+        let kind = input.kind();
+        let (weight, bias) = (to_kind(&self.weight, kind)?, to_kind(&self.bias, kind)?);
+        Ok(input.f_conv2d(
+            &weight,
+            Some(&bias),
+            [stride, stride],
+            [padding, padding],
+            [1, 1],
+            1,
+        )?)
+    }
+}

@@ -1,0 +1,150 @@
+//! The KL autoencoder of latent diffusion, diffusers' `AutoencoderKL`: pictures to latents and back.
+//!
+//! ```text
+//! pixels  ─▶ Encoder ─▶ mean ─▶ (mean − shift_factor) · scaling_factor
+//! latents ─▶ latents / scaling_factor + shift_factor ─▶ Decoder ─▶ pixels
+//! ```
+//!
+//! Models differ in the number of latent channels, in the two factors, and in whether 1 × 1 convolutions stand
+//! between encoder, latents and decoder.
+
+mod config;
+mod names;
+mod network;
+
+use tch::{Device, Kind, Tensor};
+
+pub use config::KlConfig;
+pub use names::NAMES;
+
+use self::network::{Decoder, Encoder};
+use super::codec::MediaCodec;
+use super::conv::Conv;
+use super::tiles::{Grid, Tiling};
+use crate::Error;
+use crate::model::Builder;
+use crate::tensor::to_kind;
+
+/// The autoencoder.
+#[derive(Debug)]
+pub struct KlAutoencoder {
+    config: KlConfig,
+    encoder: Encoder,
+    decoder: Decoder,
+    /// After the encoder, and before the decoder.
+    quant: (Option<Conv>, Option<Conv>),
+    compute: Kind,
+    device: Device,
+}
+
+impl KlAutoencoder {
+    /// Builds the model on `device`.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    pub fn new(config: &KlConfig, device: Device, builder: &mut Builder) -> Result<Self, Error> {
+        let conv = |used: bool, name: &str, channels: i64, builder: &mut Builder| match used {
+            true => Conv::new(name, (channels, channels), 1, builder).map(Some),
+            false => Ok(None),
+        };
+        let channels = config.latent_channels;
+        Ok(Self {
+            encoder: Encoder::new(config, builder)?,
+            decoder: Decoder::new(config, builder)?,
+            quant: (
+                conv(config.use_quant_conv, "quant_conv", 2 * channels, builder)?,
+                conv(
+                    config.use_post_quant_conv,
+                    "post_quant_conv",
+                    channels,
+                    builder,
+                )?,
+            ),
+            compute: builder.compute(),
+            config: config.clone(),
+            device,
+        })
+    }
+
+    /// The tiles of a picture of this size, in pixels or latents: an input is `step` units per latent, an output
+    /// `1 / step`, or the other way round.
+    fn grid(
+        &self,
+        picture: (i64, i64),
+        tiling: Option<Tiling>,
+        encodes: bool,
+    ) -> Result<Grid, Error> {
+        let step = self.config.pixels_per_latent();
+        let small = |(height, width): (i64, i64)| (height / step, width / step);
+        let Some(Tiling { size, stride }) = tiling else {
+            return Ok(Grid::single(picture));
+        };
+        let fits = |size: i64, stride: i64| {
+            stride > 0 && size >= stride && size % step == 0 && stride % step == 0
+        };
+        if !fits(size.0, stride.0) || !fits(size.1, stride.1) {
+            return Err(Error::Invalid(format!(
+                "tiles of {size:?} pixels, {stride:?} apart: both must be multiples of {step}, and tiles must not \
+                 leave gaps"
+            )));
+        }
+        let overlap = (size.0 - stride.0, size.1 - stride.1);
+        let tile = if encodes { size } else { small(size) };
+        if picture.0 <= tile.0 && picture.1 <= tile.1 {
+            return Ok(Grid::single(picture));
+        }
+        Ok(match encodes {
+            true => Grid::new(picture, size, stride, (1, step), small(overlap)),
+            false => Grid::new(picture, small(size), small(stride), (step, 1), overlap),
+        })
+    }
+}
+
+impl MediaCodec for KlAutoencoder {
+    fn encode_frame(&self, frame: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
+        let (_, channels, height, width) = frame.size4()?;
+        let config = &self.config;
+        let step = config.pixels_per_latent();
+        if channels != 3 || height < 1 || width < 1 || height % step != 0 || width % step != 0 {
+            return Err(Error::Invalid(format!(
+                "a picture of {channels} channels and {width} × {height} pixels: this autoencoder needs three, and \
+                 multiples of {step}"
+            )));
+        }
+        let pixels = to_kind(&frame.f_to_device(self.device)?, self.compute)?;
+        let grid = self.grid((height, width), tiling, true)?;
+        let moments = grid.map(&pixels, |_, tile| {
+            let moments = self.encoder.forward(tile)?;
+            match &self.quant.0 {
+                Some(conv) => conv.same_size(&moments),
+                None => Ok(moments),
+            }
+        })?;
+        let mean = moments.f_narrow(1, 0, config.latent_channels)?;
+        let mean = to_kind(&mean, Kind::Float)?.f_squeeze_dim(0)?;
+        Ok(mean
+            .f_sub_scalar(config.shift_factor)?
+            .f_mul_scalar(config.scaling_factor)?)
+    }
+
+    fn decode_frame(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
+        let (channels, height, width) = latents.size3()?;
+        let config = &self.config;
+        if channels != config.latent_channels {
+            return Err(Error::Invalid(format!(
+                "latents of {channels} channels: this autoencoder has {}",
+                config.latent_channels
+            )));
+        }
+        let latents = to_kind(&latents.f_to_device(self.device)?, Kind::Float)?
+            .f_div_scalar(config.scaling_factor)?
+            .f_add_scalar(config.shift_factor)?;
+        let latents = to_kind(&latents.f_unsqueeze(0)?, self.compute)?;
+        let grid = self.grid((height, width), tiling, false)?;
+        let pixels = grid.map(&latents, |_, tile| match &self.quant.1 {
+            Some(conv) => self.decoder.forward(&conv.same_size(tile)?),
+            None => self.decoder.forward(tile),
+        })?;
+        Ok(to_kind(&pixels, Kind::Float)?.f_clamp(-1.0, 1.0)?)
+    }
+}
