@@ -46,6 +46,13 @@ ADAPTERS = {
     "scaled-embedding": ("gemma3", dict(
         r=3, lora_alpha=4, target_modules=["embed_tokens", "q_proj", "v_proj", "gate_proj"],
         modules_to_save=["pre_feedforward_layernorm", "q_norm"])),
+    "fused": ("phi3-longrope", dict(r=3, lora_alpha=5, target_modules="all-linear")),
+    # The contributions to embedding and head are scaled like them.
+    "multiplied": ("granite-biases", dict(
+        r=3, lora_alpha=4, target_modules=["embed_tokens", "lm_head", "k_proj", "down_proj"])),
+    "post-norms": ("olmo3", dict(
+        r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "o_proj", "up_proj"],
+        modules_to_save=["post_feedforward_layernorm", "k_norm"])),
 }
 
 

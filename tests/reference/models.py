@@ -1,8 +1,8 @@
 """Writes golden/models: tiny random decoders as `transformers` saves and computes them.
 
 Each folder holds a Hugging Face model and `expected.safetensors`: `tokens` and the
-`logits` for them, in fp32. `llama-grouped.gguf` and `gemma3.gguf` are these models as llama.cpp's
-converter would store them.
+`logits` for them, in fp32; those of texts within the original context of LongRoPE have `short` in
+their names. The GGUF files are models as llama.cpp's converter would store them.
 """
 
 import json
@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGUFWriter, RopeScalingType
+from gguf import MODEL_ARCH_NAMES, GGUFWriter, RopeScalingType, get_tensor_name_map
 from safetensors.torch import save_file
 from transformers import (
-    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, LlamaConfig,
-    LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GraniteConfig,
+    GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
+    Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
+    Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+    SmolLM3Config, SmolLM3ForCausalLM,
 )
 
 # A folder as the first argument takes the place of `golden`.
@@ -72,6 +75,54 @@ MODELS = {
         mm_tokens_per_image=4, image_token_index=47)),
     "mistral": (MistralForCausalLM, MistralConfig(
         **SHAPE, head_dim=6, sliding_window=9, tie_word_embeddings=False)),
+    "granite": (GraniteForCausalLM, GraniteConfig(
+        **SHAPE, tie_word_embeddings=True, embedding_multiplier=3.5, attention_multiplier=0.3,
+        residual_multiplier=0.22, logits_scaling=2.5)),
+    "granite-biases": (GraniteForCausalLM, GraniteConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, attention_multiplier=0.7, logits_scaling=0.5)),
+    # One block of four without rotation, and the first of two.
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(
+        **{**SHAPE, "num_hidden_layers": 4}, pad_token_id=0, rope_parameters=dict(
+            rope_type="default", rope_theta=50.0))),
+    "smollm3-list": (SmolLM3ForCausalLM, SmolLM3Config(
+        **SHAPE, pad_token_id=None, no_rope_layers=[0, 1], attention_bias=True, tie_word_embeddings=False)),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SHAPE, tie_word_embeddings=False)),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(
+        **SHAPE, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            full_attention=dict(
+                rope_type="yarn", rope_theta=500.0, factor=4.0, attention_factor=1.3, beta_fast=4.0,
+                beta_slow=1.0, original_max_position_embeddings=16)))),
+    # As published: what is at the top is of the global blocks.
+    "olmo3-old": (Olmo3ForCausalLM, Olmo3Config(
+        **{**SHAPE, "num_hidden_layers": 4}, sliding_window=6, attention_bias=True, rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=500_000.0),
+            full_attention=dict(rope_type="linear", rope_theta=70.0, factor=2.0)))),
+    "phi3": (Phi3ForCausalLM, Phi3Config(
+        **{**SHAPE, "num_attention_heads": 2, "num_key_value_heads": 1}, pad_token_id=0, sliding_window=9,
+        partial_rotary_factor=0.75)),
+    # The texts are longer than the original context.
+    "phi3-longrope": (Phi3ForCausalLM, Phi3Config(
+        **{**SHAPE, "num_attention_heads": 2}, pad_token_id=0, tie_word_embeddings=True,
+        original_max_position_embeddings=16, rope_parameters=dict(
+            rope_type="longrope", rope_theta=100.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.5],
+            long_factor=[2.0, 7.0]))),
+    # The queries grow four times.
+    "ministral3": (Ministral3ForCausalLM, Ministral3Config(
+        **SHAPE, head_dim=6, pad_token_id=11, tie_word_embeddings=True, rope_parameters=dict(
+            rope_type="yarn", rope_theta=500.0, factor=8.0, original_max_position_embeddings=8,
+            beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7))),
+    "ministral3-multimodal": (Mistral3ForConditionalGeneration, Mistral3Config(
+        text_config=dict(
+            **SHAPE, model_type="ministral3", head_dim=4, pad_token_id=11, sliding_window=12,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16,
+                mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
+        vision_config=dict(
+            model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            head_dim=4, image_size=8, patch_size=4),
+        image_token_index=47)),
 }
 
 
@@ -95,7 +146,9 @@ def permute(rows, heads):
 def write_gguf(path, model):
     config = model.config
     gemma = isinstance(model, Gemma3ForCausalLM)
-    writer = GGUFWriter(path, "gemma3" if gemma else "llama")
+    kind = "gemma3" if gemma else config.model_type
+    interleaved = kind in ("llama", "granite", "smollm3")
+    writer = GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -111,41 +164,35 @@ def write_gguf(path, model):
         rope = rope["full_attention"]
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
+    if kind == "phi3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_dimension_count(int(config.hidden_size // config.num_attention_heads * 0.75))
+    if kind in ("smollm3", "olmo2", "phi3"):
+        writer.add_pad_token_id(config.pad_token_id)
     add_tokenizer(writer)
-    parts = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-    }
-    if gemma:
-        parts |= {
-            "post_attention_layernorm": "post_attention_norm",
-            "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-        }
-    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
+    names = get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         data = tensor.numpy()
         module, role = name.rsplit(".", 1)
-        if gemma and module == "lm_head":
-            continue  # tied
+        if module == "lm_head" and config.tie_word_embeddings:
+            continue
         if gemma and "norm" in module:
             data = data + 1
-        if module in whole:
-            target = whole[module]
-        else:
-            _, _, layer, part = module.split(".", 3)
-            target = f"blk.{layer}.{parts[part]}"
-            if part == "self_attn.q_proj" and not gemma:
-                data = permute(data, config.num_attention_heads)
-            if part == "self_attn.k_proj" and not gemma:
-                data = permute(data, config.num_key_value_heads)
-        writer.add_tensor(f"{target}.{role}", np.ascontiguousarray(data))
+        if interleaved and module.endswith("q_proj"):
+            data = permute(data, config.num_attention_heads)
+        if interleaved and module.endswith("k_proj"):
+            data = permute(data, config.num_key_value_heads)
+        writer.add_tensor(f"{names.get_name(module)}.{role}", np.ascontiguousarray(data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -168,7 +215,11 @@ def to_old_places(path):
     """The rotary embedding's keys, and the blocks with a window, where transformers 4 kept them."""
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
-    if "sliding_attention" in parameters:
+    if config["model_type"] == "olmo3":
+        config["rope_scaling"] = parameters["full_attention"]
+        config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
+        del config["layer_types"]
+    elif "sliding_attention" in parameters:
         config["rope_theta"] = parameters["full_attention"]["rope_theta"]
         config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
         del config["layer_types"]
@@ -188,15 +239,20 @@ def main():
         # One in several shards.
         shard = "10KB" if name == "llama-tied-biases" else "1GB"
         model.save_pretrained(folder, max_shard_size=shard)
-        if name in ("llama-scaled", "gemma3-biases"):
+        if name in ("llama-scaled", "gemma3-biases", "olmo3-old"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
         tokens = torch.randint(0, config.get_text_config().vocab_size, (2, 40))
         with torch.no_grad():
             logits = model(tokens).logits
-        save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / "expected.safetensors")
+        expected = {"tokens": tokens, "logits": logits.contiguous()}
+        if "longrope" in name:
+            within = config.original_max_position_embeddings
+            with torch.no_grad():
+                expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
+        save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name in ("llama-grouped", "gemma3"):
+        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3"):
             write_gguf(GOLDEN / f"{name}.gguf", model)
 
 

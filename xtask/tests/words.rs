@@ -189,7 +189,7 @@ const NAMED: [(&str, &str); 4] = [
 ];
 
 /// Names of other things that begin like a family: programs, and a scaling of the rotary embedding.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 9] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
@@ -198,6 +198,7 @@ const OTHERS: [&str; 8] = [
     "llama-gguf-split",
     "llama-factory",
     "llama3",
+    "llama_4_scaling_beta",
 ];
 
 #[test]

@@ -66,6 +66,11 @@ impl Object {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
+    /// Sets `key`.
+    pub(crate) fn set(&mut self, key: &str, value: Value) {
+        self.keys.insert(key.to_owned(), value);
+    }
+
     /// Whether `key` is present, even if `null`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains_key(key)

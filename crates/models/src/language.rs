@@ -12,31 +12,45 @@ mod attention;
 mod config;
 mod decoder;
 mod gemma3;
+mod granite;
 mod llama;
+mod ministral3;
 mod mistral;
 mod norm;
+mod olmo2;
+mod olmo3;
+mod phi3;
 mod quantized;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use serde_json::{Map, Value};
 
-pub use config::{Activation, DecoderConfig, LocalLayers};
+pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
 pub use decoder::{Cache, Decoder, DecoderOptions};
+pub use windows::LocalLayers;
 
 use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 5] = [
+pub static REGISTRY: [&Family; 11] = [
     &llama::FAMILY,
     &mistral::FAMILY,
+    &ministral3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &gemma3::FAMILY,
+    &granite::FAMILY,
+    &smollm3::FAMILY,
+    &olmo2::FAMILY,
+    &olmo3::FAMILY,
+    &phi3::FAMILY,
 ];
 
 /// Models with the same `model_type` in their `config.json`.
@@ -46,7 +60,7 @@ pub struct Family {
     /// Its class in `transformers`.
     pub class: &'static str,
     /// The larger models that it is the text part of, if there are any.
-    part_of: Option<PartOf>,
+    part_of: Option<&'static PartOf>,
     /// Keys of its `config.json` that are applied or refused, besides those of every family.
     keys: &'static [&'static [&'static str]],
     /// Reads its `config.json`.
@@ -55,8 +69,8 @@ pub struct Family {
     write: fn(&DecoderConfig, &mut Map<String, Value>),
     /// The names of a block's norms: before and after attention, before and after the feed-forward layer.
     norms: [Option<&'static str>; 4],
-    /// How llama.cpp stores it.
-    pub(crate) gguf: Gguf,
+    /// How llama.cpp stores it, if such files can be read.
+    pub(crate) gguf: Option<Gguf>,
     /// The tokenizer's class that transformers takes for it.
     pub tokenizer_class: TokenizerClass,
 }
@@ -78,14 +92,18 @@ struct PartOf {
 pub(crate) struct Gguf {
     /// `general.architecture`, and the prefix of its keys.
     pub(crate) architecture: &'static str,
-    /// The norms of a block beside its [`GGUF_PARTS`].
-    norms: &'static [(&'static str, &'static str)],
+    /// The norms of a block beside its [`GGUF_PARTS`], and parts that it has instead of those.
+    parts: &'static [(&'static str, &'static str)],
     /// Whether the rows of q and k are interleaved: llama.cpp then rotates adjacent pairs.
     pub(crate) interleaved: bool,
     /// Whether one was added to the weights of norms.
     pub(crate) norms_plus_one: bool,
+    /// Whether only a part of a head may be rotated.
+    pub(crate) partial: bool,
     /// Keys of its own: llama.cpp's name, and that in a `config.json`.
     pub(crate) keys: &'static [(&'static str, &'static str)],
+    /// Keys of files with the same name whose models are not of the family.
+    pub(crate) refused: &'static [&'static str],
     /// Adds the keys of a `config.json` that follow from others in llama.cpp.
     pub(crate) derive: fn(&mut Map<String, Value>),
 }
@@ -95,17 +113,19 @@ impl Gguf {
     const fn plain(architecture: &'static str) -> Self {
         Self {
             architecture,
-            norms: GGUF_PRE_NORMS,
+            parts: GGUF_PRE_NORMS,
             interleaved: false,
             norms_plus_one: false,
+            partial: false,
             keys: &[],
+            refused: &[],
             derive: |_| (),
         }
     }
 
     /// The name that transformers has for this part of a block.
     pub(crate) fn part(&self, name: &str) -> Option<&'static str> {
-        let mut parts = self.norms.iter().chain(GGUF_PARTS);
+        let mut parts = self.parts.iter().chain(GGUF_PARTS);
         parts
             .find(|(theirs, _)| *theirs == name)
             .map(|(_, ours)| *ours)
@@ -124,10 +144,37 @@ pub enum TokenizerClass {
 }
 
 impl Family {
+    /// The family of a model with this `config.json`. Of several that are the text part of its `model_type`, its
+    /// section says which.
+    fn of_config(object: &Object) -> Result<Option<&'static Self>, Error> {
+        let model_type = object.text("model_type")?.unwrap_or_default();
+        let is_part = |family: &&Self| {
+            let whole = family.part_of;
+            whole.is_some_and(|whole| whole.model_type == model_type)
+        };
+        let parts: Vec<_> = REGISTRY.into_iter().filter(is_part).collect();
+        let section = match parts.first().and_then(|family| family.part_of) {
+            Some(whole) => object.object(whole.section)?,
+            None => None,
+        };
+        let Some(section) = section.filter(|section| section.has("model_type")) else {
+            return Ok(Self::of_model_type(model_type));
+        };
+        let part = section.text("model_type")?.unwrap_or_default();
+        match parts.iter().find(|family| family.model_type == part) {
+            Some(family) => Ok(Some(family)),
+            None => {
+                let known: Vec<_> = parts.iter().map(|family| family.model_type).collect();
+                let reason = format!("is {part:?}; supported: {}", known.join(", "));
+                Err(section.error("model_type", reason))
+            }
+        }
+    }
+
     /// The family with this `model_type`, or that is the text part of models with it.
     pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
         REGISTRY.into_iter().find(|family| {
-            let whole = family.part_of.as_ref();
+            let whole = family.part_of;
             family.model_type == model_type
                 || whole.is_some_and(|whole| whole.model_type == model_type)
         })
@@ -135,10 +182,18 @@ impl Family {
 
     /// Its keys in this `config.json`.
     fn section(&self, object: &Object) -> Result<Object, Error> {
-        match &self.part_of {
+        const TIED: &str = "tie_word_embeddings";
+        match self.part_of {
             Some(whole) if object.text("model_type")? == Some(whole.model_type) => {
+                quantized::refuse(object)?;
                 let section = object.object(whole.section)?;
-                section.ok_or_else(|| object.error(whole.section, "is missing"))
+                let mut section =
+                    section.ok_or_else(|| object.error(whole.section, "is missing"))?;
+                // What the whole says counts, and if neither says it, such models are tied.
+                if object.get(TIED).is_some() || section.get(TIED).is_none() {
+                    section.set(TIED, object.flag(TIED, true)?.into());
+                }
+                Ok(section)
             }
             _ => Ok(object.clone()),
         }
@@ -146,7 +201,7 @@ impl Family {
 
     /// The name of a tensor in a file, in a model of text alone; `None` if it belongs to another part.
     pub(crate) fn tensor_name(&self, name: &str) -> Option<String> {
-        let Some(whole) = &self.part_of else {
+        let Some(whole) = self.part_of else {
             return Some(name.to_owned());
         };
         for (theirs, ours) in whole.prefixes {
@@ -158,11 +213,15 @@ impl Family {
         (!other).then(|| name.to_owned())
     }
 
+    /// The families that can be read from GGUF files, with how they are stored.
+    pub(crate) fn in_gguf() -> impl Iterator<Item = (&'static Self, &'static Gguf)> {
+        let stored = |family: &'static Self| Some((family, family.gguf.as_ref()?));
+        REGISTRY.into_iter().filter_map(stored)
+    }
+
     /// The family that is stored in GGUF files as `architecture`.
-    pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Self> {
-        REGISTRY
-            .into_iter()
-            .find(|family| family.gguf.architecture == architecture)
+    pub(crate) fn of_gguf(architecture: &str) -> Option<(&'static Self, &'static Gguf)> {
+        Self::in_gguf().find(|(_, gguf)| gguf.architecture == architecture)
     }
 }
 

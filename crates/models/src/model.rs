@@ -18,5 +18,5 @@ pub(crate) use attention_kernel::causal_attention;
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
 pub use load::Load;
-pub use rope::{RopeScaling, RopeSettings, Yarn};
+pub use rope::{LongRope, QueryGrowth, RopeScaling, RopeSettings, Yarn};
 pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 9] = [
+const ADAPTERS: [(&str, &str); 12] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -34,6 +34,9 @@ const ADAPTERS: [(&str, &str); 9] = [
     ("saved-head-tied", "llama-tied-biases"),
     ("saved-head", "qwen3-untied"),
     ("scaled-embedding", "gemma3"),
+    ("fused", "phi3-longrope"),
+    ("multiplied", "granite-biases"),
+    ("post-norms", "olmo3"),
 ];
 
 struct Adapted {

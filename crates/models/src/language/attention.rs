@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use super::DecoderConfig;
 use super::norm::Norm;
+use super::{DecoderConfig, QkNorm};
 use crate::Error;
 use crate::model::layers::{Linear, Positions, seen};
 use crate::model::{Builder, Initial, causal_attention};
@@ -12,12 +12,12 @@ use crate::tensor::BaseMap;
 /// The attention of one block.
 #[derive(Debug)]
 pub(super) struct Attention {
-    query: Linear,
-    key: Linear,
-    value: Linear,
+    projections: Projections,
     output: Linear,
-    /// Of queries and keys, per head.
+    /// Of queries and keys.
     norms: Option<(Norm, Norm)>,
+    qk_norm: QkNorm,
+    is_rotated: bool,
     /// What scores are multiplied by, if not by one over the root of the width.
     scale: Option<f64>,
     heads: i64,
@@ -25,11 +25,20 @@ pub(super) struct Attention {
     width: i64,
 }
 
+/// The layers that make queries, keys and values.
+#[derive(Debug)]
+enum Projections {
+    /// One for each of them.
+    Separate([Linear; 3]),
+    /// One whose outputs are theirs, one after the other.
+    Fused(Linear),
+}
+
 impl Attention {
-    /// Builds the attention layer `name`.
+    /// Builds the attention layer `name` of block `index`.
     pub(super) fn new(
         config: &DecoderConfig,
-        name: &str,
+        (index, name): (usize, &str),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
@@ -39,18 +48,33 @@ impl Attention {
         let mut linear = |suffix: &str, shape, bias| {
             builder.linear(&format!("{name}.{suffix}"), shape, bias, initial)
         };
+        let norms = |(queries, keys): (i64, i64), builder: &mut Builder| {
+            let mut norm = |part: &str, heads: i64| {
+                Norm::new(config, &format!("{name}.{part}"), heads * width, builder)
+            };
+            Ok::<_, Error>((norm("q_norm", queries)?, norm("k_norm", keys)?))
+        };
         Ok(Self {
-            query: linear("q_proj", (hidden, heads * width), config.qkv_bias)?,
-            key: linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
-            value: linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
+            projections: match config.fused {
+                true => Projections::Fused(linear(
+                    "qkv_proj",
+                    (hidden, (heads + 2 * key_value_heads) * width),
+                    config.qkv_bias,
+                )?),
+                false => Projections::Separate([
+                    linear("q_proj", (hidden, heads * width), config.qkv_bias)?,
+                    linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
+                    linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
+                ]),
+            },
             output: linear("o_proj", (heads * width, hidden), config.output_bias)?,
             norms: match config.qk_norm {
-                false => None,
-                true => Some((
-                    Norm::new(config, &format!("{name}.q_norm"), width, builder)?,
-                    Norm::new(config, &format!("{name}.k_norm"), width, builder)?,
-                )),
+                QkNorm::None => None,
+                QkNorm::Head => Some(norms((1, 1), builder)?),
+                QkNorm::Projection => Some(norms((heads, key_value_heads), builder)?),
             },
+            qk_norm: config.qk_norm,
+            is_rotated: config.is_rotated(index),
             scale: config.score_scale,
             heads,
             key_value_heads,
@@ -70,23 +94,30 @@ impl Attention {
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let (batch, length, _) = input.size3()?;
-        let split = |linear: &Linear, heads: i64| -> Result<Tensor, Error> {
-            Ok(linear
-                .forward(input, dropout)?
+        let split = |projected: Tensor, heads: i64, norm: Option<&Norm>| -> Result<Tensor, Error> {
+            let normed = |input: Tensor, place: QkNorm| match norm.filter(|_| self.qk_norm == place)
+            {
+                Some(norm) => Ok(norm.forward(&input)?.f_to_kind(input.kind())?),
+                None => Ok::<_, Error>(input),
+            };
+            let heads = normed(projected, QkNorm::Projection)?
                 .f_view([batch, length, heads, self.width])?
-                .f_transpose(1, 2)?)
+                .f_transpose(1, 2)?;
+            normed(heads, QkNorm::Head)
         };
-        let mut query = split(&self.query, self.heads)?;
-        let mut key = split(&self.key, self.key_value_heads)?;
-        let value = split(&self.value, self.key_value_heads)?;
-        if let Some((query_norm, key_norm)) = &self.norms {
-            let kind = query.kind();
-            query = query_norm.forward(&query)?.f_to_kind(kind)?;
-            key = key_norm.forward(&key)?.f_to_kind(kind)?;
-        }
+        let (query_norm, key_norm) = match &self.norms {
+            Some((query, key)) => (Some(query), Some(key)),
+            None => (None, None),
+        };
+        let [query, key, value] = self.project(input, dropout)?;
+        let mut query = split(query, self.heads, query_norm)?;
+        let mut key = split(key, self.key_value_heads, key_norm)?;
+        let value = split(value, self.key_value_heads, None)?;
         let start = cache.as_ref().map_or(0, |cache| cache.length);
-        let query = positions.rope.forward(&query, start)?;
-        let key = positions.rope.forward(&key, start)?;
+        if self.is_rotated {
+            query = positions.rope.queries(&query, start)?;
+            key = positions.rope.forward(&key, start)?;
+        }
         let (mut key, mut value) = match cache {
             Some(cache) => cache.extend(&key, &value)?,
             None => (key, value),
@@ -121,12 +152,37 @@ impl Attention {
         self.output.forward(&joined, dropout)
     }
 
+    /// Queries, keys and values, each `[batch, length, heads · width]`.
+    fn project(&self, input: &Tensor, dropout: bool) -> Result<[Tensor; 3], Error> {
+        match &self.projections {
+            Projections::Separate([query, key, value]) => Ok([
+                query.forward(input, dropout)?,
+                key.forward(input, dropout)?,
+                value.forward(input, dropout)?,
+            ]),
+            Projections::Fused(all) => {
+                let all = all.forward(input, dropout)?;
+                let (queries, keys) = (self.heads * self.width, self.key_value_heads * self.width);
+                Ok([
+                    all.f_narrow(-1, 0, queries)?,
+                    all.f_narrow(-1, queries, keys)?,
+                    all.f_narrow(-1, queries + keys, keys)?,
+                ])
+            }
+        }
+    }
+
     /// The same attention on another base (see [`BaseMap`]).
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
-            query: self.query.with_base(map)?,
-            key: self.key.with_base(map)?,
-            value: self.value.with_base(map)?,
+            projections: match &self.projections {
+                Projections::Fused(all) => Projections::Fused(all.with_base(map)?),
+                Projections::Separate([query, key, value]) => Projections::Separate([
+                    query.with_base(map)?,
+                    key.with_base(map)?,
+                    value.with_base(map)?,
+                ]),
+            },
             output: self.output.with_base(map)?,
             norms: match &self.norms {
                 Some((query, key)) => Some((query.with_base(map)?, key.with_base(map)?)),
@@ -159,6 +215,11 @@ impl LayerCache {
     /// Number of cached tokens.
     pub(super) fn length(&self) -> i64 {
         self.length
+    }
+
+    /// Forgets all tokens.
+    pub(super) fn clear(&mut self) {
+        self.length = 0;
     }
 
     /// Appends keys and values `[batch, heads, length, width]`; returns all of them.

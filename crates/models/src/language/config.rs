@@ -4,12 +4,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, REGISTRY, quantized, qwen3};
+use super::{Family, LocalLayers, REGISTRY, quantized, qwen3};
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
-use crate::model::RopeSettings;
 use crate::model::rope::{self, Place};
+use crate::model::{RopeScaling, RopeSettings};
 
 /// Keys that every family applies or refuses.
 const KEYS: &[&str] = &[
@@ -60,14 +60,15 @@ pub(super) const NO_EFFECT: &[&str] = &[
 ];
 
 /// Keys that many files have, and that lead to a warning unless they are off.
-const OFF: &[&str] = &["attention_dropout", "rope_interleaved", "use_mrope"];
-
-/// Keys of [`refuse_windows`].
-pub(super) const WINDOW_KEYS: &[&str] = &[
-    "layer_types",
-    "use_sliding_window",
-    "sliding_window",
-    "max_window_layers",
+const OFF: &[&str] = &[
+    "attention_bias",
+    "attention_dropout",
+    "embd_pdrop",
+    "lm_head_bias",
+    "mlp_bias",
+    "resid_pdrop",
+    "rope_interleaved",
+    "use_mrope",
 ];
 
 /// What a decoder computes. The dimensions are validated: positive, of plausible magnitude, and consistent
@@ -96,22 +97,31 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// Whether norms multiply by one plus their weight.
     pub norm_plus_one: bool,
-    /// Whether q and k are normalised per head.
-    pub qk_norm: bool,
+    /// What of q and k is normalised.
+    pub qk_norm: QkNorm,
     /// Rotary position embedding of the blocks that see the whole text.
     pub rope: RopeSettings,
     /// The blocks that see only the latest tokens, if there are any.
     pub local: Option<LocalLayers>,
+    /// For each block, whether its queries and keys are rotated; empty if all are.
+    pub rotated: Vec<bool>,
     /// What scores are multiplied by; `None` for one over the root of the head's width.
     pub score_scale: Option<f64>,
     /// The token of padding, whose embedding learns nothing from being looked up.
     pub pad_token_id: Option<i64>,
-    /// What embeddings are multiplied by, rounded to their type.
-    pub embedding_scale: Option<f64>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: EmbeddingScale,
+    /// What the outputs of attention and feed-forward layer are multiplied by before they are added to the residual
+    /// stream.
+    pub residual_scale: f64,
+    /// What logits are divided by.
+    pub logits_divisor: f64,
     /// The activation of the feed-forward layer's gate.
     pub activation: Activation,
     /// Whether the output head shares the embedding's weight.
     pub tie_word_embeddings: bool,
+    /// Whether the projections q, k and v are one matrix, and gate and up of the feed-forward layer another.
+    pub fused: bool,
     /// Whether the q, k and v projections have biases.
     pub qkv_bias: bool,
     /// Whether the output projection of the attention has a bias.
@@ -124,15 +134,24 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<i64>,
 }
 
-/// Blocks whose attention has a sliding window.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LocalLayers {
-    /// Number of tokens that a token sees, itself included.
-    pub window: i64,
-    /// Their rotary position embedding.
-    pub rope: RopeSettings,
-    /// For each block, whether it is one of them.
-    pub layers: Vec<bool>,
+/// What of queries and keys is normalised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Nothing.
+    None,
+    /// Each head for itself.
+    Head,
+    /// All heads together.
+    Projection,
+}
+
+/// What embeddings are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum EmbeddingScale {
+    /// A number.
+    Number(f64),
+    /// The root of their width, rounded to their type.
+    RootOfWidth,
 }
 
 /// Activations.
@@ -186,9 +205,12 @@ impl DecoderConfig {
 
     fn from_object(object: &Object) -> Result<Self, Error> {
         let model_type = object.text("model_type")?.unwrap_or_default();
-        let family = Family::of_model_type(model_type).ok_or_else(|| {
+        let family = Family::of_config(object)?.ok_or_else(|| {
             let known = REGISTRY.map(|family| family.model_type).join(", ");
-            let reason = format!("is {model_type:?}; the supported models are {known}");
+            let nearest = nearest(model_type).map_or_else(String::new, |name| {
+                format!("; the nearest of them is {name}, but it computes something else")
+            });
+            let reason = format!("is {model_type:?}; the supported models are {known}{nearest}");
             object.error("model_type", reason)
         })?;
         (family.read)(&family.section(object)?)
@@ -204,6 +226,29 @@ impl DecoderConfig {
             );
             return Err(("head_dim", reason));
         }
+        let rotated = self.rope.rotated(self.head_dim);
+        if rotated < 2 || rotated % 2 != 0 {
+            let reason = format!(
+                "must leave an even number of a head's {} dimensions to rotate, not {rotated}",
+                self.head_dim
+            );
+            return Err(("partial_rotary_factor", reason));
+        }
+        if let RopeScaling::LongRope(scaling) = &self.rope.scaling {
+            for (key, factors) in [
+                ("short_factor", &scaling.short_factor),
+                ("long_factor", &scaling.long_factor),
+            ] {
+                if factors.len() as i64 != rotated / 2 {
+                    let reason = format!(
+                        "has {} numbers, but a head has {} pairs that are rotated",
+                        factors.len(),
+                        rotated / 2
+                    );
+                    return Err((key, reason));
+                }
+            }
+        }
         if self.num_attention_heads % self.num_key_value_heads != 0 {
             let reason = format!(
                 "must divide the {} query heads; {} does not",
@@ -217,6 +262,11 @@ impl DecoderConfig {
     /// Number of norms of the residual stream in a block.
     pub fn norms(&self) -> usize {
         self.family.norms.iter().flatten().count()
+    }
+
+    /// Whether the queries and keys of block `index` are rotated.
+    pub fn is_rotated(&self, index: usize) -> bool {
+        self.rotated.get(index) != Some(&false)
     }
 
     /// Whether block `index` sees only the latest tokens.
@@ -279,6 +329,7 @@ pub(super) struct Defaults {
     /// `None`: the width of the residual stream divided among the query heads.
     pub(super) head_dim: Option<i64>,
     pub(super) max_position_embeddings: i64,
+    pub(super) rms_norm_eps: f64,
     pub(super) rope: Place,
     pub(super) tie_word_embeddings: bool,
     pub(super) pad_token_id: Option<i64>,
@@ -297,6 +348,7 @@ impl Defaults {
         num_key_value_heads: None,
         head_dim: None,
         max_position_embeddings: 2048,
+        rms_norm_eps: 1e-6,
         rope: Place::FLAT,
         tie_word_embeddings: false,
         pad_token_id: None,
@@ -355,20 +407,24 @@ pub(super) fn read(
         )?,
         head_dim: object.integer("head_dim", Some(head_dim), 2..=4096)?,
         max_position_embeddings: context,
-        rms_norm_eps: object.positive("rms_norm_eps", Some(1e-6))?,
+        rms_norm_eps: object.positive("rms_norm_eps", Some(defaults.rms_norm_eps))?,
         norm_plus_one: false,
-        qk_norm: false,
+        qk_norm: QkNorm::None,
         rope: rope::read(object, context, &defaults.rope)?,
         local: None,
+        rotated: Vec::new(),
         score_scale: None,
         // Others than a token mean none, as −1 does.
         pad_token_id: match object.has("pad_token_id") {
             true => object.get("pad_token_id").and_then(Value::as_i64),
             false => defaults.pad_token_id,
         },
-        embedding_scale: None,
+        embedding_scale: EmbeddingScale::Number(1.0),
+        residual_scale: 1.0,
+        logits_divisor: 1.0,
         activation: Activation::Silu,
         tie_word_embeddings: object.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
+        fused: false,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
@@ -381,11 +437,23 @@ pub(super) fn read(
     Ok(config)
 }
 
+/// The supported model whose name begins most like `model_type`, if one does.
+fn nearest(model_type: &str) -> Option<&'static str> {
+    const LEAST: usize = 3;
+    let shared = |name: &str| {
+        let pairs = name.bytes().zip(model_type.bytes());
+        pairs.take_while(|(ours, theirs)| ours == theirs).count()
+    };
+    let names = REGISTRY.map(|family| family.model_type).into_iter();
+    let near = names.filter(|name| shared(name) >= LEAST);
+    near.max_by_key(|name| (shared(name), std::cmp::Reverse(name.len())))
+}
+
 /// The number of blocks.
 ///
 /// # Errors
 /// If it is missing or wrong.
-fn layers(object: &Object, defaults: &Defaults) -> Result<i64, Error> {
+pub(super) fn layers(object: &Object, defaults: &Defaults) -> Result<i64, Error> {
     object.integer("num_hidden_layers", defaults.num_hidden_layers, 1..=4096)
 }
 
@@ -400,61 +468,6 @@ pub(super) fn require_silu(object: &Object) -> Result<(), Error> {
     }
 }
 
-/// Refuses sliding windows, for families that are not known to have any. Many of Qwen's configs have keys for
-/// one that no layer uses.
-pub(super) fn refuse_windows(object: &Object) -> Result<(), Error> {
-    let layers = layers(object, &Defaults::NONE)?;
-    match object.get("layer_types") {
-        Some(Value::Array(types)) if types.len() as i64 != layers => Err(object.error(
-            "layer_types",
-            format!("has {} names for {layers} layers", types.len()),
-        )),
-        Some(Value::Array(types)) => match types.iter().find(|kind| *kind != "full_attention") {
-            Some(kind) => Err(object.error(
-                "layer_types",
-                format!("has {kind}; only \"full_attention\" is supported"),
-            )),
-            None => Ok(()),
-        },
-        Some(_) => Err(object.error("layer_types", "must be a list of names")),
-        None => {
-            let whole = object.integer("max_window_layers", Some(28), 0..=1 << 20)?;
-            let none = object.has("sliding_window") && object.get("sliding_window").is_none();
-            match object.flag("use_sliding_window", false)? && whole < layers && !none {
-                true => Err(object.error(
-                    "use_sliding_window",
-                    "is true; sliding windows are not supported",
-                )),
-                false => Ok(()),
-            }
-        }
-    }
-}
-
-/// For each of `count` blocks, whether it sees only a window: as `layer_types` says, or all but each `pattern`th.
-pub(super) fn local_layers(object: &Object, count: i64, pattern: i64) -> Result<Vec<bool>, Error> {
-    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
-    let Some(types) = object.get("layer_types") else {
-        let pattern = object.integer("sliding_window_pattern", Some(pattern), 1..=1 << 20)?;
-        return Ok((1..=count).map(|number| number % pattern != 0).collect());
-    };
-    let Value::Array(types) = types else {
-        return Err(object.error("layer_types", "must be a list of names"));
-    };
-    if types.len() as i64 != count {
-        let reason = format!("has {} names for {count} layers", types.len());
-        return Err(object.error("layer_types", reason));
-    }
-    let kind = |kind: &Value| match KINDS.iter().position(|known| kind == known) {
-        Some(place) => Ok(place == 1),
-        None => {
-            let reason = format!("has {kind}; supported: {}", KINDS.join(", "));
-            Err(object.error("layer_types", reason))
-        }
-    };
-    types.iter().map(kind).collect()
-}
-
 /// Keys of the `config.json` at `path` that are neither applied nor known to have no effect. Those that begin
 /// with an underscore are notes of the library that wrote the file.
 ///
@@ -462,7 +475,7 @@ pub(super) fn local_layers(object: &Object, count: i64, pattern: i64) -> Result<
 /// If it cannot be read.
 pub(crate) fn keys_without_effect(path: &Path) -> Result<Vec<String>, Error> {
     let mut object = Object::read(path)?;
-    let family = Family::of_model_type(object.text("model_type")?.unwrap_or_default());
+    let family = Family::of_config(&object)?;
     if let Some(family) = family {
         object = family.section(&object)?;
     }
@@ -535,6 +548,8 @@ mod tests {
             "rope_parameters" => json!({"rope_type": "default", "rope_theta": 99.0}),
             "tie_word_embeddings" => json!(!base.tie_word_embeddings),
             "attention_bias" | "mlp_bias" => json!(true),
+            "no_rope_layers" => json!([0]),
+            "no_rope_layer_interval" => json!(1),
             "sliding_window_pattern" => json!(1),
             "is_causal" => json!(false),
             "layer_types" => json!(["chunked_attention"]),
@@ -582,15 +597,5 @@ mod tests {
             unknown["attention_dropout"] = json!(0.0);
             assert_eq!(read(&unknown).unwrap().1, ["never_seen", "nor_this"]);
         }
-    }
-
-    #[test]
-    fn windows_are_refused_by_families_that_are_not_known_to_have_any() {
-        let mut windows = plain("llama");
-        windows["use_sliding_window"] = json!(true);
-        windows["max_window_layers"] = json!(0);
-        assert!(read(&windows).unwrap_err().contains("use_sliding_window"));
-        windows["sliding_window"] = Value::Null;
-        assert!(read(&windows).is_ok());
     }
 }

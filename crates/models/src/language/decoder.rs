@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
 use super::norm::Norm;
-use super::{Activation, DecoderConfig};
+use super::{Activation, DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
@@ -26,7 +26,8 @@ use crate::weight::Weight;
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Embedding,
-    embedding_scale: Option<f64>,
+    embedding_scale: f64,
+    logits_divisor: f64,
     blocks: Blocks<Layer>,
     norm: Norm,
     /// `None` if the head uses the embedding's weight as it is.
@@ -91,20 +92,38 @@ impl Decoder {
             false => Some(builder.linear(HEAD, (hidden, vocabulary), false, initial)?),
         };
         let positions = |rope: &RopeSettings, window: Option<i64>| -> Result<Positions, Error> {
-            let (frequencies, factor) =
-                (rope.frequencies(config.head_dim), rope.attention_factor());
+            let table = |frequencies: &[f64]| -> Result<Rope, Error> {
+                let factor = rope.attention_factor();
+                let table = Rope::new(frequencies, factor, options.positions, options.device)?;
+                match rope
+                    .query_growth
+                    .filter(|growth| growth.context < options.positions as f64)
+                {
+                    Some(growth) => table.growing(growth.rate, growth.context),
+                    None => Ok(table),
+                }
+            };
+            let long = rope.long_frequencies(config.head_dim);
+            let long = long.filter(|(most, _)| *most < options.positions);
             Ok(Positions {
-                rope: Rope::new(&frequencies, factor, options.positions, options.device)?,
+                rope: table(&rope.frequencies(config.head_dim))?,
+                long: match long {
+                    Some((most, frequencies)) => Some((most, table(&frequencies)?)),
+                    None => None,
+                },
                 window,
                 mask: None,
             })
         };
         Ok(Self {
             embedding_scale: match config.embedding_scale {
+                EmbeddingScale::Number(scale) => scale,
                 // As in transformers, which stores it as a number of the embedding's type.
-                Some(scale) => Some(rounded(scale, embedding.weight.kind())?),
-                None => None,
+                EmbeddingScale::RootOfWidth => {
+                    rounded((hidden as f64).sqrt(), embedding.weight.kind())?
+                }
             },
+            logits_divisor: config.logits_divisor,
             embedding,
             blocks,
             norm,
@@ -142,7 +161,7 @@ impl Decoder {
     /// Bytes of the rotary tables that all blocks use.
     pub fn rope_bytes(&self) -> u64 {
         let local = self.views.local.as_ref();
-        self.views.whole.rope.bytes() + local.map_or(0, |local| local.rope.bytes())
+        self.views.whole.bytes() + local.map_or(0, Positions::bytes)
     }
 
     /// Statistics of streaming, if blocks are streamed.
@@ -180,10 +199,10 @@ impl Decoder {
         let length = tokens.size2()?.1;
         let views = self
             .views
-            .map(|positions| positions.of_length(length, self.compute))?;
+            .map(|positions| positions.of_length((0, length), self.compute))?;
         let stream = self.embed(tokens)?;
         let stream = self.blocks.forward(stream, &[], &views, pass)?;
-        self.norm.forward(&stream)
+        self.finish(&stream)
     }
 
     /// The residual stream before each block and after the last, without the final norm, of tokens `[batch, length]`:
@@ -230,16 +249,17 @@ impl Decoder {
             .map(|view| view.packed(positions, self.compute))?;
         let stream = self.embed(tokens)?;
         let stream = self.blocks.forward(stream, &[], &views, pass)?;
-        self.norm.forward(&stream)
+        self.finish(&stream)
     }
 
     /// The first block's input.
     fn embed(&self, tokens: &Tensor) -> Result<Tensor, Error> {
-        let rows = self.embedding.forward(tokens)?;
-        match self.embedding_scale {
-            Some(scale) => Ok(rows.f_mul_scalar(scale)?),
-            None => Ok(rows),
-        }
+        scaled(self.embedding.forward(tokens)?, self.embedding_scale)
+    }
+
+    /// The head's input for the last block's output. Logits are linear in it, so what divides them divides it.
+    fn finish(&self, stream: &Tensor) -> Result<Tensor, Error> {
+        scaled(self.norm.forward(stream)?, 1.0 / self.logits_divisor)
     }
 
     /// Logits in fp32 for the output of [`Decoder::hidden`], or for some of its rows.
@@ -298,19 +318,35 @@ impl Decoder {
     /// # Errors
     /// Those of [`Decoder::logits`], and if the cache is full.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
-        let length = tokens.size2()?.1;
+        let tokens = self.to_compute(tokens, cache)?;
+        let places = (cache.length(), tokens.size2()?.1);
         let views = self
             .views
-            .map(|positions| positions.of_length(length, self.compute))?;
+            .map(|positions| positions.of_length(places, self.compute))?;
         let stream = self
             .blocks
-            .evaluate(self.embed(tokens)?, |layer, index, stream| {
+            .evaluate(self.embed(&tokens)?, |layer, index, stream| {
                 layer.run(stream, &views, cache.layers.get_mut(index), false)
             })?;
-        self.head(
-            &self.norm.forward(&stream.f_select(1, -1)?)?,
-            Pass::Evaluate,
-        )
+        self.head(&self.finish(&stream.f_select(1, -1)?)?, Pass::Evaluate)
+    }
+
+    /// The tokens that have to be computed for `tokens`: all of the text once it is longer than the context within
+    /// which its rotations were others.
+    fn to_compute(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
+        let Some((most, _)) = self.views.whole.long else {
+            return Ok(tokens.shallow_clone());
+        };
+        let text = match cache.text.take() {
+            Some(before) => Tensor::f_cat(&[&before, tokens], 1)?,
+            None => tokens.shallow_clone(),
+        };
+        cache.text = Some(text.shallow_clone());
+        if cache.length() <= most && text.size2()?.1 > most {
+            cache.layers.iter_mut().for_each(LayerCache::clear);
+            return Ok(text);
+        }
+        Ok(tokens.shallow_clone())
     }
 
     /// An empty cache for sequences of `capacity` tokens.
@@ -318,6 +354,7 @@ impl Decoder {
         let layers = (0..self.blocks.count()).map(|_| LayerCache::new(capacity));
         Cache {
             layers: layers.collect(),
+            text: None,
         }
     }
 }
@@ -326,6 +363,8 @@ impl Decoder {
 #[derive(Debug)]
 pub struct Cache {
     layers: Vec<LayerCache>,
+    /// The tokens, if they may have to be computed again.
+    text: Option<Tensor>,
 }
 
 impl Cache {
@@ -351,6 +390,14 @@ impl Views {
     }
 }
 
+/// `tensor` multiplied by `factor`.
+fn scaled(tensor: Tensor, factor: f64) -> Result<Tensor, Error> {
+    match factor == 1.0 {
+        true => Ok(tensor),
+        false => Ok(tensor.f_mul_scalar(factor)?),
+    }
+}
+
 /// `number` as it is in the type `kind`.
 fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
     let rounded = Tensor::from(number).f_to_kind(kind)?;
@@ -360,6 +407,8 @@ fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
 #[derive(Debug)]
 struct Layer {
     is_local: bool,
+    /// What is added to the residual stream is multiplied by this.
+    residual_scale: f64,
     /// Before and after attention, before and after the feed-forward layer.
     norms: [Option<Norm>; 4],
     attention: Attention,
@@ -380,11 +429,12 @@ impl Layer {
         };
         // In the order in which they compute, which is that of the trained parameters.
         let before_attention = norm(0, builder)?;
-        let attention = Attention::new(config, &name("self_attn"), initial, builder)?;
+        let attention = Attention::new(config, (index, &name("self_attn")), initial, builder)?;
         let (after_attention, before_mlp) = (norm(1, builder)?, norm(2, builder)?);
         let feed_forward = FeedForward::new(config, &name("mlp"), initial, builder)?;
         Ok(Self {
             is_local: config.is_local(index),
+            residual_scale: config.residual_scale,
             norms: [
                 before_attention,
                 after_attention,
@@ -414,10 +464,10 @@ impl Layer {
         };
         let input = norm(0, stream.shallow_clone())?;
         let attended = self.attention.forward(&input, positions, cache, dropout)?;
-        let stream = stream.f_add(&norm(1, attended)?)?;
+        let stream = stream.f_add(&scaled(norm(1, attended)?, self.residual_scale)?)?;
         let input = norm(2, stream.shallow_clone())?;
         let output = self.feed_forward.forward(&input, dropout)?;
-        Ok(stream.f_add(&norm(3, output)?)?)
+        Ok(stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?)
     }
 }
 
@@ -449,6 +499,7 @@ impl crate::model::Layer for Layer {
         let feed_forward = self.feed_forward.with_base(map)?;
         Ok(Self {
             is_local: self.is_local,
+            residual_scale: self.residual_scale,
             norms: [before_attention, after_attention, before_mlp, norm(3, map)?],
             attention,
             feed_forward,
@@ -458,10 +509,18 @@ impl crate::model::Layer for Layer {
 
 #[derive(Debug)]
 struct FeedForward {
-    gate: Linear,
-    up: Linear,
+    inputs: Inputs,
     down: Linear,
     activation: Activation,
+}
+
+/// The layers that make the gate and what it lets through.
+#[derive(Debug)]
+enum Inputs {
+    /// One for each, the gate's first.
+    Separate([Linear; 2]),
+    /// One whose outputs are those of both, one after the other.
+    Fused(Linear),
 }
 
 impl FeedForward {
@@ -477,16 +536,32 @@ impl FeedForward {
             builder.linear(&name, shape, config.mlp_bias, initial)
         };
         Ok(Self {
-            gate: linear("gate_proj", (hidden, inner))?,
-            up: linear("up_proj", (hidden, inner))?,
+            inputs: match config.fused {
+                true => Inputs::Fused(linear("gate_up_proj", (hidden, 2 * inner))?),
+                false => Inputs::Separate([
+                    linear("gate_proj", (hidden, inner))?,
+                    linear("up_proj", (hidden, inner))?,
+                ]),
+            },
             down: linear("down_proj", (inner, hidden))?,
             activation: config.activation,
         })
     }
 
     fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
-        let up = self.up.forward(input, dropout)?;
-        let gate = self.gate.forward(input, dropout)?;
+        let (gate, up) = match &self.inputs {
+            Inputs::Separate([gate, up]) => {
+                let up = up.forward(input, dropout)?;
+                (gate.forward(input, dropout)?, up)
+            }
+            Inputs::Fused(both) => {
+                let mut halves = both.forward(input, dropout)?.f_chunk(2, -1)?.into_iter();
+                match (halves.next(), halves.next()) {
+                    (Some(gate), Some(up)) => (gate, up),
+                    _ => return Err(Error::Internal("a layer without two halves".into())),
+                }
+            }
+        };
         let gate = match self.activation {
             Activation::Silu => gate.f_silu()?,
             Activation::GeluTanh => gate.f_gelu("tanh")?,
@@ -496,8 +571,12 @@ impl FeedForward {
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
-            gate: self.gate.with_base(map)?,
-            up: self.up.with_base(map)?,
+            inputs: match &self.inputs {
+                Inputs::Fused(both) => Inputs::Fused(both.with_base(map)?),
+                Inputs::Separate([gate, up]) => {
+                    Inputs::Separate([gate.with_base(map)?, up.with_base(map)?])
+                }
+            },
             down: self.down.with_base(map)?,
             activation: self.activation,
         })

@@ -1,28 +1,21 @@
 //! Gemma 3 and the text part of its multimodal models: five of six blocks see a window, queries and keys are normalised, and each block has norms
 //! before and after attention and feed-forward layer, whose weights are stored less one.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::config::{self, Defaults};
-use super::{Activation, DecoderConfig, Family, Gguf, LocalLayers, PartOf, TokenizerClass};
+use super::{
+    Activation, DecoderConfig, EmbeddingScale, Family, Gguf, LocalLayers, PartOf, QkNorm,
+    TokenizerClass,
+};
 use crate::Error;
 use crate::json::{self, Object};
-use crate::model::rope::{self, Place};
+use crate::model::rope::Place;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
-    part_of: Some(PartOf {
-        model_type: "gemma3",
-        section: "text_config",
-        prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
-        others: &[
-            "vision_tower.",
-            "multi_modal_projector.",
-            "model.vision_tower.",
-            "model.multi_modal_projector.",
-        ],
-    }),
+    part_of: Some(&MULTIMODAL),
     keys: &[&[
         "attention_bias",
         "attn_logit_softcapping",
@@ -43,8 +36,8 @@ pub(super) static FAMILY: Family = Family {
         Some("pre_feedforward_layernorm"),
         Some("post_feedforward_layernorm"),
     ],
-    gguf: Gguf {
-        norms: &[
+    gguf: Some(Gguf {
+        parts: &[
             ("attn_norm", "input_layernorm"),
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
@@ -57,24 +50,36 @@ pub(super) static FAMILY: Family = Family {
         ],
         derive: scale_of_scores,
         ..Gguf::plain("gemma3")
-    },
+    }),
     tokenizer_class: TokenizerClass::OfFile,
+};
+
+/// The models for text and images.
+static MULTIMODAL: PartOf = PartOf {
+    model_type: "gemma3",
+    section: "text_config",
+    prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
+    others: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ],
 };
 
 /// The blocks that see the whole text.
 const WHOLE: Place = Place {
     section: Some("full_attention"),
-    theta_key: "rope_theta",
     theta: 1_000_000.0,
-    scaled: true,
+    ..Place::FLAT
 };
 
 /// The blocks with a window.
 const LOCAL: Place = Place {
     section: Some("sliding_attention"),
-    theta_key: "rope_local_base_freq",
-    theta: 10_000.0,
+    theta_key: Some("rope_local_base_freq"),
     scaled: false,
+    ..Place::FLAT
 };
 
 /// llama.cpp has no key for `query_pre_attn_scalar`: it knows the largest model, which differs, by its blocks.
@@ -98,6 +103,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         num_key_value_heads: Some(4),
         head_dim: Some(256),
         max_position_embeddings: 131_072,
+        rms_norm_eps: 1e-6,
         rope: WHOLE,
         tie_word_embeddings: true,
         pad_token_id: Some(0),
@@ -106,22 +112,22 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
     };
     let config = config::read(&FAMILY, object, &defaults)?;
     let bias = object.flag("attention_bias", false)?;
-    let layers = config::local_layers(object, config.num_hidden_layers, 6)?;
-    let local = LocalLayers {
-        window: object.integer("sliding_window", Some(4096), 1..=1 << 30)?,
-        rope: rope::read(object, config.max_position_embeddings, &LOCAL)?,
-        layers,
-    };
+    let pattern = object.integer("sliding_window_pattern", Some(6), 1..=1 << 20)?;
     Ok(DecoderConfig {
         norm_plus_one: true,
-        qk_norm: true,
-        local: Some(local),
+        qk_norm: QkNorm::Head,
+        local: Some(LocalLayers::read(
+            object,
+            &config,
+            pattern,
+            [&WHOLE, &LOCAL],
+        )?),
         score_scale: Some(
             object
                 .positive("query_pre_attn_scalar", Some(256.0))?
                 .powf(-0.5),
         ),
-        embedding_scale: Some((config.hidden_size as f64).sqrt()),
+        embedding_scale: EmbeddingScale::RootOfWidth,
         activation: Activation::GeluTanh,
         qkv_bias: bias,
         output_bias: bias,
@@ -147,41 +153,17 @@ fn refuse_variants(object: &Object) -> Result<(), Error> {
         let reason = "is true; only causal models are supported";
         return Err(object.error("use_bidirectional_attention", reason));
     }
-    let Some(sections) = object.object("rope_parameters")? else {
-        return Ok(());
-    };
-    let known = [WHOLE.section, LOCAL.section];
-    match sections
-        .keys()
-        .find(|(key, _)| !known.contains(&Some(key.as_str())))
-    {
-        Some((key, _)) => Err(sections.error(
-            key,
-            "is not supported: there must be an object for each kind of layer",
-        )),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     let scalar = config.score_scale.map_or(256.0, |scale| scale.powi(-2));
     // It has at most a few digits, of which the root kept all but the last.
     let scalar = (scalar * 1e6).round() / 1e6;
-    let mut whole = keys.remove("rope_parameters").unwrap_or_default();
     keys.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
     keys.insert("attention_bias".into(), config.output_bias.into());
     keys.insert("query_pre_attn_scalar".into(), json::number(scalar));
     let Some(local) = &config.local else { return };
-    let kinds = local.layers.iter().map(|local| match local {
-        true => "sliding_attention",
-        false => "full_attention",
-    });
-    keys.insert("layer_types".into(), kinds.collect());
-    keys.insert("sliding_window".into(), local.window.into());
     keys.insert("rope_local_base_freq".into(), local.rope.theta.into());
-    let sections = json!({
-        "full_attention": whole.take(),
-        "sliding_attention": local.rope.to_json().1,
-    });
-    keys.insert("rope_parameters".into(), sections);
+    local.write(keys);
 }

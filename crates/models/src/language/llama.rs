@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::config::{self, Defaults, WINDOW_KEYS};
-use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass};
+use super::config::{self, Defaults};
+use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass, windows};
 use crate::Error;
 use crate::json::Object;
 
@@ -11,26 +11,26 @@ pub(super) static FAMILY: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
     part_of: None,
-    keys: &[&["hidden_act", "attention_bias", "mlp_bias"], WINDOW_KEYS],
+    keys: &[&["hidden_act", "attention_bias", "mlp_bias"], windows::KEYS],
     read,
     write,
     norms: PRE_NORMS,
-    gguf: Gguf {
+    gguf: Some(Gguf {
         interleaved: true,
         ..Gguf::plain("llama")
-    },
+    }),
     tokenizer_class: TokenizerClass::OfFile,
 };
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
     config::require_silu(object)?;
-    config::refuse_windows(object)?;
     let defaults = Defaults {
         max_position_embeddings: 2048,
         bos_token_id: Some(1),
         eos_token_id: Some(2),
         ..Defaults::NONE
     };
+    windows::refuse(object, &defaults)?;
     let bias = object.flag("attention_bias", false)?;
     Ok(DecoderConfig {
         qkv_bias: bias,

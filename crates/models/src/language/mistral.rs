@@ -3,23 +3,36 @@
 use serde_json::{Map, Value};
 
 use super::config::{self, Defaults};
-use super::{DecoderConfig, Family, Gguf, LocalLayers, PRE_NORMS, TokenizerClass};
+use super::{DecoderConfig, Family, Gguf, LocalLayers, PRE_NORMS, PartOf, TokenizerClass};
 use crate::Error;
 use crate::json::Object;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral",
     class: "MistralForCausalLM",
-    part_of: None,
+    part_of: Some(&MULTIMODAL),
     keys: &[&["hidden_act", "sliding_window"]],
     read,
     write,
     norms: PRE_NORMS,
-    gguf: Gguf {
+    gguf: Some(Gguf {
         interleaved: true,
         ..Gguf::plain("llama")
-    },
+    }),
     tokenizer_class: TokenizerClass::OfFile,
+};
+
+/// Mistral Small 3.1 and later, and the models that Ministral 3 is the text part of.
+pub(super) static MULTIMODAL: PartOf = PartOf {
+    model_type: "mistral3",
+    section: "text_config",
+    prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
+    others: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ],
 };
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
@@ -32,16 +45,8 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         ..Defaults::NONE
     };
     let config = config::read(&FAMILY, object, &defaults)?;
-    let none = object.has("sliding_window") && object.get("sliding_window").is_none();
-    let window = object.integer("sliding_window", Some(4096), 1..=1 << 30)?;
-    let layers = usize::try_from(config.num_hidden_layers).unwrap_or(0);
-    let local = LocalLayers {
-        window,
-        rope: config.rope.clone(),
-        layers: vec![true; layers],
-    };
     Ok(DecoderConfig {
-        local: (!none).then_some(local),
+        local: LocalLayers::of_all(object, &config, Some(4096))?,
         ..config
     })
 }

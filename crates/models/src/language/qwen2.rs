@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::config::{self, Defaults, WINDOW_KEYS};
-use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass};
+use super::config::{self, Defaults};
+use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass, windows};
 use crate::Error;
 use crate::json::Object;
 
@@ -11,11 +11,11 @@ pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
     part_of: None,
-    keys: &[&["hidden_act"], WINDOW_KEYS],
+    keys: &[&["hidden_act"], windows::KEYS],
     read,
     write,
     norms: PRE_NORMS,
-    gguf: Gguf::plain("qwen2"),
+    gguf: Some(Gguf::plain("qwen2")),
     tokenizer_class: TokenizerClass::Always("Qwen2Tokenizer"),
 };
 
@@ -28,7 +28,7 @@ pub(super) const DEFAULTS: Defaults = Defaults {
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
     config::require_silu(object)?;
-    config::refuse_windows(object)?;
+    windows::refuse(object, &DEFAULTS)?;
     Ok(DecoderConfig {
         qkv_bias: true,
         ..config::read(&FAMILY, object, &DEFAULTS)?

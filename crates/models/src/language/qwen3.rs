@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{self, Defaults, WINDOW_KEYS};
+use super::config::{self, Defaults};
 use super::qwen2::DEFAULTS;
-use super::{DecoderConfig, Family, Gguf, PRE_NORMS, TokenizerClass};
+use super::{DecoderConfig, Family, Gguf, PRE_NORMS, QkNorm, TokenizerClass, windows};
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
@@ -13,24 +13,24 @@ pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
     part_of: None,
-    keys: &[&["hidden_act", "attention_bias"], WINDOW_KEYS],
+    keys: &[&["hidden_act", "attention_bias"], windows::KEYS],
     read,
     write,
     norms: PRE_NORMS,
-    gguf: Gguf::plain("qwen3"),
+    gguf: Some(Gguf::plain("qwen3")),
     tokenizer_class: TokenizerClass::Default("Qwen2Tokenizer"),
 };
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
     config::require_silu(object)?;
-    config::refuse_windows(object)?;
     let defaults = Defaults {
         head_dim: Some(128),
         ..DEFAULTS
     };
+    windows::refuse(object, &defaults)?;
     let bias = object.flag("attention_bias", false)?;
     Ok(DecoderConfig {
-        qk_norm: true,
+        qk_norm: QkNorm::Head,
         qkv_bias: bias,
         output_bias: bias,
         ..config::read(&FAMILY, object, &defaults)?

@@ -111,6 +111,7 @@ mod tests {
             let rope = Rope::new(&[1.0; 3], 1.0, 9, Device::Cpu).unwrap();
             let whole = Positions {
                 rope,
+                long: None,
                 window: None,
                 mask: None,
             };

@@ -130,6 +130,8 @@ impl RmsNorm {
 pub struct Positions {
     /// The rotations.
     pub rope: Rope,
+    /// The rotations of texts of more tokens than this, if theirs are others.
+    pub long: Option<(i64, Rope)>,
     /// Number of tokens that a token sees, itself included; `None` for all before it.
     pub window: Option<i64>,
     /// Added to the scores, `[batch or 1, 1, length, length]`; `None` for plain causal attention.
@@ -137,11 +139,12 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Positions of rows of `length` tokens, each a text. `kind` is the type of the scores.
+    /// Positions of rows of `length` tokens, each a text or with `start` tokens before them. `kind` is the type of
+    /// the scores.
     ///
     /// # Errors
     /// If memory runs out.
-    pub fn of_length(&self, length: i64, kind: Kind) -> Result<Self, Error> {
+    pub fn of_length(&self, (start, length): (i64, i64), kind: Kind) -> Result<Self, Error> {
         let mask = match self.window.filter(|window| *window < length) {
             Some(window) => {
                 let seen = seen((length, 0), Some(window), self.rope.cos.device())?;
@@ -149,8 +152,13 @@ impl Positions {
             }
             None => None,
         };
+        let rope = match &self.long {
+            Some((most, rope)) if start + length > *most => rope,
+            _ => &self.rope,
+        };
         Ok(Self {
-            rope: self.rope.shallow_clone(),
+            rope: rope.shallow_clone(),
+            long: None,
             window: self.window,
             mask,
         })
@@ -167,17 +175,37 @@ impl Positions {
         let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
         let earlier = seen((length, 0), self.window, positions.device())?;
         let seen = same.f_logical_and(&earlier)?;
+        let rope = self.rope.at(positions)?;
+        let rope = match &self.long {
+            None => rope,
+            Some((most, long)) => {
+                // The last position of each token's text.
+                let last = positions
+                    .f_unsqueeze(1)?
+                    .f_masked_fill(&same.f_logical_not()?, 0)?
+                    .f_amax([2], false)?;
+                long.at(positions)?.where_else(&last.f_ge(*most)?, &rope)?
+            }
+        };
         Ok(Self {
-            rope: self.rope.at(positions)?,
+            rope,
+            long: None,
             window: self.window,
             mask: Some(hidden(&seen, kind)?),
         })
     }
 
+    /// Bytes of the tables.
+    pub fn bytes(&self) -> u64 {
+        self.rope.bytes() + self.long.as_ref().map_or(0, |(_, rope)| rope.bytes())
+    }
+
     /// A second handle to the same tensors.
     pub fn shallow_clone(&self) -> Self {
+        let long = self.long.as_ref();
         Self {
             rope: self.rope.shallow_clone(),
+            long: long.map(|(most, rope)| (*most, rope.shallow_clone())),
             window: self.window,
             mask: self.mask.as_ref().map(Tensor::shallow_clone),
         }
@@ -209,13 +237,15 @@ fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
 }
 
 /// Rotary position embedding in the half-rotation layout of transformers:
-/// dimension `i` is paired with `i + width/2`.
+/// dimension `i` is paired with `i + width/2`, where `width` is that of the head or of its part that is rotated.
 #[derive(Debug)]
 pub struct Rope {
     /// `[…, positions, width]`: the angles' cosines, both halves alike.
     cos: Tensor,
     /// `[…, positions, width]`: the angles' sines, negated in the first half.
     sin: Tensor,
+    /// `[…, positions, 1]`: what queries are multiplied by, if by anything.
+    growth: Option<Tensor>,
 }
 
 impl Rope {
@@ -239,7 +269,38 @@ impl Rope {
         Ok(Self {
             cos: Tensor::f_cat(&[&cos, &cos], -1)?.f_to_kind(Kind::Float)?,
             sin: Tensor::f_cat(&[&negated, &sin], -1)?.f_to_kind(Kind::Float)?,
+            growth: None,
         })
+    }
+
+    /// The same rotations of queries that are multiplied by 1 + `rate` · ln(1 + ⌊position / `context`⌋).
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn growing(self, rate: f64, context: f64) -> Result<Self, Error> {
+        let positions = self.cos.size()[0];
+        let times = Tensor::f_arange(positions, (Kind::Double, self.cos.device()))?
+            .f_div_scalar(context)?
+            .f_floor()?;
+        let growth = times.f_log1p()?.f_mul_scalar(rate)?.f_add_scalar(1.0)?;
+        Ok(Self {
+            growth: Some(growth.f_unsqueeze(1)?.f_to_kind(Kind::Float)?),
+            ..self
+        })
+    }
+
+    /// Like [`Rope::forward`], for queries.
+    ///
+    /// # Errors
+    /// As [`Rope::forward`].
+    pub fn queries(&self, input: &Tensor, start: i64) -> Result<Tensor, Error> {
+        let rotated = self.forward(input, start)?;
+        let Some(growth) = &self.growth else {
+            return Ok(rotated);
+        };
+        let (_, _, length, _) = rotated.size4()?;
+        let growth = to_kind(&growth.f_narrow(-2, start, length)?, rotated.kind())?;
+        Ok(rotated.f_mul(&growth)?)
     }
 
     /// Rotates `[batch, heads, length, width]`, whose first position is `start`.
@@ -247,13 +308,40 @@ impl Rope {
     /// # Errors
     /// If `start + length` is beyond the tables.
     pub fn forward(&self, input: &Tensor, start: i64) -> Result<Tensor, Error> {
-        let size = input.size();
-        let (length, width) = (size[size.len() - 2], size[size.len() - 1]);
+        let (_, _, length, whole) = input.size4()?;
+        let width = self.cos.size().last().copied().unwrap_or(whole);
+        let part = match whole == width {
+            true => input.shallow_clone(),
+            false => input.f_narrow(-1, 0, width)?,
+        };
         let table = |table: &Tensor| -> Result<Tensor, Error> {
             to_kind(&table.f_narrow(-2, start, length)?, input.kind())
         };
-        let swapped = input.f_roll([width / 2], [-1])?;
-        Ok((input.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?)
+        let swapped = part.f_roll([width / 2], [-1])?;
+        let rotated =
+            (part.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?;
+        match whole - width {
+            0 => Ok(rotated),
+            rest => Ok(Tensor::f_cat(
+                &[rotated, input.f_narrow(-1, width, rest)?],
+                -1,
+            )?),
+        }
+    }
+
+    /// These tables where `condition` (`[batch, length]`) holds, and the `other` ones where it does not; both of
+    /// [`Rope::at`].
+    fn where_else(&self, condition: &Tensor, other: &Self) -> Result<Self, Error> {
+        let condition = condition.f_unsqueeze(1)?.f_unsqueeze(3)?;
+        let choose = |ours: &Tensor, theirs: &Tensor| ours.f_where_self(&condition, theirs);
+        Ok(Self {
+            cos: choose(&self.cos, &other.cos)?,
+            sin: choose(&self.sin, &other.sin)?,
+            growth: match (&self.growth, &other.growth) {
+                (Some(ours), Some(theirs)) => Some(choose(ours, theirs)?),
+                _ => None,
+            },
+        })
     }
 
     /// The tables for tokens at these positions, integers `[batch, length]`.
@@ -267,12 +355,13 @@ impl Rope {
         Ok(Self {
             cos: rows(&self.cos)?,
             sin: rows(&self.sin)?,
+            growth: self.growth.as_ref().map(rows).transpose()?,
         })
     }
 
     /// Bytes of the tables.
     pub fn bytes(&self) -> u64 {
-        bytes(&self.cos) + bytes(&self.sin)
+        bytes(&self.cos) + bytes(&self.sin) + self.growth.as_ref().map_or(0, bytes)
     }
 
     /// Another handle to the same tables.
@@ -280,6 +369,7 @@ impl Rope {
         Self {
             cos: self.cos.shallow_clone(),
             sin: self.sin.shallow_clone(),
+            growth: self.growth.as_ref().map(Tensor::shallow_clone),
         }
     }
 }

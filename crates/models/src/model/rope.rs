@@ -15,6 +15,19 @@ pub struct RopeSettings {
     pub theta: f64,
     /// Scaling for longer contexts.
     pub scaling: RopeScaling,
+    /// The part of a head that is rotated, from its start.
+    pub partial_rotary_factor: f64,
+    /// How queries grow with their position, if they do.
+    pub query_growth: Option<QueryGrowth>,
+}
+
+/// Queries are multiplied by 1 + `rate` · ln(1 + ⌊position / `context`⌋).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryGrowth {
+    /// Transformers' `llama_4_scaling_beta`.
+    pub rate: f64,
+    /// The original context, in tokens.
+    pub context: f64,
 }
 
 /// Scaling of the rotary embedding beyond the context that the model was trained with.
@@ -46,6 +59,22 @@ pub enum RopeScaling {
     },
     /// YaRN (Peng et al., 2023).
     Yarn(Yarn),
+    /// LongRoPE (Ding et al., 2024).
+    LongRope(LongRope),
+}
+
+/// LongRoPE: each pair's frequency is divided by a factor of its own, and all by others in texts that are longer than
+/// the original context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRope {
+    /// The divisors in texts within the original context, one for each rotated pair.
+    pub short_factor: Vec<f64>,
+    /// Those in longer texts.
+    pub long_factor: Vec<f64>,
+    /// Multiplier of sines and cosines in all texts.
+    pub attention_factor: f64,
+    /// The original context, in tokens.
+    pub original_max_position_embeddings: i64,
 }
 
 /// YaRN: dimension pairs that rotate often within the original context are kept, those that hardly rotate are
@@ -67,14 +96,25 @@ pub struct Yarn {
 }
 
 impl RopeSettings {
-    /// Angle per position of each of the `head_dim / 2` pairs (transformers' `inv_freq`).
+    /// Number of dimensions of a head of `head_dim` that are rotated.
+    pub fn rotated(&self, head_dim: i64) -> i64 {
+        (head_dim as f64 * self.partial_rotary_factor) as i64
+    }
+
+    /// Angle per position of each rotated pair of a head of `head_dim` dimensions (transformers' `inv_freq`).
     pub fn frequencies(&self, head_dim: i64) -> Vec<f64> {
-        let pairs = (0..head_dim / 2).map(|pair| pair as f64);
+        let width = self.rotated(head_dim);
+        let pairs = (0..width / 2).map(|pair| pair as f64);
+        if let RopeScaling::LongRope(scaling) = &self.scaling {
+            return self.divided(head_dim, &scaling.short_factor);
+        }
         pairs
             .map(|pair| {
-                let frequency = self.theta.powf(-2.0 * pair / head_dim as f64);
+                let frequency = self.theta.powf(-2.0 * pair / width as f64);
                 match &self.scaling {
-                    RopeScaling::None | RopeScaling::Dynamic { .. } => frequency,
+                    RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_) => {
+                        frequency
+                    }
                     RopeScaling::Linear { factor } => frequency / factor,
                     RopeScaling::Llama3 {
                         factor,
@@ -87,7 +127,7 @@ impl RopeSettings {
                         stretch(frequency, *factor, kept)
                     }
                     RopeScaling::Yarn(yarn) => {
-                        let (first, last) = yarn.ramp(self.theta, head_dim as f64);
+                        let (first, last) = yarn.ramp(self.theta, width as f64);
                         let stretched = (pair - first) / (last - first);
                         stretch(frequency, yarn.factor, 1.0 - stretched)
                     }
@@ -96,17 +136,36 @@ impl RopeSettings {
             .collect()
     }
 
+    /// The same in texts that are longer than the original context, which is returned too, if theirs are others.
+    pub fn long_frequencies(&self, head_dim: i64) -> Option<(i64, Vec<f64>)> {
+        let RopeScaling::LongRope(scaling) = &self.scaling else {
+            return None;
+        };
+        let most = scaling.original_max_position_embeddings;
+        Some((most, self.divided(head_dim, &scaling.long_factor)))
+    }
+
+    /// The frequencies without scaling, each divided by its factor.
+    fn divided(&self, head_dim: i64, factors: &[f64]) -> Vec<f64> {
+        let width = self.rotated(head_dim) as f64;
+        let pairs = factors.iter().enumerate();
+        pairs
+            .map(|(pair, factor)| self.theta.powf(-2.0 * pair as f64 / width) / factor)
+            .collect()
+    }
+
     /// Multiplier of sines and cosines (transformers' `attention_scaling`).
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor,
+            RopeScaling::LongRope(long) => long.attention_factor,
             _ => 1.0,
         }
     }
 
     /// The keys for a `config.json`: `rope_scaling` (null without scaling) and the newer `rope_parameters`.
     pub(crate) fn to_json(&self) -> (Value, Value) {
-        let scaling = match &self.scaling {
+        let mut scaling = match &self.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
             RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
             RopeScaling::Dynamic { factor } => json!({"rope_type": "dynamic", "factor": factor}),
@@ -131,7 +190,21 @@ impl RopeSettings {
                 "truncate": yarn.truncate,
                 "original_max_position_embeddings": json::number(yarn.original_max_position_embeddings),
             }),
+            RopeScaling::LongRope(long) => json!({
+                "rope_type": "longrope",
+                "short_factor": long.short_factor,
+                "long_factor": long.long_factor,
+                "attention_factor": long.attention_factor,
+                "original_max_position_embeddings": long.original_max_position_embeddings,
+            }),
         };
+        if self.partial_rotary_factor != 1.0 {
+            scaling["partial_rotary_factor"] = json!(self.partial_rotary_factor);
+        }
+        if let Some(growth) = &self.query_growth {
+            scaling["llama_4_scaling_beta"] = json!(growth.rate);
+            scaling["original_max_position_embeddings"] = json::number(growth.context);
+        }
         let mut parameters = scaling.clone();
         parameters["rope_theta"] = json!(self.theta);
         match self.scaling {
@@ -167,26 +240,37 @@ impl Yarn {
     }
 }
 
+/// The context before scaling.
+const ORIGINAL: &str = "original_max_position_embeddings";
+/// How fast queries grow.
+const BETA: &str = "llama_4_scaling_beta";
+
 /// Where a config says how the layers of a kind are rotated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     /// The layers' section of `rope_parameters`, in models whose layers differ.
     pub(crate) section: Option<&'static str>,
-    /// Where transformers 4 has the base.
-    pub(crate) theta_key: &'static str,
+    /// Where transformers 4 has the base, if it has one for these layers.
+    pub(crate) theta_key: Option<&'static str>,
     /// The base if no key says it.
     pub(crate) theta: f64,
     /// Whether `rope_scaling`, in which transformers 4 has the scaling, applies.
     pub(crate) scaled: bool,
+    /// Whether there is no scaling but LongRoPE, which has several names, and a part of a head may be rotated.
+    pub(crate) longrope: bool,
+    /// Whether queries grow with their position.
+    pub(crate) growth: bool,
 }
 
 impl Place {
     /// Of models whose layers do not differ.
     pub(crate) const FLAT: Self = Self {
         section: None,
-        theta_key: "rope_theta",
+        theta_key: Some("rope_theta"),
         theta: 10_000.0,
         scaled: true,
+        longrope: false,
+        growth: false,
     };
 }
 
@@ -209,28 +293,100 @@ pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeS
         Some(parameters) if parameters.get("rope_theta").is_some() => {
             parameters.positive("rope_theta", None)?
         }
-        _ => object.positive(place.theta_key, Some(place.theta))?,
+        _ => match place.theta_key {
+            Some(key) => object.positive(key, Some(place.theta))?,
+            None => place.theta,
+        },
     };
-    for place in [Some(object), parameters.as_ref()].into_iter().flatten() {
-        let fraction = place.positive("partial_rotary_factor", Some(1.0))?;
-        if fraction != 1.0 {
-            let reason = format!("is {fraction}; only 1 is supported");
-            return Err(place.error("partial_rotary_factor", reason));
+    const PART: &str = "partial_rotary_factor";
+    let mut part = 1.0;
+    for source in [Some(object), parameters.as_ref()].into_iter().flatten() {
+        let found = source.positive(PART, Some(part))?;
+        if found > 1.0 || (found != 1.0 && !place.longrope) {
+            let most = if place.longrope {
+                "at most 1"
+            } else {
+                "only 1"
+            };
+            return Err(source.error(PART, format!("is {found}; {most} is supported")));
         }
+        part = found;
     }
     let scaling = match &parameters {
         None => RopeScaling::None,
         Some(parameters) => {
-            let original = match object.get("original_max_position_embeddings") {
-                Some(_) => object.positive("original_max_position_embeddings", None)?,
-                None => {
-                    parameters.positive("original_max_position_embeddings", Some(context as f64))?
-                }
+            let original = match object.get(ORIGINAL) {
+                Some(_) => object.positive(ORIGINAL, None)?,
+                None => parameters.positive(ORIGINAL, Some(context as f64))?,
             };
-            scaling(parameters, original, context as f64)?
+            // transformers looks for this key where it does not stand in models whose layers differ.
+            if place.section.is_some() && !parameters.flag("truncate", true)? {
+                let reason = "is false, which transformers does not apply to layers of one kind";
+                return Err(parameters.error("truncate", reason));
+            }
+            match place.longrope {
+                true => longrope(object, parameters, context)?,
+                false => scaling(parameters, original, context as f64)?,
+            }
         }
     };
-    Ok(RopeSettings { theta, scaling })
+    let query_growth = match (&parameters, place.growth) {
+        (Some(parameters), true) if parameters.get(BETA).is_some() => Some(QueryGrowth {
+            rate: parameters.positive(BETA, None)?,
+            context: parameters.positive(ORIGINAL, Some(context as f64))?,
+        }),
+        _ => None,
+    };
+    Ok(RopeSettings {
+        theta,
+        scaling,
+        partial_rotary_factor: part,
+        query_growth,
+    })
+}
+
+/// LongRoPE or no scaling. `parameters` describe it, and `object` is the config that they are in.
+fn longrope(object: &Object, parameters: &Object, context: i64) -> Result<RopeScaling, Error> {
+    let key = kind_key(parameters);
+    match parameters.text(key)?.unwrap_or("default") {
+        "default" => return Ok(RopeScaling::None),
+        // Names of older files.
+        "longrope" | "su" | "yarn" => {}
+        other => {
+            let reason = format!("is {other:?}; supported: default, longrope");
+            return Err(parameters.error(key, reason));
+        }
+    }
+    let factors = |key| match parameters.numbers(key)? {
+        Some(factors) if factors.iter().all(|factor| *factor > 0.0) => Ok(factors),
+        Some(_) => Err(parameters.error(key, "must have numbers greater than zero")),
+        None => Err(parameters.error(key, "is missing")),
+    };
+    // The config's own key counts, whose class has this default.
+    let original = object.integer(ORIGINAL, Some(4096), 2..=1 << 30)?;
+    let factor = match parameters.get("factor") {
+        Some(_) => parameters.positive("factor", None)?,
+        None => context as f64 / original as f64,
+    };
+    let attention_factor = match parameters.get("attention_factor") {
+        Some(_) => parameters.positive("attention_factor", None)?,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+    };
+    Ok(RopeScaling::LongRope(LongRope {
+        short_factor: factors("short_factor")?,
+        long_factor: factors("long_factor")?,
+        attention_factor,
+        original_max_position_embeddings: original,
+    }))
+}
+
+/// Where the kind of scaling is named: before transformers 4.45 the key was called `type`.
+fn kind_key(parameters: &Object) -> &'static str {
+    match parameters.get("rope_type") {
+        Some(_) => "rope_type",
+        None => "type",
+    }
 }
 
 fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, Error> {
@@ -247,11 +403,7 @@ fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, 
             "is set: multimodal models are not supported",
         ));
     }
-    // Before transformers 4.45 the key was called `type`.
-    let key = match object.get("rope_type") {
-        Some(_) => "rope_type",
-        None => "type",
-    };
+    let key = kind_key(object);
     match object.text(key)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear {

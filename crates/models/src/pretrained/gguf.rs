@@ -20,7 +20,7 @@ use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::formats::gguf::{Array, Gguf, Header, Value};
-use crate::language::{DecoderConfig, Family, REGISTRY};
+use crate::language::{self, DecoderConfig, Family};
 
 /// A divisor for each dimension pair of a head, in files of Llama 3.1 and later.
 const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
@@ -51,24 +51,27 @@ impl GgufModel {
     /// If the file is damaged or the model is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let gguf = Gguf::open(path)?;
-        let config = config(path, gguf.header())?;
+        let (config, rules) = config(path, gguf.header())?;
         let mut tensors = BTreeMap::new();
         for name in gguf.header().tensors.keys() {
             // Computed from the config's rope scaling, which is recovered below.
             if name == ROPE_FREQUENCIES {
                 continue;
             }
-            let ours = hugging_face_name(config.family, name).ok_or_else(|| {
+            let ours = hugging_face_name(rules, name).ok_or_else(|| {
                 let class = config.family.class;
                 Error::file(
                     path,
                     format!("tensor `{name}` does not belong to a {class}"),
                 )
             })?;
-            let permuted_heads = permuted_heads(&config, name);
+            let permuted_heads = match rules.interleaved {
+                true => permuted_heads(&config, name),
+                false => None,
+            };
             let source = Source {
                 name: name.clone(),
-                plus_one: config.family.gguf.norms_plus_one && name.ends_with("norm.weight"),
+                plus_one: rules.norms_plus_one && name.ends_with("norm.weight"),
                 permuted_heads,
             };
             tensors.insert(ours, source);
@@ -174,9 +177,6 @@ fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError
 }
 
 fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
-    if !config.family.gguf.interleaved {
-        return None;
-    }
     let part = name.rsplit('.').nth(1)?;
     match part {
         "attn_q" => Some(config.num_attention_heads),
@@ -186,7 +186,7 @@ fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
 }
 
 /// `blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`.
-fn hugging_face_name(family: &Family, name: &str) -> Option<String> {
+fn hugging_face_name(rules: &language::Gguf, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
         "output_norm.weight" => return Some("model.norm.weight".into()),
@@ -196,17 +196,17 @@ fn hugging_face_name(family: &Family, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
     let (part, role) = rest.split_once('.')?;
-    let part = family.gguf.part(part)?;
+    let part = rules.part(part)?;
     matches!(role, "weight" | "bias").then(|| format!("model.layers.{layer}.{part}.{role}"))
 }
 
 /// What the metadata says, read as the `config.json` that it was made from.
-fn config(path: &Path, header: &Header) -> Result<DecoderConfig, Error> {
-    let keys = config_json(header).map_err(|reason| Error::file(path, reason))?;
-    DecoderConfig::from_json(path, keys)
+fn config(path: &Path, header: &Header) -> Result<(DecoderConfig, &'static language::Gguf), Error> {
+    let (keys, rules) = config_json(header).map_err(|reason| Error::file(path, reason))?;
+    Ok((DecoderConfig::from_json(path, keys)?, rules))
 }
 
-fn config_json(header: &Header) -> Result<serde_json::Value, String> {
+fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language::Gguf), String> {
     let name = match header.metadata.get("general.architecture") {
         Some(Value::String(name)) => name,
         Some(other) => {
@@ -217,14 +217,22 @@ fn config_json(header: &Header) -> Result<serde_json::Value, String> {
         None => return Err("`general.architecture` is missing".into()),
     };
     refuse_incomplete_models(header)?;
-    let family = Family::of_gguf(name).ok_or_else(|| {
-        let known = REGISTRY.map(|family| family.gguf.architecture).join(", ");
+    let (family, rules) = Family::of_gguf(name).ok_or_else(|| {
+        let known: std::collections::BTreeSet<_> =
+            (Family::in_gguf().map(|(_, gguf)| gguf.architecture)).collect();
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
         format!("`general.architecture` is {name:?}; supported: {known}")
     })?;
     let keys = Keys {
         header,
         prefix: name,
     };
+    if let Some(key) = rules.refused.iter().find(|key| keys.get(key).is_some()) {
+        return Err(format!(
+            "`{name}.{key}` is set: as a GGUF file, such a model is not supported; take its Hugging Face \
+             folder"
+        ));
+    }
     // Such a model also attends to later tokens.
     match keys.get("attention.causal") {
         None | Some(Value::Bool(true)) => {}
@@ -239,7 +247,7 @@ fn config_json(header: &Header) -> Result<serde_json::Value, String> {
     let heads = keys.integer("attention.head_count", None, 4096)?;
     let head_dim = keys.integer("attention.key_length", Some(hidden_size / heads), 4096)?;
     let rotated = keys.integer("rope.dimension_count", Some(head_dim), 4096)?;
-    if rotated != head_dim {
+    if rotated != head_dim && !rules.partial {
         return Err(format!(
             "`{name}.rope.dimension_count` is {rotated}; only full heads of {head_dim} are supported"
         ));
@@ -276,17 +284,20 @@ fn config_json(header: &Header) -> Result<serde_json::Value, String> {
         "bos_token_id": token(header, "tokenizer.ggml.bos_token_id")?,
         "eos_token_id": token(header, "tokenizer.ggml.eos_token_id")?,
     });
+    if rules.partial {
+        config["partial_rotary_factor"] = json!(rotated as f64 / head_dim as f64);
+    }
     const PADDING: &str = "tokenizer.ggml.padding_token_id";
     if header.metadata.contains_key(PADDING) {
         config["pad_token_id"] = json!(token(header, PADDING)?);
     }
-    for (theirs, ours) in family.gguf.keys {
+    for (theirs, ours) in rules.keys {
         config[*ours] = keys.number(theirs)?;
     }
     if let Some(config) = config.as_object_mut() {
-        (family.gguf.derive)(config);
+        (rules.derive)(config);
     }
-    Ok(config)
+    Ok((config, rules))
 }
 
 /// Refuses files that contain only part of a model.

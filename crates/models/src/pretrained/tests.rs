@@ -8,23 +8,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::formats::{LazyTensor, SafetensorsFile, write_safetensors};
-use crate::language::DecoderConfig;
+use crate::golden::LANGUAGE_MODELS as MODELS;
+use crate::language::{DecoderConfig, QkNorm};
 use crate::model::RopeScaling;
-
-const MODELS: [&str; 12] = [
-    "llama-grouped",
-    "llama-tied-biases",
-    "llama-scaled",
-    "qwen2",
-    "qwen3",
-    "qwen3-untied",
-    "llama-yarn",
-    "qwen2-dynamic",
-    "gemma3",
-    "gemma3-biases",
-    "gemma3-multimodal",
-    "mistral",
-];
 
 fn golden(name: &str) -> PathBuf {
     crate::golden::golden(&format!("models/{name}"))
@@ -42,14 +28,21 @@ fn qwen3() -> Value {
 #[test]
 fn a_gguf_is_the_folder_it_was_made_from() {
     // One is added to the weights of Gemma's norms, and rounded.
-    for (model, rounding) in [("llama-grouped", 0.0), ("gemma3", 1e-7)] {
+    for (model, rounding) in [
+        ("llama-grouped", 0.0),
+        ("gemma3", 1e-7),
+        ("granite", 0.0),
+        ("smollm3", 0.0),
+        ("olmo2", 0.0),
+        ("phi3", 0.0),
+    ] {
         let gguf = GgufModel::open(&golden(&format!("{model}.gguf"))).unwrap();
         let folder = HfFolder::open(&golden(model)).unwrap();
         let mut config = folder.config().clone();
-        // llama.cpp takes the width of the head.
-        config.score_scale = config
-            .score_scale
-            .map(|_| (config.head_dim as f64).powf(-0.5));
+        if model == "gemma3" {
+            // llama.cpp takes the width of the head.
+            config.score_scale = Some((config.head_dim as f64).powf(-0.5));
+        }
         if let (Some(ours), Some(theirs)) = (&mut config.local, &gguf.config().local) {
             // And its own pattern.
             ours.layers.clone_from(&theirs.layers);
@@ -214,10 +207,10 @@ fn each_architecture_has_its_own_biases_and_norms() {
             config.qk_norm,
         )
     });
-    assert_eq!(parts[1], ("llama", true, true, true, false));
-    assert_eq!(parts[3], ("qwen2", true, false, false, false));
-    assert_eq!(parts[4], ("qwen3", false, false, false, true));
-    assert_eq!(parts[5], ("qwen3", true, true, false, true));
+    assert_eq!(parts[1], ("llama", true, true, true, QkNorm::None));
+    assert_eq!(parts[3], ("qwen2", true, false, false, QkNorm::None));
+    assert_eq!(parts[4], ("qwen3", false, false, false, QkNorm::Head));
+    assert_eq!(parts[5], ("qwen3", true, true, false, QkNorm::Head));
 }
 
 #[test]
@@ -236,6 +229,113 @@ fn rotary_settings_are_found_in_their_old_and_new_places() {
     config.as_object_mut().unwrap().remove("rope_scaling");
     config["rope_parameters"] = json!({"rope_type": "linear", "factor": 2, "rope_theta": 7});
     assert_eq!(config_of(&config).unwrap().rope, old);
+}
+
+fn config_json(name: &str) -> Value {
+    let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn longrope_has_several_names_and_a_number_for_each_pair() {
+    let new = config_json("phi3-longrope");
+    let read = config_of(&new).unwrap();
+    let mut old = new.clone();
+    let mut scaling = old
+        .as_object_mut()
+        .unwrap()
+        .remove("rope_parameters")
+        .unwrap();
+    for (key, value) in [
+        ("rope_theta", json!(100.0)),
+        ("partial_rotary_factor", json!(0.5)),
+    ] {
+        assert_eq!(
+            scaling.as_object_mut().unwrap().remove(key),
+            Some(value.clone())
+        );
+        old[key] = value;
+    }
+    scaling.as_object_mut().unwrap().remove("rope_type");
+    for name in ["su", "yarn", "longrope"] {
+        scaling["type"] = json!(name);
+        old["rope_scaling"] = scaling.clone();
+        assert_eq!(config_of(&old).unwrap(), read, "{name}");
+    }
+    for (key, value, reason) in [
+        (
+            "short_factor",
+            json!([1.0]),
+            "`short_factor` has 1 numbers, but a head has 2 pairs",
+        ),
+        (
+            "long_factor",
+            json!([1.0, 0.0]),
+            "`rope_parameters.long_factor` must have numbers greater than zero",
+        ),
+        (
+            "rope_type",
+            json!("linear"),
+            r#"`rope_parameters.rope_type` is "linear"; supported: default, longrope"#,
+        ),
+        (
+            "partial_rotary_factor",
+            json!(0.4),
+            "must leave an even number of a head's 8 dimensions to rotate, not 3",
+        ),
+    ] {
+        let mut wrong = new.clone();
+        wrong["rope_parameters"][key] = value;
+        let found = config_of(&wrong).unwrap_err();
+        assert!(found.contains(reason), "{found}");
+    }
+}
+
+#[test]
+fn the_text_part_of_a_larger_model_is_of_the_family_that_it_names() {
+    let mut whole = config_json("ministral3-multimodal");
+    let family = |config: &Value| config_of(config).map(|config| config.family.model_type);
+    assert_eq!(family(&whole).as_deref(), Ok("ministral3"));
+    whole["text_config"]["model_type"] = json!("mistral");
+    assert_eq!(family(&whole).as_deref(), Ok("mistral"));
+    whole["text_config"]["model_type"] = json!("qwen2");
+    let reason = family(&whole).unwrap_err();
+    let expected = r#"`text_config.model_type` is "qwen2"; supported: mistral, ministral3"#;
+    assert!(reason.contains(expected), "{reason}");
+    // Weights of fewer bits are those of the whole.
+    whole["text_config"]["model_type"] = json!("ministral3");
+    whole["quantization_config"] = json!({"quant_method": "fp8"});
+    let reason = family(&whole).unwrap_err();
+    assert!(
+        reason.contains("`quantization_config.quant_method` is \"fp8\""),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_gguf_file_of_a_model_that_cannot_be_read_from_one_says_what_to_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = std::fs::read(golden("olmo2.gguf")).unwrap();
+    // Another key of the same length and kind: a number of 32 bits.
+    let (old, new) = (
+        b"olmo2.attention.head_count_kv",
+        b"olmo2.attention.sliding_window",
+    );
+    let place = bytes
+        .windows(old.len())
+        .position(|part| part == old)
+        .unwrap();
+    let length = place - 8;
+    bytes[length..place].copy_from_slice(&(new.len() as u64).to_le_bytes());
+    bytes.splice(place..place + old.len(), new.iter().copied());
+    std::fs::write(&path, bytes).unwrap();
+    let reason = GgufModel::open(&path).unwrap_err().to_string();
+    assert!(
+        reason.contains("`olmo2.attention.sliding_window` is set"),
+        "{reason}"
+    );
+    assert!(reason.contains("take its Hugging Face folder"), "{reason}");
 }
 
 #[test]
@@ -354,7 +454,12 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "model_type",
             json!("gpt_neox"),
-            r#"`model_type` is "gpt_neox"; the supported models are llama, mistral, qwen2, qwen3, gemma3_text"#,
+            r#"`model_type` is "gpt_neox"; the supported models are llama, mistral, ministral3, qwen2, qwen3, gemma3_text, granite, smollm3, olmo2, olmo3, phi3"#,
+        ),
+        (
+            "model_type",
+            json!("qwen2_moe"),
+            r#"`model_type` is "qwen2_moe"; the supported models are llama, mistral, ministral3, qwen2, qwen3, gemma3_text, granite, smollm3, olmo2, olmo3, phi3; the nearest of them is qwen2, but it computes something else"#,
         ),
         (
             "hidden_size",

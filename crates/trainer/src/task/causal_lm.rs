@@ -363,6 +363,8 @@ fn decoder_config(
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rope_theta,
         "tie_word_embeddings": model.tie_word_embeddings,
+        // Every token learns, whatever the family's class takes for padding.
+        "pad_token_id": null,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
     });

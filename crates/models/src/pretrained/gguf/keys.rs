@@ -83,7 +83,7 @@ pub(crate) fn keys_without_effect(header: &Header) -> Vec<String> {
         _ => "",
     };
     let prefix = format!("{architecture}.");
-    let own = Family::of_gguf(architecture).map_or(&[][..], |family| family.gguf.keys);
+    let own = Family::of_gguf(architecture).map_or(&[][..], |(_, gguf)| gguf.keys);
     let warned = header.metadata.iter().filter(|(key, value)| {
         let (table, rest) = match key.strip_prefix(&prefix) {
             Some(rest) if own.iter().any(|(known, _)| *known == rest) => return false,

@@ -46,7 +46,15 @@ pub(super) fn scaling(theta: f64, divisors: &[f64]) -> Result<RopeScaling, Strin
 
 /// The divisors of all pairs' frequencies.
 fn divisors(theta: f64, scaling: &RopeScaling, head_dim: i64) -> Vec<f64> {
-    let frequencies = |scaling: RopeScaling| RopeSettings { theta, scaling }.frequencies(head_dim);
+    let frequencies = |scaling: RopeScaling| {
+        let settings = RopeSettings {
+            theta,
+            scaling,
+            partial_rotary_factor: 1.0,
+            query_growth: None,
+        };
+        settings.frequencies(head_dim)
+    };
     let plain = frequencies(RopeScaling::None);
     let scaled = frequencies(scaling.clone());
     plain.iter().zip(scaled).map(|(p, s)| p / s).collect()

@@ -17,7 +17,7 @@ struct Read {
 /// What `header` says and which of its keys are warned, or why it is refused.
 fn read(header: &Header) -> Result<(Read, Vec<String>), String> {
     let read = Read {
-        config: config(Path::new("model.gguf"), header).map_err(|error| error.to_string())?,
+        config: (config(Path::new("model.gguf"), header).map_err(|error| error.to_string())?).0,
         tokenizer: tokenizer::from_metadata(header)?
             .to_string(false)
             .map_err(|error| error.to_string())?,

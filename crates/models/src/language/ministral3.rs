@@ -1,0 +1,69 @@
+//! Ministral 3, mostly as the text part of its multimodal models: YaRN, and queries that grow with their position.
+
+use serde_json::{Map, Value, json};
+
+use super::config::{self, Defaults};
+use super::mistral::MULTIMODAL;
+use super::{DecoderConfig, Family, LocalLayers, PRE_NORMS, TokenizerClass};
+use crate::Error;
+use crate::json::Object;
+use crate::model::rope::Place;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "ministral3",
+    class: "Ministral3ForCausalLM",
+    part_of: Some(&MULTIMODAL),
+    keys: &[&["hidden_act", "sliding_window"]],
+    read,
+    write,
+    norms: PRE_NORMS,
+    gguf: None,
+    tokenizer_class: TokenizerClass::OfFile,
+};
+
+fn read(object: &Object) -> Result<DecoderConfig, Error> {
+    config::require_silu(object)?;
+    let defaults = Defaults {
+        vocab_size: Some(131_072),
+        hidden_size: Some(4096),
+        intermediate_size: Some(14_336),
+        num_hidden_layers: Some(34),
+        num_attention_heads: Some(32),
+        num_key_value_heads: Some(8),
+        head_dim: Some(128),
+        max_position_embeddings: 262_144,
+        rms_norm_eps: 1e-5,
+        rope: Place {
+            theta: 1_000_000.0,
+            growth: true,
+            ..Place::FLAT
+        },
+        pad_token_id: Some(11),
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        ..Defaults::NONE
+    };
+    let keys = ["rope_parameters", "rope_scaling"];
+    let mut object = object.clone();
+    if keys.iter().all(|key| object.get(key).is_none()) {
+        object.set(
+            keys[0],
+            json!({
+                "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16_384,
+                "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }),
+        );
+    }
+    let config = config::read(&FAMILY, &object, &defaults)?;
+    Ok(DecoderConfig {
+        local: LocalLayers::of_all(&object, &config, None)?,
+        ..config
+    })
+}
+
+fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+    let window = config.local.as_ref().map(|local| local.window);
+    keys.insert("hidden_act".into(), "silu".into());
+    keys.insert("sliding_window".into(), window.into());
+}
