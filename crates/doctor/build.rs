@@ -6,7 +6,7 @@ mod needs;
 #[path = "src/schema.rs"]
 mod schema;
 
-use schema::{Entry, Fact, Severity, Step};
+use schema::{Entry, Fact, Scope, Severity, Step};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -19,28 +19,34 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=catalogue");
     let out = env::var("OUT_DIR")?;
     let write = |name: &str, text: String| fs::write(Path::new(&out).join(name), text);
-    write("entries.rs", entries()?)?;
+    let entries = schema::read(&files_in("catalogue")?, &[], needs::check)?;
+    write("findings.rs", findings(&entries)?)?;
+    write("entries.rs", table_of(&entries)?)?;
     write("tables.rs", tables()?)?;
     Ok(())
 }
 
-/// The entries, and the words by which lines that may be theirs are found.
-fn entries() -> Result<String, Box<dyn Error>> {
+/// The files of a folder with their names, sorted.
+fn files_in(folder: &str) -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let mut files = Vec::new();
-    for file in fs::read_dir("catalogue")? {
+    for file in fs::read_dir(folder)? {
         let path = file?.path();
         if path.is_file() {
             files.push((path.display().to_string(), fs::read_to_string(&path)?));
         }
     }
     files.sort();
-    let entries = schema::read(&files, &[], needs::check)?;
+    Ok(files)
+}
+
+/// The entries, and the words by which lines that may be theirs are found.
+fn table_of(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
     let mut out =
         "/// All entries, in the order of judgement.\npub static ENTRIES: &[Entry] = &[\n"
             .to_owned();
     let mut by_word: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let mut patterns = 0;
-    for entry in &entries {
+    for entry in entries {
         let Entry {
             id,
             rank,
@@ -48,6 +54,8 @@ fn entries() -> Result<String, Box<dyn Error>> {
             confidence,
             scope,
             times,
+            page_fault,
+            by_numbers: _,
             patterns: own,
             also,
             absent,
@@ -64,7 +72,7 @@ fn entries() -> Result<String, Box<dyn Error>> {
         writeln!(
             out,
             "Entry {{ id: {id:?}, rank: {rank}, severity: Severity::{severity:?}, confidence: Confidence::{confidence:?}, \
-             scope: Scope::{scope:?}, times: {times}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
+             scope: Scope::{scope:?}, times: {times}, page_fault: {page_fault}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
              cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, source: {source:?} }},"
         )?;
         for pattern in own.iter().chain(also).chain(absent) {
@@ -98,11 +106,104 @@ fn literal(steps: &[Step]) -> String {
     format!("&[{}]", steps.collect::<String>())
 }
 
+/// What a finding says, as it is written. What is not given is as in the row that it is `like`, which is by default the one whose
+/// id is before a slash in its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    id: String,
+    like: Option<String>,
+    check: Option<String>,
+    severity: Option<Severity>,
+    scope: Option<Scope>,
+    refuted_by_work: Option<bool>,
+    covers: Option<Vec<String>>,
+    title: Option<String>,
+    seen: Option<String>,
+    why: Option<String>,
+    whys: Option<Vec<Step>>,
+    fix: Option<Vec<Step>>,
+    source: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Findings {
+    finding: Vec<Said>,
+}
+
+/// A static for each row of `catalogue/findings`, so that the compiler finds those that are missing or never said.
+fn findings(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
+    let mut rows = Vec::new();
+    for (name, text) in files_in("catalogue/findings")? {
+        let file: Findings = toml::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
+        rows.extend(file.finding);
+    }
+    let of = |id: &str| rows.iter().find(|row| row.id == id);
+    let (mut out, mut ids) = (String::new(), Vec::new());
+    for row in &rows {
+        let place = format!("catalogue/findings: {}", row.id);
+        let (id, is_variant) = match row.id.split_once('/') {
+            Some((id, _)) => (id, true),
+            None => (&*row.id, false),
+        };
+        let like = row.like.as_deref().or(is_variant.then_some(id));
+        let base = match like {
+            Some(like) => Some(of(like).ok_or(format!("{place}: there is no {like}"))?),
+            None => None,
+        };
+        macro_rules! given {
+            ($key:ident) => {
+                row.$key
+                    .as_ref()
+                    .or(base.and_then(|base| base.$key.as_ref()))
+            };
+            ($key:ident!) => {
+                given!($key).ok_or(format!("{place}: {} is missing", stringify!($key)))?
+            };
+        }
+        let covers = given!(covers).map_or(&[][..], Vec::as_slice);
+        if let Some(covered) = covers.iter().find(|covered| {
+            of(covered).is_none() && entries.iter().all(|entry| entry.id != **covered)
+        }) {
+            return Err(format!("{place}: covers: there is no {covered}").into());
+        }
+        let check = given!(check!);
+        let check = check[..1].to_uppercase() + &check[1..];
+        let (title, seen, why, source) =
+            (given!(title!), given!(seen!), given!(why!), given!(source!));
+        let whys = literal(given!(whys).map_or(&[], Vec::as_slice));
+        let fix = literal(given!(fix!));
+        let severity = given!(severity!);
+        let scope = given!(scope).copied().unwrap_or_default();
+        let refuted_by_work = given!(refuted_by_work) == Some(&true);
+        let name = row.id.to_uppercase().replace(['-', '/', '.'], "_");
+        writeln!(
+            out,
+            "pub(crate) static {name}: Said = Said {{ id: {id:?}, check: Check::{check}, severity: Severity::{severity:?}, \
+             scope: Scope::{scope:?}, refuted_by_work: {refuted_by_work}, covers: &{covers:?}, title: {title:?}, seen: {seen:?}, \
+             why: {why:?}, whys: {whys}, fix: {fix}, source: {source:?} }};"
+        )?;
+        if !is_variant {
+            ids.push(id);
+        }
+    }
+    out += "/// Every id that a finding about a machine can have; programs rely on them. Findings from a log have those of the entries.\n";
+    writeln!(out, "pub const IDS: &[&str] = &{ids:?};")?;
+    Ok(out)
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Names {
     chips: Vec<(String, String)>,
     processors: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mentions {
+    mentions: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
@@ -134,6 +235,7 @@ struct Rule {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Distributions {
+    signs: Vec<String>,
     apt: String,
     initramfs: String,
     distribution: Vec<Distribution>,
@@ -164,6 +266,14 @@ fn tables() -> Result<String, Box<dyn Error>> {
     for (name, signs) in signs {
         constant(&mut out, &name.to_uppercase(), "&[&str]", &signs)?;
     }
+    let tools: BTreeMap<String, Vec<String>> = table("tools")?;
+    out += "pub(crate) const TOOLS: &[(&str, &[&str])] = &[\n";
+    for (name, signs) in tools {
+        writeln!(out, "({name:?}, &{signs:?}),")?;
+    }
+    out += "];\n";
+    let Mentions { mentions } = table("mentions")?;
+    constant(&mut out, "MENTIONS", "&[(&str, &str)]", &mentions)?;
     let phrases: BTreeMap<String, Vec<String>> = table("translations")?;
     let phrases = phrases
         .iter()
@@ -174,21 +284,12 @@ fn tables() -> Result<String, Box<dyn Error>> {
         "&[(&str, &str)]",
         phrases.collect::<Vec<_>>(),
     )?;
-    let covers: BTreeMap<String, Vec<String>> = table("covers")?;
-    let covers = covers
-        .iter()
-        .flat_map(|(finding, messages)| messages.iter().map(move |message| (finding, message)));
-    constant(
-        &mut out,
-        "COVERS",
-        "&[(&str, &str)]",
-        covers.collect::<Vec<_>>(),
-    )?;
     let Libraries { libraries } = table("shared_libraries")?;
     constant(&mut out, "LIBRARIES", "&[(&str, &str, &str)]", &libraries)?;
 
     let all: Distributions = table("distributions")?;
     constant(&mut out, "UBUNTU", "(&str, &str)", (all.apt, all.initramfs))?;
+    constant(&mut out, "UBUNTU_SIGNS", "&[&str]", all.signs)?;
     out += "pub(crate) const DISTRIBUTIONS: &[Distribution] = &[\n";
     for Distribution {
         fact,
@@ -218,6 +319,7 @@ fn tables() -> Result<String, Box<dyn Error>> {
         source,
     } in variables.rule
     {
+        let said = id.to_uppercase().replace('-', "_");
         let applies = match applies
             .as_deref()
             .map(|applies| applies.split_at(applies.len().min(3)))
@@ -235,7 +337,7 @@ fn tables() -> Result<String, Box<dyn Error>> {
         };
         writeln!(
             out,
-            "VariableRule {{ names: &{names:?}, severity: Severity::{severity:?}, id: {id:?}, applies: Applies::{applies}, why: {why:?}, instead: {instead:?}, source: {source:?} }},"
+            "VariableRule {{ names: &{names:?}, severity: Severity::{severity:?}, said: &crate::findings::said::{said}, applies: Applies::{applies}, why: {why:?}, instead: {instead:?}, source: {source:?} }},"
         )?;
     }
     Ok(out + "];\n")

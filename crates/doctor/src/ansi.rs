@@ -24,17 +24,13 @@ pub(crate) fn strip_escapes(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// In one pass: a text may have an escape in every word.
+/// Where the next one begins.
 fn next_escape(text: &str) -> Option<usize> {
-    let mut from = 0;
-    while let Some(next) = text[from..].find(['\u{1b}', 'E']) {
-        let at = from + next;
-        if text[at..].starts_with('\u{1b}') || text[at..].starts_with("ESC[") {
-            return Some(at);
-        }
-        from = at + 1;
-    }
-    None
+    let escape = text.find('\u{1b}');
+    let before = &text[..escape.unwrap_or(text.len())];
+    let mut letters = before.match_indices('E');
+    let spelled = letters.find(|(at, _)| text[*at..].starts_with("ESC["));
+    spelled.map(|(at, _)| at).or(escape)
 }
 
 /// Bytes of the sequence that `text` begins with; at least one character.

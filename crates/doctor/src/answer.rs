@@ -5,12 +5,10 @@
 use crate::ansi::strip_escapes;
 use crate::dump::{self, Kept, UnknownFormat};
 use crate::explain::{
-    Catalogue, Confidence, Explainer, Explanation, Hints, Match, Severity, Verdict,
-    WHAT_TO_COLLECT, clip,
+    Catalogue, Explainer, Explanation, Hints, Match, Severity, Verdict, WHAT_TO_COLLECT, clip,
 };
 use crate::findings::{Check, Finding};
 use crate::report::{Report, diagnose};
-use crate::tables::COVERS;
 use platform::machine::{Machine, ReadFrom, System};
 use platform::snapshot::Snapshot;
 
@@ -105,7 +103,7 @@ impl Reader {
         let about_machine: Vec<_> = about_machine.map(from_finding).collect();
         explanation.verdict = match &report.machine.posted.works {
             _ if is_explained => Verdict::Explained,
-            _ if failed && !is_dump => unexplained(&text, package, is_linux),
+            _ if failed && !is_dump => unexplained(&text, &explanation.matches, package, is_linux),
             _ if !about_machine.is_empty() => Verdict::Explained,
             Some(line) => Verdict::Works { line: line.clone() },
             None => Verdict::Unknown,
@@ -157,7 +155,7 @@ fn uses_gpu(machine: &Machine) -> bool {
 
 /// Whether a finding and a message are about the same cause.
 fn covers(finding: &Finding, message: &Match) -> bool {
-    finding.id == message.id || COVERS.contains(&(&*finding.id, &*message.id))
+    finding.id == message.id || finding.covers().contains(&&*message.id)
 }
 
 /// The messages that no finding covers, as findings; one that covers a worse one becomes as bad.
@@ -179,10 +177,11 @@ fn left(findings: &mut [Finding], messages: &[Match]) -> Vec<Finding> {
     left
 }
 
-/// What is known of a failure that nothing explains.
-fn unexplained(text: &str, package: Option<String>, is_linux: bool) -> Verdict {
+/// What is known of a failure that nothing explains; the messages are remarks.
+fn unexplained(text: &str, remarks: &[Match], package: Option<String>, is_linux: bool) -> Verdict {
     let plain = strip_escapes(text);
-    let Some((line_number, line)) = dump::failure(&plain) else {
+    let harmless: Vec<&str> = remarks.iter().map(|remark| &*remark.line).collect();
+    let Some((line_number, line)) = dump::failure(&plain, &harmless) else {
         return Verdict::Unknown;
     };
     Verdict::Failed {
@@ -225,18 +224,12 @@ fn component(line: &str) -> Option<&'static str> {
 
 fn from_finding(finding: &Finding) -> Match {
     Match {
-        id: finding.id.clone(),
         line: finding.title.clone(),
-        line_number: 0,
         severity: finding.severity,
         cause: format!("{} {}", finding.seen, finding.why),
         fix: finding.fix.clone(),
         source: finding.source.clone(),
-        confidence: Confidence::Medium,
-        facts: Vec::new(),
-        ask: Vec::new(),
-        numbers: Default::default(),
-        count: 1,
+        ..Match::new(&finding.id)
     }
 }
 
@@ -250,5 +243,6 @@ fn from_log(found: &Match) -> Finding {
         fix: found.fix.clone(),
         source: found.source.clone(),
         check: Check::Gpu,
+        said: None,
     }
 }

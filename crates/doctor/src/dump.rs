@@ -85,18 +85,19 @@ pub(crate) fn facts(text: &str) -> Option<(Machine, bool)> {
     if let Some(nodes) = nodes_without_paths(text) {
         return Some((detect::machine(&nodes), true));
     }
-    let read = by_tool(text, &snapshot).or_else(|| listed(text, &snapshot));
+    // The files among the text (`/proc/cmdline: …`) count in every kind.
+    let base = Machine {
+        read_from: ReadFrom::Log,
+        variables: variables(text),
+        ..detect::machine(&snapshot)
+    };
+    let read = by_tool(text, &snapshot, &base).or_else(|| listed(text, &base));
     if let Some(mut machine) = read {
         finish(text, &mut machine);
         return Some((machine, true));
     }
     // No GPU, and yet something that is worth saying about the machine.
-    let mut machine = Machine {
-        read_from: ReadFrom::Log,
-        variables: variables(text),
-        ..detect::machine(&snapshot)
-    };
-    let mut noted = machine.clone();
+    let (mut machine, mut noted) = (base.clone(), base);
     let seen = listing::mentions(text, &mut noted);
     let paired = pairs::mentions(text, &mut noted);
     noted.gpus = gpu_mention::merged(seen.into_iter().chain(paired).collect(), &mut noted);
@@ -175,7 +176,7 @@ fn nodes_without_paths(text: &str) -> Option<Snapshot> {
 }
 
 /// The machine according to the first tool whose output is in the text.
-fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
+fn by_tool(text: &str, snapshot: &Snapshot, base: &Machine) -> Option<Machine> {
     type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
     let readers: [(ReadFrom, Reader); 8] = [
         (ReadFrom::Rocminfo, rocminfo::gpus),
@@ -188,11 +189,9 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
         (ReadFrom::Memory, memory_report::gpus),
     ];
     for (read_from, gpus) in readers {
-        // The files among the text (`/proc/cmdline: …`) count in every kind.
         let mut machine = Machine {
             read_from,
-            variables: variables(text),
-            ..detect::machine(snapshot)
+            ..base.clone()
         };
         machine.gpus = gpus(text, &mut machine);
         if read_from == ReadFrom::Memory {
@@ -277,16 +276,17 @@ fn drop_unseen(machine: &mut Machine) {
 }
 
 /// The machine according to GPUs that programs mention.
-fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
+fn listed(text: &str, base: &Machine) -> Option<Machine> {
     let mut machine = Machine {
         read_from: ReadFrom::Listing,
-        variables: variables(text),
-        ..detect::machine(snapshot)
+        ..base.clone()
     };
     let mut seen = listing::mentions(text, &mut machine);
     seen.extend(pairs::mentions(text, &mut machine));
     if !seen.iter().any(GpuMention::says_something) {
-        seen.extend(listing::only_products(text));
+        let named = listing::only_products(text);
+        machine.posted.is_unordered = named.len() > 1;
+        seen.extend(named);
     }
     machine.gpus = gpu_mention::merged(seen, &mut machine);
     (!machine.gpus.is_empty()).then_some(machine)

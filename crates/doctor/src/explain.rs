@@ -10,6 +10,7 @@ pub mod catalogue;
 mod clues;
 mod context;
 pub mod ending;
+mod marks;
 pub mod oom;
 mod pairing;
 mod patterns;
@@ -18,7 +19,7 @@ mod shared_library;
 mod translations;
 
 use crate::ansi::strip_escapes;
-use crate::pasted;
+use crate::{pasted, signs};
 pub use catalogue::{Confidence, Severity};
 use context::Context;
 pub use patterns::Catalogue;
@@ -27,6 +28,7 @@ use platform::Bytes;
 use platform::machine::{Machine, System};
 use running::Running;
 use serde::Serialize;
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 
 /// One recognised message.
@@ -56,11 +58,14 @@ pub struct Match {
     pub numbers: BTreeMap<&'static str, u64>,
     /// How often it occurs.
     pub count: usize,
+    /// What stands in the places of its texts that it alone fills.
+    #[serde(skip)]
+    pub(crate) values: Vec<(&'static str, String)>,
 }
 
 impl Match {
     /// An error of which only the name is known yet.
-    fn new(id: &str) -> Self {
+    pub(crate) fn new(id: &str) -> Self {
         Self {
             id: id.to_owned(),
             line: String::new(),
@@ -74,6 +79,7 @@ impl Match {
             ask: Vec::new(),
             numbers: BTreeMap::new(),
             count: 1,
+            values: Vec::new(),
         }
     }
 }
@@ -355,7 +361,7 @@ impl Explainer {
                 .ram
                 .or(machine.and_then(|machine| machine.memory.total)),
         };
-        let mut matches = self.messages.finish(&self.context, hints);
+        let mut matches = self.messages.finish(&self.context, hints, self.catalogue);
         let system = self.context.system();
         matches.extend(self.matches.into_iter().filter(|found| {
             let entry = self.catalogue.entry(&found.id);
@@ -366,11 +372,9 @@ impl Explainer {
             })
         }));
         drop_covered(&mut matches, self.catalogue);
-        keep_the_most_specific_of_a_line(&mut matches);
         self.context.sharpen(&mut matches, self.catalogue, machine);
         matches.sort_by_key(|found| {
             let rank = self.catalogue.entry(&found.id).map(|(_, entry)| entry.rank);
-            let rank = rank.unwrap_or_else(|| oom::rank(&found.id));
             (found.severity, rank, found.line_number)
         });
         Explanation {
@@ -443,18 +447,13 @@ impl Explainer {
 
     /// Notes the messages of the catalogue in a line; those that are known are counted again, or not.
     fn match_patterns(&mut self, line: &str, number: usize, counts: bool) {
-        let is_remark = is_remark(line);
         let mut previous = None;
+        let is_remark = LazyCell::new(|| is_remark(line));
         let line = translations::in_english(line);
-        let mut found = self.catalogue.of_line(&line);
         // A pattern may be about the beginning of what the program printed.
         let printed = pasted::without_prefix(&line);
         let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
-        if printed.len() < line.len() {
-            found.extend(self.catalogue.of_line(printed));
-            found.sort_unstable_by_key(|(pattern, _)| *pattern);
-            found.dedup_by_key(|(pattern, _)| *pattern);
-        }
+        let found = self.catalogue.of_line(&line, printed);
         for (pattern, role) in found {
             self.seen[pattern] = true;
             let Role::Names(owner) = role else {
@@ -464,7 +463,7 @@ impl Explainer {
                 continue;
             }
             let entry = self.catalogue.owner(owner);
-            if is_remark && entry.severity < Severity::Info {
+            if entry.severity < Severity::Info && *is_remark {
                 continue;
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
@@ -492,17 +491,9 @@ impl Explainer {
     }
 }
 
-/// Whether the program itself marks a line as information or debugging: RCCL reports every missing optional plugin,
-/// ollama every library that it looks for, ComfyUI that its helper for memory, at first for NVIDIA's cards only, does not load.
+/// Whether the program itself marks a line as information or debugging.
 fn is_remark(line: &str) -> bool {
-    let marks = [
-        "NCCL INFO",
-        "NCCL TRACE",
-        "level=DEBUG",
-        "level=TRACE",
-        "comfy-aimdo failed to load: ",
-    ];
-    marks.iter().any(|mark| line.contains(mark))
+    signs::REMARKS.iter().any(|mark| line.contains(mark))
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 
@@ -516,39 +507,31 @@ fn is_first(id: &str, matches: &[Match]) -> bool {
     })
 }
 
-/// Removes messages that another message of the text explains better.
+/// Leaves out what another message says better: one that `covers` it; for a guess, one of a lower rank that was first found on the
+/// same line, unless it is less bad; and from [`catalogue::LAST_RESORT`] on, any other.
 fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
+    /// A longer line may be a whole log.
+    const LONGEST: usize = 400;
     let entry = |found: &Match| all.entry(&found.id).map(|(_, entry)| entry);
+    let rank = |found: &Match| entry(found).map_or(0, |entry| entry.rank);
     let covers = matches
         .iter()
         .filter_map(entry)
         .flat_map(|entry| entry.covers);
     let covered: Vec<&str> = covers.copied().collect();
     matches.retain(|found| !covered.contains(&found.id.as_str()));
-    let is_last_resort =
-        |found: &Match| entry(found).is_some_and(|entry| entry.rank >= catalogue::LAST_RESORT);
-    let is_better = |found: &Match| found.severity < Severity::Info && !is_last_resort(found);
-    if matches.iter().any(is_better) {
-        matches.retain(|found| !is_last_resort(found));
-    }
-}
-
-/// Of the entries that were first found on one line, one that is only a guess gives way to one that knows more.
-///
-/// A line without ends may be a whole log.
-fn keep_the_most_specific_of_a_line(matches: &mut Vec<Match>) {
-    const LONGEST: usize = 400;
-    let known = |found: &Match| (found.line_number, found.severity, found.confidence);
-    let all: Vec<_> = matches.iter().map(known).collect();
+    let place = |found: &Match| (found.line_number, found.severity, rank(found));
+    let known: Vec<_> = matches.iter().map(place).collect();
     matches.retain(|found| {
-        let is_better = |(line, severity, confidence): &(usize, Severity, Confidence)| {
-            *line == found.line_number
-                && *severity <= found.severity
-                && *confidence < found.confidence
+        let (line, severity, own) = place(found);
+        let is_better = |(other, worse, rank): &(usize, Severity, u16)| {
+            let is_nearer = *rank < own && *worse <= severity;
+            let is_last_resort = own >= catalogue::LAST_RESORT;
+            let is_guess = found.confidence == Confidence::Low && found.line.len() <= LONGEST;
+            is_nearer && is_guess && *other == line
+                || is_last_resort && *worse < Severity::Info && *rank < catalogue::LAST_RESORT
         };
-        found.line.len() > LONGEST
-            || found.confidence < Confidence::Low
-            || !all.iter().any(is_better)
+        !known.iter().any(is_better)
     });
 }
 

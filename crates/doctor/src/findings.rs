@@ -6,22 +6,22 @@
 
 mod accelerate;
 mod gpus;
-mod ids;
 mod kernel;
 mod memory;
 mod overrides;
 mod posted;
 mod python;
+pub(crate) mod said;
 mod system;
 mod variables;
 mod visibility;
 mod windows;
-mod wsl_and_windows;
 
 pub use crate::explain::Severity;
 use crate::plan::Plan;
-pub use ids::IDS;
 use platform::machine::Machine;
+pub use said::IDS;
+use said::{Found, Said};
 use serde::Serialize;
 pub use visibility::seen_by_hip;
 
@@ -44,6 +44,9 @@ pub struct Finding {
     pub source: String,
     /// Which check it belongs to.
     pub check: Check,
+    /// Where it is from; nothing for a message of a posted log.
+    #[serde(skip)]
+    pub(crate) said: Option<&'static Said>,
 }
 
 /// The checks of the doctor, in the order of its output.
@@ -89,48 +92,19 @@ impl Finding {
     /// Whether it is a message of a posted log, which says nothing about a check.
     #[must_use]
     pub fn is_from_log(&self) -> bool {
-        self.title.starts_with("Line ")
+        self.said.is_none()
     }
 
-    fn new(check: Check, severity: Severity, id: &str, title: impl Into<String>) -> Self {
-        debug_assert!(IDS.contains(&id), "`{id}` is not listed in findings/ids.rs");
-        Self {
-            id: id.to_owned(),
-            severity,
-            title: title.into(),
-            seen: String::new(),
-            why: String::new(),
-            fix: Vec::new(),
-            source: String::new(),
-            check,
-        }
-    }
-
-    fn seen(mut self, seen: impl Into<String>) -> Self {
-        self.seen = seen.into();
-        self
-    }
-
-    fn why(mut self, why: impl Into<String>) -> Self {
-        self.why = why.into();
-        self
-    }
-
-    fn fix<S: Into<String>>(mut self, fix: impl IntoIterator<Item = S>) -> Self {
-        self.fix = fix.into_iter().map(Into::into).collect();
-        self
-    }
-
-    fn source(mut self, source: &str) -> Self {
-        source.clone_into(&mut self.source);
-        self
+    /// The findings and messages that say less about the same cause.
+    pub(crate) fn covers(&self) -> &'static [&'static str] {
+        self.said.map_or(&[], |said| said.covers)
     }
 }
 
 /// Everything found, the worst first.
 #[must_use]
 pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
-    let mut found = Vec::new();
+    let mut found = Found::about(machine);
     gpus::find(machine, plan, &mut found);
     posted::find(machine, &mut found);
     system::find(machine, &mut found);
@@ -142,31 +116,5 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     overrides::find(machine, &mut found);
     visibility::find(machine, plan, &mut found);
     variables::find(machine, plan, &mut found);
-    wsl_and_windows::fit(machine.system, &mut found);
-    if machine.posted.works.is_some() && !machine.posted.has_failed {
-        for finding in &mut found {
-            if REFUTED_BY_WORK.contains(&finding.id.as_str()) {
-                finding.severity = Severity::Info;
-            }
-        }
-    }
-    found.sort_by_key(|finding| (finding.severity, finding.check));
-    found
+    found.weighed()
 }
-
-/// Findings about age and wheels that are notes where the text shows a program at work on the GPU.
-const REFUTED_BY_WORK: [&str; 13] = [
-    "architecture-needs-device-wheel",
-    "architecture-needs-old-wheel",
-    "architecture-not-in-wheel",
-    "architecture-without-wheel",
-    "code-list-without-gpu",
-    "firmware-gfx1151",
-    "gpu-not-identified",
-    "gpu-too-old",
-    "kernel-gfx1151",
-    "override-missing",
-    "override-suspected",
-    "rocblas-without-gfx906",
-    "several-rocm-versions",
-];

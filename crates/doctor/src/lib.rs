@@ -40,6 +40,7 @@ pub mod report;
 pub mod restart;
 mod schema;
 mod signs;
+mod steps;
 mod tables;
 pub mod wan;
 pub mod wheels;

@@ -186,7 +186,7 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
         .iter()
         .any(|name| machine.variables.contains_key(*name));
     let in_order = plan.visible.is_sorted() && plan.hide.is_empty();
-    if !masked_by_user && !in_order {
+    if !masked_by_user && !in_order && !machine.posted.is_unordered {
         let list: Vec<String> = plan.visible.iter().map(usize::to_string).collect();
         let hidden: Vec<String> = plan
             .hide

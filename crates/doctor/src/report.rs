@@ -255,7 +255,10 @@ impl Report {
             self.machine.read_from,
             ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo | ReadFrom::Windows
         );
-        posted.works.is_some() || posted.sees_gpu || is_of_runtime
+        let complains =
+            |finding: &Finding| finding.is_from_log() && finding.severity < Severity::Info;
+        let is_seen = posted.sees_gpu || is_of_runtime;
+        posted.works.is_some() || is_seen && !self.findings.iter().any(complains)
     }
 
     /// The commands of all findings, to read before running them.

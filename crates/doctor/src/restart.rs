@@ -3,26 +3,17 @@
 //! the place; but with the same data in the same order it may also die there each time
 //! (ROCm/legacy-rocm-build#6600).
 
+use crate::explain::Catalogue;
 use serde::{Deserialize, Serialize};
 
 /// The most restarts of one program.
 pub const MOST: u32 = 3;
 
-/// What a program's last output has of a page fault: the message of ROCr, of HIP, of the kernel, and of PyTorch. In
-/// lower case.
-const SIGNS: [&str; 5] = [
-    "memory access fault by gpu",
-    "memory fault error [",
-    "hsa_status_error_memory_fault",
-    "] page fault (src_id",
-    "an illegal memory access was encountered",
-];
-
-/// Whether this output is the end of a program that a page fault ended.
+/// Whether this output is the end of a program that a page fault ended: its entries in the catalogue have `page_fault`.
 #[must_use]
 pub fn is_page_fault(output: &str) -> bool {
-    let output = output.to_lowercase();
-    SIGNS.iter().any(|sign| output.contains(sign))
+    let catalogue = Catalogue::built_in();
+    output.lines().any(|line| catalogue.is_page_fault(line))
 }
 
 /// What is said of a start from the checkpoint of `step`, the `count`th.

@@ -76,6 +76,12 @@ pub enum Fact {
     KfdRootOnly,
     /// `HSA_OVERRIDE_GFX_VERSION` is set.
     Override,
+    /// Its value is none.
+    OverrideInvalid,
+    /// The wheel has no code for its value either.
+    OverrideNotInWheel,
+    /// A ROCm build of torch.
+    RocmWheel,
     /// GPUs of several architectures.
     SeveralArchitectures,
 }
@@ -142,6 +148,13 @@ pub(crate) struct Entry {
     pub(crate) scope: Scope,
     #[serde(default = "once")]
     pub(crate) times: usize,
+    /// It is a page fault on the GPU, after which a program may be started again.
+    #[serde(default)]
+    pub(crate) page_fault: bool,
+    /// It is found by its numbers or by several lines, and has no patterns.
+    #[serde(default)]
+    pub(crate) by_numbers: bool,
+    #[serde(default)]
     pub(crate) patterns: Vec<String>,
     #[serde(default)]
     pub(crate) also: Vec<String>,
@@ -178,19 +191,6 @@ struct File {
     entry: Vec<Spanned<Entry>>,
 }
 
-/// What `covers` may name besides entries: the judgements of `oom.rs`.
-const OF_NUMBERS: [&str; 9] = [
-    "oom-fraction",
-    "oom-carveout-only",
-    "oom-request-too-large",
-    "oom-fragmentation",
-    "oom-capacity-not-honoured",
-    "oom-ttm-limit",
-    "oom-refused-though-free",
-    "oom-held-elsewhere",
-    "out-of-memory",
-];
-
 /// Reads files of the catalogue, each with its name, and returns their entries in the order of judgement.
 ///
 /// `known` are ids of other entries. An error names the file, the line and the key.
@@ -209,7 +209,7 @@ pub(crate) fn read(
             entries.push((format!("{name}:{line}: {}", entry.id), entry));
         }
     }
-    let mut ids: HashSet<&str> = known.iter().chain(&OF_NUMBERS).copied().collect();
+    let mut ids: HashSet<&str> = known.iter().copied().collect();
     for (place, entry) in &entries {
         if !ids.insert(&entry.id) {
             return Err(format!("{place}: id: there is already an entry with it"));
@@ -237,7 +237,7 @@ fn check(
         }
     }
     for (key, texts) in [("patterns", &entry.patterns), ("seen", &entry.seen)] {
-        if texts.is_empty() {
+        if texts.is_empty() && !(entry.by_numbers && key == "patterns") {
             return Err(format!("{key}: there is none"));
         }
     }

@@ -1,6 +1,6 @@
 //! Words by which a text shows on which system it was written.
 
-pub(crate) use crate::tables::{LINUX, PROBABLY_WINDOWS, WINDOWS, WSL};
+pub(crate) use crate::tables::{LINUX, PROBABLY_WINDOWS, REMARKS, WINDOWS, WSL};
 
 /// `C:\Users…` at the start of a word, or `E:/TheRock…`.
 pub(crate) fn is_drive(word: &str) -> bool {

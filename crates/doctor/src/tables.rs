@@ -1,5 +1,6 @@
 //! The tables of `catalogue/tables`, and what their rows are.
 
+use crate::findings::said::Said;
 use crate::schema::{Fact, Severity};
 
 include!(concat!(env!("OUT_DIR"), "/tables.rs"));
@@ -20,7 +21,7 @@ pub(crate) struct Distribution {
 pub(crate) struct VariableRule {
     pub(crate) names: &'static [&'static str],
     pub(crate) severity: Severity,
-    pub(crate) id: &'static str,
+    pub(crate) said: &'static Said,
     pub(crate) applies: Applies,
     pub(crate) why: &'static str,
     pub(crate) instead: &'static str,

@@ -2,6 +2,7 @@
 
 use platform::Gfx;
 use platform::gfx::{Architecture, Override};
+use platform::machine::System;
 pub use platform::wheels::{
     NEWEST_UPSTREAM, is_in_newest_upstream, major_minor, upstream_architectures,
 };
@@ -39,18 +40,14 @@ pub fn needs_old_upstream(gfx: Gfx) -> bool {
     gfx == Gfx::new(9, 0, 6) || gfx == Gfx::new(9, 0, 0)
 }
 
-/// The same for Windows, for which only AMD's index has wheels.
+/// The same on a system: PyTorch's own index has wheels with ROCm for Linux only.
 #[must_use]
-pub fn install_on_windows(gfx: Gfx) -> Vec<String> {
+pub fn install_on(system: System, gfx: Gfx) -> Vec<String> {
     let mut commands = install(gfx);
-    commands.retain(|command| is_for_windows(command));
+    if system == System::Windows {
+        commands.retain(|command| command.ends_with(DEVICE_INDEX));
+    }
     commands
-}
-
-/// Whether a step of [`install`], or any other, can be taken on Windows as far as its index goes.
-#[must_use]
-pub(crate) fn is_for_windows(step: &str) -> bool {
-    !step.contains(UPSTREAM_INDEX)
 }
 
 /// The value of `HSA_OVERRIDE_GFX_VERSION` that lets an upstream wheel run on this

@@ -73,7 +73,7 @@ fn every_finding_has_a_case() {
     let unknown: Vec<_> = shown.difference(&known).collect();
     assert!(
         unknown.is_empty(),
-        "{unknown:?} is not listed in src/findings/ids.rs"
+        "{unknown:?} is not in catalogue/findings"
     );
 }
 
@@ -105,6 +105,10 @@ fn every_finding_is_whole() {
                 finding.source.starts_with("https://") || finding.source.starts_with("Linux, "),
                 "{id}: {finding:?}"
             );
+            let texts = [&finding.title, &finding.seen, &finding.why, &finding.source];
+            for text in texts.into_iter().chain(&finding.fix) {
+                assert!(!text.contains('{'), "{id}: a place is not filled: {text}");
+            }
             let is_told_elsewhere = matches!(finding.id.as_str(), "no-gpu" | "torch-missing");
             assert!(
                 !finding.fix.is_empty() || is_told_elsewhere,

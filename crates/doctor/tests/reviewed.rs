@@ -230,3 +230,57 @@ fn nobody_is_put_into_the_group_of_root() {
         "{found:?}"
     );
 }
+
+#[test]
+fn a_loss_that_is_no_number_is_no_all_clear() {
+    let text = "GPU available: True (cuda), used: True\nYou are using a CUDA device ('AMD Radeon RX 7900 XTX')\nEpoch 0: 2/1875 [00:03<52:10, 0.60it/s, train_loss=nan.0]\n";
+    let report = report(text);
+    assert!(ids(text).contains(&"nan-loss".to_owned()));
+    let verdict = report.verdict();
+    assert!(!verdict.starts_with("Nothing in this text"), "{verdict}");
+}
+
+#[test]
+fn a_table_of_losses_that_are_no_numbers_is_read() {
+    let row = "    10/299     7.98G       nan       nan         0       190       640: 100%|##| 93/93 [00:34<00:00,  2.71it/s]\n";
+    assert_eq!(ids(&row.repeat(2)), ["nan-loss"]);
+}
+
+#[test]
+fn a_loss_that_falls_shows_a_gpu_at_work() {
+    let text = "{'loss': 1.61, 'grad_norm': 0.81}\n{'loss': 1.40, 'grad_norm': 0.63}\n{'loss': 1.29, 'grad_norm': 0.55}\nGPU: AMD Radeon RX 7900 XTX (gfx1100), torch 2.9.1+rocm6.4\n";
+    let verdict = report(text).verdict();
+    assert!(verdict.starts_with("Nothing in this text"), "{verdict}");
+}
+
+/// What is known to be harmless is not the line that tells most of a failure.
+#[test]
+fn a_harmless_helper_explains_no_failure() {
+    let text = "comfy-aimdo failed to load: Could not find module 'E:\\x\\aimdo.dll' (or one of its dependencies). Try using the full path.\nGPU: RX 6950 XT\n";
+    let verdict = report(text).verdict();
+    assert!(!verdict.contains("aimdo"), "{verdict}");
+}
+
+/// A message of cuDNN's is none of MIOpen's where torch is built for CUDA.
+#[test]
+fn nothing_of_rocm_fails_in_a_torch_for_cuda() {
+    let text = "RuntimeError: GET was unable to find an engine to execute this computation\ntorch 2.6.0+cu124, AMD Radeon RX 6800\n";
+    let found = finding_ids(text);
+    assert!(found.contains(&"torch-for-cuda".to_owned()), "{found:?}");
+    assert!(
+        !found.contains(&"miopen-unknown-error".to_owned()),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn the_graphics_of_a_processor_and_a_card_are_two_gpus() {
+    let text = "Laptop with Ryzen 7 7840HS (Radeon 780M) and an RX 7700S\nWindows 11\ntorch==2.9.1+rocm7.2.1\n";
+    let gpus = report(text).gpus;
+    let mut found: Vec<String> = gpus
+        .iter()
+        .filter_map(|one| Some(one.gpu.gfx?.to_string()))
+        .collect();
+    found.sort();
+    assert_eq!(found, ["gfx1102", "gfx1103"]);
+}

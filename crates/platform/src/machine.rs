@@ -422,6 +422,8 @@ pub struct Posted {
     pub processor: Option<String>,
     /// No GPU has a specific name: `AMD Radeon Graphics`, or none.
     pub is_nameless: bool,
+    /// Its GPUs are named in passing, so that their numbers are not known.
+    pub is_unordered: bool,
     /// An NPU is listed.
     pub has_npu: bool,
     /// A size of memory that cannot be, as it was given.

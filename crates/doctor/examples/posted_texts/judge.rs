@@ -1,6 +1,6 @@
 //! The doctor's answer to a text, and how well it matches the truth.
 
-use doctor::explain::{Explanation, Severity};
+use doctor::explain::{self, Explanation, Severity};
 use doctor::report::{Report, explanation_text};
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
@@ -103,6 +103,7 @@ fn without_quotes_of_explain(mut explanation: Explanation) -> String {
         found.line.clear();
         found.source.clear();
     }
+    quote_nothing(&mut explanation.verdict);
     one_line(&explanation_text(&explanation, false))
 }
 
@@ -114,7 +115,17 @@ fn without_quotes_of_doctor(mut report: Report) -> String {
             finding.seen.clear();
         }
     }
+    if let Some(verdict) = &mut report.of_text {
+        quote_nothing(verdict);
+    }
     one_line(&report.to_text(false))
+}
+
+/// The line that a verdict quotes is of the text as well.
+fn quote_nothing(verdict: &mut explain::Verdict) {
+    if let explain::Verdict::Failed { line, .. } | explain::Verdict::Works { line } = verdict {
+        line.clear();
+    }
 }
 
 fn one_line(text: &str) -> String {

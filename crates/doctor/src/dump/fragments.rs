@@ -1,180 +1,9 @@
 //! Fragments of tool output, pasted without the part that names a GPU.
 
-/// A tool with lines that only it prints. Three of them make a fragment, and every sign counts once.
-struct Tool {
-    name: &'static str,
-    signs: &'static [&'static str],
-}
+use crate::tables::TOOLS;
 
+/// As many lines make a part of an output.
 const ENOUGH: usize = 3;
-
-const TOOLS: &[Tool] = &[
-    Tool {
-        name: "rocminfo",
-        signs: &[
-            "HSA System Attributes",
-            "HSA Agents",
-            "Runtime Version:",
-            "System Timestamp Freq.:",
-            "Max Queue Number:",
-            "Float Round Mode:",
-            "Cacheline Size:",
-            "Max Clock Freq. (MHz):",
-            "BDFID:",
-            "Internal Node ID:",
-            "Compute Unit:",
-            "SIMDs per CU:",
-            "Shader Engines:",
-            "Coherent Host Access:",
-            "Wavefront Size:",
-            "Workgroup Max Size per Dimension",
-            "Max Waves Per CU:",
-            "Max Work-item Per CU:",
-            "Grid Max Size per Dimension",
-            "Pool Info:",
-            "Alloc Granule:",
-            "Accessible by all:",
-            "Fast F16 Operation:",
-            "Packet Processor uCode",
-            "IOMMU Support",
-            "FBarrier Max Size:",
-            "Default Rounding Mode:",
-            "Machine Models:",
-            "HSA_PROFILE_",
-            "SDMA engine uCode",
-            "Allocatable:",
-        ],
-    },
-    Tool {
-        name: "collect_env",
-        signs: &[
-            "Is debug build",
-            "CUDA used to build PyTorch",
-            "ROCM used to build PyTorch",
-            "Clang version",
-            "CMake version",
-            "Libc version",
-            "Python platform",
-            "Is CUDA available",
-            "CUDA runtime version",
-            "CUDA_MODULE_LOADING set to",
-            "Nvidia driver version",
-            "cuDNN version",
-            "HIP runtime version",
-            "MIOpen runtime version",
-            "Is XNNPACK available",
-            "Versions of relevant libraries",
-        ],
-    },
-    Tool {
-        name: "clinfo",
-        signs: &[
-            "Platform Profile",
-            "Platform Extensions",
-            "Number of platforms",
-            "Device Available",
-            "Compiler Available",
-            "Max compute units",
-            "Max work item dimensions",
-            "Max work group size",
-            "Preferred work group size",
-            "Wavefront width (AMD)",
-            "Graphics IP (AMD)",
-            "Max clock frequency",
-            "Max memory allocation",
-            "Image support",
-            "Queue properties",
-            "Local memory",
-            "Global memory size",
-            "Device Extensions",
-        ],
-    },
-    Tool {
-        name: "amd-smi",
-        signs: &[
-            "GFX_ACTIVITY:",
-            "UMC_ACTIVITY:",
-            "MM_ACTIVITY:",
-            "VCN_ACTIVITY:",
-            "SOCKET_POWER:",
-            "GFX_VOLTAGE:",
-            "THROTTLE_STATUS:",
-            "POWER_MANAGEMENT:",
-            "CLK_LOCKED:",
-            "SUBVENDOR_ID:",
-            "SUBSYSTEM_ID:",
-            "MAX_PCIE_WIDTH:",
-            "BAD_PAGE_THRESHOLD:",
-            "PRODUCT_SERIAL:",
-            "REPLAY_COUNT:",
-        ],
-    },
-    Tool {
-        name: "vulkaninfo",
-        signs: &[
-            "VULKANINFO",
-            "Vulkan Instance Version:",
-            "Instance Extensions: count",
-            "VK_KHR_get_physical_device_properties2",
-            "maxImageDimension2D",
-            "conformanceVersion",
-            "VkPhysicalDevice",
-            "driverUUID",
-        ],
-    },
-    Tool {
-        name: "hipInfo",
-        signs: &[
-            "multiProcessorCount:",
-            "maxThreadsPerMultiProcessor:",
-            "isMultiGpuBoard:",
-            "memoryBusWidth:",
-            "totalConstMem:",
-            "sharedMemPerBlock:",
-            "canMapHostMemory:",
-            "regsPerBlock:",
-            "concurrentKernels:",
-            "cooperativeLaunch:",
-        ],
-    },
-    Tool {
-        name: "Win32_VideoController",
-        signs: &[
-            "AdapterCompatibility",
-            "AdapterDACType",
-            "AdapterRAM",
-            "VideoProcessor",
-            "VideoArchitecture",
-            "InstalledDisplayDrivers",
-        ],
-    },
-    Tool {
-        name: "lshw",
-        signs: &[
-            "*-core",
-            "*-memory",
-            "*-cpu",
-            "*-firmware",
-            "physical id:",
-            "bus info:",
-            "capabilities:",
-            "configuration:",
-        ],
-    },
-    Tool {
-        name: "dxdiag",
-        signs: &[
-            "DDI Version:",
-            "Feature Levels:",
-            "Driver Model:",
-            "Driver Attributes:",
-            "WHQL Logo",
-            "Output Type:",
-            "Monitor Model:",
-            "Device Problem Code:",
-        ],
-    },
-];
 
 /// The tool of which a text has a part.
 pub(super) fn tool_of(text: &str) -> Option<&'static str> {
@@ -182,12 +11,9 @@ pub(super) fn tool_of(text: &str) -> Option<&'static str> {
     if text.contains("gpuSurveyResult") {
         return None;
     }
-    let count = |tool: &Tool| {
-        let is_there = |sign: &&&str| text.contains(**sign);
-        tool.signs.iter().filter(is_there).count()
-    };
-    let best = TOOLS.iter().max_by_key(|tool| count(tool))?;
-    (count(best) >= ENOUGH).then_some(best.name)
+    let count = |signs: &[&str]| signs.iter().filter(|sign| text.contains(**sign)).count();
+    let (name, signs) = TOOLS.iter().max_by_key(|(_, signs)| count(signs))?;
+    (count(signs) >= ENOUGH).then_some(name)
 }
 
 /// Whether the list of agents of `rocminfo` breaks off within an agent.

@@ -5,200 +5,21 @@ use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::{code_lists, kubernetes};
 use crate::names;
 use crate::pattern::{self, Pattern, Patterns, patterns};
+use crate::tables::MENTIONS;
+use platform::gfx::FormFactor;
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
 use platform::{Bytes, Gfx};
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// Program and pattern. Groups: `i` its number, `n` name, `g` architecture, `d` device id, `p` PCI
-/// address, `m` major/minor/stepping, `t` the whole memory as HIP has it, `f` memory that is free or of unknown kind, `u` integrated,
-/// `c` compute units.
-const LINES: &[(&str, &str)] = &[
-    (
-        "ggml",
-        r"\bDevice (?P<i>\d+): (?P<n>[^,]+), (?:(?P<g>gfx[0-9a-f]+)|compute capability)(?:.*?VRAM: (?P<t>\d+ MiB))?",
-    ),
-    (
-        "vulkan",
-        r"ggml_vulkan: (?P<i>\d+) = (?P<n>[^|]+?)(?: \||$)(?: uma: (?P<u>[01]))?",
-    ),
-    (
-        "load",
-        r"using device \S+ \((?P<n>.+?)\)(?: \(\S+\))? - (?P<f>\d+ MiB) free",
-    ),
-    (
-        "rsmi",
-        r"\[(?P<i>\d+)\] ROCm (?:device name: (?P<n>.+)|totalMem (?P<f>\d+))",
-    ),
-    ("rsmi", r"\[(?P<i>\d+)\] ROCm (?P<u>integrated) GPU"),
-    ("amdgpu", r"\[(?P<i>\d+)\] amdgpu totalMemory (?P<f>\d+)"),
-    (
-        "comfy",
-        r"(?:Device ?:|- Name:)\s+(?:cuda:(?P<i>\d+) )?(?P<n>(?:AMD|Radeon|NVIDIA|GeForce)[^:{]*)",
-    ),
-    (
-        "arch",
-        r"(?i)(?:AMD|GPU|HIP|ROCm GPU|detected)[ _](?:arch(?:itecture)?|agent|target)s?\s*[:=]\s*\W{0,2}(?P<g>gfx[0-9a-f]{3,5})\b",
-    ),
-    (
-        "arch",
-        r"(?i)(?:using agent|agents=\[')\s*(?P<g>gfx[0-9a-f]{3,5})",
-    ),
-    ("arch", r"(?i)unsupported GPU: (?P<g>gfx[0-9a-f]{3,5})"),
-    // HIP under AMD_LOG_LEVEL=3.
-    ("runtime", r"Gfx Major/Minor/Stepping: (?P<m>\d+/\d+/\d+)"),
-    (
-        "arch",
-        r"(?i)\bGPU (?:dev(?:ice)? )?(?P<i>\d+):\s*(?P<g>gfx[0-9a-f]{3,5}) \((?P<f>[\d.]+ [GM]i?B)",
-    ),
-    ("arch", r"(?i)sees (?:the )?GPU as (?P<g>gfx[0-9a-f]{3,5})"),
-    // Unsloth: the banner of a training, and what its installer and Studio say.
-    (
-        "unsloth",
-        r"^\W{0,6}\\\\ +/\| +(?:GPU: )?(?P<n>[^|=]{2,80}?)\. (?:Num GPUs = (?P<k>\d+)\. )?Max memory: (?P<f>[\d.]+ GB)\b",
-    ),
-    (
-        "unsloth",
-        r"(?i)\bHardware detected: \w+(?: \([^)]*\))? -- (?P<n>.{2,80}?)\s*$",
-    ),
-    (
-        "arch",
-        r"\bgpu\s+AMD ROCm \((?P<g>gfx[0-9a-f]{3,5})\)|(?i:arch inferred from GPU name: )(?P<h>gfx[0-9a-f]{3,5})",
-    ),
-    (
-        "detected",
-        r"(?i)^\s*Detected: (?P<n>(?:AMD|Radeon)[^,;|]{3,60}?)\s*$",
-    ),
-    // The columns of `Get-CimInstance Win32_VideoController`.
-    (
-        "adapters",
-        r"^\s*(?P<n>(?:AMD|Radeon) [^|,:;]{3,50}?)\s+\d\d\.\d+\.\d+\.\d+\s*$",
-    ),
-    // A list of adapters by their addresses.
-    (
-        "addresses",
-        r"^\W{0,8}(?:\d{1,2}[.:] )?(?P<p>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<n>(?:AMD|ATI|Radeon) .{3,80}?)\s*$",
-    ),
-    (
-        "lshw-short",
-        r"^\s*/0/\S+\s+(?:\S+\s+)?display\s+(?P<n>\S.{2,100}?)\s*$",
-    ),
-    // InvokeAI with several devices.
-    (
-        "invoke",
-        r"(?P<n>(?:AMD|Radeon|ATI) [^\[\](),]{2,60}) \(cuda:(?P<i>\d+)\)",
-    ),
-    // The device that SD.Next takes of those that ROCm lists.
-    ("arch", r"\bidx=(?P<i>\d+) gpu=(?P<g>gfx[0-9a-f]{3,5})\b"),
-    (
-        "ids",
-        r"\bDEVICE=\x22?(?:0x)?1002:(?:0x)?(?P<d>[0-9a-fA-F]{4})\b",
-    ),
-    // `llama-server --list-devices`; HIP may give the graphics the name of their processor.
-    (
-        "devices",
-        r"^\s*(?:ROCm|CUDA|Vulkan)(?P<i>\d+): (?P<n>\S.{2,90}?) \((?P<f>\d+ MiB)\b",
-    ),
-    (
-        "clinfo-list",
-        r"(?:\+--|`--|\|--|└──|├──) Device #(?P<i>\d+): (?P<n>\S.*?)\s*$",
-    ),
-    (
-        "opencl",
-        r"(?i)\bdevice:? +(?P<i>\d+):? '(?P<n>(?:gfx|AMD|Radeon)[^']{2,60})'",
-    ),
-    // Ultralytics: one line each for the second card and those after it.
-    (
-        "yolo",
-        r"(?:\btorch-\S+|^)\s+CUDA:(?P<i>\d+) \((?P<n>(?:AMD|Radeon)[^,()]{3,60}), (?P<f>\d+ ?MiB)\)",
-    ),
-    (
-        "tensorflow",
-        r"(?:with (?P<f>\d+ MB) memory.{0,30} )?name: (?P<n>[^,]{3,80}?)(?:,|\s{2,}ROCm AMD GPU ISA: (?P<g>gfx[0-9a-f]{3,5}))",
-    ),
-    // vLLM: `Config file not found at …,device_name=AMD_Instinct_MI300X.json`.
-    (
-        "device-name",
-        r"\bdevice[_ ]name[:=] ?'?(?P<n>AMD_[A-Za-z0-9_]{3,50})",
-    ),
-    (
-        "triton",
-        r"GPUTarget\(backend='hip', arch='(?P<g>gfx[0-9a-f]{3,5})",
-    ),
-    // chrome://gpu.
-    (
-        "chrome",
-        r"VENDOR= ?0x1002\b.{0,40}?\bDEVICE= ?(?P<d>0x[0-9a-f]{4})\b",
-    ),
-    (
-        "torch",
-        r"_CudaDeviceProperties\((?:name='(?P<n>[^']*)')?(?:.*?gcnArchName='(?P<g>gfx[0-9a-f]+))?(?:.*?total_memory=(?P<t>\d+ ?MB))?",
-    ),
-    (
-        "props",
-        r"(?i)gcn[-_]?arch[-_]?name\W{1,4}(?P<g>gfx[0-9a-f]{3,5})\b",
-    ),
-    ("quoted", r"^'(?P<g>gfx[0-9a-f]{3,5})(?::\S*)?'$"),
-    (
-        "sdnext",
-        r#"(?i)torch (?:detected )?(?:gpu|device)[:=]\s*(?:device=)?"?(?P<n>AMD[^"]+?|Radeon[^"]+?)"?(?: n=\d+| vram[= ](?P<f>\d+)| arch| hip|$)"#,
-    ),
-    (
-        "processor",
-        r"(?i)Graphics Processor \((?P<d>0x[0-9a-f]{4})\)",
-    ),
-    ("ids", r"(?i)\bVEN_1002&DEV_(?P<d>[0-9a-f]{4})"),
-    (
-        "node",
-        r"Add [di]GPU node \[(?P<d>0x[0-9a-fA-F]{4}):0x1002\]",
-    ),
-    (
-        "rocblas-bench",
-        r"^Device ID (?P<i>\d+) ?: (?P<n>.{3,80}?) (?P<g>gfx[0-9a-f]{3,5})(?::\S+)?\s*$",
-    ),
-    // A list without names: `Device 0 [0x744c]`.
-    (
-        "numbered",
-        r"^\W*Device (?P<i>\d+):? \[(?P<d>0x[0-9a-fA-F]{4})\]",
-    ),
-    (
-        "aimdo",
-        r"inited for GPU: (?P<n>.+) \(VRAM: (?P<f>\d+ MB)\)",
-    ),
-    (
-        "adapter",
-        r"Found matching device: (?P<n>.+?) \(index: (?P<i>\d+)\)",
-    ),
-    // ComfyUI's launcher lists what HIP, CUDA and DirectML see.
-    (
-        "launcher",
-        r"(?P<i>\d+): (?P<n>(?:AMD |ATI )?Radeon[^\[\]]{0,60}) \[(?P<g>gfx[0-9a-f]{3,5})\b",
-    ),
-    (
-        "device-name",
-        r#"get_device_name\(.{0,60}?\)\W{1,8}(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct)\b[^"',;=()]{1,50})"#,
-    ),
-    (
-        "alone",
-        r"^[\s*•>\['-]*(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct|FirePro)\b[^.,:;=|]{0,60})$",
-    ),
-    ("radv", r"\((?P<n>RADV [A-Z0-9_]+)\)"),
-    ("radv", r"\b(?P<n>AMD RADV [A-Z][A-Z0-9_]+)\b"),
-    // The GPU that a game engine renders with.
-    (
-        "renders",
-        r"(?i)(?:\bdedicated|\bdiscrete|\bUsing (?:Vulkan )?Device(?: #\d+)?: AMD -) (?P<n>(?:AMD )?Radeon [^,;()]{2,40})",
-    ),
-    (
-        "lspci",
-        r"(?:VGA compatible controller|Display controller|3D controller|Processing accelerators)[^:]*: (?P<n>.*)",
-    ),
-];
-
 /// Constant patterns: a test compiles every one of them.
-static COMPILED: LazyLock<Patterns<Regex>> =
-    LazyLock::new(|| Patterns::new(LINES.iter().map(|(_, pattern)| *pattern), pattern::compile));
+static COMPILED: LazyLock<Patterns<Regex>> = LazyLock::new(|| {
+    Patterns::new(
+        MENTIONS.iter().map(|(_, pattern)| *pattern),
+        pattern::compile,
+    )
+});
 
 /// The GPUs named by lines of a text; other facts in them are added to the machine.
 pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
@@ -209,7 +30,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     for line in text.lines() {
         let line = crate::explain::clip(line, 4096);
         for (at, pattern) in COMPILED.matches(line) {
-            let (tool, _) = LINES[at];
+            let (tool, _) = MENTIONS[at];
             // The properties of torch's form name it once.
             if tool == "props" && line.contains("_CudaDeviceProperties(")
                 || tool == "arch" && is_build_target(line)
@@ -305,7 +126,13 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
             true
         }
     });
-    if names.len() > 1 && !SEVERAL.is_match(text) {
+    let is_apu = |(gfx, _): &&(Gfx, &str)| {
+        let known = gfx.architecture();
+        known.is_some_and(|known| known.sold_as == FormFactor::Apu)
+    };
+    // The graphics of a processor and a card are in one machine more often than not.
+    let is_pair = names.len() == 2 && names.iter().filter(is_apu).count() == 1;
+    if names.len() > 1 && !is_pair && !SEVERAL.is_match(text) {
         return Vec::new();
     }
     let mention = |(at, (_, name)): (u32, &(Gfx, &str))| {
@@ -559,6 +386,8 @@ mod tests {
             Some(Gfx::new(12, 0, 0))
         );
         assert_eq!(gfx("a 9070 XT, a month old"), Some(Gfx::new(12, 0, 1)));
+        let both = only_products("Ryzen 7 7840HS (Radeon 780M) and an RX 7700S");
+        assert_eq!(both.len(), 2);
         for text in [
             "Ryzen 5 5600XT",
             "RX 6700 XT and RX 7900 XTX",

@@ -170,12 +170,13 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
         gpu.mes_firmware = gpu.mes_firmware.or(mes);
     }
     let mut asked = None;
+    let mut unit: fn(u64) -> Bytes = Bytes::kib;
     for line in text.lines() {
         if let Some((quantity, number)) = answer(line, asked) {
             take(quantity, number, machine);
         }
         asked = question(line).or(asked.filter(|_| line.trim().is_empty()));
-        from_free(line, &mut machine.memory);
+        from_free(line, &mut unit, &mut machine.memory);
         for parameter in PARAMETERS
             .captures_iter(line)
             .filter_map(|found| found.get(1))
@@ -242,16 +243,27 @@ fn answer(line: &str, asked: Option<Quantity>) -> Option<(Quantity, Bytes)> {
 }
 
 /// A line of `free`: `Mem:            30Gi       5.1Gi …      25Gi`, or `Swap:  0B  0B  0B`.
-/// Its numbers have units with `-h`; else they are KiB.
-fn from_free(line: &str, memory: &mut HostMemory) {
+/// Its numbers have units with `-h`; else they are KiB, MiB or GiB, whichever makes an amount of RAM that machines have.
+fn from_free(line: &str, unit: &mut fn(u64) -> Bytes, memory: &mut HostMemory) {
     let mut words = line.split_whitespace();
     let name = words.next();
     if !matches!(name, Some("Mem:" | "Swap:")) {
         return;
     }
+    if name == Some("Mem:") {
+        let total = words
+            .clone()
+            .next()
+            .and_then(|word| word.parse::<u64>().ok());
+        *unit = match total {
+            Some(..2_048) => Bytes::gib,
+            Some(..2_000_000) => Bytes::mib,
+            _ => Bytes::kib,
+        };
+    }
     let sizes: Vec<Bytes> = words
         .map_while(|word| match word.parse::<u64>() {
-            Ok(kib) => Some(Bytes::kib(kib)),
+            Ok(number) => Some(unit(number)),
             Err(_) => Bytes::parse_tool_output(word),
         })
         .collect();

@@ -127,13 +127,15 @@ fn installed_versions(text: &str) -> Vec<String> {
     versions
 }
 
-/// The line that tells most of a failure, with its number: the last exception, or else the first complaint.
-pub(crate) fn failure(text: &str) -> Option<(usize, &str)> {
+/// The line that tells most of a failure, with its number: the last exception, or else the first complaint, of those that are not
+/// known to be harmless.
+pub(crate) fn failure<'a>(text: &'a str, harmless: &[&str]) -> Option<(usize, &'a str)> {
     let lines = text.lines().enumerate();
     let complaints = || {
         lines
             .clone()
             .filter(|(_, line)| !is_warning(line) && FAILED.is_match(line))
+            .filter(|(_, line)| !harmless.iter().any(|known| line.contains(known)))
     };
     let is_exception = |line: &str| {
         let name = line.split(':').next().unwrap_or_default().trim();

@@ -6,8 +6,7 @@
 
 use crate::schema;
 pub use crate::schema::{Confidence, Fact, Scope, Severity};
-
-use platform::machine::System;
+pub use crate::steps::Step;
 
 include!(concat!(env!("OUT_DIR"), "/entries.rs"));
 
@@ -16,12 +15,8 @@ pub const LAST_RESORT: u16 = 900;
 
 /// One known error.
 ///
-/// In `cause` and `fix`, `{gpu}` is replaced by the architecture that the text names, or "the GPU". In
-/// `cause`, `{kernel}` is replaced by the kernel release in brackets, or nothing, and `{package}` by the Python package in
-/// which the traceback ends. In
-/// `fix`, `<gfx>` is the architecture within a command, the step `{install}` becomes the commands that
-/// install a torch for it, and a step with `{override}` is shown if an override is safe; `{apt}` and `{initramfs}` are
-/// commands of the distribution.
+/// In `cause` and `fix`, what stands in `{places}` is taken from the text (`Context::value`); a step that has nothing else, or
+/// whose place has no value, is left out.
 #[derive(Debug)]
 pub struct Entry {
     /// Its id, stable across versions.
@@ -36,6 +31,8 @@ pub struct Entry {
     pub scope: Scope,
     /// On how many lines it must be found at least.
     pub times: usize,
+    /// Whether it is a page fault on the GPU, after which a program may be started again.
+    pub page_fault: bool,
     /// Regular expressions over ASCII; a line that matches any of them is this error.
     pub patterns: &'static [&'static str],
     /// Regular expressions that must all be found somewhere in the text as well.
@@ -54,46 +51,6 @@ pub struct Entry {
     pub ask: &'static [Step],
     /// Where this is known from.
     pub source: &'static str,
-}
-
-/// A step, or a cause, that depends on facts.
-///
-/// Of `when`, one of the systems, one of the distributions and all other facts must hold. Where the text does not show the
-/// system or the distribution, the step names it instead; steps of WSL alone are then left out.
-#[derive(Debug)]
-pub struct Step {
-    /// What must hold.
-    pub when: &'static [Fact],
-    /// What must not hold.
-    pub unless: &'static [Fact],
-    /// What to do.
-    pub text: &'static str,
-}
-
-impl Fact {
-    /// Whether it is one of systems, of which a text is from one.
-    pub(super) fn is_system(self) -> bool {
-        matches!(self, Self::Linux | Self::Wsl | Self::Windows)
-    }
-
-    /// Whether it is one of distributions, of which a text is from one.
-    pub(super) fn is_distribution(self) -> bool {
-        matches!(self, Self::Fedora | Self::Arch | Self::Suse | Self::Nixos)
-    }
-}
-
-impl Scope {
-    /// Whether an entry applies to a text that shows this system.
-    #[must_use]
-    pub fn holds_on(self, system: Option<System>) -> bool {
-        match self {
-            Self::Anywhere => true,
-            Self::BareMetal => matches!(system, None | Some(System::Linux)),
-            Self::NotWindows => system != Some(System::Windows),
-            Self::Wsl => system == Some(System::Wsl),
-            Self::Windows => system == Some(System::Windows),
-        }
-    }
 }
 
 /// The entries of one more file, for as long as the program runs, each with the lines that it must match.
@@ -132,6 +89,7 @@ fn kept(entry: schema::Entry) -> &'static Entry {
         confidence: entry.confidence,
         scope: entry.scope,
         times: entry.times,
+        page_fault: entry.page_fault,
         patterns: texts(entry.patterns),
         also: texts(entry.also),
         absent: texts(entry.absent),

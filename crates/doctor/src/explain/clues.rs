@@ -1,6 +1,7 @@
 //! What single lines of a log say: on which system it ran, a package, a kernel, the value of a variable.
 
-use crate::signs::{self, is_drive};
+use super::marks::{Marks, Sign};
+use crate::signs::is_drive;
 use platform::machine::System;
 
 /// Lines that show on which system the program ran.
@@ -12,18 +13,16 @@ pub(super) struct Clues {
 }
 
 impl Clues {
-    pub(super) fn read(&mut self, line: &str) {
-        let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
-        self.wsl += usize::from(has(signs::WSL));
+    pub(super) fn read(&mut self, line: &str, marks: &Marks) {
+        self.wsl += usize::from(marks.has(Sign::Wsl));
         // A path of Windows within a path of Linux is that of a mounted disk.
         if (line.contains(":\\") || line.contains(":/"))
             && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
-            || has(signs::WINDOWS)
-            || has(signs::PROBABLY_WINDOWS)
+            || marks.has(Sign::Windows)
         {
             self.windows += 1;
         } else {
-            self.linux += usize::from(has(signs::LINUX));
+            self.linux += usize::from(marks.has(Sign::Linux));
         }
     }
 

@@ -1,17 +1,18 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
-use super::catalogue::{Fact as Known, Step};
 use super::clues::{Clues, kernel_of, package_of_frame, word_after};
+use super::marks::{Marks, Sign};
 use super::pairing::Pairing;
 use super::shared_library;
-use super::{Catalogue, Confidence, Match};
-use crate::tables::{DISTRIBUTIONS, Distribution, UBUNTU};
-use crate::{names, powershell, signs, wheels};
-use aho_corasick::AhoCorasick;
+use super::{Catalogue, Confidence, Match, from_entry};
+use crate::schema;
+use crate::steps::{Known, filled};
+use crate::tables::Distribution;
+use crate::{names, powershell, wheels};
 use platform::Gfx;
 use platform::gfx::FormFactor;
 use platform::machine::{Machine, System};
-use std::sync::LazyLock;
+use std::fmt::Display;
 
 /// Facts about the program and its machine that a log mentions.
 #[derive(Default)]
@@ -51,19 +52,6 @@ impl Context {
     /// More architectures than this in one line are a list of what something supports.
     const GPUS_IN_A_LINE: usize = 2;
     const GPUS: usize = 16;
-    const NVIDIA: [&str; 5] = [
-        "GeForce",
-        "NVIDIA RTX",
-        "NVIDIA A100",
-        "NVIDIA H100",
-        "+cu1",
-    ];
-    const CONTAINERS: [&str; 4] = [
-        "docker run",
-        "podman run",
-        "distrobox ",
-        "root is not member of",
-    ];
 
     /// Whether the text is about a card with memory of its own, and no APU.
     pub(super) fn is_card(&self) -> bool {
@@ -80,16 +68,18 @@ impl Context {
 
     /// Takes what one more line says.
     pub(super) fn read(&mut self, line: &str, number: usize) {
-        if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
+        let Some(marks) = Marks::of(line) else {
             return;
+        };
+        self.clues.read(line, &marks);
+        if marks.has(Sign::Traceback) {
+            if line.contains("Traceback (most recent") {
+                self.package = None;
+            } else if let Some(package) = package_of_frame(line) {
+                self.package = Some(package.to_owned());
+            }
         }
-        self.clues.read(line);
-        if line.contains("Traceback (most recent") {
-            self.package = None;
-        } else if let Some(package) = package_of_frame(line) {
-            self.package = Some(package.to_owned());
-        }
-        if self.override_value.is_none() {
+        if marks.has(Sign::Override) && self.override_value.is_none() {
             let after = |marker: &str| word_after(line, marker);
             self.override_value = after("HSA_OVERRIDE_GFX_VERSION=")
                 .or_else(|| {
@@ -102,7 +92,7 @@ impl Context {
                     line: number,
                 });
         }
-        if self.rocm.is_none() {
+        if marks.has(Sign::Rocm) && self.rocm.is_none() {
             self.rocm = word_after(line, "+rocm")
                 .filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
                 .map(|value| Fact {
@@ -110,25 +100,21 @@ impl Context {
                     line: number,
                 });
         }
-        if self.kernel.is_none() {
+        if marks.has(Sign::Kernel) && self.kernel.is_none() {
             self.kernel = kernel_of(line).map(|value| Fact {
                 value,
                 line: number,
             });
         }
-        self.names_nvidia =
-            self.names_nvidia || Self::NVIDIA.iter().any(|sign| line.contains(sign));
-        self.names_container =
-            self.names_container || Self::CONTAINERS.iter().any(|sign| line.contains(sign));
-        self.distribution = self.distribution.or_else(|| {
-            let shows = |one: &&Distribution| one.signs.iter().any(|sign| line.contains(sign));
-            DISTRIBUTIONS.iter().find(shows)
-        });
-        self.kfd_is_of_root =
-            self.kfd_is_of_root || line.contains("crw-------") && line.trim_end().ends_with("kfd");
-        self.kfd_is_public =
-            self.kfd_is_public || line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
-        if line.contains("gfx") {
+        self.names_nvidia |= marks.has(Sign::Nvidia);
+        self.names_container |= marks.has(Sign::Container);
+        self.distribution = self.distribution.or(marks.distribution);
+        if marks.has(Sign::Mode) {
+            let is_kfd = line.trim_end().ends_with("kfd");
+            self.kfd_is_of_root |= is_kfd && line.contains("crw-------");
+            self.kfd_is_public |= line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
+        }
+        if marks.has(Sign::Architecture) {
             let named = gpus_of(line);
             if named.len() <= Self::GPUS_IN_A_LINE {
                 if let ([gfx], true) = (&named[..], names_a_device(line)) {
@@ -139,7 +125,9 @@ impl Context {
                 }
             }
         }
-        if let Some(gfx) = product_of(line) {
+        if marks.has(Sign::Product)
+            && let Some(gfx) = product_of(line)
+        {
             note(&mut self.products, gfx, number);
         }
         self.pairing.read(line, number);
@@ -161,68 +149,46 @@ impl Context {
     }
 
     /// What is known of the text.
-    fn facts(&self) -> Vec<Known> {
-        let system = match self.system() {
-            Some(System::Linux) => Some(Known::Linux),
-            Some(System::Wsl) => Some(Known::Wsl),
-            Some(System::Windows) => Some(Known::Windows),
-            _ => None,
-        };
-        let others = [
-            (self.names_container, Known::Container),
-            (self.kfd_is_public, Known::KfdOpenToAll),
+    fn known(&self) -> Known {
+        let target = self.target();
+        let of_wheel = self.rocm.as_ref();
+        let of_wheel = of_wheel.and_then(|rocm| wheels::upstream_architectures(&rocm.value));
+        let lacks = |target: &Gfx| of_wheel.is_some_and(|list| !list.contains(target));
+        let is_set = self.override_value.is_some();
+        let facts = [
+            (self.names_container, schema::Fact::Container),
+            (self.kfd_is_public, schema::Fact::KfdOpenToAll),
             (
                 self.kfd_is_of_root && !self.kfd_is_public,
-                Known::KfdRootOnly,
+                schema::Fact::KfdRootOnly,
             ),
-            (self.override_value.is_some(), Known::Override),
-            (self.gpus.len() > 1, Known::SeveralArchitectures),
+            (is_set, schema::Fact::Override),
+            (is_set && target.is_none(), schema::Fact::OverrideInvalid),
+            (
+                target.as_ref().is_some_and(lacks),
+                schema::Fact::OverrideNotInWheel,
+            ),
+            (
+                self.rocm.is_some() && !self.names_nvidia,
+                schema::Fact::RocmWheel,
+            ),
+            (self.gpus.len() > 1, schema::Fact::SeveralArchitectures),
         ];
-        let others = others.into_iter().filter(|(holds, _)| *holds);
+        let facts = facts.into_iter().filter(|(holds, _)| *holds);
+        let system = self.system().and_then(schema::Fact::of);
         let distribution = self.distribution.map(|one| one.fact);
-        let facts = system.into_iter().chain(distribution);
-        facts.chain(others.map(|(_, fact)| fact)).collect()
+        Known {
+            facts: (facts.map(|(_, fact)| fact))
+                .chain(system)
+                .chain(distribution)
+                .collect(),
+            distribution: self.distribution,
+        }
     }
 
-    /// A step with the commands of the distribution, or `None` if it is for other facts.
-    fn chosen(&self, step: &Step, facts: &[Known]) -> Option<String> {
-        let holds = |fact: &Known| facts.contains(fact);
-        if step.unless.iter().any(holds) {
-            return None;
-        }
-        let mut name = None;
-        for of_kind in [Known::is_system, Known::is_distribution] {
-            let mut wanted = step.when.iter().filter(|fact| of_kind(**fact)).peekable();
-            let first = wanted.peek().copied().copied();
-            if first.is_none() || wanted.any(holds) {
-                continue;
-            }
-            // What is not shown may be the wanted one; WSL is shown by nearly every text from there.
-            if facts.iter().any(|fact| of_kind(*fact)) || first == Some(Known::Wsl) {
-                return None;
-            }
-            name = first;
-        }
-        let is_other = |fact: &&Known| !fact.is_system() && !fact.is_distribution();
-        if !step.when.iter().filter(is_other).all(holds) {
-            return None;
-        }
-        let (apt, initramfs) = self
-            .distribution
-            .map_or(UBUNTU, |one| (one.apt, one.initramfs));
-        let text = step
-            .text
-            .replace("{apt}", apt)
-            .replace("{initramfs}", initramfs);
-        Some(match name {
-            Some(Known::Linux) => format!("Linux: {text}"),
-            Some(Known::Windows) => format!("Windows: {text}"),
-            Some(fact) => {
-                let named = DISTRIBUTIONS.iter().find(|one| one.fact == fact);
-                format!("{}: {text}", named.map_or("", |one| one.name))
-            }
-            None => text,
-        })
+    /// The architecture that the override stands for.
+    fn target(&self) -> Option<Gfx> {
+        Gfx::from_override(&self.override_value.as_ref()?.value)
     }
 
     /// Says what the entries say under the facts of this text.
@@ -232,38 +198,77 @@ impl Context {
         catalogue: &Catalogue,
         machine: Option<&Machine>,
     ) {
-        matches.extend(self.pairing.contradiction.clone());
-        let facts = self.facts();
+        if let Some(found) = &self.pairing.contradiction
+            && let Some((_, entry)) = catalogue.entry("override-renames-gpu")
+        {
+            matches.push(Match {
+                values: found.values.clone(),
+                ..from_entry(entry, &found.line, found.line_number)
+            });
+        }
+        let known = self.known();
         for found in matches {
-            if let Some((_, entry)) = catalogue.entry(&found.id) {
-                let chosen = |steps: &[Step]| -> Vec<String> {
-                    let chosen = steps.iter().filter_map(|step| self.chosen(step, &facts));
-                    chosen.collect()
-                };
-                let cause = chosen(entry.causes).into_iter().next();
-                found.cause = cause.unwrap_or_else(|| entry.cause.to_owned());
-                found.fix = chosen(entry.fix);
-                found.ask = chosen(entry.ask);
-                // What would settle it is worth asking for only where it is not settled.
-                if !found.ask.is_empty() && found.confidence == Confidence::High {
-                    found.confidence = Confidence::Medium;
+            let Some((_, entry)) = catalogue.entry(&found.id) else {
+                continue;
+            };
+            let cause = known.sentence(entry.causes).unwrap_or(entry.cause);
+            let fix = known.chosen(entry.fix);
+            found.ask = known.chosen(entry.ask);
+            // What would settle it is worth asking for only where it is not settled.
+            if !found.ask.is_empty() && found.confidence == Confidence::High {
+                found.confidence = Confidence::Medium;
+            }
+            let gpu = self.gpu_of(found).or_else(|| only_gpu(machine?));
+            let texts = || fix.iter().map(String::as_str).chain([cause]);
+            let uses =
+                |places: &[&str]| texts().any(|text| places.iter().any(|it| text.contains(it)));
+            let depends_on_override = entry
+                .fix
+                .iter()
+                .any(|step| step.when.contains(&schema::Fact::Override));
+            found.facts = [
+                gpu.as_ref()
+                    .filter(|_| uses(&["{gpu}", "<gfx>", "{install}", "{override}"]))
+                    .map(|gpu| noted(&gpu.value, gpu.line)),
+                self.override_value
+                    .as_ref()
+                    .filter(|_| depends_on_override || uses(&["{set}"]))
+                    .map(|set| noted(&format!("HSA_OVERRIDE_GFX_VERSION={}", set.value), set.line)),
+                self.kernel
+                    .as_ref()
+                    .filter(|_| uses(&["{kernel}"]))
+                    .map(|kernel| noted(&format!("kernel {}", kernel.value), kernel.line)),
+                self.rocm
+                    .as_ref()
+                    .filter(|_| uses(&["{rocm}"]))
+                    .map(|rocm| noted(&format!("ROCm {}", rocm.value), rocm.line)),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
+            if uses(&["{architectures}"]) {
+                let all = self.gpus.iter();
+                found
+                    .facts
+                    .extend(all.map(|gpu| noted(&gpu.value, gpu.line)));
+            }
+            let gfx = gpu.map(|gpu| gpu.value);
+            let value = |place: &str| {
+                let own = found.values.iter().find(|(name, _)| *name == place);
+                own.map(|(_, value)| value.clone())
+                    .or_else(|| self.value(place, &found.line, gfx))
+            };
+            found.cause = filled(cause, &value);
+            found.fix = fix
+                .iter()
+                .filter_map(|step| step_filled(step, value))
+                .flatten()
+                .collect();
+            if let Some(gfx) = gfx {
+                for step in &mut found.fix {
+                    *step = step.replace("<gfx>", &gfx.to_string());
                 }
             }
-            match found.id.as_str() {
-                "invalid-device-function" | "no-kernel-image" => self.name_the_override(found),
-                "missing-library" => name_the_library(found),
-                "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
-                "segmentation-fault" | "memory-access-fault" | "gfxhub-page-fault" | "mes-hang" => {
-                    if let Some(Fact { value, line }) = &self.override_value {
-                        found
-                            .facts
-                            .push(format!("HSA_OVERRIDE_GFX_VERSION={value} (line {line})"));
-                    }
-                }
-                "torch-cpu-only" => self.name_the_wheel(found),
-                _ => {}
-            }
-            self.name_the_gpu(found, machine);
             if let Some(machine) = machine {
                 leave_out_what_was_tried(found, machine);
             }
@@ -277,139 +282,59 @@ impl Context {
         }
     }
 
-    /// A torch that is a ROCm build, and sees no GPU for another reason.
-    fn name_the_wheel(&self, found: &mut Match) {
-        let Some(rocm) = &self.rocm else { return };
-        if found.line.contains("not compiled") || found.line.contains("+cpu") || self.names_nvidia {
-            return;
-        }
-        found
-            .facts
-            .push(format!("rocm{} (line {})", rocm.value, rocm.line));
-        let why = match self.system() {
-            Some(System::Wsl) => {
-                "under WSL ROCm reaches the GPU through /dev/dxg and the driver of Windows, and this ROCm is not one for WSL, or the driver or the card does not fit it"
-            }
-            Some(System::Windows) => {
-                "the Adrenalin driver is too old for it, a variable hides the GPU, or this build does not support it"
-            }
-            _ => {
-                "its user may not open the device (group render), a container has none, a variable hides it, or this ROCm does not support the GPU"
-            }
-        };
-        found.cause = format!(
-            "The text names a ROCm build of torch (rocm{}), and HIP finds no GPU in that process: {why}. Or the program runs another torch than that one.",
-            rocm.value
-        );
-    }
-
-    /// Several architectures in one process are a possible cause of their own.
-    fn name_the_architectures(&self, found: &mut Match) {
-        let named = self.gpus.iter().map(|gpu| gpu.value.to_string());
-        let named = named.collect::<Vec<_>>().join(", ");
-        let facts = self
-            .gpus
-            .iter()
-            .map(|gpu| format!("{} (line {})", gpu.value, gpu.line));
-        found.facts.extend(facts);
-        found.cause = format!(
-            "The process crashed outside Python, and the text names GPUs of several architectures ({named}): a runtime or wheel that does not expect them together crashes (ROCm 6.0 did with three), or one of them has no code in it."
-        );
-    }
-
-    fn name_the_override(&self, found: &mut Match) {
-        let Some(Fact { value, line }) = &self.override_value else {
-            return;
-        };
-        found
-            .facts
-            .push(format!("HSA_OVERRIDE_GFX_VERSION={value} (line {line})"));
-        let Some(target) = Gfx::from_override(value) else {
-            found.cause = format!(
-                "HSA_OVERRIDE_GFX_VERSION={value} is not valid (`major.minor.stepping`, decimal)."
-            );
-            return;
-        };
-        let wheel = self.rocm.as_ref().and_then(|rocm| {
-            let list = wheels::upstream_architectures(&rocm.value)?;
-            Some((rocm, list))
-        });
-        found.cause = match wheel {
-            Some((rocm, list)) if !list.contains(&target) => {
-                found
-                    .facts
-                    .push(format!("ROCm {} (line {})", rocm.value, rocm.line));
-                format!(
-                    "HSA_OVERRIDE_GFX_VERSION={value} makes the GPU pass for {target}, and the rocm{} wheel has no code for {target}.",
-                    rocm.value
-                )
-            }
-            _ => format!(
-                "HSA_OVERRIDE_GFX_VERSION={value} makes the GPU pass for {target}; the library that failed has no code for {target}."
-            ),
-        };
-    }
-
-    /// Fills the GPU's placeholders in an explanation.
-    ///
-    /// `{package}` is the package in which a traceback ends, `{gpu}` the GPU's architecture, `<gfx>` the same within a command, `{install}` the
-    /// commands that install a torch with code for it, and `{override}` the value under which
-    /// the code of a similar architecture runs on it (a step with `{override}` is removed if none is safe).
-    fn name_the_gpu(&self, found: &mut Match, machine: Option<&Machine>) {
-        let asks = |text: &String| {
-            ["{gpu}", "<gfx>", "{install}", "{override}"]
-                .iter()
-                .any(|place| text.contains(place))
-        };
-        let gpu = self.gpu_of(found).or_else(|| only_gpu(machine?));
-        if let (Some(Fact { value, line }), true) =
-            (&gpu, asks(&found.cause) || found.fix.iter().any(asks))
-        {
-            found.facts.push(match line {
-                0 => value.to_string(),
-                line => format!("{value} (line {line})"),
-            });
-        }
-        if found.cause.contains("{kernel}") {
-            let shown = self.kernel.as_ref().map(|kernel| {
-                found
-                    .facts
-                    .push(format!("kernel {} (line {})", kernel.value, kernel.line));
-                format!(" ({})", kernel.value)
-            });
-            found.cause = found.cause.replace("{kernel}", &shown.unwrap_or_default());
-        }
-        if found.cause.contains("{package}") {
-            let within = self
+    /// What stands in a place of a text of the catalogue, about a message and its GPU: `{gpu}` is its architecture, `{install}` the
+    /// commands that install a torch with code for it, `{override}` the value under which the code of a similar one runs on it, `{set}`
+    /// the value that is set, `{target}` what that stands for, `{rocm}` the ROCm of the wheel, `{kernel}` the kernel in brackets,
+    /// `{package}` where the traceback ends, `{architectures}` all that the text names, `{library}` and `{library-package}` what a
+    /// loader missed. It is empty if it is not known; other places are left as they are.
+    fn value(&self, place: &str, line: &str, gfx: Option<Gfx>) -> Option<String> {
+        let library = shared_library::named_in(line);
+        let of = |fact: &Option<Fact<String>>| fact.as_ref().map(|fact| fact.value.clone());
+        let value = match place {
+            "gpu" => Some(gfx.map_or("the GPU".to_owned(), |gfx| gfx.to_string())),
+            "install" => Some(self.install(gfx).join("\n")),
+            "override" => gfx
+                .and_then(wheels::override_for)
+                .filter(|_| !self.is_windows())
+                .map(str::to_owned),
+            "set" => of(&self.override_value),
+            "target" => self.target().map(|target| target.to_string()),
+            "rocm" => of(&self.rocm),
+            "kernel" => of(&self.kernel).map(|kernel| format!(" ({kernel})")),
+            "package" => self
                 .package
                 .as_ref()
-                .map(|package| format!(", in the package {package}"));
-            found.cause = found
-                .cause
-                .replace("{package}", &within.unwrap_or_default());
-        }
-        let gfx = gpu.map(|fact| fact.value);
-        let name = gfx.map_or_else(|| "the GPU".to_owned(), |gfx| gfx.to_string());
-        found.cause = found.cause.replace("{gpu}", &name);
-        let mut steps = Vec::with_capacity(found.fix.len());
-        for step in std::mem::take(&mut found.fix) {
-            if step == "{install}" {
-                let is_possible =
-                    |command: &String| !self.is_windows() || wheels::is_for_windows(command);
-                steps.extend(install(gfx).into_iter().filter(is_possible));
-            } else if step.contains("{override}") {
-                let value = gfx
-                    .and_then(wheels::override_for)
-                    .filter(|_| !self.is_windows());
-                steps.extend(
-                    value.map(|value| step.replace("{override}", value).replace("{gpu}", &name)),
-                );
-            } else {
-                let step = step.replace("{gpu}", &name);
-                steps.push(gfx.map_or(step.clone(), |gfx| step.replace("<gfx>", &gfx.to_string())));
+                .map(|package| format!(", in the package {package}")),
+            "architectures" => {
+                let all: Vec<String> = self.gpus.iter().map(|gpu| gpu.value.to_string()).collect();
+                Some(all.join(", "))
             }
+            "library" => Some(
+                library
+                    .unwrap_or("A library (the line names it)")
+                    .to_owned(),
+            ),
+            "library-package" => library.and_then(shared_library::installation_of),
+            _ => return None,
+        };
+        Some(value.unwrap_or_default())
+    }
+
+    /// The steps that install a torch for a GPU.
+    fn install(&self, gfx: Option<Gfx>) -> Vec<String> {
+        let system = self.system().unwrap_or_default();
+        let commands = gfx.map(|gfx| wheels::install_on(system, gfx));
+        match (commands.unwrap_or_default(), gfx) {
+            (commands, _) if !commands.is_empty() => commands,
+            (_, Some(gfx)) if wheels::install(gfx).is_empty() => vec![format!(
+                "there is no published wheel with code for {gfx}: an older release that had it, or a build of your own"
+            )],
+            (_, Some(_)) => Vec::new(),
+            (_, None) => vec![
+                "install a wheel with native code: `surefoot doctor` prints the command for this GPU"
+                    .to_owned(),
+            ],
         }
-        found.fix = steps;
     }
 
     /// The GPU that a message is about: the one that its line names, or else the only one of the text.
@@ -432,6 +357,26 @@ impl Context {
             gpus => only(gpus),
         })
     }
+}
+
+/// A fact, with the line that tells it.
+fn noted(fact: &dyn Display, line: usize) -> String {
+    match line {
+        0 => fact.to_string(),
+        line => format!("{fact} (line {line})"),
+    }
+}
+
+/// A step with its places filled, of which each line is one; `None` if a place has no value.
+fn step_filled(step: &str, value: impl Fn(&str) -> Option<String>) -> Option<Vec<String>> {
+    let mut lacks_one = false;
+    let filled = filled(step, |place| {
+        let value = value(place)?;
+        lacks_one |= value.is_empty();
+        Some(value)
+    });
+    let lines = || filled.lines().map(str::to_owned).collect();
+    (!lacks_one).then(lines)
 }
 
 /// The architecture of all GPUs of a machine, if they are of one.
@@ -462,36 +407,6 @@ fn leave_out_what_was_tried(found: &mut Match, machine: &Machine) {
         tried.is_none()
     });
 }
-
-/// What a line must contain to be examined further: one search instead of fifty.
-static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
-    let words = [
-        "HSA_OVERRIDE_GFX_VERSION",
-        "+rocm",
-        "gfx",
-        "Radeon",
-        "Instinct",
-        "kernel",
-        "Name:",
-        "-packages",
-        "Traceback (most recent",
-        ":\\",
-        "crw-",
-    ];
-    let distributions = DISTRIBUTIONS.iter().flat_map(|one| one.signs);
-    let words = [
-        &words[..],
-        signs::WSL,
-        signs::WINDOWS,
-        signs::PROBABLY_WINDOWS,
-        signs::LINUX,
-        &Context::NVIDIA,
-        &Context::CONTAINERS,
-    ];
-    let words = words.into_iter().flatten().chain(distributions);
-    // Constant words: without them nothing here works, and each test fails.
-    AhoCorasick::new(words).ok()
-});
 
 fn note(facts: &mut Vec<Fact<Gfx>>, value: Gfx, line: usize) {
     if facts.len() < Context::GPUS && facts.iter().all(|fact| fact.value != value) {
@@ -544,28 +459,4 @@ pub(super) fn product_of(line: &str) -> Option<Gfx> {
         return None;
     }
     names::architecture_of(super::clip(&line[start..], 60))
-}
-
-fn install(gfx: Option<Gfx>) -> Vec<String> {
-    let commands = gfx.map(wheels::install).unwrap_or_default();
-    match gfx {
-        _ if !commands.is_empty() => commands,
-        Some(gfx) => vec![format!(
-            "there is no published wheel with code for {gfx}: an older release that had it, or a build of your own"
-        )],
-        None => vec![
-            "install a wheel with native code: `surefoot doctor` prints the command for this GPU"
-                .to_owned(),
-        ],
-    }
-}
-
-/// A missing library is named, with what has it.
-fn name_the_library(found: &mut Match) {
-    if let Some(name) = shared_library::named_in(&found.line) {
-        found.cause = format!("{name} is not installed, or not where the loader looks.");
-        if let Some(step) = shared_library::installation_of(name) {
-            found.fix.insert(0, step);
-        }
-    }
 }

@@ -6,11 +6,13 @@
 //! the driver does not honour. The numbers distinguish them.
 
 use super::context::Context;
-use super::{Confidence, Hints, Match, clip};
+use super::{Catalogue, Hints, Match, clip, from_entry};
+use aho_corasick::AhoCorasick;
 use platform::Bytes;
 use platform::memory::apu;
 use platform::oom_message::OomNumbers;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// The out-of-memory messages of a text, gathered line by line.
 ///
@@ -87,84 +89,89 @@ impl Messages {
     }
 
     /// All of them judged; one for each judgement.
-    pub(super) fn finish(mut self, context: &Context, hints: Hints) -> Vec<Match> {
+    pub(super) fn finish(
+        mut self,
+        context: &Context,
+        hints: Hints,
+        catalogue: &Catalogue,
+    ) -> Vec<Match> {
         self.close();
         let mut found: Vec<Match> = Vec::new();
-        for kept in &self.kept {
-            let mut judged = judge(&kept.numbers, context, hints, &kept.line, kept.line_number);
-            judged.count = kept.count;
-            match found.iter_mut().find(|known| known.id == judged.id) {
-                Some(known) => known.count += judged.count,
-                None => found.push(judged),
+        for kept in self.kept {
+            let judgement = judge(&kept.numbers, context, hints);
+            if let Some(known) = found.iter_mut().find(|known| known.id == judgement.id) {
+                known.count += kept.count;
+            } else if let Some((_, entry)) = catalogue.entry(judgement.id) {
+                found.push(Match {
+                    numbers: as_map(&kept.numbers),
+                    count: kept.count,
+                    values: judgement.values,
+                    ..from_entry(entry, &kept.line, kept.line_number)
+                });
             }
         }
         found
     }
 }
 
-/// The rank of a judgement: numbers that show the cause say more than any other line, and less than most if the device
-/// is simply full.
-pub(super) fn rank(id: &str) -> u16 {
-    match id {
-        "out-of-memory" => 25,
-        _ => 0,
-    }
-}
-
-/// Where the message begins within a line.
-fn start_of_message(line: &str) -> Option<usize> {
-    [
+static STARTS: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+    // Constant words: without them no message is found, and the tests fail.
+    AhoCorasick::new([
         "HIP out of memory",
         "CUDA out of memory",
         "hipErrorOutOfMemory",
         "HIP error: out of memory",
         "XPU out of memory",
-    ]
-    .iter()
-    .filter_map(|marker| line.find(marker))
-    .min()
+    ])
+    .ok()
+});
+
+/// Where the message begins within a line.
+fn start_of_message(line: &str) -> Option<usize> {
+    Some(STARTS.as_ref()?.find(line)?.start())
 }
 
-/// A cause and its remedy.
+/// Which entry of the catalogue the numbers mean, with what stands in its places.
 struct Judgement {
     id: &'static str,
-    confidence: Confidence,
-    cause: String,
-    fix: Vec<String>,
-    source: &'static str,
+    values: Vec<(&'static str, String)>,
 }
 
-fn judge(
-    numbers: &OomNumbers,
-    context: &Context,
-    hints: Hints,
-    line: &str,
-    line_number: usize,
-) -> Match {
+/// A judgement with numbers in its places.
+fn judged(id: &'static str, values: &[(&'static str, Bytes)]) -> Judgement {
+    let values = values
+        .iter()
+        .map(|(place, size)| (*place, size.to_string()));
+    Judgement {
+        id,
+        values: values.collect(),
+    }
+}
+
+fn judge(numbers: &OomNumbers, context: &Context, hints: Hints) -> Judgement {
     let judgement = above_what_is_allowed(numbers)
         .or_else(|| carve_out_only(numbers))
         .or_else(|| larger_than_the_device(numbers))
-        .or_else(|| fragmented(numbers, context))
+        .or_else(|| fragmented(numbers))
         .or_else(|| capacity_not_honoured(numbers, context))
         .or_else(|| half_of_the_ram(numbers, context, hints))
-        .or_else(|| refused_though_free(numbers, context))
-        .or_else(|| held_elsewhere(numbers))
-        .unwrap_or_else(|| full(numbers));
-    let mut cause = judgement.cause;
-    if numbers.free_is_nonsense {
-        cause +=
-            " The free memory in the message is a wrapped or impossible number: it is not known.";
-    }
-    Match {
-        line: clip(line.trim(), 500).to_owned(),
-        line_number,
-        cause,
-        fix: judgement.fix,
-        source: judgement.source.to_owned(),
-        confidence: judgement.confidence,
-        numbers: as_map(numbers),
-        ..Match::new(judgement.id)
-    }
+        .or_else(|| refused_though_free(numbers))
+        .or_else(|| held_elsewhere(numbers));
+    let mut judgement = judgement.unwrap_or_else(|| judged("out-of-memory", &[]));
+    let nonsense = match numbers.free_is_nonsense {
+        true => {
+            " The free memory in the message is a wrapped or impossible number: it is not known."
+        }
+        false => "",
+    };
+    let not_fragmentation = numbers.unallocated.map(|unallocated| {
+        format!(" It is not fragmentation: only {unallocated} are reserved and unused.")
+    });
+    judgement.values.extend([
+        ("nonsense", nonsense.to_owned()),
+        ("not-fragmentation", not_fragmentation.unwrap_or_default()),
+    ]);
+    judgement
 }
 
 fn as_map(numbers: &OomNumbers) -> BTreeMap<&'static str, u64> {
@@ -182,88 +189,39 @@ fn as_map(numbers: &OomNumbers) -> BTreeMap<&'static str, u64> {
         .collect()
 }
 
-fn steps(fix: &[&str]) -> Vec<String> {
-    fix.iter().map(|&step| step.to_owned()).collect()
-}
-
 /// The program, and not the device, set the limit.
 fn above_what_is_allowed(numbers: &OomNumbers) -> Option<Judgement> {
     let (allowed, capacity) = (numbers.allowed?, numbers.capacity?);
-    (allowed.share_of(capacity) < 0.98).then(|| Judgement {
-        id: "oom-fraction",
-        confidence: Confidence::High,
-        cause: format!(
-            "The program may use {allowed} of the {capacity}: it, or something in its process, called torch.cuda.set_per_process_memory_fraction."
-        ),
-        fix: steps(&[
-            "look for set_per_process_memory_fraction, and for a setting of the program that limits memory",
-            "torch.cuda.set_per_process_memory_fraction(1.0) takes the limit away",
-        ]),
-        source: "https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html",
-    })
+    let values = [("allowed", allowed), ("capacity", capacity)];
+    (allowed.share_of(capacity) < 0.98).then(|| judged("oom-fraction", &values))
 }
 
 /// A capacity that is exactly a BIOS setting: an APU whose kernel uses nothing else.
 fn carve_out_only(numbers: &OomNumbers) -> Option<Judgement> {
     let capacity = numbers.capacity?;
     let is_setting = capacity.0.is_multiple_of(1 << 26) && (capacity.0 >> 26).is_power_of_two();
-    (is_setting && capacity <= Bytes::gib(4)).then(|| Judgement {
-        id: "oom-carveout-only",
-        confidence: Confidence::High,
-        cause: format!(
-            "The capacity of {capacity} is the carve-out that the BIOS gives to an APU: a kernel before about 6.10 uses nothing else."
-        ),
-        fix: steps(&["a kernel of 6.10 or newer, which lets the GPU allocate from RAM", "or a larger UMA frame buffer in the BIOS"]),
-        source: "Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\"",
-    })
+    let is_only = is_setting && capacity <= Bytes::gib(4);
+    is_only.then(|| judged("oom-carveout-only", &[("capacity", capacity)]))
 }
 
 fn larger_than_the_device(numbers: &OomNumbers) -> Option<Judgement> {
     let (requested, capacity) = (numbers.requested?, numbers.capacity?);
-    (requested > capacity).then(|| Judgement {
-        id: "oom-request-too-large",
-        confidence: Confidence::High,
-        cause: format!("A single tensor of {requested} was asked for, and the device has {capacity} in total."),
-        fix: steps(&[
-            "a smaller batch, sequence or image; attention in slices (math attention needs memory with the square of the length)",
-            "tile the VAE",
-        ]),
-        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-    })
+    let values = [("requested", requested), ("capacity", capacity)];
+    (requested > capacity).then(|| judged("oom-request-too-large", &values))
 }
 
-fn fragmented(numbers: &OomNumbers, context: &Context) -> Option<Judgement> {
+fn fragmented(numbers: &OomNumbers) -> Option<Judgement> {
     let unallocated = numbers.unallocated?;
-    let covers_request = numbers
-        .requested
-        .is_some_and(|requested| unallocated >= requested);
-    // Any cache holds a few per cent: the device is full, whatever the request.
-    let is_little = numbers
+    let requested = numbers.requested;
+    let covers_request = requested.is_some_and(|requested| unallocated >= requested);
+    let share = numbers
         .capacity
-        .is_some_and(|capacity| unallocated.share_of(capacity) < 0.04);
+        .map(|capacity| unallocated.share_of(capacity));
+    // Any cache holds a few per cent: the device is full, whatever the request.
+    let is_little = share.is_some_and(|share| share < 0.04);
     let large = covers_request && unallocated >= Bytes::mib(256) && !is_little
-        || numbers
-            .capacity
-            .is_some_and(|capacity| unallocated.share_of(capacity) >= 0.2);
-    large.then(|| {
-        let mut fix = steps(&[
-            "PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8,max_split_size_mb:512",
-            "smaller tiles or batches; torch.cuda.empty_cache() between stages",
-        ]);
-        fix.push(match context.is_windows() {
-            true => "not expandable_segments: it is refused on Windows".to_owned(),
-            false => "`surefoot run --alloc -- …`: an allocator that holds what is live, and nothing else".to_owned(),
-        });
-        Judgement {
-            id: "oom-fragmentation",
-            confidence: Confidence::High,
-            cause: format!(
-                "PyTorch holds {unallocated} that no tensor uses: its cache is fragmented, or a library took a large workspace."
-            ),
-            fix,
-            source: "https://github.com/ROCm/TheRock/issues/2844",
-        }
-    })
+        || share.is_some_and(|share| share >= 0.2);
+    large.then(|| judged("oom-fragmentation", &[("unallocated", unallocated)]))
 }
 
 /// Much less was used than the capacity promises, and yet the driver said no.
@@ -276,19 +234,11 @@ fn capacity_not_honoured(numbers: &OomNumbers, context: &Context) -> Option<Judg
         .free
         .is_none_or(|free| Some(free) < numbers.requested || free.share_of(capacity) < 0.05);
     let contradicts = after.share_of(capacity) < 0.75 && free_is_small;
+    let limit = reached.saturating_add(numbers.free.unwrap_or_default());
+    let values = [("limit", limit), ("capacity", capacity)];
     // Cards do not come with such a capacity; APUs report it.
-    (contradicts && capacity >= Bytes::gib(56) && !context.is_windows()).then(|| {
-        let limit = reached.saturating_add(numbers.free.unwrap_or_default());
-        Judgement {
-            id: "oom-capacity-not-honoured",
-            confidence: Confidence::Medium,
-            cause: format!(
-                "The driver refused at {limit} although it reports a capacity of {capacity}: the reported capacity is not what TTM lets the GPU use, which is about {limit} here. It is not fragmentation."
-            ),
-            fix: raise_ttm(),
-            source: "https://github.com/kyuz0/amd-strix-halo-image-video-toolboxes/issues/3",
-        }
-    })
+    (contradicts && capacity >= Bytes::gib(56) && !context.is_windows())
+        .then(|| judged("oom-capacity-not-honoured", &values))
 }
 
 /// The capacity is what TTM allows by default.
@@ -298,22 +248,19 @@ fn half_of_the_ram(numbers: &OomNumbers, context: &Context, hints: Hints) -> Opt
         Some(ram) => apu::is_half(capacity, ram),
         None => is_half_of_a_machine(capacity),
     };
-    (is_half && !context.is_windows() && !context.is_card()).then(|| {
-        let mut cause = format!(
-            "The capacity of {capacity} is half of the RAM, the default limit of TTM for an APU. {}",
-            not_fragmentation(numbers)
-        );
-        if capacity < Bytes::gib(16) {
-            cause += " On a machine of 128 GB with 96 GB carved out in the BIOS it is half of what is left.";
+    if !is_half || context.is_windows() || context.is_card() {
+        return None;
+    }
+    let mut judgement = judged("oom-ttm-limit", &[("capacity", capacity)]);
+    let of_what_is_left = match capacity < Bytes::gib(16) {
+        true => {
+            " On a machine of 128 GB with 96 GB carved out in the BIOS it is half of what is left."
         }
-        Judgement {
-            id: "oom-ttm-limit",
-            confidence: if hints.ram.is_some() { Confidence::High } else { Confidence::Medium },
-            cause: cause.trim_end().to_owned(),
-            fix: raise_ttm(),
-            source: "https://github.com/ROCm/ROCm/issues/5595",
-        }
-    })
+        false => "",
+    };
+    let value = ("of-what-is-left", of_what_is_left.to_owned());
+    judgement.values.push(value);
+    Some(judgement)
 }
 
 /// Half of the RAM that a kernel sees on machines as they are sold: 2 to 6 % less
@@ -325,30 +272,12 @@ fn is_half_of_a_machine(capacity: Bytes) -> bool {
         .any(|half| (0.93..0.986).contains(&(capacity.as_gib() / half)))
 }
 
-fn raise_ttm() -> Vec<String> {
-    steps(&[
-        "set ttm.pages_limit on the kernel command line, in pages of 4 KiB (GiB × 262144), at least 8 GiB below the RAM",
-        "keep the carve-out (UMA frame buffer) in the BIOS small",
-        "`surefoot doctor --fix-script fix.sh` writes the commands for this machine",
-    ])
-}
-
 /// The device reports room, and the driver says no.
-fn refused_though_free(numbers: &OomNumbers, context: &Context) -> Option<Judgement> {
+fn refused_though_free(numbers: &OomNumbers) -> Option<Judgement> {
     let (requested, free, capacity) = (numbers.requested?, numbers.free?, numbers.capacity?);
     let had_room = free.0 / 4 >= requested.0 && free.share_of(capacity) > 0.1;
-    had_room.then(|| Judgement {
-        id: "oom-refused-though-free",
-        confidence: Confidence::Low,
-        cause: format!(
-            "The driver refused {requested} although it reports {free} free. The limit is another one: host memory (TTM, a cgroup, pinned buffers), or a carve-out that leaves the host too little."
-        ),
-        fix: steps(match context.is_windows() {
-            true => &["`surefoot doctor` looks at these limits"],
-            false => &["`surefoot doctor` looks at these limits", "sudo dmesg | grep -iE 'amdgpu|ttm|oom'"],
-        }),
-        source: "https://github.com/ROCm/ROCm/issues/5902",
-    })
+    let values = [("requested", requested), ("free", free)];
+    had_room.then(|| judged("oom-refused-though-free", &values))
 }
 
 fn held_elsewhere(numbers: &OomNumbers) -> Option<Judgement> {
@@ -357,43 +286,8 @@ fn held_elsewhere(numbers: &OomNumbers) -> Option<Judgement> {
         .saturating_add(numbers.unallocated.unwrap_or_default())
         .saturating_add(free);
     let missing = capacity.saturating_sub(accounted);
-    (missing.share_of(capacity) > 0.3).then(|| Judgement {
-        id: "oom-held-elsewhere",
-        confidence: Confidence::Medium,
-        cause: format!(
-            "{missing} of {capacity} are in use by something that is not this PyTorch: another process, the desktop, or workspaces of libraries."
-        ),
-        fix: steps(&["close other programs on the GPU (`rocm-smi --showpids`)", "MIOPEN_FIND_MODE=FAST keeps workspaces small"]),
-        source: "https://github.com/ROCm/ROCm/issues/5216",
-    })
-}
-
-fn full(numbers: &OomNumbers) -> Judgement {
-    Judgement {
-        id: "out-of-memory",
-        confidence: Confidence::Medium,
-        cause: format!(
-            "The device is full: model, activations and optimizer need more than it has. {}",
-            not_fragmentation(numbers)
-        )
-        .trim_end()
-        .to_owned(),
-        fix: steps(&[
-            "a smaller batch with gradient accumulation, gradient checkpointing, a shorter sequence or smaller image",
-            "bf16 weights; an 8-bit optimizer; LoRA instead of all weights",
-            "on an APU: `surefoot doctor` tells whether the limit can be raised",
-        ]),
-        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-    }
-}
-
-fn not_fragmentation(numbers: &OomNumbers) -> String {
-    match numbers.unallocated {
-        Some(unallocated) => {
-            format!("It is not fragmentation: only {unallocated} are reserved and unused.")
-        }
-        None => String::new(),
-    }
+    let values = [("missing", missing), ("capacity", capacity)];
+    (missing.share_of(capacity) > 0.3).then(|| judged("oom-held-elsewhere", &values))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! A GPU that passes for another one: its product and its architecture contradict each other.
 
 use super::context::product_of;
-use super::{Confidence, Match};
 use platform::Gfx;
 
 /// A product next to an architecture that is not its own, as with an override.
@@ -11,7 +10,14 @@ use platform::Gfx;
 pub(super) struct Pairing {
     product_comes_first: Option<bool>,
     last: Option<(Gfx, String, usize)>,
-    pub(super) contradiction: Option<Match>,
+    pub(super) contradiction: Option<Contradiction>,
+}
+
+/// The product, what it is, and what it is listed as; and where.
+pub(super) struct Contradiction {
+    pub(super) values: Vec<(&'static str, String)>,
+    pub(super) line: String,
+    pub(super) line_number: usize,
 }
 
 impl Pairing {
@@ -44,25 +50,15 @@ impl Pairing {
         };
         let is_other = (named.major, named.minor) != (shown.major, shown.minor);
         if self.contradiction.is_none() && is_other && number - line_number <= Self::NEAR {
-            self.contradiction = Some(renamed(&product, shown, named, line, number));
+            self.contradiction = Some(Contradiction {
+                values: vec![
+                    ("product", product),
+                    ("is", shown.to_string()),
+                    ("listed", named.to_string()),
+                ],
+                line: line.to_owned(),
+                line_number: number,
+            });
         }
-    }
-}
-
-/// The GPU passes for one that it is not.
-fn renamed(product: &str, is: Gfx, named: Gfx, line: &str, line_number: usize) -> Match {
-    Match {
-        line: super::clip(line.trim(), 500).to_owned(),
-        line_number,
-        confidence: Confidence::High,
-        cause: format!(
-            "{product} is a {is} and is listed as {named}: HSA_OVERRIDE_GFX_VERSION is set (in a shell profile, a container or a service) and makes it pass for another chip, whose code it cannot run."
-        ),
-        fix: vec![
-            "unset HSA_OVERRIDE_GFX_VERSION, and remove it from ~/.bashrc, ~/.profile, /etc/environment and the container".to_owned(),
-            "HSA_OVERRIDE_GFX_VERSION_<N> sets it for one GPU alone, where one needs it".to_owned(),
-        ],
-        source: "https://github.com/ROCm/ROCm/issues/5238".to_owned(),
-        ..Match::new("override-renames-gpu")
     }
 }

@@ -117,15 +117,35 @@ impl Catalogue {
         self.all.len()
     }
 
-    /// The patterns that match a line, each with its role, in the order of the catalogue.
-    pub(super) fn of_line(&self, line: &str) -> Vec<(usize, Role)> {
-        let is_match = |pattern: &Regex, part: &str| pattern.is_match(part.as_bytes());
-        let matching = |part| self.all.matching(part, is_match);
-        let mut found: Vec<usize> = parts(line).flat_map(matching).map(|(at, _)| at).collect();
+    /// The patterns that match a line, or the end of it that the program printed, each with its role, in the order of
+    /// the catalogue.
+    pub(super) fn of_line(&self, line: &str, printed: &str) -> Vec<(usize, Role)> {
+        let start = parts(printed).next().unwrap_or_default().as_bytes();
+        let has_prefix = printed.len() < line.len();
+        let mut found = Vec::new();
+        for part in parts(line) {
+            found.extend(self.all.candidates(part).into_iter().filter(|&at| {
+                let is_match = |pattern: &Regex| {
+                    // Only its beginning tells the rest of a line from the whole.
+                    pattern.is_match(part.as_bytes())
+                        || has_prefix && pattern.as_str().contains('^') && pattern.is_match(start)
+                };
+                self.all.get(at).is_some_and(is_match)
+            }));
+        }
         found.sort_unstable();
         found.dedup();
         let with_role = |pattern: usize| Some((pattern, *self.roles.get(pattern)?));
         found.into_iter().filter_map(with_role).collect()
+    }
+
+    /// Whether a line is the message of a page fault on the GPU.
+    pub(crate) fn is_page_fault(&self, line: &str) -> bool {
+        let is_one = |(_, role): &(usize, Role)| match role {
+            Role::Names(owner) => self.owner(*owner).page_fault,
+            Role::Supports => false,
+        };
+        self.of_line(line, line).iter().any(is_one)
     }
 
     /// The entry that owns a pattern.
@@ -206,7 +226,7 @@ mod tests {
                 let expected: Vec<usize> =
                     unfiltered.matches(line.as_bytes()).into_iter().collect();
                 let found: Vec<usize> = BUILT_IN
-                    .of_line(line)
+                    .of_line(line, line)
                     .iter()
                     .map(|(pattern, _)| *pattern)
                     .collect();

@@ -13,6 +13,11 @@ pub(super) struct Running {
     accuracy: Series,
     /// A line that shows a first step that goes on for minutes, and how many.
     waiting: Option<(usize, u64)>,
+    /// A line that shows steps of minutes, and the seconds of one.
+    slow: Option<(usize, f64)>,
+    /// How many rows of a table of an epoch have NaN, and the last of them.
+    nan_rows: usize,
+    nan_line: usize,
     /// The last line with a number: a bar prints a step again and again.
     last: String,
 }
@@ -22,6 +27,7 @@ pub(super) struct Running {
 struct Series {
     line: usize,
     count: usize,
+    first: f64,
     last: f64,
     /// How many of the last values are the same.
     same: usize,
@@ -80,6 +86,7 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "ccuracy",
         " ± ",
         "<?",
+        " nan ",
     ])
     .ok()
 });
@@ -88,6 +95,10 @@ impl Running {
     /// Fewer zeros, or fewer equal values, show nothing: a bar shows each number several times.
     const ZEROS: usize = 4;
     const EQUAL: usize = 6;
+    /// Seconds of a step that show no GPU at its usual work.
+    const SLOW: f64 = 60.0;
+    /// Fewer numbers of a loss show no direction.
+    const FALLING: usize = 3;
 
     pub(super) fn read(&mut self, line: &str, number: usize) {
         if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
@@ -108,11 +119,22 @@ impl Running {
                 }
             }
         }
+        if self.works.is_none() && self.loss.falls() {
+            self.works = Some(super::clip(line.trim(), 160).to_owned());
+        }
+        if is_row_of_nan(line) {
+            self.nan_rows += 1;
+            self.nan_line = number;
+        }
         if let Some(minutes) = minutes_of_first_step(line) {
             self.waiting = Some((number, minutes));
         }
-        if (self.works.is_none() || self.waiting.is_some()) && shows_work(line) {
-            self.waiting = None;
+        if let Some(seconds) = seconds_of_step(line).filter(|&seconds| seconds >= Self::SLOW) {
+            self.slow = Some((number, seconds));
+        } else if (self.works.is_none() || self.waiting.is_some() || self.slow.is_some())
+            && shows_work(line)
+        {
+            (self.waiting, self.slow) = (None, None);
             let shown = || super::clip(line.trim(), 160).to_owned();
             self.works.get_or_insert_with(shown);
         }
@@ -150,11 +172,20 @@ impl Running {
                 ),
             ));
         }
+        if self.nan_rows > 0 {
+            told.push((
+                self.nan_line,
+                format!("training: the loss is nan in {} rows", self.nan_rows),
+            ));
+        }
         if let Some((line, minutes)) = self.waiting {
             told.push((
                 line,
                 format!("training: the first step has not ended after {minutes} minutes"),
             ));
+        }
+        if let Some((line, seconds)) = self.slow {
+            told.push((line, format!("training: a step takes {seconds:.0} seconds")));
         }
         let is_chance = [0.5, 50.0].contains(&accuracy.last);
         if accuracy.is_constant() && is_chance {
@@ -178,6 +209,7 @@ impl Series {
         }
         if self.count == 0 {
             self.line = line;
+            self.first = value;
         }
         // The same number as it was printed.
         let is_same = self.count > 0 && value.to_bits() == self.last.to_bits();
@@ -189,6 +221,11 @@ impl Series {
     /// Whether it is a number other than 0 that hardly ever was another one.
     fn is_constant(&self) -> bool {
         self.same >= Running::EQUAL && self.same * 10 >= self.count * 8 && self.last != 0.0
+    }
+
+    /// Whether it is clearly less than at first.
+    fn falls(&self) -> bool {
+        self.count >= Running::FALLING && self.last > 0.0 && self.last < 0.95 * self.first
     }
 
     /// Whether it ends in zeros.
@@ -216,6 +253,18 @@ fn shows_work(line: &str) -> bool {
     RATES.iter().any(rate) || is_bench()
 }
 
+/// Whether a line is a row of a table of losses, `12/300  7.98G  nan  nan  …`, in which several are NaN.
+fn is_row_of_nan(line: &str) -> bool {
+    let mut fields = line.split_whitespace();
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let epoch = fields.next().and_then(|first| first.split_once('/'));
+    epoch.is_some_and(|(at, of)| is_number(at) && is_number(of))
+        && fields
+            .filter(|field| field.eq_ignore_ascii_case("nan"))
+            .count()
+            > 1
+}
+
 /// For how long a bar shows no step: `0%|          | 0/1600 [12:31<?, ?it/s]`; nothing for a minute.
 fn minutes_of_first_step(line: &str) -> Option<u64> {
     const SHORT: u64 = 2;
@@ -228,6 +277,15 @@ fn minutes_of_first_step(line: &str) -> Option<u64> {
         .map(|part| part.parse::<u64>().ok());
     let minutes = parts.next()?? + 60 * parts.next().flatten().unwrap_or(0);
     (step.ends_with(" 0") && minutes >= SHORT).then_some(minutes)
+}
+
+/// The seconds that a bar gives for a step.
+fn seconds_of_step(line: &str) -> Option<f64> {
+    if NOT_ON_GPU.iter().any(|word| line.contains(word)) {
+        return None;
+    }
+    let (before, _) = line.split_once("s/it")?;
+    number_before(before)
 }
 
 /// The number at the end of a text, before spaces.
@@ -254,9 +312,14 @@ fn value_of(line: &str, name: &str) -> Option<f64> {
         let end = value
             .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+')))
             .unwrap_or(value.len());
-        match &value[..end] {
-            "nan" | "NaN" => Some(f64::NAN),
-            number => number.parse().ok(),
+        let number = &value[..end];
+        // Lightning writes `nan.0`.
+        let is_nan = number
+            .get(..3)
+            .is_some_and(|start| start.eq_ignore_ascii_case("nan"));
+        match is_nan && !number[3..].starts_with(|c: char| c.is_ascii_alphabetic()) {
+            true => Some(f64::NAN),
+            false => number.parse().ok(),
         }
     })
 }
@@ -287,7 +350,10 @@ mod tests {
         ] {
             assert_eq!(value_of(line, "loss"), expected, "{line}");
         }
-        assert!(value_of("loss=nan", "loss").is_some_and(f64::is_nan));
+        for nan in ["loss=nan", "train_loss=nan.0]", "'loss': NaN,"] {
+            assert!(value_of(nan, "loss").is_some_and(f64::is_nan), "{nan}");
+        }
+        assert_eq!(value_of("loss: nano", "loss"), None);
     }
 
     #[test]
@@ -308,6 +374,14 @@ mod tests {
         ] {
             assert_eq!(read(line).works(), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_step_of_minutes_shows_no_gpu_at_work() {
+        let running = read("  1%|  | 8/1200 [14:10<35:11:20, 106.2s/it]");
+        assert_eq!(running.works(), None);
+        let told: Vec<_> = running.sentences().collect();
+        assert_eq!(told, [(1, "training: a step takes 106 seconds".to_owned())]);
     }
 
     #[test]
@@ -337,6 +411,17 @@ mod tests {
         assert!(told("loss: 1.1, grad_norm: 0.0\n").contains("stays exactly 1.1"));
         assert!(told("eval_accuracy: 0.5\n").contains("at chance"));
         assert_eq!(told("eval_accuracy: 0.91\n"), "");
+        let rows =
+            "  10/299  7.98G  nan  nan  0  190  640: 100%|##| 93/93 [00:34<00:00, 2.7it/s]\n";
+        let running = read(&rows.repeat(2));
+        assert_eq!(running.works(), None);
+        assert!(
+            running
+                .sentences()
+                .any(|(_, text)| text.contains("nan in 2 rows"))
+        );
+        let works = read("{'loss': 1.6}\n{'loss': 1.4}\n{'loss': 1.3}\n");
+        assert_eq!(works.works(), Some("{'loss': 1.3}"));
         let falling = "loss: 3.1\nloss: 2.9\nloss: 2.9\nloss: 2.7\nloss: 2.7\n";
         assert_eq!(read(falling).sentences().count(), 0);
     }

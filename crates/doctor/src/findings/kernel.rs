@@ -1,6 +1,6 @@
 //! Kernels and firmware that are known to be bad for a GPU.
 
-use super::{Check, Finding, Severity};
+use super::{Found, Severity, said};
 use platform::Gfx;
 use platform::machine::Machine;
 
@@ -12,7 +12,7 @@ const STRIX: [Gfx; 2] = [Gfx::new(11, 5, 0), STRIX_HALO];
 /// That firmware's version of the scheduler.
 const BAD_MES: u32 = 0x83;
 
-pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+pub(super) fn find(machine: &Machine, found: &mut Found) {
     let has = |gfx: Gfx| machine.gpus.iter().any(|gpu| gpu.gfx == Some(gfx));
     if has(STRIX_HALO) {
         strix_halo_kernel(machine, found);
@@ -22,54 +22,24 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     let Some(kernel) = &machine.kernel else {
         return;
     };
-    let rocm = machine
-        .python
-        .as_ref()
-        .and_then(|python| python.torch.as_ref()?.rocm);
-    if has(Gfx::new(10, 3, 0))
+    let python = machine.python.as_ref();
+    let rocm = python.and_then(|python| python.torch.as_ref()?.rocm);
+    if let Some((major, minor)) = rocm.filter(|&rocm| rocm >= (6, 4))
+        && has(Gfx::new(10, 3, 0))
         && kernel.version < (5, 16, 0)
-        && rocm.is_some_and(|rocm| rocm >= (6, 4))
     {
-        found.push(
-            Finding::new(
-                Check::Kernel,
-                Severity::Warning,
-                "kernel-gfx1030-nan-copies",
-                "This kernel is reported to break copies on gfx1030",
-            )
-            .seen(format!(
-                "Kernel {} with ROCm {}.",
-                kernel.release,
-                text(rocm)
-            ))
-            .why("NaN appeared in plain `.to(\"cuda\")` copies with kernel 5.15 and ROCm 6.4.2.")
-            .fix(["# install a newer kernel", "surefoot probe"])
-            .source("https://github.com/ROCm/ROCm/issues/6123"),
+        let rocm = format!("{major}.{minor}");
+        found.add(
+            &said::KERNEL_GFX1030_NAN_COPIES,
+            &[("kernel", &kernel.release), ("rocm", &rocm)],
         );
     }
     if kernel.version == (7, 0, 0) && !machine.gpus.is_empty() {
-        found.push(
-            Finding::new(
-                Check::Kernel,
-                Severity::Info,
-                "kernel-slow-mmap",
-                "Kernel 7.0.0 loads mapped checkpoints slowly",
-            )
-            .seen(format!("Kernel {}.", kernel.release))
-            .why("Loading weights through mmap was measured 300 times slower than before.")
-            .fix(["# a newer kernel, or load without mmap"])
-            .source("https://github.com/ROCm/ROCm/issues/6530"),
-        );
+        found.add(&said::KERNEL_SLOW_MMAP, &[("kernel", &kernel.release)]);
     }
 }
 
-fn text(version: Option<(u32, u32)>) -> String {
-    version
-        .map(|(major, minor)| format!("{major}.{minor}"))
-        .unwrap_or_default()
-}
-
-fn strix_halo_kernel(machine: &Machine, found: &mut Vec<Finding>) {
+fn strix_halo_kernel(machine: &Machine, found: &mut Found) {
     let Some(kernel) = &machine.kernel else {
         return;
     };
@@ -80,68 +50,38 @@ fn strix_halo_kernel(machine: &Machine, found: &mut Vec<Finding>) {
         .and_then(|(head, _)| head.rsplit('-').next()?.parse::<u32>().ok());
     let is_bad_oem = kernel.version == (6, 17, 0) && oem == Some(1011);
     if is_bad_oem || (machine.kernel_before((6, 18, 4)) && oem.is_none()) {
-        let severity = if is_bad_oem {
-            Severity::Error
-        } else {
-            Severity::Warning
-        };
-        found.push(
-            Finding::new(Check::Kernel, severity, "kernel-gfx1151", "This kernel is known to hang or fault on gfx1151")
-                .seen(format!("Kernel {}.", kernel.release))
-                .why("gfx1151 needs kernel 6.18.4, or a distribution's kernel with the same repairs: before it, correct programs end in page faults or never return.")
-                .fix(["# install kernel 6.18.4 or newer", "uname -r"])
-                .source("https://github.com/ROCm/ROCm/issues/5991"),
-        );
+        let finding = found.add(&said::KERNEL_GFX1151, &[("kernel", &kernel.release)]);
+        if is_bad_oem {
+            finding.severity = Severity::Error;
+        }
     }
 }
 
 /// The firmware that is loaded counts; the package only where that is not known, because
 /// an initramfs may hold an older one, and a distribution may have put one file back.
-fn strix_firmware(machine: &Machine, found: &mut Vec<Finding>) {
-    let loaded = machine
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.gfx.is_some_and(|gfx| STRIX.contains(&gfx)))
-        .find_map(|gpu| gpu.mes_firmware);
-    let package = machine
-        .firmware
-        .as_ref()
-        .filter(|firmware| firmware.contains("20251125"));
-    let seen = match (loaded, package) {
+fn strix_firmware(machine: &Machine, found: &mut Found) {
+    let is_strix = |gfx| STRIX.contains(&gfx);
+    let gpus = machine.gpus.iter();
+    let mut strix = gpus.filter(|gpu| gpu.gfx.is_some_and(is_strix));
+    let package = machine.firmware.as_ref();
+    let package = package.filter(|firmware| firmware.contains("20251125"));
+    let seen = match (strix.find_map(|gpu| gpu.mes_firmware), package) {
         (Some(BAD_MES), _) => {
             format!("The firmware of the scheduler (MES) that is loaded is {BAD_MES:#x}.")
         }
         (None, Some(package)) => format!("{package} is installed."),
         _ => return,
     };
-    found.push(
-        Finding::new(
-            Check::Kernel,
-            Severity::Error,
-            "firmware-gfx1151",
-            "The firmware of linux-firmware 20251125 breaks ROCm on gfx1150 and gfx1151",
-        )
-        .seen(seen)
-        .why("The firmware of the scheduler in this release (MES 0x83) hangs compute queues and lets correct programs end in page faults.")
-        .fix([
-            "# install linux-firmware (Fedora: amd-gpu-firmware) 20260110 or newer, or 20251111, then restart",
-            "cat /sys/class/drm/renderD*/device/fw_version/mes_fw_version  # anything but 0x00000083",
-        ])
-        .source("https://github.com/ROCm/ROCm/issues/5724"),
-    );
+    found.add(&said::FIRMWARE_GFX1151, &[("seen", &seen)]);
 }
 
-fn iommu(machine: &Machine, found: &mut Vec<Finding>) {
-    let off = ["amd_iommu", "iommu"]
-        .iter()
-        .filter_map(|name| machine.parameter(name))
-        .find(|parameter| parameter.value == "off");
-    let Some(parameter) = off else { return };
-    found.push(
-        Finding::new(Check::Kernel, Severity::Info, "iommu-off", "The IOMMU is switched off")
-            .seen(format!("{}=off in {}.", parameter.name, parameter.place))
-            .why("Advice differs: benchmarks of gfx1151 are a little faster without it, and AMD staff asked reporters of faults to remove it.")
-            .fix([format!("# after page faults, try without {}=off", parameter.name)])
-            .source("https://github.com/ROCm/ROCm/issues/5824"),
-    );
+fn iommu(machine: &Machine, found: &mut Found) {
+    let parameters = ["amd_iommu", "iommu"].map(|name| machine.parameter(name));
+    let mut set = parameters.into_iter().flatten();
+    if let Some(parameter) = set.find(|parameter| parameter.value == "off") {
+        found.add(
+            &said::IOMMU_OFF,
+            &[("parameter", &parameter.name), ("place", &parameter.place)],
+        );
+    }
 }

@@ -1,36 +1,33 @@
 //! Memory of APUs: little-known limits, and misleading numbers.
 
-use super::{Check, Finding, Severity};
+use super::Found;
+use super::said::{self, Said};
+use crate::steps::initramfs_of;
 use platform::Bytes;
-use platform::machine::{Class, Gpu, Machine, Parameter, ReadFrom, System};
+use platform::machine::{Class, Gpu, Machine, ReadFrom, System};
 use platform::memory::{MemoryRule, apu};
 
-pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+pub(super) fn find(machine: &Machine, found: &mut Found) {
     kernel_parameters(machine, found);
     reported_numbers(machine, found);
     paging(machine, found);
-    if machine.system != System::Linux
-        || machine
-            .gpus
-            .iter()
-            .any(|gpu| gpu.class == Some(Class::Dgpu))
-            && machine.gpus.len() == 1
-    {
+    let is_card = |gpu: &Gpu| gpu.class == Some(Class::Dgpu);
+    let has_card_alone = machine.gpus.len() == 1 && machine.gpus.iter().any(is_card);
+    if machine.system != System::Linux || has_card_alone {
         return;
     }
     ttm_limit(machine, found);
-    for gpu in machine
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.class != Some(Class::Dgpu) && !gpu.is_server_apu())
-    {
+    let others = machine.gpus.iter().filter(|gpu| !is_card(gpu));
+    for gpu in others.filter(|gpu| !gpu.is_server_apu()) {
         gtt(machine, gpu, found);
         if gpu.is_apu() {
             headroom(machine, gpu, found);
             carve_out(machine, gpu, found);
             pool_below_carve_out(machine, gpu, found);
-            large_carve_out(machine, gpu, found);
-            smi(machine, gpu, found);
+            let is_smi = matches!(machine.read_from, ReadFrom::AmdSmi | ReadFrom::RocmSmi);
+            if let Some(vram) = gpu.vram_bytes.filter(|_| is_smi) {
+                found.add(&said::SMI_SHOWS_CARVEOUT, &[("vram", &vram)]);
+            }
         }
     }
 }
@@ -46,210 +43,138 @@ fn suggested_limit(ram: Bytes) -> Bytes {
     Bytes(limit.0 >> 30 << 30)
 }
 
-/// The commands that raise the limit of TTM; before amdgpu starts, so with an initramfs.
-fn raise_ttm(machine: &Machine, limit: Bytes) -> Vec<String> {
+/// The commands that raise the limit of TTM, one a line; before amdgpu starts, so with an initramfs.
+fn raise_ttm(machine: &Machine, limit: Bytes) -> String {
     let pages = limit.0 / Bytes::PAGE.0;
-    let distribution = machine
+    let initramfs = machine
         .distribution
         .as_deref()
-        .unwrap_or_default()
-        .to_ascii_lowercase();
-    let is = |names: &[&str]| names.iter().any(|name| distribution.contains(name));
-    let initramfs = if is(&[
-        "fedora", "red hat", "suse", "centos", "alma", "rocky", "bazzite",
-    ]) {
-        "sudo dracut --force"
-    } else if is(&["arch", "manjaro", "cachyos", "endeavour", "steamos"]) {
-        "sudo mkinitcpio -P"
-    } else if is(&["ubuntu", "debian", "mint", "pop!"]) {
-        "sudo update-initramfs -u"
-    } else {
-        "# rebuild the initramfs: update-initramfs -u, dracut --force or mkinitcpio -P"
-    };
-    vec![
-        format!(
-            "echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee /etc/modprobe.d/ttm.conf  # {limit}"
-        ),
-        initramfs.to_owned(),
-        "sudo reboot".to_owned(),
-    ]
+        .and_then(initramfs_of)
+        .unwrap_or("# rebuild the initramfs: update-initramfs -u, dracut --force or mkinitcpio -P");
+    format!(
+        "echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee /etc/modprobe.d/ttm.conf  # {limit}\n\
+         {initramfs}\nsudo reboot"
+    )
 }
 
-/// The same, after removing a harmful parameter.
-fn instead_of(parameter: &Parameter, machine: &Machine) -> Vec<String> {
-    let mut steps = vec![format!(
-        "# remove {} from {}",
-        parameter.name, parameter.place
-    )];
+/// The same with the limit that is suggested for the RAM.
+fn raise_as_suggested(machine: &Machine) -> String {
     match machine.memory.total {
-        Some(ram) => steps.extend(raise_ttm(machine, suggested_limit(ram))),
-        None => steps
-            .push("# set ttm.pages_limit: GiB × 262144, at least 8 GiB below the RAM".to_owned()),
+        Some(ram) => raise_ttm(machine, suggested_limit(ram)),
+        None => "# set ttm.pages_limit: GiB × 262144, at least 8 GiB below the RAM".to_owned(),
     }
-    steps
 }
 
-fn ttm_limit(machine: &Machine, found: &mut Vec<Finding>) {
+fn ttm_limit(machine: &Machine, found: &mut Found) {
     let Some(ram) = machine.memory.total else {
         return;
     };
-    let gtt_pool = machine
-        .gpus
-        .iter()
+    let gpus = || machine.gpus.iter();
+    let gtt_pool = gpus()
         .find(|gpu| gpu.memory_rule == Some(MemoryRule::Gtt) && !gpu.is_server_apu())
         .and_then(|gpu| gpu.usable_bytes);
-    let rule_is_open = machine
-        .gpus
-        .iter()
-        .any(|gpu| gpu.memory_rule == Some(MemoryRule::Unknown));
-    let from_pages = machine
-        .ttm_pages_limit
-        .map(Bytes::pages)
-        .filter(|_| rule_is_open);
+    let rule_is_open = gpus().any(|gpu| gpu.memory_rule == Some(MemoryRule::Unknown));
+    let pages = machine.ttm_pages_limit.map(Bytes::pages);
     // Without a parameter, the GTT that the driver reports is this limit.
     let is_default = machine.parameter("amdgpu.gttsize").is_none();
-    let from_gtt = machine
-        .gpus
-        .iter()
+    let from_gtt = gpus()
         .find(|gpu| gpu.is_apu() && !gpu.is_server_apu() && gpu.vram_bytes < gpu.gtt_bytes)
         .and_then(|gpu| gpu.gtt_bytes)
         .filter(|_| is_default);
-    let Some(limit) = gtt_pool.or(from_pages).or(from_gtt) else {
+    let Some(limit) = gtt_pool.or(pages.filter(|_| rule_is_open)).or(from_gtt) else {
         return;
     };
     // An integrated GPU that is hidden anyway is not worth a kernel parameter.
-    let beside_a_card = machine
-        .gpus
-        .iter()
-        .any(|gpu| gpu.class == Some(Class::Dgpu));
+    let beside_a_card = gpus().any(|gpu| gpu.class == Some(Class::Dgpu));
     if !apu::is_half(limit, ram) || beside_a_card {
         return;
     }
-    let mut why = format!(
-        "TTM lets the GPU use half of the RAM unless it is told otherwise: {} of {ram} stay out of reach of the GPU.",
-        ram.saturating_sub(limit)
-    );
-    if gtt_pool.is_none() {
-        why += " If the BIOS carves out more than this limit, HIP uses the carve-out instead, and programs that read TTM show too little.";
-    }
-    found.push(
-        Finding::new(
-            Check::Memory,
-            Severity::Warning,
-            "ttm-limit-default",
-            format!("Only half of the RAM is usable by the GPU: {limit}"),
-        )
-        .seen(format!("The limit is {limit}, the RAM {ram}."))
-        .why(why)
-        .fix(raise_ttm(machine, suggested_limit(ram)))
-        .source("https://github.com/ROCm/ROCm/issues/5595"),
+    let carve_out = match gtt_pool {
+        Some(_) => "",
+        None => {
+            " If the BIOS carves out more than this limit, HIP uses the carve-out instead, and programs that read TTM show too little."
+        }
+    };
+    found.add(
+        &said::TTM_LIMIT_DEFAULT,
+        &[
+            ("limit", &limit),
+            ("ram", &ram),
+            ("rest", &ram.saturating_sub(limit)),
+            ("carve-out", &carve_out),
+            ("raise", &raise_as_suggested(machine)),
+        ],
     );
 }
 
-fn kernel_parameters(machine: &Machine, found: &mut Vec<Finding>) {
+fn kernel_parameters(machine: &Machine, found: &mut Found) {
+    let raise = raise_as_suggested(machine);
     if let Some(parameter) = machine.parameter("amdgpu.gtt_size") {
-        found.push(
-            Finding::new(Check::Memory, Severity::Warning, "gtt-size-typo", "amdgpu has no parameter `gtt_size`")
-                .seen(format!("amdgpu.gtt_size is set in {}.", parameter.place))
-                .why("The kernel ignores it (\"unknown parameter 'gtt_size' ignored\"): the limit is unchanged.")
-                .fix(instead_of(parameter, machine))
-                .source("https://github.com/ROCm/ROCm/issues/5595"),
+        found.add(
+            &said::GTT_SIZE_TYPO,
+            &[("place", &parameter.place), ("raise", &raise)],
         );
     }
-    let gttsize = machine
-        .parameter("amdgpu.gttsize")
-        .filter(|parameter| parameter.value != "-1");
-    let has_limit = ["ttm.pages_limit", "amdttm.pages_limit"]
-        .iter()
-        .any(|name| machine.parameter(name).is_some());
-    if let Some(parameter) = gttsize {
-        if has_limit {
-            found.push(
-                Finding::new(
-                    Check::Memory,
-                    Severity::Info,
-                    "gttsize-deprecated",
-                    "amdgpu.gttsize is not needed beside ttm.pages_limit",
-                )
-                .seen(format!(
-                    "Both are set; amdgpu.gttsize={} in {}.",
-                    parameter.value, parameter.place
-                ))
-                .why("The kernel calls it deprecated, and ttm.pages_limit alone decides.")
-                .fix(["# remove amdgpu.gttsize"])
-                .source("https://github.com/noamsto/nix-amd-ai/issues/42"),
-            );
-        } else {
-            found.push(
-                Finding::new(Check::Memory, Severity::Warning, "gttsize-without-pages-limit", "amdgpu.gttsize alone does not raise the limit")
-                    .seen(format!("amdgpu.gttsize={} in {}, and no ttm.pages_limit.", parameter.value, parameter.place))
-                    .why("It makes sysfs and hipMemGetInfo report more, while TTM still stops at its own limit: programs plan with memory that they do not get.")
-                    .fix(instead_of(parameter, machine))
-                    .source("https://github.com/unslothai/unsloth/pull/7960"),
-            );
-        }
+    let gttsize = machine.parameter("amdgpu.gttsize");
+    if let Some(parameter) = gttsize.filter(|parameter| parameter.value != "-1") {
+        let has_limit = ["ttm.pages_limit", "amdttm.pages_limit"]
+            .iter()
+            .any(|name| machine.parameter(name).is_some());
+        let said = match has_limit {
+            true => &said::GTTSIZE_DEPRECATED,
+            false => &said::GTTSIZE_WITHOUT_PAGES_LIMIT,
+        };
+        found.add(
+            said,
+            &[
+                ("value", &parameter.value),
+                ("place", &parameter.place),
+                ("raise", &raise),
+            ],
+        );
     }
 }
 
-fn gtt(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
+fn gtt(machine: &Machine, gpu: &Gpu, found: &mut Found) {
+    let is_gtt = gpu.memory_rule == Some(MemoryRule::Gtt);
     // Where only HIP's total is known, it is a bound of the GTT.
-    let pool = gpu
-        .usable_bytes
-        .filter(|_| gpu.memory_rule == Some(MemoryRule::Gtt));
-    let (Some(gtt), ram) = (gpu.gtt_bytes.or(pool), machine.memory.total) else {
+    let Some(gtt) = gpu.gtt_bytes.or(gpu.usable_bytes.filter(|_| is_gtt)) else {
         return;
     };
-    if let Some(ram) = ram.filter(|&ram| gtt > ram) {
-        found.push(
-            Finding::new(Check::Memory, Severity::Warning, "gtt-above-ram", "The GTT is larger than the RAM")
-                .seen(format!("GTT {gtt}, RAM {ram}."))
-                .why("It promises memory that does not exist; the RAM runs out before the limit is reached, and the kernel kills something.")
-                .fix(raise_ttm(machine, suggested_limit(ram)))
-                .source("https://github.com/unslothai/unsloth/pull/7960"),
+    let raise = raise_as_suggested(machine);
+    if let Some(ram) = machine.memory.total.filter(|&ram| gtt > ram) {
+        found.add(
+            &said::GTT_ABOVE_RAM,
+            &[("gtt", &gtt), ("ram", &ram), ("raise", &raise)],
         );
     }
-    if gpu.memory_rule != Some(MemoryRule::Gtt) {
+    if !is_gtt {
         return;
     }
     let limit = machine.ttm_pages_limit.map(Bytes::pages);
     let bound = gpu.usable_bytes.or(limit);
-    let said_already = machine.parameter("amdgpu.gttsize").is_some()
-        && found
-            .iter()
-            .any(|finding| finding.id == "gttsize-without-pages-limit");
-    if let Some(bound) = bound.filter(|&bound| gtt.share_of(bound) > 1.02 && !said_already) {
-        let fix = machine
-            .memory
-            .total
-            .map(|ram| raise_ttm(machine, suggested_limit(ram)));
-        found.push(
-            Finding::new(Check::Memory, Severity::Warning, "gtt-above-ttm", "The GTT is larger than what TTM hands out")
-                .seen(format!("GTT {gtt}, usable {bound}."))
-                .why("amdgpu.gttsize was raised and ttm.pages_limit was not (or only later): programs that plan with the GTT run out at the smaller number.")
-                .fix(fix.unwrap_or_else(|| vec!["# remove amdgpu.gttsize and set ttm.pages_limit".to_owned()]))
-                .source("https://github.com/ROCm/ROCm/issues/5595"),
+    if let Some(bound) = bound.filter(|&bound| gtt.share_of(bound) > 1.02) {
+        found.add(
+            &said::GTT_ABOVE_TTM,
+            &[("gtt", &gtt), ("bound", &bound), ("raise", &raise)],
         );
     }
     match (gpu.usable_bytes, limit) {
-        (Some(pool), Some(limit)) if limit.share_of(pool) > 1.02 => found.push(
-            Finding::new(Check::Memory, Severity::Warning, "pages-limit-not-in-effect", "The TTM limit was raised after amdgpu had started")
-                .seen(format!("ttm.pages_limit stands for {limit}, HIP gets {pool}."))
-                .why("amdgpu reads the limit once: it must be on the kernel command line, or in modprobe.d and the initramfs.")
-                .fix(raise_ttm(machine, limit))
-                .source("https://github.com/ROCm/ROCm/issues/5595"),
-        ),
-        (None, None) if found.iter().all(|finding| finding.id != "ttm-limit-default") => found.push(
-            Finding::new(Check::Memory, Severity::Info, "ttm-limit-unknown", "What HIP may use is not in this dump")
-                .seen(format!("The GTT is {gtt}, larger than the carve-out, so HIP allocates from RAM."))
-                .why("The bound is the limit of TTM, which can be below the size of the GTT.")
-                .fix(["cat /sys/module/ttm/parameters/pages_limit"])
-                .source("https://github.com/ROCm/ROCm/issues/5595"),
-        ),
+        (Some(pool), Some(limit)) if limit.share_of(pool) > 1.02 => {
+            let raise = raise_ttm(machine, limit);
+            found.add(
+                &said::PAGES_LIMIT_NOT_IN_EFFECT,
+                &[("limit", &limit), ("pool", &pool), ("raise", &raise)],
+            );
+        }
+        (None, None) => {
+            found.add(&said::TTM_LIMIT_UNKNOWN, &[("gtt", &gtt)]);
+        }
         _ => {}
     }
 }
 
-fn headroom(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
+fn headroom(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     let (Some(pool), Some(ram), Some(MemoryRule::Gtt)) =
         (gpu.usable_bytes, machine.memory.total, gpu.memory_rule)
     else {
@@ -258,259 +183,136 @@ fn headroom(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
     let share = pool.share_of(ram);
     // Beyond all of it is said elsewhere.
     if share > 0.85 && share <= 1.0 {
-        found.push(
-            Finding::new(Check::Memory, Severity::Info, "little-headroom", format!("The GPU may use {:.0} % of the RAM", share * 100.0))
-                .seen(format!("Pool {pool}, RAM {ram}."))
-                .why("What the GPU takes, the host lacks: loading checkpoints and data needs room too, or the kernel starts to kill.")
-                .fix(["# keep at least 8 GiB free, or lower ttm.pages_limit", "surefoot run --alloc -- …  # refuses in time"])
-                .source("https://github.com/ROCm/TheRock/blob/main/docs/faq.md"),
+        let share = format!("{:.0}", share * 100.0);
+        found.add(
+            &said::LITTLE_HEADROOM,
+            &[("share", &share), ("pool", &pool), ("ram", &ram)],
         );
     }
     if let Some(limit) = machine.cgroup.limit.filter(|&limit| limit < pool) {
-        found.push(
-            Finding::new(
-                Check::Memory,
-                Severity::Warning,
-                "cgroup-limit",
-                "The memory limit of this process is below the GPU's pool",
-            )
-            .seen(format!("The cgroup allows {limit}, the GPU {pool}."))
-            .why("On an APU, GPU memory is RAM. The process is killed at the smaller limit.")
-            .fix(["# raise the limit of the container or slice (docker --memory, MemoryMax=)"])
-            .source("https://docs.kernel.org/admin-guide/cgroup-v2.html"),
-        );
+        found.add(&said::CGROUP_LIMIT, &[("limit", &limit), ("pool", &pool)]);
     }
 }
 
 /// Room beyond the RAM, for the peaks of loading: swap, or Windows' page file.
-///
-/// An APU shares the RAM with the host, so a peak of either kills. Beside a card it is
-/// the host alone that needs room: a checkpoint, a staging copy, the state that is
-/// offloaded; where the RAM is twice the memory of the card there is enough for those.
-fn paging(machine: &Machine, found: &mut Vec<Finding>) {
+fn paging(machine: &Machine, found: &mut Found) {
     let memory = &machine.memory;
     let (Some(ram), Some(swap)) = (memory.total, memory.swap_total) else {
         return;
     };
-    let picked = machine.gpus.iter().filter(|gpu| !gpu.is_apu());
-    let card = picked.filter_map(|gpu| gpu.usable_bytes).max();
     if machine.gpus.iter().all(Gpu::is_server_apu) {
         return;
     }
-    let (severity, why) = match card {
-        None => (
-            Severity::Warning,
-            "Host and GPU share the RAM; without room to page the first peak beyond it kills a process.",
-        ),
-        Some(card) if ram < card.saturating_add(card) => (
-            Severity::Warning,
-            "The RAM is less than twice the memory of the card: loading a checkpoint, or offloading to the host, can go beyond it and kill the process.",
-        ),
-        Some(_) => (
-            Severity::Info,
-            "The RAM is ample beside this card; a peak beyond it would still kill a process.",
-        ),
+    let cards = || machine.gpus.iter().filter(|gpu| !gpu.is_apu());
+    let has_card = cards().any(|gpu| gpu.class == Some(Class::Dgpu));
+    let card = cards().filter_map(|gpu| gpu.usable_bytes).max();
+    let of_size = |shared: &'static Said, small: &'static Said, ample: &'static Said| match card {
+        None if has_card => small,
+        None => shared,
+        Some(card) if ram < card.saturating_add(card) => small,
+        Some(_) => ample,
     };
-    let on_windows = machine.system == System::Windows;
-    if on_windows && swap < Bytes(ram.0 / 8) {
-        found.push(
-            Finding::new(Check::Memory, severity, "no-page-file", "There is little or no page file")
-                .seen(format!("{swap} beyond {ram} of RAM."))
-                .why(format!("{why} Windows also refuses allocations that the page file could not back, before the RAM is full."))
-                .fix(["# System > Advanced > Performance > Virtual memory: a page file of 16 to 32 GB, or managed by the system"])
-                .source("https://learn.microsoft.com/en-us/troubleshoot/windows-client/performance/introduction-to-the-page-file"),
+    if machine.system == System::Windows && swap < Bytes(ram.0 / 8) {
+        let said = of_size(
+            &said::NO_PAGE_FILE,
+            &said::NO_PAGE_FILE_SMALL_RAM,
+            &said::NO_PAGE_FILE_AMPLE_RAM,
         );
-        return;
-    }
-    if swap == Bytes::ZERO {
-        found.push(
-            Finding::new(Check::Memory, severity, "no-swap", "There is no swap")
-                .seen(format!("SwapTotal is 0; {ram} of RAM."))
-                .why(why)
-                .fix(if machine.container.is_some() {
-                    vec!["# on the host: add swap, or zram; a container uses that of its host"]
-                } else {
-                    vec![
-                        "sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile",
-                        "echo '/swapfile none swap defaults 0 0' | sudo tee -a /etc/fstab",
-                    ]
-                })
-                .source("https://docs.kernel.org/admin-guide/mm/concepts.html"),
+        found.add(said, &[("swap", &swap), ("ram", &ram)]);
+    } else if swap == Bytes::ZERO {
+        let said = of_size(
+            &said::NO_SWAP,
+            &said::NO_SWAP_SMALL_RAM,
+            &said::NO_SWAP_AMPLE_RAM,
         );
-    } else if memory
-        .swap_free
-        .is_some_and(|free| free.share_of(swap) < 0.05)
-    {
-        found.push(
-            Finding::new(
-                Check::Memory,
-                Severity::Warning,
-                "swap-full",
-                "The swap is full",
-            )
-            .seen(format!(
-                "{} of {swap} are free.",
-                memory.swap_free.unwrap_or_default()
-            ))
-            .why(
-                "What is paged out stays there until somebody needs it; the next peak has no room.",
-            )
-            .fix([
-                "swapon --show",
-                "# end what holds it, or add swap, before training",
-            ])
-            .source("https://docs.kernel.org/admin-guide/mm/concepts.html"),
-        );
+        found.add(said, &[("ram", &ram)]);
+    } else if let Some(free) = memory.swap_free.filter(|free| free.share_of(swap) < 0.05) {
+        found.add(&said::SWAP_FULL, &[("free", &free), ("swap", &swap)]);
     }
 }
 
-fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    let (Some(MemoryRule::Carveout), Some(pool)) =
-        (gpu.memory_rule, gpu.usable_bytes.or(gpu.vram_bytes))
-    else {
-        return;
-    };
-    if pool <= Bytes::gib(4) && machine.kernel.is_none() {
-        found.push(
-            Finding::new(
-                Check::Memory,
-                Severity::Warning,
-                "carveout-only",
-                format!("The GPU has only its carve-out: {pool}"),
-            )
-            .seen("The pool is a BIOS setting, although the machine has more RAM.")
-            .why("Kernels before 6.10 give the GPU of an APU nothing else; newer ones let it allocate from RAM.")
-            .fix(["uname -r", "# below 6.10: install a newer kernel, or enlarge the UMA frame buffer in the BIOS"])
-            .source("Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\""),
+fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Found) {
+    let pool = gpu.usable_bytes.or(gpu.vram_bytes);
+    let pool = pool.filter(|_| gpu.memory_rule == Some(MemoryRule::Carveout));
+    let starved = pool
+        .zip(machine.memory.total)
+        .filter(|(pool, ram)| pool >= ram);
+    if let Some(pool) = pool.filter(|&pool| pool <= Bytes::gib(4)) {
+        match &machine.kernel {
+            None => {
+                found.add(&said::CARVEOUT_ONLY, &[("pool", &pool)]);
+            }
+            Some(kernel) if machine.kernel_before((6, 10, 0)) => {
+                found.add(
+                    &said::KERNEL_USES_CARVEOUT_ONLY,
+                    &[("pool", &pool), ("kernel", &kernel.release)],
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some((pool, ram)) = starved {
+        found.add(
+            &said::CARVEOUT_STARVES_HOST,
+            &[("pool", &pool), ("ram", &ram)],
+        );
+    } else if let Some(vram) = gpu.vram_bytes.filter(|&vram| vram >= Bytes::gib(64))
+        && machine.memory.total.is_none()
+    {
+        // However much RAM the machine has, that leaves little.
+        let rest = Bytes::gib(128).saturating_sub(vram);
+        found.add(
+            &said::CARVEOUT_STARVES_HOST_LARGE,
+            &[("vram", &vram), ("rest", &rest)],
         );
     }
-    if pool <= Bytes::gib(4) && machine.kernel_before((6, 10, 0)) {
-        found.push(
-            Finding::new(
-                Check::Memory,
-                Severity::Error,
-                "kernel-uses-carveout-only",
-                format!("This kernel gives the GPU only the carve-out: {pool}"),
-            )
-            .seen(format!(
-                "Kernel {}.",
-                machine.kernel.as_ref().map_or("", |kernel| &kernel.release)
-            ))
-            .why("Since 6.10 the GPU of an APU allocates from RAM when the carve-out is small.")
-            .fix(["# install kernel 6.10 or newer, or enlarge the UMA frame buffer in the BIOS"])
-            .source("Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\""),
-        );
-    }
-    let Some(ram) = machine.memory.total.filter(|&ram| pool >= ram) else {
-        return;
-    };
-    found.push(
-        Finding::new(Check::Memory, Severity::Warning, "carveout-starves-host", format!("The carve-out leaves {ram} to the host"))
-            .seen(format!("{pool} are carved out; HIP uses them, and nothing of the RAM. The sum of the two is not available to anybody."))
-            .why("Checkpoints are read through RAM and pinned buffers live there; hipStreamCreate was seen to fail with out-of-memory in this state. Programs that read TTM see half of what is left, those that read VRAM the carve-out.")
-            .fix(["# BIOS: UMA frame buffer to its minimum (512 MB or Auto)", "# then raise ttm.pages_limit: `surefoot doctor` prints the commands"])
-            .source("https://github.com/ROCm/ROCm/issues/5902"),
-    );
 }
 
 /// Before 6.16.9, the kernel gave ROCm only what TTM hands out, however much is carved out.
-fn pool_below_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
+fn pool_below_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     let reported = machine.reported.hip_total.or(machine.reported.tool_total);
     let (Some(vram), Some(pool)) = (gpu.vram_bytes, reported) else {
         return;
     };
-    if vram < Bytes::gib(8) || pool.share_of(vram) > 0.75 || gpu.is_server_apu() {
+    if vram < Bytes::gib(8) || pool.share_of(vram) > 0.75 {
         return;
     }
     let kernel = machine.kernel.as_ref();
     let is_new = kernel.is_some_and(|kernel| kernel.version >= (6, 16, 9));
-    let fix = if is_new {
-        "# remove amdgpu-dkms, whose driver is the older one: sudo amdgpu-install --uninstall, then restart"
-    } else {
-        "# install kernel 6.16.9 or newer (gfx1151: 6.18.4), without amdgpu-dkms; or a small carve-out and a higher ttm.pages_limit"
+    let said = match is_new {
+        true => &said::POOL_BELOW_CARVEOUT_NEW_KERNEL,
+        false => &said::POOL_BELOW_CARVEOUT,
     };
-    found.push(
-        Finding::new(Check::Memory, Severity::Warning, "pool-below-carveout", format!("ROCm gets {pool}, though {vram} are carved out"))
-            .seen(match kernel {
-                Some(kernel) => format!("Carve-out {vram}, pool {pool}, kernel {}.", kernel.release),
-                None => format!("Carve-out {vram}, pool {pool}."),
-            })
-            .why("Kernels before 6.16.9, and the amdgpu-dkms of that time, give ROCm only what TTM hands out: half of the RAM that the carve-out has left. The carve-out itself is not used.")
-            .fix(["uname -r", fix])
-            .source("https://github.com/ROCm/ROCm/issues/5444"),
+    let kernel = kernel.map_or(String::new(), |kernel| {
+        format!(", kernel {}", kernel.release)
+    });
+    found.add(
+        said,
+        &[("pool", &pool), ("vram", &vram), ("kernel", &kernel)],
     );
 }
 
-/// A carve-out that leaves little, however much RAM the machine has: 128 GiB are the most that
-/// any of these APUs is sold with.
-fn large_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    const MOST: Bytes = Bytes::gib(128);
-    let Some(vram) = gpu.vram_bytes.filter(|&vram| vram >= Bytes::gib(64)) else {
-        return;
-    };
-    let is_told = found
-        .iter()
-        .any(|finding| finding.id == "carveout-starves-host");
-    if machine.memory.total.is_some() || is_told || gpu.is_server_apu() {
-        return;
-    }
-    found.push(
-        Finding::new(Check::Memory, Severity::Warning, "carveout-starves-host", format!("The carve-out takes {vram} of the RAM"))
-            .seen(format!("{vram} are the GPU's own (UMA frame buffer); of at most {MOST} that leaves the host {} or less.", MOST.saturating_sub(vram)))
-            .why("Checkpoints are read through RAM and pinned buffers live there; hipStreamCreate and hipMalloc were seen to fail with out-of-memory in this state.")
-            .fix(["free -h  # what the host has", "# BIOS: UMA frame buffer to its minimum (512 MB or Auto); the GPU then allocates from RAM, up to ttm.pages_limit"])
-            .source("https://github.com/ROCm/ROCm/issues/5902"),
-    );
-}
-
-/// The tools that call the carve-out "VRAM".
-fn smi(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    let Some(vram) = gpu.vram_bytes else { return };
-    if matches!(machine.read_from, ReadFrom::AmdSmi | ReadFrom::RocmSmi) {
-        found.push(
-            Finding::new(Check::Memory, Severity::Info, "smi-shows-carveout", "The total of this tool is only the carve-out")
-                .seen(format!("It reports {vram} of VRAM."))
-                .why("What HIP can use on an APU is the memory bank of KFD. N/A for load, temperature and power is normal on APUs and no error.")
-                .fix(["cat /sys/class/kfd/kfd/topology/nodes/*/mem_banks/0/properties"])
-                .source("https://github.com/ROCm/rocm-systems/pull/8475"),
-        );
-    }
-}
-
-fn reported_numbers(machine: &Machine, found: &mut Vec<Finding>) {
-    let reported = machine.reported;
-    let total = reported
-        .hip_total
-        .or_else(|| machine.gpus.first().and_then(|gpu| gpu.usable_bytes));
+fn reported_numbers(machine: &Machine, found: &mut Found) {
+    let (reported, first) = (machine.reported, machine.gpus.first());
+    let total = reported.hip_total.or_else(|| first?.usable_bytes);
     if let (Some(free), Some(total)) = (reported.hip_free, total)
         && free > total
     {
-        found.push(
-            Finding::new(Check::Memory, Severity::Warning, "free-above-total", "HIP reports more free memory than there is")
-                .seen(format!("Free {free}, total {total}."))
-                .why("Free is computed from the GTT and total from TTM. The smaller number is the bound; take free as at most the total.")
-                .fix([match machine.system {
-                    System::Windows => "# plan with the total",
-                    _ => "# plan with the total; `surefoot run --alloc` reports the smaller number",
-                }])
-                .source("https://github.com/unslothai/unsloth/pull/7960"),
+        found.add(
+            &said::FREE_ABOVE_TOTAL,
+            &[("free", &free), ("total", &total)],
         );
     }
-    let Some(gpu) = machine.gpus.first() else {
-        return;
-    };
-    if let (Some(shown), Some(vram), Some(gtt)) =
-        (reported.tool_total, gpu.vram_bytes, gpu.gtt_bytes)
+    if let Some(gpu) = first
+        && let (Some(shown), Some(vram), Some(gtt)) =
+            (reported.tool_total, gpu.vram_bytes, gpu.gtt_bytes)
     {
         let sum = vram.saturating_add(gtt);
         // Tools print one decimal.
         if (0.998..=1.002).contains(&shown.share_of(sum)) {
-            found.push(
-                Finding::new(Check::Memory, Severity::Warning, "vram-plus-gtt", "A tool adds carve-out and GTT, which cannot both be used")
-                    .seen(format!("It shows {shown}: {vram} of VRAM plus {gtt} of GTT, more than the machine has for the GPU."))
-                    .why("hipMalloc uses the larger of the two pools, never both.")
-                    .fix(["# believe the memory bank of KFD: `surefoot doctor` prints it"])
-                    .source("https://github.com/ROCm/ROCm/issues/6004"),
+            found.add(
+                &said::VRAM_PLUS_GTT,
+                &[("shown", &shown), ("vram", &vram), ("gtt", &gtt)],
             );
         }
     }
@@ -533,12 +335,10 @@ mod tests {
             distribution: Some(name.to_owned()),
             ..Machine::default()
         };
-        assert_eq!(
-            raise_ttm(&machine("Fedora Linux 43"), Bytes::gib(110))[1],
-            "sudo dracut --force"
-        );
+        let commands = raise_ttm(&machine("Fedora Linux 43"), Bytes::gib(110));
+        assert!(commands.contains("\nsudo dracut -f\n"));
         let commands = raise_ttm(&machine("Ubuntu 24.04.3 LTS"), Bytes::gib(110));
-        assert_eq!(commands[1], "sudo update-initramfs -u");
-        assert!(commands[0].contains("pages_limit=28835840"));
+        assert!(commands.contains("\nsudo update-initramfs -u\n"));
+        assert!(commands.contains("pages_limit=28835840"));
     }
 }

@@ -1,15 +1,16 @@
 //! Variables that do not exist, do nothing at run time, or were left on.
 
-use super::{Check, Finding, Severity};
+use super::{Found, Severity, said};
 use crate::plan::{AOTRITON, AOTRITON_CHECK, Plan, WITHOUT_HIPBLASLT, lora_may_fault};
 use crate::tables::{KNOWN_VARIABLES, VARIABLE_RULES, VariableRule};
-use platform::machine::{Gpu, Machine, System};
+use platform::Gfx;
+use platform::machine::{Machine, System};
 
-pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
+pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+    let is_gfx12 = |gfx: Gfx| gfx.major == 12;
     let needs_it_off = |name| {
-        WITHOUT_HIPBLASLT.contains(&name)
-            && picked.is_some_and(|gpu| gpu.gfx.is_some_and(|gfx| gfx.major == 12))
+        WITHOUT_HIPBLASLT.contains(&name) && picked.is_some_and(|gpu| gpu.gfx.is_some_and(is_gfx12))
     };
     let named = |rule: &'static VariableRule| rule.names.iter().map(move |&name| (name, rule));
     for (name, rule) in VARIABLE_RULES.iter().flat_map(named) {
@@ -19,183 +20,97 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         else {
             continue;
         };
-        // As `surefoot env` sets it.
-        if value == "0" && needs_it_off(name) {
+        let tried = machine
+            .probed
+            .get(AOTRITON_CHECK)
+            .filter(|_| name == AOTRITON);
+        // As `surefoot env` sets it, or as `surefoot probe` found it right.
+        if value == "0" && needs_it_off(name) || tried == Some(&true) {
             continue;
         }
-        let tried = (name == AOTRITON)
-            .then(|| machine.probed.get(AOTRITON_CHECK))
-            .flatten();
-        match tried {
-            Some(true) => continue,
-            Some(false) => {
-                found.push(aotriton_failed(value));
-                continue;
-            }
-            None => {}
-        }
-        let title = match rule.id {
-            "variable-does-not-exist" => format!("{} does not exist", name),
-            "variable-compile-time" => format!("{} does nothing at run time", name),
-            "variable-without-effect" => format!("{} has no effect", name),
-            "debug-variable-left-on" => format!("{} is on", name),
-            _ => format!("{} is set", name),
+        let (said, severity) = match tried {
+            Some(_) => (&said::AOTRITON_FAILS, Severity::Error),
+            None => (rule.said, rule.severity),
         };
-        let mut fix = vec![format!("unset {name}")];
-        if !rule.instead.is_empty() {
-            fix.push(rule.instead.to_owned());
-        }
-        found.push(
-            Finding::new(Check::Variables, rule.severity, rule.id, title)
-                .seen(format!("{}={value}", name))
-                .why(rule.why)
-                .fix(fix)
-                .source(rule.source),
+        let finding = found.add(
+            said,
+            &[
+                ("name", &name),
+                ("value", &value),
+                ("why", &rule.why),
+                ("instead", &rule.instead),
+                ("source", &rule.source),
+            ],
         );
+        finding.severity = severity;
     }
     allocator(machine, found);
-    unguarded(machine, picked, found);
+    // Only where it is known what is set.
+    if let Some(gpu) = picked.filter(|gpu| machine.is_complete && lora_may_fault(machine, gpu)) {
+        let torch = (machine.python.as_ref()).and_then(|python| python.torch.as_ref());
+        let version = torch.map_or("", |torch| &torch.version);
+        found.add(
+            &said::LORA_MAY_FAULT,
+            &[("gpu", &gpu.name()), ("torch", &version)],
+        );
+    }
     slips(machine, found);
 }
 
-/// PyTorch's own allocator on a GPU whose matrix kernels read too far. Only where it is known what is set.
-fn unguarded(machine: &Machine, picked: Option<&Gpu>, found: &mut Vec<Finding>) {
-    let Some(gpu) = picked.filter(|gpu| machine.is_complete && lora_may_fault(machine, gpu)) else {
-        return;
-    };
-    let torch = (machine.python.as_ref()).and_then(|python| python.torch.as_ref());
-    let version = torch.map_or("", |torch| &torch.version);
-    found.push(
-        Finding::new(
-            Check::Variables,
-            Severity::Warning,
-            "lora-may-fault",
-            "LoRA training on this card may fault",
-        )
-        .seen(format!("{} with torch {version} and PyTorch's own allocator.", gpu.name()))
-        .why(
-            "Kernels of hipBLASLt for RX 9000 read past the end of an operand: where nothing is mapped there, the backward \
-             pass of a LoRA ends with a page fault. hip-alloc keeps it mapped, for at most 2 % of the time of a step.",
-        )
-        .fix(["surefoot run --alloc -- python train.py"])
-        .source("https://github.com/ROCm/legacy-rocm-build/issues/6413"),
-    );
-}
-
-fn aotriton_failed(value: &str) -> Finding {
-    Finding::new(
-        Check::Variables,
-        Severity::Error,
-        "aotriton-fails",
-        format!("{AOTRITON} breaks attention with this torch"),
-    )
-    .seen(format!(
-        "{AOTRITON}={value}, and `surefoot probe` found attention failing or wrong under it."
-    ))
-    .why("This build has no kernels for the GPU, or wrong ones.")
-    .fix([format!("unset {AOTRITON}")])
-    .source("https://github.com/pytorch/pytorch/pull/166397")
-}
-
-/// `expandable_segments` where it is refused or corrupts.
-fn allocator(machine: &Machine, found: &mut Vec<Finding>) {
+/// `expandable_segments` where it is refused or corrupts, and names that contradict each other.
+fn allocator(machine: &Machine, found: &mut Found) {
     let names = [
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_HIP_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
     ];
-    let set: Vec<(&str, &str)> = names
+    let set = names
         .iter()
-        .filter_map(|&name| Some((name, machine.variable(name)?)))
-        .collect();
+        .filter_map(|&name| Some((name, machine.variable(name)?)));
+    let set: Vec<(&str, &str)> = set.collect();
     let is_on = |value: &str| {
-        value
-            .replace(' ', "")
-            .to_ascii_lowercase()
-            .contains("expandable_segments:true")
+        let value = value.replace(' ', "").to_ascii_lowercase();
+        value.contains("expandable_segments:true")
     };
     if let Some((name, value)) = set.iter().find(|(_, value)| is_on(value)) {
-        let corrupts = machine
-            .gpus
-            .iter()
-            .any(|gpu| gpu.gfx.is_some_and(|gfx| gfx.major == 12));
-        let (severity, why) = if corrupts {
-            (
-                Severity::Error,
-                "On gfx1201 training in bf16 gives NaN with it, without a message.",
-            )
-        } else if machine.system == System::Windows {
-            (
-                Severity::Info,
-                "It is refused on Windows; the warning in the log is harmless.",
-            )
-        } else {
-            (
-                Severity::Warning,
-                "It corrupts bf16 training on gfx1201 and is little tested on other consumer GPUs.",
-            )
+        let is_gfx12 = |gfx: Gfx| gfx.major == 12;
+        let mut gpus = machine.gpus.iter();
+        let said = match machine.system {
+            _ if gpus.any(|gpu| gpu.gfx.is_some_and(is_gfx12)) => {
+                &said::EXPANDABLE_SEGMENTS_CORRUPTS
+            }
+            System::Windows => &said::EXPANDABLE_SEGMENTS_WINDOWS,
+            _ => &said::EXPANDABLE_SEGMENTS,
         };
-        found.push(
-            Finding::new(
-                Check::Variables,
-                severity,
-                "expandable-segments",
-                "expandable_segments is on",
-            )
-            .seen(format!("{name}={value}"))
-            .why(why)
-            .fix([
-                format!("unset {name}"),
-                "surefoot run --alloc -- …  # against fragmentation".to_owned(),
-            ])
-            .source("https://github.com/pytorch/pytorch/issues/195202"),
-        );
+        found.add(said, &[("name", name), ("value", value)]);
     }
     if let [(first, a), .., (last, b)] = set.as_slice()
         && a != b
     {
-        found.push(
-            Finding::new(Check::Variables, Severity::Warning, "allocator-settings-differ", "Two names of the allocator's settings differ")
-                .seen(format!("{first}={a} and {last}={b}"))
-                .why("They are older and newer names of one setting; which one counts depends on the version of torch.")
-                .fix([format!("unset {last}")])
-                .source("https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf"),
+        let (first, second) = (format!("{first}={a}"), format!("{last}={b}"));
+        found.add(
+            &said::ALLOCATOR_SETTINGS_DIFFER,
+            &[("first", &first), ("second", &second), ("last", last)],
         );
     }
 }
 
 /// A variable whose name is one or two letters off a real one.
-fn slips(machine: &Machine, found: &mut Vec<Finding>) {
-    let real = || {
-        KNOWN_VARIABLES.iter().copied().chain(
-            VARIABLE_RULES
-                .iter()
-                .flat_map(|rule| rule.names.iter().copied()),
-        )
-    };
+fn slips(machine: &Machine, found: &mut Found) {
+    let of_rules = || VARIABLE_RULES.iter().flat_map(|rule| rule.names);
+    let real = || KNOWN_VARIABLES.iter().chain(of_rules()).copied();
     for name in machine.variables.keys() {
         // `…_1` is the form of the override for one KFD node.
         if real().any(|known| known == name) || name.starts_with("HSA_OVERRIDE_GFX_VERSION_") {
             continue;
         }
-        let Some(meant) = real().find(|known| known.len() > 10 && distance(known, name) <= 2)
-        else {
-            continue;
-        };
-        found.push(
-            Finding::new(
-                Check::Variables,
-                Severity::Warning,
-                "variable-misspelled",
-                format!("{name} does not exist; did you mean {meant}?"),
-            )
-            .seen(name.clone())
-            .why("Nothing reads it.")
-            .fix([format!("unset {name}")])
-            .source(
-                "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
-            ),
-        );
+        let meant = real().find(|known| known.len() > 10 && distance(known, name) <= 2);
+        if let Some(meant) = meant {
+            found.add(
+                &said::VARIABLE_MISSPELLED,
+                &[("name", name), ("meant", &meant)],
+            );
+        }
     }
 }
 
@@ -228,9 +143,9 @@ mod tests {
             variables,
             ..Machine::default()
         };
-        let mut found = Vec::new();
+        let mut found = Found::about(&machine);
         find(&machine, &crate::plan::plan(&machine), &mut found);
-        found.into_iter().map(|finding| finding.id).collect()
+        found.all.into_iter().map(|finding| finding.id).collect()
     }
 
     #[test]

@@ -4,21 +4,16 @@
 //! numbers what is left; `CUDA_VISIBLE_DEVICES` is read only when that one is empty.
 //! Each list ends at its first bad entry.
 
-use super::{Check, Finding, Severity};
+use super::Found;
+use super::said::{self, Said};
 use crate::plan::{Plan, VISIBILITY};
 use platform::machine::{Class, Machine, System};
 
-const SOURCE: &str = "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html";
-
-pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
+pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
+    let is_set = |name: &&str| machine.variables.contains_key(*name);
     if machine.gpus.is_empty() {
         beyond_rocr(machine, found);
-        return;
-    }
-    if VISIBILITY
-        .iter()
-        .any(|name| machine.variables.contains_key(*name))
-    {
+    } else if VISIBILITY.iter().any(is_set) {
         set_by_user(machine, found);
     } else {
         integrated(machine, plan, found);
@@ -27,24 +22,21 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
 
 /// HIP numbers the GPUs that ROCR_VISIBLE_DEVICES leaves from 0: an index beyond their number is wrong on
 /// any machine.
-fn beyond_rocr(machine: &Machine, found: &mut Vec<Finding>) {
+fn beyond_rocr(machine: &Machine, found: &mut Found) {
     let (Some(rocr), Some(hip)) = (
         machine.variable("ROCR_VISIBLE_DEVICES"),
         machine.variable("HIP_VISIBLE_DEVICES"),
     ) else {
         return;
     };
-    let first = hip
-        .split(',')
-        .next()
-        .and_then(|number| number.trim().parse::<usize>().ok());
+    let first = hip.split(',').next();
+    let first = first.and_then(|number| number.trim().parse::<usize>().ok());
     if first.is_some_and(|first| first >= entries(rocr)) && machine.uses_rocr() {
-        found.push(
-            Finding::new(Check::Visibility, Severity::Error, "visibility-leaves-nothing", "The visibility variables leave no GPU")
-                .seen(format!("ROCR_VISIBLE_DEVICES={rocr} HIP_VISIBLE_DEVICES={hip}"))
-                .why("HIP_VISIBLE_DEVICES counts what ROCR_VISIBLE_DEVICES has left, from 0; together they leave nothing.")
-                .fix(["unset HIP_VISIBLE_DEVICES"])
-                .source("https://github.com/mcmonkeyprojects/SwarmUI/pull/565"),
+        let set = format!("ROCR_VISIBLE_DEVICES={rocr} HIP_VISIBLE_DEVICES={hip}");
+        let names = "HIP_VISIBLE_DEVICES";
+        found.add(
+            &said::VISIBILITY_LEAVES_NOTHING,
+            &[("set", &set), ("names", &names)],
         );
     }
 }
@@ -101,174 +93,84 @@ fn entries(list: &str) -> usize {
         .count()
 }
 
-fn set_by_user(machine: &Machine, found: &mut Vec<Finding>) {
-    let set: Vec<(&str, &str)> = VISIBILITY
+fn set_by_user(machine: &Machine, found: &mut Found) {
+    let value = |name: &str| machine.variables.get(name).map(String::as_str);
+    let set = VISIBILITY
         .iter()
-        .filter_map(|&name| Some((name, machine.variables.get(name)?.as_str())))
-        .collect();
-    let seen = set
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect::<Vec<_>>()
-        .join(" ");
-    let names = set
-        .iter()
-        .map(|(name, _)| *name)
-        .collect::<Vec<_>>()
-        .join(" ");
-    let value = |name: &str| {
-        set.iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, value)| *value)
-    };
-    let mut add = |severity, id: &str, title: &str, why: &str, fix: String, source: &str| {
-        found.push(
-            Finding::new(Check::Visibility, severity, id, title)
-                .seen(seen.clone())
-                .why(why)
-                .fix([fix])
-                .source(source),
-        );
+        .filter_map(|&name| Some((name, value(name)?)));
+    let names: Vec<&str> = set.clone().map(|(name, _)| name).collect();
+    let names = names.join(" ");
+    let set: Vec<String> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    let set = set.join(" ");
+    let mut add = |said: &'static Said| {
+        found.add(said, &[("set", &set), ("names", &names)]);
     };
     let visible = seen_by_hip(machine);
-    let (rocr, hip, cuda) = (
-        value("ROCR_VISIBLE_DEVICES"),
-        value("HIP_VISIBLE_DEVICES"),
-        value("CUDA_VISIBLE_DEVICES"),
-    );
+    let [rocr, hip, cuda, ordinal] = VISIBILITY.map(value);
     if machine.system == System::Windows && rocr.is_some() {
-        add(
-            Severity::Warning,
-            "rocr-mask-on-windows",
-            "ROCR_VISIBLE_DEVICES has no effect on Windows",
-            "There is no ROCr on Windows. HIP_VISIBLE_DEVICES does the same there.",
-            "unset ROCR_VISIBLE_DEVICES".to_owned(),
-            SOURCE,
-        );
+        add(&said::ROCR_MASK_ON_WINDOWS);
     }
     if visible.is_empty() {
-        let both = rocr.is_some() && hip.or(cuda).is_some();
-        let why = if both {
-            "HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts what ROCR_VISIBLE_DEVICES has left, from 0; together they leave nothing."
-        } else {
-            "The list is empty, or its first entry names no GPU of this machine."
-        };
-        add(
-            Severity::Error,
-            "visibility-leaves-nothing",
-            "The visibility variables leave no GPU",
-            why,
-            format!("unset {names}"),
-            "https://github.com/mcmonkeyprojects/SwarmUI/pull/565",
-        );
+        add(match rocr.is_some() && hip.or(cuda).is_some() {
+            true => &said::VISIBILITY_LEAVES_NOTHING,
+            false => &said::VISIBILITY_LEAVES_NOTHING_ONE,
+        });
         return;
     }
     if let (Some(rocr), Some(hip)) = (rocr.filter(|_| machine.uses_rocr()), hip) {
-        if entries(hip) > entries(rocr) {
-            add(
-                Severity::Error,
-                "visibility-contradicts",
-                "HIP_VISIBLE_DEVICES names more GPUs than ROCR_VISIBLE_DEVICES leaves",
-                "torch refuses this combination with an error.",
-                "unset HIP_VISIBLE_DEVICES".to_owned(),
-                SOURCE,
-            );
-        } else {
-            add(
-                Severity::Warning,
-                "visibility-twice",
-                "Two variables mask GPUs",
-                "The second counts what the first has left; it is easy to end with another GPU than meant.",
-                "unset HIP_VISIBLE_DEVICES".to_owned(),
-                SOURCE,
-            );
-        }
+        // torch refuses the first.
+        add(match entries(hip) > entries(rocr) {
+            true => &said::VISIBILITY_CONTRADICTS,
+            false => &said::VISIBILITY_TWICE,
+        });
     } else if let (Some(hip), Some(cuda)) = (hip, cuda)
         && hip != cuda
         && !hip.is_empty()
     {
-        add(
-            Severity::Warning,
-            "cuda-mask-ignored",
-            "CUDA_VISIBLE_DEVICES is ignored",
-            "HIP reads it only when HIP_VISIBLE_DEVICES is empty.",
-            "unset CUDA_VISIBLE_DEVICES".to_owned(),
-            SOURCE,
-        );
+        add(&said::CUDA_MASK_IGNORED);
     }
-    if value("GPU_DEVICE_ORDINAL").is_some() {
-        add(
-            Severity::Warning,
-            "gpu-device-ordinal",
-            "GPU_DEVICE_ORDINAL is a variable of OpenCL",
-            "Newer ROCm warns about it, and it adds one more mask.",
-            "unset GPU_DEVICE_ORDINAL".to_owned(),
-            "https://github.com/ROCm/TheRock/pull/8290",
-        );
+    if ordinal.is_some() {
+        add(&said::GPU_DEVICE_ORDINAL);
     }
     let is_apu = |index: &usize| machine.gpus[*index].is_apu();
-    let has_card = machine
-        .gpus
-        .iter()
-        .any(|gpu| gpu.class == Some(Class::Dgpu));
+    let mut gpus = machine.gpus.iter();
+    let has_card = gpus.any(|gpu| gpu.class == Some(Class::Dgpu));
     if has_card && visible.first().is_some_and(is_apu) {
-        add(
-            Severity::Warning,
-            "visibility-selects-igpu",
-            "The integrated GPU is selected, and there is a card",
-            "Device 0 of every program will be the integrated GPU.",
-            format!("unset {names}  # then: surefoot env"),
-            SOURCE,
-        );
+        add(&said::VISIBILITY_SELECTS_IGPU);
     }
 }
 
 /// An integrated GPU beside a card, and nothing masks it.
-fn integrated(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
-    let apus = || machine.gpus.iter().filter(|gpu| gpu.is_apu());
-    let Some(card) = plan
-        .pick
-        .and_then(|index| machine.gpus.get(index))
-        .filter(|gpu| gpu.class == Some(Class::Dgpu))
-    else {
+fn integrated(machine: &Machine, plan: &Plan, found: &mut Found) {
+    let mut apus = machine.gpus.iter().filter(|gpu| gpu.is_apu());
+    let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+    let (Some(card), Some(apu)) = (
+        picked.filter(|gpu| gpu.class == Some(Class::Dgpu)),
+        apus.clone().next(),
+    ) else {
         return;
     };
-    let Some(apu) = apus().next() else { return };
-    let (id, title) = if apu.index < card.index {
-        ("igpu-in-front", "The integrated GPU is device 0")
-    } else {
-        (
-            "igpu-visible",
-            "The integrated GPU is visible beside the card",
-        )
+    let said = match apu.index < card.index {
+        _ if machine.posted.is_unordered => &said::IGPU_VISIBLE_UNORDERED,
+        true => &said::IGPU_IN_FRONT,
+        false => &said::IGPU_VISIBLE,
     };
-    let mut fix: Vec<String> = plan
-        .variables
-        .iter()
-        .filter(|variable| VISIBILITY.contains(&variable.name.as_str()))
-        .map(|variable| format!("export {}={}", variable.name, variable.value))
-        .collect();
-    fix.push("surefoot run -- …  # does the same".to_owned());
-    found.push(
-        Finding::new(Check::Visibility, Severity::Warning, id, title)
-            .seen(format!("GPU {} is {}; GPU {} is {}.", apu.index, apu.name(), card.index, card.name()))
-            .why("Programs take device 0, and a single visible GPU without code in the wheel aborts the whole process.")
-            .fix(fix)
-            .source("https://github.com/ROCm/TheRock/issues/3392"),
+    let masks = plan.variables.iter();
+    let masks = masks.filter(|variable| VISIBILITY.contains(&&*variable.name));
+    let exports = masks.map(|variable| format!("export {}={}\n", variable.name, variable.value));
+    found.add(
+        said,
+        &[
+            ("apu-index", &apu.index),
+            ("apu", &apu.name()),
+            ("card-index", &card.index),
+            ("card", &card.name()),
+            ("exports", &exports.collect::<String>()),
+        ],
     );
-    if let Some(larger) =
-        apus().find(|apu| apu.usable_bytes > card.usable_bytes && card.usable_bytes.is_some())
-    {
-        let size = |bytes: Option<platform::Bytes>| {
-            bytes.map(|bytes| bytes.to_string()).unwrap_or_default()
-        };
-        found.push(
-            Finding::new(Check::Visibility, Severity::Info, "igpu-pool-larger", "The integrated GPU reports more memory than the card")
-                .seen(format!("{} against {}.", size(larger.usable_bytes), size(card.usable_bytes)))
-                .why("Its memory is the RAM of the host. That is no reason to choose it: the card is many times faster.")
-                .fix(["# nothing to do; do not choose a GPU by its memory"])
-                .source("https://github.com/ROCm/ROCm/issues/5379"),
-        );
+    let larger = apus.find(|apu| apu.usable_bytes > card.usable_bytes);
+    if let (Some(card), Some(apu)) = (card.usable_bytes, larger.and_then(|apu| apu.usable_bytes)) {
+        found.add(&said::IGPU_POOL_LARGER, &[("apu", &apu), ("card", &card)]);
     }
 }
 
@@ -295,9 +197,10 @@ mod tests {
     }
 
     fn ids(variables: &[(&str, &str)]) -> Vec<String> {
-        let mut found = Vec::new();
-        set_by_user(&machine(variables), &mut found);
-        found.into_iter().map(|finding| finding.id).collect()
+        let machine = machine(variables);
+        let mut found = Found::about(&machine);
+        set_by_user(&machine, &mut found);
+        found.all.into_iter().map(|finding| finding.id).collect()
     }
 
     #[test]

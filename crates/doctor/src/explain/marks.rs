@@ -1,0 +1,133 @@
+//! The words of a line that tell of its system, its GPU or its program: one search for all of them.
+
+use crate::signs;
+use crate::tables::{DISTRIBUTIONS, Distribution};
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+use std::sync::LazyLock;
+
+/// What a word is a sign of.
+#[derive(Clone, Copy)]
+pub(super) enum Sign {
+    Wsl,
+    Windows,
+    Linux,
+    /// A card of NVIDIA, or a torch for one.
+    Nvidia,
+    /// A container, or a command that starts one.
+    Container,
+    /// `HSA_OVERRIDE_GFX_VERSION`.
+    Override,
+    /// A ROCm build of torch.
+    Rocm,
+    Architecture,
+    Product,
+    Kernel,
+    Traceback,
+    /// The mode of a device.
+    Mode,
+    /// Something else that is read further.
+    Other,
+    /// A family of distributions.
+    Distribution(&'static Distribution),
+}
+
+/// What the words of a line are signs of.
+#[derive(Default)]
+pub(super) struct Marks {
+    bits: u16,
+    pub(super) distribution: Option<&'static Distribution>,
+}
+
+const NVIDIA: [&str; 5] = [
+    "GeForce",
+    "NVIDIA RTX",
+    "NVIDIA A100",
+    "NVIDIA H100",
+    "+cu1",
+];
+const CONTAINERS: [&str; 4] = [
+    "docker run",
+    "podman run",
+    "distrobox ",
+    "root is not member of",
+];
+const OTHERS: [(&str, Sign); 12] = [
+    ("HSA_OVERRIDE_GFX_VERSION", Sign::Override),
+    ("+rocm", Sign::Rocm),
+    ("gfx", Sign::Architecture),
+    ("Radeon", Sign::Product),
+    ("Instinct", Sign::Product),
+    ("kernel", Sign::Kernel),
+    ("-generic", Sign::Kernel),
+    ("Name:", Sign::Other),
+    ("-packages", Sign::Traceback),
+    ("Traceback (most recent", Sign::Traceback),
+    (":\\", Sign::Other),
+    ("crw-", Sign::Mode),
+];
+
+static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
+    let lists: [(&[&str], Sign); 6] = [
+        (signs::WSL, Sign::Wsl),
+        (signs::WINDOWS, Sign::Windows),
+        (signs::PROBABLY_WINDOWS, Sign::Windows),
+        (signs::LINUX, Sign::Linux),
+        (&NVIDIA, Sign::Nvidia),
+        (&CONTAINERS, Sign::Container),
+    ];
+    let of_distributions = DISTRIBUTIONS.iter().flat_map(|one| {
+        one.signs
+            .iter()
+            .map(move |word| (*word, Sign::Distribution(one)))
+    });
+    let lists = lists.into_iter();
+    let words = lists.flat_map(|(words, sign)| words.iter().map(move |word| (*word, sign)));
+    let (words, signs): (Vec<&str>, Vec<Sign>) =
+        words.chain(of_distributions).chain(OTHERS).unzip();
+    // Constant words: without them nothing here works, and each test fails.
+    let search = AhoCorasick::builder()
+        .kind(Some(AhoCorasickKind::DFA))
+        .build(words);
+    (search.ok(), signs)
+});
+
+impl Sign {
+    fn bit(self) -> u16 {
+        let place = match self {
+            Self::Wsl => 0,
+            Self::Windows => 1,
+            Self::Linux => 2,
+            Self::Nvidia => 3,
+            Self::Container => 4,
+            Self::Override => 5,
+            Self::Rocm => 6,
+            Self::Architecture => 7,
+            Self::Product => 8,
+            Self::Kernel => 9,
+            Self::Traceback => 10,
+            Self::Mode => 11,
+            Self::Other | Self::Distribution(_) => 12,
+        };
+        1 << place
+    }
+}
+
+impl Marks {
+    /// Those of a line; `None` where there is none.
+    pub(super) fn of(line: &str) -> Option<Self> {
+        let (search, signs) = &*SEARCH;
+        let mut marks = Self::default();
+        for word in search.as_ref()?.find_overlapping_iter(line) {
+            let sign = signs[word.pattern().as_usize()];
+            marks.bits |= sign.bit();
+            if let Sign::Distribution(one) = sign {
+                marks.distribution.get_or_insert(one);
+            }
+        }
+        (marks.bits != 0).then_some(marks)
+    }
+
+    pub(super) fn has(&self, sign: Sign) -> bool {
+        self.bits & sign.bit() != 0
+    }
+}
