@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let entries = schema::read(&files_in("catalogue")?, &[], needs::check)?;
     write("findings.rs", findings(&entries)?)?;
     write("entries.rs", table_of(&entries)?)?;
+    write("variables.rs", variables()?)?;
     write("tables.rs", tables()?)?;
     Ok(())
 }
@@ -304,11 +305,15 @@ fn tables() -> Result<String, Box<dyn Error>> {
             "Distribution {{ fact: Fact::{fact:?}, name: {name:?}, signs: &{signs:?}, apt: {apt:?}, initramfs: {initramfs:?} }},"
         )?;
     }
-    out += "];\n";
+    Ok(out + "];\n")
+}
 
+/// The variables that exist, and the rules of some.
+fn variables() -> Result<String, Box<dyn Error>> {
+    let mut out = String::new();
     let variables: Variables = table("variables")?;
     constant(&mut out, "KNOWN_VARIABLES", "&[&str]", &variables.known)?;
-    out += "pub(crate) const VARIABLE_RULES: &[VariableRule] = &[\n";
+    out += "const VARIABLE_RULES: &[VariableRule] = &[\n";
     for Rule {
         names,
         severity,
@@ -337,7 +342,7 @@ fn tables() -> Result<String, Box<dyn Error>> {
         };
         writeln!(
             out,
-            "VariableRule {{ names: &{names:?}, severity: Severity::{severity:?}, said: &crate::findings::said::{said}, applies: Applies::{applies}, why: {why:?}, instead: {instead:?}, source: {source:?} }},"
+            "VariableRule {{ names: &{names:?}, severity: Severity::{severity:?}, said: &said::{said}, applies: Applies::{applies}, why: {why:?}, instead: {instead:?}, source: {source:?} }},"
         )?;
     }
     Ok(out + "];\n")

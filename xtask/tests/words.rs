@@ -95,7 +95,7 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
 }
 
 /// Files outside a diffusion model's folder that may name it, and why.
-const NAMING_MODELS: [(&str, &str); 11] = [
+const NAMING_MODELS: [(&str, &str); 10] = [
     ("crates/models/src/diffusion.rs", "the folder's `mod`"),
     ("crates/models/src/diffusion/registry.rs", "its line"),
     ("crates/trainer/src/config.rs", "help for keys"),
@@ -103,10 +103,6 @@ const NAMING_MODELS: [(&str, &str); 11] = [
     ("crates/trainer/src/config/train.rs", "help for keys"),
     ("crates/doctor/src/wan.rs", "what it needs of a machine"),
     ("crates/doctor/src/lib.rs", "the `mod` of that"),
-    (
-        "crates/doctor/src/findings/system.rs",
-        "why ffmpeg is missed",
-    ),
     ("crates/cli/src/commands/doctor.rs", "`--wan`"),
     ("crates/cli/src/commands/probe.rs", "what `--wan` says"),
     ("crates/cli/src/commands/probe/link.rs", "an amount of data"),

@@ -453,7 +453,7 @@ impl Explainer {
         // A pattern may be about the beginning of what the program printed.
         let printed = pasted::without_prefix(&line);
         let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
-        let found = self.catalogue.of_line(&line, printed);
+        let found = self.catalogue.of_line(&line, printed, &self.seen);
         for (pattern, role) in found {
             self.seen[pattern] = true;
             let Role::Names(owner) = role else {

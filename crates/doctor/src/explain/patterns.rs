@@ -118,13 +118,17 @@ impl Catalogue {
     }
 
     /// The patterns that match a line, or the end of it that the program printed, each with its role, in the order of
-    /// the catalogue.
-    pub(super) fn of_line(&self, line: &str, printed: &str) -> Vec<(usize, Role)> {
+    /// the catalogue. Of those that only support an entry, the ones that were `seen` already are not looked for.
+    pub(super) fn of_line(&self, line: &str, printed: &str, seen: &[bool]) -> Vec<(usize, Role)> {
         let start = parts(printed).next().unwrap_or_default().as_bytes();
         let has_prefix = printed.len() < line.len();
         let mut found = Vec::new();
         for part in parts(line) {
-            found.extend(self.all.candidates(part).into_iter().filter(|&at| {
+            let is_new = |at: &usize| {
+                matches!(self.roles[*at], Role::Names(_)) || seen.get(*at) != Some(&true)
+            };
+            let candidates = self.all.candidates(part).into_iter().filter(is_new);
+            found.extend(candidates.filter(|&at| {
                 let is_match = |pattern: &Regex| {
                     // Only its beginning tells the rest of a line from the whole.
                     pattern.is_match(part.as_bytes())
@@ -145,7 +149,7 @@ impl Catalogue {
             Role::Names(owner) => self.owner(*owner).page_fault,
             Role::Supports => false,
         };
-        self.of_line(line, line).iter().any(is_one)
+        self.of_line(line, line, &[]).iter().any(is_one)
     }
 
     /// The entry that owns a pattern.
@@ -226,7 +230,7 @@ mod tests {
                 let expected: Vec<usize> =
                     unfiltered.matches(line.as_bytes()).into_iter().collect();
                 let found: Vec<usize> = BUILT_IN
-                    .of_line(line, line)
+                    .of_line(line, line, &[])
                     .iter()
                     .map(|(pattern, _)| *pattern)
                     .collect();

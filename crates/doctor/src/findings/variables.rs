@@ -2,9 +2,41 @@
 
 use super::{Found, Severity, said};
 use crate::plan::{AOTRITON, AOTRITON_CHECK, Plan, WITHOUT_HIPBLASLT, lora_may_fault};
-use crate::tables::{KNOWN_VARIABLES, VARIABLE_RULES, VariableRule};
 use platform::Gfx;
 use platform::machine::{Machine, System};
+
+include!(concat!(env!("OUT_DIR"), "/variables.rs"));
+
+/// Variables, the values that make them a problem, and why.
+struct VariableRule {
+    names: &'static [&'static str],
+    severity: Severity,
+    said: &'static said::Said,
+    applies: Applies,
+    why: &'static str,
+    instead: &'static str,
+    source: &'static str,
+}
+
+/// The values that are a problem.
+enum Applies {
+    Any,
+    Zero,
+    NotZero,
+    AtLeast(u32),
+}
+
+impl Applies {
+    /// Whether this value is one.
+    fn to(&self, value: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Zero => value == "0",
+            Self::NotZero => value != "0",
+            Self::AtLeast(least) => value.parse::<u32>().is_ok_and(|level| level >= *least),
+        }
+    }
+}
 
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
