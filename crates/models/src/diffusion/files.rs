@@ -1,11 +1,12 @@
 //! The weights of a part of a model: a diffusers folder, or a single file with other names.
 //!
-//! A single file is presented with diffusers' names. 8-bit floating-point weights with a scale, as in
-//! ComfyUI's `fp8_scaled` files, are dequantised when they are read.
+//! A single file is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's `fp8_scaled` and
+//! `int8_convrot` files, are dequantised when they are read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::Error;
@@ -139,7 +140,7 @@ impl PartFile {
         for name in &all {
             let name = name.clone();
             if name == "scaled_fp8" || name == "spiece_model" || is_beside(&name) {
-                check_quantization(tensors.as_ref(), &name)?;
+                rotated_by(tensors.as_ref(), &name)?;
                 continue;
             }
             let Some(renamed) = (part.rename)(&name, &all) else {
@@ -175,6 +176,26 @@ impl PartFile {
     /// Names in the file that are no known weight.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
+    }
+
+    /// The weight `name` in the file without the rotation with which it was quantised.
+    fn turned_back(&self, name: &str, weight: Tensor) -> Result<Tensor, Error> {
+        let base = name.strip_suffix(".weight").unwrap_or(name);
+        let note = format!("{base}.comfy_quant");
+        let size = match self.tensors.shape(&note) {
+            Some(_) => rotated_by(self.tensors.as_ref(), &note)?,
+            None => None,
+        };
+        let Some(size) = size else {
+            return Ok(weight);
+        };
+        let (rows, columns) = weight.size2()?;
+        if columns % size != 0 {
+            let reason = format!("`{name}` has {columns} columns, which are not groups of {size}");
+            return Err(Error::file(self.path(), reason));
+        }
+        let groups = weight.f_view([rows, columns / size, size])?;
+        Ok(groups.f_matmul(&rotation(size)?)?.f_view([rows, columns])?)
     }
 
     /// The scale tensor of the weight `name` in the file.
@@ -222,7 +243,8 @@ impl TensorSource for PartFile {
                 return Err(Error::file(self.path(), reason));
             }
         };
-        place.part(weight.f_mul(&scale)?.f_to_kind(kind)?)
+        let weight = self.turned_back(stored, weight.f_mul(&scale)?)?;
+        place.part(weight.f_to_kind(kind)?)
     }
 }
 
@@ -242,26 +264,126 @@ fn is_beside(name: &str) -> bool {
         .any(|suffix| name.ends_with(suffix))
 }
 
-/// Fails if `name` describes a quantisation with more than a scale.
-fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Error> {
+/// ComfyUI's quantisations that are supported: a scale, and for the last perhaps a rotation.
+const FORMATS: [&str; 3] = ["float8_e4m3fn", "float8_e5m2", "int8_tensorwise"];
+
+/// If the tensor `name` describes a quantisation in which groups of inputs are rotated, the size of the groups.
+///
+/// # Errors
+/// If it is not supported.
+fn rotated_by(tensors: &dyn TensorSource, name: &str) -> Result<Option<i64>, Error> {
     if !name.ends_with(".comfy_quant") {
-        return Ok(());
+        return Ok(None);
     }
     let bytes = tensors.read(name, Kind::Uint8)?;
     let bytes = Vec::<u8>::try_from(&bytes)?;
-    let value: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
-    let format = value
-        .as_ref()
-        .and_then(|value| value.get("format")?.as_str());
-    match format {
-        Some("float8_e4m3fn" | "float8_e5m2") => Ok(()),
-        other => {
-            let other = other.unwrap_or("not readable");
-            let reason = format!(
-                "the format of `{name}` is {other}: only ComfyUI's `float8_e4m3fn` and \
-                 `float8_e5m2` are supported"
-            );
+    let keys: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let format = keys["format"].as_str().unwrap_or("not readable");
+    if !FORMATS.contains(&format) {
+        let reason = format!(
+            "the format of `{name}` is {format}: only ComfyUI's {} are supported; take the file in bf16",
+            FORMATS.map(|format| format!("`{format}`")).join(", ")
+        );
+        return Err(Error::file(tensors.path(), reason));
+    }
+    if keys["convrot"] != true {
+        return Ok(None);
+    }
+    let size = keys["convrot_groupsize"].as_i64().unwrap_or(256);
+    let is_power_of_4 =
+        size >= 4 && size.count_ones() == 1 && size.trailing_zeros().is_multiple_of(2);
+    match is_power_of_4 {
+        true => Ok(Some(size)),
+        false => {
+            let reason =
+                format!("`convrot_groupsize` of `{name}` is {size}, which is no power of 4");
             Err(Error::file(tensors.path(), reason))
+        }
+    }
+}
+
+/// The matrix by which groups of `size` inputs are rotated: a power of a regular Hadamard matrix, which is its own
+/// inverse.
+fn rotation(size: i64) -> Result<Tensor, Error> {
+    let four: [f32; 16] = [
+        1., 1., 1., -1., 1., 1., -1., 1., 1., -1., 1., 1., -1., 1., 1., 1.,
+    ];
+    let four = Tensor::f_from_slice(&four)?.f_view([4, 4])?;
+    let mut rotation = four.shallow_clone();
+    while rotation.size()[0] < size {
+        rotation = rotation.f_kron(&four)?;
+    }
+    Ok(rotation.f_div_scalar((size as f64).sqrt())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::formats::write_tensors;
+
+    fn written(weight: &Tensor, scale: &Tensor, note: &str) -> Result<Tensor, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let note = Tensor::from_slice(note.as_bytes());
+        let tensors = [
+            ("a.weight".to_owned(), weight),
+            ("a.weight_scale".to_owned(), scale),
+            ("a.comfy_quant".to_owned(), &note),
+        ];
+        write_tensors(&path, &tensors).unwrap();
+        PartFile::open(&PartNames::DIFFUSERS, &path)?.read("a.weight", Kind::Float)
+    }
+
+    #[test]
+    fn rotated_eight_bit_weights_are_turned_back() {
+        let weight = Tensor::randn([6, 32], (Kind::Float, Device::Cpu));
+        for size in [4, 16] {
+            // The element of a power of the matrix is the product of one for each digit to the base of 4.
+            let element = |row: i64, column: i64| {
+                let digits = [1, 4].into_iter().filter(|place| *place < size);
+                let signs = digits.map(|place| match row / place % 4 + column / place % 4 {
+                    3 => -1.0,
+                    _ => 1.0,
+                });
+                signs.product::<f32>() / (size as f32).sqrt()
+            };
+            let all = (0..size).flat_map(|row| (0..size).map(move |column| (row, column)));
+            let all: Vec<f32> = all.map(|(row, column)| element(row, column)).collect();
+            let rotation = Tensor::from_slice(&all).view([size, size]);
+            let rotated = weight.view([6, 32 / size, size]).matmul(&rotation.tr());
+            let rotated = rotated.view([6, 32]);
+            let scale = rotated.abs().amax([1].as_slice(), true) / 127.0;
+            let eight = (&rotated / &scale).round().to_kind(Kind::Int8);
+            let note = format!(
+                r#"{{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": {size}}}"#
+            );
+            let read = written(&eight, &scale, &note).unwrap();
+            let apart = f64::try_from((&read - &weight).abs().max()).unwrap();
+            assert!(apart > 0.0 && apart < 0.1, "{size}: {apart}");
+            // Without the rotation it is another matrix.
+            let plain = written(&eight, &scale, r#"{"format": "int8_tensorwise"}"#).unwrap();
+            assert_eq!(plain, eight.to_kind(Kind::Float) * &scale);
+        }
+        let (eight, scale) = (weight.to_kind(Kind::Int8), Tensor::from(1.0f32));
+        for (note, told) in [
+            (
+                r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 8}"#,
+                "no power of 4",
+            ),
+            (
+                r#"{"format": "int8_tensorwise", "convrot": true}"#,
+                "not groups of 256",
+            ),
+            (
+                r#"{"format": "mxfp8"}"#,
+                "is mxfp8: only ComfyUI's `float8_e4m3fn`",
+            ),
+            ("{", "is not readable"),
+        ] {
+            let error = written(&eight, &scale, note).unwrap_err().to_string();
+            assert!(error.contains(told), "{note}: {error}");
         }
     }
 }
