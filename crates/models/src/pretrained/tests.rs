@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::formats::{LazyTensor, SafetensorsFile, write_safetensors};
-use crate::golden::LANGUAGE_MODELS as MODELS;
+use crate::language::tests::MODELS;
 use crate::language::{DecoderConfig, QkNorm};
 use crate::model::RopeScaling;
 
