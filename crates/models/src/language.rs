@@ -25,7 +25,7 @@ mod qwen2;
 mod qwen3;
 mod smollm3;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod windows;
 
 use serde_json::{Map, Value};

@@ -29,7 +29,7 @@ pub(super) struct Attention {
 #[derive(Debug)]
 enum Projections {
     /// One for each of them.
-    Separate([Linear; 3]),
+    Separate(Box<[Linear; 3]>),
     /// One whose outputs are theirs, one after the other.
     Fused(Linear),
 }
@@ -61,11 +61,11 @@ impl Attention {
                     (hidden, (heads + 2 * key_value_heads) * width),
                     config.qkv_bias,
                 )?),
-                false => Projections::Separate([
+                false => Projections::Separate(Box::new([
                     linear("q_proj", (hidden, heads * width), config.qkv_bias)?,
                     linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
                     linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
-                ]),
+                ])),
             },
             output: linear("o_proj", (heads * width, hidden), config.output_bias)?,
             norms: match config.qk_norm {
@@ -155,11 +155,14 @@ impl Attention {
     /// Queries, keys and values, each `[batch, length, heads · width]`.
     fn project(&self, input: &Tensor, dropout: bool) -> Result<[Tensor; 3], Error> {
         match &self.projections {
-            Projections::Separate([query, key, value]) => Ok([
-                query.forward(input, dropout)?,
-                key.forward(input, dropout)?,
-                value.forward(input, dropout)?,
-            ]),
+            Projections::Separate(layers) => {
+                let [query, key, value] = layers.as_ref();
+                Ok([
+                    query.forward(input, dropout)?,
+                    key.forward(input, dropout)?,
+                    value.forward(input, dropout)?,
+                ])
+            }
             Projections::Fused(all) => {
                 let all = all.forward(input, dropout)?;
                 let (queries, keys) = (self.heads * self.width, self.key_value_heads * self.width);
@@ -177,11 +180,14 @@ impl Attention {
         Ok(Self {
             projections: match &self.projections {
                 Projections::Fused(all) => Projections::Fused(all.with_base(map)?),
-                Projections::Separate([query, key, value]) => Projections::Separate([
-                    query.with_base(map)?,
-                    key.with_base(map)?,
-                    value.with_base(map)?,
-                ]),
+                Projections::Separate(layers) => {
+                    let [query, key, value] = layers.as_ref();
+                    Projections::Separate(Box::new([
+                        query.with_base(map)?,
+                        key.with_base(map)?,
+                        value.with_base(map)?,
+                    ]))
+                }
             },
             output: self.output.with_base(map)?,
             norms: match &self.norms {

@@ -7,7 +7,6 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
-use crate::golden::LANGUAGE_MODELS as MODELS;
 use crate::model::layers::{Positions, Rope};
 use crate::model::{
     Base, Builder, FileWeights, Initial, Pass, Streaming, WeightSource, causal_attention,
@@ -15,6 +14,33 @@ use crate::model::{
 use crate::pretrained::HfFolder;
 use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
+
+/// The language models that `tests/reference/models.py` makes.
+pub(crate) const MODELS: [&str; 23] = [
+    "llama-grouped",
+    "llama-tied-biases",
+    "llama-scaled",
+    "qwen2",
+    "qwen3",
+    "qwen3-untied",
+    "llama-yarn",
+    "qwen2-dynamic",
+    "gemma3",
+    "gemma3-biases",
+    "gemma3-multimodal",
+    "mistral",
+    "granite",
+    "granite-biases",
+    "smollm3",
+    "smollm3-list",
+    "olmo2",
+    "olmo3",
+    "olmo3-old",
+    "phi3",
+    "phi3-longrope",
+    "ministral3",
+    "ministral3-multimodal",
+];
 
 fn golden(name: &str) -> PathBuf {
     crate::golden::golden(&format!("models/{name}"))
