@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, LocalLayers, REGISTRY, quantized, qwen3};
+use super::{Family, LocalLayers, REGISTRY, quantized};
 use crate::Error;
-use crate::formats::TensorSource;
 use crate::json::Object;
 use crate::model::rope::{self, Place};
 use crate::model::{RopeScaling, RopeSettings};
@@ -186,21 +185,6 @@ impl DecoderConfig {
     /// As [`DecoderConfig::read`].
     pub fn from_json(path: &Path, keys: Value) -> Result<Self, Error> {
         Self::from_object(&Object::new(path, keys)?)
-    }
-
-    /// Infers the config of a text encoder from the shapes in a file that has no `config.json`, if there is a family that
-    /// is known by them.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
-        match qwen3::keys_of_shapes(tensors) {
-            Some(keys) => Self::from_json(tensors.path(), keys),
-            None => {
-                let reason = "its shapes do not tell what language model it is: name a folder with a `config.json`";
-                Err(Error::file(tensors.path(), reason))
-            }
-        }
     }
 
     fn from_object(object: &Object) -> Result<Self, Error> {

@@ -215,7 +215,7 @@ impl Decoder {
         let length = tokens.size2()?.1;
         let views = self
             .views
-            .map(|positions| positions.of_length(length, self.compute))?;
+            .map(|positions| positions.of_length((0, length), self.compute))?;
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
         let last = self
             .blocks

@@ -44,7 +44,7 @@ fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
 
 /// The keys of a `config.json` for a file of this family, from its shapes; what they do not tell is as published. `None`
 /// for a file of another.
-pub(super) fn keys_of_shapes(tensors: &dyn TensorSource) -> Option<Value> {
+fn keys_of_shapes(tensors: &dyn TensorSource) -> Option<Value> {
     let size = |name: &str, dimension: usize| {
         let shape = tensors.shape(&format!("model.{name}.weight"))?;
         shape.get(dimension).copied().filter(|size| *size > 0)
@@ -74,4 +74,21 @@ pub(super) fn keys_of_shapes(tensors: &dyn TensorSource) -> Option<Value> {
         "rope_theta": 1_000_000,
         "tie_word_embeddings": true,
     }))
+}
+
+impl DecoderConfig {
+    /// Infers the config of a text encoder from the shapes in a file that has no `config.json`, if there is a family that
+    /// is known by them.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
+        match keys_of_shapes(tensors) {
+            Some(keys) => Self::from_json(tensors.path(), keys),
+            None => {
+                let reason = "its shapes do not tell what language model it is: name a folder with a `config.json`";
+                Err(Error::file(tensors.path(), reason))
+            }
+        }
+    }
 }
