@@ -51,7 +51,8 @@ fn keys_of_shapes(tensors: &dyn TensorSource) -> Option<Value> {
     };
     let first = |part: &str, dimension| size(&format!("layers.0.{part}"), dimension);
     let head = first("self_attn.q_norm", 0)?;
-    // Gemma 3 has norms of queries and keys, too, and two more of the stream.
+    // Other families have norms of queries and keys, too: Gemma 3 beside two more of the stream, Olmo without this one.
+    first("input_layernorm", 0)?;
     if first("pre_feedforward_layernorm", 0).is_some() {
         return None;
     }
