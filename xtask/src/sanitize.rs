@@ -41,6 +41,8 @@ fn run_under(shell: &Shell, sanitizer: &str, configuration: &str, options: &str)
         "{cargo} test {packages...} --target {host} {tests...}"
     )
     .env("CARGO_TARGET_DIR", folder)
+    // What is suppressed is known by its inlined functions.
+    .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
     .env("RUSTC_BOOTSTRAP", "1")
     .env("RUSTFLAGS", flags)
     .env(

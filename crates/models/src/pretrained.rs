@@ -53,6 +53,8 @@ pub struct Pretrained {
     pub special_tokens: SpecialTokens,
     /// The weights, under Hugging Face's names.
     pub tensors: Box<dyn TensorSource>,
+    /// Whether it is the text part of a larger model, in which its layers have other names.
+    pub is_part: bool,
 }
 
 /// From `tokenizer_config.json`; `None` where the model's config decides.

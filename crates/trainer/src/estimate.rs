@@ -16,7 +16,7 @@ use tch::Kind;
 
 use crate::config::Config;
 use models::Parameters;
-use models::language::DecoderConfig;
+use models::language::{DecoderConfig, QkNorm};
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
@@ -298,6 +298,10 @@ struct Shape {
     key_value: u64,
     /// Number of norms in a layer.
     norms: u64,
+    /// Whether queries and keys have norms.
+    normed: bool,
+    /// Whether layers with the same input are one matrix.
+    fused: bool,
 }
 
 /// The adapters on one layer.
@@ -358,6 +362,8 @@ impl Shape {
             query: width(config.num_attention_heads) * head,
             key_value: width(config.num_key_value_heads) * head,
             norms: config.norms() as u64,
+            normed: config.qk_norm != QkNorm::None,
+            fused: config.fused,
         }
     }
 
@@ -393,6 +399,10 @@ impl Shape {
         // Attention: queries, keys and values (the latter two expanded to all heads), and the softmax's sums
         // or scores.
         each += 3 * self.query * compute + attended;
+        // Their norms keep their input in fp32.
+        if self.normed {
+            each += (self.query + self.key_value) * FP32_BYTES;
+        }
         each += match how.scores {
             true => self.heads * how.length * compute,
             false => self.heads * FP32_BYTES,
@@ -415,7 +425,10 @@ impl Shape {
     /// The temporary memory for dequantising the largest matrix: its values in fp32, together first with its
     /// codes and then with its values in bf16.
     fn expanded(&self, how: &DecoderUse) -> u64 {
-        let inputs = self.inner.max(self.query).max(self.hidden);
+        let inputs = match self.fused {
+            false => self.inner.max(self.query).max(self.hidden),
+            true => (2 * self.inner).max(self.query + 2 * self.key_value),
+        };
         match how.quantized {
             true => 6 * self.hidden * inputs,
             false => 0,

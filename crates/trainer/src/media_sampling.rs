@@ -239,7 +239,7 @@ pub(crate) fn decode(
 ) -> Result<(), Error> {
     let latents = latents.squeeze_dim(0);
     let (_, frames, height, width) = latents.size4().map_err(models::Error::from)?;
-    let mut decoding = autoencoder.decoding(height, width, tiling(plan))?;
+    let mut decoding = autoencoder.decoding(height, width, plan.tiling())?;
     for frame in 0..frames {
         let pixels = decoding.push(&latents.select(1, frame))?;
         for picture in pictures::bytes(&pixels)? {
@@ -257,9 +257,24 @@ pub(crate) struct Plan {
     pub(crate) frames: i64,
     pub(crate) fps: u32,
     pub(crate) sampling: Sampling,
+    /// Whether the model makes pictures alone.
+    is_of_pictures: bool,
 }
 
 impl Plan {
+    /// Tiles where all at once would take gigabytes. The autoencoders of pictures see all of one at once, so that
+    /// theirs are as large as can be.
+    fn tiling(&self) -> Option<Tiling> {
+        let (most, side) = match self.is_of_pictures {
+            true => (1024 * 1024, 1024),
+            false => (1280 * 720, 512),
+        };
+        (self.width * self.height > most).then_some(Tiling {
+            size: (side, side),
+            stride: (side / 4 * 3, side / 4 * 3),
+        })
+    }
+
     pub(crate) fn new(model: &dyn Diffusion, request: &Request) -> Result<Self, Error> {
         let (geometry, defaults) = (model.geometry(), model.defaults()?);
         let width = request.width.unwrap_or(defaults.size.0);
@@ -322,7 +337,7 @@ impl Plan {
                 return usage("this is an image-to-video model: give an image with `--image`");
             }
             (Some(_), FirstFrame::Never) => {
-                return usage("`--image`: this is a text-to-video model");
+                return usage("`--image`: this model makes pictures or videos of texts alone");
             }
             _ => {}
         }
@@ -341,6 +356,7 @@ impl Plan {
             frames,
             fps: request.fps.unwrap_or(geometry.fps),
             sampling,
+            is_of_pictures: geometry.frames.is_none(),
         })
     }
 
@@ -350,14 +366,6 @@ impl Plan {
             .geometry()
             .latents(self.width, self.height, self.frames)
     }
-}
-
-/// Tiles for large pictures, which would otherwise take gigabytes.
-fn tiling(plan: &Plan) -> Option<Tiling> {
-    (plan.width * plan.height > 1280 * 720).then_some(Tiling {
-        size: (512, 512),
-        stride: (384, 384),
-    })
 }
 
 /// The noise from the file, or drawn from the seed like PyTorch does on the CPU.
@@ -417,7 +425,7 @@ pub(crate) fn condition(
 ) -> Result<Conditions, Error> {
     let picture = pictures::picture(path, plan.width, plan.height)?.unsqueeze(0);
     let codec = autoencoder(model, device)?;
-    Ok(model.first_frame_conditions(&*codec, &picture, plan.frames, tiling(plan))?)
+    Ok(model.first_frame_conditions(&*codec, &picture, plan.frames, plan.tiling())?)
 }
 
 /// Denoisers that are loaded on demand, one at a time.

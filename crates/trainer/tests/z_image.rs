@@ -123,14 +123,32 @@ fn losses_of_five_steps_are_those_of_peft() {
 #[test]
 fn pictures_become_a_lora_and_are_encoded_once() {
     let place = Place::new();
-    let encoded = || {
-        let config = place.config(&[]);
+    let encoded = |overrides: &[&str]| {
+        let config = place.config(overrides);
         let done = surefoot_trainer::encode(&config, &Allocator::torch(), &mut NoObserver);
         let done = done.unwrap();
         (done.encoded_clips, done.encoded_captions)
     };
     // One of the captions is the empty text.
-    assert_eq!((encoded(), encoded()), ((4, 4), (0, 0)));
+    assert_eq!((encoded(&[]), encoded(&[])), ((4, 4), (0, 0)));
+    // The same weights under another config are another part.
+    let vae = place.path("vae");
+    fs::create_dir(&vae).unwrap();
+    let from = golden("model/vae");
+    let weights = "diffusion_pytorch_model.safetensors";
+    fs::copy(from.join(weights), vae.join(weights)).unwrap();
+    let text = fs::read_to_string(from.join("config.json")).unwrap();
+    let mut keys: serde_json::Value = serde_json::from_str(&text).unwrap();
+    keys["scaling_factor"] = 0.5.into();
+    fs::write(vae.join("config.json"), keys.to_string()).unwrap();
+    let other = format!("model.vae={}", vae.display());
+    assert_eq!(encoded(&[&other]), (4, 0));
+    // Said before anything is learned.
+    let refused = place
+        .run(&["adapter.format=kohya"])
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("`adapter.format: kohya`"), "{refused}");
     let prompts = [
         "sample.prompts=[red]",
         "sample.num_inference_steps=2",

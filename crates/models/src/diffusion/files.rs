@@ -107,6 +107,8 @@ impl std::fmt::Debug for PartFile {
 
 /// Suffixes of the scale of an 8-bit weight: ComfyUI has used two.
 const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
+/// Where ComfyUI's newer files say how each weight is quantised.
+const QUANTIZATION: &str = "_quantization_metadata";
 /// Suffixes of tensors beside such weights that do not matter once they are dequantised.
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 
@@ -124,7 +126,19 @@ impl PartFile {
             if let Some(extension @ ("pth" | "pt" | "bin" | "ckpt")) = extension {
                 return Err(Error::file(path, pickled(extension)));
             }
-            Box::new(SafetensorsFile::open(path)?)
+            let file = SafetensorsFile::open(path)?;
+            let is_noted = file
+                .names()
+                .iter()
+                .any(|name| name.ends_with(".comfy_quant"));
+            if !is_noted && file.metadata().contains_key(QUANTIZATION) {
+                let reason = format!(
+                    "its weights are quantised as `{QUANTIZATION}` in its header says, which is not read: take the \
+                     file in bf16"
+                );
+                return Err(Error::file(path, reason));
+            }
+            Box::new(file)
         };
         Self::of(part, tensors)
     }

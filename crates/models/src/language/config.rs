@@ -52,6 +52,7 @@ pub(super) const NO_EFFECT: &[&str] = &[
     "output_hidden_states",
     "output_attentions",
     "attn_implementation",
+    "auto_map",
     "cache_implementation",
     "is_llama_config",
     "unsloth_fixed",

@@ -34,7 +34,7 @@ pub(super) static FAMILY: Family = Family {
         derive: scale_of_scores,
         ..Gguf::plain("granite")
     }),
-    tokenizer_class: TokenizerClass::Default("TokenizersBackend"),
+    tokenizer_class: TokenizerClass::Always("TokenizersBackend"),
 };
 
 /// Without the key, llama.cpp divides by the root of the head's width, and transformers by nothing.

@@ -34,7 +34,6 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         max_position_embeddings: 262_144,
         rms_norm_eps: 1e-5,
         rope: Place {
-            theta: 1_000_000.0,
             growth: true,
             ..Place::FLAT
         },
@@ -46,12 +45,13 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
     let keys = ["rope_parameters", "rope_scaling"];
     let mut object = object.clone();
     if keys.iter().all(|key| object.get(key).is_none()) {
+        let theta = object.positive("rope_theta", Some(1_000_000.0))?;
         object.set(
             keys[0],
             json!({
                 "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16_384,
                 "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
+                "llama_4_scaling_beta": 0.1, "rope_theta": theta,
             }),
         );
     }

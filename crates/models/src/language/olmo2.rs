@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
         refused: &["attention.sliding_window"],
         ..Gguf::plain("olmo2")
     }),
-    tokenizer_class: TokenizerClass::Default("TokenizersBackend"),
+    tokenizer_class: TokenizerClass::Always("TokenizersBackend"),
 };
 
 /// The names of a block's norms.

@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
     write,
     norms: POST_NORMS,
     gguf: None,
-    tokenizer_class: TokenizerClass::Default("TokenizersBackend"),
+    tokenizer_class: TokenizerClass::Always("TokenizersBackend"),
 };
 
 /// The blocks that see the whole text.

@@ -53,7 +53,10 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         eos_token_id: Some(128_001),
         ..Defaults::NONE
     };
-    windows::refuse(object, &defaults)?;
+    // Its class has them in the blocks that are not rotated, whatever `max_window_layers` says.
+    let mut all = object.clone();
+    all.set("max_window_layers", 0.into());
+    windows::refuse(&all, &defaults)?;
     let bias = object.flag("attention_bias", false)?;
     let config = config::read(&FAMILY, object, &defaults)?;
     Ok(DecoderConfig {

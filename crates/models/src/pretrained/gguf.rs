@@ -119,6 +119,7 @@ impl GgufModel {
             chat_template,
             tool_template: None,
             special_tokens: SpecialTokens::default(),
+            is_part: false,
             tensors: Box::new(self),
         })
     }
@@ -428,6 +429,8 @@ impl Keys<'_> {
         match self.get(key) {
             None => Ok(serde_json::Value::Null),
             Some(Value::Float(_)) => Ok(shortest(self.positive(key, 1.0)?).into()),
+            // Of a window: there is none.
+            Some(Value::Unsigned(0) | Value::Signed(0)) => Ok(0.into()),
             Some(_) => Ok(self.integer(key, None, i64::MAX)?.into()),
         }
     }

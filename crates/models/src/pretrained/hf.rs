@@ -66,12 +66,22 @@ impl HfFolder {
         let weights = Shards::open(path, "model")?;
         let named = weights.names().into_iter();
         let named = named.filter_map(|name| Some((config.family.tensor_name(&name)?, name)));
-        Ok(Self {
+        let mut folder = Self {
             path: path.to_owned(),
             names: named.collect(),
             config,
             weights,
-        })
+        };
+        // Their configs often do not say it, and transformers shares no weight that is there twice.
+        if folder.is_part() && folder.names.contains_key("lm_head.weight") {
+            folder.config.tie_word_embeddings = false;
+        }
+        Ok(folder)
+    }
+
+    /// Whether it has the text part of a larger model.
+    fn is_part(&self) -> bool {
+        self.names.iter().any(|(ours, theirs)| ours != theirs)
     }
 
     /// The model's dimensions.
@@ -92,6 +102,7 @@ impl HfFolder {
             chat_template: text.chat_template,
             tool_template: text.tool_template,
             special_tokens: text.special_tokens,
+            is_part: self.is_part(),
             tensors: Box::new(self),
         })
     }

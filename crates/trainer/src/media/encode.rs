@@ -113,7 +113,7 @@ impl VideoData {
                 true => Kind::BFloat16,
                 false => Kind::Float,
             },
-            autoencoder: fingerprint(&model.weights(Part::Autoencoder)?)?,
+            autoencoder: identity(model, Part::Autoencoder)?,
             texts: TextKeys::open(model)?,
         };
         encoder.run(texts, placer, observer)
@@ -260,6 +260,13 @@ impl Encoder<'_> {
             };
             return vec![image];
         }
+        if self.geometry.frames.is_none() {
+            let title = self.model.arch().title;
+            wrong.add(format!(
+                "`{name}` is a video, and {title} learns pictures alone"
+            ));
+            return Vec::new();
+        }
         let Some(cutting) = ClipExtraction::of(data, self.geometry) else {
             wrong.add(format!(
                 "`{name}` is a video of {} frames, but `data.num_frames` is not set",
@@ -365,7 +372,7 @@ impl Encoder<'_> {
         // One encoder after the other, so that only one is in memory.
         for number in 0..last {
             observer.preparing("loading the text encoder");
-            let encoder = load_text_encoder(self.model, number, self.compute, false, placer)?;
+            let encoder = load_text_encoder(self.model, number, self.compute, true, placer)?;
             for (index, (path, tokens)) in missing.iter().enumerate() {
                 observer.preparing(&format!("encoding captions: {index} of {count}"));
                 let text = encoder.encode(&tokens[number])?;
@@ -531,10 +538,8 @@ struct TextKeys {
 
 impl TextKeys {
     fn open(model: &dyn Diffusion) -> Result<Self, Error> {
-        let encoders = (0..model.text_encoders()).map(|number| {
-            let part = model.weights(Part::TextEncoder(number))?;
-            fingerprint(&part)
-        });
+        let encoders = 0..model.text_encoders();
+        let encoders = encoders.map(|number| identity(model, Part::TextEncoder(number)));
         Ok(Self {
             tokenizer: model.tokenizer()?,
             fingerprint: encoders.collect::<Result<Vec<_>, _>>()?.join(" "),
@@ -549,6 +554,17 @@ impl TextKeys {
         }
         Ok(self.tokenizer.tokens(caption)?)
     }
+}
+
+/// Identifies what a part computes: its weights, and its config if it has one.
+fn identity(model: &dyn Diffusion, part: Part) -> Result<String, Error> {
+    let mut identity = fingerprint(&model.weights(part)?)?;
+    let config = model.part(part).map(|path| path.join("config.json"));
+    if let Some(config) = config.filter(|config| config.is_file()) {
+        let text = std::fs::read(&config).map_err(|error| Error::io("read", &config, error))?;
+        identity += &format!(" {:08x}", crc32c::crc32c(&text));
+    }
+    Ok(identity)
 }
 
 /// A path for messages: relative to `root` if it is below.

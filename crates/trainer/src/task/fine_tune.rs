@@ -134,6 +134,13 @@ impl FineTune {
         let encoder = Encoder::new(&pretrained)?;
         observer.preparing("reading and tokenising the data");
         let data = FineTuneData::load(config, &encoder, observer)?;
+        if pretrained.is_part && config.adapter.is_some() {
+            tracing::warn!(
+                "the adapter names the layers of a {}, as this model's text part is without the rest: PEFT does not find them in \
+                 the whole model, and the adapter is used here, or merged (`adapter.save_merged: true`)",
+                pretrained.config.family.class
+            );
+        }
         Ok((pretrained, encoder, data))
     }
 

@@ -76,10 +76,14 @@ impl ZImage {
             let reason = format!("is given as second transformer, but {} has one", ARCH.title);
             return Err(Error::file(other, reason));
         }
-        let (parts, shift) = match path.is_dir() {
+        let (mut parts, shift) = match path.is_dir() {
             true => Self::of_folder(path, parts)?,
             false => (Parts::of_files(path, parts)?, SINGLE_FILE_SHIFT),
         };
+        // Its config is beside it.
+        if parts.tokenizer.ends_with("tokenizer.json") {
+            parts.tokenizer.pop();
+        }
         let model = Self {
             path: path.to_owned(),
             config: match config_of(&parts.transformer) {

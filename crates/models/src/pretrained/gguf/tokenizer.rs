@@ -134,15 +134,19 @@ impl Rules {
         };
         let (pre_tokenizer, nfc, ignore_merges) = match name {
             "gpt-2" => (gpt2(), false, false),
-            "smollm" => {
+            // Granite's is Refact's.
+            "smollm" | "refact" | "starcoder" | "command-r" => {
                 let digits = PreTokenizerWrapper::Digits(Digits::new(true));
                 (sequence(vec![digits, gpt2()]), false, false)
             }
             "qwen2" => (split(QWEN2)?, true, false),
             "llama3" | "llama-v3" | "llama-bpe" => (split(LLAMA3)?, false, true),
+            // Phi-4's and Olmo 2's, and SmolLM3's.
+            "dbrx" | "smaug-bpe" => (split(LLAMA3)?, false, false),
             _ => {
                 return Err(format!(
-                    "`tokenizer.ggml.pre` is {name:?}; supported: gpt-2, smollm, qwen2, llama-bpe"
+                    "`tokenizer.ggml.pre` is {name:?}; supported: gpt-2, smollm, refact, starcoder, command-r, \
+                     qwen2, llama-bpe, dbrx, smaug-bpe"
                 ));
             }
         };

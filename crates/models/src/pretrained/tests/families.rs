@@ -108,3 +108,63 @@ fn a_gguf_file_of_a_model_that_cannot_be_read_from_one_says_what_to_take() {
     );
     assert!(reason.contains("take its Hugging Face folder"), "{reason}");
 }
+
+#[test]
+fn a_window_of_zero_in_a_gguf_file_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = std::fs::read(golden("phi3.gguf")).unwrap();
+    let key = b"phi3.attention.sliding_window";
+    let place = bytes.windows(key.len()).position(|part| part == key);
+    // Behind the key there are its type and the number.
+    let number = place.unwrap() + key.len() + 4;
+    assert_eq!(bytes[number..number + 4], 9u32.to_le_bytes());
+    bytes[number..number + 4].fill(0);
+    std::fs::write(&path, bytes).unwrap();
+    let model = GgufModel::open(&path).unwrap();
+    assert_eq!(model.config().local, None);
+}
+
+#[test]
+fn windows_of_smollm3_are_refused_whatever_its_other_keys_say() {
+    let mut config = config_json("smollm3");
+    config.as_object_mut().unwrap().remove("layer_types");
+    config["use_sliding_window"] = json!(true);
+    config["sliding_window"] = json!(4096);
+    config["max_window_layers"] = json!(1000);
+    let reason = config_of(&config).unwrap_err();
+    assert!(reason.contains("`use_sliding_window` is true"), "{reason}");
+}
+
+#[test]
+fn a_part_with_a_head_of_its_own_is_not_tied() {
+    let from = golden("ministral3-multimodal");
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config_json("ministral3-multimodal");
+    const TIED: &str = "tie_word_embeddings";
+    config.as_object_mut().unwrap().remove(TIED);
+    config["text_config"].as_object_mut().unwrap().remove(TIED);
+    let file = crate::formats::SafetensorsFile::open(&from.join("model.safetensors")).unwrap();
+    let read = |name: &String| (name.clone(), file.read(name, tch::Kind::Float).unwrap());
+    let mut tensors: Vec<_> = file.names().iter().map(read).collect();
+    let embedding = tensors
+        .iter()
+        .find(|(name, _)| name.ends_with("embed_tokens.weight"));
+    let head = embedding.unwrap().1.shallow_clone() * 2.0;
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    for (with_head, is_tied) in [(false, true), (true, false)] {
+        if with_head {
+            tensors.push((
+                "language_model.lm_head.weight".to_owned(),
+                head.shallow_clone(),
+            ));
+        }
+        let named: Vec<_> = tensors
+            .iter()
+            .map(|(name, tensor)| (name.clone(), tensor))
+            .collect();
+        crate::formats::write_tensors(&folder.path().join("model.safetensors"), &named).unwrap();
+        let opened = HfFolder::open(folder.path()).unwrap();
+        assert_eq!(opened.config().tie_word_embeddings, is_tied);
+    }
+}

@@ -52,6 +52,11 @@ pub(super) fn form(
                 layers.len()
             )))
         }
+        Some(LoraFormat::Kohya) if !arch.denoiser.stacked.is_empty() => Err(Error::Data(format!(
+            "`adapter.format: kohya` is not written for {}: programs that have some of its layers as one would leave \
+             those out. Use `comfy`, or drop the key",
+            arch.title
+        ))),
         Some(LoraFormat::Kohya) => Ok(LoraForm::Kohya),
         Some(LoraFormat::Comfy) => Ok(LoraForm::Comfy),
         Some(LoraFormat::Diffusers) => Ok(LoraForm::Diffusers),
