@@ -126,10 +126,10 @@ fn fill_under_a_limit(layout: &Layout, conf: &str, touch: &str) -> Option<Output
             .arg(library())
             .arg(touch)
             .env("HIP_ALLOC_CONF", conf)
-            .output()
-            .unwrap();
+            .output();
+        // Before a failure to start it, too: the scope waits for the other thread.
         ended.store(true, Ordering::Relaxed);
-        output
+        output.unwrap()
     });
     Some(output)
 }
