@@ -23,26 +23,12 @@ pub(super) struct Encoder {
 
 impl Encoder {
     pub(super) fn new(config: &KlConfig, builder: &mut Builder) -> Result<Self, Error> {
-        let widths = &config.block_out_channels;
         let (first, last) = config.ends();
-        let mut before = first;
-        let mut stages = Vec::new();
-        for (number, width) in widths.iter().enumerate() {
-            let resampled = (number + 1 < widths.len()).then_some("downsamplers");
-            let name = format!("encoder.down_blocks.{number}");
-            let blocks = (config.layers_per_block, resampled);
-            stages.push(Stage::new(
-                &name,
-                (before, *width),
-                blocks,
-                config,
-                builder,
-            )?);
-            before = *width;
-        }
+        let widths = config.block_out_channels.iter();
+        let blocks = (config.layers_per_block, "downsamplers");
         Ok(Self {
             input: Conv::new("encoder.conv_in", (config.in_channels, first), 3, builder)?,
-            stages,
+            stages: stages("encoder.down_blocks", widths, blocks, config, builder)?,
             middle: Middle::new("encoder.mid_block", last, config, builder)?,
             output: Head::new(
                 "encoder",
@@ -78,28 +64,14 @@ pub(super) struct Decoder {
 
 impl Decoder {
     pub(super) fn new(config: &KlConfig, builder: &mut Builder) -> Result<Self, Error> {
-        let widths = &config.block_out_channels;
         let (first, last) = config.ends();
-        let mut before = last;
-        let mut stages = Vec::new();
-        for (number, width) in widths.iter().rev().enumerate() {
-            let resampled = (number + 1 < widths.len()).then_some("upsamplers");
-            let name = format!("decoder.up_blocks.{number}");
-            let blocks = (config.layers_per_block + 1, resampled);
-            stages.push(Stage::new(
-                &name,
-                (before, *width),
-                blocks,
-                config,
-                builder,
-            )?);
-            before = *width;
-        }
+        let widths = config.block_out_channels.iter().rev();
+        let blocks = (config.layers_per_block + 1, "upsamplers");
         let name = "decoder.conv_in";
         Ok(Self {
             input: Conv::new(name, (config.latent_channels, last), 3, builder)?,
             middle: Middle::new("decoder.mid_block", last, config, builder)?,
-            stages,
+            stages: stages("decoder.up_blocks", widths, blocks, config, builder)?,
             output: Head::new("decoder", (first, config.out_channels), config, builder)?,
         })
     }
@@ -116,6 +88,25 @@ impl Decoder {
         }
         self.output.forward(&stream)
     }
+}
+
+/// The stages of the list `name`, of these widths, each with `count` blocks; all but the last have a convolution in
+/// their list `resampled`.
+fn stages<'a>(
+    name: &str,
+    widths: impl ExactSizeIterator<Item = &'a i64>,
+    (count, resampled): (i64, &str),
+    config: &KlConfig,
+    builder: &mut Builder,
+) -> Result<Vec<Stage>, Error> {
+    let last = widths.len().saturating_sub(1);
+    let mut before = None;
+    let stages = widths.enumerate().map(|(number, width)| {
+        let blocks = (count, (number < last).then_some(resampled));
+        let sizes = (before.replace(*width).unwrap_or(*width), *width);
+        Stage::new(&format!("{name}.{number}"), sizes, blocks, config, builder)
+    });
+    stages.collect()
 }
 
 /// Residual blocks at one size, and the convolution that halves or doubles it.
