@@ -12,7 +12,8 @@
 //! Only this gradient, as large as `hidden`, is kept. The idea is from "Cut Your Losses" (Wijmans et al.,
 //! 2024) and Liger Kernel.
 
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
+use torch_ext::accelerator::{self, DeviceIndex, MemoryInfo};
 use torch_ext::checkpoint;
 
 use crate::Error;
@@ -22,8 +23,19 @@ use crate::tensor::to_kind;
 
 /// The target that is ignored, as in PyTorch's `ignore_index`.
 const IGNORED: i64 = -100;
-/// Logits computed at a time: 32 MB in fp32.
-const LOGITS: i64 = 1 << 23;
+
+/// Logits computed at a time on `device`. The head is read once for each chunk, so a GPU computes as many as take a
+/// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB); the CPU, whose caches are small,
+/// 32 MB.
+pub fn logits_at_once(device: Device) -> i64 {
+    const FEWEST: i64 = 1 << 23;
+    const MOST: i64 = 1 << 27;
+    let memory = DeviceIndex::try_from(device).and_then(accelerator::memory_info);
+    memory.map_or(FEWEST, |memory: MemoryInfo| {
+        let elements = (memory.total / 64 / 4).max(1);
+        (1 << elements.ilog2()).clamp(FEWEST, MOST)
+    })
+}
 
 /// Mean nats per target token: a scalar with a gradient. `hidden` is `[…, width]` fp32; `targets` has an
 /// integer per row, −100 for rows to ignore.
@@ -62,26 +74,26 @@ pub fn summed_cross_entropy(
         ),
     };
     match decoder.frozen_head() {
-        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder.compute()),
+        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder),
         _ => chunked(decoder, &rows, &targets, pass),
     }
 }
 
-/// Through autograd, or without a gradient. With an adapter on the head, logits are recomputed in the
-/// backward pass, so that only one chunk of them is in memory at a time.
+/// Through autograd, or without a gradient. Of several chunks, the logits are recomputed in the backward pass, so that
+/// only one chunk of them is in memory at a time.
 fn chunked(
     decoder: &Decoder,
     rows: &Tensor,
     targets: &Tensor,
     pass: Pass,
 ) -> Result<Tensor, Error> {
-    let again = rows.requires_grad() && decoder.has_adapted_head();
+    let again = rows.requires_grad() && chunks(rows, decoder).count() > 1;
     let mut sum = match rows.size()[0] {
         // Zero, but connected to `rows`: the backward pass must also work for a batch without targets.
         0 => rows.f_sum(Kind::Float)?,
         _ => Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?,
     };
-    for (start, length) in chunks(rows, decoder.vocabulary()) {
+    for (start, length) in chunks(rows, decoder) {
         let piece = rows.f_narrow(0, start, length)?;
         let (head, targets) = (decoder.linear_head()?, targets.f_narrow(0, start, length)?);
         let nats = move |piece: &Tensor| -> Result<Tensor, Error> {
@@ -103,7 +115,13 @@ fn chunked(
 }
 
 /// Computes the gradient together with the loss and passes it to autograd as a constant.
-fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Result<Tensor, Error> {
+fn fused(
+    rows: &Tensor,
+    targets: &Tensor,
+    head: &Tensor,
+    decoder: &Decoder,
+) -> Result<Tensor, Error> {
+    let compute = decoder.compute();
     let (sum, gradient) = {
         let _no_grad = tch::no_grad_guard();
         let head = to_kind(head, compute)?;
@@ -111,7 +129,7 @@ fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Resul
         let detached = to_kind(&rows.detach(), compute)?;
         let gradient = rows.detach().f_empty_like()?;
         let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
-        for (start, length) in chunks(rows, head.size()[0]) {
+        for (start, length) in chunks(rows, decoder) {
             let logits = detached.f_narrow(0, start, length)?.f_matmul(&transposed)?;
             let logits = to_kind(&logits, Kind::Float)?;
             let targets = targets.f_narrow(0, start, length)?.f_unsqueeze(1)?;
@@ -131,9 +149,13 @@ fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Resul
     Ok(sum.f_add(&carrier)?.f_sub(&carrier.detach())?)
 }
 
-fn chunks(rows: &Tensor, vocabulary: i64) -> impl Iterator<Item = (i64, i64)> {
-    let count = rows.size()[0];
-    let length = (LOGITS / vocabulary.max(1)).max(1);
+fn chunks(rows: &Tensor, decoder: &Decoder) -> impl Iterator<Item = (i64, i64)> + use<> {
+    let per_chunk = decoder.logits_at_once / decoder.vocabulary().max(1);
+    spans(rows.size()[0], per_chunk.max(1))
+}
+
+/// Start and length of each chunk of at most `length` of `count` rows.
+fn spans(count: i64, length: i64) -> impl Iterator<Item = (i64, i64)> {
     (0..count)
         .step_by(length as usize)
         .map(move |start| (start, length.min(count - start)))
@@ -172,8 +194,9 @@ mod tests {
     }
 
     /// Loss and gradient of the textbook implementation and of this module.
-    fn both(base: Base, targets: &Tensor) -> [(f64, Tensor); 2] {
-        let decoder = decoder(base);
+    fn both(base: Base, targets: &Tensor, at_once: i64) -> [(f64, Tensor); 2] {
+        let mut decoder = decoder(base);
+        decoder.logits_at_once = at_once;
         let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
         [true, false].map(|textbook| {
             let hidden = values.copy().set_requires_grad(true);
@@ -199,8 +222,12 @@ mod tests {
     #[test]
     fn loss_and_gradient_are_the_textbooks() {
         let targets = Tensor::from_slice(&[5i64, -100, 0, 47, -100, -100, 7, 7]).view([2, 4]);
-        for base in [Base::Frozen(Kind::Float), Base::Trained] {
-            let [(loss, gradient), (ours, our_gradient)] = both(base, &targets);
+        // In one chunk, and in chunks of three rows of 48 logits.
+        for (base, at_once) in [Base::Frozen(Kind::Float), Base::Trained]
+            .into_iter()
+            .flat_map(|base| [(base, 1 << 20), (base, 3 * 48)])
+        {
+            let [(loss, gradient), (ours, our_gradient)] = both(base, &targets, at_once);
             assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
             assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
         }
@@ -253,16 +280,15 @@ mod tests {
 
     #[test]
     fn chunks_cover_every_row_once() {
-        let rows = Tensor::zeros([10, 1], (Kind::Float, Device::Cpu));
-        let spans: Vec<_> = chunks(&rows, LOGITS / 4).collect();
-        assert_eq!(spans, [(0, 4), (4, 4), (8, 2)]);
-        assert_eq!(chunks(&rows, i64::MAX).count(), 10);
+        let covered: Vec<_> = spans(10, 4).collect();
+        assert_eq!(covered, [(0, 4), (4, 4), (8, 2)]);
+        assert_eq!(spans(10, 1).count(), 10);
     }
 
     #[test]
     fn nothing_to_learn_is_a_loss_of_zero() {
         let targets = Tensor::full([2, 4], -100, (Kind::Int64, Device::Cpu));
-        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets);
+        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets, 1 << 20);
         assert_eq!(loss, 0.0);
         assert_eq!(f64::try_from(gradient.abs().max()).unwrap(), 0.0);
     }

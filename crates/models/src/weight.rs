@@ -113,8 +113,20 @@ impl Weight {
             return Ok(input.f_linear(&to_kind(weight, compute)?, bias)?);
         }
         let weight = self.map(&mut shared)?;
-        let made = move || weight.dense(compute).map_err(Error::into_torch);
+        let made = move || weight.factors(compute).map_err(Error::into_torch);
         Ok(torch_ext::linear_with(&input, bias, made)?)
+    }
+
+    /// A matrix as `compute`, and what its rows are still to be multiplied by.
+    fn factors(&self, compute: Kind) -> Result<(Tensor, Option<Tensor>), Error> {
+        match self {
+            // In fp16, products with the integers could overflow.
+            Self::Int8(weight) if compute != Kind::Half => {
+                let (integers, factors) = weight.unscaled(compute)?;
+                Ok((integers, Some(factors)))
+            }
+            _ => Ok((self.dense(compute)?, None)),
+        }
     }
 
     /// The same matrix with other tensors (see [`BaseMap`]).

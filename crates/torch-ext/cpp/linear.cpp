@@ -1,16 +1,20 @@
 // A linear layer whose weight is computed when it is needed, and again in the
 // backward pass: for frozen weights that are stored in quantised form.
 //
-//   forward   output = input @ w()ᵀ + bias      w() is dropped at once
-//   backward  gradient of input = gradient @ w()
+//   forward   output = (input @ w()ᵀ) · s + bias      w() is dropped at once
+//   backward  gradient of input = (gradient · s) @ w()
 //
 // The standard function would keep w() for the backward pass, and so use the memory
-// that quantisation should save. `w` is a Rust closure (src/linear.rs).
+// that quantisation should save. `w` is a Rust closure (src/linear.rs). A scale `s` for each
+// output is optional. With one, w() can be integers that were only converted, and the
+// products, which have fewer elements than large matrices, are scaled instead of the weight.
 
 #include <optional>
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -29,19 +33,37 @@ struct Layer : torch::CustomClassHolder {
   c10::intrusive_ptr<Closure> closure;
   std::optional<at::Tensor> bias;
 
-  at::Tensor weight() const {
+  struct Made {
+    at::Tensor weight;
+    at::Tensor scale; // [outputs]; undefined for none
+  };
+
+  Made made() const {
     const c10::AutoGradMode no_gradient(false);
     auto results = (*closure)({});
-    if (results.size() != 1 || results.front().dim() != 2) {
+    if (results.empty() || results.size() > 2 || results.front().dim() != 2) {
       throw surefoot::Refusal{surefoot::kInvalidArgument, "the weight of a linear layer is one matrix"};
     }
-    return std::move(results.front());
+    Made made{std::move(results.front()), results.size() == 2 ? std::move(results.back()) : at::Tensor()};
+    if (made.scale.defined() && (made.scale.dim() != 1 || made.scale.size(0) != made.weight.size(0))) {
+      throw surefoot::Refusal{surefoot::kInvalidArgument, "a linear layer has one scale for each output"};
+    }
+    return made;
   }
 };
 
 struct Linear : torch::autograd::Function<Linear> {
   static Variable forward(AutogradContext* context, const Variable& input, c10::intrusive_ptr<Layer> layer) {
-    auto output = at::linear(input, layer->weight(), layer->bias);
+    const auto made = layer->made();
+    at::Tensor output;
+    if (made.scale.defined()) {
+      output = at::linear(input, made.weight).mul_(made.scale);
+      if (layer->bias) {
+        output.add_(*layer->bias);
+      }
+    } else {
+      output = at::linear(input, made.weight, layer->bias);
+    }
     context->saved_data["sizes"] = input.sizes().vec();
     context->saved_data["layer"] = c10::IValue::make_capsule(std::move(layer));
     return output;
@@ -53,9 +75,16 @@ struct Linear : torch::autograd::Function<Linear> {
     if (!gradients.front().defined()) {
       return {Variable(), Variable()};
     }
+    const auto made = layer->made();
     const auto& gradient = gradients.front();
-    const auto rows = gradient.reshape({-1, gradient.size(-1)});
-    return {at::mm(rows, layer->weight()).reshape(sizes), Variable()};
+    auto rows = gradient.reshape({-1, gradient.size(-1)});
+    if (made.scale.defined()) {
+      // Computed in the type of the scale, and rounded once.
+      auto scaled = at::empty_like(rows);
+      at::mul_out(scaled, rows, made.scale);
+      rows = std::move(scaled);
+    }
+    return {at::mm(rows, made.weight).reshape(sizes), Variable()};
   }
 };
 

@@ -4,9 +4,10 @@ use tch::Tensor;
 
 use crate::{Result, checkpoint, raw};
 
-/// `input @ weight()ᵀ + bias`: `[…, inputs]` to `[…, outputs]`.
+/// `(input @ weightᵀ) · scales + bias`: `[…, inputs]` to `[…, outputs]`.
 ///
-/// `weight` makes the matrix `[outputs, inputs]` in the dtype of `input`. It is called
+/// `weight` makes the matrix `[outputs, inputs]` in the dtype of `input`, and if its rows have scales that
+/// are not applied yet, those: `[outputs]` in any floating type, in which they are applied. It is called
 /// here and, when `input` requires a gradient, once more in the backward pass, which
 /// reaches `input` alone; between the two nothing of the matrix is kept. It must make
 /// the same matrix both times, may be called on another thread, and is dropped with the
@@ -15,12 +16,15 @@ use crate::{Result, checkpoint, raw};
 /// # Errors
 /// What `weight` returns, with its class kept; [`Error::Callback`](crate::Error::Callback)
 /// for a panic inside it; [`Error::InvalidArgument`](crate::Error::InvalidArgument) when
-/// it makes no matrix or `bias` requires a gradient; torch errors when shapes do not fit.
+/// it makes no matrix, scales of another number, or `bias` requires a gradient; torch errors when shapes do not fit.
 pub fn linear_with<F>(input: &Tensor, bias: Option<&Tensor>, weight: F) -> Result<Tensor>
 where
-    F: Fn() -> Result<Tensor> + Send + 'static,
+    F: Fn() -> Result<(Tensor, Option<Tensor>)> + Send + 'static,
 {
-    let closure = checkpoint::into_raw(move |_| Ok(vec![weight()?]));
+    let closure = checkpoint::into_raw(move |_| {
+        let (matrix, scales) = weight()?;
+        Ok(std::iter::once(matrix).chain(scales).collect())
+    });
     let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: the shim owns `closure` from here on, also when it fails, and calls its
     // functions only with its own `data`. `input` is valid for the call, and `bias` is or

@@ -28,8 +28,10 @@ fn outputs_and_gradients_are_those_of_the_stock_layer() {
                     false => input.linear(&weight, Some(&bias)),
                     true => {
                         let weight = weight.shallow_clone();
-                        linear_with(&input, Some(&bias), move || Ok(weight.shallow_clone()))
-                            .unwrap()
+                        linear_with(&input, Some(&bias), move || {
+                            Ok((weight.shallow_clone(), None))
+                        })
+                        .unwrap()
                     }
                 };
                 backward(&output.square().sum(kind)).unwrap();
@@ -49,7 +51,7 @@ fn the_weight_is_made_once_each_way_and_not_at_all_for_a_constant() {
         let made = Arc::clone(&made);
         linear_with(input, None, move || {
             made.fetch_add(1, Ordering::Relaxed);
-            Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?)
+            Ok((Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?, None))
         })
         .unwrap()
     };
@@ -71,23 +73,62 @@ fn failures_keep_their_class() {
     let panicked = linear_with(&input, None, || panic!("no weight")).unwrap_err();
     assert!(matches!(&panicked, Error::Callback(text) if text.contains("no weight")));
     let vector = linear_with(&input, None, || {
-        Ok(Tensor::f_ones([2], (Kind::Float, Device::Cpu))?)
+        Ok((Tensor::f_ones([2], (Kind::Float, Device::Cpu))?, None))
     });
     assert!(matches!(vector.unwrap_err(), Error::InvalidArgument(_)));
     let bias = random(&[4], Kind::Float).set_requires_grad(true);
     let trained = linear_with(&input, Some(&bias), || {
-        Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?)
+        Ok((Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?, None))
     });
     assert!(matches!(trained.unwrap_err(), Error::InvalidArgument(_)));
     // The second call fails: the error comes out of backward.
     let calls = AtomicUsize::new(0);
     let output = linear_with(&input, None, move || {
         match calls.fetch_add(1, Ordering::Relaxed) {
-            0 => Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?),
+            0 => Ok((Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?, None)),
             _ => Err(Error::Callback("gone".into())),
         }
     })
     .unwrap();
     let error = backward(&output.sum(Kind::Float)).unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
+}
+
+/// Scales make no difference but for the roundings: of the product and of its scaling, in place of the weight's.
+#[test]
+fn rows_that_are_still_to_be_scaled_give_the_product_of_the_scaled_ones() {
+    for (kind, bound) in [(Kind::Float, 1e-6), (Kind::BFloat16, 6e-3)] {
+        tch::manual_seed(5);
+        let integers = Tensor::randint_low(-127, 128, [24, 64], (Kind::Int64, Device::Cpu));
+        let scales = Tensor::rand([24], (Kind::Float, Device::Cpu)) * 0.01 + 1e-4;
+        let whole = integers.to_kind(Kind::Double) * scales.view([24, 1]);
+        let (values, bias) = (random(&[2, 5, 64], kind), random(&[24], kind));
+        let exact = values.to_kind(Kind::Double).set_requires_grad(true);
+        let product = exact.linear(&whole, Some(&bias.to_kind(Kind::Double)));
+        let upstream = random(&[2, 5, 24], kind);
+        backward(&(&product * upstream.to_kind(Kind::Double)).sum(Kind::Double)).unwrap();
+
+        let input = values.set_requires_grad(true);
+        let (integers, kept) = (integers.to_kind(kind), scales.shallow_clone());
+        let ours = linear_with(&input, Some(&bias), move || {
+            Ok((integers.shallow_clone(), Some(kept.shallow_clone())))
+        })
+        .unwrap();
+        assert_eq!((ours.kind(), ours.size()), (kind, vec![2, 5, 24]));
+        backward(&(&ours * upstream).sum(kind)).unwrap();
+        for (ours, exact) in [(ours, product), (input.grad(), exact.grad())] {
+            let error = (ours.to_kind(Kind::Double) - &exact).norm() / exact.norm();
+            let error = f64::try_from(error).unwrap();
+            assert!(error < bound, "{kind:?}: {error}");
+        }
+    }
+    let input = random(&[3, 2], Kind::Float);
+    let options = (Kind::Float, Device::Cpu);
+    let refused = linear_with(&input, None, move || {
+        Ok((
+            Tensor::f_ones([4, 2], options)?,
+            Some(Tensor::f_ones([3], options)?),
+        ))
+    });
+    assert!(matches!(refused.unwrap_err(), Error::InvalidArgument(_)));
 }

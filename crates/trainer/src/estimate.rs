@@ -12,16 +12,16 @@
 
 use platform::Bytes;
 use serde::Serialize;
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::config::Config;
 use models::Parameters;
 use models::language::{DecoderConfig, QkNorm};
+use models::loss::logits_at_once;
+use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
-/// Logits that the loss computes at a time if the head is frozen or large.
-const LOGITS_PER_CHUNK: u64 = 1 << 23;
 
 /// What a task needs besides gradients, moments and averages. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -201,8 +201,10 @@ pub(crate) struct DecoderUse {
     pub compute: Kind,
     /// The type of frozen matrices; `None` if all are trained.
     pub frozen: Option<Kind>,
-    /// Whether those are quantised, and dequantised for each product.
-    pub quantized: bool,
+    /// How those are stored, if they are quantised.
+    pub quantization: Option<Quantization>,
+    /// Device of the computation.
+    pub device: Device,
     /// Whether blocks are recomputed in the backward pass.
     pub checkpoint: bool,
     /// Blocks that are always recomputed, because they are streamed.
@@ -263,7 +265,7 @@ pub(crate) fn decoder(
         logits: logits
             .saturating_sub(inside)
             .max(scores)
-            .max(shape.expanded(how)),
+            .max(shape.prepared(how)),
     }
 }
 
@@ -422,17 +424,15 @@ impl Shape {
         tokens * each + converted
     }
 
-    /// The temporary memory for dequantising the largest matrix: its values in fp32, together first with its
-    /// codes and then with its values in bf16.
-    fn expanded(&self, how: &DecoderUse) -> u64 {
+    /// The temporary memory in which the largest quantised matrix is prepared for a product.
+    fn prepared(&self, how: &DecoderUse) -> u64 {
         let inputs = match self.fused {
             false => self.inner.max(self.query).max(self.hidden),
             true => (2 * self.inner).max(self.query + 2 * self.key_value),
         };
-        match how.quantized {
-            true => 6 * self.hidden * inputs,
-            false => 0,
-        }
+        how.quantization.map_or(0, |quantization| {
+            quantization.temporary(how.compute, how.device) * self.hidden * inputs
+        })
     }
 
     /// Peak of the logits, their logarithms, and the gradient of either.
@@ -446,7 +446,7 @@ impl Shape {
         if how.whole_logits {
             return 3 * all * FP32_BYTES + head * FP32_BYTES + converted;
         }
-        let part = all.min(LOGITS_PER_CHUNK);
+        let part = all.min(logits_at_once(how.device) as u64);
         match how.frozen {
             // Two tensors per chunk, and the gradient of the residual stream.
             Some(_) if learns == Head::Frozen => {
@@ -461,8 +461,11 @@ impl Shape {
                 };
                 4 * part * FP32_BYTES + tokens * self.hidden * FP32_BYTES + whole
             }
-            // Autograd keeps the log-probabilities of every chunk.
-            None => (all + 2 * part) * FP32_BYTES + head * FP32_BYTES + converted,
+            // The log-probabilities of a single chunk are kept, those of several recomputed.
+            None => {
+                let several = u64::from(part < all);
+                (3 + several) * part * FP32_BYTES + head * FP32_BYTES + converted
+            }
         }
     }
 }

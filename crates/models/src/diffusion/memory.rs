@@ -6,6 +6,7 @@ use tch::{Device, Kind};
 
 use super::Arch;
 use crate::formats::TensorSource;
+use crate::quant::Quantization;
 use crate::{Error, Parameters};
 
 /// Bytes of an fp32 element.
@@ -88,8 +89,8 @@ pub struct Usage {
     pub streamed: Vec<usize>,
     /// Whether the inputs of recomputed blocks are offloaded to host memory.
     pub offload: bool,
-    /// Whether matrices are dequantised for each product.
-    pub quantized: bool,
+    /// How the frozen matrices are stored, if they are quantised.
+    pub quantization: Option<Quantization>,
     /// Dropout of the adapters.
     pub dropout: bool,
     /// What is trained.
@@ -97,6 +98,16 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Temporary memory of the product with the largest matrix, of `elements` elements, whose result has `outputs`:
+    /// a quantised matrix is prepared, and then the result is converted to fp32 beside it.
+    pub fn prepared(&self, elements: u64, outputs: u64) -> u64 {
+        let compute = self.compute.elt_size_in_bytes() as u64;
+        self.quantization.map_or(0, |quantization| {
+            let preparing = quantization.temporary(self.compute, self.device) * elements;
+            preparing.max((elements + outputs) * compute)
+        })
+    }
+
     /// The largest number of bytes that are kept at the start of a block's backward pass, when those of the blocks
     /// after it are gone. A block keeps `inside` of what it computes, and `whole` with its input if it is not
     /// recomputed; otherwise its input, `input`, is kept.

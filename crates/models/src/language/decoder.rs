@@ -17,6 +17,7 @@ use super::norm::Norm;
 use super::{Activation, DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
+use crate::loss::logits_at_once;
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
 use crate::tensor::{BaseMap, frozen_bytes, shared, to_kind};
@@ -34,8 +35,8 @@ pub struct Decoder {
     head: Option<Linear>,
     views: Views,
     compute: Kind,
-    /// Whether the base is frozen and only an adapter is trained.
-    is_frozen: bool,
+    /// Logits that a loss computes at a time.
+    pub(crate) logits_at_once: i64,
 }
 
 /// Settings of a model besides its config.
@@ -136,7 +137,7 @@ impl Decoder {
                 },
             },
             compute: builder.compute(),
-            is_frozen: builder.is_frozen(),
+            logits_at_once: logits_at_once(options.device),
         })
     }
 
@@ -284,14 +285,6 @@ impl Decoder {
                 adapter: None,
             }),
         }
-    }
-
-    /// Whether the head has an adapter or is trained in full.
-    pub(crate) fn has_adapted_head(&self) -> bool {
-        let head = self.head.as_ref().filter(|_| self.is_frozen);
-        head.is_some_and(|head| {
-            head.adapter.is_some() || head.weight.as_dense().is_some_and(Tensor::requires_grad)
-        })
     }
 
     /// Number of tokens in the head's vocabulary.

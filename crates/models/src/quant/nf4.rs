@@ -1,5 +1,6 @@
 //! NF4: 4-bit weights, for values that are normally distributed (Dettmers et al., "QLoRA", 2023).
 
+use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
 use super::{blocks, largest, nearest, normalised};
@@ -38,8 +39,6 @@ pub struct Nf4 {
     pub packed: Tensor,
     /// `[blocks, 1]`: the absmax of each block.
     pub scales: Tensor,
-    /// The two levels for each byte value: `[256, 2]`, on the tensor's device.
-    pairs: Tensor,
     shape: Vec<i64>,
 }
 
@@ -80,30 +79,22 @@ impl Nf4 {
             }
             _ => packed_blocks(tensor, &levels)?,
         };
-        let pairs: Vec<f32> = (0..256)
-            .flat_map(|byte| [LEVELS[byte >> 4], LEVELS[byte & 15]])
-            .collect();
         Ok(Self {
             packed,
             scales,
-            pairs: Tensor::f_from_slice(&pairs)?
-                .f_view([256, 2])?
-                .f_to_device(tensor.device())?,
             shape: tensor.size(),
         })
     }
 
     /// The values, as `kind`.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
-        let count = self.shape.iter().product::<i64>();
-        let codes = self.packed.f_reshape([-1])?.f_to_kind(Kind::Int)?;
-        let mut rows = self.pairs.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
-        // For a large matrix each intermediate result is half a gigabyte, so free them as early as possible.
-        drop(codes);
-        let numbers = rows
-            .f_mul_(&self.scales)?
-            .f_reshape([-1])?
-            .f_narrow(0, 0, count)?;
+        let table = Table::on(self.packed.device(), kind)?;
+        let mut rows = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
+        let numbers = rows.f_mul_(&self.scales)?.f_reshape([-1])?.f_narrow(
+            0,
+            0,
+            self.shape.iter().product(),
+        )?;
         Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)
     }
 
@@ -117,7 +108,6 @@ impl Nf4 {
         Ok(Self {
             packed: self.packed.f_to_device(device)?,
             scales: self.scales.f_to_device(device)?,
-            pairs: self.pairs.f_to_device(device)?,
             shape: self.shape.clone(),
         })
     }
@@ -127,8 +117,92 @@ impl Nf4 {
         Ok(Self {
             packed: map(&self.packed)?,
             scales: map(&self.scales)?,
-            pairs: map(&self.pairs)?,
             shape: self.shape.clone(),
         })
     }
+}
+
+/// The levels that packed values stand for.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// A row for each number that one byte (`[256, 2]`) or two bytes (`[65536, 4]`) can be.
+    levels: Tensor,
+    /// `[1]`: what is added to two bytes, as a signed number, to count the rows from zero.
+    offset: Option<Tensor>,
+}
+
+impl Table {
+    /// The table of a device for values that are needed as `kind`. On the CPU it has to fit the first cache,
+    /// so it is that of single bytes in fp32; elsewhere memory is what limits, and one look-up for four values, in
+    /// the type that is needed if that has 16 bits, moves a third of the bytes.
+    fn on(device: Device, kind: Kind) -> Result<Self, Error> {
+        static TABLES: Mutex<Vec<(Device, Kind, Table)>> = Mutex::new(Vec::new());
+        let kind = match kind {
+            Kind::BFloat16 | Kind::Half if device != Device::Cpu => kind,
+            _ => Kind::Float,
+        };
+        let mut tables = TABLES.lock();
+        let known = tables
+            .iter()
+            .find(|known| (known.0, known.1) == (device, kind));
+        if let Some((.., table)) = known {
+            return Ok(table.shared());
+        }
+        let made = match device {
+            Device::Cpu => Self::of_bytes()?,
+            _ => Self::of_two_bytes(device, kind)?,
+        };
+        let table = made.shared();
+        tables.push((device, kind, made));
+        Ok(table)
+    }
+
+    /// For single bytes, on the CPU in fp32.
+    pub(super) fn of_bytes() -> Result<Self, Error> {
+        let levels: Vec<f32> = (0..256).flat_map(levels_of).collect();
+        Ok(Self {
+            levels: Tensor::f_from_slice(&levels)?.f_view([256, 2])?,
+            offset: None,
+        })
+    }
+
+    /// For two bytes at a time, of which the earlier one is the lower half of a number: all machines that PyTorch
+    /// runs on with a GPU are little-endian.
+    pub(super) fn of_two_bytes(device: Device, kind: Kind) -> Result<Self, Error> {
+        let numbers = i32::from(i16::MIN)..=i32::from(i16::MAX);
+        let levels: Vec<f32> = numbers
+            .flat_map(|number| number.to_le_bytes().map(usize::from)[..2].to_owned())
+            .flat_map(levels_of)
+            .collect();
+        let levels = Tensor::f_from_slice(&levels)?.f_view([1 << 16, 4])?;
+        let offset = Tensor::f_from_slice(&[-i32::from(i16::MIN)])?;
+        Ok(Self {
+            levels: levels.f_to_kind(kind)?.f_to_device(device)?,
+            offset: Some(offset.f_to_device(device)?),
+        })
+    }
+
+    fn shared(&self) -> Self {
+        Self {
+            levels: self.levels.shallow_clone(),
+            offset: self.offset.as_ref().map(Tensor::shallow_clone),
+        }
+    }
+
+    /// The levels of all packed values, in their order.
+    pub(super) fn look_up(&self, packed: &Tensor) -> Result<Tensor, Error> {
+        let codes = match &self.offset {
+            None => packed.f_reshape([-1])?.f_to_kind(Kind::Int)?,
+            Some(offset) => {
+                let pairs = packed.f_view_dtype(Kind::Int16)?;
+                pairs.f_reshape([-1])?.f_add(offset)?
+            }
+        };
+        Ok(self.levels.f_index_select(0, &codes)?)
+    }
+}
+
+/// The two levels of a packed byte.
+fn levels_of(byte: usize) -> [f32; 2] {
+    [LEVELS[byte >> 4], LEVELS[byte & 15]]
 }

@@ -117,3 +117,19 @@ fn large_matrices_are_quantised_as_their_parts_are() {
     let scales = Tensor::cat(&parts.each_ref().map(|part| &part.scales), 0);
     assert!(whole.packed.equal(&packed) && whole.scales.equal(&scales));
 }
+
+#[test]
+fn both_tables_of_nf4_mean_the_same() {
+    // Every pair of bytes.
+    let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let packed = Tensor::from_slice(&bytes).view([-1, 32]);
+    let ones = nf4::Table::of_bytes().unwrap().look_up(&packed).unwrap();
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let twos = nf4::Table::of_two_bytes(Device::Cpu, kind).unwrap();
+        let twos = twos.look_up(&packed).unwrap();
+        assert!(
+            twos.view(-1).equal(&ones.to_kind(kind).view(-1)),
+            "{kind:?}"
+        );
+    }
+}

@@ -139,10 +139,10 @@ impl PlannedDecoder<'_> {
             match self.config.model.quantization {
                 None => aligned(numbers * stored.elt_size_in_bytes() as u64),
                 Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
-                // Two elements per byte, a scale per 64, and the code book.
+                // Two elements per byte, and a scale per 64.
                 Some(Quantization::Nf4) => {
                     let blocks = numbers.div_ceil(64);
-                    aligned(blocks * 32) + aligned(blocks * 4) + 256 * 2 * 4
+                    aligned(blocks * 32) + aligned(blocks * 4)
                 }
             }
         };

@@ -45,15 +45,10 @@ pub(super) fn kept(usage: &Usage, shape: &TransformerConfig) -> Kept {
         true => usage.tokens * inner * FP32_BYTES,
         false => usage.tokens * inner * compute,
     };
-    // A quantised matrix is dequantised to fp32 and converted to the compute type for the product, before
-    // the result is converted to fp32.
-    let expanded = match usage.quantized {
-        true => (6 * width * inner).max(2 * width * inner + usage.tokens * inner * compute),
-        false => 0,
-    };
+    let prepared = usage.prepared(width * inner, usage.tokens * inner);
     Kept {
         activations: most + outside,
-        temporary: gradients + unfolded.max(expanded),
+        temporary: gradients + unfolded.max(prepared),
     }
 }
 
@@ -136,7 +131,7 @@ mod tests {
             checkpoint,
             streamed: streamed.to_vec(),
             offload: false,
-            quantized: false,
+            quantization: None,
             dropout: false,
             trained: Trained::planned(&ARCH, 16),
         }

@@ -400,7 +400,7 @@ pub(super) fn usage(
         checkpoint: config.train.gradient_checkpointing,
         streamed,
         offload: config.train.activation_offload && device != Device::Cpu,
-        quantized: config.model.quantization.is_some(),
+        quantization: config.model.quantization.map(Into::into),
         dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
         trained,
     }
