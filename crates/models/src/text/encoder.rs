@@ -23,8 +23,8 @@ pub struct Example {
 /// Bytes of a text that are tokenised at once.
 const PIECE: usize = 1 << 20;
 
-/// The longest chat in bytes.
-const LONGEST_CHAT: usize = 8 << 20;
+/// Most bytes that are tokenised at once: of a text that cannot be cut, or of a chat.
+const LONGEST: usize = 8 << 20;
 
 /// Converts texts and chats to the tokens of a model.
 #[derive(Debug)]
@@ -156,29 +156,67 @@ impl Encoder {
     }
 
     /// `text` in pieces of little more than `size` bytes whose tokens, one piece after the other, are those of the
-    /// whole: tokenizers need a hundred times the memory of a text. A place to cut is the start of a line where the
-    /// tokens around it do not depend on each other.
+    /// whole: tokenizers need a hundred times the memory of a text.
+    ///
+    /// # Errors
+    /// If a piece is longer than [`LONGEST`], because there is no place where the text can be cut.
     fn pieces<'a>(&self, text: &'a str, size: usize) -> Result<Vec<&'a str>, Error> {
+        let (mut pieces, mut rest) = (Vec::new(), text);
+        while let Some((piece, behind)) = self.cut(rest, size)? {
+            pieces.push(piece);
+            rest = behind;
+        }
+        pieces.push(rest);
+        match pieces.iter().find(|piece| piece.len() > LONGEST) {
+            None => Ok(pieces),
+            Some(piece) => Err(Error::Invalid(format!(
+                "the text has {} bytes in a row without a line or a word at which it could be divided, and more \
+                 than {LONGEST} are not tokenised at once, since that takes a hundred times the memory: divide it",
+                piece.len()
+            ))),
+        }
+    }
+
+    /// The beginning of `text`, of little more than `size` bytes, and what is behind it; `None` if the text is short
+    /// or cannot be cut. It is cut where a line begins, or else a word, if the tokens around that place do not
+    /// depend on each other.
+    fn cut<'a>(&self, text: &'a str, size: usize) -> Result<Option<(&'a str, &'a str)>, Error> {
         const WINDOW: usize = 256;
-        let (mut pieces, mut begin, mut at) = (Vec::new(), 0, size);
-        while at + WINDOW < text.len() {
-            let from = text.ceil_char_boundary(at);
-            let Some(line) = text[from..].find('\n') else {
-                break;
-            };
-            at = from + line + 1;
-            let left = &text[text.floor_char_boundary(at.saturating_sub(WINDOW))..at];
-            let right = &text[at..text.ceil_char_boundary((at + WINDOW).min(text.len()))];
-            let apart = [self.tokens(left, false)?, self.tokens(right, false)?].concat();
-            if right.starts_with(char::is_alphanumeric)
-                && self.tokens(&format!("{left}{right}"), false)? == apart
+        const TRIES: usize = 64;
+        let from = text.ceil_char_boundary(size);
+        let last = text.len().saturating_sub(WINDOW).min(LONGEST);
+        let Some(near) = text.get(from..text.floor_char_boundary(last)) else {
+            return Ok(None);
+        };
+        let lines = near.match_indices('\n').map(|(at, _)| from + at + 1);
+        let lines = lines.map(|at| (at, at)).take(TRIES);
+        // A space in front of a word belongs to it, but for tokenizers that write one in front of every text.
+        let is_start = |at: &usize| {
+            text[*at..].starts_with(char::is_alphanumeric)
+                && !text[..*at].ends_with(char::is_alphanumeric)
+        };
+        let words = near.char_indices().map(|(at, _)| from + at);
+        let words = words.filter(is_start).flat_map(|at| {
+            let space = usize::from(text[..at].ends_with(' '));
+            [(at - space, at - space), (at - space, at)]
+        });
+        let is_word = |begin: usize| {
+            let word = text[begin..].strip_prefix(' ');
+            word.unwrap_or(&text[begin..])
+                .starts_with(char::is_alphanumeric)
+        };
+        for (end, begin) in lines.chain(words.take(2 * TRIES)) {
+            let left = text.floor_char_boundary(end.saturating_sub(WINDOW));
+            let right = text.ceil_char_boundary((begin + WINDOW).min(text.len()));
+            let tokens = |part: std::ops::Range<usize>| self.tokens(&text[part], false);
+            if is_word(begin)
+                && !text[..end].ends_with(' ')
+                && tokens(left..right)? == [tokens(left..end)?, tokens(begin..right)?].concat()
             {
-                pieces.push(&text[begin..at]);
-                (begin, at) = (at, at + size);
+                return Ok(Some((&text[..end], &text[begin..])));
             }
         }
-        pieces.push(&text[begin..]);
-        Ok(pieces)
+        Ok(None)
     }
 
     /// The tokens of a text that may be long.
@@ -309,9 +347,9 @@ impl Encoder {
         text: &str,
         answers: &[std::ops::Range<usize>],
     ) -> Result<Example, Error> {
-        if text.len() > LONGEST_CHAT {
+        if text.len() > LONGEST {
             return Err(Error::Invalid(format!(
-                "the chat is {} bytes of text, and one of more than {LONGEST_CHAT} is not tokenised, since \
+                "the chat is {} bytes of text, and one of more than {LONGEST} is not tokenised, since \
                  that takes a hundred times the memory: divide it",
                 text.len()
             )));
@@ -356,16 +394,23 @@ mod tests {
     fn a_long_text_has_the_tokens_of_its_pieces() {
         let model = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
         let encoder = Encoder::new(&model).unwrap();
-        let text = "the red sea\nno a b\n\n  on the bed\nand ".repeat(60);
-        let pieces = encoder.pieces(&text, 300).unwrap();
-        assert_eq!(pieces.concat(), text);
-        let parts = pieces
-            .iter()
-            .flat_map(|piece| encoder.tokens(piece, false).unwrap());
-        assert_eq!(
-            parts.collect::<Vec<_>>(),
-            encoder.tokens(&text, false).unwrap()
-        );
+        let lines = "the red sea\nno a b\n\n  on the bed\nand ".repeat(60);
+        // Without a line, at words; where the tokenizer writes a space in front of a text, that of the cut is left out.
+        let words = lines.replace('\n', " ");
+        let no_words = "nob.".repeat(500);
+        for text in [lines, words, no_words] {
+            let pieces = encoder.pieces(&text, 300).unwrap();
+            assert!(pieces.iter().all(|piece| piece.len() < 700));
+            let without = |text: &str| text.replace(' ', "");
+            assert_eq!(without(&pieces.concat()), without(&text));
+            let parts = pieces
+                .iter()
+                .flat_map(|piece| encoder.tokens(piece, false).unwrap());
+            assert_eq!(
+                parts.collect::<Vec<_>>(),
+                encoder.tokens(&text, false).unwrap()
+            );
+        }
         let long = "the red sea\n".repeat(PIECE / 8);
         let tokens = encoder.encode_text(&long).unwrap().tokens;
         let whole = encoder.ended(Example {
@@ -373,6 +418,14 @@ mod tests {
             learned: Vec::new(),
         });
         assert_eq!(tokens, whole.tokens);
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_cut_is_not_tokenised_if_it_is_long() {
+        let model = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
+        let encoder = Encoder::new(&model).unwrap();
+        let refusal = encoder.encode_text(&"a".repeat(LONGEST + 1)).unwrap_err();
+        assert!(refusal.to_string().contains("8388609 bytes"), "{refusal}");
     }
 
     #[test]
