@@ -328,6 +328,85 @@ mod tests {
         }
     }
 
+    /// Kinds of videos that phones and editors write, made by the machine's own ffmpeg; skipped where there is none.
+    #[test]
+    fn videos_as_people_have_them_are_read_as_a_player_shows_them() {
+        let (folder, program) = (tempfile::tempdir().unwrap(), program());
+        let make = |name: &str, arguments: &str| {
+            let path = folder.path().join(name);
+            let mut command = Command::new(&program);
+            command.args(["-nostdin", "-v", "error", "-f", "lavfi"]);
+            command.args(arguments.split(' ')).arg(&path);
+            (command.output().unwrap(), path)
+        };
+        if Command::new(&program).arg("-version").output().is_err() {
+            eprintln!("skipped: there is no ffmpeg");
+            return;
+        }
+        let red = "-i color=red:s=64x32:r=8:d=1";
+        for (name, more, size, frames) in [
+            ("plain.mp4", "-c:v libx264 -pix_fmt yuv420p", (64, 32), 8),
+            ("ten.mp4", "-c:v libx264 -pix_fmt yuv420p10le", (64, 32), 8),
+            (
+                "wide.mp4",
+                "-vf setsar=2 -c:v libx264 -pix_fmt yuv420p",
+                (128, 32),
+                8,
+            ),
+            // Four frames in the first half of the time and one that stays for the rest.
+            (
+                "variable.mkv",
+                "-vf select=lt(n\\,4)+eq(n\\,7) -fps_mode vfr -c:v ffv1",
+                (64, 32),
+                8,
+            ),
+        ] {
+            let (made, path) = make(name, &format!("{red} {more}"));
+            assert!(
+                made.status.success(),
+                "{name}: {}",
+                String::from_utf8_lossy(&made.stderr)
+            );
+            assert_eq!(probe(&path, 8.0), Ok((size, frames)), "{name}");
+            let mut seen = 0;
+            let mut take = |picture: RgbImage| {
+                let [r, g, b] = picture.get_pixel(5, 5).0;
+                assert!(r > 245 && g < 12 && b < 12, "{name}: {:?}", (r, g, b));
+                seen += 1;
+                Ok(())
+            };
+            read(&path, 8.0, (2, frames - 2), (size, size), &mut take).unwrap();
+            assert_eq!(seen, frames - 2, "{name}");
+        }
+        // A phone's upright video: the sensor's rows, and a note to turn them, which ffmpeg writes in one of two ways.
+        let turned = folder.path().join("turned.mp4");
+        let turn = |before: &[&str], behind: &[&str]| {
+            let mut command = Command::new(&program);
+            command.args(["-nostdin", "-y", "-v", "error"]);
+            command.args(before).arg("-i");
+            command.arg(folder.path().join("plain.mp4"));
+            command.args(["-c", "copy"]).args(behind).arg(&turned);
+            command.status().unwrap().success()
+        };
+        assert!(
+            turn(&["-display_rotation", "90"], &[]) || turn(&[], &["-metadata:s:v:0", "rotate=90"])
+        );
+        assert_eq!(probe(&turned, 8.0), Ok(((32, 64), 8)));
+        assert_eq!(all(&turned).unwrap()[0].dimensions(), (32, 64));
+        let (made, sound) = make("sound.mp4", "-i sine=d=1 -c:a aac");
+        assert!(made.status.success());
+        assert_eq!(
+            probe(&sound, 8.0).unwrap_err(),
+            "it has sound, but no video"
+        );
+        let (made, bright) = make(
+            "hdr.mkv",
+            &format!("{red} -c:v ffv1 -pix_fmt yuv420p10le -color_trc smpte2084"),
+        );
+        assert!(made.status.success());
+        assert_eq!(transfer_of_hdr(&program, &bright), Some("smpte2084"));
+    }
+
     #[test]
     fn frames_come_from_the_first_that_is_wanted_on() {
         let folder = tempfile::tempdir().unwrap();

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use models::diffusion::lora::{LoraFile, LoraModule};
+use models::diffusion::wan;
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::{DenoiserOptions, PartPaths, Request, generate, open};
 use tch::{Device, Kind};
@@ -101,6 +103,21 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     // Its parts are those that the base was trained with: nothing was encoded again but the clips and
     // captions that only the LoRA has.
     assert_eq!(place.encoded(&["name=lora", &base]), (0, 0));
+
+    // The file that other programs load goes on as a run of its own, from the same function.
+    let from = format!("adapter.resume_from={}", path.display());
+    let still = "train.learning_rate=1e-12";
+    place.run(&["name=further", &base, &from, still]).unwrap();
+    let of = |run: &str| {
+        let path = place.path(&format!("runs/{run}/adapter/lora.safetensors"));
+        LoraFile::read(&path, &wan::ARCH, None).unwrap().modules
+    };
+    for ((name, before), (other, after)) in of("lora").iter().zip(&of("further")) {
+        assert_eq!(name, other);
+        let change = |module: &LoraModule| module.up.matmul(&module.down) * module.scale();
+        let error = (change(before) - change(after)).abs().max();
+        assert!(f64::try_from(error).unwrap() < 1e-6, "{name}");
+    }
 }
 
 #[test]
