@@ -64,6 +64,9 @@ enum Command {
     /// Convert a LoRA for an image or video model to the form of another program
     #[command(disable_help_flag = true)]
     ConvertLora(commands::delegate::Args),
+    /// Write a language model in the form of another program
+    #[command(disable_help_flag = true)]
+    Export(commands::delegate::Args),
 }
 
 fn main() -> ExitCode {
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::delegate::run("chat", &args, json),
         Command::Encode(args) => commands::delegate::run("encode", &args, json),
         Command::ConvertLora(args) => commands::delegate::run("convert-lora", &args, json),
+        Command::Export(args) => commands::delegate::run("export", &args, json),
     };
     output::exit_code(result)
 }

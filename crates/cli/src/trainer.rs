@@ -11,6 +11,7 @@ mod commands {
     pub(crate) mod convert_lora;
     pub(crate) mod encode;
     pub(crate) mod eval;
+    pub(crate) mod export;
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
     pub(crate) mod generate_video;
@@ -53,6 +54,7 @@ enum Command {
     Chat(commands::chat::Args),
     Encode(commands::encode::Args),
     ConvertLora(commands::convert_lora::Args),
+    Export(commands::export::Args),
 }
 
 fn main() -> ExitCode {
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args, json),
         Command::Encode(args) => commands::encode::run(&args, json),
         Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
+        Command::Export(args) => commands::export::run(&args, json),
     };
     output::exit_code(result)
 }

@@ -130,6 +130,14 @@ impl Gguf {
             .find(|(theirs, _)| *theirs == name)
             .map(|(_, ours)| *ours)
     }
+
+    /// The name that llama.cpp has for this part of a block.
+    pub(crate) fn name_of(&self, part: &str) -> Option<&'static str> {
+        let mut parts = self.parts.iter().chain(GGUF_PARTS);
+        parts
+            .find(|(_, ours)| *ours == part)
+            .map(|(theirs, _)| *theirs)
+    }
 }
 
 /// Which tokenizer's class transformers takes for a model.

@@ -28,10 +28,10 @@ use tch::{Device, Kind, Tensor};
 
 pub use convert::{CONVERSION_NOTE, convert_gguf, copy};
 pub use fingerprint::fingerprint;
-pub use gguf::GgufModel;
+pub use gguf::{Export, GgufModel, GgufType};
 pub use hf::HfFolder;
 pub(crate) use hf::TextFiles;
-pub use merge::merge;
+pub use merge::{Merged, merge};
 
 use crate::Error;
 use crate::Parameters;

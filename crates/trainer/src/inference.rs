@@ -1,6 +1,7 @@
 //! Using a trained model: continuing text, and measuring how well it predicts text.
 
 mod evaluate;
+mod export;
 mod generate;
 
 use std::path::Path;
@@ -9,6 +10,7 @@ use placement::{Placer, Verify};
 use tch::{Device, Kind};
 
 pub use evaluate::{Score, score};
+pub use export::export_gguf;
 pub(crate) use generate::continue_tokens;
 pub use generate::{Generated, SamplingSettings, generate};
 
@@ -19,6 +21,7 @@ use models::Parameters;
 use models::adapters::{Attachment, PeftAdapter};
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
 use models::model::{Base, Builder, FileWeights};
+pub use models::pretrained::GgufType;
 use models::pretrained::Pretrained;
 use models::text::Encoder;
 

@@ -1,11 +1,10 @@
 //! `surefoot chat`: a conversation with a language model in the terminal.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context as _, anyhow};
-use clap::Parser;
-use serde_json::{Value, json};
+use anyhow::Context as _;
+use serde_json::json;
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::hub::ModelKind;
 use trainer::inference::{self, SamplingSettings};
@@ -45,16 +44,10 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// The options of `surefoot generate` in the facts of a run.
-#[derive(Parser)]
-struct OfRun {
-    #[command(flatten)]
-    model: ModelOptions,
-}
-
 /// Answers each line of stdin.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let options = model(args)?;
+    let adapter = args.adapter.as_deref();
+    let options = ModelOptions::of(&args.what, adapter, args.base, args.device.as_deref())?;
     let path = options.locate(ModelKind::Any)?;
     if ModelOptions::is_video(&path) {
         return Err(Failure::usage(
@@ -127,54 +120,4 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
         turns.push(Message::new("assistant", &answer.text));
     }
-}
-
-/// The model that is meant, and how it is loaded.
-fn model(args: &Args) -> Result<ModelOptions, Failure> {
-    let facts = args.what.join("run.json");
-    let mut options = match facts.is_file() {
-        true => of_run(&facts, args.base)?,
-        false if args.base => {
-            return Err(Failure::usage(format_args!(
-                "`--base` is for a run, and `{}` is none (it has no `run.json`)",
-                args.what.display()
-            )));
-        }
-        false => vec![format!("--model={}", args.what.display())],
-    };
-    if let Some(device) = &args.device {
-        options.retain(|option| !option.starts_with("--device="));
-        options.push(format!("--device={device}"));
-    }
-    if let Some(adapter) = &args.adapter {
-        options.push(format!("--adapter={}", adapter.display()));
-    }
-    let options = std::iter::once("surefoot".to_owned()).chain(options);
-    match OfRun::try_parse_from(options) {
-        Ok(OfRun { model }) => Ok(model),
-        Err(error) => Err(Failure::usage(error)),
-    }
-}
-
-/// What loads the result of a run, or what it started from.
-fn of_run(facts: &Path, base: bool) -> Result<Vec<String>, Failure> {
-    let text = std::fs::read_to_string(facts);
-    let text = text.with_context(|| format!("cannot read `{}`", facts.display()))?;
-    let facts_of = serde_json::from_str::<Value>(&text);
-    let mut facts_of = facts_of.with_context(|| format!("`{}` is damaged", facts.display()))?;
-    if facts_of["kind"] == "diffusion" {
-        return Err(Failure::usage(
-            "this run trains a model of images or videos: `surefoot generate` asks it for one",
-        ));
-    }
-    let key = if base { "generate_base" } else { "generate" };
-    let options = serde_json::from_value::<Option<Vec<String>>>(facts_of[key].take());
-    let options = options.with_context(|| format!("`{key}` in `{}`", facts.display()))?;
-    options.ok_or_else(|| {
-        let reason = match base {
-            true => "it trains no adapter, so that there is no model beside its result",
-            false => "it has no result yet",
-        };
-        anyhow!("`{}`: {reason}", facts.display()).into()
-    })
 }

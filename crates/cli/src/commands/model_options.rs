@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, anyhow};
+use clap::Parser;
+use serde_json::Value;
 use surefoot_cli::output::Failure;
 use trainer::Observer as _;
 use trainer::device;
@@ -84,7 +87,51 @@ impl PartOptions {
     }
 }
 
+/// The options of `surefoot generate` in the facts of a run.
+#[derive(Parser)]
+struct OfRun {
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
 impl ModelOptions {
+    /// Those for the result of the run in the folder `what`, or with `base` what it started from; or for another model.
+    pub(crate) fn of(
+        what: &Path,
+        adapter: Option<&Path>,
+        base: bool,
+        device: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let facts = what.join("run.json");
+        let mut options = match facts.is_file() {
+            true => of_run(&facts, base)?,
+            false if base => {
+                return Err(Failure::usage(format_args!(
+                    "`--base` is for a run, and `{}` is none (it has no `run.json`)",
+                    what.display()
+                )));
+            }
+            false => vec![format!("--model={}", what.display())],
+        };
+        if let Some(device) = device {
+            options.retain(|option| !option.starts_with("--device="));
+            options.push(format!("--device={device}"));
+        }
+        if let Some(adapter) = adapter {
+            options.push(format!("--adapter={}", adapter.display()));
+        }
+        let options = std::iter::once("surefoot".to_owned()).chain(options);
+        match OfRun::try_parse_from(options) {
+            Ok(OfRun { model }) => Ok(model),
+            Err(error) => Err(Failure::usage(error)),
+        }
+    }
+
+    /// The adapter.
+    pub(crate) fn adapter(&self) -> Option<&Path> {
+        self.adapter.as_deref()
+    }
+
     /// The path of the model, which may have to be downloaded first.
     pub(crate) fn locate(&self, kind: ModelKind) -> Result<PathBuf, Failure> {
         let mut display = ProgressDisplay::new();
@@ -128,4 +175,27 @@ pub(crate) fn failure(error: trainer::Error) -> Failure {
     } else {
         Failure::Job(error.into())
     }
+}
+
+/// What loads the result of a run, or what it started from.
+fn of_run(facts: &Path, base: bool) -> Result<Vec<String>, Failure> {
+    let text = std::fs::read_to_string(facts);
+    let text = text.with_context(|| format!("cannot read `{}`", facts.display()))?;
+    let facts_of = serde_json::from_str::<Value>(&text);
+    let mut facts_of = facts_of.with_context(|| format!("`{}` is damaged", facts.display()))?;
+    if facts_of["kind"] == "diffusion" {
+        return Err(Failure::usage(
+            "this run trains a model of images or videos: `surefoot generate` asks it for one",
+        ));
+    }
+    let key = if base { "generate_base" } else { "generate" };
+    let options = serde_json::from_value::<Option<Vec<String>>>(facts_of[key].take());
+    let options = options.with_context(|| format!("`{key}` in `{}`", facts.display()))?;
+    options.ok_or_else(|| {
+        let reason = match base {
+            true => "it trains no adapter, so that there is no model beside its result",
+            false => "it has no result yet",
+        };
+        anyhow!("`{}`: {reason}", facts.display()).into()
+    })
 }

@@ -140,13 +140,13 @@ pub(crate) fn next(config: &Config, folder: &Path) -> String {
         ));
     }
     lines.push(format!(
-        "export   python3 convert_hf_to_gguf.py {} --outfile model.gguf",
-        at(whole)
+        "export   surefoot export gguf {} --quantize q4_k_m",
+        folder.display()
     ));
-    lines.push(
-        "run      echo 'FROM ./model.gguf' > Modelfile && ollama create NAME && ollama run NAME"
-            .into(),
-    );
+    lines.push(format!(
+        "run      ollama create NAME -f {} && ollama run NAME",
+        at("model-q4_k_m.Modelfile")
+    ));
     format!("next\n  {}\n", lines.join("\n  "))
 }
 

@@ -6,8 +6,10 @@
 
 mod format;
 mod header;
+mod quantize;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::fs::File;
 use std::io::BufReader;
@@ -18,6 +20,7 @@ use tch::{Kind, Tensor};
 
 pub use format::Format;
 pub use header::{Array, Header, TensorEntry, Value};
+pub use write::{GgufTensor, GgufWriter};
 
 use crate::Error;
 use crate::tensor::tensor_from;

@@ -201,6 +201,16 @@ impl<'a> LazyTensor<'a> {
         }
     }
 
+    /// Its shape.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Produces it.
+    pub(crate) fn make(&self) -> Result<Tensor, Error> {
+        (self.make)()
+    }
+
     fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.kind.elt_size_in_bytes()
     }
@@ -298,7 +308,7 @@ fn write(
     let mut checksum = crc32c::crc32c(header);
     let mut bytes = Vec::new();
     for (name, lazy) in tensors {
-        let tensor = (lazy.make)()?.f_detach()?.f_to_device(Device::Cpu)?;
+        let tensor = lazy.make()?.f_detach()?.f_to_device(Device::Cpu)?;
         let tensor = tensor.f_contiguous()?;
         let size = tensor.numel() * tensor.kind().elt_size_in_bytes();
         if size != lazy.bytes() {

@@ -1,6 +1,8 @@
 //! Presents a GGUF file as the Hugging Face model it was converted from, with the original names, shapes,
 //! config and tokenizer.
 
+mod export;
+mod export_tokenizer;
 mod keys;
 mod rope;
 mod sentencepiece;
@@ -14,6 +16,7 @@ use std::path::Path;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
+pub use export::{Export, GgufType};
 pub(super) use keys::keys_without_effect;
 
 use super::{Pretrained, SpecialTokens};

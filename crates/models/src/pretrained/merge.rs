@@ -8,49 +8,97 @@ use tch::{Device, Kind, Tensor};
 use super::Pretrained;
 use crate::Error;
 use crate::adapters::{Attachment, EMBEDDING, HEAD, PeftAdapter};
-use crate::formats::{LazyTensor, write_safetensors};
+use crate::formats::{LazyTensor, TensorSource, write_safetensors};
+use crate::language::DecoderConfig;
 use crate::parameters::Parameters;
 use crate::weight::Weight;
 
-/// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one weight is in
-/// memory at a time. An adapter that was trained on a quantised base is added to the unquantised base, as is
-/// usual with PEFT: the quantisation error that it was trained with is then gone, so the merged model is
-/// close to the trained one but not equal.
-pub fn merge(
-    base: &Pretrained,
-    adapter: PeftAdapter,
-    target: &Path,
-    kind: Kind,
-) -> Result<(), Error> {
-    let attachment = RefCell::new(Attachment::saved(adapter)?);
-    let (table_name, head_name) = (format!("{EMBEDDING}.weight"), format!("{HEAD}.weight"));
-    // If embedding and head share a weight that the adapter changes for only one of them, the merged model
-    // has two.
-    let mut config = base.config.clone();
-    let was_tied = config.tie_word_embeddings;
-    config.tie_word_embeddings = was_tied
-        && !attachment.borrow().changes(EMBEDDING)?
-        && !attachment.borrow().changes(HEAD)?;
-    let mut names = base.tensors.names();
-    if was_tied {
-        names.retain(|name| *name != head_name);
-        if !config.tie_word_embeddings {
-            names.push(head_name.clone());
+const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";
+const HEAD_WEIGHT: &str = "lm_head.weight";
+
+/// A model with an adapter, as one without: its weights are merged one by one when they are read. An adapter that was
+/// trained on a quantised base is added to the unquantised base, as is usual with PEFT: the quantisation error that it
+/// was trained with is then gone, so the merged model is close to the trained one but not equal.
+pub struct Merged<'a> {
+    base: &'a Pretrained,
+    attachment: RefCell<Attachment>,
+    /// Of the merged model: if embedding and head share a weight that the adapter changes for only one of them, it has
+    /// two.
+    config: DecoderConfig,
+}
+
+impl<'a> Merged<'a> {
+    /// `base` with `adapter`.
+    ///
+    /// # Errors
+    /// If the adapter is damaged.
+    pub fn new(base: &'a Pretrained, adapter: PeftAdapter) -> Result<Self, Error> {
+        let attachment = Attachment::saved(adapter)?;
+        let mut config = base.config.clone();
+        config.tie_word_embeddings &=
+            !attachment.changes(EMBEDDING)? && !attachment.changes(HEAD)?;
+        Ok(Self {
+            base,
+            attachment: RefCell::new(attachment),
+            config,
+        })
+    }
+
+    /// The config of the merged model.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// If a part of the adapter belongs to no weight that was read.
+    pub fn finish(self) -> Result<(), Error> {
+        self.attachment.into_inner().finish()?;
+        Ok(())
+    }
+
+    fn was_tied(&self) -> bool {
+        self.base.config.tie_word_embeddings
+    }
+
+    /// The tensor of the base that `name` is made of.
+    fn source<'n>(&self, name: &'n str) -> &'n str {
+        match self.was_tied() && name == HEAD_WEIGHT {
+            true => EMBEDDING_WEIGHT,
+            false => name,
         }
     }
-    // Which tensor to read.
-    let source = |name: &str| match was_tied && name == head_name {
-        true => table_name.clone(),
-        false => name.to_owned(),
-    };
-    let merged = |name: &str| -> Result<Tensor, Error> {
-        let mut adapter = attachment.borrow_mut();
+}
+
+impl TensorSource for Merged<'_> {
+    fn path(&self) -> &Path {
+        self.base.tensors.path()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.base.tensors.names();
+        if self.was_tied() {
+            names.retain(|name| name != HEAD_WEIGHT);
+            if !self.config.tie_word_embeddings {
+                names.push(HEAD_WEIGHT.to_owned());
+            }
+        }
+        names
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        self.base.tensors.shape(self.source(name))
+    }
+
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        let mut adapter = self.attachment.borrow_mut();
         let mut parameters = Parameters::default();
-        let mut weight = base.tensors.read(&source(name), Kind::Float)?;
+        let mut weight = self.base.tensors.read(self.source(name), Kind::Float)?;
         let module = name.strip_suffix(".weight").filter(|_| weight.dim() == 2);
         // The adapter may contain its own weight, for both if they share one.
         if let Some(table) = module.filter(|module| [EMBEDDING, HEAD].contains(module)) {
-            let (table, tied) = match was_tied {
+            let (table, tied) = match self.was_tied() {
                 true => (EMBEDDING, Some(HEAD)),
                 false => (table, None),
             };
@@ -77,21 +125,29 @@ pub fn merge(
             }
         };
         Ok(weight.f_to_kind(kind)?)
-    };
+    }
+}
+
+/// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one weight is in
+/// memory at a time.
+///
+/// # Errors
+/// Those of [`Merged`], or if the folder cannot be written.
+pub fn merge(
+    base: &Pretrained,
+    adapter: PeftAdapter,
+    target: &Path,
+    kind: Kind,
+) -> Result<(), Error> {
+    let merged = Merged::new(base, adapter)?;
     std::fs::create_dir_all(target).map_err(|error| Error::io("create", target, error))?;
-    let tensors = names
-        .into_iter()
-        .map(|name| {
-            let shape = base.tensors.shape(&source(&name)).unwrap_or_default();
-            let merged = &merged;
-            let tensor = LazyTensor::made(&shape, kind, {
-                let name = name.clone();
-                move || merged(&name)
-            });
-            (name, tensor)
-        })
-        .collect::<Vec<_>>();
+    let tensors = merged.names().into_iter().map(|name| {
+        let tensor = LazyTensor::of(&merged, &name, kind)?;
+        Ok((name, tensor))
+    });
+    let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
     write_safetensors(&target.join("model.safetensors"), tensors, None)?;
-    attachment.into_inner().finish()?;
+    let config = merged.config().clone();
+    merged.finish()?;
     base.write_companions(&config, target, kind)
 }

@@ -45,7 +45,7 @@ pub(super) fn scaling(theta: f64, divisors: &[f64]) -> Result<RopeScaling, Strin
 }
 
 /// The divisors of all pairs' frequencies.
-fn divisors(theta: f64, scaling: &RopeScaling, head_dim: i64) -> Vec<f64> {
+pub(super) fn divisors(theta: f64, scaling: &RopeScaling, head_dim: i64) -> Vec<f64> {
     let frequencies = |scaling: RopeScaling| {
         let settings = RopeSettings {
             theta,

@@ -18,8 +18,8 @@ use super::sentencepiece;
 use crate::formats::gguf::{Array, Header, Value};
 
 /// Token types (`enum llama_token_type`) that must not be split.
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
+pub(super) const CONTROL: i64 = 3;
+pub(super) const USER_DEFINED: i64 = 4;
 
 /// From Qwen2's published `tokenizer.json`.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -1,0 +1,551 @@
+//! Writes a model as a GGUF file, which llama.cpp, Ollama and LM Studio run.
+//!
+//! What is written is read back before the weights are: a config or a tokenizer that would come out as another one,
+//! because the format or llama.cpp has no word for something, is refused by name.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+use tch::{Kind, Tensor};
+
+use super::export_tokenizer::{self, Texts};
+use super::{ROPE_FREQUENCIES, config_json, permuted_heads, rope};
+use crate::Error;
+use crate::formats::gguf::{Format, GgufTensor, GgufWriter, Value};
+use crate::formats::{LazyTensor, TensorSource};
+use crate::language::{self, DecoderConfig};
+use crate::model::RopeScaling;
+use crate::pretrained::Pretrained;
+
+/// How the matrices of a file are stored, by llama.cpp's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GgufType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit IEEE floats.
+    F16,
+    /// 16-bit brain floats: what most models were trained in.
+    BF16,
+    /// 8 bits per element.
+    Q8_0,
+    /// 6 bits per element.
+    Q6K,
+    /// 5 bits per element, 6 for the matrices that suffer most.
+    Q5KM,
+    /// 4 bits per element, 6 for the matrices that suffer most.
+    Q4KM,
+}
+
+impl GgufType {
+    /// `general.file_type` (`enum llama_ftype`).
+    fn code(self) -> u64 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q8_0 => 7,
+            Self::Q4KM => 15,
+            Self::Q5KM => 17,
+            Self::Q6K => 18,
+            Self::BF16 => 32,
+        }
+    }
+
+    /// The format of the matrix `name` with rows of `row` numbers, in a model with `layers` blocks.
+    fn format(self, name: &str, row: i64, layers: i64, is_head: bool) -> Format {
+        let wanted = match self {
+            Self::F32 => Format::F32,
+            Self::F16 => Format::F16,
+            Self::BF16 => Format::BF16,
+            Self::Q8_0 => Format::Q8_0,
+            Self::Q6K => Format::Q6K,
+            Self::Q5KM | Self::Q4KM => {
+                let plain = match self {
+                    Self::Q5KM => Format::Q5K,
+                    _ => Format::Q4K,
+                };
+                let block = name
+                    .strip_prefix("blk.")
+                    .and_then(|rest| rest.split_once('.'));
+                match block {
+                    None if is_head => Format::Q6K,
+                    None => plain,
+                    Some((layer, part)) => {
+                        let layer: i64 = layer.parse().unwrap_or(0);
+                        let eighth = layers / 8;
+                        // The first and last eighth, and a third of the others.
+                        let more =
+                            layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+                        match part {
+                            "attn_v.weight" | "ffn_down.weight" if more => Format::Q6K,
+                            "attn_qkv.weight" => Format::Q5K,
+                            _ => plain,
+                        }
+                    }
+                }
+            }
+        };
+        // Rows that are not whole blocks.
+        let mut fitting = [wanted, Format::Q8_0, Format::F16].into_iter();
+        let fits = |format: &Format| row % format.block_elements() as i64 == 0;
+        fitting.find(fits).unwrap_or(Format::F32)
+    }
+}
+
+/// A model that is to be written as a GGUF file.
+pub struct Export<'a> {
+    /// The tokenizer, the template, and what the config says beside `config`.
+    pub model: &'a Pretrained,
+    /// The weights, possibly with an adapter.
+    pub tensors: &'a dyn TensorSource,
+    /// Their config.
+    pub config: &'a DecoderConfig,
+    /// `general.name`.
+    pub name: String,
+    /// How matrices are stored.
+    pub stored: GgufType,
+}
+
+impl Export<'_> {
+    /// Writes the file at `path`, where it appears once it is complete. `on_tensor(done, total)` reports progress.
+    ///
+    /// # Errors
+    /// If the family, its config or the tokenizer has no form in such a file; if a weight cannot be read or written.
+    pub fn write(&self, path: &Path, on_tensor: &dyn Fn(usize, usize)) -> Result<(), Error> {
+        let refuse = |reason: String| Error::file(self.tensors.path(), reason);
+        let family = self.config.family;
+        let rules = family.gguf.as_ref().ok_or_else(|| {
+            let known: Vec<_> = language::Family::in_gguf()
+                .map(|(family, _)| family.model_type)
+                .collect();
+            refuse(format!(
+                "models of the type `{}` are not written as GGUF; supported: {}. llama.cpp's own \
+                 `convert_hf_to_gguf.py` may know it, and reads a merged model (`adapter.save_merged: true`)",
+                family.model_type,
+                known.join(", ")
+            ))
+        })?;
+        let mut metadata = self.metadata(rules).map_err(refuse)?;
+        let names = self.names(rules).map_err(refuse)?;
+        let texts = Texts {
+            model: self.model,
+            rows: self.config.vocab_size,
+        };
+        let all = names.len();
+        let done = std::cell::Cell::new(0);
+        let told = || {
+            done.set(done.get() + 1);
+            on_tensor(done.get(), all);
+        };
+        let tensors = || -> Result<Vec<GgufTensor<'_>>, Error> {
+            let mut tensors = names
+                .iter()
+                .map(|(ours, theirs)| self.tensor(rules, ours, theirs, &told))
+                .collect::<Result<Vec<_>, Error>>()?;
+            tensors.extend(self.frequencies()?);
+            Ok(tensors)
+        };
+        metadata.extend(texts.metadata().map_err(refuse)?);
+        // Which division of text into words: the first that gives the tokens of the original.
+        let mut refusal = String::new();
+        for more in texts.variants() {
+            let metadata = [&metadata[..], &more].concat();
+            let writer = GgufWriter::new(&metadata, tensors()?)?;
+            let header = writer.read_back().map_err(refuse)?;
+            match export_tokenizer::check(&header, self.model) {
+                Ok(()) => {
+                    self.check(&header).map_err(refuse)?;
+                    return writer.write(path);
+                }
+                Err(reason) => refusal = reason,
+            }
+        }
+        Err(refuse(refusal))
+    }
+
+    fn metadata(&self, rules: &language::Gguf) -> Result<Vec<(String, Value)>, String> {
+        let config = self.config;
+        let whole = |number: i64| Value::Unsigned(number.max(0) as u64);
+        let text = |text: &str| Value::String(text.to_owned());
+        let rotated = config.head_dim as f64 * config.rope.partial_rotary_factor;
+        let mut own = vec![
+            ("block_count".to_owned(), whole(config.num_hidden_layers)),
+            (
+                "context_length".into(),
+                whole(config.max_position_embeddings),
+            ),
+            ("embedding_length".into(), whole(config.hidden_size)),
+            (
+                "feed_forward_length".into(),
+                whole(config.intermediate_size),
+            ),
+            (
+                "attention.head_count".into(),
+                whole(config.num_attention_heads),
+            ),
+            (
+                "attention.head_count_kv".into(),
+                whole(config.num_key_value_heads),
+            ),
+            ("attention.key_length".into(), whole(config.head_dim)),
+            ("attention.value_length".into(), whole(config.head_dim)),
+            (
+                "attention.layer_norm_rms_epsilon".into(),
+                Value::Float(config.rms_norm_eps),
+            ),
+            ("rope.freq_base".into(), Value::Float(config.rope.theta)),
+            ("rope.dimension_count".into(), whole(rotated.round() as i64)),
+            ("vocab_size".into(), whole(config.vocab_size)),
+        ];
+        let keys = config.to_json();
+        match config.rope.scaling {
+            // Written as a tensor.
+            RopeScaling::None | RopeScaling::Llama3 { .. } => {}
+            RopeScaling::Linear { factor } => {
+                own.push(("rope.scaling.type".into(), text("linear")));
+                own.push(("rope.scaling.factor".into(), Value::Float(factor)));
+            }
+            _ => {
+                return Err(format!(
+                    "its rotary embedding is scaled by {}, and that is not written as GGUF: only `linear` and \
+                     `llama3` are. llama.cpp's own converter knows others",
+                    keys["rope_scaling"]["rope_type"]
+                ));
+            }
+        }
+        for (theirs, ours) in rules.keys {
+            let number = |key: &str| keys.get(key).filter(|value| !value.is_null());
+            let Some(number) = number(ours) else { continue };
+            let value = match (theirs.ends_with("sliding_window"), number) {
+                (true, number) => number.as_u64().map(Value::Unsigned),
+                (false, number) => number.as_f64().map(Value::Float),
+            };
+            let value = value.ok_or_else(|| format!("`{ours}` is {number}"))?;
+            own.push(((*theirs).to_owned(), value));
+        }
+        let own = own
+            .into_iter()
+            .map(|(key, value)| (format!("{}.{key}", rules.architecture), value));
+        let mut metadata = vec![
+            ("general.architecture".to_owned(), text(rules.architecture)),
+            ("general.type".into(), text("model")),
+            ("general.name".into(), text(&self.name)),
+            (
+                "general.file_type".into(),
+                Value::Unsigned(self.stored.code()),
+            ),
+            ("general.quantization_version".into(), Value::Unsigned(2)),
+        ];
+        metadata.extend(own);
+        Ok(metadata)
+    }
+
+    /// The names of the tensors, ours and llama.cpp's.
+    fn names(&self, rules: &language::Gguf) -> Result<Vec<(String, String)>, String> {
+        let named = |name: String| -> Option<Result<(String, String), String>> {
+            let theirs = match name.as_str() {
+                "lm_head.weight" if self.config.tie_word_embeddings => return None,
+                name if name.ends_with("rotary_emb.inv_freq") => return None,
+                "model.embed_tokens.weight" => Some("token_embd.weight".to_owned()),
+                "model.norm.weight" => Some("output_norm.weight".into()),
+                "lm_head.weight" => Some("output.weight".into()),
+                name => in_block(rules, name),
+            };
+            Some(match theirs {
+                Some(theirs) => Ok((name, theirs)),
+                None => Err(format!("`{name}` has no name in a GGUF file")),
+            })
+        };
+        self.tensors.names().into_iter().filter_map(named).collect()
+    }
+
+    fn tensor<'s>(
+        &'s self,
+        rules: &language::Gguf,
+        ours: &str,
+        theirs: &str,
+        told: &'s dyn Fn(),
+    ) -> Result<GgufTensor<'s>, Error> {
+        let shape = self.tensors.shape(ours).unwrap_or_default();
+        let is_head = match self.config.tie_word_embeddings {
+            true => theirs == "token_embd.weight",
+            false => theirs == "output.weight",
+        };
+        let layers = self.config.num_hidden_layers;
+        let format = match shape[..] {
+            [_, row] if theirs.ends_with(".weight") => {
+                self.stored.format(theirs, row, layers, is_head)
+            }
+            _ => Format::F32,
+        };
+        let heads = match rules.interleaved {
+            true => permuted_heads(self.config, theirs),
+            false => None,
+        };
+        let plus_one = rules.norms_plus_one && theirs.ends_with("norm.weight");
+        let (source, name) = (self.tensors, ours.to_owned());
+        let make = move || -> Result<Tensor, Error> {
+            let tensor = source.read(&name, Kind::Float)?;
+            let tensor = match heads {
+                Some(heads) => interleaved(&tensor, heads)?,
+                None => tensor,
+            };
+            Ok(match plus_one {
+                true => tensor.f_add_scalar(1.0)?,
+                false => tensor,
+            })
+        };
+        Ok(GgufTensor {
+            name: theirs.to_owned(),
+            format,
+            tensor: LazyTensor::made(&shape, Kind::Float, make).on_made(told),
+        })
+    }
+
+    /// What the frequencies of the rotary embedding are divided by, where that is scaled as in Llama 3.1.
+    fn frequencies(&self) -> Result<Option<GgufTensor<'static>>, Error> {
+        let rope = &self.config.rope;
+        if !matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
+            return Ok(None);
+        }
+        let divisors = rope::divisors(rope.theta, &rope.scaling, self.config.head_dim);
+        let divisors = Tensor::f_from_slice(&divisors)?.f_to_kind(Kind::Float)?;
+        Ok(Some(GgufTensor {
+            name: ROPE_FREQUENCIES.into(),
+            format: Format::F32,
+            tensor: LazyTensor::ready(&divisors),
+        }))
+    }
+
+    /// Fails if the config is read back as another one.
+    fn check(&self, header: &crate::formats::gguf::Header) -> Result<(), String> {
+        let (keys, _) = config_json(header)?;
+        let read = DecoderConfig::from_json(self.tensors.path(), keys);
+        let read = read.map_err(|error| error.to_string())?.to_json();
+        let mut written = self.config.clone();
+        // Read beside the tensors, when a file is opened.
+        if matches!(written.rope.scaling, RopeScaling::Llama3 { .. }) {
+            written.rope.scaling = RopeScaling::None;
+        }
+        let written = written.to_json();
+        let keys = written.as_object().into_iter().flatten();
+        let changed = keys.filter(|(key, value)| {
+            !same(&read[key.as_str()], value) && !ELSEWHERE.contains(&key.as_str())
+        });
+        let changed: Vec<_> = changed
+            .map(|(key, value)| format!("`{key}: {value}` ({} there)", read[key.as_str()]))
+            .collect();
+        match changed.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "llama.cpp would run it as another model, since a GGUF file of `{}` cannot say {}",
+                self.config.family.model_type,
+                changed.join(", ")
+            )),
+        }
+    }
+}
+
+/// Keys of a `config.json` that a file tells otherwise: by its tensors and by its tokenizer; and families that it stores
+/// as one.
+const ELSEWHERE: [&str; 9] = [
+    "architectures",
+    "model_type",
+    "attention_bias",
+    "mlp_bias",
+    "use_sliding_window",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "rope_parameters",
+];
+
+/// Whether two values are the same, numbers as fp32.
+fn same(left: &Json, right: &Json) -> bool {
+    match (left.as_f64(), right.as_f64()) {
+        (Some(left), Some(right)) => left as f32 == right as f32,
+        _ => left == right,
+    }
+}
+
+/// `model.layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`.
+fn in_block(rules: &language::Gguf, name: &str) -> Option<String> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (part, role) = rest.rsplit_once('.')?;
+    let part = rules.name_of(part)?;
+    Some(format!("blk.{layer}.{part}.{role}"))
+}
+
+/// The opposite of [`undo_permutation`](super::undo_permutation).
+fn interleaved(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError> {
+    let shape = tensor.size();
+    let rest: i64 = shape.iter().skip(1).product();
+    tensor
+        .f_reshape([heads, 2, -1, rest])?
+        .f_transpose(1, 2)?
+        .f_reshape(&shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::golden::golden;
+    use crate::language::{Decoder, DecoderOptions};
+    use crate::model::{Base, Builder, FileWeights, Pass};
+    use crate::pretrained::{HfFolder, SpecialTokens};
+    use crate::{Parameters, language};
+    use placement::{Placer, Policy};
+
+    /// A model of random weights; a folder with the tokenizer of another, which has no more tokens.
+    fn model(name: &str) -> Pretrained {
+        if name.ends_with(".gguf") {
+            return Pretrained::open(&golden(&format!("models/{name}"))).unwrap();
+        }
+        let text = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
+        let folder = HfFolder::open(&golden(&format!("models/{name}"))).unwrap();
+        Pretrained {
+            config: folder.config().clone(),
+            chat_template: Some("{{ messages[0].content }}".into()),
+            special_tokens: SpecialTokens::default(),
+            tensors: Box::new(folder),
+            ..text
+        }
+    }
+
+    fn export(model: &Pretrained, stored: GgufType, path: &Path) -> Result<(), Error> {
+        let export = Export {
+            model,
+            tensors: model.tensors.as_ref(),
+            config: &model.config,
+            name: "tiny".into(),
+            stored,
+        };
+        export.write(path, &|_, _| ())
+    }
+
+    fn logits(model: &Pretrained, tokens: &Tensor) -> Tensor {
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let mut source = FileWeights::new(model.tensors.as_ref(), Kind::Float, &mut placer);
+        let mut parameters = Parameters::default();
+        let base = Base::Frozen(Kind::Float);
+        let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+        let options = DecoderOptions {
+            positions: 64,
+            initializer_range: 0.0,
+            device: Device::Cpu,
+        };
+        let decoder = Decoder::new(&model.config, options, &mut builder).unwrap();
+        decoder.logits(tokens, Pass::Evaluate).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut families = std::collections::BTreeSet::new();
+        for name in [
+            "llama-grouped",
+            "llama-tied-biases",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen3-untied",
+            "gemma3.gguf",
+            "granite.gguf",
+            "olmo2.gguf",
+            "phi3.gguf",
+            "smollm3.gguf",
+        ] {
+            let mut written = model(name);
+            if name == "llama-tied-biases" {
+                written.config.rope.scaling = RopeScaling::Llama3 {
+                    factor: 8.0,
+                    low_freq_factor: 1.0,
+                    high_freq_factor: 4.0,
+                    original_max_position_embeddings: 8192.0,
+                };
+            }
+            // llama.cpp runs Mistral without a window.
+            if name == "mistral" {
+                written.config.local = None;
+            }
+            families.insert(written.config.family.model_type);
+            let path = folder.path().join(format!("{name}.gguf"));
+            export(&written, GgufType::F32, &path)
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            let read = Pretrained::open(&path).unwrap();
+            assert_eq!(read.chat_template, written.chat_template, "{name}");
+            let tokens = Tensor::arange_start(3, 27, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+            let (ours, theirs) = (logits(&written, &tokens), logits(&read, &tokens));
+            let difference = (&ours - theirs).abs().max().double_value(&[]);
+            let size = ours.abs().max().double_value(&[]);
+            assert!(difference <= 2e-6 * size, "{name}: {difference} of {size}");
+        }
+        let all = language::Family::in_gguf().map(|(family, _)| family.model_type);
+        assert_eq!(families, all.collect());
+    }
+
+    #[test]
+    fn smaller_forms_keep_the_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = model("llama-grouped");
+        let tokens = Tensor::arange_start(3, 27, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+        let exact = logits(&written, &tokens);
+        for (stored, bound) in [
+            (GgufType::F16, 5e-3),
+            (GgufType::BF16, 4e-2),
+            (GgufType::Q8_0, 6e-2),
+        ] {
+            let path = folder.path().join(format!("{stored:?}.gguf"));
+            export(&written, stored, &path).unwrap();
+            let ours = logits(&Pretrained::open(&path).unwrap(), &tokens);
+            let error = ((ours - &exact).norm() / exact.norm()).double_value(&[]);
+            assert!(error < bound && error > 0.0, "{stored:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_matrices_that_suffer_most_have_more_bits() {
+        let of = |name: &str, row| GgufType::Q4KM.format(name, row, 32, name == "output.weight");
+        for (name, row, expected) in [
+            ("output.weight", 4096, Format::Q6K),
+            ("token_embd.weight", 4096, Format::Q4K),
+            ("blk.0.attn_v.weight", 4096, Format::Q6K),
+            ("blk.5.attn_v.weight", 4096, Format::Q4K),
+            ("blk.6.ffn_down.weight", 4096, Format::Q6K),
+            ("blk.31.ffn_down.weight", 4096, Format::Q6K),
+            ("blk.6.attn_q.weight", 4096, Format::Q4K),
+            ("blk.6.attn_q.weight", 576, Format::Q8_0),
+            ("blk.6.attn_q.weight", 24, Format::F16),
+        ] {
+            assert_eq!(of(name, row), expected, "{name} {row}");
+        }
+    }
+
+    #[test]
+    fn what_a_file_cannot_say_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let refused = |model: &Pretrained| {
+            let error = export(model, GgufType::F32, &path).unwrap_err().to_string();
+            assert!(!path.exists());
+            error
+        };
+        let error = refused(&model("llama-yarn"));
+        assert!(error.contains("\"yarn\""), "{error}");
+        let error = refused(&model("ministral3"));
+        assert!(
+            error.contains("`ministral3`") && error.contains("qwen3"),
+            "{error}"
+        );
+        let mut scaled = model("gemma3.gguf");
+        scaled.config.score_scale = Some(0.25);
+        let error = refused(&scaled);
+        assert!(error.contains("`query_pre_attn_scalar"), "{error}");
+        let mut other = model("llama-grouped");
+        let numbers = tokenizers::pre_tokenizers::digits::Digits::new(false);
+        other.tokenizer.with_pre_tokenizer(Some(numbers));
+        let error = refused(&other);
+        assert!(error.contains("has no name in a GGUF file"), "{error}");
+    }
+}

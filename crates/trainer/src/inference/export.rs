@@ -1,0 +1,54 @@
+//! Writing a language model in the form of other programs.
+
+use std::path::Path;
+
+use models::adapters::PeftAdapter;
+use models::formats::TensorSource;
+use models::pretrained::{Export, GgufType, Merged, Pretrained};
+use models::text::Encoder;
+
+use crate::Error;
+
+/// Writes the model at `path` (a Hugging Face folder or a GGUF file), with an adapter merged into it, as the GGUF file
+/// `output`, and returns the tokens that end an answer, as they are written. `on_tensor(done, total)` reports progress.
+///
+/// # Errors
+/// When the model or the adapter is damaged, such a file cannot say what it is, or the file cannot be written.
+pub fn export_gguf(
+    path: &Path,
+    adapter: Option<&Path>,
+    stored: GgufType,
+    output: &Path,
+    on_tensor: &dyn Fn(usize, usize),
+) -> Result<Vec<String>, Error> {
+    let model = Pretrained::open(path)?;
+    let merged = match adapter {
+        Some(folder) => Some(Merged::new(&model, PeftAdapter::open(folder)?)?),
+        None => None,
+    };
+    let (tensors, config): (&dyn TensorSource, _) = match &merged {
+        Some(merged) => (merged, merged.config()),
+        None => (model.tensors.as_ref(), &model.config),
+    };
+    let name = adapter.unwrap_or(path).file_stem().unwrap_or_default();
+    let export = Export {
+        model: &model,
+        tensors,
+        config,
+        name: name.to_string_lossy().into_owned(),
+        stored,
+    };
+    export.write(output, on_tensor)?;
+    if let Some(merged) = merged {
+        merged.finish()?;
+    }
+    let encoder = Encoder::new(&model)?;
+    let ends = super::ends_of_answers(&model.config, &encoder);
+    let names = ends.into_iter().filter_map(|id| {
+        let id = u32::try_from(id).ok()?;
+        model.tokenizer.id_to_token(id)
+    });
+    let mut names: Vec<String> = names.collect();
+    names.dedup();
+    Ok(names)
+}
