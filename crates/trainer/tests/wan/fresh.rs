@@ -109,7 +109,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     let still = "train.learning_rate=1e-12";
     place.run(&["name=further", &base, &from, still]).unwrap();
     let of = |run: &str| {
-        let path = place.path(&format!("runs/{run}/adapter/lora.safetensors"));
+        let path = place.path(&format!("runs/{run}/adapter/{run}.safetensors"));
         LoraFile::read(&path, &wan::ARCH, None).unwrap().modules
     };
     for ((name, before), (other, after)) in of("lora").iter().zip(&of("further")) {
