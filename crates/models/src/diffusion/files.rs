@@ -24,6 +24,8 @@ pub struct PartNames {
     pub stacked: &'static [(&'static str, &'static [&'static str])],
     /// How the names of matrices end that a file may have as convolutions of one pixel.
     pub matrices: &'static [&'static str],
+    /// How the names of matrices end, in a file, whose two halves of rows diffusers has in the other order.
+    pub swapped: &'static [&'static str],
 }
 
 impl PartNames {
@@ -33,6 +35,7 @@ impl PartNames {
         rename: |name, _| Some(name.to_owned()),
         stacked: &[],
         matrices: &[],
+        swapped: &[],
     };
 
     /// For files that are named as transformers names them.
@@ -59,6 +62,8 @@ struct Place {
     rows: (i64, i64),
     /// Whether it is a matrix whatever its shape in the file.
     is_matrix: bool,
+    /// Whether its two halves of rows are in the other order there.
+    is_swapped: bool,
 }
 
 impl Place {
@@ -82,6 +87,10 @@ impl Place {
             _ => stored
                 .f_narrow(0, part * shape[0], shape[0])?
                 .f_contiguous()?,
+        };
+        let rows = match self.is_swapped {
+            true => rows.f_roll([shape[0] / 2], [0])?,
+            false => rows,
         };
         Ok(rows.f_reshape(shape)?)
     }
@@ -168,6 +177,7 @@ impl PartFile {
                     stored: name.clone(),
                     rows: (number, count),
                     is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
+                    is_swapped: part.swapped.iter().any(|end| name.ends_with(end)),
                 };
                 let Some(Place { stored: other, .. }) = names.insert(renamed, place) else {
                     continue;
