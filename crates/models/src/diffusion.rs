@@ -16,6 +16,8 @@ pub mod lora;
 mod memory;
 mod objective;
 pub mod parts;
+#[cfg(test)]
+mod reference;
 mod registry;
 pub mod sampling;
 pub mod wan;
