@@ -50,7 +50,7 @@ impl Place {
     }
 
     pub(crate) fn config(&self, overrides: &[&str]) -> Config {
-        let (root, model) = (self.0.path().display(), self.golden("model"));
+        let (root, model) = (self.folder.path().display(), self.golden("model"));
         let text = format!(
             "name: pictures\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
              model: {{name_or_path: {}}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
