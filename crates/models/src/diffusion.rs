@@ -12,6 +12,7 @@
 
 mod conditions;
 pub mod files;
+pub mod flux2;
 pub mod lora;
 mod memory;
 mod objective;

@@ -4,6 +4,7 @@ mod adapters;
 mod another_task;
 mod data;
 mod epochs;
+mod flux2;
 mod hub;
 mod layouts;
 mod parity;
