@@ -107,7 +107,8 @@ def save(pipe, folder):
             file.unlink()
         model = getattr(pipe, part)
         names = {"text_encoder": "model"}.get(part, "diffusion_pytorch_model")
-        tensors = {name: tensor.to(stored(name)).contiguous() for name, tensor in model.state_dict().items()}
+        tensors = {name: (tensor.to(stored(name)) if tensor.is_floating_point() else tensor).contiguous()
+                   for name, tensor in model.state_dict().items()}
         save_file(tensors, folder / part / f"{names}.safetensors", metadata={"format": "pt"})
 
 

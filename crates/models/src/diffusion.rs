@@ -12,10 +12,13 @@
 
 mod conditions;
 pub mod files;
+pub mod flux2;
 pub mod lora;
 mod memory;
 mod objective;
 pub mod parts;
+#[cfg(test)]
+mod reference;
 mod registry;
 pub mod sampling;
 pub mod wan;
@@ -93,7 +96,8 @@ pub struct BlockNames {
 /// LoRA files for a kind of model.
 #[derive(Debug)]
 pub struct LoraFiles {
-    /// Name endings of the layers that `target_modules: all-linear` adapts.
+    /// Name endings of the layers that `target_modules: all-linear` adapts; or a single regular expression for the names,
+    /// if an ending is that of another module, too.
     pub targets: &'static [&'static str],
     /// `ss_network_module`.
     pub network: &'static str,
@@ -142,6 +146,35 @@ impl Arch {
             let (number, part) = rest.split_once('.')?;
             Some((list, number.parse().ok()?, part))
         })
+    }
+
+    /// The layer that the denoiser's original files have in place of the layer `name` and others: its name in diffusers,
+    /// and which of its parts `name` is.
+    pub(crate) fn whole_of(&self, name: &str) -> Option<(String, usize)> {
+        let weight = format!("{name}.weight");
+        self.denoiser.stacked.iter().find_map(|(whole, parts)| {
+            let of = |(number, part): (usize, &&str)| Some((weight.strip_suffix(part)?, number));
+            let (base, number) = parts.iter().enumerate().find_map(of)?;
+            let whole = whole.strip_suffix(".weight").unwrap_or(whole);
+            Some((format!("{base}{whole}"), number))
+        })
+    }
+
+    /// A layer that other programs have as one, although LoRA files with original names have one for each of its parts.
+    pub fn split_layer(&self) -> Option<&'static str> {
+        let parts = || self.lists.iter().flat_map(BlockNames::parts);
+        let plain = |name: &'static str| name.trim_matches('.').trim_end_matches(".weight");
+        let original = |name: &str| {
+            parts()
+                .find(|(own, _)| *own == name)
+                .map(|(_, other)| other)
+        };
+        let is_split = |(whole, parts): &&(&'static str, &[&'static str])| {
+            let first = parts.first().and_then(|part| original(plain(part)));
+            first != original(plain(whole))
+        };
+        let found = self.denoiser.stacked.iter().find(is_split);
+        found.map(|(whole, _)| plain(whole))
     }
 
     /// Number of blocks of each list in a denoiser's file.
@@ -275,6 +308,21 @@ pub trait Diffusion: Debug + Send + Sync {
     /// # Errors
     /// If the scheduler's file is damaged or not supported.
     fn defaults(&self) -> Result<Defaults, Error>;
+
+    /// How far the levels of a run of `steps` steps are shifted towards noise for `tokens` tokens of the denoiser, if the
+    /// user says nothing. By default what [`Diffusion::defaults`] says, whatever the size.
+    ///
+    /// # Errors
+    /// As [`Diffusion::defaults`].
+    fn shift(&self, _tokens: i64, _steps: usize) -> Result<f64, Error> {
+        Ok(self.defaults()?.shift)
+    }
+
+    /// Whether it was distilled to few steps without guidance: a negative prompt then has no use, and training wears the
+    /// distillation off.
+    fn is_distilled(&self) -> bool {
+        false
+    }
 
     /// How it is noised, and what its denoiser predicts.
     fn objective(&self) -> Objective {

@@ -341,12 +341,29 @@ impl Plan {
             }
             _ => {}
         }
+        let guidance_scale = match model.is_distilled() {
+            true if request.guidance_scale > 1.0 => {
+                tracing::warn!(
+                    "this model is distilled: it takes no negative prompt, and a guidance scale of {} does nothing",
+                    request.guidance_scale
+                );
+                1.0
+            }
+            _ => request.guidance_scale,
+        };
         let sampling = Sampling {
             objective: model.objective(),
             scheduler: defaults.scheduler.or_asked(request.scheduler),
             steps: request.num_inference_steps,
-            flow_shift: request.flow_shift.unwrap_or(defaults.shift),
-            guidance_scale: request.guidance_scale,
+            flow_shift: match request.flow_shift {
+                Some(shift) => shift,
+                None => {
+                    let grid = geometry.latents(width, height, frames);
+                    let tokens = grid[2] * (height / step) * (width / step);
+                    model.shift(tokens, request.num_inference_steps)?
+                }
+            },
+            guidance_scale,
             guidance_scale_2: request.guidance_scale_2,
             boundary_ratio,
         };

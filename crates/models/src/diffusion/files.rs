@@ -24,6 +24,8 @@ pub struct PartNames {
     pub stacked: &'static [(&'static str, &'static [&'static str])],
     /// How the names of matrices end that a file may have as convolutions of one pixel.
     pub matrices: &'static [&'static str],
+    /// How the names of matrices end, in a file, whose two halves of rows diffusers has in the other order.
+    pub swapped: &'static [&'static str],
 }
 
 impl PartNames {
@@ -33,6 +35,7 @@ impl PartNames {
         rename: |name, _| Some(name.to_owned()),
         stacked: &[],
         matrices: &[],
+        swapped: &[],
     };
 
     /// For files that are named as transformers names them.
@@ -59,6 +62,8 @@ struct Place {
     rows: (i64, i64),
     /// Whether it is a matrix whatever its shape in the file.
     is_matrix: bool,
+    /// Whether its two halves of rows are in the other order there.
+    is_swapped: bool,
 }
 
 impl Place {
@@ -83,6 +88,10 @@ impl Place {
                 .f_narrow(0, part * shape[0], shape[0])?
                 .f_contiguous()?,
         };
+        let rows = match self.is_swapped {
+            true => rows.f_roll([shape[0] / 2], [0])?,
+            false => rows,
+        };
         Ok(rows.f_reshape(shape)?)
     }
 }
@@ -94,6 +103,8 @@ pub struct PartFile {
     names: BTreeMap<String, Place>,
     /// Tensors that belong to no part of the model.
     unknown: Vec<String>,
+    /// By layer in the file: how large the groups of inputs are with whose rotation it was quantised.
+    rotations: BTreeMap<String, i64>,
 }
 
 impl std::fmt::Debug for PartFile {
@@ -107,7 +118,7 @@ impl std::fmt::Debug for PartFile {
 
 /// Suffixes of the scale of an 8-bit weight: ComfyUI has used two.
 const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
-/// Where ComfyUI's newer files say how each weight is quantised.
+/// Where ComfyUI's newer files say in their header how each layer is quantised, if not in a tensor beside each.
 const QUANTIZATION: &str = "_quantization_metadata";
 /// Suffixes of tensors beside such weights that do not matter once they are dequantised.
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
@@ -119,6 +130,7 @@ impl PartFile {
     /// # Errors
     /// If there is no such file, it is damaged, or its format is not supported.
     pub fn open(part: &PartNames, path: &Path) -> Result<Self, Error> {
+        let mut rotations = BTreeMap::new();
         let tensors: Box<dyn TensorSource> = if path.is_dir() {
             Box::new(Shards::open(path, part.stem)?)
         } else {
@@ -126,21 +138,17 @@ impl PartFile {
             if let Some(extension @ ("pth" | "pt" | "bin" | "ckpt")) = extension {
                 return Err(Error::file(path, pickled(extension)));
             }
-            let file = SafetensorsFile::open(path)?;
-            let is_noted = file
-                .names()
-                .iter()
-                .any(|name| name.ends_with(".comfy_quant"));
-            if !is_noted && file.metadata().contains_key(QUANTIZATION) {
-                let reason = format!(
-                    "its weights are quantised as `{QUANTIZATION}` in its header says, which is not read: take the \
-                     file in bf16"
-                );
+            if extension == Some("gguf") {
+                let reason = "GGUF files of image and video models are not supported: take the file in bf16 or fp8";
                 return Err(Error::file(path, reason));
+            }
+            let file = SafetensorsFile::open(path)?;
+            if let Some(text) = file.metadata().get(QUANTIZATION) {
+                rotations = noted_in_header(path, text)?;
             }
             Box::new(file)
         };
-        Self::of(part, tensors)
+        Self::with_rotations(part, tensors, rotations)
     }
 
     /// The weights of a part in `tensors`.
@@ -148,13 +156,27 @@ impl PartFile {
     /// # Errors
     /// If two tensors are the same weight, or a quantisation is not supported.
     pub fn of(part: &PartNames, tensors: Box<dyn TensorSource>) -> Result<Self, Error> {
+        Self::with_rotations(part, tensors, BTreeMap::new())
+    }
+
+    /// The same for a file whose header says that these layers are rotated.
+    fn with_rotations(
+        part: &PartNames,
+        tensors: Box<dyn TensorSource>,
+        mut rotations: BTreeMap<String, i64>,
+    ) -> Result<Self, Error> {
         let all = tensors.names();
         let mut names = BTreeMap::new();
         let mut unknown = Vec::new();
         for name in &all {
             let name = name.clone();
             if name == "scaled_fp8" || name == "spiece_model" || is_beside(&name) {
-                rotated_by(tensors.as_ref(), &name)?;
+                if let Some(layer) = name.strip_suffix(".comfy_quant") {
+                    let bytes = Vec::<u8>::try_from(&tensors.read(&name, Kind::Uint8)?)?;
+                    let note = serde_json::from_slice(&bytes).unwrap_or_default();
+                    let size = rotated_by(tensors.path(), &name, &note)?;
+                    rotations.extend(size.map(|size| (layer.to_owned(), size)));
+                }
                 continue;
             }
             let Some(renamed) = (part.rename)(&name, &all) else {
@@ -168,6 +190,7 @@ impl PartFile {
                     stored: name.clone(),
                     rows: (number, count),
                     is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
+                    is_swapped: part.swapped.iter().any(|end| name.ends_with(end)),
                 };
                 let Some(Place { stored: other, .. }) = names.insert(renamed, place) else {
                     continue;
@@ -180,10 +203,16 @@ impl PartFile {
                 }
             }
         }
+        let is_there = |layer: &String| all.contains(&format!("{layer}.weight"));
+        if let Some(layer) = rotations.keys().find(|layer| !is_there(layer)) {
+            let reason = format!("it has no `{layer}.weight`, and says how that is quantised");
+            return Err(Error::file(tensors.path(), reason));
+        }
         Ok(Self {
             tensors,
             names,
             unknown,
+            rotations,
         })
     }
 
@@ -194,13 +223,8 @@ impl PartFile {
 
     /// The weight `name` in the file without the rotation with which it was quantised.
     fn turned_back(&self, name: &str, weight: Tensor) -> Result<Tensor, Error> {
-        let base = name.strip_suffix(".weight").unwrap_or(name);
-        let note = format!("{base}.comfy_quant");
-        let size = match self.tensors.shape(&note) {
-            Some(_) => rotated_by(self.tensors.as_ref(), &note)?,
-            None => None,
-        };
-        let Some(size) = size else {
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
+        let Some(size) = self.rotations.get(layer).copied() else {
             return Ok(weight);
         };
         let (rows, columns) = weight.size2()?;
@@ -281,24 +305,38 @@ fn is_beside(name: &str) -> bool {
 /// ComfyUI's quantisations that are supported: a scale, and for the last perhaps a rotation.
 const FORMATS: [&str; 3] = ["float8_e4m3fn", "float8_e5m2", "int8_tensorwise"];
 
-/// If the tensor `name` describes a quantisation in which groups of inputs are rotated, the size of the groups.
+/// The layers of a file whose groups of inputs are rotated, as its header says in `text`, with the size of the groups.
+///
+/// # Errors
+/// If a quantisation is not supported.
+fn noted_in_header(path: &Path, text: &str) -> Result<BTreeMap<String, i64>, Error> {
+    let header: Value = serde_json::from_str(text).unwrap_or_default();
+    let Some(layers) = header["layers"].as_object() else {
+        let reason =
+            format!("`{QUANTIZATION}` in its header has no `layers`: take the file in bf16");
+        return Err(Error::file(path, reason));
+    };
+    let mut rotations = BTreeMap::new();
+    for (layer, note) in layers {
+        let size = rotated_by(path, &format!("{layer} in {QUANTIZATION}"), note)?;
+        rotations.extend(size.map(|size| (layer.clone(), size)));
+    }
+    Ok(rotations)
+}
+
+/// If `keys`, which the file has as `name`, describe a quantisation in which groups of inputs are rotated, the size of the
+/// groups.
 ///
 /// # Errors
 /// If it is not supported.
-fn rotated_by(tensors: &dyn TensorSource, name: &str) -> Result<Option<i64>, Error> {
-    if !name.ends_with(".comfy_quant") {
-        return Ok(None);
-    }
-    let bytes = tensors.read(name, Kind::Uint8)?;
-    let bytes = Vec::<u8>::try_from(&bytes)?;
-    let keys: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+fn rotated_by(path: &Path, name: &str, keys: &Value) -> Result<Option<i64>, Error> {
     let format = keys["format"].as_str().unwrap_or("not readable");
     if !FORMATS.contains(&format) {
         let reason = format!(
             "the format of `{name}` is {format}: only ComfyUI's {} are supported; take the file in bf16",
             FORMATS.map(|format| format!("`{format}`")).join(", ")
         );
-        return Err(Error::file(tensors.path(), reason));
+        return Err(Error::file(path, reason));
     }
     if keys["convrot"] != true {
         return Ok(None);
@@ -311,7 +349,7 @@ fn rotated_by(tensors: &dyn TensorSource, name: &str) -> Result<Option<i64>, Err
         false => {
             let reason =
                 format!("`convrot_groupsize` of `{name}` is {size}, which is no power of 4");
-            Err(Error::file(tensors.path(), reason))
+            Err(Error::file(path, reason))
         }
     }
 }
@@ -335,7 +373,20 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::formats::write_tensors;
+    use crate::formats::{LazyTensor, write_safetensors_with, write_tensors};
+
+    /// As read if the header says how layers are quantised.
+    fn noted(weight: &Tensor, scale: &Tensor, header: &str) -> Result<Tensor, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let tensors = [
+            ("a.weight".to_owned(), LazyTensor::ready(weight)),
+            ("a.weight_scale".to_owned(), LazyTensor::ready(scale)),
+        ];
+        let metadata = BTreeMap::from([(QUANTIZATION.to_owned(), header.to_owned())]);
+        write_safetensors_with(&path, tensors, &metadata).unwrap();
+        PartFile::open(&PartNames::DIFFUSERS, &path)?.read("a.weight", Kind::Float)
+    }
 
     fn written(weight: &Tensor, scale: &Tensor, note: &str) -> Result<Tensor, Error> {
         let folder = tempfile::tempdir().unwrap();
@@ -374,6 +425,8 @@ mod tests {
                 r#"{{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": {size}}}"#
             );
             let read = written(&eight, &scale, &note).unwrap();
+            let header = format!(r#"{{"layers": {{"a": {note}}}}}"#);
+            assert_eq!(noted(&eight, &scale, &header).unwrap(), read);
             let apart = f64::try_from((&read - &weight).abs().max()).unwrap();
             assert!(apart > 0.0 && apart < 0.1, "{size}: {apart}");
             // Without the rotation it is another matrix.
@@ -399,5 +452,23 @@ mod tests {
             let error = written(&eight, &scale, note).unwrap_err().to_string();
             assert!(error.contains(told), "{note}: {error}");
         }
+        let rotated = r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 16}"#;
+        for (header, told) in [
+            ("{}".to_owned(), "has no `layers`"),
+            (
+                r#"{"layers": {"a": {"format": "nvfp4"}}}"#.to_owned(),
+                "the format of `a in _quantization_metadata` is nvfp4",
+            ),
+            (
+                format!(r#"{{"layers": {{"b": {rotated}}}}}"#),
+                "has no `b.weight`",
+            ),
+        ] {
+            let error = noted(&eight, &scale, &header).unwrap_err().to_string();
+            assert!(error.contains(told), "{header}: {error}");
+        }
+        let gguf = PartFile::open(&PartNames::DIFFUSERS, Path::new("x.gguf"));
+        let error = gguf.unwrap_err().to_string();
+        assert!(error.contains("GGUF files of image"), "{error}");
     }
 }

@@ -13,6 +13,7 @@
 
 mod apply;
 mod names;
+mod stacked;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +50,15 @@ impl LoraModule {
     /// The scale of the product.
     pub fn scale(&self) -> f64 {
         self.alpha / self.rank() as f64
+    }
+
+    /// A second handle to the same tensors.
+    fn shallow_clone(&self) -> Self {
+        Self {
+            down: self.down.shallow_clone(),
+            up: self.up.shallow_clone(),
+            alpha: self.alpha,
+        }
     }
 }
 
@@ -167,7 +177,7 @@ impl LoraFile {
         let mut modules = BTreeMap::new();
         for (name, parts) in parts {
             let module = parts.module(&name, &settings).map_err(wrong)?;
-            for (name, module) in unstacked(arch, name, module)? {
+            for (name, module) in stacked::parted(arch, name, module)? {
                 if modules.insert(name.clone(), module).is_some() {
                     return Err(wrong(format!("`{name}` is changed twice")));
                 }
@@ -229,7 +239,15 @@ impl LoraFile {
     pub fn write(&self, path: &Path, form: LoraForm) -> Result<u32, Error> {
         self.check(form)?;
         let mut tensors = Vec::new();
-        for (name, module) in &self.modules {
+        let joined;
+        let modules = match form {
+            LoraForm::Diffusers => &self.modules,
+            LoraForm::Kohya | LoraForm::Comfy => {
+                joined = stacked::joined(self.arch, &self.modules)?;
+                &joined
+            }
+        };
+        for (name, module) in modules {
             let alpha = Tensor::from(module.alpha as f32);
             match form {
                 LoraForm::Kohya => {
@@ -288,8 +306,7 @@ impl LoraFile {
         if form != LoraForm::Kohya {
             return Ok(());
         }
-        if let Some((whole, _)) = self.arch.denoiser.stacked.first() {
-            let whole = whole.trim_start_matches('.').trim_end_matches(".weight");
+        if let Some(whole) = self.arch.split_layer() {
             return invalid(format!(
                 "in kohya's form of this model `{whole}` is one layer, and ComfyUI drops its parts in silence: choose \
                  `comfy`"
@@ -356,30 +373,6 @@ impl LoraFile {
             .or_insert_with(|| self.arch.lora.architecture.into());
         metadata
     }
-}
-
-/// A module for each of the matrices that a file has as one, see [`PartNames::stacked`](super::files::PartNames): they
-/// share `down`, and each has its rows of `up`.
-fn unstacked(
-    arch: &Arch,
-    name: String,
-    module: LoraModule,
-) -> Result<Vec<(String, LoraModule)>, Error> {
-    let Some(parts) = arch.denoiser.unstacked(&format!("{name}.weight")) else {
-        return Ok(vec![(name, module)]);
-    };
-    let rows = module.up.size()[0] / parts.len() as i64;
-    let module_of = |(number, part): (i64, String)| {
-        let up = module.up.f_narrow(0, number * rows, rows)?.f_contiguous()?;
-        let name = part.strip_suffix(".weight").unwrap_or(&part).to_owned();
-        let part = LoraModule {
-            down: module.down.shallow_clone(),
-            up,
-            alpha: module.alpha,
-        };
-        Ok((name, part))
-    };
-    (0..).zip(parts).map(module_of).collect()
 }
 
 /// `up` multiplied by the scale: in its own type if that is exact, otherwise in fp32.

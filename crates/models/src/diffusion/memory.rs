@@ -112,8 +112,13 @@ impl Usage {
     /// after it are gone. A block keeps `inside` of what it computes, and `whole` with its input if it is not
     /// recomputed; otherwise its input, `input`, is kept.
     pub fn most(&self, blocks: usize, inside: u64, whole: u64, input: u64) -> u64 {
+        self.most_of((0..blocks).map(|_| (inside, whole)), input)
+    }
+
+    /// The same for blocks that differ: `inside` and `whole` of each.
+    pub fn most_of(&self, blocks: impl Iterator<Item = (u64, u64)>, input: u64) -> u64 {
         let (mut kept, mut inputs, mut most) = (0, 0, 0);
-        for block in 0..blocks {
+        for (block, (inside, whole)) in blocks.enumerate() {
             let again = self.checkpoint || self.streamed.contains(&block);
             match again {
                 true => inputs += 1,

@@ -214,9 +214,35 @@ impl Decoder {
     /// As [`Decoder::logits`]; or if there is no such state.
     pub fn states(&self, tokens: &Tensor, wanted: &[usize]) -> Result<Vec<Tensor>, Error> {
         let length = tokens.size2()?.1;
-        let views = self
-            .views
-            .map(|positions| positions.of_length((0, length), self.compute))?;
+        self.states_at(tokens, wanted, |positions| {
+            positions.of_length((0, length), self.compute)
+        })
+    }
+
+    /// The same of a row of `tokens` `[1, length]` that begins with a text of `text` tokens and is filled up: what
+    /// follows the text sees only the text.
+    ///
+    /// # Errors
+    /// As [`Decoder::states`].
+    pub fn filled_states(
+        &self,
+        tokens: &Tensor,
+        text: i64,
+        wanted: &[usize],
+    ) -> Result<Vec<Tensor>, Error> {
+        let length = tokens.size2()?.1;
+        self.states_at(tokens, wanted, |positions| {
+            positions.filled(text, length, self.compute)
+        })
+    }
+
+    fn states_at(
+        &self,
+        tokens: &Tensor,
+        wanted: &[usize],
+        positions: impl Fn(&Positions) -> Result<Positions, Error>,
+    ) -> Result<Vec<Tensor>, Error> {
+        let views = self.views.map(positions)?;
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
         let last = self
             .blocks

@@ -43,6 +43,15 @@ impl Linear {
         }
     }
 
+    /// The input of several layers, in fp32 if any of them has an adapter: each would otherwise keep an fp32 copy of its
+    /// own.
+    pub(crate) fn shared_input(input: Tensor, layers: &[&Self]) -> Result<Tensor, Error> {
+        match layers.iter().any(|layer| layer.adapter.is_some()) {
+            true => to_kind(&input, Kind::Float),
+            false => Ok(input),
+        }
+    }
+
     /// The same layer on another base (see [`BaseMap`]).
     ///
     /// # Errors
@@ -161,6 +170,21 @@ impl Positions {
             long: None,
             window: self.window,
             mask,
+        })
+    }
+
+    /// Positions of a row of `length` tokens that begins with a text of `text` tokens. The others fill it up: they see
+    /// what they would see of the text, but neither each other nor themselves. `kind` is the type of the scores.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn filled(&self, text: i64, length: i64, kind: Kind) -> Result<Self, Error> {
+        let device = self.rope.cos.device();
+        let is_text = Tensor::f_arange(length, (Kind::Int64, device))?.f_lt(text)?;
+        let seen = seen((length, 0), self.window, device)?.f_logical_and(&is_text)?;
+        Ok(Self {
+            mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
+            ..self.of_length((0, length), kind)?
         })
     }
 

@@ -36,6 +36,8 @@ pub struct Encoder {
     tool_template: Option<Result<ChatTemplate, String>>,
     /// The token that ends a text.
     end: Option<u32>,
+    /// The token that fills up a batch.
+    padding: Option<u32>,
     /// Rows of the model's embedding.
     rows: u32,
 }
@@ -88,6 +90,8 @@ impl Encoder {
             tracing::warn!("{warning}");
         }
         let mut special_tokens = keys.named_tokens;
+        let padding = special_tokens.iter().find(|(name, _)| name == "pad_token");
+        let padding = padding.and_then(|(_, text)| tokenizer.token_to_id(text));
         special_tokens.retain(|(name, _)| name != "bos_token" && name != "eos_token");
         special_tokens.extend([("bos_token".to_owned(), bos), ("eos_token".to_owned(), eos)]);
         // The same time for both.
@@ -111,6 +115,7 @@ impl Encoder {
             template,
             tool_template,
             end,
+            padding,
             rows: u32::try_from(config.vocab_size).unwrap_or(u32::MAX),
         })
     }
@@ -118,6 +123,11 @@ impl Encoder {
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// The token that fills up the shorter texts of a batch, `pad_token` in `tokenizer_config.json`.
+    pub fn padding(&self) -> Option<u32> {
+        self.padding
     }
 
     /// The model's chat template, if it has one.

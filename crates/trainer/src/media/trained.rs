@@ -45,6 +45,13 @@ pub(crate) fn trained_parts(
                 model.path().display()
             )));
         }
+        if model.is_distilled() {
+            tracing::warn!(
+                "`{}` is distilled, which training wears off: train on the model that it was made of, and use the LoRA on \
+                 either",
+                model.path().display()
+            );
+        }
         let levels = train.min_sigma.is_some() || train.max_sigma.is_some();
         if let Some(doubt) = model.doubt().filter(|_| !levels) {
             return Err(Error::Data(doubt.training));

@@ -127,7 +127,8 @@ fn flat_module(flat: &str, arch: &Arch) -> Option<String> {
         let rest = after(list.name).or_else(|| after(list.original))?;
         let (number, part) = rest.split_once('_')?;
         let number: u32 = number.parse().ok()?;
-        let mut parts = list.parts();
+        // Of several parts with one original name, which they have as a whole, that is the whole's.
+        let mut parts = list.others.iter().chain(list.linear);
         let (name, _) = parts.find(|(name, original)| is(name, part) || is(original, part))?;
         Some(format!("{}.{number}.{name}", list.name))
     })

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Texts are encoded one at a time, without padding: a decoder's tokens do not see what comes after them, so that
-//! padding at the end changes nothing.
+//! padding at the end changes nothing. A model whose denoiser sees the padding asks for it by [`TextDecoder::filled`].
 
 use std::path::Path;
 
@@ -40,6 +40,8 @@ pub struct TextDecoder {
     states: Vec<usize>,
     vocabulary: i64,
     longest: usize,
+    /// Fills up shorter texts to `longest`.
+    filler: Option<u32>,
     device: Device,
 }
 
@@ -80,8 +82,19 @@ impl TextDecoder {
             states: states.to_vec(),
             vocabulary: config.vocab_size,
             longest,
+            filler: None,
             device,
         })
+    }
+
+    /// The same encoder, of whose states there are always as many as of the longest text: texts are filled up with the
+    /// token `filler`, which sees the text alone.
+    #[must_use]
+    pub fn filled(self, filler: u32) -> Self {
+        Self {
+            filler: Some(filler),
+            ..self
+        }
     }
 
     /// The states of one text, side by side: `[tokens, width]` fp32.
@@ -100,9 +113,18 @@ impl TextDecoder {
                 self.vocabulary
             )));
         }
-        let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let ids = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
-        let states = self.decoder.states(&ids.f_unsqueeze(0)?, &self.states)?;
+        let mut ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        if let Some(filler) = self.filler {
+            ids.resize(self.longest, filler.into());
+        }
+        let row = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
+        let row = row.f_unsqueeze(0)?;
+        let states = match tokens.len() < ids.len() {
+            true => self
+                .decoder
+                .filled_states(&row, tokens.len() as i64, &self.states)?,
+            false => self.decoder.states(&row, &self.states)?,
+        };
         let text = Tensor::f_cat(&states, -1)?.f_squeeze_dim(0)?;
         to_kind(&text, Kind::Float)
     }
@@ -147,6 +169,11 @@ impl ChatTokenizer {
                 Err(Error::file(folder, reason))
             }
         }
+    }
+
+    /// The token that fills up shorter texts, if the tokenizer names one.
+    pub fn padding(&self) -> Option<u32> {
+        self.encoder.padding()
     }
 
     /// The tokens of the whole text.

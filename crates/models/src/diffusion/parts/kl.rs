@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Models differ in the number of latent channels, in the two factors, and in whether 1 × 1 convolutions stand
-//! between encoder, latents and decoder.
+//! between encoder, latents and decoder. In `AutoencoderKLFlux2`, 2 × 2 latents become one, whose channels are normalised
+//! one by one.
 
 mod config;
 mod names;
@@ -17,12 +18,13 @@ use tch::{Device, Kind, Tensor};
 pub use config::KlConfig;
 pub use names::NAMES;
 
+use self::config::PATCH;
 use self::network::{Decoder, Encoder};
 use super::codec::MediaCodec;
 use super::conv::Conv;
 use super::tiles::{Grid, Tiling};
 use crate::Error;
-use crate::model::Builder;
+use crate::model::{Builder, Initial};
 use crate::tensor::to_kind;
 
 /// The autoencoder.
@@ -33,6 +35,7 @@ pub struct KlAutoencoder {
     decoder: Decoder,
     /// After the encoder, and before the decoder.
     quant: (Option<Conv>, Option<Conv>),
+    patches: Option<Patches>,
     compute: Kind,
     device: Device,
 }
@@ -60,6 +63,10 @@ impl KlAutoencoder {
                     builder,
                 )?,
             ),
+            patches: match config.batch_norm_eps {
+                Some(epsilon) => Some(Patches::new(config.channels(), epsilon, builder)?),
+                None => None,
+            },
             compute: builder.compute(),
             config: config.clone(),
             device,
@@ -74,7 +81,7 @@ impl KlAutoencoder {
         tiling: Option<Tiling>,
         encodes: bool,
     ) -> Result<Grid, Error> {
-        let step = self.config.pixels_per_latent();
+        let step = self.config.step();
         let small = |(height, width): (i64, i64)| (height / step, width / step);
         let Some(Tiling { size, stride }) = tiling else {
             return Ok(Grid::single(picture));
@@ -122,21 +129,31 @@ impl MediaCodec for KlAutoencoder {
         })?;
         let mean = moments.f_narrow(1, 0, config.latent_channels)?;
         let mean = to_kind(&mean, Kind::Float)?.f_squeeze_dim(0)?;
-        Ok(mean
+        let latents = mean
             .f_sub_scalar(config.shift_factor)?
-            .f_mul_scalar(config.scaling_factor)?)
+            .f_mul_scalar(config.scaling_factor)?;
+        match &self.patches {
+            Some(patches) => patches.together(&latents),
+            None => Ok(latents),
+        }
     }
 
     fn decode_frame(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
-        let (channels, height, width) = latents.size3()?;
+        let channels = latents.size3()?.0;
         let config = &self.config;
-        if channels != config.latent_channels {
+        if channels != config.channels() {
             return Err(Error::Invalid(format!(
                 "latents of {channels} channels: this autoencoder has {}",
-                config.latent_channels
+                config.channels()
             )));
         }
-        let latents = to_kind(&latents.f_to_device(self.device)?, Kind::Float)?
+        let latents = to_kind(&latents.f_to_device(self.device)?, Kind::Float)?;
+        let latents = match &self.patches {
+            Some(patches) => patches.apart(&latents)?,
+            None => latents,
+        };
+        let (_, height, width) = latents.size3()?;
+        let latents = latents
             .f_div_scalar(config.scaling_factor)?
             .f_add_scalar(config.shift_factor)?;
         let latents = to_kind(&latents.f_unsqueeze(0)?, self.compute)?;
@@ -146,5 +163,52 @@ impl MediaCodec for KlAutoencoder {
             None => self.decoder.forward(tile),
         })?;
         Ok(to_kind(&pixels, Kind::Float)?.f_clamp(-1.0, 1.0)?)
+    }
+}
+
+/// Latents that are put together, and normalised.
+#[derive(Debug)]
+struct Patches {
+    /// `[channels, 1, 1]`
+    mean: Tensor,
+    /// `[channels, 1, 1]`
+    deviation: Tensor,
+}
+
+impl Patches {
+    fn new(channels: i64, epsilon: f64, builder: &mut Builder) -> Result<Self, Error> {
+        let mean = builder.kept("bn.running_mean", &[channels], Initial::Zeros)?;
+        let variance = builder.kept("bn.running_var", &[channels], Initial::Ones)?;
+        Ok(Self {
+            mean: mean.f_view([channels, 1, 1])?,
+            deviation: variance
+                .f_add_scalar(epsilon)?
+                .f_sqrt()?
+                .f_view([channels, 1, 1])?,
+        })
+    }
+
+    /// `[channels, 2 h, 2 w]` to `[4 channels, h, w]`: channel, row, column.
+    fn together(&self, latents: &Tensor) -> Result<Tensor, Error> {
+        let (channels, height, width) = latents.size3()?;
+        let (rows, columns) = (height / PATCH, width / PATCH);
+        Ok(latents
+            .f_reshape([channels, rows, PATCH, columns, PATCH])?
+            .f_permute([0, 2, 4, 1, 3])?
+            .f_reshape([channels * PATCH * PATCH, rows, columns])?
+            .f_sub(&self.mean)?
+            .f_div(&self.deviation)?)
+    }
+
+    /// The inverse.
+    fn apart(&self, latents: &Tensor) -> Result<Tensor, Error> {
+        let (channels, rows, columns) = latents.size3()?;
+        let channels = channels / (PATCH * PATCH);
+        Ok(latents
+            .f_mul(&self.deviation)?
+            .f_add(&self.mean)?
+            .f_reshape([channels, PATCH, PATCH, rows, columns])?
+            .f_permute([0, 3, 1, 4, 2])?
+            .f_reshape([channels, rows * PATCH, columns * PATCH])?)
     }
 }

@@ -42,12 +42,26 @@ impl Rotary {
     /// # Errors
     /// If shapes do not match or memory runs out.
     pub fn at(axes: &[(Tensor, i64)], theta: f64, device: Device) -> Result<Self, Error> {
+        let angles = Self::angles_at(axes, theta)?;
+        Self::of_angles(&angles.f_to_kind(Kind::Float)?, device)
+    }
+
+    /// The same with angles in double precision.
+    ///
+    /// # Errors
+    /// As [`Rotary::at`].
+    pub fn exactly_at(axes: &[(Tensor, i64)], theta: f64, device: Device) -> Result<Self, Error> {
+        Self::of_angles(&Self::angles_at(axes, theta)?, device)
+    }
+
+    /// `[1 or batch, tokens, 1, head width / 2]`
+    fn angles_at(axes: &[(Tensor, i64)], theta: f64) -> Result<Tensor, Error> {
         let angles = axes.iter().map(|(positions, width)| {
             let positions = positions.f_to_kind(Kind::Double)?;
             angles_of(&positions, *width, theta)
         });
         let angles = Tensor::f_cat(&angles.collect::<Result<Vec<_>, _>>()?, -1)?;
-        Self::of_angles(&angles.f_to_kind(Kind::Float)?.f_unsqueeze(2)?, device)
+        Ok(angles.f_unsqueeze(2)?)
     }
 
     fn of_angles(angles: &Tensor, device: Device) -> Result<Self, Error> {

@@ -104,7 +104,31 @@ impl Scheduler {
     /// # Errors
     /// If the file cannot be read, or asks for something that is not supported.
     pub fn read(path: &Path) -> Result<(Self, f64), Error> {
+        Self::of_config(&Object::read(path)?, &[])
+    }
+
+    /// The same for a model that knows how far to shift the levels for a picture: the shift is `None` if the config
+    /// leaves it to the model (`use_dynamic_shifting`).
+    ///
+    /// # Errors
+    /// As [`Scheduler::read`].
+    pub fn read_dynamic(path: &Path) -> Result<(Self, Option<f64>), Error> {
         let object = Object::read(path)?;
+        if !object.flag("use_dynamic_shifting", false)? {
+            let (solver, shift) = Self::of_config(&object, &[])?;
+            return Ok((solver, Some(shift)));
+        }
+        object.require(
+            "time_shift_type",
+            &json!("exponential"),
+            &json!("exponential"),
+        )?;
+        let (solver, _) = Self::of_config(&object, &["use_dynamic_shifting"])?;
+        Ok((solver, None))
+    }
+
+    /// What a config says, of which the keys `obeyed` may have any value.
+    fn of_config(object: &Object, obeyed: &[&str]) -> Result<(Self, f64), Error> {
         let class = object.text("_class_name")?.unwrap_or("none");
         let (solver, shift) = match class {
             "UniPCMultistepScheduler" => (Self::UniPc, "flow_shift"),
@@ -119,6 +143,9 @@ impl Scheduler {
         };
         let fixed = fixed(solver);
         for (key, supported, default) in &fixed {
+            if obeyed.contains(key) {
+                continue;
+            }
             object.require(key, supported, default)?;
         }
         let known = fixed.iter().map(|(key, ..)| *key);

@@ -5,23 +5,21 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::memory;
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
-use super::{ARCH, names};
+use super::{ARCH, memory};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::codec::MediaCodec;
-use crate::diffusion::parts::decoder::{self, ChatTokenizer, TextDecoder};
-use crate::diffusion::parts::kl::{self, KlAutoencoder, KlConfig};
+use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
+use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
+use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::{
     Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths, TEXT,
     TextEncoder, Tokenizer, Usage,
 };
-use crate::json::Object;
-use crate::language::{DecoderConfig, keys_without_effect};
+use crate::language::DecoderConfig;
 use crate::model::Builder;
-use crate::pretrained::warn_about_keys;
 
 /// The number of tokens of each text of a batch, `[batch]`.
 pub(super) const TEXT_TOKENS: &str = "text_tokens";
@@ -35,14 +33,11 @@ const SINGLE_FILE_SHIFT: f64 = 3.0;
 /// The scale and the shift of latents, where no config says them.
 const FACTORS: (f64, f64) = (0.3611, 0.1159);
 
-/// The parts that `model_index.json` names, with the classes that are supported; of the others any may be named.
-const PARTS: [(&str, &[&str]); 5] = [
-    ("transformer", &["ZImageTransformer2DModel"]),
-    ("vae", &["AutoencoderKL"]),
-    ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
-    // Its class is that of its config.
-    ("text_encoder", &[]),
-    ("tokenizer", &[]),
+/// The classes of a folder's parts.
+const CLASSES: [(&str, &str); 3] = [
+    ("transformer", "ZImageTransformer2DModel"),
+    ("vae", "AutoencoderKL"),
+    ("scheduler", "FlowMatchEulerDiscreteScheduler"),
 ];
 
 /// A model whose parts are loaded on demand.
@@ -52,17 +47,8 @@ pub struct ZImage {
     config: TransformerConfig,
     autoencoder: KlConfig,
     text: DecoderConfig,
-    parts: Parts,
+    parts: Places,
     shift: f64,
-}
-
-/// Where the parts are.
-#[derive(Debug, Clone)]
-struct Parts {
-    transformer: PathBuf,
-    vae: PathBuf,
-    text_encoder: PathBuf,
-    tokenizer: PathBuf,
 }
 
 impl ZImage {
@@ -72,41 +58,17 @@ impl ZImage {
     /// # Errors
     /// If a file is missing or damaged, or its content is not supported.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer_2 {
-            let reason = format!("is given as second transformer, but {} has one", ARCH.title);
-            return Err(Error::file(other, reason));
-        }
-        let (mut parts, shift) = match path.is_dir() {
-            true => Self::of_folder(path, parts)?,
-            false => (Parts::of_files(path, parts)?, SINGLE_FILE_SHIFT),
+        let parts = Places::find(&ARCH, path, parts, (&CLASSES, &[]))?;
+        let shift = match path.is_dir() {
+            true => Scheduler::read(&path.join("scheduler/scheduler_config.json"))?.1,
+            false => SINGLE_FILE_SHIFT,
         };
-        // Its config is beside it.
-        if parts.tokenizer.ends_with("tokenizer.json") {
-            parts.tokenizer.pop();
-        }
+        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let model = Self {
             path: path.to_owned(),
-            config: match config_of(&parts.transformer) {
-                Some(config) => TransformerConfig::read(&config)?,
-                None => {
-                    let file = PartFile::open(&names::TRANSFORMER, &parts.transformer)?;
-                    TransformerConfig::of_shapes(&file)?
-                }
-            },
-            autoencoder: match config_of(&parts.vae) {
-                Some(config) => KlConfig::read(&config)?,
-                None => KlConfig::of_shapes(&PartFile::open(&kl::NAMES, &parts.vae)?, FACTORS)?,
-            },
-            text: match config_of(&parts.text_encoder) {
-                Some(config) => {
-                    warn_about_keys(&config, &keys_without_effect(&config)?);
-                    DecoderConfig::read(&config)?
-                }
-                None => {
-                    let file = PartFile::open(&decoder::NAMES, &parts.text_encoder)?;
-                    DecoderConfig::of_shapes(&file)?
-                }
-            },
+            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            autoencoder: parts.autoencoder(FACTORS)?,
+            text: parts.text()?,
             parts,
             shift,
         };
@@ -114,30 +76,15 @@ impl ZImage {
         Ok(model)
     }
 
-    /// Where the parts of a folder are, and the shift of its scheduler.
-    fn of_folder(folder: &Path, parts: &PartPaths) -> Result<(Parts, f64), Error> {
-        check(&Object::read(&folder.join("model_index.json"))?)?;
-        let part = |given: &Option<PathBuf>, name: &str| {
-            given.clone().unwrap_or_else(|| folder.join(name))
-        };
-        let parts = Parts {
-            transformer: part(&parts.transformer, "transformer"),
-            vae: part(&parts.vae, "vae"),
-            text_encoder: part(&parts.text_encoder, "text_encoder"),
-            tokenizer: part(&parts.tokenizer, "tokenizer"),
-        };
-        let (_, shift) = Scheduler::read(&folder.join("scheduler/scheduler_config.json"))?;
-        Ok((parts, shift))
-    }
-
     /// Fails if the parts are those of different models.
     fn check_parts(&self) -> Result<(), Error> {
         let (config, vae, text) = (&self.config, &self.autoencoder, &self.text);
         let transformer = self.parts.transformer.display();
-        if vae.latent_channels != config.in_channels {
+        if vae.channels() != config.in_channels {
             let reason = format!(
                 "has latents of {} channels, and the transformer in `{transformer}` takes {}",
-                vae.latent_channels, config.in_channels
+                vae.channels(),
+                config.in_channels
             );
             return Err(Error::file(&self.parts.vae, reason));
         }
@@ -151,67 +98,6 @@ impl ZImage {
         }
         Ok(())
     }
-}
-
-impl Parts {
-    /// The transformer's file `path`, with the others as they are named.
-    fn of_files(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer {
-            let reason = format!(
-                "is a transformer, and so is `{}`: give only one of them",
-                other.display()
-            );
-            return Err(Error::file(path, reason));
-        }
-        let part = |given: &Option<PathBuf>, name: &str| {
-            given.clone().ok_or_else(|| {
-                let reason = format!(
-                    "is the transformer of {} alone: name its {name}, too",
-                    ARCH.title
-                );
-                Error::file(path, reason)
-            })
-        };
-        let a_file = "a single file or a folder";
-        let text_encoder = part(
-            &parts.text_encoder,
-            &format!("text encoder (`text_encoder`, {a_file})"),
-        )?;
-        let beside = text_encoder.join("tokenizer.json").is_file();
-        let tokenizer = match &parts.tokenizer {
-            None if beside => text_encoder.clone(),
-            given => part(
-                given,
-                "tokenizer (`tokenizer`, a folder with `tokenizer.json` and `tokenizer_config.json`)",
-            )?,
-        };
-        Ok(Self {
-            transformer: path.to_owned(),
-            vae: part(&parts.vae, &format!("autoencoder (`vae`, {a_file})"))?,
-            text_encoder,
-            tokenizer,
-        })
-    }
-}
-
-/// The config of a part that is a folder.
-fn config_of(part: &Path) -> Option<PathBuf> {
-    part.is_dir().then(|| part.join("config.json"))
-}
-
-/// Refuses parts of other classes in a `model_index.json`, and warns about keys without effect.
-fn check(index: &Object) -> Result<(), Error> {
-    for (part, supported) in PARTS {
-        let class = index.get(part).and_then(|part| part.get(1)?.as_str());
-        if let Some(class) =
-            class.filter(|class| !supported.is_empty() && !supported.contains(class))
-        {
-            let reason = format!("is {class:?}: supported is {}", supported.join(", "));
-            return Err(index.error(part, reason));
-        }
-    }
-    index.warn_about_unknown_keys(&PARTS.map(|(part, _)| part));
-    Ok(())
 }
 
 impl Diffusion for ZImage {
@@ -243,21 +129,11 @@ impl Diffusion for ZImage {
     }
 
     fn part(&self, part: Part) -> Option<PathBuf> {
-        let parts = &self.parts;
-        match part {
-            Part::Denoiser(Expert::High) => Some(parts.transformer.clone()),
-            Part::Autoencoder => Some(parts.vae.clone()),
-            Part::TextEncoder(0) => Some(parts.text_encoder.clone()),
-            Part::Denoiser(Expert::Low) | Part::TextEncoder(_) => None,
-        }
+        self.parts.part(part)
     }
 
     fn names(&self, part: Part) -> PartNames {
-        match part {
-            Part::Denoiser(_) => names::TRANSFORMER,
-            Part::Autoencoder => kl::NAMES,
-            Part::TextEncoder(_) => decoder::NAMES,
-        }
+        Places::names(&ARCH, part)
     }
 
     fn denoiser(

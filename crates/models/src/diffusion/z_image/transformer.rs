@@ -26,11 +26,11 @@ use super::model::TEXT_TOKENS;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::parts::time::TimeEmbedding;
 use crate::diffusion::{Conditions, Denoiser, TEXT};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
-use crate::weight::Weight;
 
 /// Latents per token, in each direction.
 pub(super) const PATCH: i64 = 2;
@@ -38,11 +38,8 @@ pub(super) const PATCH: i64 = 2;
 /// Picture and text are filled up to a multiple of so many tokens.
 pub(super) const SEQUENCE_STEP: i64 = 32;
 
-/// Number of sines and cosines of the time.
-const SINES: i64 = 256;
-
-/// Width between the two layers of the time's embedder.
-const TIME_INNER: i64 = 1024;
+/// Number of sines and cosines of the time, and the width between the two layers of its embedder.
+const TIME: [i64; 2] = [256, 1024];
 
 /// Added to the variance of the last norm.
 const LAST_NORM_EPSILON: f64 = 1e-6;
@@ -52,7 +49,7 @@ const LAST_NORM_EPSILON: f64 = 1e-6;
 pub struct Transformer {
     config: TransformerConfig,
     patches: Linear,
-    time: [Linear; 2],
+    time: TimeEmbedding,
     text_norm: RmsNorm,
     text: Linear,
     /// `[1, width]`: what picture and text are filled up with.
@@ -79,20 +76,9 @@ impl Transformer {
         let (width, modulation) = (config.dim, config.modulation());
         let initial = Initial::Normal(0.02);
         let last = |part: &str| format!("all_final_layer.{PATCH}-1.{part}");
-        let mut time = |part: &str, inputs: i64, outputs: i64| -> Result<Linear, Error> {
-            let name = format!("t_embedder.mlp.{part}");
-            let weight = builder.kept(&format!("{name}.weight"), &[outputs, inputs], initial)?;
-            Ok(Linear {
-                weight: Weight::Dense(weight),
-                bias: Some(builder.kept(&format!("{name}.bias"), &[outputs], Initial::Zeros)?),
-                compute: Kind::Float,
-                adapter: None,
-            })
-        };
-        let time = [
-            time("0", SINES, TIME_INNER)?,
-            time("2", TIME_INNER, modulation)?,
-        ];
+        let names = ["t_embedder.mlp.0", "t_embedder.mlp.2"];
+        let [sines, inner] = TIME;
+        let time = TimeEmbedding::new(names, [sines, inner, modulation], true, builder)?;
         let patches = format!("all_x_embedder.{PATCH}-1");
         let blocks = |name: &'static str, count: i64, is_modulated: bool, builder: &mut Builder| {
             let count = usize::try_from(count).unwrap_or(0);
@@ -210,15 +196,7 @@ impl Transformer {
     fn embedded(&self, levels: &Tensor) -> Result<Tensor, Error> {
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let times = levels.f_neg()?.f_add_scalar(1.0)?;
-        let times = times.f_mul_scalar(self.config.t_scale)?;
-        let half = SINES / 2;
-        let exponents = Tensor::f_arange(half, (Kind::Float, self.device))?
-            .f_mul_scalar(-10_000f64.ln())?
-            .f_div_scalar(half as f64)?;
-        let angles = times.f_unsqueeze(1)?.f_mul(&exponents.f_exp()?)?;
-        let sines = Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], 1)?;
-        let inner = self.time[0].forward(&sines, false)?.f_silu()?;
-        self.time[1].forward(&inner, false)
+        self.time.forward(&times.f_mul_scalar(self.config.t_scale)?)
     }
 
     /// `[batch, rows, width]`, with the filler in place of all rows that do not count.

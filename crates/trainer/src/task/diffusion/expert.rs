@@ -361,13 +361,10 @@ fn attachment(
     let mut lora: LoraConfig = adapter.lora()?;
     let all = ModuleNames::Pattern("all-linear".into());
     if adapter.target_modules == all {
-        lora.target_modules = Modules::Suffixes(
-            arch.lora
-                .targets
-                .iter()
-                .map(|name| (*name).to_owned())
-                .collect(),
-        );
+        lora.target_modules = match arch.lora.targets {
+            [pattern] => Modules::from_text(pattern).map_err(Error::Data)?,
+            names => Modules::Suffixes(names.iter().map(|name| (*name).to_owned()).collect()),
+        };
     }
     Ok(Attachment::fresh(&lora)?)
 }

@@ -52,7 +52,7 @@ pub(super) fn form(
                 layers.len()
             )))
         }
-        Some(LoraFormat::Kohya) if !arch.denoiser.stacked.is_empty() => Err(Error::Data(format!(
+        Some(LoraFormat::Kohya) if arch.split_layer().is_some() => Err(Error::Data(format!(
             "`adapter.format: kohya` is not written for {}: programs that have some of its layers as one would leave \
              those out. Use `comfy`, or drop the key",
             arch.title

@@ -24,8 +24,12 @@ fn rename(name: &str, all: &[String]) -> Option<String> {
     let name = plain(name);
     let parts: Vec<&str> = name.split('.').collect();
     let (half, rest) = match parts.as_slice() {
+        ["encoder", "quant_conv", part] => return Some(format!("quant_conv.{part}")),
+        ["decoder", "post_quant_conv", part] => return Some(format!("post_quant_conv.{part}")),
         [half @ ("encoder" | "decoder"), rest @ ..] => (*half, rest),
-        ["quant_conv" | "post_quant_conv", _] => return Some(name),
+        ["quant_conv" | "post_quant_conv", _] | ["bn", "running_mean" | "running_var"] => {
+            return Some(name);
+        }
         _ => return None,
     };
     let renamed = match rest {

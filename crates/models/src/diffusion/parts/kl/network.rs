@@ -23,7 +23,7 @@ pub(super) struct Encoder {
 
 impl Encoder {
     pub(super) fn new(config: &KlConfig, builder: &mut Builder) -> Result<Self, Error> {
-        let (first, last) = config.ends();
+        let (first, last) = ends(&config.block_out_channels);
         let widths = config.block_out_channels.iter();
         let blocks = (config.layers_per_block, "downsamplers");
         Ok(Self {
@@ -64,8 +64,8 @@ pub(super) struct Decoder {
 
 impl Decoder {
     pub(super) fn new(config: &KlConfig, builder: &mut Builder) -> Result<Self, Error> {
-        let (first, last) = config.ends();
-        let widths = config.block_out_channels.iter().rev();
+        let (first, last) = ends(&config.decoder_block_out_channels);
+        let widths = config.decoder_block_out_channels.iter().rev();
         let blocks = (config.layers_per_block + 1, "upsamplers");
         let name = "decoder.conv_in";
         Ok(Self {
@@ -88,6 +88,12 @@ impl Decoder {
         }
         self.output.forward(&stream)
     }
+}
+
+/// Channels of the first and the last stage.
+fn ends(widths: &[i64]) -> (i64, i64) {
+    let end = |width: Option<&i64>| width.copied().unwrap_or(0);
+    (end(widths.first()), end(widths.last()))
 }
 
 /// The stages of the list `name`, of these widths, each with `count` blocks; all but the last have a convolution in

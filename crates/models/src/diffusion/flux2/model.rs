@@ -1,0 +1,254 @@
+//! A complete model: a diffusers folder, or single files as used by ComfyUI.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tch::Device;
+
+use super::transformer::{Transformer, TransformerConfig};
+use super::{ARCH, memory};
+use crate::Error;
+use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::parts::codec::MediaCodec;
+use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
+use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
+use crate::diffusion::parts::places::Places;
+use crate::diffusion::parts::schedule::Scheduler;
+use crate::diffusion::{
+    Arch, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths, TextEncoder,
+    Tokenizer, Usage,
+};
+use crate::json::Object;
+use crate::language::DecoderConfig;
+use crate::model::Builder;
+
+/// Tokens of a text, which is cut or filled up to as many.
+pub(super) const TEXT_TOKENS: usize = 512;
+
+/// The states of the language model that the transformer sees, side by side.
+const STATES: [usize; 3] = [9, 18, 27];
+
+/// Width and height if the user says nothing, and steps for which the default of the shift is given.
+const SIZE: i64 = 1024;
+const STEPS: usize = 50;
+
+/// The classes of a folder's parts.
+const CLASSES: [(&str, &str); 3] = [
+    ("transformer", "Flux2Transformer2DModel"),
+    ("vae", "AutoencoderKLFlux2"),
+    ("scheduler", "FlowMatchEulerDiscreteScheduler"),
+];
+
+/// The key of `model_index.json` that says whether the model is distilled.
+const IS_DISTILLED: &str = "is_distilled";
+
+/// A model whose parts are loaded on demand.
+#[derive(Debug, Clone)]
+pub struct Flux2 {
+    path: PathBuf,
+    config: TransformerConfig,
+    autoencoder: KlConfig,
+    text: DecoderConfig,
+    parts: Places,
+    /// `None` if it follows from the size of a picture and the number of steps.
+    shift: Option<f64>,
+    is_distilled: bool,
+}
+
+impl Flux2 {
+    /// Reads the configs of the diffusers folder at `path`, or the shapes of single files: `path` is then the
+    /// transformer, and `parts` names the others.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, or its content is not supported.
+    pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
+        let parts = Places::find(&ARCH, path, parts, (&CLASSES, &[IS_DISTILLED]))?;
+        let (shift, is_distilled) = match &parts.index {
+            Some(index) => {
+                let scheduler = path.join("scheduler/scheduler_config.json");
+                let (_, shift) = Scheduler::read_dynamic(&scheduler)?;
+                (shift, index.flag(IS_DISTILLED, false)?)
+            }
+            None => (None, false),
+        };
+        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
+        let model = Self {
+            path: path.to_owned(),
+            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            autoencoder: parts.autoencoder((1.0, 0.0))?,
+            text: parts.text()?,
+            parts,
+            shift,
+            is_distilled,
+        };
+        model.check_parts()?;
+        Ok(model)
+    }
+
+    /// Fails if the parts are those of different models.
+    fn check_parts(&self) -> Result<(), Error> {
+        let (config, vae, text) = (&self.config, &self.autoencoder, &self.text);
+        let transformer = self.parts.transformer.display();
+        if vae.batch_norm_eps.is_none() || vae.channels() != config.in_channels {
+            let reason = format!(
+                "has latents of {} channels{}, and the transformer in `{transformer}` takes the {} of 2 × 2 normalised \
+                 latents",
+                vae.channels(),
+                match vae.batch_norm_eps {
+                    Some(_) => "",
+                    None => " without a norm (`bn`)",
+                },
+                config.in_channels
+            );
+            return Err(Error::file(&self.parts.vae, reason));
+        }
+        let [.., last] = STATES;
+        let width = text.hidden_size * STATES.len() as i64;
+        if width != config.joint_attention_dim || text.num_hidden_layers <= last as i64 {
+            let reason = format!(
+                "has {} layers of width {}, and the transformer in `{transformer}` takes the states {STATES:?} side by side, \
+                 of a width of {} together",
+                text.num_hidden_layers, text.hidden_size, config.joint_attention_dim
+            );
+            return Err(Error::file(&self.parts.text_encoder, reason));
+        }
+        if text.local.is_some() {
+            let reason =
+                "has layers with a window, in which the filled up end of a text would see nothing";
+            return Err(Error::file(&self.parts.text_encoder, reason));
+        }
+        Ok(())
+    }
+
+    fn chat_tokenizer(&self) -> Result<ChatTokenizer, Error> {
+        // For this template it means that empty thoughts follow the prompt.
+        let arguments = [("enable_thinking".to_owned(), json!(false))];
+        ChatTokenizer::open(
+            &self.parts.tokenizer,
+            &self.text,
+            arguments.into_iter().collect(),
+            TEXT_TOKENS,
+        )
+    }
+
+    /// The token that fills up texts, at their end.
+    fn filler(&self) -> Result<u32, Error> {
+        let config = self.parts.tokenizer.join("tokenizer_config.json");
+        if config.is_file() {
+            let side = json!("right");
+            Object::read(&config)?.require("padding_side", &side, &side)?;
+        }
+        self.chat_tokenizer()?.padding().ok_or_else(|| {
+            let reason =
+                "`pad_token` is missing or not in the vocabulary: texts are filled up with it";
+            Error::file(&config, reason)
+        })
+    }
+}
+
+/// How far the maker shifts the levels of a run of `steps` steps for a picture of `tokens` tokens:
+/// `compute_empirical_mu` of diffusers, to whose exponential the levels are shifted.
+pub(super) fn empirical_shift(tokens: i64, steps: usize) -> f64 {
+    let tokens = tokens as f64;
+    let at_200_steps = 0.000_169_27 * tokens + 0.456_666_66;
+    let mu = match tokens > 4300.0 {
+        true => at_200_steps,
+        false => {
+            let at_10_steps = 8.738_095_24e-5 * tokens + 1.898_333_33;
+            let slope = (at_200_steps - at_10_steps) / 190.0;
+            slope * steps as f64 + (at_200_steps - 200.0 * slope)
+        }
+    };
+    mu.exp()
+}
+
+impl Diffusion for Flux2 {
+    fn arch(&self) -> &'static Arch {
+        &ARCH
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            channels: self.config.in_channels,
+            pixels: self.autoencoder.pixels_per_latent(),
+            patch: 1,
+            frames: None,
+            fps: 1,
+        }
+    }
+
+    fn defaults(&self) -> Result<Defaults, Error> {
+        let side = SIZE / self.geometry().step();
+        Ok(Defaults {
+            size: (SIZE, SIZE),
+            frames: 1,
+            scheduler: Scheduler::EvenEuler,
+            shift: self.shift(side * side, STEPS)?,
+        })
+    }
+
+    fn shift(&self, tokens: i64, steps: usize) -> Result<f64, Error> {
+        Ok(self.shift.unwrap_or_else(|| empirical_shift(tokens, steps)))
+    }
+
+    fn is_distilled(&self) -> bool {
+        self.is_distilled
+    }
+
+    fn part(&self, part: Part) -> Option<PathBuf> {
+        self.parts.part(part)
+    }
+
+    fn names(&self, part: Part) -> PartNames {
+        Places::names(&ARCH, part)
+    }
+
+    fn denoiser(
+        &self,
+        _: Expert,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn Denoiser>, Error> {
+        Ok(Box::new(Transformer::new(&self.config, device, builder)?))
+    }
+
+    fn autoencoder(
+        &self,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn MediaCodec>, Error> {
+        let codec = KlAutoencoder::new(&self.autoencoder, device, builder)?;
+        Ok(Box::new(codec))
+    }
+
+    fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
+        Ok(Box::new(self.chat_tokenizer()?))
+    }
+
+    fn text_encoder(
+        &self,
+        _: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Box<dyn TextEncoder>, Error> {
+        let filler = self.filler()?;
+        let encoder = TextDecoder::new(&self.text, &STATES, TEXT_TOKENS, device, builder)?;
+        Ok(Box::new(encoder.filled(filler)))
+    }
+
+    fn text_width(&self) -> Result<i64, Error> {
+        Ok(self.config.joint_attention_dim)
+    }
+
+    fn stays_fp32(&self, name: &str) -> bool {
+        name.starts_with("time_guidance_embed.")
+    }
+
+    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
+        Ok(memory::kept(usage, &self.config))
+    }
+}

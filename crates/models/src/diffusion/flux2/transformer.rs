@@ -1,0 +1,229 @@
+//! The transformer of FLUX.2 [klein]: noisy latents, a time and a text to a velocity.
+//!
+//! ```text
+//! latents ─▶ linear ─┐
+//!                    ├─▶ [text, picture] ─▶ double blocks ─▶ single blocks ─▶ norm of the picture ─▶ linear ─▶ velocity
+//! text ────▶ linear ─┘
+//! time ────▶ sines ─▶ linear ─▶ shifts, scales and gates: one set for each kind of block and stream, and the last norm's
+//! ```
+//!
+//! A latent is a token. A text has as many tokens as there can be, of which all are seen.
+
+mod config;
+mod layers;
+
+use tch::{Device, Kind, Tensor};
+
+pub use config::TransformerConfig;
+
+use self::layers::{Double, Shared, Single, modulated};
+use crate::Error;
+use crate::diffusion::objective::TRAIN_STEPS;
+use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::parts::time::TimeEmbedding;
+use crate::diffusion::{Conditions, Denoiser, TEXT};
+use crate::model::layers::Linear;
+use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
+use crate::tensor::to_kind;
+
+/// Vectors by which a block modulates a stream: shift, scale and gate for each of its parts.
+const DOUBLE_VECTORS: i64 = 6;
+const SINGLE_VECTORS: i64 = 3;
+
+/// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
+#[derive(Debug)]
+pub struct Transformer {
+    config: TransformerConfig,
+    time: TimeEmbedding,
+    /// Of the picture and of the text in the double blocks.
+    double_modulation: [Linear; 2],
+    single_modulation: Linear,
+    picture: Linear,
+    text: Linear,
+    double: Blocks<Double>,
+    single: Blocks<Single>,
+    last_modulation: Linear,
+    output: Linear,
+    device: Device,
+}
+
+impl Transformer {
+    /// Builds the model on `device`.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    pub fn new(
+        config: &TransformerConfig,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let width = config.width();
+        let initial = Initial::Normal(0.02);
+        let names = ["linear_1", "linear_2"]
+            .map(|part| format!("time_guidance_embed.timestep_embedder.{part}"));
+        let widths = [config.timestep_guidance_channels, width, width];
+        let time = TimeEmbedding::new([&names[0], &names[1]], widths, false, builder)?;
+        let mut linear = |name: &str, inputs: i64, outputs: i64| {
+            builder.linear(name, (inputs, outputs), false, initial)
+        };
+        let both = DOUBLE_VECTORS * width;
+        let double_modulation = [
+            linear("double_stream_modulation_img.linear", width, both)?,
+            linear("double_stream_modulation_txt.linear", width, both)?,
+        ];
+        let single = SINGLE_VECTORS * width;
+        let single_modulation = linear("single_stream_modulation.linear", width, single)?;
+        let picture = linear("x_embedder", config.in_channels, width)?;
+        let text = linear("context_embedder", config.joint_attention_dim, width)?;
+        let count = |count: i64| usize::try_from(count).unwrap_or(0);
+        let name = "transformer_blocks";
+        let blocks = (name, count(config.num_layers));
+        let double = Blocks::new(blocks, device, builder, |index, builder| {
+            Double::new(config, &format!("{name}.{index}"), builder)
+        })?;
+        let name = "single_transformer_blocks";
+        let blocks = (name, count(config.num_single_layers));
+        let single = Blocks::new(blocks, device, builder, |index, builder| {
+            Single::new(config, &format!("{name}.{index}"), builder)
+        })?;
+        let model = Self {
+            time,
+            double_modulation,
+            single_modulation,
+            picture,
+            text,
+            double,
+            single,
+            last_modulation: builder.linear(
+                "norm_out.linear",
+                (width, 2 * width),
+                false,
+                initial,
+            )?,
+            output: builder.linear(
+                "proj_out",
+                (width, config.in_channels),
+                false,
+                Initial::Zeros,
+            )?,
+            config: config.clone(),
+            device,
+        };
+        builder.finish_blocks()?;
+        Ok(model)
+    }
+
+    /// The velocity for noisy `latents` `[batch, channels, 1, height, width]` at noise levels `[batch]` from 0 to 1, and
+    /// texts `[batch, rows, width]`: the same shape as the latents in fp32.
+    ///
+    /// # Errors
+    /// If shapes do not match, or memory runs out.
+    pub fn velocity(
+        &self,
+        latents: &Tensor,
+        levels: &Tensor,
+        text: &Tensor,
+        pass: Pass,
+    ) -> Result<Tensor, Error> {
+        let dropout = pass != Pass::Evaluate;
+        let (batch, channels, frames, rows, columns) = latents.size5()?;
+        let (texts, words, text_width) = text.size3()?;
+        let config = &self.config;
+        if channels != config.in_channels || frames != 1 || rows < 1 || columns < 1 {
+            return Err(Error::Invalid(format!(
+                "latents of {channels} channels and {frames} × {rows} × {columns}: this model takes {} channels and one \
+                 frame",
+                config.in_channels
+            )));
+        }
+        if texts != batch || words < 1 || text_width != config.joint_attention_dim {
+            return Err(Error::Invalid(format!(
+                "texts of shape [{texts}, {words}, {text_width}] for {batch} pictures: this model takes one of width {} \
+                 for each",
+                config.joint_attention_dim
+            )));
+        }
+        let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
+        let time = self
+            .time
+            .forward(&levels.f_mul_scalar(TRAIN_STEPS)?)?
+            .f_silu()?;
+        let vectors = |linear: &Linear| -> Result<Tensor, Error> {
+            to_kind(&linear.forward(&time, dropout)?, Kind::Float)
+        };
+        let shared = Shared {
+            rotary: self.rotary(words, (rows, columns))?,
+            words,
+        };
+        let tokens = rows * columns;
+        let patches = latents
+            .f_reshape([batch, channels, tokens])?
+            .f_transpose(1, 2)?;
+        let picture = self.picture.forward(&patches, dropout)?;
+        let text = self.text.forward(text, dropout)?;
+        let stream = Tensor::f_cat(&[text, picture], 1)?;
+        let [of_picture, of_text] = &self.double_modulation;
+        let others = [vectors(of_picture)?, vectors(of_text)?];
+        let stream = self.double.forward(stream, &others, &shared, pass)?;
+        let others = [vectors(&self.single_modulation)?];
+        let stream = self.single.forward(stream, &others, &shared, pass)?;
+        let picture = stream.f_narrow(1, words, tokens)?;
+        let last = vectors(&self.last_modulation)?.f_unsqueeze(1)?;
+        let [scale, shift] =
+            [0, 1].map(|half| last.f_narrow(2, half * config.width(), config.width()));
+        let normed = modulated(&picture, (&shift?, &scale?), config.eps)?;
+        let made = to_kind(&self.output.forward(&normed, dropout)?, Kind::Float)?;
+        Ok(made
+            .f_transpose(1, 2)?
+            .f_reshape([batch, channels, 1, rows, columns])?)
+    }
+
+    /// Rotations of `words` tokens of the text, followed by `rows` × `columns` of the picture.
+    fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
+        let options = (Kind::Double, Device::Cpu);
+        let none = |count: i64| Tensor::f_zeros([1, count], options);
+        let place = |positions: Tensor| {
+            positions
+                .f_expand([rows, columns], false)?
+                .f_reshape([1, -1])
+        };
+        let row = place(Tensor::f_arange(rows, options)?.f_unsqueeze(1)?)?;
+        let column = place(Tensor::f_arange(columns, options)?.f_unsqueeze(0)?)?;
+        let word = Tensor::f_arange(words, options)?.f_unsqueeze(0)?;
+        let axes = [
+            none(words + rows * columns)?,
+            Tensor::f_cat(&[none(words)?, row], 1)?,
+            Tensor::f_cat(&[none(words)?, column], 1)?,
+            Tensor::f_cat(&[word, none(rows * columns)?], 1)?,
+        ];
+        let axes: Vec<_> = axes.into_iter().zip(self.config.axes_dims_rope).collect();
+        Rotary::exactly_at(&axes, self.config.rope_theta, self.device)
+    }
+}
+
+impl Denoiser for Transformer {
+    fn predict(
+        &self,
+        noisy: &Tensor,
+        times: &Tensor,
+        conditions: &Conditions,
+        pass: Pass,
+    ) -> Result<Tensor, Error> {
+        let levels = times.f_div_scalar(TRAIN_STEPS)?;
+        self.velocity(noisy, &levels, conditions.get(TEXT)?, pass)
+    }
+
+    fn lists(&self) -> Vec<&dyn BlockList> {
+        vec![&self.double, &self.single]
+    }
+
+    fn description(&self) -> String {
+        let config = &self.config;
+        format!(
+            "{} double and {} single blocks of width {}",
+            config.num_layers,
+            config.num_single_layers,
+            config.width()
+        )
+    }
+}

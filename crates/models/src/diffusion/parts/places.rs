@@ -1,0 +1,190 @@
+//! Where the parts of a model are that makes pictures of texts with one transformer, one KL autoencoder and one language
+//! model: in a diffusers folder, or in single files as used by ComfyUI.
+
+use std::path::{Path, PathBuf};
+
+use super::decoder;
+use super::kl::{self, KlConfig};
+use crate::Error;
+use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::{Arch, Expert, Part, PartPaths};
+use crate::json::Object;
+use crate::language::{DecoderConfig, keys_without_effect};
+use crate::pretrained::warn_about_keys;
+
+/// The parts that `model_index.json` names beside those whose class is that of their config.
+const OF_ANY_CLASS: [&str; 2] = ["text_encoder", "tokenizer"];
+
+/// Where the parts are: each a folder or a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub(crate) transformer: PathBuf,
+    pub(crate) vae: PathBuf,
+    pub(crate) text_encoder: PathBuf,
+    /// A folder.
+    pub(crate) tokenizer: PathBuf,
+    /// `model_index.json` of a diffusers folder.
+    pub(crate) index: Option<Object>,
+}
+
+impl Places {
+    /// The parts of the diffusers folder at `path`, or the transformer's file `path`, with those that `parts` names.
+    /// `classes` are the classes of the folder's parts that are supported, `keys` other keys of its index that are read.
+    ///
+    /// # Errors
+    /// If a part is missing or of another class.
+    pub(crate) fn find(
+        arch: &Arch,
+        path: &Path,
+        parts: &PartPaths,
+        (classes, keys): (&[(&str, &str)], &[&str]),
+    ) -> Result<Self, Error> {
+        if let Some(other) = &parts.transformer_2 {
+            let reason = format!("is given as second transformer, but {} has one", arch.title);
+            return Err(Error::file(other, reason));
+        }
+        let mut places = match path.is_dir() {
+            true => {
+                let index = Object::read(&path.join("model_index.json"))?;
+                check(&index, classes, keys)?;
+                Self::of_folder(path, parts, index)
+            }
+            false => Self::of_files(arch, path, parts)?,
+        };
+        // Its config is beside it.
+        if places.tokenizer.ends_with("tokenizer.json") {
+            places.tokenizer.pop();
+        }
+        Ok(places)
+    }
+
+    fn of_folder(folder: &Path, parts: &PartPaths, index: Object) -> Self {
+        let part = |given: &Option<PathBuf>, name: &str| {
+            given.clone().unwrap_or_else(|| folder.join(name))
+        };
+        Self {
+            transformer: part(&parts.transformer, "transformer"),
+            vae: part(&parts.vae, "vae"),
+            text_encoder: part(&parts.text_encoder, "text_encoder"),
+            tokenizer: part(&parts.tokenizer, "tokenizer"),
+            index: Some(index),
+        }
+    }
+
+    /// The transformer's file `path`, with the others as they are named.
+    fn of_files(arch: &Arch, path: &Path, parts: &PartPaths) -> Result<Self, Error> {
+        if let Some(other) = &parts.transformer {
+            let reason = format!(
+                "is a transformer, and so is `{}`: give only one of them",
+                other.display()
+            );
+            return Err(Error::file(path, reason));
+        }
+        let part = |given: &Option<PathBuf>, name: &str| {
+            given.clone().ok_or_else(|| {
+                let reason = format!(
+                    "is the transformer of {} alone: name its {name}, too",
+                    arch.title
+                );
+                Error::file(path, reason)
+            })
+        };
+        let a_file = "a single file or a folder";
+        let text_encoder = part(
+            &parts.text_encoder,
+            &format!("text encoder (`text_encoder`, {a_file})"),
+        )?;
+        let beside = text_encoder.join("tokenizer.json").is_file();
+        let tokenizer = match &parts.tokenizer {
+            None if beside => text_encoder.clone(),
+            given => part(
+                given,
+                "tokenizer (`tokenizer`, a folder with `tokenizer.json` and `tokenizer_config.json`)",
+            )?,
+        };
+        Ok(Self {
+            transformer: path.to_owned(),
+            vae: part(&parts.vae, &format!("autoencoder (`vae`, {a_file})"))?,
+            text_encoder,
+            tokenizer,
+            index: None,
+        })
+    }
+
+    /// Where a part is; `None` if such a model has none.
+    pub(crate) fn part(&self, part: Part) -> Option<PathBuf> {
+        match part {
+            Part::Denoiser(Expert::High) => Some(self.transformer.clone()),
+            Part::Autoencoder => Some(self.vae.clone()),
+            Part::TextEncoder(0) => Some(self.text_encoder.clone()),
+            Part::Denoiser(Expert::Low) | Part::TextEncoder(_) => None,
+        }
+    }
+
+    /// The names of a part's weights.
+    pub(crate) fn names(arch: &Arch, part: Part) -> PartNames {
+        match part {
+            Part::Denoiser(_) => arch.denoiser,
+            Part::Autoencoder => kl::NAMES,
+            Part::TextEncoder(_) => decoder::NAMES,
+        }
+    }
+
+    /// The transformer's config, as one function reads it or as another infers it from shapes.
+    pub(crate) fn transformer<C>(
+        &self,
+        arch: &Arch,
+        read: fn(&Path) -> Result<C, Error>,
+        of_shapes: fn(&PartFile) -> Result<C, Error>,
+    ) -> Result<C, Error> {
+        match config_of(&self.transformer) {
+            Some(config) => read(&config),
+            None => of_shapes(&PartFile::open(&arch.denoiser, &self.transformer)?),
+        }
+    }
+
+    /// The autoencoder's config; a single file does not have the two `factors` of latents.
+    pub(crate) fn autoencoder(&self, factors: (f64, f64)) -> Result<KlConfig, Error> {
+        match config_of(&self.vae) {
+            Some(config) => KlConfig::read(&config),
+            None => KlConfig::of_shapes(&PartFile::open(&kl::NAMES, &self.vae)?, factors),
+        }
+    }
+
+    /// The language model's config.
+    pub(crate) fn text(&self) -> Result<DecoderConfig, Error> {
+        match config_of(&self.text_encoder) {
+            Some(config) => {
+                warn_about_keys(&config, &keys_without_effect(&config)?);
+                DecoderConfig::read(&config)
+            }
+            None => {
+                let file = PartFile::open(&decoder::NAMES, &self.text_encoder)?;
+                DecoderConfig::of_shapes(&file)
+            }
+        }
+    }
+}
+
+/// The config of a part that is a folder.
+fn config_of(part: &Path) -> Option<PathBuf> {
+    part.is_dir().then(|| part.join("config.json"))
+}
+
+/// Refuses parts of other classes in a `model_index.json`, and warns about keys without effect.
+fn check(index: &Object, classes: &[(&str, &str)], keys: &[&str]) -> Result<(), Error> {
+    for (part, supported) in classes {
+        let class = index.get(part).and_then(|part| part.get(1)?.as_str());
+        if let Some(class) = class.filter(|class| class != supported) {
+            let reason = format!("is {class:?}: supported is {supported}");
+            return Err(index.error(part, reason));
+        }
+    }
+    let parts = classes.iter().map(|(part, _)| *part);
+    let known: Vec<_> = parts
+        .chain(OF_ANY_CLASS)
+        .chain(keys.iter().copied())
+        .collect();
+    index.warn_about_unknown_keys(&known);
+    Ok(())
+}

@@ -1,0 +1,485 @@
+//! What the tests of models share: the tiny random model of `tests/reference/golden` that is named like the kind of model,
+//! held against what the libraries that its script calls made of it.
+
+use std::path::PathBuf;
+
+use placement::swap::SwapOptions;
+use placement::{Placer, Policy};
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+
+use super::files::{PartFile, PartNames};
+use super::parts::codec::MediaCodec;
+use super::parts::kl::{self, KlAutoencoder, KlConfig};
+use super::parts::tiles::Tiling;
+use super::sampling::{Experts, Guided, Sampling, sample};
+use super::{
+    Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
+    load_denoiser, load_text_encoder,
+};
+use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
+use crate::model::{Base, Builder, FileWeights, Load, Pass, Streaming};
+use crate::quant::Quantization;
+use crate::{Error, Parameters};
+
+/// The tests of a kind of model.
+pub(super) struct Reference(pub(super) &'static Arch);
+
+/// How a denoiser is held.
+pub(super) struct How {
+    pub(super) base: Base,
+    pub(super) streaming: Option<Streaming>,
+    pub(super) quantization: Option<Quantization>,
+}
+
+pub(super) const FROZEN: How = How {
+    base: Base::Frozen(Kind::Float),
+    streaming: None,
+    quantization: None,
+};
+
+/// What a denoiser is given, and the velocity that is expected.
+pub(super) struct Case {
+    pub(super) latents: Tensor,
+    pub(super) times: Tensor,
+    pub(super) conditions: Conditions,
+    pub(super) made: Tensor,
+}
+
+pub(super) fn placer() -> Placer {
+    Placer::new(Device::Cpu, Policy::default()).unwrap()
+}
+
+pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
+    assert_eq!(ours.size(), theirs.size());
+    f64::try_from((ours - theirs).abs().max()).unwrap()
+}
+
+impl Reference {
+    pub(super) fn golden(&self, name: &str) -> PathBuf {
+        crate::golden::golden(self.0.name).join(name)
+    }
+
+    pub(super) fn model(&self) -> Box<dyn Diffusion> {
+        (self.0.open)(&self.golden("model"), &PartPaths::default()).unwrap()
+    }
+
+    /// What the reference was given, and what it made of it.
+    pub(super) fn expected(&self, name: &str) -> Tensor {
+        let file = SafetensorsFile::open(&self.golden("expected.safetensors")).unwrap();
+        file.read(name, Kind::Float).unwrap()
+    }
+
+    pub(super) fn json(&self, name: &str) -> Vec<Value> {
+        serde_json::from_str(&std::fs::read_to_string(self.golden(name)).unwrap()).unwrap()
+    }
+
+    /// The weights of a part under diffusers' names.
+    pub(super) fn denoiser_file(&self) -> PartFile {
+        self.model().weights(Part::Denoiser(Expert::High)).unwrap()
+    }
+
+    /// Prompts are cut into the same tokens, of which 512 are read, and their states are within 1e-4 of the expected
+    /// ones, which are every `step`-th.
+    pub(super) fn prompts_are_cut_and_encoded_as_by_the_pipeline(&self, step: i64) {
+        let model = self.model();
+        let tokenizer = model.tokenizer().unwrap();
+        let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
+        let mut truncated = 0;
+        for (number, prompt) in self.json("prompts.json").iter().enumerate() {
+            let text = prompt["text"].as_str().unwrap();
+            let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
+            let ours = tokenizer.tokens(text).unwrap().remove(0);
+            let read = theirs.len().min(512);
+            assert_eq!(ours, theirs[..read], "{text:?}");
+            assert_eq!(tokenizer.length(text).unwrap(), (theirs.len(), 512));
+            truncated += usize::from(read < theirs.len());
+            let rows = encoder.encode(&ours).unwrap();
+            let rows = rows.get(TEXT).unwrap().slice(0, None, None, step);
+            let apart = difference(&rows, &self.expected(&format!("text.{number}")));
+            assert!(apart <= 1e-4, "{text:?}: {apart}");
+        }
+        assert_eq!(truncated, 1);
+        for tokens in [vec![], vec![1; 513], vec![290]] {
+            let error = encoder.encode(&tokens).unwrap_err().to_string();
+            assert!(
+                error.contains("from 1 to 512 are encoded, of 290"),
+                "{error}"
+            );
+        }
+    }
+
+    /// Latents and pictures of the autoencoders in these folders, whole and in tiles, are within 1e-5 of the deviation
+    /// of the expected ones.
+    pub(super) fn pictures_and_latents_are_those_of_diffusers(&self, all: &[(&str, &str)]) {
+        for (name, folder) in all {
+            let folder = self.golden(folder);
+            let config = KlConfig::read(&folder.join("config.json")).unwrap();
+            let file = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
+            let codec = Load::whole(Kind::Float)
+                .frozen(&file, &mut placer(), |device, builder| {
+                    let codec: Box<dyn MediaCodec> =
+                        Box::new(KlAutoencoder::new(&config, device, builder)?);
+                    Ok(codec)
+                })
+                .unwrap();
+            // In pixels: eight latents of the encoder.
+            let unit = config.step();
+            let tiles = Tiling {
+                size: (8 * unit, 8 * unit),
+                stride: (6 * unit, 6 * unit),
+            };
+            for (label, tiling) in [("whole", None), ("tiled", Some(tiles))] {
+                let read = |what: &str| self.expected(&format!("{name}.{label}.{what}"));
+                // Relative to the deviation of what is made.
+                let check = |what: &str, ours: &Tensor, theirs: &Tensor| {
+                    let spread = f64::try_from(theirs.std(true)).unwrap();
+                    let apart = difference(ours, theirs) / spread;
+                    assert!(apart <= 1e-5, "{name}, {label}, {what}: {apart}");
+                };
+                let latents = codec.encode_frame(&read("pixels"), tiling).unwrap();
+                check("latents", &latents, &read("latents"));
+                let pixels = codec.decode_frame(&read("noise"), tiling).unwrap();
+                check("decoded", &pixels, &read("decoded"));
+                if tiling.is_some() {
+                    // Tiles that made no difference would be no tiles.
+                    let whole = codec.encode_frame(&read("pixels"), None).unwrap();
+                    assert!(difference(&whole, &latents) > 1e-3, "{name}");
+                }
+            }
+            let step = config.pixels_per_latent();
+            let odd = Tensor::zeros([1, 3, step, step + 1], (Kind::Float, Device::Cpu));
+            let error = codec.encode_frame(&odd, None).unwrap_err().to_string();
+            assert!(error.contains(&format!("multiples of {step}")), "{error}");
+            let gaps = Tiling {
+                size: (unit, unit),
+                stride: (2 * unit, 2 * unit),
+            };
+            let pixels = self.expected(&format!("{name}.whole.pixels"));
+            let error = codec.encode_frame(&pixels, Some(gaps)).unwrap_err();
+            assert!(error.to_string().contains("must not leave gaps"), "{error}");
+        }
+    }
+
+    pub(super) fn denoiser(&self, how: How, compute: Kind) -> (Box<dyn Denoiser>, Parameters) {
+        let (model, tensors) = (self.model(), self.denoiser_file());
+        let (mut placer, mut parameters) = (placer(), Parameters::default());
+        let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, how.base)
+            .streamed(how.streaming)
+            .quantized(how.quantization);
+        let denoiser = model.denoiser(Expert::High, Device::Cpu, &mut builder);
+        (denoiser.unwrap(), parameters)
+    }
+
+    pub(super) fn case(&self, label: &str) -> Case {
+        let read = |what: &str| self.expected(&format!("velocity.{label}.{what}"));
+        let rows = ["text.0", "text.1"].map(|name| Conditions::of(TEXT, read(name)));
+        Case {
+            latents: read("latents"),
+            times: read("levels") * 1000.0,
+            conditions: self.model().collate(&rows).unwrap(),
+            made: read("made"),
+        }
+    }
+
+    /// Ours and theirs.
+    fn velocity(&self, denoiser: &dyn Denoiser, label: &str, pass: Pass) -> (Tensor, Tensor) {
+        let Case {
+            latents,
+            times,
+            conditions,
+            made,
+        } = self.case(label);
+        let ours = denoiser.predict(&latents, &times, &conditions, pass);
+        (ours.unwrap(), made)
+    }
+
+    /// Velocities are within 1e-4 of the expected ones; and each row of a batch is what it is alone, with its text as
+    /// `alone` makes it from the row's of the batch.
+    pub(super) fn velocities_are_those_of_diffusers(
+        &self,
+        labels: &[&str],
+        alone: impl Fn(&Conditions) -> Conditions,
+    ) {
+        let (denoiser, _) = self.denoiser(FROZEN, Kind::Float);
+        for label in labels {
+            let (ours, theirs) = self.velocity(&*denoiser, label, Pass::Evaluate);
+            let apart = difference(&ours, &theirs);
+            assert!(apart <= 1e-4, "{label}: {apart}");
+            let case = self.case(label);
+            let (latents, times) = (case.latents.narrow(0, 0, 1), case.times.narrow(0, 0, 1));
+            let text = alone(&case.conditions);
+            let ours = denoiser.predict(&latents, &times, &text, Pass::Evaluate);
+            let apart = difference(&ours.unwrap(), &theirs.narrow(0, 0, 1));
+            assert!(apart <= 1e-4, "{label}, alone: {apart}");
+        }
+    }
+
+    pub(super) fn bfloat16_is_close(&self, label: &str) {
+        let how = How {
+            base: Base::Frozen(Kind::BFloat16),
+            ..FROZEN
+        };
+        let (denoiser, _) = self.denoiser(how, Kind::BFloat16);
+        let (ours, theirs) = self.velocity(&*denoiser, label, Pass::Evaluate);
+        let apart = f64::try_from((&ours - &theirs).std(true) / theirs.std(true)).unwrap();
+        assert!(apart > 0.0 && apart < 0.1, "{apart}");
+    }
+
+    /// Streamed blocks compute bit for bit what resident ones do.
+    pub(super) fn streamed_and_quantised_blocks_compute_as_resident_ones(
+        &self,
+        label: &str,
+        streamed: &[&[usize]],
+    ) {
+        for quantization in [None, Some(Quantization::Int8), Some(Quantization::Nf4)] {
+            let made = |blocks: Option<&[usize]>| {
+                let streaming = blocks.map(|blocks| Streaming {
+                    blocks: blocks.to_vec(),
+                    options: SwapOptions::default(),
+                });
+                let how = How {
+                    streaming,
+                    quantization,
+                    ..FROZEN
+                };
+                let (denoiser, _) = self.denoiser(how, Kind::Float);
+                let streamed = denoiser.lists().iter().any(|list| list.report().is_some());
+                let (ours, theirs) = self.velocity(&*denoiser, label, Pass::Evaluate);
+                (ours, theirs, streamed)
+            };
+            let (resident, theirs, is_streamed) = made(None);
+            assert!(!is_streamed);
+            for blocks in streamed {
+                let (ours, _, is_streamed) = made(Some(blocks));
+                assert!(is_streamed && ours == resident, "{quantization:?}");
+            }
+            let apart = f64::try_from((resident - &theirs).std(true) / theirs.std(true)).unwrap();
+            assert!(apart < 0.4, "{quantization:?}: {apart}");
+        }
+    }
+
+    /// Gradients of every parameter, with checkpoints and without.
+    pub(super) fn checkpoints_change_no_gradient(&self, label: &str) {
+        let gradients = |checkpoint: bool| {
+            let how = How {
+                base: Base::Trained,
+                ..FROZEN
+            };
+            let (denoiser, parameters) = self.denoiser(how, Kind::Float);
+            let (velocity, _) = self.velocity(&*denoiser, label, Pass::Train { checkpoint });
+            torch_ext::backward(&velocity.square().mean(Kind::Float)).unwrap();
+            let gradient = |parameter: &crate::Parameter| {
+                let gradient = parameter.tensor.grad();
+                assert!(gradient.defined(), "{}", parameter.name);
+                (parameter.name.clone(), gradient)
+            };
+            parameters.iter().map(gradient).collect::<Vec<_>>()
+        };
+        let (kept, again) = (gradients(false), gradients(true));
+        assert_eq!(kept.len(), self.denoiser_file().names().len());
+        for ((name, kept), (_, again)) in kept.iter().zip(&again) {
+            assert!(kept.allclose(again, 1e-5, 1e-9, false), "{name}");
+        }
+    }
+
+    /// Whole runs end within 1e-3 of the pipeline's.
+    pub(super) fn samples_are_those_of_the_pipeline(&self) {
+        let model = self.model();
+        let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
+        let loras = Vec::new();
+        let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer());
+        let mut experts = One(denoiser.unwrap());
+        let defaults = model.defaults().unwrap();
+        assert_eq!(defaults.size, (1024, 1024));
+        let prompts = self.json("prompts.json");
+        let tokenizer = model.tokenizer().unwrap();
+        let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
+        let collated = |number: &Value| {
+            let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
+            let tokens = tokenizer.tokens(text).unwrap();
+            let text = encoder.encode(&tokens[0]).unwrap();
+            Some(model.collate(&[text]).unwrap())
+        };
+        for run in self.json("runs.json") {
+            let name = run["name"].as_str().unwrap();
+            let read = |what: &str| self.expected(&format!("run.{name}.{what}")).unsqueeze(2);
+            let steps = run["steps"].as_u64().unwrap() as usize;
+            let (start, patch) = (read("start"), model.geometry().patch);
+            let tokens = start.size()[3] / patch * (start.size()[4] / patch);
+            let settings = Sampling {
+                objective: model.objective(),
+                scheduler: defaults.scheduler,
+                steps,
+                flow_shift: match run["shift"].as_f64() {
+                    Some(shift) => shift,
+                    None => model.shift(tokens, steps).unwrap(),
+                },
+                guidance_scale: run["guidance"].as_f64().unwrap(),
+                guidance_scale_2: None,
+                boundary_ratio: None,
+            };
+            let guided = Guided {
+                positive: collated(&run["prompt"]).unwrap(),
+                negative: collated(&run["negative"]),
+            };
+            let ours = sample(&mut experts, &start, &guided, &settings, &mut |_| ());
+            let apart = difference(&ours.unwrap(), &read("latents"));
+            assert!(apart <= 1e-3, "{name}: {apart}");
+        }
+    }
+
+    /// A folder of which a file has another value for a key is refused: of each case, the file, the key, the value and
+    /// what is told.
+    pub(super) fn parts_of_other_models_are_refused(&self, cases: &[(&str, &str, Value, &str)]) {
+        const FILES: [&str; 5] = [
+            "model_index.json",
+            "transformer/config.json",
+            "vae/config.json",
+            "text_encoder/config.json",
+            "scheduler/scheduler_config.json",
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let original = |name: &str| -> Value {
+            let text = std::fs::read_to_string(self.golden("model").join(name)).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        let write = |name: &str, value: &Value| {
+            std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
+            std::fs::write(path(name), value.to_string()).unwrap();
+        };
+        for name in FILES {
+            write(name, &original(name));
+        }
+        let open = |parts: &PartPaths| (self.0.open)(folder.path(), parts).map(|_| ());
+        open(&PartPaths::default()).unwrap();
+        for (file, key, value, told) in cases {
+            let mut changed = original(file);
+            changed[*key] = value.clone();
+            write(file, &changed);
+            let error = open(&PartPaths::default()).unwrap_err().to_string();
+            assert!(error.contains(told), "{file}, {key}: {error}");
+            write(file, &original(file));
+        }
+        let parts = PartPaths {
+            transformer_2: Some(path("other")),
+            ..PartPaths::default()
+        };
+        let error = open(&parts).unwrap_err().to_string();
+        assert!(error.contains("given as second transformer"), "{error}");
+    }
+}
+
+struct One(Box<dyn Denoiser>);
+
+impl Experts for One {
+    fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
+        Ok(&*self.0)
+    }
+}
+
+/// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
+pub(super) struct SingleFiles(tempfile::TempDir);
+
+impl SingleFiles {
+    /// The transformer also has the tensor `unused`, if there is one.
+    pub(super) fn new(reference: &Reference, unused: Option<&str>) -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        let names = std::fs::read_to_string(reference.golden("original.json")).unwrap();
+        let names: Value = serde_json::from_str(&names).unwrap();
+        let prefix = "model.diffusion_model.";
+        for (part, prefix) in [("transformer", prefix), ("vae", "")] {
+            let folder = reference.golden("model").join(part);
+            let weights = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
+            let original = names[part].as_object().unwrap();
+            let tensors = original.iter().map(|(name, keys)| {
+                let keys = keys.as_array().unwrap().iter();
+                let all = keys.map(|key| weights.read(key.as_str().unwrap(), Kind::Float).unwrap());
+                let all: Vec<_> = all.collect();
+                let mut tensor = match all.as_slice() {
+                    [one] => one.shallow_clone(),
+                    all => Tensor::cat(all, 0),
+                };
+                if name.contains(".attn_1.") && tensor.dim() == 2 {
+                    tensor = tensor.unsqueeze(-1).unsqueeze(-1);
+                }
+                if reference.0.denoiser.swapped.contains(&name.as_str()) {
+                    let halves = tensor.chunk(2, 0);
+                    tensor = Tensor::cat(&[&halves[1], &halves[0]], 0);
+                }
+                (format!("{prefix}{name}"), tensor)
+            });
+            let mut tensors: Vec<(String, Tensor)> = tensors.collect();
+            if let Some(name) = unused.filter(|_| part == "transformer") {
+                let ones = Tensor::ones([24], (Kind::Float, Device::Cpu));
+                tensors.push((format!("{prefix}{name}"), ones));
+            }
+            let list: Vec<_> = tensors
+                .iter()
+                .map(|(name, tensor)| (name.clone(), tensor))
+                .collect();
+            write_tensors(&files.path(part), &list).unwrap();
+        }
+        let text = reference.golden("model/text_encoder/model.safetensors");
+        std::fs::copy(text, files.path("text_encoder")).unwrap();
+        files
+    }
+
+    pub(super) fn path(&self, part: &str) -> PathBuf {
+        self.0.path().join(format!("{part}.safetensors"))
+    }
+
+    /// The files have the weights of the folder, and these unknown tensors.
+    pub(super) fn have_the_same_weights(&self, reference: &Reference, unknown: [&[&str]; 2]) {
+        let parts = [("transformer", reference.0.denoiser), ("vae", kl::NAMES)];
+        for ((part, names), unknown) in parts.into_iter().zip(unknown) {
+            let folder = PartFile::open(&names, &reference.golden("model").join(part)).unwrap();
+            let single = PartFile::open(&names, &self.path(part)).unwrap();
+            assert_eq!(single.names(), folder.names());
+            for name in folder.names() {
+                assert_eq!(single.shape(&name), folder.shape(&name), "{name}");
+                let read = |file: &PartFile| file.read(&name, Kind::Float).unwrap();
+                assert_eq!(read(&single), read(&folder), "{name}");
+            }
+            assert_eq!(single.unknown(), unknown);
+        }
+    }
+
+    /// A single file beside folders for the other parts, and what is said if one is missing; `told` if none is.
+    pub(super) fn ask_for_the_other_parts(&self, reference: &Reference, told: Option<&str>) {
+        let path = self.path("transformer");
+        assert!(super::is_at(&path));
+        let parts = |vae: bool, text: bool, tokenizer: bool| PartPaths {
+            vae: vae.then(|| reference.golden("model/vae")),
+            text_encoder: text.then(|| reference.golden("model/text_encoder")),
+            tokenizer: tokenizer.then(|| reference.golden("model/tokenizer")),
+            ..PartPaths::default()
+        };
+        for (given, told) in [
+            (
+                parts(false, true, true),
+                Some("name its autoencoder (`vae`"),
+            ),
+            (
+                parts(true, false, true),
+                Some("name its text encoder (`text_encoder`"),
+            ),
+            (
+                parts(true, true, false),
+                Some("name its tokenizer (`tokenizer`"),
+            ),
+            (parts(true, true, true), told),
+        ] {
+            let found = super::open(&path, &given);
+            match told {
+                Some(told) => {
+                    let error = found.unwrap_err().to_string();
+                    assert!(error.contains(told), "{error}");
+                }
+                None => assert_eq!(found.unwrap().arch().name, reference.0.name),
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A LoRA on a tiny FLUX.2 klein: its losses beside those of PEFT, and the way from a folder of pictures to a file.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+
+use models::diffusion::flux2;
+use models::diffusion::lora::{LoraFile, LoraForm};
+use models::formats::{SafetensorsFile, TensorSource};
+use surefoot_trainer::media_sampling::convert_lora;
+use tch::Kind;
+
+use crate::pictures::Place;
+
+const NAME: &str = "flux2";
+
+#[test]
+fn losses_of_five_steps_are_those_of_peft() {
+    let place = Place::new(NAME);
+    let file = SafetensorsFile::open(&place.golden("training.safetensors")).unwrap();
+    let text = file.read("text", Kind::Float).unwrap();
+    place.losses_of_five_steps_are_those_of_peft(&[("text", text)]);
+}
+
+#[test]
+fn pictures_become_a_lora_and_are_encoded_once() {
+    let place = Place::new(NAME);
+    assert_eq!(place.encoded(&[]), (4, 4));
+    assert_eq!(place.encoded(&[]), (0, 0));
+    let preview = [
+        "sample.prompts=[red]",
+        "sample.num_inference_steps=2",
+        "sample.width=32",
+        "sample.height=48",
+    ];
+    let summary = place.run(&preview).unwrap();
+    assert!(summary.held_out.unwrap().loss.is_finite());
+    let mut samples = fs::read_dir(place.path("runs/pictures/samples")).unwrap();
+    let previews = samples.next().unwrap().unwrap().path();
+    assert!(previews.join("0.png").is_file(), "{}", previews.display());
+
+    let lora = place.path("runs/pictures/adapter/pictures.safetensors");
+    let file = SafetensorsFile::open(&lora).unwrap();
+    // Of each of two double blocks, eight layers with two matrices each, and of each single one two layers; no alpha, which
+    // is in the second matrix.
+    assert_eq!(file.names().len(), 2 * 2 * (8 + 2));
+    let layer = "diffusion_model.double_blocks.1.txt_attn.qkv";
+    let shape = |part: &str| file.shape(&format!("{layer}.{part}.weight")).unwrap();
+    assert_eq!(
+        (shape("lora_A"), shape("lora_B")),
+        (vec![6, 32], vec![96, 6])
+    );
+    assert_eq!(
+        file.metadata()["modelspec.architecture"],
+        "Flux2-Klein/lora"
+    );
+    // It comes back as what was trained.
+    let peft = place.path("runs/pictures/adapter/adapter_model.safetensors");
+    let peft = SafetensorsFile::open(&peft).unwrap();
+    let read = LoraFile::read(&lora, &flux2::ARCH, None).unwrap();
+    assert_eq!(read.modules.len(), 28);
+    let mut learned = 0;
+    for (name, module) in &read.modules {
+        let trained = |part: &str| {
+            let name = format!("base_model.model.{name}.{part}.weight");
+            peft.read(&name, Kind::Float).unwrap()
+        };
+        let (down, up) = (trained("lora_A"), trained("lora_B"));
+        assert_eq!((&module.down, &module.up), (&down, &(up * 2.0)), "{name}");
+        learned += i32::from(f64::try_from(module.up.abs().max()).unwrap() > 0.0);
+    }
+    assert_eq!(learned, 28);
+    // Other forms, and a run that goes on from the file.
+    for (form, prefix) in [
+        (LoraForm::Diffusers, "transformer."),
+        (LoraForm::Kohya, "lora_unet_"),
+    ] {
+        let other = place.path(&format!("{prefix}safetensors"));
+        convert_lora(&lora, &other, Some(form), None).unwrap();
+        let names = SafetensorsFile::open(&other).unwrap().names();
+        assert!(
+            names.iter().all(|name| name.starts_with(prefix)),
+            "{names:?}"
+        );
+    }
+    let resumed = format!("adapter.resume_from={}", lora.display());
+    let summary = place.run(&["name=further", "adapter.format=kohya", &resumed]);
+    assert!(summary.unwrap().held_out.unwrap().loss.is_finite());
+}
+
+#[test]
+fn a_run_that_is_resumed_or_streamed_ends_with_the_same_bits() {
+    Place::new(NAME).a_run_that_is_resumed_or_streamed_ends_with_the_same_bits();
+}
