@@ -53,6 +53,9 @@ ADAPTERS = {
     "post-norms": ("olmo3", dict(
         r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "o_proj", "up_proj"],
         modules_to_save=["post_feedforward_layernorm", "k_norm"])),
+    # `all-linear` would be on the experts, too.
+    "beside-experts": ("qwen3-moe", dict(
+        r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], modules_to_save=["mlp.gate"])),
 }
 
 

@@ -2,7 +2,8 @@
 
 Each folder holds a Hugging Face model and `expected.safetensors`: `tokens` and the
 `logits` for them, in fp32; those of texts within the original context of LongRoPE have `short` in
-their names. The GGUF files are models as llama.cpp's converter would store them.
+their names. Models whose routers learn their balance also have the loss of the tokens that are not masked, and
+its gradients, those of experts by layer. The GGUF files are models as llama.cpp's converter would store them.
 """
 
 import json
@@ -19,7 +20,7 @@ from transformers import (
     GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-    SmolLM3Config, SmolLM3ForCausalLM,
+    Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
 )
 
 # A folder as the first argument takes the place of `golden`.
@@ -123,6 +124,13 @@ MODELS = {
             model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
             head_dim=4, image_size=8, patch_size=4),
         image_token_index=47)),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)),
+    # The experts of a block are one tensor in its file, and one block has none.
+    "qwen3-moe-stacked": (Qwen3MoeForCausalLM, Qwen3MoeConfig(
+        **{**SHAPE, "num_hidden_layers": 3}, head_dim=6, num_experts=5, num_experts_per_tok=3,
+        moe_intermediate_size=8, mlp_only_layers=[1], attention_bias=True,
+        use_sliding_window=True, sliding_window=9, output_router_logits=True, router_aux_loss_coef=0.5)),
 }
 
 
@@ -146,7 +154,7 @@ def permute(rows, heads):
 def write_gguf(path, model):
     config = model.config
     gemma = isinstance(model, Gemma3ForCausalLM)
-    kind = "gemma3" if gemma else config.model_type
+    kind = "gemma3" if gemma else config.model_type.replace("_", "")
     interleaved = kind in ("llama", "granite", "smollm3")
     writer = GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
@@ -169,6 +177,12 @@ def write_gguf(path, model):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if kind == "qwen3moe":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_bos_token_id(config.bos_token_id)
@@ -176,12 +190,12 @@ def write_gguf(path, model):
     if kind == "phi3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_dimension_count(int(config.hidden_size // config.num_attention_heads * 0.75))
-    if kind in ("smollm3", "olmo2", "phi3"):
+    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe"):
         writer.add_pad_token_id(config.pad_token_id)
     add_tokenizer(writer)
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in apart(model.state_dict()):
         data = tensor.numpy()
         module, role = name.rsplit(".", 1)
         if module == "lm_head" and config.tie_word_embeddings:
@@ -197,6 +211,26 @@ def write_gguf(path, model):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def apart(tensors):
+    """Gate and up of experts as two tensors."""
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1)):
+                yield name.replace("gate_up_proj", f"{part}.weight"), half
+        else:
+            yield f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor
+
+
+def balance(model, tokens):
+    """The loss, and gradients of routers and experts, where the second text is half padding."""
+    mask = torch.ones_like(tokens)
+    mask[1, 20:] = 0
+    loss = model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100)).loss
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if ".mlp." in name}
+    return {"loss": loss.detach()} | {f"gradient.{name}": grad.contiguous() for name, grad in apart(gradients)}
 
 
 def add_tokenizer(writer):
@@ -250,9 +284,13 @@ def main():
             within = config.original_max_position_embeddings
             with torch.no_grad():
                 expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
+        if getattr(config, "output_router_logits", False):
+            expected |= balance(model, tokens)
+        if "stacked" in name:
+            save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3"):
+        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe"):
             write_gguf(GOLDEN / f"{name}.gguf", model)
 
 

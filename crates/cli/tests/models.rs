@@ -500,7 +500,10 @@ fn answers_of_chats_are_learned() {
     let report: Value = serde_json::from_str(&stdout(&place.run(&export))).unwrap();
     assert_eq!(report["output"], "runs/tune/model-f32.gguf");
     let modelfile = fs::read_to_string(place.path("runs/tune/model-f32.Modelfile")).unwrap();
-    assert!(modelfile.starts_with("FROM ./model-f32.gguf\n"), "{modelfile}");
+    assert!(
+        modelfile.starts_with("FROM ./model-f32.gguf\n"),
+        "{modelfile}"
+    );
     let exported = place.chat(&["runs/tune/model-f32.gguf"], "on 3\n");
     assert_eq!(exported[0]["text"], first["text"]);
     assert!(refusal(&place, &place.run(&export)).contains("is there already"));

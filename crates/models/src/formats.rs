@@ -33,6 +33,11 @@ pub trait TensorSource {
 
     /// Reads one tensor into host memory as `kind`.
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error>;
+
+    /// Reads element `index` of the first dimension of a tensor.
+    fn read_element(&self, name: &str, index: i64, kind: Kind) -> Result<Tensor, Error> {
+        Ok(self.read(name, kind)?.f_get(index)?)
+    }
 }
 
 /// Fails if `tensor` has NaN or infinite values, since every result would be NaN.

@@ -11,11 +11,13 @@
 mod attention;
 mod config;
 mod decoder;
+mod feed_forward;
 mod gemma3;
 mod granite;
 mod llama;
 mod ministral3;
 mod mistral;
+pub(crate) mod mixture;
 mod norm;
 mod olmo2;
 mod olmo3;
@@ -23,6 +25,7 @@ mod phi3;
 mod quantized;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,18 +36,20 @@ use serde_json::{Map, Value};
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
 pub use decoder::{Cache, Decoder, DecoderOptions};
+pub use mixture::Mixture;
 pub use windows::LocalLayers;
 
 use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 11] = [
+pub static REGISTRY: [&Family; 12] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
     &gemma3::FAMILY,
     &granite::FAMILY,
     &smollm3::FAMILY,
@@ -186,6 +191,11 @@ impl Family {
             family.model_type == model_type
                 || whole.is_some_and(|whole| whole.model_type == model_type)
         })
+    }
+
+    /// Whether its models are mixtures of experts.
+    pub fn has_experts(&self) -> bool {
+        self.keys.contains(&mixture::KEYS)
     }
 
     /// Its keys in this `config.json`.

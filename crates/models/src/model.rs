@@ -8,6 +8,7 @@
 mod attention_kernel;
 mod blocks;
 mod builder;
+pub mod experts;
 pub mod layers;
 mod load;
 pub(crate) mod rope;

@@ -1,4 +1,6 @@
-//! The matrix of a linear layer: dense, or frozen and quantised.
+//! The matrix of a linear layer: dense, or frozen and quantised; and several as one.
+
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
@@ -139,6 +141,119 @@ impl Weight {
     }
 }
 
+/// Frozen matrices of the same size as one tensor: those of a layer's experts.
+#[derive(Debug)]
+pub struct Stack {
+    /// One below the other.
+    weight: Weight,
+    rows: i64,
+    columns: i64,
+}
+
+/// Numbers that are dequantised at a time, unless a single matrix has more.
+const AT_A_TIME: i64 = 1 << 24;
+
+impl Stack {
+    /// Puts `matrices` together, which are in the same format.
+    ///
+    /// # Errors
+    /// If they differ, or memory runs out.
+    pub fn new(matrices: Vec<Weight>) -> Result<Self, Error> {
+        let differ = || Error::Internal("a stack of matrices that differ".into());
+        let (rows, columns) = matrices.first().ok_or_else(differ)?.size();
+        let (mut dense, mut int8, mut nf4) = (Vec::new(), Vec::new(), Vec::new());
+        for matrix in matrices {
+            if matrix.size() != (rows, columns) {
+                return Err(differ());
+            }
+            match matrix {
+                Weight::Dense(matrix) => dense.push(matrix),
+                Weight::Int8(matrix) => int8.push(matrix),
+                Weight::Nf4(matrix) => nf4.push(matrix),
+            }
+        }
+        let weight = match (dense.as_slice(), int8.as_slice(), nf4.as_slice()) {
+            (dense, [], []) => Weight::Dense(joined(dense)?),
+            ([], int8, []) => Weight::Int8(Int8Rows::stacked(int8)?),
+            ([], [], nf4) => Weight::Nf4(Nf4::stacked(nf4)?),
+            _ => return Err(differ()),
+        };
+        Ok(Self {
+            weight,
+            rows,
+            columns,
+        })
+    }
+
+    /// The matrices `range` as `kind`, `[range, rows, columns]`.
+    ///
+    /// # Errors
+    /// If there are not that many, or memory runs out.
+    pub fn dense(&self, range: Range<i64>, kind: Kind) -> Result<Tensor, Error> {
+        let (start, count) = (range.start, range.end - range.start);
+        let (first, rows) = (start * self.rows, count * self.rows);
+        let dense = match &self.weight {
+            Weight::Dense(weight) => to_kind(&weight.f_narrow(0, first, rows)?, kind)?,
+            Weight::Int8(weight) => weight.narrow(first, rows)?.dequantize(kind)?,
+            Weight::Nf4(weight) => weight.narrow(start, count)?.dequantize(kind)?,
+        };
+        Ok(dense.f_view([count, self.rows, self.columns])?)
+    }
+
+    /// The products of rows in groups with a matrix for each, in `compute`: `[all, columns]` to `[all, rows]`. Those of
+    /// matrix *m* are from `bounds[m]` to `bounds[m + 1]`. Quantised matrices are dequantised as for
+    /// [`Weight::product`], and only those that have rows.
+    ///
+    /// # Errors
+    /// If `bounds` are not those of `input`, or memory runs out.
+    pub fn product(&self, input: &Tensor, bounds: &[i64], compute: Kind) -> Result<Tensor, Error> {
+        let most = (AT_A_TIME / (self.rows * self.columns).max(1)).max(1);
+        let stack = self.map(&mut shared)?;
+        let made = move |range| stack.dense(range, compute).map_err(Error::into_torch);
+        let input = to_kind(input, compute)?;
+        Ok(torch_ext::grouped_linear_with(
+            &input, bounds, self.rows, most, made,
+        )?)
+    }
+
+    /// Calls `see` with each of its tensors.
+    ///
+    /// # Errors
+    /// If libtorch fails to create a handle to a tensor.
+    pub fn for_each(&self, see: &mut dyn FnMut(&Tensor)) -> Result<(), Error> {
+        self.map(&mut |tensor| {
+            see(tensor);
+            shared(tensor)
+        })?;
+        Ok(())
+    }
+
+    /// The same matrices with other tensors (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: self.weight.map(map)?,
+            ..*self
+        })
+    }
+}
+
+/// Dense matrices, one below the other. Where they only have a shape (all strides are zero), so has the result.
+pub(crate) fn joined(matrices: &[Tensor]) -> Result<Tensor, Error> {
+    let is_shape =
+        |matrix: &Tensor| matrix.numel() > 1 && matrix.stride().iter().all(|stride| *stride == 0);
+    match matrices.first() {
+        Some(first) if is_shape(first) => {
+            let rows: i64 = matrices.iter().map(|matrix| matrix.size()[0]).sum();
+            let zero = Tensor::f_zeros([1, 1], (first.kind(), first.device()))?;
+            Ok(zero.f_expand([rows, first.size()[1]], false)?)
+        }
+        _ => Ok(Tensor::f_cat(matrices, 0)?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +273,40 @@ mod tests {
             let error =
                 (back - &matrix).to_kind(Kind::Float).norm() / matrix.to_kind(Kind::Float).norm();
             assert!(f64::try_from(error).unwrap() < 0.1);
+        }
+    }
+
+    #[test]
+    fn a_stack_is_its_matrices_and_their_products() {
+        // The last one does not fill a block of NF4.
+        for (rows, columns) in [(6, 32), (5, 10)] {
+            let random = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+            let matrices: Vec<Tensor> = (0..4).map(|_| random([rows, columns])).collect();
+            for to in [None, Some(Quantization::Int8), Some(Quantization::Nf4)] {
+                let weights = || {
+                    let of = |matrix: &Tensor| match to {
+                        None => Weight::Dense(matrix.shallow_clone()),
+                        Some(to) => Weight::quantized("w", matrix, to).unwrap(),
+                    };
+                    matrices.iter().map(of).collect::<Vec<_>>()
+                };
+                let stack = Stack::new(weights()).unwrap();
+                let alone = |index: usize| weights()[index].dense(Kind::Float).unwrap();
+                let part = stack.dense(1..3, Kind::Float).unwrap();
+                assert!(part.get(0).equal(&alone(1)) && part.get(1).equal(&alone(2)));
+                let bounds = [0, 2, 2, 5, 6];
+                let input = random([6, columns]).set_requires_grad(true);
+                let output = stack.product(&input, &bounds, Kind::Float).unwrap();
+                let weighting = random([6, rows]);
+                (&output * &weighting).sum(Kind::Float).backward();
+                for (index, pair) in bounds.windows(2).enumerate() {
+                    let group = |tensor: &Tensor| tensor.narrow(0, pair[0], pair[1] - pair[0]);
+                    let expected = group(&input).matmul(&alone(index).tr());
+                    assert!(group(&output).allclose(&expected, 1e-5, 1e-6, false));
+                    let expected = group(&weighting).matmul(&alone(index));
+                    assert!(group(&input.grad()).allclose(&expected, 1e-5, 1e-6, false));
+                }
+            }
         }
     }
 }

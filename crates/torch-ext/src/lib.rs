@@ -13,7 +13,7 @@
 //! | [`rccl`] | sums over the GPUs of such processes, by RCCL or NCCL |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
-//! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
+//! | [`linear_with`], [`grouped_linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`threads`] | seeds, worker threads |
@@ -41,7 +41,7 @@ pub mod threads;
 
 pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};
 pub use error::{Error, Result};
-pub use linear::linear_with;
+pub use linear::{grouped_linear_with, linear_with};
 pub use optimizer::{AdamW, AdamWState, fused_adamw};
 
 use tch::Tensor;

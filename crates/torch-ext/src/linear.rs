@@ -1,8 +1,10 @@
-//! A linear layer with a frozen weight that exists only while it is used.
+//! Linear layers with frozen weights that exist only while they are used.
+
+use std::ops::Range;
 
 use tch::Tensor;
 
-use crate::{Result, checkpoint, raw};
+use crate::{Error, Result, checkpoint, raw};
 
 /// `(input @ weightᵀ) · scales + bias`: `[…, inputs]` to `[…, outputs]`.
 ///
@@ -30,4 +32,49 @@ where
     // functions only with its own `data`. `input` is valid for the call, and `bias` is or
     // is null.
     raw::tensor(|out| unsafe { raw::surefoot_linear(&closure, input.as_ptr(), bias, out) })
+}
+
+/// The products of groups of rows, each with a matrix of its own: `input` is `[rows, inputs]`, those of group *g*
+/// are from `bounds[g]` to `bounds[g + 1]`, and the result is `[rows, outputs]`.
+///
+/// `weights` makes the matrices of a range of groups, `[range, outputs, inputs]` in the dtype of `input`, of at most
+/// `most` groups at a time and only of groups that have rows. As with [`linear_with`], it is called here and once more
+/// in the backward pass.
+///
+/// # Errors
+/// As [`linear_with`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) when `bounds` do not ascend from zero
+/// to the number of rows.
+pub fn grouped_linear_with<F>(
+    input: &Tensor,
+    bounds: &[i64],
+    outputs: i64,
+    most: i64,
+    weights: F,
+) -> Result<Tensor>
+where
+    F: Fn(Range<i64>) -> Result<Tensor> + Send + 'static,
+{
+    let closure = checkpoint::into_raw(move |inputs| {
+        let range = match inputs {
+            [range] => Vec::<i64>::try_from(range)?,
+            _ => Vec::new(),
+        };
+        match range[..] {
+            [start, end] => Ok(vec![weights(start..end)?]),
+            _ => Err(Error::Callback("weights of no range of groups".into())),
+        }
+    });
+    // SAFETY: the shim owns `closure` from here on, also when it fails, and calls its
+    // functions only with its own `data`. `input` and `bounds` are valid for the call.
+    raw::tensor(|out| unsafe {
+        raw::surefoot_grouped_linear(
+            &closure,
+            input.as_ptr(),
+            bounds.as_ptr(),
+            bounds.len(),
+            outputs,
+            most,
+            out,
+        )
+    })
 }

@@ -220,6 +220,16 @@ unsafe extern "C" {
         bias: *const C_tensor,
         out: *mut *mut C_tensor,
     ) -> i32;
+    /// Takes ownership of the closure, also when it fails.
+    pub(crate) fn surefoot_grouped_linear(
+        closure: *const Closure,
+        input: *const C_tensor,
+        bounds: *const i64,
+        bound_count: usize,
+        outputs: i64,
+        most: i64,
+        out: *mut *mut C_tensor,
+    ) -> i32;
     pub(crate) fn surefoot_store_open(
         host: *const c_char,
         port: u16,

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Error, backward, linear_with};
+use torch_ext::{Error, backward, grouped_linear_with, linear_with};
 
 fn random(size: &[i64], kind: Kind) -> Tensor {
     Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind)
@@ -131,4 +131,36 @@ fn rows_that_are_still_to_be_scaled_give_the_product_of_the_scaled_ones() {
         ))
     });
     assert!(matches!(refused.unwrap_err(), Error::InvalidArgument(_)));
+}
+
+#[test]
+fn matrices_of_groups_are_made_for_rows_that_are_there_and_a_few_at_a_time() {
+    let weights = random(&[6, 3, 2], Kind::Float);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let product = |input: &Tensor, bounds: &[i64]| {
+        let (weights, asked) = (weights.shallow_clone(), Arc::clone(&asked));
+        grouped_linear_with(input, bounds, 3, 2, move |range| {
+            asked.lock().unwrap().push(range.clone());
+            Ok(weights.f_narrow(0, range.start, range.end - range.start)?)
+        })
+    };
+    let bounds = [0, 1, 3, 4, 4, 4, 5];
+    let input = random(&[5, 2], Kind::Float).set_requires_grad(true);
+    let output = product(&input, &bounds).unwrap();
+    backward(&output.sum(Kind::Float)).unwrap();
+    // Once each way.
+    let once = [0..2, 2..3, 5..6];
+    assert_eq!(*asked.lock().unwrap(), [&once[..], &once].concat());
+    for (group, pair) in bounds.windows(2).enumerate() {
+        let rows = |tensor: &Tensor| tensor.narrow(0, pair[0], pair[1] - pair[0]);
+        let weight = weights.get(group as i64);
+        assert!(rows(&output).allclose(&rows(&input).matmul(&weight.tr()), 1e-5, 1e-6, false));
+        let sums = weight.sum_dim_intlist(0, false, Kind::Float);
+        let gradient = rows(&input.grad());
+        assert!(gradient.allclose(&sums.expand_as(&gradient), 1e-5, 1e-6, false));
+    }
+    for bounds in [&[][..], &[0, 1], &[0, 3, 2, 5], &[1, 5]] {
+        let refused = product(&input, bounds).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{bounds:?}");
+    }
 }

@@ -212,10 +212,11 @@ section! {
     }
 }
 
-/// The `model_type` of each family of language models.
+/// The `model_type` of each family of language models that can be trained from scratch.
 fn families() -> Vec<&'static str> {
     let known = models::language::REGISTRY.iter();
-    known.map(|family| family.model_type).collect()
+    let dense = known.filter(|family| !family.has_experts());
+    dense.map(|family| family.model_type).collect()
 }
 
 /// How frozen matrices are quantised.

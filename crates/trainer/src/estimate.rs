@@ -16,12 +16,14 @@ use tch::{Device, Kind};
 
 use crate::config::Config;
 use models::Parameters;
-use models::language::{DecoderConfig, QkNorm};
+use models::language::{DecoderConfig, Mixture, QkNorm};
 use models::loss::logits_at_once;
 use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
+/// Numbers of experts that are dequantised at a time.
+const EXPERTS_AT_A_TIME: u64 = 1 << 24;
 
 /// What a task needs besides gradients, moments and averages. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -233,7 +235,8 @@ pub(crate) fn decoder(
     // For recomputed blocks the inputs are kept, and the activations of one block after the logits are freed.
     let (mut activations, mut inputs, mut inside) = (0, 0, 0);
     for layer in 0..layers {
-        let kept = shape.kept(tokens, &Adapters::of(layer, parameters), how);
+        let feed_forward = shape.feed_forward(layer as usize);
+        let kept = shape.kept(tokens, &Adapters::of(layer, parameters), feed_forward, how);
         if how.checkpoint || how.streamed.contains(&(layer as usize)) {
             inputs += 1;
             inside = kept.max(inside);
@@ -265,7 +268,7 @@ pub(crate) fn decoder(
         logits: logits
             .saturating_sub(inside)
             .max(scores)
-            .max(shape.prepared(how)),
+            .max(shape.prepared(how) + shape.assigned(tokens, how)),
     }
 }
 
@@ -291,7 +294,7 @@ impl Head {
 }
 
 /// The decoder's dimensions.
-struct Shape {
+struct Shape<'a> {
     vocabulary: u64,
     hidden: u64,
     inner: u64,
@@ -304,6 +307,18 @@ struct Shape {
     normed: bool,
     /// Whether layers with the same input are one matrix.
     fused: bool,
+    experts: Option<&'a Mixture>,
+}
+
+/// The feed-forward layer of a block.
+#[derive(Clone, Copy)]
+struct FeedForward {
+    /// Width of what a token goes through, of all its experts together.
+    inner: u64,
+    /// Elements of its matrices.
+    matrices: u64,
+    /// Number of experts of a token, and of all; zero without any.
+    experts: (u64, u64),
 }
 
 /// The adapters on one layer.
@@ -352,8 +367,8 @@ impl Adapters {
     }
 }
 
-impl Shape {
-    fn new(config: &DecoderConfig) -> Self {
+impl<'a> Shape<'a> {
+    fn new(config: &'a DecoderConfig) -> Self {
         let width = |number: i64| number.max(0) as u64;
         let head = width(config.head_dim);
         Self {
@@ -366,16 +381,44 @@ impl Shape {
             norms: config.norms() as u64,
             normed: config.qk_norm != QkNorm::None,
             fused: config.fused,
+            experts: config.experts.as_ref(),
         }
     }
 
-    /// Elements of the matrices of one layer.
-    fn layer(&self) -> u64 {
-        self.hidden * (2 * self.query + 2 * self.key_value + 3 * self.inner)
+    /// The feed-forward layer of block `index`.
+    fn feed_forward(&self, index: usize) -> FeedForward {
+        match self.experts.filter(|experts| experts.is_in(index)) {
+            None => FeedForward {
+                inner: self.inner,
+                matrices: 3 * self.hidden * self.inner,
+                experts: (0, 0),
+            },
+            Some(experts) => {
+                let number = |number: i64| number.max(0) as u64;
+                let (used, all) = (number(experts.used), number(experts.count));
+                let width = number(experts.width);
+                FeedForward {
+                    inner: used * width,
+                    matrices: all * 3 * self.hidden * width,
+                    experts: (used, all),
+                }
+            }
+        }
     }
 
     /// Bytes that one layer keeps for its backward pass.
-    fn kept(&self, tokens: u64, adapters: &Adapters, how: &DecoderUse) -> u64 {
+    fn kept(
+        &self,
+        tokens: u64,
+        adapters: &Adapters,
+        feed_forward: FeedForward,
+        how: &DecoderUse,
+    ) -> u64 {
+        let FeedForward {
+            inner,
+            matrices,
+            experts: (used, all),
+        } = feed_forward;
         let compute = size_of_kind(how.compute);
         let trained = how.frozen.is_none();
         let half = compute < FP32_BYTES;
@@ -383,8 +426,12 @@ impl Shape {
         let mut each = self.norms * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
         // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
         // adapters share one in fp32.
-        let users = [3, 1, 2, 1];
-        let widths = [self.hidden, self.query, self.hidden, self.inner];
+        let (users, assigned) = match used {
+            0 => ([3, 1, 2, 1], self.hidden),
+            // The rows of experts are gathered once for gate and up.
+            _ => ([3, 1, 1, 1], used * self.hidden),
+        };
+        let widths = [self.hidden, self.query, assigned, inner];
         for ((width, users), adapted) in widths.into_iter().zip(users).zip(adapters.inputs) {
             each += match (trained, half, adapted) {
                 (true, true, _) => users * width * compute,
@@ -410,7 +457,11 @@ impl Shape {
             false => self.heads * FP32_BYTES,
         };
         // Gate, its activation, and the gated product.
-        each += 3 * self.inner * compute;
+        each += 3 * inner * compute;
+        if used > 0 {
+            // What experts give, for the gradient of their weights; the router's probabilities; and the order of rows.
+            each += used * self.hidden * compute + all * FP32_BYTES + used * 3 * 8;
+        }
         each += adapters.ranks * FP32_BYTES + adapters.magnitudes * FP32_BYTES;
         if how.dropout > 0.0 {
             // The input after dropout, and the mask.
@@ -418,7 +469,10 @@ impl Shape {
         }
         // Weights are converted to the compute type in each pass.
         let converted = match trained && half {
-            true => self.layer() * compute,
+            true => {
+                let attention = self.hidden * (2 * self.query + 2 * self.key_value);
+                (attention + matrices) * compute
+            }
             false => 0,
         };
         tokens * each + converted
@@ -430,9 +484,22 @@ impl Shape {
             false => self.inner.max(self.query).max(self.hidden),
             true => (2 * self.inner).max(self.query + 2 * self.key_value),
         };
+        // Experts are dequantised a few at a time.
+        let experts = self.experts.map_or(0, |experts| {
+            let one = 2 * self.hidden * experts.width.max(0) as u64;
+            (one * experts.count.max(0) as u64).min(one.max(EXPERTS_AT_A_TIME))
+        });
         how.quantization.map_or(0, |quantization| {
-            quantization.temporary(how.compute, how.device) * self.hidden * inputs
+            let one = quantization.temporary(how.compute, how.device) * self.hidden * inputs;
+            // Experts are scaled in fp32 in either form.
+            one.max((FP32_BYTES + size_of_kind(how.compute)) * experts)
         })
+    }
+
+    /// The temporary memory for the rows of experts: in the order of tokens and in that of experts, and what comes out.
+    fn assigned(&self, tokens: u64, how: &DecoderUse) -> u64 {
+        let used = self.experts.map_or(0, |experts| experts.used.max(0) as u64);
+        3 * tokens * used * self.hidden * size_of_kind(how.compute)
     }
 
     /// Peak of the logits, their logarithms, and the gradient of either.

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 12] = [
+const ADAPTERS: [(&str, &str); 13] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -37,6 +37,7 @@ const ADAPTERS: [(&str, &str); 12] = [
     ("fused", "phi3-longrope"),
     ("multiplied", "granite-biases"),
     ("post-norms", "olmo3"),
+    ("beside-experts", "qwen3-moe"),
 ];
 
 struct Adapted {
@@ -174,7 +175,8 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
         initial: Initial,
     ) -> Result<Tensor, models::Error> {
         let tensor = self.1.tensor(name, shape, initial)?;
-        if tensor.dim() != 2 || name.contains("embed") || name.starts_with("lm_head") {
+        let kept = ["embed", "lm_head", "mlp.gate.weight"];
+        if tensor.dim() != 2 || kept.iter().any(|part| name.contains(part)) {
             return Ok(tensor);
         }
         Weight::quantized(name, &tensor, self.0)?.dense(tensor.kind())
@@ -183,8 +185,8 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
 
 /// Losses of some steps, and the adapter after them: over a base in fewer bits, or over what
 /// those bits stand for.
-fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Tensor>) {
-    let folder = HfFolder::open(&golden("models/llama-tied-biases")).unwrap();
+fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Tensor>) {
+    let folder = HfFolder::open(&golden(&format!("models/{base}"))).unwrap();
     let config = LoraConfig {
         dora,
         dropout: 0.1,
@@ -228,15 +230,17 @@ fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Te
 
 #[test]
 fn fewer_bits_train_as_what_they_stand_for_and_learn() {
-    for to in [Quantization::Nf4, Quantization::Int8] {
-        for dora in [false, true] {
-            let (losses, adapter) = train(to, dora, true);
-            let (wanted, wanted_adapter) = train(to, dora, false);
-            assert_eq!(losses, wanted, "{to:?}, DoRA {dora}");
-            for (got, wanted) in adapter.iter().zip(&wanted_adapter) {
-                assert!(got.equal(wanted), "{to:?}, DoRA {dora}");
+    for base in ["llama-tied-biases", "qwen3-moe"] {
+        for to in [Quantization::Nf4, Quantization::Int8] {
+            for dora in [false, true] {
+                let (losses, adapter) = train(base, to, dora, true);
+                let (wanted, wanted_adapter) = train(base, to, dora, false);
+                assert_eq!(losses, wanted, "{base}, {to:?}, DoRA {dora}");
+                for (got, wanted) in adapter.iter().zip(&wanted_adapter) {
+                    assert!(got.equal(wanted), "{base}, {to:?}, DoRA {dora}");
+                }
+                assert!(losses[11] < losses[0] - 0.5, "{base}, {to:?}: {losses:?}");
             }
-            assert!(losses[11] < losses[0] - 0.5, "{to:?}: {losses:?}");
         }
     }
 }

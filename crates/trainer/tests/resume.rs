@@ -36,10 +36,14 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
+        Self::of("llama-grouped")
+    }
+
+    fn of(model: &str) -> Self {
         let place = Self {
             folder: tempfile::tempdir().unwrap(),
         };
-        let golden = "../../tests/reference/golden/models/llama-grouped.gguf";
+        let golden = format!("../../tests/reference/golden/models/{model}.gguf");
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(golden);
         convert_gguf(&golden, &place.path("model"), Kind::Float, &|_, _| {}).unwrap();
         let line = |n: usize| format!("{{\"text\": \"on {} the {n}. \"}}\n", n % 10);
@@ -117,6 +121,30 @@ fn stopped_at(place: &Place, step: u64, more: &[&str]) -> Summary {
     let stop = Stop::default();
     let mut observer = StopAt(step, stop.clone());
     place.watched(more, &mut observer, &stop).unwrap()
+}
+
+/// An adapter, and all of a model whose routers learn their balance from rows with padding.
+#[test]
+fn a_mixture_of_experts_goes_on_to_the_same_end() {
+    for more in [&[][..], &["adapter=null", "data.packing=false"]] {
+        let place = || {
+            let place = Place::of("qwen3-moe");
+            let path = place.path("model/config.json");
+            let text = fs::read_to_string(&path).unwrap();
+            let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            config["output_router_logits"] = true.into();
+            fs::write(&path, config.to_string()).unwrap();
+            place
+        };
+        let (whole, cut) = (place(), place());
+        whole.run(more).unwrap();
+        stopped_at(&cut, 3, more);
+        cut.resume(more).unwrap();
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let bytes = |place: &Place| fs::read(place.checkpoint(6).join(file)).unwrap();
+            assert!(bytes(&whole) == bytes(&cut), "{file} with {more:?}");
+        }
+    }
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub struct Attachment {
     seen: Vec<String>,
     /// All other modules of the model: norms, blocks and other containers.
     others: BTreeSet<String>,
+    /// The feed-forward layers of a model with experts.
+    left_out: BTreeSet<String>,
 }
 
 /// One trained tensor: a matrix of an adapter, a bias, or a tensor that is trained in full.
@@ -61,6 +63,7 @@ impl Attachment {
             tables: Vec::new(),
             seen: Vec::new(),
             others: BTreeSet::new(),
+            left_out: BTreeSet::new(),
         })
     }
 
@@ -298,13 +301,43 @@ impl Attachment {
         }
     }
 
+    /// Names a feed-forward layer, a router or an expert's layer of a model with experts, which has no adapter.
+    pub(crate) fn leave_out(&mut self, name: &str) {
+        self.left_out.insert(name.to_owned());
+    }
+
+    /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert.
+    pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
+        let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
+        match saved {
+            None => Ok(()),
+            Some(module) => Err(Error::Invalid(format!(
+                "`modules_to_save`: `{module}` has experts, which are not trained in full beside an adapter; \
+                 name what else of it is to be trained, such as its router (`mlp.gate`)"
+            ))),
+        }
+    }
+
     /// Fails if the targets match a module that cannot have an adapter, as PEFT does.
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
+            if !self.left_out.is_empty() {
+                tracing::warn!(
+                    "`target_modules: all-linear` puts adapters on the attention: experts, routers and what stands \
+                     in for them have none (newer versions of PEFT would adapt every expert)"
+                );
+            }
             return Ok(());
         }
         let is_target =
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
+        if let Some(layer) = self.left_out.iter().find(is_target) {
+            return Err(Error::Invalid(format!(
+                "`target_modules` match `{layer}`: experts, routers and the feed-forward layers beside them \
+                 cannot have adapters. The layers of this model that can have one are {}",
+                self.layer_names().join(", ")
+            )));
+        }
         match self.others.iter().find(is_target) {
             None => Ok(()),
             Some(module) => Err(Error::Invalid(format!(

@@ -83,7 +83,7 @@ impl Biases {
 /// A selection of layers.
 #[derive(Debug, Clone)]
 pub enum Modules {
-    /// Every linear layer except the head.
+    /// Every linear layer except the head, experts and their routers.
     AllLinear,
     /// Layers whose name equals one of these, or ends in it after a dot.
     Suffixes(Vec<String>),
@@ -103,7 +103,10 @@ impl Modules {
     /// Whether it selects the layer `name`.
     pub fn contains(&self, name: &str) -> bool {
         match self {
-            Self::AllLinear => ![HEAD, EMBEDDING].contains(&name),
+            Self::AllLinear => {
+                let in_mixture = name.contains(".mlp.experts.") || name.ends_with(".mlp.gate");
+                ![HEAD, EMBEDDING].contains(&name) && !in_mixture
+            }
             Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {
                 name.strip_suffix(suffix.as_str())
                     .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))

@@ -20,7 +20,7 @@ use placement::Placer;
 mod forms;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 12] = [
+const ADAPTERS: [(&str, &str); 13] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -33,6 +33,7 @@ const ADAPTERS: [(&str, &str); 12] = [
     ("fused", "phi3-longrope"),
     ("multiplied", "granite-biases"),
     ("post-norms", "olmo3"),
+    ("beside-experts", "qwen3-moe"),
 ];
 
 struct Adapted {

@@ -67,6 +67,18 @@ impl Gguf {
 
     /// Reads a tensor by its name in the file and dequantises it to fp32.
     pub fn read(&self, name: &str) -> Result<Tensor, Error> {
+        self.read_elements(name, None)
+    }
+
+    /// The same for element `index` of the first dimension.
+    ///
+    /// # Errors
+    /// If there is no such element, or the file cannot be read.
+    pub fn read_element(&self, name: &str, index: i64) -> Result<Tensor, Error> {
+        self.read_elements(name, Some(index))
+    }
+
+    fn read_elements(&self, name: &str, index: Option<i64>) -> Result<Tensor, Error> {
         let entry = self
             .header
             .tensors
@@ -83,11 +95,25 @@ impl Gguf {
                 ),
             )
         })?;
-        let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+        let mut shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+        let mut start = entry.offset;
+        if let Some(index) = index {
+            let elements = entry.shape.iter().skip(1).product();
+            // Blocks lie within a row, and so within an element.
+            let bytes = format.bytes_of(elements);
+            let count = entry.shape.first().copied().unwrap_or(0);
+            let place = u64::try_from(index).ok().filter(|index| *index < count);
+            let (Some(bytes), Some(place)) = (bytes, place) else {
+                let reason = format!("tensor `{name}` has no element {index} of {count}");
+                return Err(Error::file(&self.path, reason));
+            };
+            shape.remove(0);
+            start += bytes * place;
+        }
         tensor_from(&shape, Kind::Float, |bytes| {
             let numbers: &mut [f32] = bytemuck::try_cast_slice_mut(bytes)
                 .map_err(|error| Error::file(&self.path, format!("tensor `{name}`: {error}")))?;
-            self.dequantize(entry.offset, format, numbers)
+            self.dequantize(start, format, numbers)
         })
     }
 

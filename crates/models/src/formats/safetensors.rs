@@ -72,6 +72,11 @@ impl SafetensorsFile {
 
     /// Reads a tensor in its stored type.
     pub fn read_stored(&self, name: &str) -> Result<Tensor, Error> {
+        self.read_elements(name, None)
+    }
+
+    /// Reads a tensor in its stored type, or an element of its first dimension.
+    fn read_elements(&self, name: &str, index: Option<i64>) -> Result<Tensor, Error> {
         let info = self
             .metadata
             .info(name)
@@ -85,8 +90,20 @@ impl SafetensorsFile {
                 ),
             )
         })?;
-        let shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
-        let start = self.data_start + info.data_offsets.0 as u64;
+        let mut shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
+        let mut start = self.data_start + info.data_offsets.0 as u64;
+        if let Some(index) = index {
+            let count = match shape.is_empty() {
+                true => 0,
+                false => shape.remove(0),
+            };
+            if !(0..count).contains(&index) {
+                let reason = format!("tensor `{name}` has no element {index} of {count}");
+                return Err(Error::file(&self.path, reason));
+            }
+            let bytes = (info.data_offsets.1 - info.data_offsets.0) as u64;
+            start += bytes / count as u64 * index as u64;
+        }
         // A boolean's byte may be damaged, and any value but 0 and 1 is undefined behaviour.
         let bytes_as = if kind == Kind::Bool {
             Kind::Uint8
@@ -123,6 +140,10 @@ impl TensorSource for SafetensorsFile {
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         Ok(self.read_stored(name)?.f_to_kind(kind)?)
+    }
+
+    fn read_element(&self, name: &str, index: i64, kind: Kind) -> Result<Tensor, Error> {
+        Ok(self.read_elements(name, Some(index))?.f_to_kind(kind)?)
     }
 }
 

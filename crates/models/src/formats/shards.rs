@@ -78,6 +78,14 @@ impl Shards {
     pub fn files(&self) -> usize {
         self.files.len()
     }
+
+    fn file_of(&self, name: &str) -> Result<&SafetensorsFile, Error> {
+        let number = self.tensors.get(name);
+        let missing = || Error::file(&self.folder, format!("there is no tensor `{name}`"));
+        number
+            .map(|number| &self.files[*number])
+            .ok_or_else(missing)
+    }
 }
 
 impl TensorSource for Shards {
@@ -99,13 +107,11 @@ impl TensorSource for Shards {
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        match self.tensors.get(name) {
-            Some(file) => self.files[*file].read(name, kind),
-            None => Err(Error::file(
-                &self.folder,
-                format!("there is no tensor `{name}`"),
-            )),
-        }
+        self.file_of(name)?.read(name, kind)
+    }
+
+    fn read_element(&self, name: &str, index: i64, kind: Kind) -> Result<Tensor, Error> {
+        self.file_of(name)?.read_element(name, index, kind)
     }
 }
 

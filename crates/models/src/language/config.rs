@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, LocalLayers, REGISTRY, quantized};
+use super::{Family, LocalLayers, Mixture, REGISTRY, quantized};
 use crate::Error;
 use crate::json::Object;
 use crate::model::rope::{self, Place};
@@ -118,6 +118,8 @@ pub struct DecoderConfig {
     pub logits_divisor: f64,
     /// The activation of the feed-forward layer's gate.
     pub activation: Activation,
+    /// The experts that some blocks have in place of one feed-forward layer.
+    pub experts: Option<Mixture>,
     /// Whether the output head shares the embedding's weight.
     pub tie_word_embeddings: bool,
     /// Whether the projections q, k and v are one matrix, and gate and up of the feed-forward layer another.
@@ -408,6 +410,7 @@ pub(super) fn read(
         residual_scale: 1.0,
         logits_divisor: 1.0,
         activation: Activation::Silu,
+        experts: None,
         tie_word_embeddings: object.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
         fused: false,
         qkv_bias: false,
@@ -543,12 +546,13 @@ mod tests {
         }
     }
 
-    /// Keys that are only read together with others: the base of YaRN's ramp, and windows.
-    const TOGETHER: [&str; 4] = [
+    /// Keys that are only read together with others: the base of YaRN's ramp, windows, and what routers learn.
+    const TOGETHER: [&str; 5] = [
         "original_max_position_embeddings",
         "sliding_window",
         "max_window_layers",
         "use_sliding_window",
+        "router_aux_loss_coef",
     ];
 
     #[test]

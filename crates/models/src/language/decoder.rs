@@ -13,8 +13,10 @@ use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
+use super::feed_forward::FeedForward;
+use super::mixture::{Balance, Mixture};
 use super::norm::Norm;
-use super::{Activation, DecoderConfig, EmbeddingScale};
+use super::{DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
 use crate::loss::logits_at_once;
@@ -34,6 +36,8 @@ pub struct Decoder {
     /// `None` if the head uses the embedding's weight as it is.
     head: Option<Linear>,
     views: Views,
+    /// What the routers of experts learn beside the text, if anything.
+    balance: Option<Balance>,
     compute: Kind,
     /// Logits that a loss computes at a time.
     pub(crate) logits_at_once: i64,
@@ -135,7 +139,9 @@ impl Decoder {
                     Some(local) => Some(positions(&local.rope, Some(local.window))?),
                     None => None,
                 },
+                counted: None,
             },
+            balance: config.experts.as_ref().and_then(Mixture::balance),
             compute: builder.compute(),
             logits_at_once: logits_at_once(options.device),
         })
@@ -279,6 +285,43 @@ impl Decoder {
         self.finish(&stream)
     }
 
+    /// What is learned from: the head's input, as [`Decoder::hidden`] or with `positions` as [`Decoder::hidden_packed`];
+    /// and if the model has routers whose balance is learned (`output_router_logits`), that part of the loss, a
+    /// scalar. There, only tokens count that are not zero in `real` (`[batch, length]`), if it is given: not padding.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`].
+    pub fn learned(
+        &self,
+        tokens: &Tensor,
+        (positions, real): (Option<&Tensor>, Option<&Tensor>),
+        pass: Pass,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let Some(balance) = &self.balance else {
+            let hidden = match positions {
+                Some(positions) => self.hidden_packed(tokens, positions, pass)?,
+                None => self.hidden(tokens, pass)?,
+            };
+            return Ok((hidden, None));
+        };
+        let length = tokens.size2()?.1;
+        let mut views = self.views.map(|view| match positions {
+            Some(positions) => view.packed(positions, self.compute),
+            None => view.of_length((0, length), self.compute),
+        })?;
+        let counted = match real {
+            Some(real) => real.f_ne(0)?.f_to_kind(Kind::Float)?,
+            None => tokens.f_ones_like()?.f_to_kind(Kind::Float)?,
+        };
+        let counted = counted.f_reshape([-1])?;
+        views.counted = Some(counted.shallow_clone());
+        let start = vec![self.embed(tokens)?, balance.start(tokens.device())?];
+        match &self.blocks.carry(start, &[], &views, pass)?[..] {
+            [stream, sums] => Ok((self.finish(stream)?, Some(balance.loss(sums, &counted)?))),
+            _ => Err(Error::Internal("blocks that hand on no balance".into())),
+        }
+    }
+
     /// The first block's input.
     fn embed(&self, tokens: &Tensor) -> Result<Tensor, Error> {
         scaled(self.embedding.forward(tokens)?, self.embedding_scale)
@@ -398,6 +441,9 @@ impl Cache {
 struct Views {
     whole: Positions,
     local: Option<Positions>,
+    /// One for each token that counts for the balance of routers, and zero for others, `[batch · length]`; `None`
+    /// where it is not learned.
+    counted: Option<Tensor>,
 }
 
 impl Views {
@@ -405,6 +451,7 @@ impl Views {
         Ok(Self {
             whole: each(&self.whole)?,
             local: self.local.as_ref().map(each).transpose()?,
+            counted: None,
         })
     }
 }
@@ -450,7 +497,7 @@ impl Layer {
         let before_attention = norm(0, builder)?;
         let attention = Attention::new(config, (index, &name("self_attn")), initial, builder)?;
         let (after_attention, before_mlp) = (norm(1, builder)?, norm(2, builder)?);
-        let feed_forward = FeedForward::new(config, &name("mlp"), initial, builder)?;
+        let feed_forward = FeedForward::new(config, (index, &name("mlp")), initial, builder)?;
         Ok(Self {
             is_local: config.is_local(index),
             residual_scale: config.residual_scale,
@@ -473,6 +520,17 @@ impl Layer {
         cache: Option<&mut LayerCache>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
+        Ok(self.run_routed(stream, views, cache, dropout)?.0)
+    }
+
+    /// The same, and what its router adds to the balance of all, if it has one and that is learned.
+    fn run_routed(
+        &self,
+        stream: &Tensor,
+        views: &Views,
+        cache: Option<&mut LayerCache>,
+        dropout: bool,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
         let positions = match &views.local {
             Some(local) if self.is_local => local,
             _ => &views.whole,
@@ -485,8 +543,10 @@ impl Layer {
         let attended = self.attention.forward(&input, positions, cache, dropout)?;
         let stream = stream.f_add(&scaled(norm(1, attended)?, self.residual_scale)?)?;
         let input = norm(2, stream.shallow_clone())?;
-        let output = self.feed_forward.forward(&input, dropout)?;
-        Ok(stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?)
+        let counted = views.counted.as_ref();
+        let (output, routed) = self.feed_forward.forward(&input, counted, dropout)?;
+        let stream = stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?;
+        Ok((stream, routed))
     }
 }
 
@@ -497,6 +557,7 @@ impl crate::model::Layer for Layer {
         Views {
             whole: shared.whole.shallow_clone(),
             local: shared.local.as_ref().map(Positions::shallow_clone),
+            counted: shared.counted.as_ref().map(Tensor::shallow_clone),
         }
     }
 
@@ -505,6 +566,23 @@ impl crate::model::Layer for Layer {
             return Err(Error::Internal("a decoder's block takes one input".into()));
         };
         self.run(stream, shared, None, dropout)
+    }
+
+    fn outputs(
+        &self,
+        inputs: &[Tensor],
+        shared: &Views,
+        dropout: bool,
+    ) -> Result<Vec<Tensor>, Error> {
+        let [stream, sums] = inputs else {
+            return Ok(vec![self.forward(inputs, shared, dropout)?]);
+        };
+        let (stream, routed) = self.run_routed(stream, shared, None, dropout)?;
+        let sums = match routed {
+            Some(routed) => sums.f_add(&routed)?,
+            None => sums.shallow_clone(),
+        };
+        Ok(vec![stream, sums])
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
@@ -522,82 +600,6 @@ impl crate::model::Layer for Layer {
             norms: [before_attention, after_attention, before_mlp, norm(3, map)?],
             attention,
             feed_forward,
-        })
-    }
-}
-
-#[derive(Debug)]
-struct FeedForward {
-    inputs: Inputs,
-    down: Linear,
-    activation: Activation,
-}
-
-/// The layers that make the gate and what it lets through.
-#[derive(Debug)]
-enum Inputs {
-    /// One for each, the gate's first.
-    Separate([Linear; 2]),
-    /// One whose outputs are those of both, one after the other.
-    Fused(Linear),
-}
-
-impl FeedForward {
-    fn new(
-        config: &DecoderConfig,
-        name: &str,
-        initial: Initial,
-        builder: &mut Builder,
-    ) -> Result<Self, Error> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let mut linear = |suffix: &str, shape| {
-            let name = format!("{name}.{suffix}");
-            builder.linear(&name, shape, config.mlp_bias, initial)
-        };
-        Ok(Self {
-            inputs: match config.fused {
-                true => Inputs::Fused(linear("gate_up_proj", (hidden, 2 * inner))?),
-                false => Inputs::Separate([
-                    linear("gate_proj", (hidden, inner))?,
-                    linear("up_proj", (hidden, inner))?,
-                ]),
-            },
-            down: linear("down_proj", (inner, hidden))?,
-            activation: config.activation,
-        })
-    }
-
-    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
-        let (gate, up) = match &self.inputs {
-            Inputs::Separate([gate, up]) => {
-                let up = up.forward(input, dropout)?;
-                (gate.forward(input, dropout)?, up)
-            }
-            Inputs::Fused(both) => {
-                let mut halves = both.forward(input, dropout)?.f_chunk(2, -1)?.into_iter();
-                match (halves.next(), halves.next()) {
-                    (Some(gate), Some(up)) => (gate, up),
-                    _ => return Err(Error::Internal("a layer without two halves".into())),
-                }
-            }
-        };
-        let gate = match self.activation {
-            Activation::Silu => gate.f_silu()?,
-            Activation::GeluTanh => gate.f_gelu("tanh")?,
-        };
-        self.down.forward(&gate.f_mul(&up)?, dropout)
-    }
-
-    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
-        Ok(Self {
-            inputs: match &self.inputs {
-                Inputs::Fused(both) => Inputs::Fused(both.with_base(map)?),
-                Inputs::Separate([gate, up]) => {
-                    Inputs::Separate([gate.with_base(map)?, up.with_base(map)?])
-                }
-            },
-            down: self.down.with_base(map)?,
-            activation: self.activation,
         })
     }
 }

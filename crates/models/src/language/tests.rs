@@ -16,7 +16,7 @@ use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 23] = [
+pub(crate) const MODELS: [&str; 25] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -40,6 +40,8 @@ pub(crate) const MODELS: [&str; 23] = [
     "phi3-longrope",
     "ministral3",
     "ministral3-multimodal",
+    "qwen3-moe",
+    "qwen3-moe-stacked",
 ];
 
 fn golden(name: &str) -> PathBuf {
@@ -317,5 +319,65 @@ fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
             error.contains(&format!("`{name}` has 1 NaN or infinite values of")),
             "{error}"
         );
+    }
+}
+
+/// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.
+#[test]
+fn routers_and_experts_learn_what_those_of_transformers_learn() {
+    let name = "qwen3-moe-stacked";
+    let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
+    let folder = HfFolder::open(&golden(name)).unwrap();
+    let (tokens, _) = expected(name);
+    let real = tokens.ones_like();
+    let _ = real.get(1).narrow(0, 20, 20).fill_(0);
+    // What comes after each token, where both are there.
+    let next = Tensor::cat(&[tokens.narrow(1, 1, 39), tokens.narrow(1, 0, 1)], 1);
+    let learned = real.narrow(1, 1, 39).constant_pad_nd([0, 1]);
+    let targets = next.masked_fill(&learned.eq(0), -100);
+    for checkpoint in [false, true] {
+        let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+        let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+        let mut parameters = Parameters::default();
+        let base = Base::Trained;
+        let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+        let options = DecoderOptions {
+            positions: 64,
+            initializer_range: 0.0,
+            device: Device::Cpu,
+        };
+        let model = Decoder::new(folder.config(), options, &mut builder).unwrap();
+        let pass = Pass::Train { checkpoint };
+        let (hidden, balance) = model.learned(&tokens, (None, Some(&real)), pass).unwrap();
+        let text = crate::loss::mean_cross_entropy(&model, &hidden, &targets, pass).unwrap();
+        let loss = text + balance.unwrap();
+        let theirs = f64::try_from(file.read("loss", Kind::Double).unwrap()).unwrap();
+        let ours = f64::try_from(&loss).unwrap();
+        assert!((ours / theirs - 1.0).abs() <= 1e-6, "{ours} and {theirs}");
+        torch_ext::backward(&loss).unwrap();
+        let mut compared = 0;
+        for parameter in parameters.iter().filter(|p| p.name.contains(".mlp.")) {
+            let stored = parameter.name.replace(".mlp.experts.", " ");
+            let (place, part) = match stored.split_once(' ') {
+                None => (None, format!("gradient.{stored}")),
+                Some((layer, expert)) => {
+                    let (number, part) = expert.split_once('.').unwrap();
+                    let place: i64 = number.parse().unwrap();
+                    (Some(place), format!("gradient.{layer}.mlp.experts.{part}"))
+                }
+            };
+            let theirs = file.read(&part, Kind::Float).unwrap();
+            let theirs = place.map_or(theirs.shallow_clone(), |place| theirs.get(place));
+            let difference = largest_difference(&parameter.tensor.grad(), &theirs);
+            let size = f64::try_from(theirs.abs().max()).unwrap();
+            assert!(
+                difference <= 1e-5 * size.max(0.1),
+                "{}: {difference} of {size}",
+                parameter.name
+            );
+            compared += 1;
+        }
+        // Two routers, five experts in each of two blocks, and a block without.
+        assert_eq!(compared, 2 + 3 * (2 * 5 + 1));
     }
 }

@@ -56,6 +56,19 @@ pub trait Layer: Sized + Send + 'static {
         dropout: bool,
     ) -> Result<Tensor, Error>;
 
+    /// All that goes on to the next block of [`Blocks::carry`]: the residual stream, and what else it hands on.
+    ///
+    /// # Errors
+    /// Those of [`Layer::forward`].
+    fn outputs(
+        &self,
+        inputs: &[Tensor],
+        shared: &Self::Shared,
+        dropout: bool,
+    ) -> Result<Vec<Tensor>, Error> {
+        Ok(vec![self.forward(inputs, shared, dropout)?])
+    }
+
     /// The same layer on another base (see [`BaseMap`]).
     ///
     /// # Errors
@@ -199,31 +212,46 @@ impl<L: Layer> Blocks<L> {
     /// Those of the blocks; or a streamed block does not arrive.
     pub fn forward(
         &self,
-        mut stream: Tensor,
+        stream: Tensor,
         others: &[Tensor],
         shared: &L::Shared,
         pass: Pass,
     ) -> Result<Tensor, Error> {
+        only(self.carry(vec![stream], others, shared, pass)?)
+    }
+
+    /// The same for blocks that hand on more than the residual stream: `carried`, which begins with it, are inputs of the first, and
+    /// the [`Layer::outputs`] of each block those of the next. Returns those of the last.
+    ///
+    /// # Errors
+    /// As [`Blocks::forward`].
+    pub fn carry(
+        &self,
+        mut carried: Vec<Tensor>,
+        others: &[Tensor],
+        shared: &L::Shared,
+        pass: Pass,
+    ) -> Result<Vec<Tensor>, Error> {
         for block in &self.list {
-            let mut inputs = vec![stream];
+            let mut inputs = carried;
             inputs.extend(others.iter().map(Tensor::shallow_clone));
-            stream = match (block, pass) {
+            carried = match (block, pass) {
                 (Block::Resident(layer), Pass::Train { checkpoint: true }) => {
                     self.checkpointed(layer, inputs, shared)?
                 }
                 (Block::Resident(layer), _) => {
-                    layer.forward(&inputs, shared, pass != Pass::Evaluate)?
+                    layer.outputs(&inputs, shared, pass != Pass::Evaluate)?
                 }
                 (Block::Streamed { template, number }, Pass::Train { .. }) => {
                     self.trained(template, *number, inputs, shared)?
                 }
                 (Block::Streamed { template, number }, Pass::Evaluate) => {
-                    let run = |layer: L| layer.forward(&inputs, shared, false);
+                    let run = |layer: L| layer.outputs(&inputs, shared, false);
                     self.evaluated(template, *number, &inputs[0], run)?
                 }
             };
         }
-        Ok(stream)
+        Ok(carried)
     }
 
     /// Runs the blocks for inference: `run` gets each block, its index and the residual stream before it.
@@ -285,7 +313,7 @@ impl<L: Layer> Blocks<L> {
         layer: &L,
         inputs: Vec<Tensor>,
         common: &L::Shared,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Vec<Tensor>, Error> {
         let inputs = reachable(inputs)?;
         let (layer, common) = (layer.with_base(&mut shared)?, L::share(common));
         let options = CheckpointOptions {
@@ -293,11 +321,10 @@ impl<L: Layer> Blocks<L> {
             ..CheckpointOptions::default()
         };
         let inputs: Vec<&Tensor> = inputs.iter().collect();
-        let outputs = checkpoint_with(options, &inputs, move |inputs| {
-            let output = layer.forward(inputs, &common, true);
-            output.map(|output| vec![output]).map_err(Error::into_torch)
-        })?;
-        only(outputs)
+        Ok(checkpoint_with(options, &inputs, move |inputs| {
+            let outputs = layer.outputs(inputs, &common, true);
+            outputs.map_err(Error::into_torch)
+        })?)
     }
 
     /// Runs a streamed block in training: its weights are copied in once now and once in the backward pass.
@@ -307,28 +334,27 @@ impl<L: Layer> Blocks<L> {
         number: usize,
         inputs: Vec<Tensor>,
         common: &L::Shared,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Vec<Tensor>, Error> {
         let inputs = reachable(inputs)?;
         let (template, common) = (template.with_base(&mut shared)?, L::share(common));
         let inputs: Vec<&Tensor> = inputs.iter().collect();
-        let outputs = self
+        Ok(self
             .source()?
             .train(number, &inputs, move |inputs, weights| {
-                let output = attach_weights(&template, weights)
-                    .and_then(|layer| layer.forward(inputs, &common, true));
-                output.map(|output| vec![output]).map_err(Error::into_torch)
-            })?;
-        only(outputs)
+                let outputs = attach_weights(&template, weights)
+                    .and_then(|layer| layer.outputs(inputs, &common, true));
+                outputs.map_err(Error::into_torch)
+            })?)
     }
 
     /// Runs a streamed block on the tensors that have been copied in.
-    fn evaluated(
+    fn evaluated<R>(
         &self,
         template: &L,
         number: usize,
         stream: &Tensor,
-        run: impl FnOnce(L) -> Result<Tensor, Error>,
-    ) -> Result<Tensor, Error> {
+        run: impl FnOnce(L) -> Result<R, Error>,
+    ) -> Result<R, Error> {
         let forward = |weights: &Weights<'_>| {
             attach_weights(template, weights)
                 .and_then(run)
@@ -375,5 +401,5 @@ fn reachable(mut inputs: Vec<Tensor>) -> Result<Vec<Tensor>, Error> {
 
 fn only(outputs: Vec<Tensor>) -> Result<Tensor, Error> {
     let output = outputs.into_iter().next();
-    output.ok_or_else(|| Error::Internal("a checkpointed block without output".into()))
+    output.ok_or_else(|| Error::Internal("a block without output".into()))
 }

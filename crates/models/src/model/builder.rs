@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::blocks::Streamer;
+use super::experts::Experts;
 use super::layers::{Embedding, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
@@ -10,7 +11,7 @@ use crate::adapters::{Attachment, HEAD};
 use crate::parameters::Parameters;
 use crate::quant::Quantization;
 use crate::tensor::shared;
-use crate::weight::Weight;
+use crate::weight::{Stack, Weight, joined};
 
 /// Whether a model's own weights are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -308,6 +309,28 @@ impl<'a> Builder<'a> {
     pub fn linear(
         &mut self,
         name: &str,
+        shape: (i64, i64),
+        bias: bool,
+        initial: Initial,
+    ) -> Result<Linear, Error> {
+        let linear = self.bare_linear(name, shape, bias, initial)?;
+        let adapter = match &mut self.adapters {
+            Some(adapters) => {
+                let device = self.host_for.unwrap_or_else(|| linear.weight.device());
+                adapters.attach(name, &linear.weight, device, self.parameters)?
+            }
+            None => None,
+        };
+        Ok(Linear { adapter, ..linear })
+    }
+
+    /// A linear layer that has no adapter even if it is targeted: see [`Builder::leave_out`].
+    ///
+    /// # Errors
+    /// As [`Builder::linear`].
+    pub fn bare_linear(
+        &mut self,
+        name: &str,
         (inputs, outputs): (i64, i64),
         bias: bool,
         initial: Initial,
@@ -332,19 +355,78 @@ impl<'a> Builder<'a> {
             true => Some(self.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?),
             false => None,
         };
-        let adapter = match &mut self.adapters {
-            Some(adapters) => {
-                let device = self.host_for.unwrap_or_else(|| weight.device());
-                adapters.attach(name, &weight, device, self.parameters)?
-            }
-            None => None,
-        };
         Ok(Linear {
             weight,
             bias,
             compute: self.compute,
-            adapter,
+            adapter: None,
         })
+    }
+
+    /// Names a module that cannot have an adapter, so that one that is asked for is refused.
+    pub fn leave_out(&mut self, name: &str) {
+        if let Some(adapters) = &mut self.adapters {
+            adapters.leave_out(name);
+        }
+    }
+
+    /// The matrices of `count` experts, whose names are `name`, the number of each, and the layer: gate and up
+    /// `[inner, hidden]`, and down `[hidden, inner]`. They have no adapters.
+    ///
+    /// # Errors
+    /// If the source does not have them, or an adapter is to train them in full.
+    pub fn experts(
+        &mut self,
+        name: &str,
+        count: i64,
+        (hidden, inner): (i64, i64),
+        initial: Initial,
+    ) -> Result<Experts, Error> {
+        let names = |number: i64| {
+            ["gate_proj", "up_proj", "down_proj"]
+                .map(|layer| format!("{name}.{number}.{layer}.weight"))
+        };
+        let (wide, narrow) = ([inner, hidden], [hidden, inner]);
+        let Base::Frozen(kind) = self.base else {
+            let mut trained = |name: &String, shape: [i64; 2]| {
+                let tensor = self.source.tensor(name, &shape, initial)?;
+                self.parameters.register(name, &tensor, true)
+            };
+            let expert = |number: i64| {
+                let [gate, up, down] = names(number);
+                Ok([
+                    trained(&gate, wide)?,
+                    trained(&up, wide)?,
+                    trained(&down, narrow)?,
+                ])
+            };
+            return Ok(Experts::Trained(
+                (0..count).map(expert).collect::<Result<_, Error>>()?,
+            ));
+        };
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let [gate, up, down] = names(number);
+            if let Some(adapters) = &mut self.adapters {
+                adapters.expect_frozen(&gate)?;
+            }
+            let both = [
+                self.tensor(&gate, &wide, initial)?.f_to_kind(kind)?,
+                self.tensor(&up, &wide, initial)?.f_to_kind(kind)?,
+            ];
+            let down_weight = self.tensor(&down, &narrow, initial)?.f_to_kind(kind)?;
+            let weight = |name: &str, dense: Tensor| match self.quantization {
+                Some(to) => Weight::quantized(name, &dense, to),
+                None => Ok(Weight::Dense(dense)),
+            };
+            inputs.push(weight(&gate, joined(&both)?)?);
+            outputs.push(weight(&down, down_weight)?);
+        }
+        let (gate_up, down) = (Stack::new(inputs)?, Stack::new(outputs)?);
+        for stack in [&gate_up, &down] {
+            stack.for_each(&mut |tensor| self.remember(name, tensor))?;
+        }
+        Ok(Experts::Frozen { gate_up, down })
     }
 
     /// An RMS norm named `name`.

@@ -19,6 +19,7 @@ use tch::{Kind, Tensor};
 pub use export::{Export, GgufType};
 pub(super) use keys::keys_without_effect;
 
+use super::slices::Slice;
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::TensorSource;
@@ -45,6 +46,8 @@ struct Source {
     plus_one: bool,
     /// Number of heads whose rows were interleaved.
     permuted_heads: Option<i64>,
+    /// If it is only a part of the tensor.
+    slice: Option<Slice>,
 }
 
 impl GgufModel {
@@ -56,7 +59,7 @@ impl GgufModel {
         let gguf = Gguf::open(path)?;
         let (config, rules) = config(path, gguf.header())?;
         let mut tensors = BTreeMap::new();
-        for name in gguf.header().tensors.keys() {
+        for (name, entry) in &gguf.header().tensors {
             // Computed from the config's rope scaling, which is recovered below.
             if name == ROPE_FREQUENCIES {
                 continue;
@@ -72,12 +75,19 @@ impl GgufModel {
                 true => permuted_heads(&config, name),
                 false => None,
             };
-            let source = Source {
+            let source = |slice: Option<Slice>| Source {
                 name: name.clone(),
                 plus_one: rules.norms_plus_one && name.ends_with("norm.weight"),
                 permuted_heads,
+                slice,
             };
-            tensors.insert(ours, source);
+            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+            let slices = Slice::all_of(&ours, &shape);
+            if slices.is_empty() {
+                tensors.insert(ours, source(None));
+            }
+            let slices = slices.into_iter();
+            tensors.extend(slices.map(|(ours, slice)| (ours, source(Some(slice)))));
         }
         let mut config = config;
         if gguf.header().tensors.contains_key(ROPE_FREQUENCIES) {
@@ -138,12 +148,13 @@ impl TensorSource for GgufModel {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        let entry = self
-            .gguf
-            .header()
-            .tensors
-            .get(&self.tensors.get(name)?.name)?;
-        Some(entry.shape.iter().map(|size| *size as i64).collect())
+        let source = self.tensors.get(name)?;
+        let entry = self.gguf.header().tensors.get(&source.name)?;
+        let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+        match source.slice {
+            None => Some(shape),
+            Some(slice) => Some(slice.shape(&shape)),
+        }
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
@@ -151,7 +162,10 @@ impl TensorSource for GgufModel {
             .tensors
             .get(name)
             .ok_or_else(|| Error::file(self.path(), format!("there is no tensor for `{name}`")))?;
-        let tensor = self.gguf.read(&source.name)?;
+        let tensor = match source.slice {
+            None => self.gguf.read(&source.name)?,
+            Some(slice) => slice.of(self.gguf.read_element(&source.name, slice.expert)?)?,
+        };
         let tensor = match source.permuted_heads {
             None => tensor,
             Some(heads) => undo_permutation(&tensor, heads).map_err(|error| {

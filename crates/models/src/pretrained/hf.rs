@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::slices::Slice;
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::{Shards, TensorSource};
@@ -25,8 +26,16 @@ pub struct HfFolder {
     path: PathBuf,
     config: DecoderConfig,
     weights: Shards,
-    /// The names of the model's tensors, and those in the files.
-    names: BTreeMap<String, String>,
+    /// The names of the model's tensors, and where they are in the files.
+    names: BTreeMap<String, Stored>,
+}
+
+/// A tensor in a file.
+#[derive(Debug)]
+struct Stored {
+    name: String,
+    /// If it is only a part of it.
+    slice: Option<Slice>,
 }
 
 impl HfFolder {
@@ -64,11 +73,24 @@ impl HfFolder {
             }
         }
         let weights = Shards::open(path, "model")?;
-        let named = weights.names().into_iter();
-        let named = named.filter_map(|name| Some((config.family.tensor_name(&name)?, name)));
+        let mut names = BTreeMap::new();
+        for name in weights.names() {
+            let Some(ours) = config.family.tensor_name(&name) else {
+                continue;
+            };
+            let slices = Slice::all_of(&ours, &weights.shape(&name).unwrap_or_default());
+            if slices.is_empty() {
+                names.insert(ours, Stored { name, slice: None });
+                continue;
+            }
+            for (ours, slice) in slices {
+                let (name, slice) = (name.clone(), Some(slice));
+                names.insert(ours, Stored { name, slice });
+            }
+        }
         let mut folder = Self {
             path: path.to_owned(),
-            names: named.collect(),
+            names,
             config,
             weights,
         };
@@ -81,7 +103,8 @@ impl HfFolder {
 
     /// Whether it has the text part of a larger model.
     fn is_part(&self) -> bool {
-        self.names.iter().any(|(ours, theirs)| ours != theirs)
+        let mut names = self.names.iter();
+        names.any(|(ours, stored)| stored.slice.is_none() && *ours != stored.name)
     }
 
     /// The model's dimensions.
@@ -147,12 +170,20 @@ impl TensorSource for HfFolder {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.weights.shape(self.names.get(name)?)
+        let Stored { name, slice } = self.names.get(name)?;
+        let shape = self.weights.shape(name)?;
+        Some(slice.map_or_else(|| shape.clone(), |slice| slice.shape(&shape)))
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        let stored = self.names.get(name).map_or(name, String::as_str);
-        self.weights.read(stored, kind)
+        match self.names.get(name) {
+            None => self.weights.read(name, kind),
+            Some(Stored { name, slice: None }) => self.weights.read(name, kind),
+            Some(Stored {
+                name,
+                slice: Some(slice),
+            }) => slice.of(self.weights.read_element(name, slice.expert, kind)?),
+        }
     }
 }
 

@@ -47,6 +47,32 @@ impl Int8Rows {
         Ok((self.values.f_to_kind(kind)?, factors))
     }
 
+    /// Matrices of the same width, one below the other.
+    ///
+    /// # Errors
+    /// If there is none, or memory runs out.
+    pub fn stacked(matrices: &[Self]) -> Result<Self, Error> {
+        let joined = |part: fn(&Self) -> &Tensor| {
+            let parts: Vec<&Tensor> = matrices.iter().map(part).collect();
+            Tensor::f_cat(&parts, 0)
+        };
+        Ok(Self {
+            values: joined(|matrix| &matrix.values)?,
+            scales: joined(|matrix| &matrix.scales)?,
+        })
+    }
+
+    /// `count` rows from `start` on; they share its storage.
+    ///
+    /// # Errors
+    /// If there are not that many.
+    pub fn narrow(&self, start: i64, count: i64) -> Result<Self, Error> {
+        Ok(Self {
+            values: self.values.f_narrow(0, start, count)?,
+            scales: self.scales.f_narrow(0, start, count)?,
+        })
+    }
+
     /// The same on another device.
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Ok(Self {

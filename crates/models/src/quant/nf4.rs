@@ -39,6 +39,7 @@ pub struct Nf4 {
     pub packed: Tensor,
     /// `[blocks, 1]`: the absmax of each block.
     pub scales: Tensor,
+    /// Of several matrices in one, whose number comes first, each begins with a block of its own.
     shape: Vec<i64>,
 }
 
@@ -88,14 +89,52 @@ impl Nf4 {
 
     /// The values, as `kind`.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
+        let (matrices, each) = match self.shape[..] {
+            [matrices, rows, columns] => (matrices, rows * columns),
+            _ => (1, self.shape.iter().product()),
+        };
         let table = Table::on(self.packed.device(), kind)?;
         let mut rows = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
-        let numbers = rows.f_mul_(&self.scales)?.f_reshape([-1])?.f_narrow(
-            0,
-            0,
-            self.shape.iter().product(),
-        )?;
-        Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)
+        let numbers = rows
+            .f_mul_(&self.scales)?
+            .f_view([matrices, -1])?
+            .f_narrow(1, 0, each)?;
+        Ok(numbers.f_reshape(self.shape.as_slice())?.f_to_kind(kind)?)
+    }
+
+    /// Matrices of the same size as one tensor `[matrices, rows, columns]`.
+    ///
+    /// # Errors
+    /// If there is none, or memory runs out.
+    pub fn stacked(matrices: &[Self]) -> Result<Self, Error> {
+        let first = matrices.first();
+        let first = first.ok_or_else(|| Error::Internal("a stack of no matrices".into()))?;
+        let joined = |part: fn(&Self) -> &Tensor| -> Result<Tensor, Error> {
+            let parts: Vec<&Tensor> = matrices.iter().map(part).collect();
+            Ok(Tensor::f_cat(&parts, 0)?)
+        };
+        Ok(Self {
+            packed: joined(|matrix| &matrix.packed)?,
+            scales: joined(|matrix| &matrix.scales)?,
+            shape: [&[matrices.len() as i64], first.size()].concat(),
+        })
+    }
+
+    /// `count` matrices of a stack from `start` on; they share its storage.
+    ///
+    /// # Errors
+    /// If there are not that many.
+    pub fn narrow(&self, start: i64, count: i64) -> Result<Self, Error> {
+        let [matrices, rows, columns] = self.shape[..] else {
+            return Err(Error::Internal("a part of a single matrix".into()));
+        };
+        let blocks = self.scales.size2()?.0 / matrices;
+        let part = |tensor: &Tensor| tensor.f_narrow(0, start * blocks, count * blocks);
+        Ok(Self {
+            packed: part(&self.packed)?,
+            scales: part(&self.scales)?,
+            shape: vec![count, rows, columns],
+        })
     }
 
     /// The size of the original tensor.

@@ -130,13 +130,17 @@ impl PlannedDecoder<'_> {
     /// Bytes that a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
         let aligned = |bytes: u64| bytes.next_multiple_of(STREAM_ALIGNMENT);
+        let experts = self.shape.experts.as_ref();
+        let router = experts.map(|experts| vec![experts.count, self.shape.hidden_size]);
         let of = |size: &Vec<i64>| {
             let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
             let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
             if size.len() < 2 {
                 return aligned(numbers * 4);
             }
-            match self.config.model.quantization {
+            // Routers are not quantised.
+            let to = self.config.model.quantization;
+            match to.filter(|_| router.as_ref() != Some(size)) {
                 None => aligned(numbers * stored.elt_size_in_bytes() as u64),
                 Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
                 // Two elements per byte, and a scale per 64.
@@ -179,5 +183,112 @@ impl PlannedDecoder<'_> {
             }
         }
         Error::Data(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use models::adapters::Attachment;
+    use models::language::DecoderOptions;
+    use models::model::{Base, Builder, Initial, WeightSource};
+    use serde_json::json;
+    use tch::{Device, Tensor};
+
+    use super::*;
+
+    /// Tensors of any shape that take no memory.
+    struct Shapes;
+
+    impl WeightSource for Shapes {
+        fn tensor(&mut self, _: &str, shape: &[i64], _: Initial) -> Result<Tensor, models::Error> {
+            let zero = Tensor::f_zeros(vec![1; shape.len()], (Kind::BFloat16, Device::Cpu))?;
+            Ok(zero.f_expand(shape, false)?)
+        }
+    }
+
+    /// The plan for Qwen3-30B-A3B with an adapter on its attention and rows of 2,048 tokens.
+    fn thirty_billion(quantization: &str, memory: Memory) -> Result<MemoryPlan, Error> {
+        let keys = json!({
+            "model_type": "qwen3_moe", "vocab_size": 151_936, "hidden_size": 2048,
+            "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
+        });
+        let shape = DecoderConfig::from_json(Path::new("config.json"), keys).unwrap();
+        let text = format!(
+            "adapter: {{r: 16}}\nmodel: {{name_or_path: m, quantization: {quantization}}}\n\
+             data: {{path: text, block_size: 2048}}\n\
+             train: {{per_device_train_batch_size: 1, gradient_checkpointing: true}}"
+        );
+        let config = Config::parse("test.yaml", &text, &[]).unwrap();
+        let lora = config.adapter.as_ref().unwrap().lora().unwrap();
+        let mut attachment = Attachment::fresh(&lora).unwrap();
+        let (mut parameters, mut source) = (Parameters::default(), Shapes);
+        let compute = Kind::BFloat16;
+        let base = Base::Frozen(compute);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .with_adapters(&mut attachment);
+        let options = DecoderOptions {
+            positions: 2048,
+            initializer_range: 0.0,
+            device: Device::Cpu,
+        };
+        let decoder = Decoder::new(&shape, options, &mut builder).unwrap();
+        let usage = DecoderUse {
+            rows: 1,
+            length: 2048,
+            packed: false,
+            compute,
+            frozen: Some(compute),
+            quantization: config.model.quantization.map(Into::into),
+            device: Device::Cpu,
+            checkpoint: true,
+            streamed: Vec::new(),
+            offload: false,
+            dropout: 0.0,
+            whole_logits: false,
+            scores: false,
+        };
+        let planned = PlannedDecoder {
+            config: &config,
+            shape: &shape,
+            decoder: &decoder,
+            parameters: &parameters,
+            usage: &usage,
+        };
+        planned.plan(memory, &OffloadOptions::default())
+    }
+
+    #[test]
+    fn thirty_billion_parameters_of_experts_in_four_bits_train_on_a_card_of_24_gib() {
+        let card = |device: u64| Memory::Discrete {
+            device: Bytes::gib(device),
+            host: Bytes::gib(32),
+        };
+        let plan = thirty_billion("nf4", card(23)).unwrap();
+        let phase = &plan.plan.phases[0];
+        println!(
+            "{} of weights, {} beside them",
+            phase.resident, phase.working
+        );
+        assert_eq!(plan.streamed, [0; 0]);
+        // 18.1 billion bytes: 29.0 billion numbers of experts and 0.9 of attention, each 9/16 of a byte, and embedding
+        // and head in bf16.
+        assert!(
+            (16.7..17.0).contains(&phase.resident.as_gib()),
+            "{}",
+            phase.resident
+        );
+        assert!(phase.working < Bytes::gib(3), "{}", phase.working);
+        // On a smaller card, or in eight bits, some of the blocks are streamed.
+        for plan in [
+            thirty_billion("nf4", card(15)),
+            thirty_billion("int8", card(23)),
+        ] {
+            let streamed = plan.unwrap().streamed.len();
+            assert!((1..48).contains(&streamed), "{streamed}");
+        }
     }
 }

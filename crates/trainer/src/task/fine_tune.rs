@@ -274,9 +274,14 @@ impl Task for FineTune {
         let pass = Pass::Train {
             checkpoint: self.checkpoint,
         };
-        let hidden = self.hidden(batch, pass)?;
+        let places = (batch.find("positions"), batch.find("real"));
+        let (hidden, balance) = self.model.learned(batch.get("tokens")?, places, pass)?;
         let targets = batch.get("targets")?;
-        Ok(mean_cross_entropy(&self.model, &hidden, targets, pass)?)
+        let loss = mean_cross_entropy(&self.model, &hidden, targets, pass)?;
+        match balance {
+            Some(balance) => Ok(loss.f_add(&balance)?),
+            None => Ok(loss),
+        }
     }
 
     fn evaluates(&self) -> bool {

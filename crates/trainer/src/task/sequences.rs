@@ -212,6 +212,11 @@ impl Sequences {
             ("tokens", tensor(|row| &row.tokens, |_| 0)?),
             ("targets", tensor(|row| &row.targets, |_| IGNORED)?),
         ];
+        if rows.iter().any(|row| row.length() < width) {
+            // One for each token that is not padding.
+            let places = tensor(|row| &row.positions, |_| -1)?;
+            tensors.push(("real", places.f_ge(0)?.f_to_kind(tch::Kind::Int64)?));
+        }
         if self.packed() {
             // The padding is an example of its own, which nobody sees.
             tensors.push(("positions", tensor(|row| &row.positions, |place| place)?));

@@ -407,3 +407,45 @@ fn an_adapter_that_is_not_finite_is_refused_by_the_tensors_name() {
         );
     }
 }
+
+#[test]
+fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_name() {
+    let config = LoraConfig {
+        target_modules: Modules::AllLinear,
+        ..LoraConfig::default()
+    };
+    for base in ["qwen3-moe", "qwen3-moe-stacked"] {
+        let adapted = fresh(base, &config).unwrap();
+        let modules = adapted.attached.modules.iter();
+        let mut modules = modules.map(|name| name.split_once("self_attn."));
+        assert!(modules.all(|found| found.is_some()));
+        let (_, written) = written(&adapted);
+        assert_eq!(
+            written["target_modules"],
+            json!(["k_proj", "o_proj", "q_proj", "v_proj"])
+        );
+    }
+    let refusal = |config: &LoraConfig, base: &str| match fresh(base, config) {
+        Ok(_) => panic!("{config:?}"),
+        Err(error) => error.to_string(),
+    };
+    for (targets, layer) in [
+        (
+            &["q_proj", "down_proj"][..],
+            "layers.0.mlp.experts.0.down_proj",
+        ),
+        (&["gate"], "layers.0.mlp.gate"),
+        (&["layers.1.mlp.up_proj"], "layers.1.mlp.up_proj"),
+    ] {
+        let reason = refusal(&on(targets), "qwen3-moe-stacked");
+        let expected = format!("`target_modules` match `model.{layer}`: experts, routers");
+        assert!(reason.contains(&expected), "{reason}");
+    }
+    for modules in ["layers.0.mlp", "experts"] {
+        let reason = refusal(&saving(&["q_proj"], &[modules]), "qwen3-moe");
+        assert!(
+            reason.contains("has experts, which are not trained in full beside an adapter"),
+            "{reason}"
+        );
+    }
+}

@@ -23,6 +23,15 @@ fn every_format_is_what_the_reference_says() {
             format.name(),
             (&ours - &theirs).abs().max()
         );
+        for index in 0..ours.size()[0] {
+            let element = gguf.read_element(format.name(), index);
+            match ours.dim() {
+                1 => assert!(element.is_err() || format.block_elements() == 1),
+                _ => assert!(element.unwrap().equal(&ours.get(index))),
+            }
+        }
+        let beyond = gguf.read_element(format.name(), ours.size()[0]);
+        assert!(beyond.unwrap_err().to_string().contains("has no element"));
     }
 }
 

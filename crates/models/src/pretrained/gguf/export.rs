@@ -3,6 +3,7 @@
 //! What is written is read back before the weights are: a config or a tokenizer that would come out as another one,
 //! because the format or llama.cpp has no word for something, is refused by name.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -76,7 +77,11 @@ impl GgufType {
                         let more =
                             layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
                         match part {
-                            "attn_v.weight" | "ffn_down.weight" if more => Format::Q6K,
+                            "attn_v.weight" | "ffn_down.weight" | "ffn_down_exps.weight"
+                                if more =>
+                            {
+                                Format::Q6K
+                            }
                             "attn_qkv.weight" => Format::Q5K,
                             _ => plain,
                         }
@@ -139,7 +144,7 @@ impl Export<'_> {
         let tensors = || -> Result<Vec<GgufTensor<'_>>, Error> {
             let mut tensors = names
                 .iter()
-                .map(|(ours, theirs)| self.tensor(rules, ours, theirs, &told))
+                .map(|(theirs, ours)| self.tensor(rules, theirs, ours, &told))
                 .collect::<Result<Vec<_>, Error>>()?;
             tensors.extend(self.frequencies()?);
             Ok(tensors)
@@ -215,9 +220,10 @@ impl Export<'_> {
         for (theirs, ours) in rules.keys {
             let number = |key: &str| keys.get(key).filter(|value| !value.is_null());
             let Some(number) = number(ours) else { continue };
-            let value = match (theirs.ends_with("sliding_window"), number) {
-                (true, number) => number.as_u64().map(Value::Unsigned),
-                (false, number) => number.as_f64().map(Value::Float),
+            let is_whole = ["sliding_window", "_count", "_length"];
+            let value = match is_whole.iter().any(|end| theirs.ends_with(end)) {
+                true => number.as_u64().map(Value::Unsigned),
+                false => number.as_f64().map(Value::Float),
             };
             let value = value.ok_or_else(|| format!("`{ours}` is {number}"))?;
             own.push(((*theirs).to_owned(), value));
@@ -239,40 +245,53 @@ impl Export<'_> {
         Ok(metadata)
     }
 
-    /// The names of the tensors, ours and llama.cpp's.
-    fn names(&self, rules: &language::Gguf) -> Result<Vec<(String, String)>, String> {
-        let named = |name: String| -> Option<Result<(String, String), String>> {
-            let theirs = match name.as_str() {
-                "lm_head.weight" if self.config.tie_word_embeddings => return None,
-                name if name.ends_with("rotary_emb.inv_freq") => return None,
+    /// llama.cpp's names of the tensors, with ours. Experts are one tensor there.
+    fn names(&self, rules: &language::Gguf) -> Result<BTreeMap<String, Vec<String>>, String> {
+        let mut named: BTreeMap<String, BTreeMap<usize, String>> = BTreeMap::new();
+        for name in self.tensors.names() {
+            let (expert, of_all) = of_expert(&name);
+            let theirs = match of_all.as_str() {
+                "lm_head.weight" if self.config.tie_word_embeddings => continue,
+                name if name.ends_with("rotary_emb.inv_freq") => continue,
                 "model.embed_tokens.weight" => Some("token_embd.weight".to_owned()),
                 "model.norm.weight" => Some("output_norm.weight".into()),
                 "lm_head.weight" => Some("output.weight".into()),
                 name => in_block(rules, name),
             };
-            Some(match theirs {
-                Some(theirs) => Ok((name, theirs)),
-                None => Err(format!("`{name}` has no name in a GGUF file")),
-            })
-        };
-        self.tensors.names().into_iter().filter_map(named).collect()
+            let theirs = theirs.ok_or_else(|| format!("`{name}` has no name in a GGUF file"))?;
+            let parts = named.entry(theirs).or_default();
+            parts.insert(expert.unwrap_or(0), name);
+        }
+        let each = named.into_iter();
+        Ok(each
+            .map(|(theirs, ours)| (theirs, ours.into_values().collect()))
+            .collect())
     }
 
     fn tensor<'s>(
         &'s self,
         rules: &language::Gguf,
-        ours: &str,
         theirs: &str,
+        ours: &[String],
         told: &'s dyn Fn(),
     ) -> Result<GgufTensor<'s>, Error> {
-        let shape = self.tensors.shape(ours).unwrap_or_default();
+        let mut shape = match ours {
+            [first, ..] => self.tensors.shape(first).unwrap_or_default(),
+            [] => Vec::new(),
+        };
+        let is_stack = theirs.ends_with("_exps.weight");
+        if is_stack {
+            shape.insert(0, ours.len() as i64);
+        }
         let is_head = match self.config.tie_word_embeddings {
             true => theirs == "token_embd.weight",
             false => theirs == "output.weight",
         };
         let layers = self.config.num_hidden_layers;
         let format = match shape[..] {
-            [_, row] if theirs.ends_with(".weight") => {
+            // The choice of experts is as exact as norms are.
+            _ if theirs.ends_with("ffn_gate_inp.weight") => Format::F32,
+            [_, row] | [_, _, row] if theirs.ends_with(".weight") => {
                 self.stored.format(theirs, row, layers, is_head)
             }
             _ => Format::F32,
@@ -282,9 +301,14 @@ impl Export<'_> {
             false => None,
         };
         let plus_one = rules.norms_plus_one && theirs.ends_with("norm.weight");
-        let (source, name) = (self.tensors, ours.to_owned());
+        let (source, names) = (self.tensors, ours.to_owned());
         let make = move || -> Result<Tensor, Error> {
-            let tensor = source.read(&name, Kind::Float)?;
+            let parts = names.iter().map(|name| source.read(name, Kind::Float));
+            let mut parts = parts.collect::<Result<Vec<_>, Error>>()?;
+            let tensor = match is_stack {
+                true => Tensor::f_stack(&parts, 0)?,
+                false => parts.swap_remove(0),
+            };
             let tensor = match heads {
                 Some(heads) => interleaved(&tensor, heads)?,
                 None => tensor,
@@ -364,6 +388,19 @@ fn same(left: &Json, right: &Json) -> bool {
     match (left.as_f64(), right.as_f64()) {
         (Some(left), Some(right)) => left as f32 == right as f32,
         _ => left == right,
+    }
+}
+
+/// `model.layers.3.mlp.experts.7.up_proj.weight` → 7 and the name without it.
+fn of_expert(name: &str) -> (Option<usize>, String) {
+    const EXPERTS: &str = ".mlp.experts.";
+    let found = name.split_once(EXPERTS).and_then(|(layer, rest)| {
+        let (expert, part) = rest.split_once('.')?;
+        Some((expert.parse().ok()?, format!("{layer}{EXPERTS}{part}")))
+    });
+    match found {
+        Some((expert, name)) => (Some(expert), name),
+        None => (None, name.to_owned()),
     }
 }
 
@@ -450,6 +487,7 @@ mod tests {
             "qwen2",
             "qwen3",
             "qwen3-untied",
+            "qwen3-moe",
             "gemma3.gguf",
             "granite.gguf",
             "olmo2.gguf",

@@ -1,0 +1,148 @@
+//! The feed-forward layer of a block: one for all tokens, or a mixture of experts.
+
+use tch::Tensor;
+
+use super::mixture::Routed;
+use super::{Activation, DecoderConfig};
+use crate::Error;
+use crate::model::layers::Linear;
+use crate::model::{Builder, Initial};
+use crate::tensor::BaseMap;
+
+/// The feed-forward layer of one block.
+#[derive(Debug)]
+pub(super) enum FeedForward {
+    /// Of all tokens.
+    Dense(Dense),
+    /// Of which each token goes through some.
+    Routed(Routed),
+}
+
+impl FeedForward {
+    /// Builds the layer `name` of block `index`.
+    pub(super) fn new(
+        config: &DecoderConfig,
+        (index, name): (usize, &str),
+        initial: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let mixture = config.experts.as_ref();
+        Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
+            Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
+            None => Self::Dense(Dense::new(config, name, initial, builder)?),
+        })
+    }
+
+    /// `[batch, length, hidden]` to the same shape; and what a router adds to the balance of all, over the tokens that
+    /// are `counted`, if that is learned.
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        counted: Option<&Tensor>,
+        dropout: bool,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        match self {
+            Self::Dense(layer) => Ok((layer.forward(input, dropout)?, None)),
+            Self::Routed(layer) => layer.forward(input, counted),
+        }
+    }
+
+    /// The same layer on another base (see [`BaseMap`]).
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(match self {
+            Self::Dense(layer) => Self::Dense(layer.with_base(map)?),
+            Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
+        })
+    }
+}
+
+impl Activation {
+    /// Applies it.
+    pub(super) fn of(self, input: &Tensor) -> Result<Tensor, Error> {
+        Ok(match self {
+            Self::Silu => input.f_silu()?,
+            Self::GeluTanh => input.f_gelu("tanh")?,
+        })
+    }
+}
+
+/// A gated feed-forward layer.
+#[derive(Debug)]
+pub(super) struct Dense {
+    inputs: Inputs,
+    down: Linear,
+    activation: Activation,
+}
+
+/// The layers that make the gate and what it lets through.
+#[derive(Debug)]
+enum Inputs {
+    /// One for each, the gate's first.
+    Separate([Linear; 2]),
+    /// One whose outputs are those of both, one after the other.
+    Fused(Linear),
+}
+
+impl Dense {
+    fn new(
+        config: &DecoderConfig,
+        name: &str,
+        initial: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let mut linear = |suffix: &str, shape| {
+            let name = format!("{name}.{suffix}");
+            match config.experts {
+                None => builder.linear(&name, shape, config.mlp_bias, initial),
+                // PEFT takes an adapter with this name to be one of experts.
+                Some(_) => {
+                    builder.leave_out(&name);
+                    builder.bare_linear(&name, shape, config.mlp_bias, initial)
+                }
+            }
+        };
+        Ok(Self {
+            inputs: match config.fused {
+                true => Inputs::Fused(linear("gate_up_proj", (hidden, 2 * inner))?),
+                false => Inputs::Separate([
+                    linear("gate_proj", (hidden, inner))?,
+                    linear("up_proj", (hidden, inner))?,
+                ]),
+            },
+            down: linear("down_proj", (inner, hidden))?,
+            activation: config.activation,
+        })
+    }
+
+    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+        let (gate, up) = match &self.inputs {
+            Inputs::Separate([gate, up]) => {
+                let up = up.forward(input, dropout)?;
+                (gate.forward(input, dropout)?, up)
+            }
+            Inputs::Fused(both) => {
+                let mut halves = both.forward(input, dropout)?.f_chunk(2, -1)?.into_iter();
+                match (halves.next(), halves.next()) {
+                    (Some(gate), Some(up)) => (gate, up),
+                    _ => return Err(Error::Internal("a layer without two halves".into())),
+                }
+            }
+        };
+        let gate = self.activation.of(&gate)?;
+        self.down.forward(&gate.f_mul(&up)?, dropout)
+    }
+
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            inputs: match &self.inputs {
+                Inputs::Fused(both) => Inputs::Fused(both.with_base(map)?),
+                Inputs::Separate([gate, up]) => {
+                    Inputs::Separate([gate.with_base(map)?, up.with_base(map)?])
+                }
+            },
+            down: self.down.with_base(map)?,
+            activation: self.activation,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! Mixtures of experts: in each block that has one, a router chooses a few of many feed-forward layers for each token.
+//!
+//! ```text
+//! token ─▶ router ─▶ softmax ─▶ the likeliest few, and their weights
+//!   └──────▶ rows sorted by expert ─▶ gate, up, down of each ─▶ sorted back ─▶ weighted sum
+//! ```
+//!
+//! The router computes in fp32: which expert comes last of those chosen hangs on small differences. Rows are
+//! only permuted, never added to each other by index, so that gradients are the same each time on every device.
+
+use serde_json::{Map, Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::{Activation, DecoderConfig};
+use crate::Error;
+use crate::json::{self, Object};
+use crate::model::experts::Experts;
+use crate::model::{Builder, Initial};
+use crate::tensor::{BaseMap, map_frozen, to_kind};
+
+/// The keys of a `config.json` about it.
+pub(super) const KEYS: &[&str] = &[
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "output_router_logits",
+    "router_aux_loss_coef",
+];
+
+/// What the mixtures of a model are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mixture {
+    /// Number of experts in a block.
+    pub count: i64,
+    /// How many of them a token goes through.
+    pub used: i64,
+    /// Inner width of each.
+    pub width: i64,
+    /// Whether the weights of those that are chosen are divided by their sum.
+    pub normalised: bool,
+    /// For each block, whether it has experts.
+    pub layers: Vec<bool>,
+    /// How much of the loss is the routers' balance, if it is learned.
+    pub balance: Option<f64>,
+}
+
+impl Mixture {
+    /// Reads it; without a key, as `Qwen3MoeConfig` has it.
+    ///
+    /// # Errors
+    /// The error names the key, what is allowed and what was found.
+    pub(super) fn read(object: &Object, blocks: i64) -> Result<Self, Error> {
+        // The second is the name of transformers 5.
+        let key = match object.has("num_experts") {
+            false if object.has("num_local_experts") => "num_local_experts",
+            _ => "num_experts",
+        };
+        let count = object.integer(key, Some(128), 1..=4096)?;
+        const USED: &str = "num_experts_per_tok";
+        let used = object.integer(USED, Some(8), 1..=4096)?;
+        if used > count {
+            let reason = format!("is {used}, and there are {count} experts (`{key}`)");
+            return Err(object.error(USED, reason));
+        }
+        let step = object.integer("decoder_sparse_step", Some(1), 1..=1 << 20)?;
+        let dense = object
+            .integers("mlp_only_layers", 0..=4096)?
+            .unwrap_or_default();
+        let has_experts = |block: i64| !dense.contains(&block) && (block + 1) % step == 0;
+        let balance = match object.get("router_aux_loss_coef") {
+            None => 0.001,
+            Some(value) => {
+                let number = value.as_f64().filter(|number| number.is_finite());
+                number.ok_or_else(|| object.error("router_aux_loss_coef", "must be a number"))?
+            }
+        };
+        Ok(Self {
+            count,
+            used,
+            width: object.integer("moe_intermediate_size", Some(768), 1..=1 << 20)?,
+            normalised: object.flag("norm_topk_prob", false)?,
+            layers: (0..blocks).map(has_experts).collect(),
+            balance: object
+                .flag("output_router_logits", false)?
+                .then_some(balance),
+        })
+    }
+
+    /// Adds the keys that [`Mixture::read`] reads.
+    pub(super) fn write(&self, keys: &mut Map<String, Value>) {
+        let blocks = self.layers.iter().enumerate();
+        let dense: Vec<usize> = blocks
+            .filter(|(_, has_experts)| !**has_experts)
+            .map(|(block, _)| block)
+            .collect();
+        for (key, value) in [
+            ("num_experts", json!(self.count)),
+            ("num_experts_per_tok", json!(self.used)),
+            ("moe_intermediate_size", json!(self.width)),
+            ("norm_topk_prob", json!(self.normalised)),
+            ("decoder_sparse_step", json!(1)),
+            ("mlp_only_layers", json!(dense)),
+            ("output_router_logits", json!(self.balance.is_some())),
+            (
+                "router_aux_loss_coef",
+                json::number(self.balance.unwrap_or(0.001)),
+            ),
+        ] {
+            keys.insert(key.to_owned(), value);
+        }
+    }
+
+    /// Whether block `index` has experts.
+    pub fn is_in(&self, index: usize) -> bool {
+        self.layers.get(index) == Some(&true)
+    }
+
+    /// What the routers learn of their balance.
+    pub(super) fn balance(&self) -> Option<Balance> {
+        let layers = self.layers.iter().filter(|has_experts| **has_experts);
+        self.balance.map(|coefficient| Balance {
+            coefficient,
+            count: self.count,
+            layers: layers.count() as f64,
+        })
+    }
+}
+
+/// The part of the loss that is lower the more evenly the experts are used (Fedus et al., "Switch Transformers",
+/// 2021), as transformers computes it: over the tokens of all blocks together.
+#[derive(Debug)]
+pub(super) struct Balance {
+    coefficient: f64,
+    count: i64,
+    layers: f64,
+}
+
+impl Balance {
+    /// The sums before the first block: of the tokens that each expert gets, and of its probabilities; `[2, experts]`.
+    pub(super) fn start(&self, device: Device) -> Result<Tensor, Error> {
+        Ok(Tensor::f_zeros([2, self.count], (Kind::Float, device))?)
+    }
+
+    /// The loss for the sums after the last block, and for the tokens that were counted in each.
+    pub(super) fn loss(&self, sums: &Tensor, counted: &Tensor) -> Result<Tensor, Error> {
+        // Without experts, there is nothing to divide.
+        let all = counted
+            .f_sum(Kind::Float)?
+            .f_mul_scalar(self.layers)?
+            .f_clamp_min(1.0)?;
+        let shares = sums.f_div(&all)?;
+        let product = shares.f_select(0, 0)?.f_mul(&shares.f_select(0, 1)?)?;
+        let factor = self.coefficient * self.count as f64;
+        Ok(product.f_sum(Kind::Float)?.f_mul_scalar(factor)?)
+    }
+}
+
+/// Router and experts of one block.
+#[derive(Debug)]
+pub(super) struct Routed {
+    /// `[experts, hidden]`
+    router: Tensor,
+    experts: Experts,
+    count: i64,
+    used: i64,
+    normalised: bool,
+    activation: Activation,
+    compute: Kind,
+}
+
+impl Routed {
+    /// Builds the layer `name`.
+    pub(super) fn new(
+        config: &DecoderConfig,
+        mixture: &Mixture,
+        name: &str,
+        initial: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let (hidden, count) = (config.hidden_size, mixture.count);
+        let (router, experts) = (format!("{name}.gate"), format!("{name}.experts"));
+        builder.leave_out(&router);
+        for layer in ["gate_proj", "up_proj", "down_proj"] {
+            builder.leave_out(&format!("{experts}.0.{layer}"));
+        }
+        Ok(Self {
+            router: builder.matrix(&format!("{router}.weight"), &[count, hidden], initial, true)?,
+            experts: builder.experts(&experts, count, (hidden, mixture.width), initial)?,
+            count,
+            used: mixture.used,
+            normalised: mixture.normalised,
+            activation: config.activation,
+            compute: builder.compute(),
+        })
+    }
+
+    /// `[batch, length, hidden]` to the same shape; and how often each expert was chosen by the tokens that are
+    /// `counted`, and the sum of its probabilities there, `[2, experts]`.
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        counted: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let (batch, length, hidden) = input.size3()?;
+        let (tokens, rows) = (batch * length, batch * length * self.used);
+        let input = input.f_reshape([tokens, hidden])?;
+        let scores = to_kind(&input, Kind::Float)?
+            .f_linear(&to_kind(&self.router, Kind::Float)?, None::<&Tensor>)?;
+        let likely = scores.f_softmax(-1, Kind::Float)?;
+        let (mut weights, chosen) = likely.f_topk(self.used, -1, true, true)?;
+        if self.normalised {
+            weights = weights.f_div(&weights.f_sum_dim_intlist(-1, true, Kind::Float)?)?;
+        }
+        let (sorted, order) = chosen.f_reshape([-1])?.f_sort_stable(true, 0, false)?;
+        let edges = Tensor::f_arange(self.count + 1, (Kind::Int64, input.device()))?;
+        let bounds = edges.f_searchsorted(&sorted, false, false, "left", None::<&Tensor>)?;
+        let bounds = Vec::<i64>::try_from(&bounds)?;
+        let assigned = to_kind(&input, self.compute)?
+            .f_unsqueeze(1)?
+            .f_expand([tokens, self.used, hidden], false)?
+            .f_reshape([rows, hidden])?
+            .f_index_select(0, &order)?;
+        let activation = |input: &Tensor| self.activation.of(input);
+        let outputs = self
+            .experts
+            .forward(&assigned, &bounds, &activation, self.compute)?;
+        let mixed = outputs
+            .f_index_select(0, &order.f_argsort(0, false)?)?
+            .f_view([tokens, self.used, hidden])?
+            .f_mul(&to_kind(&weights, self.compute)?.f_unsqueeze(-1)?)?
+            .f_sum_dim_intlist(1, false, self.compute)?
+            .f_view([batch, length, hidden])?;
+        let sums = match counted {
+            None => None,
+            Some(counted) => Some(self.sums(&likely, &chosen, counted)?),
+        };
+        Ok((mixed, sums))
+    }
+
+    fn sums(&self, likely: &Tensor, chosen: &Tensor, counted: &Tensor) -> Result<Tensor, Error> {
+        let each = counted.f_unsqueeze(1)?;
+        let ones = each.f_expand_as(chosen)?.f_reshape([-1])?;
+        let times = Tensor::f_zeros([self.count], (Kind::Float, counted.device()))?.f_scatter_add(
+            0,
+            &chosen.f_reshape([-1])?,
+            &ones,
+        )?;
+        let probabilities = likely
+            .f_mul(&each)?
+            .f_sum_dim_intlist(0, false, Kind::Float)?;
+        Ok(Tensor::f_stack(&[times, probabilities], 0)?)
+    }
+
+    /// The same layer on another base (see [`BaseMap`]).
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            router: map_frozen(&self.router, map)?,
+            experts: self.experts.with_base(map)?,
+            ..*self
+        })
+    }
+}
