@@ -73,6 +73,15 @@ static PATTERNS: LazyLock<(Vec<Quantity>, Patterns<Regex>)> = LazyLock::new(|| {
         ),
         (Vram, format!(r"(?i)VRAM\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
         (Gtt, format!(r"(?i)GTT\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
+        // amdgpu_top: `VRAM : usage 28108 MiB, total 98304 MiB (usable 98148 MiB)`.
+        (
+            Vram,
+            format!(r"(?i)^\W*VRAM\s*: usage\b.*?\btotal {SIZE}"),
+        ),
+        (
+            Gtt,
+            format!(r"(?i)^\W*GTT\s*: usage\b.*?\btotal {SIZE}"),
+        ),
         (
             ToolTotal,
             format!(r"(?i)inference compute.*\btotal{GAP}{SIZE}"),
