@@ -102,7 +102,14 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
                     snapshot.insert_text(PROBED, known);
                     of_this_machine(&snapshot, args)?
                 }
-                None => report,
+                None => {
+                    if args.probe {
+                        eprintln!(
+                            "surefoot: no check of `surefoot probe` would decide anything here"
+                        );
+                    }
+                    report
+                }
             };
             (report, snapshot.to_text())
         }

@@ -421,8 +421,12 @@ mod tests {
             Some(Gfx::new(12, 0, 0))
         );
         assert_eq!(gfx("a 9070 XT, a month old"), Some(Gfx::new(12, 0, 1)));
-        let both = only_products("Ryzen 7 7840HS (Radeon 780M) and an RX 7700S");
-        assert_eq!(both.len(), 2);
+        for both in [
+            "Ryzen 7 7840HS (Radeon 780M) and an RX 7700S",
+            "- 780M iGPU (gfx1103) with 12 CU's\n- 7700S GPU (gfx1102) with 32 CU's",
+        ] {
+            assert_eq!(only_products(both).len(), 2, "{both}");
+        }
         for text in [
             "Ryzen 5 5600XT",
             "RX 6700 XT and RX 7900 XTX",

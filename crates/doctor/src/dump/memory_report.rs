@@ -457,6 +457,16 @@ mod tests {
                 98304 << 20,
             ),
             (
+                "VRAM              : usage 28108 MiB, total 98304 MiB (usable 98148 MiB)",
+                Vram,
+                98304 << 20,
+            ),
+            (
+                "GTT               : usage    36 MiB, total 15864 MiB (usable 15850 MiB)",
+                Gtt,
+                15864 << 20,
+            ),
+            (
                 "# (Corsair, 128 GB, 96 GB carve-out, Fedora 43)",
                 CarveOut,
                 96 << 30,

@@ -453,6 +453,11 @@ mod tests {
                 "gfx1032",
             ),
             ("  Device-1: AMD Navi 22", "device-", "AMD Navi 22"),
+            (
+                "TensorFlow version / GPU model and memory: Radeon VII 16Gb",
+                "gpu model and memory",
+                "Radeon VII 16Gb",
+            ),
         ] {
             assert_eq!(split(line.trim()), Some((key.to_owned(), value)), "{line}");
         }
