@@ -65,6 +65,7 @@ fn table_of(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
             causes,
             fix,
             ask,
+            probe,
             source,
             seen: _,
         } = entry;
@@ -74,7 +75,7 @@ fn table_of(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
             out,
             "Entry {{ id: {id:?}, rank: {rank}, severity: Severity::{severity:?}, confidence: Confidence::{confidence:?}, \
              scope: Scope::{scope:?}, times: {times}, page_fault: {page_fault}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
-             cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, source: {source:?} }},"
+             cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, probe: &{probe:?}, source: {source:?} }},"
         )?;
         for pattern in own.iter().chain(also).chain(absent) {
             for word in needs::required(pattern).unwrap_or_default() {
@@ -124,6 +125,7 @@ struct Said {
     why: Option<String>,
     whys: Option<Vec<Step>>,
     fix: Option<Vec<Step>>,
+    probe: Option<Vec<String>>,
     source: Option<String>,
 }
 
@@ -175,6 +177,8 @@ fn findings(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
             (given!(title!), given!(seen!), given!(why!), given!(source!));
         let whys = literal(given!(whys).map_or(&[], Vec::as_slice));
         let fix = literal(given!(fix!));
+        let probe = given!(probe).map_or(&[][..], Vec::as_slice);
+        schema::check_probe(probe).map_err(|error| format!("{place}: {error}"))?;
         let severity = given!(severity!);
         let scope = given!(scope).copied().unwrap_or_default();
         let refuted_by_work = given!(refuted_by_work) == Some(&true);
@@ -183,7 +187,7 @@ fn findings(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
             out,
             "pub(crate) static {name}: Said = Said {{ id: {id:?}, check: Check::{check}, severity: Severity::{severity:?}, \
              scope: Scope::{scope:?}, refuted_by_work: {refuted_by_work}, covers: &{covers:?}, title: {title:?}, seen: {seen:?}, \
-             why: {why:?}, whys: {whys}, fix: {fix}, source: {source:?} }};"
+             why: {why:?}, whys: {whys}, fix: {fix}, probe: &{probe:?}, source: {source:?} }};"
         )?;
         if !is_variant {
             ids.push(id);

@@ -10,7 +10,21 @@ pub use doctor::live::Python;
 
 /// Reads this machine.
 pub fn snapshot(python: &Python) -> Snapshot {
-    live::snapshot(python, Some(cache::folder()))
+    let of_dump = std::env::var_os(MACHINE).filter(|path| !path.is_empty());
+    match of_dump.and_then(|path| fs::read(path).ok()) {
+        Some(dump) => snapshot_of_dump(&doctor::dump::decode(&dump)),
+        None => live::snapshot(python, Some(cache::folder())),
+    }
+}
+
+/// A dump, with the environment and the cache of this process.
+fn snapshot_of_dump(dump: &str) -> Snapshot {
+    let mut snapshot = Snapshot::parse(dump);
+    let lines = own_variables().map(|(name, value)| format!("{name}={value}\n"));
+    snapshot.insert_text("environment", lines.collect::<String>());
+    let results = live::probe_results(&detect::machine(&snapshot), &cache::folder());
+    snapshot.insert_text("surefoot/probed", results);
+    snapshot
 }
 
 /// An environment variable with the path of a dump: all commands then behave as on the machine of the dump, with the
@@ -30,11 +44,7 @@ fn machine_of_dump() -> Option<Machine> {
     });
     match machine {
         Ok(mut machine) => {
-            let own = platform::live::Live::default().variables();
-            machine.variables = own
-                .into_iter()
-                .filter(|(name, _)| is_relevant_variable(name))
-                .collect();
+            machine.variables = own_variables().collect();
             machine.is_complete = true;
             let results = live::probe_results(&machine, &cache::folder());
             machine.probed = probe_cache::parse(&results);
@@ -45,4 +55,10 @@ fn machine_of_dump() -> Option<Machine> {
             None
         }
     }
+}
+
+/// The variables of this process that concern GPUs.
+fn own_variables() -> impl Iterator<Item = (String, String)> {
+    let all = platform::live::Live::default().variables().into_iter();
+    all.filter(|(name, _)| is_relevant_variable(name))
 }

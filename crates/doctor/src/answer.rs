@@ -229,6 +229,7 @@ fn from_finding(finding: &Finding) -> Match {
         cause: format!("{} {}", finding.seen, finding.why),
         fix: finding.fix.clone(),
         source: finding.source.clone(),
+        probe: finding.probe.clone(),
         ..Match::new(&finding.id)
     }
 }
@@ -242,6 +243,7 @@ fn from_log(found: &Match) -> Finding {
         why: found.cause.clone(),
         fix: found.fix.clone(),
         source: found.source.clone(),
+        probe: found.probe.clone(),
         check: Check::Gpu,
         said: None,
     }

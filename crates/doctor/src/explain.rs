@@ -54,6 +54,9 @@ pub struct Match {
     pub facts: Vec<String>,
     /// Commands whose output would settle it; none where it is certain.
     pub ask: Vec<String>,
+    /// Checks of `surefoot probe` that would decide whether this is the cause.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probe: Vec<&'static str>,
     /// Numbers read from the message; sizes in bytes.
     pub numbers: BTreeMap<&'static str, u64>,
     /// How often it occurs.
@@ -77,6 +80,7 @@ impl Match {
             confidence: Confidence::Medium,
             facts: Vec::new(),
             ask: Vec::new(),
+            probe: Vec::new(),
             numbers: BTreeMap::new(),
             count: 1,
             values: Vec::new(),

@@ -42,6 +42,9 @@ pub struct Finding {
     pub fix: Vec<String>,
     /// A public source.
     pub source: String,
+    /// Checks of `surefoot probe` that would decide whether it is so here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probe: Vec<&'static str>,
     /// Which check it belongs to.
     pub check: Check,
     /// Where it is from; nothing for a message of a posted log.

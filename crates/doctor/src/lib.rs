@@ -25,6 +25,7 @@ pub mod explain;
 pub mod findings;
 #[cfg(feature = "live")]
 pub mod live;
+mod measured;
 mod names;
 pub mod needs;
 mod pasted;
@@ -47,6 +48,7 @@ pub mod wheels;
 
 pub use answer::{answer, diagnose_text};
 pub use report::{Report, diagnose};
+pub use schema::CHECKS;
 
 /// Diagnoses this machine with its active Python environment.
 ///

@@ -14,17 +14,23 @@ pub fn write<'a>(
     torch: &str,
     verdicts: impl Iterator<Item = (&'a str, bool)>,
 ) -> io::Result<()> {
-    let mut known = parse(&read(cache, architecture, torch));
-    known.extend(verdicts.map(|(check, is_ok)| (check.to_owned(), is_ok)));
-    let text: String = known
-        .iter()
-        .map(|(check, is_ok)| format!("{check} {}\n", if *is_ok { "ok" } else { "failed" }))
-        .collect();
+    let text = with(&read(cache, architecture, torch), verdicts);
     let path = path(cache, architecture, torch);
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
     fs::write(path, text)
+}
+
+/// Lines with the verdicts of a newer probe.
+#[must_use]
+pub fn with<'a>(known: &str, verdicts: impl Iterator<Item = (&'a str, bool)>) -> String {
+    let mut known = parse(known);
+    known.extend(verdicts.map(|(check, is_ok)| (check.to_owned(), is_ok)));
+    known
+        .iter()
+        .map(|(check, is_ok)| format!("{check} {}\n", if *is_ok { "ok" } else { "failed" }))
+        .collect()
 }
 
 /// The cached lines; empty if there are none.

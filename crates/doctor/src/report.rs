@@ -147,6 +147,15 @@ impl Report {
         text
     }
 
+    /// The finding that measuring would decide first, with the checks of `surefoot probe` for it. Without a GPU nothing can be
+    /// measured.
+    #[must_use]
+    pub fn to_probe(&self) -> Option<&Finding> {
+        let is_open =
+            |finding: &&Finding| finding.severity < Severity::Info && !finding.probe.is_empty();
+        self.pick.and(self.findings.iter().find(is_open))
+    }
+
     /// One line: what to do next.
     #[must_use]
     pub fn verdict(&self) -> String {

@@ -33,6 +33,28 @@ pub enum Confidence {
     Low,
 }
 
+/// The checks of `surefoot probe`, which measure what a log cannot tell.
+pub const CHECKS: [&str; 18] = [
+    "import",
+    "copy-small",
+    "copy-image",
+    "copy-mixed",
+    "copy-loader",
+    "copy-large",
+    "matmul-fp32",
+    "matmul-bf16",
+    "matmul-bf16-rocblas",
+    "autograd",
+    "conv",
+    "conv3d",
+    "attention",
+    "attention-fused",
+    "attention-aotriton",
+    "handles",
+    "handles-uncached",
+    "memory",
+];
+
 /// The systems on which the meaning of an entry applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -84,6 +106,18 @@ pub enum Fact {
     RocmWheel,
     /// GPUs of several architectures.
     SeveralArchitectures,
+    /// `surefoot probe` ran the checks of this entry on the machine.
+    Measured,
+    /// It found copies that arrive broken.
+    CopiesFail,
+    /// Matrix products that are wrong.
+    ProductsFail,
+    /// Gradients that are wrong.
+    GradientsFail,
+    /// Attention that is wrong.
+    AttentionFails,
+    /// Attention without a fused kernel.
+    AttentionUnfused,
 }
 
 /// A step, and on which facts it depends.
@@ -170,6 +204,8 @@ pub(crate) struct Entry {
     pub(crate) fix: Vec<Step>,
     #[serde(default)]
     pub(crate) ask: Vec<Step>,
+    #[serde(default)]
+    pub(crate) probe: Vec<String>,
     pub(crate) source: String,
     pub(crate) seen: Vec<String>,
 }
@@ -241,6 +277,7 @@ fn check(
             return Err(format!("{key}: there is none"));
         }
     }
+    check_probe(&entry.probe)?;
     let patterns = [
         ("patterns", &entry.patterns),
         ("also", &entry.also),
@@ -257,6 +294,17 @@ fn check(
         .find(|covered| !ids.contains(covered.as_str()) || **covered == entry.id)
     {
         Some(covered) => Err(format!("covers: there is no other entry {covered}")),
+        None => Ok(()),
+    }
+}
+
+/// Whether these are checks of `surefoot probe`.
+pub(crate) fn check_probe(names: &[String]) -> Result<(), String> {
+    match names.iter().find(|name| !CHECKS.contains(&name.as_str())) {
+        Some(name) => Err(format!(
+            "probe: there is no check {name}; the checks are {}",
+            CHECKS.join(", ")
+        )),
         None => Ok(()),
     }
 }

@@ -125,3 +125,21 @@ fn a_dump_with_a_log_tells_both() {
     assert!(report.findings.iter().any(|finding| finding.id == found.id));
     assert_eq!(report.gpus.len(), 1);
 }
+
+#[test]
+fn two_cards_in_a_line_are_no_card_under_an_override() {
+    let text = "AMD Radeon RX 9070 XT (gfx1201) + AMD Radeon RX 9060 XT (gfx1200)\nSegmentation fault (core dumped)\n";
+    let report = answer(text).report.expect("a failure");
+    assert!(
+        report.machine.variables.is_empty(),
+        "{:?}",
+        report.machine.variables
+    );
+    assert!(report.gpus.is_empty(), "{:?}", report.gpus);
+}
+
+#[test]
+fn more_free_than_there_is_means_two_pools() {
+    let text = "gfx1151\ntorch.OutOfMemoryError: HIP out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 15.49 GiB of which 84.98 GiB is free. Of the allocated memory 1.67 GiB is allocated by PyTorch, and 8.08 GiB is reserved by PyTorch but unallocated.\n";
+    found(&answer(text), "oom-ttm-limit");
+}

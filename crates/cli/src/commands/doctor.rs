@@ -1,16 +1,18 @@
 //! `surefoot doctor`: finds problems of this machine, and the commands to fix them.
 
-use super::trainer_libraries;
+use super::{probe, trainer_libraries};
 use anyhow::Context;
 use doctor::dump;
+use doctor::findings::Finding;
 use doctor::needs;
+use doctor::probe_cache;
 use doctor::ranks::{self, Network};
 use doctor::redact::report_to_post;
 use doctor::report::{Report, diagnose};
 use doctor::wan;
 use doctor::{answer, diagnose_text};
-use platform::detect;
 use platform::live::Live;
+use platform::{Snapshot, detect};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,9 +42,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "dump", "report"])]
     bundle: Option<PathBuf>,
 
-    /// The log of the program that failed, for `--bundle`
-    #[arg(long, value_name = "FILE", requires = "bundle")]
+    /// The log of a program that failed here, for `--bundle` and `--probe`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "dump", "report"])]
     log: Option<PathBuf>,
+
+    /// Decide between the causes that are left by the checks of `surefoot probe` that tell them apart, and answer again
+    #[arg(long, conflicts_with_all = ["from", "dump"])]
+    probe: bool,
 
     /// Write the commands that fix the problems, for review; runs nothing (`-`: stdout)
     #[arg(long, value_name = "FILE")]
@@ -82,16 +88,30 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             if let Some(path) = &args.log {
                 answer::add_log(&mut snapshot, &read(path)?);
             }
-            let text = snapshot.to_text();
             if let Some(path) = &args.dump {
-                write(path, &without_home(&text))?;
+                write(path, &without_home(&snapshot.to_text()))?;
                 return Ok(Outcome::Fine);
             }
-            let report = match &args.log {
-                Some(path) => from_text(&text, path)?,
-                None => diagnose(detect::machine(&snapshot)),
+            let report = of_this_machine(&snapshot, args)?;
+            let report = match report.to_probe().filter(|_| args.probe) {
+                Some(finding) => {
+                    let python = args.python.as_deref();
+                    let found = probe::decide(&finding.probe, python, &report.machine)?;
+                    let known = snapshot.text(PROBED).unwrap_or_default();
+                    let known = probe_cache::with(known, found.into_iter());
+                    snapshot.insert_text(PROBED, known);
+                    of_this_machine(&snapshot, args)?
+                }
+                None => {
+                    if args.probe {
+                        eprintln!(
+                            "surefoot: no check of `surefoot probe` would decide anything here"
+                        );
+                    }
+                    report
+                }
             };
-            (report, text)
+            (report, snapshot.to_text())
         }
     };
     if let Some(path) = args.report.as_ref().or(args.bundle.as_ref()) {
@@ -133,6 +153,10 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         if let Some(note) = libraries.and_then(|listed| listed.note) {
             output::print(&format!("\n`surefoot train`: {note}\n"))?;
         }
+        if args.from.is_none() {
+            let offer = report.to_probe().map(|finding| offer(finding, args));
+            output::print(&offer.unwrap_or_default())?;
+        }
         if args.wan {
             output::print(&format!("\n{}", wan::text(&report.machine)))?;
         }
@@ -142,6 +166,28 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
     }
     Ok(outcome(&report))
+}
+
+/// Where a dump keeps what `surefoot probe` found.
+const PROBED: &str = "surefoot/probed";
+
+/// Diagnoses this machine, and the log of what failed on it.
+fn of_this_machine(snapshot: &Snapshot, args: &Args) -> Result<Report, Failure> {
+    match &args.log {
+        Some(path) => from_text(&snapshot.to_text(), path),
+        None => Ok(diagnose(detect::machine(snapshot))),
+    }
+}
+
+/// Names the checks that decide what is uncertain.
+fn offer(finding: &Finding, args: &Args) -> String {
+    let log = args.log.as_ref();
+    let log = log.map_or(String::new(), |path| format!(" --log {}", path.display()));
+    format!(
+        "\nMeasuring here would decide it ({}, [{}]):\n    surefoot doctor{log} --probe\n",
+        finding.probe.join(", "),
+        finding.id
+    )
 }
 
 /// A dump is meant to be posted, so the user's name is removed from its paths.

@@ -148,35 +148,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return Ok(Outcome::Fine);
     }
     let mut machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
-    let script = tempfile::Builder::new()
-        .prefix("surefoot-probe-")
-        .suffix(".py")
-        .tempfile()
-        .context("cannot make a temporary file")?;
-    std::fs::write(script.path(), check::SCRIPT).context("cannot write the checks")?;
-    let runner = Runner {
-        program: interpreter(args, &machine)?,
-        script: script.path().into(),
-    };
-
+    let program = interpreter(args.python.as_deref(), &machine)?;
     let device = if args.device == Device::Gpu {
         "cuda"
     } else {
         "cpu"
     };
-    let mut results: Vec<CheckResult> = Vec::new();
-    for check in &chosen {
-        let limit = Duration::from_secs_f64(check.seconds as f64 * args.patience);
-        progress(check, results.len(), chosen.len());
-        let result = check::run(check, &runner, device, limit);
-        clear_progress();
-        let is_hopeless = check.name == "import" && result.outcome != Answer::Ok;
-        results.push(result);
-        if is_hopeless {
-            // Without torch or a GPU, nothing else can be tested.
-            break;
-        }
-    }
+    let results = run_all(&chosen, &program, device, args.patience)?;
     let not_tested = chosen
         .iter()
         .map(|check| check.name)
@@ -189,7 +167,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let report = Report {
         surefoot: env!("CARGO_PKG_VERSION"),
-        program: runner.program.display().to_string(),
+        program: program.display().to_string(),
         device,
         machine: &machine,
         gpus: &machine.gpus,
@@ -231,6 +209,62 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     })
 }
 
+/// Runs these checks on the GPU for the doctor, stores what they found, and returns whether each passed.
+pub(crate) fn decide(
+    checks: &[&str],
+    python: Option<&str>,
+    machine: &Machine,
+) -> Result<Vec<(&'static str, bool)>, Failure> {
+    let chosen: Vec<&Check> = CHECKS
+        .iter()
+        .filter(|check| check.name == "import" || checks.contains(&check.name))
+        .collect();
+    let results = run_all(&chosen, &interpreter(python, machine)?, "cuda", 1.0)?;
+    if let [import] = &results[..]
+        && import.outcome.is_failure()
+    {
+        return Err(Failure::Job(anyhow::anyhow!(
+            "nothing could be measured: {}",
+            import.detail
+        )));
+    }
+    remember(&results);
+    Ok(verdicts(&results).collect())
+}
+
+/// Runs checks one after the other.
+fn run_all(
+    chosen: &[&Check],
+    program: &Path,
+    device: &str,
+    patience: f64,
+) -> Result<Vec<CheckResult>, Failure> {
+    let script = tempfile::Builder::new()
+        .prefix("surefoot-probe-")
+        .suffix(".py")
+        .tempfile()
+        .context("cannot make a temporary file")?;
+    std::fs::write(script.path(), check::SCRIPT).context("cannot write the checks")?;
+    let runner = Runner {
+        program: program.into(),
+        script: script.path().into(),
+    };
+    let mut results: Vec<CheckResult> = Vec::new();
+    for check in chosen {
+        let limit = Duration::from_secs_f64(check.seconds as f64 * patience);
+        progress(check, results.len(), chosen.len());
+        let result = check::run(check, &runner, device, limit);
+        clear_progress();
+        let is_hopeless = check.name == "import" && result.outcome != Answer::Ok;
+        results.push(result);
+        if is_hopeless {
+            // Without torch or a GPU, nothing else can be tested.
+            break;
+        }
+    }
+    Ok(results)
+}
+
 /// Stores results about settings that `env` and `run` set only if they work.
 fn remember(results: &[CheckResult]) {
     let Some(identity) = results.iter().find_map(|result| result.identity.as_ref()) else {
@@ -253,7 +287,7 @@ fn verdicts(results: &[CheckResult]) -> impl Iterator<Item = (&'static str, bool
     let tested = results
         .iter()
         .filter(|result| result.outcome != Answer::Skipped);
-    tested.map(|result| (result.name, !result.outcome.is_failure()))
+    tested.map(|result| (result.name, result.outcome == Answer::Ok))
 }
 
 fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
@@ -281,18 +315,12 @@ fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
 }
 
 /// The Python to test: the given one, or that of the active environment.
-fn interpreter(args: &Args, machine: &Machine) -> Result<PathBuf, Failure> {
-    if let Some(path) = args
-        .python
-        .as_deref()
-        .map(Path::new)
-        .filter(|path| path.is_file())
-    {
+fn interpreter(python: Option<&str>, machine: &Machine) -> Result<PathBuf, Failure> {
+    if let Some(path) = python.map(Path::new).filter(|path| path.is_file()) {
         return Ok(path.to_owned());
     }
-    let prefix = args
-        .python
-        .clone()
+    let prefix = python
+        .map(str::to_owned)
         .or_else(|| machine.python.as_ref().map(|python| python.prefix.clone()));
     let prefix = prefix
         .ok_or_else(|| Failure::usage("there is no Python on PATH; name one with --python"))?;
@@ -339,6 +367,7 @@ fn text(report: &Report<'_>, coloured: bool) -> String {
         let (word, colour) = match result.outcome {
             Answer::Ok => ("ok", AnsiColor::Green),
             Answer::Skipped => ("skip", AnsiColor::Cyan),
+            Answer::Slow => ("slow", AnsiColor::Yellow),
             _ => ("FAIL", AnsiColor::Red),
         };
         let style = if coloured {

@@ -49,6 +49,7 @@ fn every_end_has_a_name_of_its_own() {
         (answer("wrong"), "wrong", 3),
         (answer("nan"), "nan", 3),
         (answer("zeros"), "zeros", 3),
+        (answer("slow"), "slow", 0),
         (answer("oom"), "out-of-memory", 3),
         (answer("error"), "error", 3),
         ("kill -SEGV $$".to_owned(), "crash", 3),
@@ -149,7 +150,7 @@ fn without_a_gpu_it_says_what_it_could_not_test() {
     );
     let json: Value =
         serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
-    assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(15));
+    assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(17));
 }
 
 #[test]
@@ -203,6 +204,66 @@ fn what_a_probe_found_is_used_from_then_on() {
     assert_eq!(env()[AOTRITON], "1");
     probe("wrong", "2.11.0+rocm7.2");
     assert_eq!(env()[AOTRITON], Value::Null, "the last word counts");
+}
+
+/// What `surefoot doctor` says of a log with NaN, on a Strix Halo whose attention answers `verdict`.
+fn doctor_measures(verdict: &str, options: &[&str]) -> (String, Value) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let machine = folder.path().join("machine.txt");
+    let dump = std::fs::read_to_string(crate::common::fixture(
+        "synthetic/kfd_gfx1151_128g_gtt110.txt",
+    ))
+    .expect("a fixture");
+    std::fs::write(&machine, dump).expect("a file");
+    let log = folder.path().join("train.log");
+    std::fs::write(&log, "step 1: loss 3.1\nstep 2: loss nan\n").expect("a file");
+    let other = format!("[ \"$2\" = attention ] && echo '{{\"verdict\": \"{verdict}\"}}' && exit");
+    let python = interpreter(&folder, &format!("{other}; echo '{{\"verdict\": \"ok\"}}'"));
+    let run = |json: &[&str]| {
+        surefoot()
+            .args(["doctor", "--log"])
+            .arg(&log)
+            .arg("--python")
+            .arg(&python)
+            .args(options)
+            .args(json)
+            .env("SUREFOOT_MACHINE", &machine)
+            .env("SUREFOOT_CACHE", folder.path())
+            .output()
+            .expect("it runs")
+    };
+    let text = String::from_utf8_lossy(&run(&[]).stdout).into_owned();
+    let json = serde_json::from_slice(&run(&["--json"]).stdout).expect("JSON");
+    (text, json)
+}
+
+fn nan_in(report: &Value) -> &Value {
+    let findings = report["findings"].as_array().expect("a list");
+    let found = findings.iter().find(|finding| finding["id"] == "nan-loss");
+    found.expect("the message of the log")
+}
+
+#[test]
+fn the_doctor_names_the_checks_that_would_decide_and_runs_none() {
+    let (text, report) = doctor_measures("nan", &[]);
+    assert!(
+        text.contains("would decide it (attention, autograd, copy-large, [nan-loss])"),
+        "{text}"
+    );
+    assert!(text.contains("--probe"), "{text}");
+    assert_eq!(nan_in(&report)["probe"][0], "attention");
+}
+
+#[test]
+fn what_the_doctor_measures_chooses_the_cause_and_the_steps() {
+    let (text, report) = doctor_measures("nan", &["--probe"]);
+    let why = nan_in(&report)["why"].as_str().expect("a reason");
+    assert!(why.starts_with("Attention is computed wrongly"), "{why}");
+    assert!(why.contains("attention is not as expected here"), "{why}");
+    assert!(!text.contains("would decide it"), "{text}");
+    let (_, report) = doctor_measures("ok", &["--probe"]);
+    let why = nan_in(&report)["why"].as_str().expect("a reason");
+    assert!(why.contains("did not find it"), "{why}");
 }
 
 #[test]

@@ -7,11 +7,11 @@ use std::io::{self, Read};
 use std::sync::LazyLock;
 
 /// Size of the beginning that is kept whole.
-const HEAD: usize = 2 << 20;
+const HEAD: usize = 1 << 20;
 /// Limit for the lines in between.
-const MIDDLE: usize = 2 << 20;
+const MIDDLE: usize = 1 << 20;
 /// Size of the end that is kept whole.
-const TAIL: usize = 1 << 20;
+const TAIL: usize = 1 << 19;
 
 static RELEVANT: LazyLock<Option<Regex>> = LazyLock::new(|| {
     Regex::new(

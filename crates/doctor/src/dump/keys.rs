@@ -32,6 +32,7 @@ const KEYS: &[(&str, Field)] = &[
     ("gpu used", Field::Name),
     ("gpu device", Field::Name),
     ("gpu model and vram", Field::Name),
+    ("gpu model and memory", Field::Name),
     ("gpu models and configuration", Field::Name),
     ("graphics", Field::Name),
     ("graphics card", Field::Name),

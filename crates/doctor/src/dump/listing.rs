@@ -105,15 +105,51 @@ fn nameless(text: &str) -> Vec<GpuMention> {
 patterns! {
     /// What cards are sold as, with their family.
     PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|(?:AMD )?Radeon VII|Instinct MI\d{2,3}[AX]?)\b";
+    WITH_ARCHITECTURE = r"(?i)\b((?:AMD |ATI )?(?:Radeon |RX ?|Instinct )?(?:PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?(?: i?GPU)?) ?\((gfx[0-9a-f]{3,5})\)";
     SEVERAL = r"(?i)\b(?:I have|with|using|has|my) (?:2|two|3|three|both|dual|multiple|several) (?:AMD )?(?:GPUs|cards|graphics cards)\b";
     /// The short names, which are looked for where no card is named in full.
     SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
+}
+
+/// Names that stand before their own architecture: `780M iGPU (gfx1103)`. Of more than two, the text lists what something
+/// supports.
+fn with_architecture(text: &str) -> Vec<GpuMention> {
+    const MOST: usize = 2;
+    let mut found: Vec<GpuMention> = Vec::new();
+    for captures in WITH_ARCHITECTURE.captures_iter(text).take(64) {
+        let gfx: Option<Gfx> = captures[2].parse().ok();
+        let Some(gfx) = gfx.filter(|gfx| gfx.architecture().is_some()) else {
+            continue;
+        };
+        if found.iter().all(|one| one.reported != Some(gfx)) {
+            let index = u32::try_from(found.len()).ok();
+            let one = GpuMention::new("named", index).named(captures[1].trim());
+            found.push(one.reporting(Some(gfx)));
+        }
+    }
+    if found.len() > MOST {
+        found.clear();
+    }
+    found
 }
 
 /// The product that a text mentions, if it mentions only one, or says that the machine has several: in running text, or in the
 /// output of an unknown tool. Processor graphics do not count, nor do GPUs that are too old, since
 /// lists of supported cards name them.
 pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
+    let paired = with_architecture(text);
+    let is_apu = |gfx: Gfx| {
+        let known = gfx.architecture();
+        known.is_some_and(|known| known.sold_as == FormFactor::Apu)
+    };
+    let apus = paired
+        .iter()
+        .filter_map(|one| one.reported)
+        .filter(|&gfx| is_apu(gfx));
+    // The graphics of a processor and a card are in one machine more often than not.
+    if paired.len() == 2 && (apus.count() == 1 || SEVERAL.is_match(text)) {
+        return paired;
+    }
     let names = [&PRODUCT, &SHORT_PRODUCT]
         .into_iter()
         .map(|pattern| products_by(text, pattern))
@@ -126,12 +162,7 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
             true
         }
     });
-    let is_apu = |(gfx, _): &&(Gfx, &str)| {
-        let known = gfx.architecture();
-        known.is_some_and(|known| known.sold_as == FormFactor::Apu)
-    };
-    // The graphics of a processor and a card are in one machine more often than not.
-    let is_pair = names.len() == 2 && names.iter().filter(is_apu).count() == 1;
+    let is_pair = names.len() == 2 && names.iter().filter(|(gfx, _)| is_apu(*gfx)).count() == 1;
     if names.len() > 1 && !is_pair && !SEVERAL.is_match(text) {
         return Vec::new();
     }
@@ -165,6 +196,10 @@ fn mention<'a>(
     let number = |name: &str| group(name).and_then(|digits| digits.parse().ok());
     let mut one = GpuMention::new(tool, number("i"));
     if let Some(name) = group("n") {
+        if tool == "alone" && name.contains(" (gfx") && name.contains(" + ") {
+            // Two cards in a line.
+            return None;
+        }
         if is_other_vendor(name) {
             // The adapter of a server board or of a processor says nothing about other cards.
             if tool != "lspci" || names::is_virtual_adapter(name) {
@@ -386,8 +421,12 @@ mod tests {
             Some(Gfx::new(12, 0, 0))
         );
         assert_eq!(gfx("a 9070 XT, a month old"), Some(Gfx::new(12, 0, 1)));
-        let both = only_products("Ryzen 7 7840HS (Radeon 780M) and an RX 7700S");
-        assert_eq!(both.len(), 2);
+        for both in [
+            "Ryzen 7 7840HS (Radeon 780M) and an RX 7700S",
+            "- 780M iGPU (gfx1103) with 12 CU's\n- 7700S GPU (gfx1102) with 32 CU's",
+        ] {
+            assert_eq!(only_products(both).len(), 2, "{both}");
+        }
         for text in [
             "Ryzen 5 5600XT",
             "RX 6700 XT and RX 7900 XTX",

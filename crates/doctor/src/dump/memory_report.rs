@@ -73,6 +73,15 @@ static PATTERNS: LazyLock<(Vec<Quantity>, Patterns<Regex>)> = LazyLock::new(|| {
         ),
         (Vram, format!(r"(?i)VRAM\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
         (Gtt, format!(r"(?i)GTT\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
+        // amdgpu_top: `VRAM : usage 28108 MiB, total 98304 MiB (usable 98148 MiB)`.
+        (
+            Vram,
+            format!(r"(?i)^\W*VRAM\s*: usage\b.*?\btotal {SIZE}"),
+        ),
+        (
+            Gtt,
+            format!(r"(?i)^\W*GTT\s*: usage\b.*?\btotal {SIZE}"),
+        ),
         (
             ToolTotal,
             format!(r"(?i)inference compute.*\btotal{GAP}{SIZE}"),
@@ -446,6 +455,16 @@ mod tests {
                 "kernel: [drm] amdgpu: 98304M of VRAM memory ready",
                 Vram,
                 98304 << 20,
+            ),
+            (
+                "VRAM              : usage 28108 MiB, total 98304 MiB (usable 98148 MiB)",
+                Vram,
+                98304 << 20,
+            ),
+            (
+                "GTT               : usage    36 MiB, total 15864 MiB (usable 15850 MiB)",
+                Gtt,
+                15864 << 20,
             ),
             (
                 "# (Corsair, 128 GB, 96 GB carve-out, Fedora 43)",

@@ -362,7 +362,11 @@ fn split(line: &str) -> Option<(String, &str)> {
     // `GPU 1`, `GPU0` and `Device-1` are keys of the same kind; GPUs are separated by the repeated key, not by these
     // numbers. fastfetch's keys may have ASCII art to their left.
     let key = key.rsplit("  ").next().unwrap_or(key).trim();
-    let key = if key.ends_with("/ GPU") { "GPU" } else { key };
+    // `CPU / GPU`, `TensorFlow version / GPU model and memory`: the last of several.
+    let key = match key.rsplit_once("/ ") {
+        Some((_, last)) if last.starts_with("GPU") => last,
+        _ => key,
+    };
     let key = key
         .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#')
         .trim_end();
@@ -449,6 +453,11 @@ mod tests {
                 "gfx1032",
             ),
             ("  Device-1: AMD Navi 22", "device-", "AMD Navi 22"),
+            (
+                "TensorFlow version / GPU model and memory: Radeon VII 16Gb",
+                "gpu model and memory",
+                "Radeon VII 16Gb",
+            ),
         ] {
             assert_eq!(split(line.trim()), Some((key.to_owned(), value)), "{line}");
         }

@@ -49,6 +49,8 @@ pub struct Entry {
     pub fix: &'static [Step],
     /// Commands whose output would settle whether this is the cause.
     pub ask: &'static [Step],
+    /// Checks of `surefoot probe`, of which one fails where this is the cause.
+    pub probe: &'static [&'static str],
     /// Where this is known from.
     pub source: &'static str,
 }
@@ -98,6 +100,7 @@ fn kept(entry: schema::Entry) -> &'static Entry {
         causes: steps(entry.causes),
         fix: steps(entry.fix),
         ask: steps(entry.ask),
+        probe: texts(entry.probe),
         source: entry.source.leak(),
     }))
 }

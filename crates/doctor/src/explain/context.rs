@@ -5,6 +5,7 @@ use super::marks::{Marks, Sign};
 use super::pairing::Pairing;
 use super::shared_library;
 use super::{Catalogue, Confidence, Match, from_entry};
+use crate::measured;
 use crate::schema;
 use crate::steps::{Known, filled};
 use crate::tables::Distribution;
@@ -12,6 +13,7 @@ use crate::{names, powershell, wheels};
 use platform::Gfx;
 use platform::gfx::FormFactor;
 use platform::machine::{Machine, System};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 /// Facts about the program and its machine that a log mentions.
@@ -206,11 +208,16 @@ impl Context {
                 ..from_entry(entry, &found.line, found.line_number)
             });
         }
-        let known = self.known();
+        let mut known = self.known();
+        let of_text = known.facts.len();
+        let nothing = BTreeMap::new();
+        let probed = machine.map_or(&nothing, |machine| &machine.probed);
         for found in matches {
             let Some((_, entry)) = catalogue.entry(&found.id) else {
                 continue;
             };
+            known.facts.truncate(of_text);
+            known.facts.extend(measured::facts(entry.probe, probed));
             let cause = known.sentence(entry.causes).unwrap_or(entry.cause);
             let fix = known.chosen(entry.fix);
             found.ask = known.chosen(entry.ask);
@@ -218,6 +225,7 @@ impl Context {
             if !found.ask.is_empty() && found.confidence == Confidence::High {
                 found.confidence = Confidence::Medium;
             }
+            found.probe = entry.probe.to_vec();
             let gpu = self.gpu_of(found).or_else(|| only_gpu(machine?));
             let texts = || fix.iter().map(String::as_str).chain([cause]);
             let uses =
@@ -272,6 +280,7 @@ impl Context {
             if let Some(machine) = machine {
                 leave_out_what_was_tried(found, machine);
             }
+            weigh_measurements(found, probed);
             if self.is_windows() {
                 for step in &mut found.fix {
                     if let Some(translated) = powershell::translated(step) {
@@ -406,6 +415,21 @@ fn leave_out_what_was_tried(found: &mut Match, machine: &Machine) {
         }
         tried.is_none()
     });
+}
+
+/// What was measured on the machine makes a cause certain, or less likely.
+fn weigh_measurements(found: &mut Match, probed: &BTreeMap<String, bool>) {
+    match measured::by(&found.probe, probed) {
+        Some((fails, word)) => {
+            found.confidence = match fails {
+                true => Confidence::High,
+                false => Confidence::Low,
+            };
+            found.cause = format!("{} {word}.", found.cause);
+            found.probe.clear();
+        }
+        None => measured::keep_open(&mut found.probe, probed),
+    }
 }
 
 fn note(facts: &mut Vec<Fact<Gfx>>, value: Gfx, line: usize) {

@@ -151,6 +151,8 @@ fn judged(id: &'static str, values: &[(&'static str, Bytes)]) -> Judgement {
 fn judge(numbers: &OomNumbers, context: &Context, hints: Hints) -> Judgement {
     let judgement = above_what_is_allowed(numbers)
         .or_else(|| carve_out_only(numbers))
+        // More free than there is: the two numbers are of two pools of an APU.
+        .or_else(|| half_of_the_ram(numbers, context, hints).filter(|_| numbers.free_is_nonsense))
         .or_else(|| larger_than_the_device(numbers))
         .or_else(|| fragmented(numbers))
         .or_else(|| capacity_not_honoured(numbers, context))

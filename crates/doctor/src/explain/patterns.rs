@@ -3,9 +3,12 @@
 use super::catalogue::{self, ENTRIES, Entry, WORDS};
 use super::{Explainer, Hints};
 use crate::pattern;
-use regex::bytes::{Regex, RegexBuilder};
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::nfa::thompson::{self, WhichCaptures};
+use regex_automata::util::syntax;
+use regex_automata::{Input, MatchError};
 use std::borrow::Cow;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// The entries of the catalogue with their compiled patterns.
 pub struct Catalogue {
@@ -13,7 +16,7 @@ pub struct Catalogue {
     entries: Vec<&'static Entry>,
     /// They match bytes and ASCII classes only: programs write their messages in ASCII, and a Unicode class such as `\w`
     /// is a hundred times larger.
-    all: pattern::Patterns<Regex>,
+    all: pattern::Patterns<Matcher>,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
     also: Vec<Vec<usize>>,
@@ -32,9 +35,41 @@ pub(super) enum Role {
 static BUILT_IN: LazyLock<Catalogue> =
     LazyLock::new(|| Catalogue::of(ENTRIES.iter().collect(), Some(WORDS)));
 
+/// A pattern of the catalogue, which is only asked whether it matches: a long log may match a thousand of them, and each would have
+/// several times the memory with what tells where.
+struct Matcher {
+    dfa: DFA,
+    cache: Mutex<Cache>,
+    /// It may be about the beginning of a text.
+    is_anchored: bool,
+}
+
+impl Matcher {
+    fn is_match(&self, text: &[u8]) -> bool {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let input = Input::new(text).earliest(true);
+        let found: Result<_, MatchError> = self.dfa.try_search_fwd(&mut cache, &input);
+        // It gives up only where it is told to.
+        found.is_ok_and(|end| end.is_some())
+    }
+}
+
 /// A pattern of the catalogue; what was read checked it.
-fn compile(pattern: &str) -> Option<Regex> {
-    RegexBuilder::new(pattern).unicode(false).build().ok()
+fn compile(pattern: &str) -> Option<Matcher> {
+    let dfa = DFA::builder()
+        .syntax(syntax::Config::new().unicode(false).utf8(false))
+        .thompson(
+            thompson::Config::new()
+                .utf8(false)
+                .which_captures(WhichCaptures::None),
+        )
+        .build(pattern)
+        .ok()?;
+    Some(Matcher {
+        cache: Mutex::new(dfa.create_cache()),
+        dfa,
+        is_anchored: pattern.contains('^'),
+    })
 }
 
 impl Catalogue {
@@ -65,10 +100,13 @@ impl Catalogue {
                 let matches = explainer.finish().matches;
                 if !super::is_first(entry.id, &matches) {
                     let found: Vec<_> = matches.iter().map(|found| found.id.as_str()).collect();
+                    let by = match found.is_empty() {
+                        true => "no pattern matches it".to_owned(),
+                        false => format!("it is by {}", found.join(", ")),
+                    };
                     return Err(format!(
-                        "{name}: {}: seen: '{message}' must be explained by this entry first, and is by: {}",
-                        entry.id,
-                        found.join(", ")
+                        "{name}: {}: seen: '{message}' must be explained by this entry first, and {by}",
+                        entry.id
                     ));
                 }
             }
@@ -129,10 +167,10 @@ impl Catalogue {
             };
             let candidates = self.all.candidates(part).into_iter().filter(is_new);
             found.extend(candidates.filter(|&at| {
-                let is_match = |pattern: &Regex| {
+                let is_match = |pattern: &Matcher| {
                     // Only its beginning tells the rest of a line from the whole.
                     pattern.is_match(part.as_bytes())
-                        || has_prefix && pattern.as_str().contains('^') && pattern.is_match(start)
+                        || has_prefix && pattern.is_anchored && pattern.is_match(start)
                 };
                 self.all.get(at).is_some_and(is_match)
             }));

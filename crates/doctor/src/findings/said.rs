@@ -1,6 +1,7 @@
 //! What findings say: `catalogue/findings/*.toml`, which the build script turns into a static for each row.
 
 use super::{Check, Finding, Severity};
+use crate::measured;
 use crate::powershell;
 use crate::schema::{Fact, Scope};
 use crate::steps::{Known, Step, filled};
@@ -29,6 +30,8 @@ pub(crate) struct Said {
     /// Reasons that replace it where their facts are known.
     pub(super) whys: &'static [Step],
     pub(super) fix: &'static [Step],
+    /// Checks of `surefoot probe`, of which one fails where it is so.
+    pub(super) probe: &'static [&'static str],
     pub(super) source: &'static str,
 }
 
@@ -73,6 +76,7 @@ impl<'a> Found<'a> {
             why: fill(why.unwrap_or(said.why)),
             fix: lines.collect(),
             source: fill(said.source),
+            probe: said.probe.to_vec(),
             check: said.check,
             said: Some(said),
         });
@@ -95,6 +99,17 @@ impl<'a> Found<'a> {
         for finding in &mut all {
             if is_at_work && finding.said.is_some_and(|said| said.refuted_by_work) {
                 finding.severity = Severity::Info;
+            }
+            match measured::by(&finding.probe, &self.machine.probed) {
+                Some((fails, word)) => {
+                    finding.severity = match fails {
+                        true => Severity::Error,
+                        false => Severity::Info,
+                    };
+                    finding.seen = format!("{} {word}.", finding.seen);
+                    finding.probe.clear();
+                }
+                None => measured::keep_open(&mut finding.probe, &self.machine.probed),
             }
             if system == System::Windows {
                 for step in &mut finding.fix {

@@ -34,8 +34,16 @@ impl Check {
     /// or a hang is about the driver, whatever was computed, unless the check is there
     /// to try one setting.
     fn advice_for(&self, outcome: Outcome) -> &'static [&'static str] {
+        if outcome == Outcome::Slow && self.name == "matmul-fp32" {
+            return &[
+                "The library has no fast kernel for this GPU: install a wheel with native code (`surefoot doctor`), or another version.",
+            ];
+        }
         let is_about_values = matches!(outcome, Outcome::Wrong | Outcome::Nan | Outcome::Zeros);
-        if is_about_values || !self.variables.is_empty() || matches!(self.name, "import" | "memory")
+        if is_about_values
+            || outcome == Outcome::Slow
+            || !self.variables.is_empty()
+            || matches!(self.name, "import" | "memory")
         {
             return self.advice;
         }
@@ -145,6 +153,17 @@ pub(super) const CHECKS: &[Check] = &[
             "TORCH_BLAS_PREFER_HIPBLASLT=0 takes another library.",
         ],
     ),
+    Check {
+        name: "matmul-bf16-rocblas",
+        title: "the same without hipBLASLt",
+        function: "matmul_bf16",
+        variables: &[
+            ("TORCH_BLAS_PREFER_HIPBLASLT", "0"),
+            ("DISABLE_ADDMM_HIP_LT", "1"),
+        ],
+        seconds: 120,
+        advice: COMPUTING,
+    },
     check(
         "autograd",
         "five training steps against the CPU",
@@ -179,6 +198,16 @@ pub(super) const CHECKS: &[Check] = &[
         "attention",
         120,
         &["Use the math kernel: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."],
+    ),
+    check(
+        "attention-fused",
+        "attention with a kernel that keeps no scores",
+        "attention_fused",
+        120,
+        &[
+            "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1 brings some GPUs such a kernel; attention-aotriton tells whether it is right.",
+            "Without one, memory grows with the square of the length: smaller batches, gradient checkpointing.",
+        ],
     ),
     Check {
         name: "attention-aotriton",
@@ -232,6 +261,8 @@ pub(super) enum Outcome {
     Nan,
     /// Zeros where numbers should be.
     Zeros,
+    /// Right, but in a way that takes far more time or memory.
+    Slow,
     /// Out of memory.
     OutOfMemory,
     /// An error that Python could report.
@@ -247,7 +278,12 @@ pub(super) enum Outcome {
 impl Outcome {
     /// Whether something is wrong.
     pub(super) fn is_failure(self) -> bool {
-        !matches!(self, Self::Ok | Self::Skipped)
+        !self.is_good() && self != Self::Slow
+    }
+
+    /// Whether there is nothing to say about it.
+    pub(super) fn is_good(self) -> bool {
+        matches!(self, Self::Ok | Self::Skipped)
     }
 
     /// For people.
@@ -258,6 +294,7 @@ impl Outcome {
             Self::Wrong => "wrong values",
             Self::Nan => "NaN",
             Self::Zeros => "zeros",
+            Self::Slow => "slow",
             Self::OutOfMemory => "out of memory",
             Self::Error => "error",
             Self::Crash => "crashed",
@@ -310,7 +347,7 @@ pub(super) fn run(check: &Check, runner: &Runner, device: &str, limit: Duration)
         stderr: String::new(),
         identity,
     };
-    if outcome.is_failure() {
+    if !outcome.is_good() {
         // A message that is known beats general advice.
         let known = explain(&format!("{}\n{stderr}", result.detail)).matches;
         result
@@ -452,6 +489,7 @@ fn judge(status: ExitStatus, stdout: &str) -> (Outcome, String) {
         Some("wrong") => Outcome::Wrong,
         Some("nan") => Outcome::Nan,
         Some("zeros") => Outcome::Zeros,
+        Some("slow") => Outcome::Slow,
         Some("oom") => Outcome::OutOfMemory,
         _ => Outcome::Error,
     };
@@ -470,4 +508,16 @@ fn answer(stdout: &str) -> Option<serde_json::Value> {
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The doctor's catalogue names them.
+    #[test]
+    fn the_doctor_knows_all_checks() {
+        let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
+        assert_eq!(names, doctor::CHECKS);
+    }
 }

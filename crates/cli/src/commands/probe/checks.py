@@ -1,7 +1,7 @@
 """One check of `surefoot probe`, in a process of its own: python checks.py NAME DEVICE.
 
 Everything that can go wrong is an answer. The last line of stdout is JSON:
-{"verdict": "ok" | "wrong" | "nan" | "zeros" | "error" | "oom" | "skipped", "detail": "…"}.
+{"verdict": "ok" | "wrong" | "nan" | "zeros" | "slow" | "error" | "oom" | "skipped", "detail": "…"}.
 A crash or a hang leaves no such line, and that is an answer too.
 """
 
@@ -156,6 +156,27 @@ def check_matmul_fp32():
     got = a.to(DEVICE) @ b.to(DEVICE)
     # Summing 768 products in another order, and TF32 where it is on.
     judge(got, a @ b, "fp32 matmul", tolerance={"rtol": 1e-3, "atol": 5e-2})
+    if DEVICE.startswith("cuda"):
+        here, there = (seconds_of_product(device) for device in ("cpu", DEVICE))
+        if there > here:
+            raise Verdict("slow", f"a product of 2048×2048 takes {1000 * there:.0f} ms on the GPU and {1000 * here:.0f} ms on the CPU")
+
+
+def seconds_of_product(device):
+    import time
+
+    import torch
+
+    square = torch.ones(2048, 2048, device=device)
+    best = float("inf")
+    # The first one loads the library and chooses its kernel.
+    for _ in range(4):
+        synchronize()
+        start = time.perf_counter()
+        square @ square
+        synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def check_matmul_bf16():
@@ -215,14 +236,35 @@ def check_conv3d():
     judge(got, torch.nn.functional.conv3d(frames, weight, padding=1), "conv3d", tolerance={"rtol": 1e-3, "atol": 0.2})
 
 
-def check_attention():
+def heads():
     import torch
 
     # bf16, as in training, and long enough for the flash kernels to be worth it.
-    q, k, v = (torch.randn(1, 4, 256, 64, generator=generator(seed)).bfloat16() for seed in (20, 21, 22))
+    return [torch.randn(1, 4, 256, 64, generator=generator(seed)).bfloat16() for seed in (20, 21, 22)]
+
+
+def check_attention():
+    import torch
+
+    q, k, v = heads()
     attention = torch.nn.functional.scaled_dot_product_attention
     got = attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), is_causal=True)
     judge(got, attention(q.float(), k.float(), v.float(), is_causal=True).bfloat16(), "attention", tolerance={"rtol": 5e-2, "atol": 2e-2})
+
+
+def check_attention_fused():
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (tensor.to(DEVICE) for tensor in heads())
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            synchronize()
+    except RuntimeError as problem:
+        if "No available kernel" not in str(problem):
+            raise
+        raise Verdict("slow", "no fused kernel takes it: the math kernel keeps all scores of attention in memory")
 
 
 def check_handles():
