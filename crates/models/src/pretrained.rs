@@ -39,6 +39,7 @@ use crate::Parameters;
 use crate::formats::TensorSource;
 use crate::language::{Decoder, DecoderConfig, DecoderOptions, keys_without_effect};
 use crate::model::{Base, Builder, Initial, WeightSource};
+use crate::tensor::shape_alone;
 
 /// A published model.
 pub struct Pretrained {
@@ -116,8 +117,7 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
     impl WeightSource for Names {
         fn tensor(&mut self, name: &str, shape: &[i64], _: Initial) -> Result<Tensor, Error> {
             self.0.insert(name.to_owned());
-            let one = Tensor::f_zeros(vec![1; shape.len()], (Kind::Float, Device::Cpu))?;
-            Ok(one.f_expand(shape, false)?)
+            shape_alone(shape, (Kind::Float, Device::Cpu))
         }
     }
     let mut used = Names(BTreeSet::new());

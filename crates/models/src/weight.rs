@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::quant::{Int8Rows, Nf4, Quantization};
-use crate::tensor::{BaseMap, bytes, map_frozen, shared, to_kind};
+use crate::tensor::{BaseMap, bytes, is_shape, map_frozen, shape_alone, shared, to_kind};
 
 /// A matrix `[outputs, inputs]`.
 #[derive(Debug)]
@@ -240,15 +240,12 @@ impl Stack {
     }
 }
 
-/// Dense matrices, one below the other. Where they only have a shape (all strides are zero), so has the result.
+/// Dense matrices, one below the other. Where they only have a shape, so has the result.
 pub(crate) fn joined(matrices: &[Tensor]) -> Result<Tensor, Error> {
-    let is_shape =
-        |matrix: &Tensor| matrix.numel() > 1 && matrix.stride().iter().all(|stride| *stride == 0);
     match matrices.first() {
         Some(first) if is_shape(first) => {
-            let rows: i64 = matrices.iter().map(|matrix| matrix.size()[0]).sum();
-            let zero = Tensor::f_zeros([1, 1], (first.kind(), first.device()))?;
-            Ok(zero.f_expand([rows, first.size()[1]], false)?)
+            let rows = matrices.iter().map(|matrix| matrix.size()[0]).sum();
+            shape_alone(&[rows, first.size()[1]], (first.kind(), first.device()))
         }
         _ => Ok(Tensor::f_cat(matrices, 0)?),
     }

@@ -10,6 +10,7 @@ use super::peft::PeftAdapter;
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
 use crate::parameters::Parameters;
+use crate::tensor::{is_shape, shape_alone};
 use crate::weight::Weight;
 
 /// Prefix of every name in PEFT's files.
@@ -462,14 +463,12 @@ impl Attachment {
     }
 }
 
-/// A copy of `tensor` in fp32. A tensor that only has a shape (all strides are zero) stays one and takes no
-/// memory.
+/// A copy of `tensor` in fp32. A tensor that only has a shape stays one and takes no memory.
 fn full(tensor: &Tensor) -> Result<Tensor, Error> {
-    if tensor.numel() > 1 && tensor.stride().iter().all(|stride| *stride == 0) {
-        let zero = Tensor::f_zeros(vec![1; tensor.dim()], (Kind::Float, tensor.device()))?;
-        return Ok(zero.f_expand(tensor.size(), false)?);
+    match is_shape(tensor) {
+        true => shape_alone(&tensor.size(), (Kind::Float, tensor.device())),
+        false => Ok(tensor.f_to_dtype(Kind::Float, false, true)?),
     }
-    Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
 }
 
 /// The adapters that were attached to a model.

@@ -13,7 +13,7 @@ use crate::tensor::BaseMap;
 #[derive(Debug)]
 pub(super) enum FeedForward {
     /// Of all tokens.
-    Dense(Dense),
+    Dense(Box<Dense>),
     /// Of which each token goes through some.
     Routed(Routed),
 }
@@ -29,7 +29,7 @@ impl FeedForward {
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
             Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
-            None => Self::Dense(Dense::new(config, name, initial, builder)?),
+            None => Self::Dense(Box::new(Dense::new(config, name, initial, builder)?)),
         })
     }
 
@@ -50,7 +50,7 @@ impl FeedForward {
     /// The same layer on another base (see [`BaseMap`]).
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(match self {
-            Self::Dense(layer) => Self::Dense(layer.with_base(map)?),
+            Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
             Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
         })
     }

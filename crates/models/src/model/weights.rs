@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
+use crate::tensor::shape_alone;
 
 /// Initial values of a tensor that is not loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -122,8 +123,7 @@ impl<'a> MetaWeights<'a> {
 impl WeightSource for MetaWeights<'_> {
     fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
         require(self.tensors, name, shape)?;
-        let zero = Tensor::f_zeros(vec![1; shape.len()], (self.kind, Device::Cpu))?;
-        Ok(zero.f_expand(shape, false)?)
+        shape_alone(shape, (self.kind, Device::Cpu))
     }
 }
 
