@@ -13,6 +13,7 @@
 mod conditions;
 pub mod files;
 pub mod flux2;
+mod load;
 pub mod lora;
 mod memory;
 mod objective;
@@ -27,24 +28,22 @@ pub mod z_image;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use placement::Placer;
-use placement::swap::SwapOptions;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 pub use conditions::{Conditions, FIRST_FRAME, TEXT};
+pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
 pub use registry::{REGISTRY, archs, is_at, open, register};
 
 use self::files::{PartFile, PartNames};
-use self::lora::{LoraFile, LoraForm, WithLoras};
+use self::lora::LoraForm;
 use self::parts::codec::MediaCodec;
 use self::parts::schedule::Scheduler;
 use self::parts::tiles::Tiling;
 use crate::Error;
 use crate::formats::TensorSource;
-use crate::model::{BlockList, Builder, Load, Pass, Streaming};
-use crate::quant::Quantization;
+use crate::model::{BlockList, Builder, Pass};
 
 /// Opens the model at a path, with the parts that are named singly.
 pub type Open = fn(&Path, &PartPaths) -> Result<Box<dyn Diffusion>, Error>;
@@ -146,35 +145,6 @@ impl Arch {
             let (number, part) = rest.split_once('.')?;
             Some((list, number.parse().ok()?, part))
         })
-    }
-
-    /// The layer that the denoiser's original files have in place of the layer `name` and others: its name in diffusers,
-    /// and which of its parts `name` is.
-    pub(crate) fn whole_of(&self, name: &str) -> Option<(String, usize)> {
-        let weight = format!("{name}.weight");
-        self.denoiser.stacked.iter().find_map(|(whole, parts)| {
-            let of = |(number, part): (usize, &&str)| Some((weight.strip_suffix(part)?, number));
-            let (base, number) = parts.iter().enumerate().find_map(of)?;
-            let whole = whole.strip_suffix(".weight").unwrap_or(whole);
-            Some((format!("{base}{whole}"), number))
-        })
-    }
-
-    /// A layer that other programs have as one, although LoRA files with original names have one for each of its parts.
-    pub fn split_layer(&self) -> Option<&'static str> {
-        let parts = || self.lists.iter().flat_map(BlockNames::parts);
-        let plain = |name: &'static str| name.trim_matches('.').trim_end_matches(".weight");
-        let original = |name: &str| {
-            parts()
-                .find(|(own, _)| *own == name)
-                .map(|(_, other)| other)
-        };
-        let is_split = |(whole, parts): &&(&'static str, &[&'static str])| {
-            let first = parts.first().and_then(|part| original(plain(part)));
-            first != original(plain(whole))
-        };
-        let found = self.denoiser.stacked.iter().find(is_split);
-        found.map(|(whole, _)| plain(whole))
     }
 
     /// Number of blocks of each list in a denoiser's file.
@@ -531,104 +501,9 @@ pub trait Tokenizer: Debug {
 /// Encodes texts.
 pub trait TextEncoder: Debug {
     /// The conditions of one text without a batch dimension, as they lie in a cache file. The rows of [`TEXT`] are
-    /// those of the text alone, without padding.
+    /// those of the text alone, without padding unless the denoiser sees it.
     ///
     /// # Errors
     /// If a token is unknown, or memory runs out.
     fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error>;
-}
-
-/// How a denoiser is held for sampling.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DenoiserOptions {
-    /// Device of the computation.
-    pub device: Device,
-    /// Type of the matrix products, and of matrices that are not quantised.
-    pub compute: Kind,
-    /// Quantisation of the linear layers' matrices.
-    pub quantization: Option<Quantization>,
-    /// Number of blocks that are kept in host memory and streamed to the device.
-    pub streamed: usize,
-}
-
-impl DenoiserOptions {
-    /// Everything on `device`, not quantised.
-    pub fn whole(device: Device, compute: Kind) -> Self {
-        Self {
-            device,
-            compute,
-            quantization: None,
-            streamed: 0,
-        }
-    }
-}
-
-/// A denoiser with LoRAs of the given strengths, which are merged into the weights before quantisation.
-///
-/// # Errors
-/// If there is no such denoiser, a file is missing or damaged, a LoRA is for another model, or memory runs out.
-pub fn load_denoiser(
-    model: &dyn Diffusion,
-    expert: Expert,
-    loras: Vec<(LoraFile, f64)>,
-    options: DenoiserOptions,
-    placer: &mut Placer,
-) -> Result<Box<dyn Denoiser>, Error> {
-    let file = model.weights(Part::Denoiser(expert))?;
-    let count = model.arch().blocks(&file).iter().sum::<usize>();
-    let away = options.streamed.min(count);
-    let streaming = (away > 0).then(|| Streaming {
-        // Evenly spaced.
-        blocks: (0..away).map(|index| index * count / away).collect(),
-        options: SwapOptions::default(),
-    });
-    let tensors = WithLoras::new(Box::new(file), loras)?;
-    let load = Load {
-        compute: options.compute,
-        quantization: options.quantization,
-        streaming,
-    };
-    load.frozen(&tensors, placer, |device, builder| {
-        model.denoiser(expert, device, builder)
-    })
-}
-
-/// A text encoder; with `stream`, its blocks are copied to a GPU one at a time as needed.
-///
-/// # Errors
-/// If a file is missing or damaged, or memory runs out.
-pub fn load_text_encoder(
-    model: &dyn Diffusion,
-    number: usize,
-    compute: Kind,
-    stream: bool,
-    placer: &mut Placer,
-) -> Result<Box<dyn TextEncoder>, Error> {
-    let tensors = model.weights(Part::TextEncoder(number))?;
-    let load = Load {
-        streaming: (stream && placer.device() != Device::Cpu).then(|| Streaming {
-            // As many as there can be.
-            blocks: (0..1024).collect(),
-            options: SwapOptions::default(),
-        }),
-        ..Load::whole(compute)
-    };
-    load.frozen(&tensors, placer, |device, builder| {
-        model.text_encoder(number, device, builder)
-    })
-}
-
-/// The autoencoder.
-///
-/// # Errors
-/// If a file is missing or damaged, or memory runs out.
-pub fn load_autoencoder(
-    model: &dyn Diffusion,
-    compute: Kind,
-    placer: &mut Placer,
-) -> Result<Box<dyn MediaCodec>, Error> {
-    let tensors = model.weights(Part::Autoencoder)?;
-    Load::whole(compute).frozen(&tensors, placer, |device, builder| {
-        model.autoencoder(device, builder)
-    })
 }

@@ -214,41 +214,22 @@ impl Decoder {
 
     /// The residual stream before each block and after the last, without the final norm, of tokens `[batch, length]`:
     /// those that `wanted` lists, in its order, `[batch, length, hidden]` fp32. Blocks after the last of them are not
-    /// computed only if the model was built without them.
+    /// computed only if the model was built without them. If rows are texts of `text` tokens that are filled up, what
+    /// fills them up sees only the text.
     ///
     /// # Errors
     /// As [`Decoder::logits`]; or if there is no such state.
-    pub fn states(&self, tokens: &Tensor, wanted: &[usize]) -> Result<Vec<Tensor>, Error> {
-        let length = tokens.size2()?.1;
-        self.states_at(tokens, wanted, |positions| {
-            positions.of_length((0, length), self.compute)
-        })
-    }
-
-    /// The same of a row of `tokens` `[1, length]` that begins with a text of `text` tokens and is filled up: what
-    /// follows the text sees only the text.
-    ///
-    /// # Errors
-    /// As [`Decoder::states`].
-    pub fn filled_states(
+    pub fn states(
         &self,
         tokens: &Tensor,
-        text: i64,
+        text: Option<i64>,
         wanted: &[usize],
     ) -> Result<Vec<Tensor>, Error> {
         let length = tokens.size2()?.1;
-        self.states_at(tokens, wanted, |positions| {
-            positions.filled(text, length, self.compute)
-        })
-    }
-
-    fn states_at(
-        &self,
-        tokens: &Tensor,
-        wanted: &[usize],
-        positions: impl Fn(&Positions) -> Result<Positions, Error>,
-    ) -> Result<Vec<Tensor>, Error> {
-        let views = self.views.map(positions)?;
+        let views = self.views.map(|positions| match text {
+            Some(text) => positions.filled(text, length, self.compute),
+            None => positions.of_length((0, length), self.compute),
+        })?;
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
         let last = self
             .blocks

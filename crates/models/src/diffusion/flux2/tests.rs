@@ -2,7 +2,7 @@
 
 mod single_files;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::model::empirical_shift;
@@ -203,8 +203,11 @@ fn parts_of_other_models_are_refused() {
     ]);
 }
 
+/// A change to a file.
+type Change = fn(&mut Value);
+
 /// A folder whose files are those of the tiny model, but for these.
-fn changed(files: &[(&str, &dyn Fn(&mut serde_json::Value))]) -> tempfile::TempDir {
+fn changed(files: &[(&str, Change)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for part in [
         "model_index.json",
@@ -236,10 +239,10 @@ fn changed(files: &[(&str, &dyn Fn(&mut serde_json::Value))]) -> tempfile::TempD
 #[test]
 fn what_the_folder_says_is_obeyed() {
     let folder = changed(&[
-        ("model_index.json", &|index| {
+        ("model_index.json", |index| {
             index["is_distilled"] = json!(true);
         }),
-        ("scheduler/scheduler_config.json", &|scheduler| {
+        ("scheduler/scheduler_config.json", |scheduler| {
             scheduler["use_dynamic_shifting"] = json!(false);
         }),
     ]);
@@ -251,7 +254,6 @@ fn what_the_folder_says_is_obeyed() {
 /// Texts are filled up at their end, with the token that the tokenizer names.
 #[test]
 fn a_tokenizer_that_fills_up_otherwise_is_refused() {
-    type Change = fn(&mut serde_json::Value);
     let cases: [(Change, &str); 2] = [
         (
             |config| config["padding_side"] = json!("left"),
@@ -265,7 +267,7 @@ fn a_tokenizer_that_fills_up_otherwise_is_refused() {
         ),
     ];
     for (change, told) in cases {
-        let folder = changed(&[("tokenizer/tokenizer_config.json", &change)]);
+        let folder = changed(&[("tokenizer/tokenizer_config.json", change)]);
         let model = Flux2::open(folder.path(), &PartPaths::default()).unwrap();
         let loaded = load_text_encoder(&model, 0, Kind::Float, false, &mut placer());
         let error = loaded.unwrap_err().to_string();

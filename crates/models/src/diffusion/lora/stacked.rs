@@ -14,8 +14,39 @@ use tch::{Kind, Tensor};
 use super::names::original_module;
 use super::{LoraModule, folded};
 use crate::Error;
-use crate::diffusion::Arch;
+use crate::diffusion::{Arch, BlockNames};
 use crate::tensor::to_kind;
+
+impl Arch {
+    /// The layer that the denoiser's original files have in place of the layer `name` and others: its name in diffusers,
+    /// and which of its parts `name` is.
+    fn whole_of(&self, name: &str) -> Option<(String, usize)> {
+        let weight = format!("{name}.weight");
+        self.denoiser.stacked.iter().find_map(|(whole, parts)| {
+            let of = |(number, part): (usize, &&str)| Some((weight.strip_suffix(part)?, number));
+            let (base, number) = parts.iter().enumerate().find_map(of)?;
+            let whole = whole.strip_suffix(".weight").unwrap_or(whole);
+            Some((format!("{base}{whole}"), number))
+        })
+    }
+
+    /// A layer that other programs have as one, although LoRA files with original names have one for each of its parts.
+    pub fn split_layer(&self) -> Option<&'static str> {
+        let parts = || self.lists.iter().flat_map(BlockNames::parts);
+        let plain = |name: &'static str| name.trim_matches('.').trim_end_matches(".weight");
+        let original = |name: &str| {
+            parts()
+                .find(|(own, _)| *own == name)
+                .map(|(_, other)| other)
+        };
+        let is_split = |(whole, parts): &&(&'static str, &[&'static str])| {
+            let first = parts.first().and_then(|part| original(plain(part)));
+            first != original(plain(whole))
+        };
+        let found = self.denoiser.stacked.iter().find(is_split);
+        found.map(|(whole, _)| plain(whole))
+    }
+}
 
 /// `modules`, in which those of a layer that has one original name are one, under the name that diffusers has for the
 /// whole.

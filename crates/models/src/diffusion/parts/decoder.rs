@@ -119,12 +119,8 @@ impl TextDecoder {
         }
         let row = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
         let row = row.f_unsqueeze(0)?;
-        let states = match tokens.len() < ids.len() {
-            true => self
-                .decoder
-                .filled_states(&row, tokens.len() as i64, &self.states)?,
-            false => self.decoder.states(&row, &self.states)?,
-        };
+        let text = (tokens.len() < ids.len()).then_some(tokens.len() as i64);
+        let states = self.decoder.states(&row, text, &self.states)?;
         let text = Tensor::f_cat(&states, -1)?.f_squeeze_dim(0)?;
         to_kind(&text, Kind::Float)
     }
