@@ -188,7 +188,7 @@ fn understands(program: &Path, words: &str) -> Result<(), String> {
         .take_while(|word| *word != "--")
         .collect();
     let subcommand = words.first().ok_or("no subcommand")?;
-    let has_subcommands = ["bench", "runs"].contains(subcommand);
+    let has_subcommands = ["bench", "export", "runs"].contains(subcommand);
     let nested = words.get(1).filter(|_| has_subcommands);
     let help = Command::new(program)
         .arg(subcommand)

@@ -12,8 +12,7 @@
 //! Only this gradient, as large as `hidden`, is kept. The idea is from "Cut Your Losses" (Wijmans et al.,
 //! 2024) and Liger Kernel.
 
-use tch::{Device, Kind, Reduction, Tensor};
-use torch_ext::accelerator::{self, DeviceIndex, MemoryInfo};
+use tch::{Kind, Reduction, Tensor};
 use torch_ext::checkpoint;
 
 use crate::Error;
@@ -23,19 +22,6 @@ use crate::tensor::to_kind;
 
 /// The target that is ignored, as in PyTorch's `ignore_index`.
 const IGNORED: i64 = -100;
-
-/// Logits computed at a time on `device`. The head is read once for each chunk, so a GPU computes as many as take a
-/// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB); the CPU, whose caches are small,
-/// 32 MB.
-pub fn logits_at_once(device: Device) -> i64 {
-    const FEWEST: i64 = 1 << 23;
-    const MOST: i64 = 1 << 27;
-    let memory = DeviceIndex::try_from(device).and_then(accelerator::memory_info);
-    memory.map_or(FEWEST, |memory: MemoryInfo| {
-        let elements = (memory.total / 64 / 4).max(1);
-        (1 << elements.ilog2()).clamp(FEWEST, MOST)
-    })
-}
 
 /// Mean nats per target token: a scalar with a gradient. `hidden` is `[…, width]` fp32; `targets` has an
 /// integer per row, −100 for rows to ignore.

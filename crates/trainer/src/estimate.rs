@@ -16,8 +16,7 @@ use tch::{Device, Kind};
 
 use crate::config::Config;
 use models::Parameters;
-use models::language::{DecoderConfig, Mixture, QkNorm};
-use models::loss::logits_at_once;
+use models::language::{DecoderConfig, Mixture, QkNorm, logits_at_once};
 use models::quant::Quantization;
 
 /// Bytes of an fp32 element.

@@ -11,6 +11,7 @@
 
 use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
+use torch_ext::accelerator::{self, DeviceIndex, MemoryInfo};
 
 use super::attention::{Attention, LayerCache};
 use super::feed_forward::FeedForward;
@@ -19,7 +20,6 @@ use super::norm::Norm;
 use super::{DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
-use crate::loss::logits_at_once;
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
 use crate::tensor::{BaseMap, frozen_bytes, shared, to_kind};
@@ -52,6 +52,19 @@ pub struct DecoderOptions {
     pub initializer_range: f64,
     /// Device of the weights and the computation.
     pub device: Device,
+}
+
+/// Logits that a loss computes at a time on `device`. The head is read once for each chunk, so a GPU computes as many as take a
+/// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB); the CPU, whose caches are small,
+/// 32 MB.
+pub fn logits_at_once(device: Device) -> i64 {
+    const FEWEST: i64 = 1 << 23;
+    const MOST: i64 = 1 << 27;
+    let memory = DeviceIndex::try_from(device).and_then(accelerator::memory_info);
+    memory.map_or(FEWEST, |memory: MemoryInfo| {
+        let elements = (memory.total / 64 / 4).max(1);
+        (1 << elements.ilog2()).clamp(FEWEST, MOST)
+    })
 }
 
 impl Decoder {

@@ -9,6 +9,9 @@ use half::{bf16, f16};
 
 use super::Format;
 
+/// Appends a block of numbers to a file's bytes.
+type Encode = fn(&[f32], &mut Vec<u8>);
+
 impl Format {
     /// Whether [`quantize`](Self::quantize) writes it.
     pub fn can_be_written(self) -> bool {
@@ -25,7 +28,7 @@ impl Format {
         }
     }
 
-    fn encoder(self) -> Option<fn(&[f32], &mut Vec<u8>)> {
+    fn encoder(self) -> Option<Encode> {
         Some(match self {
             Self::F32 => |x, out| out.extend(x[0].to_le_bytes()),
             Self::F16 => |x, out| put(out, x[0]),

@@ -135,7 +135,9 @@ impl<'a> GgufWriter<'a> {
                 Format::F16 => 65_520.0,
                 _ => f32::INFINITY,
             };
-            let bad = numbers.iter().filter(|number| !(number.abs() < most));
+            let bad = numbers
+                .iter()
+                .filter(|number| number.is_nan() || number.abs() >= most);
             let bad = bad.count() as i64;
             if bad > 0 {
                 let reason = format!(

@@ -38,7 +38,7 @@ pub enum GgufType {
 }
 
 impl GgufType {
-    /// `general.file_type` (`enum llama_ftype`).
+    /// `general.file_type` (llama.cpp's enumeration of file types).
     fn code(self) -> u64 {
         match self {
             Self::F32 => 0,
