@@ -1,6 +1,6 @@
 // The data of a config, and prompts to what a run has made, with the real trainer.
 import assert from "node:assert/strict";
-import { copyFileSync, existsSync, mkdirSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, writeRun } from "./place.mjs";
@@ -49,7 +49,7 @@ async function look(page, config) {
 }
 
 test("rows of text have what is learned marked, and are shown as text", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await look(page, CONFIG);
   await page.waitForSelector("text=/20 of [0-9]+ rows/");
   const row = page.locator(".rows li").first();
@@ -66,7 +66,7 @@ test("rows of text have what is learned marked, and are shown as text", async ()
 });
 
 test("pictures have their buckets, and captions that are changed as long as nobody else does", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await look(page, PICTURES);
   const item = (name) => page.getByRole("listitem", { name });
   await item("boat.png").waitFor();
@@ -97,7 +97,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
 });
 
 test("what the network may not reach is not looked at", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   const said = await page.evaluate(
     async (config) => {
       const response = await fetch("/api/data", { method: "POST", body: JSON.stringify({ config }) });
@@ -111,7 +111,7 @@ test("what the network may not reach is not looked at", async () => {
 });
 
 test("a prompt is answered as it comes, by what a run has made, and stopped", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   // A context that holds the long answer which is stopped below.
   const config = CONFIG.replace("name: tiny", "name: asked")
     .replace("block_size: 16", "block_size: 2048\n  validation_fraction: 0")
@@ -188,7 +188,7 @@ for (const colorScheme of ["light", "dark"]) {
     await page.locator(".rows li").first().waitFor();
     assert.ok((await tooWide(page)) <= 0);
     assert.deepEqual(await serious(page), []);
-    await page.goto(`http://127.0.0.1:${place.port}/#/new`);
+    await page.goto(`http://127.0.0.1:${place.port}/#/new?whole`);
     await look(page, PICTURES);
     await page.locator(".media li").first().waitFor();
     assert.ok((await tooWide(page)) <= 0);
