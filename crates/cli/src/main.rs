@@ -46,6 +46,9 @@ enum Command {
     Ui(commands::ui::Args),
     Completions(commands::shell::Completions),
     ManPages(commands::shell::ManPages),
+    /// List the models on this machine that can be trained
+    #[command(disable_help_flag = true, hide = true)]
+    Models(commands::delegate::Args),
     /// Train a model from a config
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Ui(args) => commands::ui::run(&args, json),
         Command::Completions(args) => commands::shell::completions(&args, Cli::command()),
         Command::ManPages(args) => commands::shell::man_pages(&args, Cli::command()),
+        Command::Models(args) => commands::delegate::run("models", &args, json),
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),

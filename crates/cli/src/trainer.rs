@@ -16,6 +16,7 @@ mod commands {
     pub(crate) mod generate;
     pub(crate) mod generate_video;
     pub(crate) mod model_options;
+    pub(crate) mod models;
     pub(crate) mod train;
     pub(crate) mod train_data;
     pub(crate) mod train_environment;
@@ -48,6 +49,9 @@ enum Command {
     /// Started by `surefoot cache CONFIG`
     #[command(hide = true)]
     Cache(commands::cache_clips::Args),
+    /// Started by `surefoot ui`
+    #[command(hide = true)]
+    Models(commands::models::Args),
     Train(commands::train::Args),
     Eval(commands::eval::Args),
     Generate(Box<commands::generate::Args>),
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Cache(args) => commands::cache_clips::run(&args, json),
+        Command::Models(args) => commands::models::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),

@@ -96,6 +96,28 @@ pub fn fetch_named(
     )
 }
 
+/// The models in the hub's cache that lack no file, by their names, with the folders of their main branch.
+pub fn complete_models(settings: &Settings) -> Vec<(String, PathBuf)> {
+    let entries = fs::read_dir(&settings.cache)
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let folder = entry.file_name().into_string().ok()?;
+            let name = folder.strip_prefix("models--")?.replace("--", "/");
+            let parsed = HubName::parse(&name, Kind::Model)?;
+            let repository = Repository::new(&settings.cache, &parsed);
+            let snapshot = repository.snapshot(&repository.commit_of(&parsed)?);
+            cache::lacks(&snapshot)
+                .is_none()
+                .then_some((name, snapshot))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
 /// Whether `path` is the name of a data set on the hub rather than a path.
 pub fn is_data_set(path: &Path) -> bool {
     !path.exists()

@@ -21,6 +21,7 @@ mod encoding;
 mod error;
 mod estimate;
 mod events;
+mod found_models;
 #[cfg(test)]
 mod golden;
 pub mod hub;
@@ -58,6 +59,7 @@ pub use events::{
     Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
     SkippedStep, Streaming,
 };
+pub use found_models::{FoundModel, FoundModels, Makes, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};
 pub use memory::MemorySample;
 pub use memory_plan::MemoryPlan;

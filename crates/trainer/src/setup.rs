@@ -272,7 +272,7 @@ pub(crate) fn video_model(config: &Config, observer: &mut dyn Observer) -> Resul
 }
 
 /// Bytes of the device that can still be allocated, and that there are.
-fn free_and_total(allocator: &Allocator, device: Device) -> Option<(u64, u64)> {
+pub(crate) fn free_and_total(allocator: &Allocator, device: Device) -> Option<(u64, u64)> {
     let known = allocator.memory_info();
     known.or_else(|| match device {
         Device::Cpu => memory::of_the_machine(),

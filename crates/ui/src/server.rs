@@ -9,6 +9,7 @@
 
 mod api;
 mod assets;
+mod choose;
 mod data;
 mod describe;
 mod dev;

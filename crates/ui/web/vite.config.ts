@@ -7,7 +7,17 @@ const dev = Number(process.env.SUREFOOT_UI_DEV_PORT ?? 0);
 if (dev > 0) process.stdin.on("end", () => process.exit()).resume();
 
 export default defineConfig({
-  ...(dev > 0 ? { server: { host: "127.0.0.1", port: dev, strictPort: true, hmr: { host: "127.0.0.1", clientPort: dev } } } : {}),
+  ...(dev > 0
+    ? {
+        server: {
+          fs: { allow: ["../../.."] },
+          host: "127.0.0.1",
+          port: dev,
+          strictPort: true,
+          hmr: { host: "127.0.0.1", clientPort: dev },
+        },
+      }
+    : {}),
   build: {
     outDir: process.env.SUREFOOT_UI_OUT ?? "../dist",
     emptyOutDir: true,

@@ -125,8 +125,8 @@ pub fn translated(word: &str, value: &Value) -> Option<(&'static str, Option<Val
     Some((ours, Some(value)))
 }
 
-/// Our keys, each with the words of others for it.
-fn entries() -> impl Iterator<Item = (&'static str, std::str::Split<'static, char>)> {
+/// Our keys, each with the words of others for it; a key may be there more than once.
+pub(super) fn entries() -> impl Iterator<Item = (&'static str, std::str::Split<'static, char>)> {
     WORDS.lines().map(|line| {
         let mut words = line.split(' ');
         (words.next().unwrap_or_default(), words)

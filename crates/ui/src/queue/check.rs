@@ -1,7 +1,7 @@
 //! Asks the trainer about a config without adding a job.
 
 use std::io::{self, Read, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -64,34 +64,60 @@ impl Queue {
         let mut command = command(self, program, job, &job.name, None).map_err(io)?;
         command.args(question.arguments());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = spawn(command, job).map_err(io)?;
-        let (output, errors) = (child.stdout.take(), child.stderr.take());
-        let output = std::thread::spawn(move || read(output));
-        let errors = std::thread::spawn(move || read(errors));
-        let in_time = Process::of(child.id())
-            .is_none_or(|process| wait_for(&process, Some(at_most)).unwrap_or(true));
-        if !in_time {
-            let _ = child.kill();
-        }
-        let status = child.wait().map_err(io)?;
-        if !in_time {
-            let seconds = at_most.as_secs();
-            return Err(Error::Refused(format!(
-                "no answer within {seconds} seconds"
-            )));
-        }
-        let found = output.join().unwrap_or_default();
-        let found: Option<Value> = serde_json::from_str(&found).ok();
-        let errors = plain(&errors.join().unwrap_or_default());
-        let error = match (&found, status.success()) {
-            (Some(_), _) => None,
-            (None, _) => Some(match errors.rsplit_once("surefoot: ") {
-                Some((_, error)) => error.trim().to_owned(),
-                None => errors.trim().to_owned(),
-            }),
-        };
-        Ok(Asked { found, error })
+        let child = spawn(command, job).map_err(io)?;
+        answer(child, program, at_most)
     }
+
+    /// The models in the caches and below `folders` that can be trained.
+    ///
+    /// # Errors
+    /// If the trainer cannot be started, or takes longer than `at_most`.
+    pub fn ask_for_models(
+        &self,
+        program: &Path,
+        folders: &[PathBuf],
+        at_most: Duration,
+    ) -> Result<Asked, Error> {
+        refuse_without_trainer()?;
+        let mut command = Command::new(program);
+        command.args(["--json", "models"]).args(folders);
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn();
+        let child = child.map_err(|error| Error::io("start", program, error))?;
+        answer(child, program, at_most)
+    }
+}
+
+/// What a process says until it ends, which it does in time or by force.
+fn answer(mut child: Child, program: &Path, at_most: Duration) -> Result<Asked, Error> {
+    let io = |error| Error::io("start", program, error);
+    let (output, errors) = (child.stdout.take(), child.stderr.take());
+    let output = std::thread::spawn(move || read(output));
+    let errors = std::thread::spawn(move || read(errors));
+    let in_time = Process::of(child.id())
+        .is_none_or(|process| wait_for(&process, Some(at_most)).unwrap_or(true));
+    if !in_time {
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(io)?;
+    if !in_time {
+        let seconds = at_most.as_secs();
+        return Err(Error::Refused(format!(
+            "no answer within {seconds} seconds"
+        )));
+    }
+    let found = output.join().unwrap_or_default();
+    let found: Option<Value> = serde_json::from_str(&found).ok();
+    let errors = plain(&errors.join().unwrap_or_default());
+    let error = match (&found, status.success()) {
+        (Some(_), _) => None,
+        (None, _) => Some(match errors.rsplit_once("surefoot: ") {
+            Some((_, error)) => error.trim().to_owned(),
+            None => errors.trim().to_owned(),
+        }),
+    };
+    Ok(Asked { found, error })
 }
 
 fn read(stream: Option<impl Read>) -> String {

@@ -14,6 +14,7 @@ use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::State;
 use super::api::{bad, blocking, parse};
@@ -296,13 +297,7 @@ pub(super) async fn ask(
     question: Question,
     at_most: Duration,
 ) -> Answer<Asked> {
-    let permit = tokio::time::timeout(QUEUE_TIMEOUT, state.asking.clone().acquire_owned());
-    let Ok(Ok(permit)) = permit.await else {
-        return Err(Refusal::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "another config is being checked: try again in a moment",
-        ));
-    };
+    let permit = permit(state).await?;
     let state = state.clone();
     blocking(move || {
         // Even if the client is gone: the next one must wait for this one.
@@ -312,6 +307,18 @@ pub(super) async fn ask(
         Ok(state.queue.ask(program, &job, question, at_most)?)
     })
     .await
+}
+
+/// The turn to ask the trainer something.
+pub(super) async fn permit(state: &State) -> Answer<OwnedSemaphorePermit> {
+    let permit = tokio::time::timeout(QUEUE_TIMEOUT, state.asking.clone().acquire_owned());
+    let Ok(Ok(permit)) = permit.await else {
+        return Err(Refusal::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "another config is being checked: try again in a moment",
+        ));
+    };
+    Ok(permit)
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -10,7 +10,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 
 use super::describe::{Described, Operation};
-use super::{State, api, assets, data, dev, generate, media, queue, stream};
+use super::{State, api, assets, choose, data, dev, generate, media, queue, stream};
 
 /// The schema of the config: a link to `configs/schema.json`.
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
@@ -179,6 +179,16 @@ pub(super) fn routes() -> Vec<Route> {
             "/api/queue/{job}/log",
             "The output of a job.",
             queue::job_log,
+        ),
+        get(
+            "/api/models",
+            "The models on this machine that can be trained: in the caches, and in the allowed folders.",
+            choose::models,
+        ),
+        get(
+            "/api/folder",
+            "What is in an allowed folder, for somebody who chooses data.",
+            choose::folder,
         ),
         post(
             "/api/check",

@@ -54,6 +54,24 @@ export interface DryRun {
   advice: string[];
 }
 
+/** A model on this machine, as the trainer lists it. */
+export interface FoundModel {
+  /** What `model.name_or_path` calls it. */
+  name: string;
+  place: "folder" | "hub" | "cache";
+  makes: "text" | "chat" | "image" | "video";
+  architecture: string;
+  /** Bytes of the weights that training loads at once. */
+  bytes: number;
+}
+
+export interface FoundModels {
+  models: FoundModel[];
+  /** The device that a run takes if its config names none, and the bytes of its memory. */
+  device: string;
+  memory: number | null;
+}
+
 export interface Asked<T> {
   found: T | null;
   error: string | null;

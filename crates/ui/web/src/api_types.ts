@@ -138,6 +138,24 @@ export type Facts = {
   commands: ReadyCommand[];
 };
 
+/** The content of a folder for somebody who chooses data. */
+export type FolderContent = {
+  /** The folder; unset for the list of those that are allowed. */
+  path: string | null;
+  /** The folder that contains it, if that is allowed, too. */
+  parent: string | null;
+  folders: SubFolder[];
+  files: TextFile[];
+  images: number;
+  videos: number;
+  /** Files of text, captions included. */
+  texts: number;
+  /** Images and videos with a file of text of the same name. */
+  captioned: number;
+  /** Whether there is more than is listed or counted. */
+  is_cut: boolean;
+};
+
 /** The current state of a GPU. */
 export type Gpu = {
   /** The kernel's name for it, as `card0`. */
@@ -530,6 +548,25 @@ export type Stop = {
 
 /** The result of a request to stop. */
 export type Stopping = "asked" | "already_asked";
+
+/** A folder that can be opened. */
+export type SubFolder = {
+  name: string;
+  path: string;
+  images: number;
+  videos: number;
+  /** Files of text, captions included. */
+  texts: number;
+  /** Images and videos with a file of text of the same name. */
+  captioned: number;
+};
+
+/** A file with data of its own, which is no caption. */
+export type TextFile = {
+  name: string;
+  path: string;
+  bytes: number;
+};
 
 /** What a job does. */
 export type Work = {

@@ -29,9 +29,25 @@ export function mark(event: RunEvent): string | null {
 
 const many = (number: number, what: string) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
+const seen = (event: RunEvent) => ((event.record?.["seen"] ?? []) as unknown[]).length;
+
 /** A description as a sentence. */
 export function sentence(event: RunEvent): string {
   switch (event.kind) {
+    case "skipped": {
+      const tensors = (event.record?.["tensors"] ?? []) as { name: string }[];
+      const [first] = tensors;
+      const others = tensors.length - 1 + count(event, "further_tensors");
+      const where = first ? ` The gradient of ${first.name}${others > 0 ? ` and ${others} more` : ""} is not finite.` : "";
+      return `Skipped, with a loss of ${event.record?.["loss"]} and a gradient norm of ${event.record?.["grad_norm"]} (${event.record?.["batch"]}).${where}`;
+    }
+    case "rolled_back":
+      return `Back from step ${count(event, "from_step").toLocaleString("en")} to the checkpoint of this step, after ${many(seen(event), "skipped step")}.`;
+    case "resumed": {
+      const changes = (event.record?.["changes"] ?? []) as { key: string; before: unknown; now: unknown }[];
+      const told = changes.map(({ key, before, now }) => `${key} ${JSON.stringify(before)} → ${JSON.stringify(now)}`);
+      return `Resumed with another config: ${told.join(", ")}.`;
+    }
     case "streaming":
       return `Block swapping starts: ${bytes(count(event, "host_bytes") + count(event, "disk_bytes"))} of blocks share ${bytes(count(event, "ring_bytes"))} of buffers on the device.`;
     case "out_of_memory":

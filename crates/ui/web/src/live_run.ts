@@ -6,6 +6,9 @@ import { listen } from "./live";
 import { saw } from "./notify";
 import { follow, type Kept, keep } from "./series";
 
+/** How many steps with samples are shown at first, and at most. */
+const FEW_SAMPLES = 20;
+const MAX_SAMPLES = 200;
 /** The delay before a run that is not there yet is looked for again, in milliseconds. */
 const PAUSE = 2000;
 
@@ -28,6 +31,7 @@ export class LiveRun {
   private retry: ReturnType<typeof setTimeout> | undefined;
   private ended = false;
   private wantedPart = "";
+  private sampleCount = FEW_SAMPLES;
 
   constructor(readonly name: string) {
     void this.start();
@@ -48,6 +52,16 @@ export class LiveRun {
     if (!range) return;
     const metrics = await read<Metrics>(runPath(this.name, `/curves${wanted}`)).catch(() => null);
     if (metrics && !this.ended && wanted === this.wantedPart) this.part.value = keep(metrics);
+  }
+
+  hasMoreSamples(): boolean {
+    const found = this.samples.value;
+    return this.sampleCount === FEW_SAMPLES && found !== null && found.steps.length > found.sets.length;
+  }
+
+  showAllSamples() {
+    this.sampleCount = MAX_SAMPLES;
+    void this.loadSamples();
   }
 
   private async start(): Promise<void> {
@@ -119,7 +133,7 @@ export class LiveRun {
   }
 
   private async loadSamples() {
-    const found = await read<Samples>(runPath(this.name, "/samples")).catch(() => null);
+    const found = await read<Samples>(runPath(this.name, `/samples?count=${this.sampleCount}`)).catch(() => null);
     if (found && !this.ended) this.samples.value = found;
   }
 }

@@ -69,8 +69,11 @@ function View() {
     return <CompareView key={hash} names={names} />;
   }
   if (hash === "#/queue") return <QueueView />;
-  const made = /^#\/new(?:\?(?:like=([^&]+)|job=(\d+)))?$/.exec(hash);
-  if (made) return <NewView key={hash} like={made[1] === undefined ? null : decoded(made[1])} of={made[2] ?? null} />;
+  const made = /^#\/new(?:\?(?:like=([^&]+)|job=(\d+)|(whole)))?$/.exec(hash);
+  if (made) {
+    const [, like, job, whole] = made;
+    return <NewView key={hash} like={like === undefined ? null : decoded(like)} of={job ?? null} isWhole={whole !== undefined} />;
+  }
   const data = /^#\/data\?like=([^&]+)$/.exec(hash);
   if (data) return <DataPage key={hash} like={decoded(data[1]!)} />;
   if (hash === "#/doctor") return <DoctorView />;

@@ -12,6 +12,7 @@ interface Node {
   items?: Node;
   properties?: Record<string, Node>;
   additionalProperties?: boolean | Node;
+  "x-aliases"?: string[];
 }
 
 export interface Schema extends Node {
@@ -33,6 +34,8 @@ export interface Field {
   kind: Kind;
   choices: Choice[];
   description: string;
+  /** What other trainers call it. */
+  aliases: string[];
   /** The default as one-line YAML; empty if there is none. */
   fallback: string;
   /** The keys below it; empty for a plain value. */
@@ -75,7 +78,7 @@ export function fieldsOf(schema: Schema): Field[] {
       else if (one === "array" && follow(found.items ?? {}).type === "string") kind = "list";
       // The defaults of a section are those of its keys.
       const fallback = fields.length > 0 ? "" : plain(found.default);
-      return { key, path: here, kind, choices, description: found.description ?? "", fallback, fields };
+      return { key, path: here, kind, choices, description: found.description ?? "", aliases: found["x-aliases"] ?? [], fallback, fields };
     });
   return read(follow(schema), []);
 }

@@ -1,50 +1,12 @@
-// The data of a config, samples that play, and prompts to what a run has made, with the real trainer.
+// The data of a config, and prompts to what a run has made, with the real trainer.
 import assert from "node:assert/strict";
-import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { crc32, deflateSync } from "node:zlib";
 import { Place, writeRun } from "./place.mjs";
-import { CONFIG, open, PHONE, picture, serious, tooWide } from "./shared.mjs";
+import { CONFIG, open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
 
 let place;
-
-/** A picture with a gradient. */
-function png(width, height, [red, green, blue]) {
-  const chunk = (kind, data) => {
-    const body = Buffer.concat([Buffer.from(kind), data]);
-    const length = Buffer.alloc(4);
-    length.writeUInt32BE(data.length);
-    const sum = Buffer.alloc(4);
-    sum.writeUInt32BE(crc(body));
-    return Buffer.concat([length, body, sum]);
-  };
-  const head = Buffer.alloc(13);
-  head.writeUInt32BE(width, 0);
-  head.writeUInt32BE(height, 4);
-  head.set([8, 2, 0, 0, 0], 8);
-  const rows = Buffer.alloc((width * 3 + 1) * height);
-  for (let y = 0; y < height; y += 1) {
-    for (let x = 0; x < width; x += 1) rows.set([red, (green * x) / width, (blue * y) / height], y * (width * 3 + 1) + 1 + x * 3);
-  }
-  return Buffer.concat([
-    Buffer.from("\x89PNG\r\n\x1a\n", "latin1"),
-    chunk("IHDR", head),
-    chunk("IDAT", deflateSync(rows)),
-    chunk("IEND", Buffer.alloc(0)),
-  ]);
-}
-
-/** The sum that chunks of a picture end with. */
-function crc(bytes) {
-  if (crc32) return crc32(bytes);
-  let sum = -1;
-  for (const byte of bytes) {
-    sum ^= byte;
-    for (let bit = 0; bit < 8; bit += 1) sum = (sum >>> 1) ^ (sum & 1 ? 0xedb88320 : 0);
-  }
-  return (sum ^ -1) >>> 0;
-}
 
 const PICTURES = `name: pictures
 model: {name_or_path: wan}
@@ -87,7 +49,7 @@ async function look(page, config) {
 }
 
 test("rows of text have what is learned marked, and are shown as text", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await look(page, CONFIG);
   await page.waitForSelector("text=/20 of [0-9]+ rows/");
   const row = page.locator(".rows li").first();
@@ -104,7 +66,7 @@ test("rows of text have what is learned marked, and are shown as text", async ()
 });
 
 test("pictures have their buckets, and captions that are changed as long as nobody else does", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await look(page, PICTURES);
   const item = (name) => page.getByRole("listitem", { name });
   await item("boat.png").waitFor();
@@ -135,7 +97,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
 });
 
 test("what the network may not reach is not looked at", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   const said = await page.evaluate(
     async (config) => {
       const response = await fetch("/api/data", { method: "POST", body: JSON.stringify({ config }) });
@@ -148,64 +110,8 @@ test("what the network may not reach is not looked at", async () => {
   await page.context().close();
 });
 
-test("a video among the samples plays, side by side with that of another step", async () => {
-  const folder = writeRun(place.runs, "film", { done: 400, ending: "completed" });
-  const page = await open(place, "#/");
-  // The browser makes one: no other program is needed.
-  const made = await page.evaluate(async () => {
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [64, 64];
-    const draw = canvas.getContext("2d");
-    const recorder = new MediaRecorder(canvas.captureStream(20), { mimeType: "video/webm" });
-    const parts = [];
-    recorder.ondataavailable = (event) => parts.push(event.data);
-    const stopped = new Promise((done) => (recorder.onstop = done));
-    recorder.start();
-    for (let frame = 0; frame < 20; frame += 1) {
-      draw.fillStyle = `hsl(${frame * 18} 80% 50%)`;
-      draw.fillRect(0, 0, 64, 64);
-      await new Promise((done) => setTimeout(done, 50));
-    }
-    recorder.stop();
-    await stopped;
-    return [...new Uint8Array(await new Blob(parts).arrayBuffer())];
-  });
-  mkdirSync(join(folder, "samples"));
-  const lines = [];
-  for (const step of [200, 400]) {
-    writeFileSync(join(folder, `samples/${step}.webm`), Buffer.from(made));
-    writeFileSync(join(folder, `samples/${step}.png`), png(120, 30, [step / 2, 100, 90]));
-    lines.push(
-      JSON.stringify({
-        kind: "samples",
-        step,
-        samples: [{ prompt: "a boat", text: "64 × 64, 20 frames", files: [`samples/${step}.webm`, `samples/${step}.png`] }],
-      }),
-    );
-  }
-  writeFileSync(
-    join(folder, "metrics.jsonl"),
-    readFileSync(join(folder, "metrics.jsonl"), "utf8")
-      .split("\n")
-      .filter((line) => !line.includes('"samples"'))
-      .join("\n"),
-  );
-  appendFileSync(join(folder, "metrics.jsonl"), `${lines.join("\n")}\n`);
-  await page.goto(`http://127.0.0.1:${place.port}/#/run/film`);
-  // What moves begins when it is in sight.
-  await page.locator("video").first().scrollIntoViewIfNeeded();
-  await page.waitForFunction(
-    () => [...document.querySelectorAll("video")].filter((video) => video.currentTime > 0.1 && video.videoWidth === 64).length === 2,
-  );
-  await page.locator("summary", { hasText: "Frames" }).first().click();
-  await page.waitForFunction(() => document.querySelector(".sample details img")?.naturalWidth === 120);
-  assert.deepEqual(await serious(page), []);
-  assert.deepEqual(page.complaints, []);
-  await page.context().close();
-});
-
 test("a prompt is answered as it comes, by what a run has made, and stopped", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   // A context that holds the long answer which is stopped below.
   const config = CONFIG.replace("name: tiny", "name: asked")
     .replace("block_size: 16", "block_size: 2048\n  validation_fraction: 0")
@@ -282,7 +188,7 @@ for (const colorScheme of ["light", "dark"]) {
     await page.locator(".rows li").first().waitFor();
     assert.ok((await tooWide(page)) <= 0);
     assert.deepEqual(await serious(page), []);
-    await page.goto(`http://127.0.0.1:${place.port}/#/new`);
+    await page.goto(`http://127.0.0.1:${place.port}/#/new?whole`);
     await look(page, PICTURES);
     await page.locator(".media li").first().waitFor();
     assert.ok((await tooWide(page)) <= 0);

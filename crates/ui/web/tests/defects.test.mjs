@@ -170,7 +170,7 @@ test("the config of a waiting job is shown, and what it overrides is kept", asyn
 });
 
 test("nothing is added before it is checked, and a mistake of a key has no place in the text", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   let answer = () => {};
   const asked = new Promise((done) => {
     void page.route("**/api/check", async (route) => {

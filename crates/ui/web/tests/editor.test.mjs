@@ -19,7 +19,7 @@ before(async () => {
 after(() => place?.close());
 
 test("the form and the text are kept in step, and comments stay", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await text(page).fill(CONFIG);
   await page.waitForSelector(fine);
   await form(page)
@@ -31,13 +31,10 @@ test("the form and the text are kept in step, and comments stay", async () => {
   await steps.press("Enter");
   assert.equal(await text(page).inputValue(), CONFIG.replace("max_steps: 6 # few", "max_steps: 8 # few"));
   // A key that is not there yet, and one that is taken out.
-  await form(page).getByLabel("gradient_checkpointing").selectOption("true");
+  await form(page).getByLabel("lr_scheduler_type").selectOption("linear");
   await form(page).getByLabel("save_steps").fill("");
   await form(page).getByLabel("save_steps").press("Tab");
-  const wanted = CONFIG.replace("max_steps: 6 # few", "max_steps: 8 # few").replace(
-    "  save_steps: 0\n",
-    "  gradient_checkpointing: true\n",
-  );
+  const wanted = CONFIG.replace("max_steps: 6 # few", "max_steps: 8 # few").replace("  save_steps: 0\n", "  lr_scheduler_type: linear\n");
   assert.equal(await text(page).inputValue(), wanted);
   await text(page).fill(wanted.replace("max_steps: 8", "max_steps: 9"));
   assert.equal(await steps.inputValue(), "9");
@@ -59,7 +56,7 @@ test("the form and the text are kept in step, and comments stay", async () => {
 });
 
 test("a config is written with the keyboard and what is suggested", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await text(page).fill("");
   await text(page).focus();
   await page.keyboard.type("tr");
@@ -99,7 +96,7 @@ test("a config is written with the keyboard and what is suggested", async () => 
 });
 
 test("a dry run shows the memory of a step", async () => {
-  const page = await open(place, "#/new");
+  const page = await open(place, "#/new?whole");
   await text(page).fill(CONFIG);
   await page.waitForSelector(fine);
   await page.getByRole("button", { name: "Dry run" }).click();
@@ -112,7 +109,7 @@ test("a dry run shows the memory of a step", async () => {
 
 for (const colorScheme of ["light", "dark"]) {
   test(`the editor on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
-    const page = await open(place, "#/new", { colorScheme, ...PHONE });
+    const page = await open(place, "#/new?whole", { colorScheme, ...PHONE });
     await text(page).fill(CONFIG.replace("max_steps: 6", "max_steps: -6"));
     await page.getByRole("button", { name: /config:10:14/ }).waitFor();
     await form(page).getByLabel("Find a key").fill("steps");

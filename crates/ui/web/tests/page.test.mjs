@@ -109,7 +109,7 @@ test("what is logged appears, and goes on to after the server was killed", async
 });
 
 test("what was tried again is marked on the curves and told in words", async () => {
-  writeRun(place.runs, "tried", { done: 200 });
+  writeRun(place.runs, "tried", { done: 200, skip: 30 });
   const lines = [
     { kind: "streaming", step: 0, ring_bytes: 2 ** 20, host_bytes: 2 ** 30, disk_bytes: 0 },
     {
@@ -124,6 +124,8 @@ test("what was tried again is marked on the curves and told in words", async () 
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: null },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: 2 ** 30, micro_batch: null },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: 2 },
+    { kind: "rolled_back", from_step: 60, to_step: 40, seen: [{}, {}] },
+    { kind: "resumed", step: 40, changes: [{ key: "train.learning_rate", before: 1, now: 2 }] },
   ];
   place.append("tried", lines.map((line) => `${JSON.stringify(line)}\n`).join(""));
   const page = await place.page();
@@ -135,8 +137,15 @@ test("what was tried again is marked on the curves and told in words", async () 
     "Out of memory: repeated after emptying caches.",
     "Out of memory: repeated with 1 GiB offloaded.",
     "Out of memory: repeated with micro-batches of 2 samples.",
+    "Skipped, with a loss of NaN and a gradient norm of inf (row 12). The gradient of layers.3.mlp.down_proj.weight and 2 more is not finite.",
+    "Back from step 60 to the checkpoint of this step, after 2 skipped steps.",
+    "Resumed with another config: train.learning_rate 1 → 2.",
   ])
     await events.getByText(text).waitFor();
+  // The record itself is shown to those who ask.
+  assert.equal(await events.locator("code").first().isVisible(), false);
+  await events.locator("summary").first().click();
+  assert.equal(await events.locator("code").first().isVisible(), true);
   assert.equal(await events.locator("code b").count(), 0);
   // On each curve, and in what a screen reader is told of it.
   const told = await page.locator(".chart [role=img]").evaluateAll((charts) => charts.map((chart) => chart.ariaLabel));

@@ -77,7 +77,7 @@ async function serious(page) {
 }
 
 async function add(page, config) {
-  await at(page, "#/new");
+  await at(page, "#/new?whole");
   await page.getByRole("textbox", { name: "Config" }).fill(config);
   await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Add to the queue" }).click();
@@ -118,7 +118,7 @@ test("a queue of three real runs goes on after one that breaks, and after the se
 });
 
 test("what is wrong with a config is told while it is typed, with its place", async () => {
-  const page = await open("#/new");
+  const page = await open("#/new?whole");
   const box = page.getByRole("textbox", { name: "Config" });
   await box.fill(CONFIG.replace("logging_steps", "loging_steps"));
   const problem = page.getByRole("button", { name: /config:11:3/ });
@@ -227,7 +227,7 @@ for (const colorScheme of ["light", "dark"]) {
   test(`the queue on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open("#/queue", { colorScheme, viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });
     await job(page, "Job 1, tiny, completed");
-    for (const hash of ["#/queue", "#/new", "#/new?like=tiny"]) {
+    for (const hash of ["#/queue", "#/new?whole", "#/new?like=tiny"]) {
       await at(page, hash);
       await page.waitForSelector(hash === "#/queue" ? "li.job" : "text=The config is valid.");
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);

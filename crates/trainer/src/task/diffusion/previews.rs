@@ -166,10 +166,7 @@ impl Previews {
             }
             let sample = Sample {
                 prompt: preview.prompt.clone(),
-                text: format!(
-                    "{} × {} pixels, {} frames, seed {}, {} steps",
-                    plan.width, plan.height, plan.frames, preview.seed, plan.sampling.steps
-                ),
+                text: described(plan, preview.seed),
                 files,
             };
             samples.push((index, sample));
@@ -252,4 +249,20 @@ fn request(preview: &Preview, boundary: Option<f64>) -> Request {
         save_latents: None,
         output: None,
     }
+}
+
+/// The size, seed and settings of what was made, for people.
+fn described(plan: &Plan, seed: u64) -> String {
+    let frames = match plan.frames {
+        1 => String::new(),
+        frames => format!("{frames} frames, "),
+    };
+    let Plan {
+        width,
+        height,
+        sampling,
+        ..
+    } = plan;
+    let (steps, guidance) = (sampling.steps, sampling.guidance_scale);
+    format!("{width} × {height} pixels, {frames}seed {seed}, {steps} steps, guidance {guidance}")
 }

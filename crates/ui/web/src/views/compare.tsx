@@ -1,10 +1,11 @@
 // Several runs: overlaid curves, and the differences between their configs.
 import { useEffect, useState } from "preact/hooks";
-import { type Comparison, type Metrics, read, runPath } from "../api";
+import { type Comparison, type Metrics, read, runPath, type Samples } from "../api";
 import { Chart, type Line } from "../chart";
 import { bytes, number, whole } from "../format";
 import { type Kept, keep } from "../series";
 import { Badge, Problem, Progress, Section, useTitle } from "../widgets";
+import { type Column, SamplesPart } from "./samples";
 
 const COLOURS = ["--one", "--two", "--three", "--four", "--five", "--six", "--seven", "--eight"];
 
@@ -12,6 +13,7 @@ export function CompareView({ names }: { names: string[] }) {
   useTitle(`Compare ${names.length} runs`);
   const [comparison, setComparison] = useState<Comparison | null>(null);
   const [curves, setCurves] = useState<ReadonlyMap<string, Kept>>(new Map());
+  const [columns, setColumns] = useState<Column[]>([]);
   const [problem, setProblem] = useState<string | null>(null);
   const [range, setRange] = useState<[number, number] | null>(null);
   const [smoothing, setSmoothing] = useState(0);
@@ -22,7 +24,13 @@ export function CompareView({ names }: { names: string[] }) {
       try {
         const found = await read<Comparison>(`/api/compare?${query}`);
         const all = await Promise.all(names.map(async (name) => [name, keep(await read<Metrics>(runPath(name, "/curves")))] as const));
+        const samples = await Promise.all(names.map((name) => read<Samples>(runPath(name, "/samples?count=1"))));
         if (ended) return;
+        setColumns(
+          names.flatMap((run, index) =>
+            samples[index]!.sets.slice(-1).map((set) => ({ run, set, title: `${run}, step ${whole(set.step)}` })),
+          ),
+        );
         setComparison(found);
         setCurves(new Map(all));
         setProblem(null);
@@ -99,6 +107,7 @@ export function CompareView({ names }: { names: string[] }) {
               </tbody>
             </table>
           </div>
+          <SamplesPart columns={columns} note="The newest of each run." />
           <fieldset class="controls">
             <legend class="hidden">Curves</legend>
             <label>

@@ -12,7 +12,7 @@ const SHOWN = 12;
 
 let known: Promise<Field[]> | null = null;
 
-function useFields(): Field[] {
+export function useFields(): Field[] {
   const [fields, setFields] = useState<Field[]>([]);
   useEffect(() => {
     known ??= read<Schema>("/api/schema").then(fieldsOf);
@@ -26,6 +26,17 @@ export function position(text: string, line: number, column: number): number {
   const lines = text.split("\n");
   const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
   return before + [...(lines[line - 1] ?? "")].slice(0, column - 1).join("").length;
+}
+
+/** What is wrong, by the name of the key where it stands. */
+export function problemsByKey(text: string, config: Config | null, problems: ConfigProblem[]): Map<string, string> {
+  const found = new Map<string, string>();
+  for (const problem of problems) {
+    if (!config || problem.source !== "config") continue;
+    const path = config.pathAt(position(text, problem.line, problem.column)).join(".");
+    found.set(path, [found.get(path), problem.message].filter(Boolean).join("; "));
+  }
+  return found;
 }
 
 interface Shared {
@@ -169,15 +180,7 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
   const [onlySet, setOnlySet] = useState(false);
   const [refused, setRefused] = useState<string | null>(null);
   const config = useMemo(() => Config.parse(text), [text]);
-  const wrong = useMemo(() => {
-    const found = new Map<string, string>();
-    for (const problem of problems) {
-      if (!config || problem.source !== "config") continue;
-      const path = config.pathAt(position(text, problem.line, problem.column)).join(".");
-      found.set(path, [found.get(path), problem.message].filter(Boolean).join("; "));
-    }
-    return found;
-  }, [problems, config, text]);
+  const wrong = useMemo(() => problemsByKey(text, config, problems), [problems, config, text]);
   const set = (field: Field, value: string | string[] | null) => {
     const changed = config?.set(field.path, value) ?? null;
     const name = field.path.join(".");
@@ -186,7 +189,7 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
   };
   const isShown = (field: Field): boolean => {
     if (field.fields.length > 0) return field.fields.some(isShown);
-    const fits = field.path.join(".").includes(wanted.trim());
+    const fits = isMeant(field, wanted);
     return fits && (!onlySet || config?.get(field.path) != null);
   };
   const isOpen = wanted.trim() !== "" || onlySet;
@@ -243,6 +246,15 @@ function Form({ text, onText, problems, fields }: Shared & { fields: Field[] }) 
   );
 }
 
+/** Whether a key is called like this, here or by other trainers: "batch size" is `per_device_train_batch_size`. */
+function isMeant(field: Field, wanted: string): boolean {
+  const words = wanted
+    .trim()
+    .toLowerCase()
+    .replace(/[\s-]+/g, "_");
+  return [field.path.join("."), ...field.aliases].some((name) => name.includes(words));
+}
+
 function countOf(config: Config, section: Field): string {
   const count = config.keys(section.path).length;
   return count === 0 ? "" : `${count} set`;
@@ -250,13 +262,16 @@ function countOf(config: Config, section: Field): string {
 
 interface EntryProps {
   field: Field;
+  /** In plain words, in place of the key and its description. */
+  label?: string;
+  about?: string;
   config: Config | null;
   problem: string | null;
   onValue: (value: string | string[] | null) => void;
 }
 
 /** A key and its value. The input is applied when the field loses focus or Enter is pressed. */
-function Entry({ field, config, problem, onValue }: EntryProps) {
+export function Entry({ field, label, about, config, problem, onValue }: EntryProps) {
   const id = useId();
   const [typed, setTyped] = useState<string | null>(null);
   const [bad, setBad] = useState<string | null>(null);
@@ -313,11 +328,13 @@ function Entry({ field, config, problem, onValue }: EntryProps) {
   else control = <input type="text" {...box} />;
   return (
     <div class={value ? "entry set" : "entry"}>
-      <label for={id}>{field.key}</label>
+      <label for={id}>
+        {label ?? field.key} {label && <code>{field.path.join(".")}</code>}
+      </label>
       {control}
       <p class="note" id={`${id}-about`}>
         {said && <b class="wrong">{said} </b>}
-        {field.description.replaceAll("\n", " ")}
+        {about ?? field.description.replaceAll("\n", " ")}
         {field.kind === "list" && " One per line."}
       </p>
     </div>

@@ -1,35 +1,11 @@
-// A new run: a config as text, or the config of another run with one key changed; errors are shown while the user types.
+// A new run, or one like another with one key changed; errors are shown while the user types.
 import { useEffect, useState } from "preact/hooks";
-import {
-  type Asked,
-  type ConfigProblem,
-  type Detail,
-  type DryRun,
-  type JobConfig,
-  type NewJob,
-  Refused,
-  read,
-  runPath,
-  send,
-} from "../api";
-import { duration, whole } from "../format";
-import { Section, useTitle } from "../widgets";
+import { type Detail, type JobConfig, type NewJob, read, runPath } from "../api";
+import { Problem, useTitle } from "../widgets";
+import { Found, Problems, useChecked } from "./checked";
 import { DataPart } from "./data";
 import { Editor } from "./editor";
-import { MemoryPart } from "./memory";
-
-const START = `name: my-run
-
-data:
-  dataset: shakespeare
-
-train:
-  max_steps: 800
-  learning_rate: 1e-3
-`;
-/** The delay from the last keystroke to a check of the config, in milliseconds. */
-const PAUSE = 400;
-const DRAFT = "draft";
+import { Wizard } from "./wizard";
 
 /** The full names of the keys of a config as the trainer writes it. */
 function keysOf(config: string): string[] {
@@ -45,35 +21,35 @@ function keysOf(config: string): string[] {
   return keys.filter((key) => key !== "name" && key !== "output_dir");
 }
 
-export function NewView({ like, of }: { like: string | null; of: string | null }) {
+export function NewView({ like, of, isWhole }: { like: string | null; of: string | null; isWhole: boolean }) {
+  return like === null && of === null ? <Wizard isWhole={isWhole} /> : <Again like={like} of={of} />;
+}
+
+/** A run or a job once more, with what is to be different. */
+function Again({ like, of }: { like: string | null; of: string | null }) {
   useTitle("New run");
-  const [config, setConfig] = useState(() => (of === null ? (localStorage.getItem(DRAFT) ?? START) : ""));
+  const [config, setConfig] = useState("");
   /** What a job overrides. */
   const [set, setSet] = useState<Record<string, string>>({});
-  /** The request that was checked last. */
-  const [checked, setChecked] = useState("");
   const [old, setOld] = useState("");
   const [name, setName] = useState("");
   const [key, setKey] = useState("");
   const [value, setValue] = useState("");
-  const [problems, setProblems] = useState<ConfigProblem[] | null>(null);
-  const [refused, setRefused] = useState<string | null>(null);
-  const [looking, setLooking] = useState(false);
+  const [unread, setUnread] = useState<string | null>(null);
   const [data, setData] = useState<NewJob | null>(null);
-  const [found, setFound] = useState<DryRun | null>(null);
   const [place, setPlace] = useState<{ line: number; column: number } | null>(null);
-  const job = (): NewJob => ({
+  const job: NewJob = {
     ...(like === null ? { config } : { like }),
     ...(name ? { name } : {}),
     set: key ? { ...set, [key]: value } : set,
-  });
-  const text = JSON.stringify(job());
+  };
+  const checked = useChecked(job);
 
   useEffect(() => {
     if (like !== null)
       read<Detail>(runPath(like)).then(
         (run) => setOld(run.config),
-        (error: Error) => setRefused(error.message),
+        (error: Error) => setUnread(error.message),
       );
     if (of !== null) {
       read<JobConfig>(`/api/queue/${of}/config`).then(
@@ -82,62 +58,10 @@ export function NewView({ like, of }: { like: string | null; of: string | null }
           setName(name ?? "");
           setSet(set);
         },
-        (error: Error) => setRefused(error.message),
+        (error: Error) => setUnread(error.message),
       );
     }
   }, [like, of]);
-
-  useEffect(() => {
-    let ended = false;
-    setFound(null);
-    const look = async () => {
-      try {
-        const asked = await send<Asked<{ problems: ConfigProblem[] }>>("POST", "/api/check", job());
-        if (ended) return;
-        setChecked(text);
-        setProblems(asked?.found?.problems ?? null);
-        setRefused(asked?.error ?? null);
-      } catch (error) {
-        if (ended) return;
-        if (error instanceof Refused && error.status === 429) timer = setTimeout(look, PAUSE);
-        else {
-          setProblems(null);
-          setRefused((error as Error).message);
-        }
-      }
-    };
-    let timer = setTimeout(look, PAUSE);
-    return () => {
-      ended = true;
-      clearTimeout(timer);
-    };
-  }, [text]);
-
-  const dryRun = async () => {
-    setLooking(true);
-    try {
-      const asked = await send<Asked<DryRun>>("POST", "/api/dry-run", job());
-      setFound(asked?.found ?? null);
-      setRefused(asked?.error ?? null);
-    } catch (error) {
-      setRefused((error as Error).message);
-    }
-    setLooking(false);
-  };
-  const add = async () => {
-    try {
-      await send("POST", "/api/queue", job());
-      localStorage.removeItem(DRAFT);
-      location.hash = "#/queue";
-    } catch (error) {
-      setRefused((error as Error).message);
-    }
-  };
-  const type = (text: string) => {
-    setConfig(text);
-    localStorage.setItem(DRAFT, text);
-  };
-  const wrong = checked !== text || problems?.length !== 0;
   return (
     <main>
       <p class="crumb">
@@ -188,78 +112,22 @@ export function NewView({ like, of }: { like: string | null; of: string | null }
           </label>
         </div>
       </section>
-      {like === null && <Editor text={config} onText={type} problems={problems ?? []} place={place} />}
-      <div id="problems" role="status">
-        {problems?.length === 0 && <p class="note">The config is valid.</p>}
-        <ul class="problems">
-          {problems?.map((problem) => {
-            const { source, line, column, message, help } = problem;
-            const text = (
-              <>
-                <b>
-                  {source}:{line}:{column}
-                </b>{" "}
-                {message}
-                {help && <span class="note"> ({help})</span>}
-              </>
-            );
-            // A key of `--set` and the config of another run have no place in this text.
-            const isHere = source === "config" && like === null;
-            return (
-              <li key={`${source}-${line}-${column}-${message}`}>
-                {isHere ? (
-                  <button type="button" onClick={() => setPlace({ line, column })}>
-                    {text}
-                  </button>
-                ) : (
-                  <p class="problem">{text}</p>
-                )}
-              </li>
-            );
-          })}
-        </ul>
-      </div>
-      {refused && (
-        <pre class="problem" role="alert" tabIndex={0}>
-          {refused}
-        </pre>
-      )}
+      {like === null && <Editor text={config} onText={setConfig} problems={checked.problems ?? []} place={place} />}
+      <Problem text={unread} />
+      <Problems checked={checked} onPlace={like === null ? (line, column) => setPlace({ line, column }) : null} />
       <div class="tools">
-        <button type="button" disabled={wrong || looking} onClick={dryRun}>
-          {looking ? "Running …" : "Dry run"}
+        <button type="button" disabled={!checked.isFine || checked.looking} onClick={checked.dryRun}>
+          {checked.looking ? "Running …" : "Dry run"}
         </button>
-        <button type="button" disabled={wrong} onClick={() => setData(job())}>
+        <button type="button" disabled={!checked.isFine} onClick={() => setData(job)}>
           Show the data
         </button>
-        <button type="button" disabled={wrong} onClick={add}>
+        <button type="button" class="primary" disabled={!checked.isFine} onClick={() => checked.add(() => {})}>
           Add to the queue
         </button>
       </div>
-      {found && <Found found={found} />}
+      {checked.found && <Found found={checked.found} />}
       {data && <DataPart key={JSON.stringify(data)} job={data} />}
     </main>
-  );
-}
-
-function Found({ found }: { found: DryRun }) {
-  return (
-    <Section title="Dry run">
-      {found.advice.length > 0 && (
-        <div class="problem" role="alert">
-          It needs more memory than is available. These settings reduce it, the most effective first:
-          <ul>
-            {found.advice.map((advice) => (
-              <li key={advice}>{advice}</li>
-            ))}
-          </ul>
-        </div>
-      )}
-      <p>
-        {found.environment.device}; {found.environment.model}; {whole(found.trained_parameters)} trainable parameters.{" "}
-        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, without evaluations and checkpoints.
-      </p>
-      <p class="note">{found.environment.data}</p>
-      <MemoryPart estimate={found.memory_estimate} plan={found.memory_plan} />
-    </Section>
   );
 }

@@ -67,7 +67,7 @@ export function QueueView() {
       <div class="head">
         <h1>Queue</h1>
         <div class="tools">
-          <a class="button" href="#/new">
+          <a class="button primary" href="#/new">
             New run
           </a>
           {found && (

@@ -9,7 +9,7 @@ import { Gpus } from "./gpus";
 import { Log } from "./log";
 import { CurvesPart } from "./run_curves";
 import { EventsPart, Why } from "./run_events";
-import { SamplesPart } from "./samples";
+import { columnsOf, SamplesPart } from "./samples";
 
 export function RunView({ name }: { name: string }) {
   const [refused, setRefused] = useState<string | null>(null);
@@ -121,10 +121,10 @@ export function RunView({ name }: { name: string }) {
         <Figure name="Tokens per second" value={whole(now.tokens_per_second)} />
         <Figure name="Memory" value={bytes(now.memory)} />
       </dl>
+      {samples && <SamplesPart columns={columnsOf(name, samples.sets)} onMore={run.hasMoreSamples() ? () => run.showAllSamples() : null} />}
       <CurvesPart run={run} detail={detail} kept={kept} />
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
-      {samples && <SamplesPart run={name} samples={samples} />}
       <EventsPart kept={kept} />
       {!running && detail.facts?.generate && <AskPart run={name} facts={detail.facts} />}
       {detail.facts && detail.facts.commands.length > 0 && (

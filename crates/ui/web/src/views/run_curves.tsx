@@ -6,6 +6,7 @@ import { mark } from "../events";
 import { bytes, whole } from "../format";
 import type { LiveRun } from "../live_run";
 import type { Kept } from "../series";
+import { Section } from "../widgets";
 
 /** An input for a step. The typed text survives a re-render, and is applied once it is confirmed. */
 function StepInput(props: { placeholder: string; value: number | undefined; onCommit: (step: number) => void }) {
@@ -64,7 +65,7 @@ export function CurvesPart({ run, detail, kept }: { run: LiveRun; detail: Detail
     if (made[0] < made[1]) setRange(made);
   };
   return (
-    <>
+    <Section title="Curves">
       <fieldset class="controls">
         <legend class="hidden">Curves</legend>
         <label>
@@ -124,6 +125,6 @@ export function CurvesPart({ run, detail, kept }: { run: LiveRun; detail: Detail
       {!counted && kept.series.has("resident") && (
         <p class="note">The memory of tensors is unknown: the allocator of this run keeps no statistics.</p>
       )}
-    </>
+    </Section>
   );
 }

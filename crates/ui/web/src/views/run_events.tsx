@@ -41,7 +41,13 @@ export function EventsPart({ kept }: { kept: Kept }) {
           .reverse()
           .map((event, index) => (
             <li key={`${event.step}-${index}`}>
-              <b>step {event.step.toLocaleString("en")}</b> {sentence(event)} <code>{JSON.stringify(event.record)}</code>
+              <b>step {event.step.toLocaleString("en")}</b> {sentence(event)}
+              {event.record && (
+                <details>
+                  <summary>Record</summary>
+                  <code>{JSON.stringify(event.record)}</code>
+                </details>
+              )}
             </li>
           ))}
       </ul>

@@ -39,7 +39,7 @@ export function RunsView() {
       <div class="head">
         <h1>Runs</h1>
         <div class="tools">
-          <a class="button" href="#/new">
+          <a class="button primary" href="#/new">
             New run
           </a>
           <label>

@@ -1,0 +1,322 @@
+//! What a new run can be made of: the models on this machine, and the data in the allowed folders.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State as Shared};
+use axum::http::StatusCode;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use super::api::{bad, blocking};
+use super::error::Refusal;
+use super::queue::permit;
+use crate::queue::Asked;
+
+type Answer<T> = Result<T, Refusal>;
+type Of<T> = Shared<Arc<T>>;
+
+/// Timeout for looking through the folders of models.
+const MODELS_TIMEOUT: Duration = Duration::from_secs(120);
+/// The most entries of a folder that are looked at.
+const MAX_ENTRIES: usize = 20_000;
+/// The most folders and files that are listed.
+const MAX_LISTED: usize = 500;
+
+const IMAGES: [&str; 6] = ["png", "jpg", "jpeg", "webp", "bmp", "gif"];
+const VIDEOS: [&str; 7] = ["mp4", "m4v", "mkv", "webm", "mov", "avi", "ogv"];
+const TEXTS: [&str; 6] = ["txt", "md", "jsonl", "json", "csv", "parquet"];
+
+/// The models that can be trained, as `surefoot models --json` lists them.
+pub(super) async fn models(Shared(state): Of<State>) -> Answer<Json<Asked>> {
+    let permit = permit(&state).await?;
+    blocking(move || {
+        let _permit = permit;
+        let launch = &state.launch;
+        let asked = state
+            .queue
+            .ask_for_models(&launch.program, &launch.allowed, MODELS_TIMEOUT);
+        Ok(Json(asked?))
+    })
+    .await
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// A folder inside those that are allowed; unset lists these.
+    path: Option<PathBuf>,
+}
+
+/// What is right in a folder.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "FolderCounts")]
+struct Counts {
+    images: u64,
+    videos: u64,
+    /// Files of text, captions included.
+    texts: u64,
+    /// Images and videos with a file of text of the same name.
+    captioned: u64,
+}
+
+/// A folder that can be opened.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct SubFolder {
+    name: String,
+    path: PathBuf,
+    #[serde(flatten)]
+    counts: Counts,
+}
+
+/// A file with data of its own, which is no caption.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TextFile {
+    name: String,
+    path: PathBuf,
+    bytes: u64,
+}
+
+/// The content of a folder for somebody who chooses data.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct FolderContent {
+    /// The folder; unset for the list of those that are allowed.
+    path: Option<PathBuf>,
+    /// The folder that contains it, if that is allowed, too.
+    parent: Option<PathBuf>,
+    folders: Vec<SubFolder>,
+    files: Vec<TextFile>,
+    #[serde(flatten)]
+    counts: Counts,
+    /// Whether there is more than is listed or counted.
+    is_cut: bool,
+}
+
+pub(super) async fn folder(
+    Shared(state): Of<State>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Answer<Json<FolderContent>> {
+    let Query(Wanted { path }) = wanted.map_err(|error| bad(error.body_text()))?;
+    blocking(move || {
+        let roots = &state.launch.allowed;
+        Ok(Json(match path {
+            None => list_of(roots),
+            Some(path) => content(&path, roots)?,
+        }))
+    })
+    .await
+}
+
+/// The allowed folders, without those inside others.
+fn list_of(roots: &[PathBuf]) -> FolderContent {
+    let mut real: Vec<_> = roots
+        .iter()
+        .filter_map(|root| root.canonicalize().ok())
+        .collect();
+    real.sort();
+    real.dedup_by(|inner, outer| inner.starts_with(&*outer));
+    let folders = real.into_iter().map(|path| SubFolder {
+        name: path.display().to_string(),
+        counts: Seen::of(&path).counts(),
+        path,
+    });
+    FolderContent {
+        path: None,
+        parent: None,
+        folders: folders.collect(),
+        files: Vec::new(),
+        counts: Counts::default(),
+        is_cut: false,
+    }
+}
+
+/// What is in `path`, which must be inside one of `roots` once all links are followed.
+fn content(path: &Path, roots: &[PathBuf]) -> Answer<FolderContent> {
+    let refused = || Refusal::new(StatusCode::FORBIDDEN, "this folder is not allowed here");
+    let is_plain = path.is_absolute() && path.components().all(|part| part != Component::ParentDir);
+    // The same answer whether there is such a folder or not.
+    let real = path
+        .canonicalize()
+        .ok()
+        .filter(|_| is_plain)
+        .ok_or_else(refused)?;
+    let is_allowed = |path: &Path| {
+        let mut roots = roots.iter().filter_map(|root| root.canonicalize().ok());
+        roots.any(|root| path.starts_with(root))
+    };
+    if !is_allowed(&real) {
+        return Err(refused());
+    }
+    if !real.is_dir() {
+        return Err(bad("this is not a folder"));
+    }
+    let seen = Seen::of(&real);
+    let counts = seen.counts();
+    let mut is_cut = seen.is_cut || seen.folders.len() > MAX_LISTED;
+    let folders = seen.folders.iter().take(MAX_LISTED).map(|name| {
+        let path = real.join(name);
+        SubFolder {
+            name: name.clone(),
+            counts: Seen::of(&path).counts(),
+            path,
+        }
+    });
+    let folders = folders.collect();
+    // Beside pictures and videos, texts are captions.
+    let is_data = counts.images + counts.videos == 0;
+    let files = seen
+        .files
+        .iter()
+        .filter(|(name, _)| is_data && has(name, &TEXTS));
+    let files: Vec<_> = files
+        .map(|(name, bytes)| TextFile {
+            name: name.clone(),
+            path: real.join(name),
+            bytes: *bytes,
+        })
+        .take(MAX_LISTED)
+        .collect();
+    is_cut |= files.len() == MAX_LISTED;
+    Ok(FolderContent {
+        parent: real
+            .parent()
+            .filter(|parent| is_allowed(parent))
+            .map(Path::to_owned),
+        path: Some(real),
+        folders,
+        files,
+        counts,
+        is_cut,
+    })
+}
+
+fn has(name: &str, extensions: &[&str]) -> bool {
+    let extension = name
+        .rsplit_once('.')
+        .map(|(_, extension)| extension.to_ascii_lowercase());
+    extension.is_some_and(|extension| extensions.contains(&&*extension))
+}
+
+/// The entries of a folder, without links and what is hidden.
+#[derive(Default)]
+struct Seen {
+    folders: Vec<String>,
+    /// Names and sizes.
+    files: BTreeMap<String, u64>,
+    is_cut: bool,
+}
+
+impl Seen {
+    fn of(path: &Path) -> Self {
+        let mut seen = Self::default();
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        for (number, entry) in entries.enumerate() {
+            if number == MAX_ENTRIES {
+                seen.is_cut = true;
+                break;
+            }
+            // A link is neither a folder nor a file here, so nothing leads out of the allowed folders.
+            let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else {
+                continue;
+            };
+            match kind {
+                _ if name.starts_with('.') => {}
+                kind if kind.is_dir() => seen.folders.push(name),
+                kind if kind.is_file() => {
+                    let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
+                    seen.files.insert(name, bytes);
+                }
+                _ => {}
+            }
+        }
+        seen.folders.sort();
+        seen
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for name in self.files.keys() {
+            let is_media = has(name, &IMAGES) || has(name, &VIDEOS);
+            counts.images += u64::from(has(name, &IMAGES));
+            counts.videos += u64::from(has(name, &VIDEOS));
+            counts.texts += u64::from(has(name, &TEXTS));
+            let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
+            let caption = format!("{stem}.txt");
+            counts.captioned += u64::from(is_media && self.files.contains_key(&caption));
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, write};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_counted_and_nothing_outside_is_listed() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let data = base.join("data");
+        create_dir_all(data.join("cats")).unwrap();
+        create_dir_all(base.join("secret/inner")).unwrap();
+        for (name, text) in [
+            ("cats/1.PNG", ""),
+            ("cats/1.txt", "a cat"),
+            ("cats/2.jpg", ""),
+            ("cats/film.mp4", ""),
+            ("cats/.hidden.png", ""),
+            ("notes.jsonl", "{}"),
+        ] {
+            write(data.join(name), text).unwrap();
+        }
+        let roots = [data.clone(), data.join("cats")];
+        assert_eq!(list_of(&roots).folders.len(), 1);
+        let found = content(&data, &roots).unwrap();
+        assert_eq!(found.parent, None);
+        assert_eq!(found.files[0].name, "notes.jsonl");
+        let cats = content(&data.join("cats"), &roots).unwrap();
+        assert_eq!(cats.parent.as_deref(), Some(&*data));
+        assert!(cats.files.is_empty());
+        let wanted = Counts {
+            images: 2,
+            videos: 1,
+            texts: 1,
+            captioned: 1,
+        };
+        assert_eq!(cats.counts, wanted);
+        assert_eq!(found.folders[0].counts, wanted);
+        for path in ["secret", "secret/inner", "missing", "data/../secret", ""] {
+            let refused = content(&base.join(path), &roots)
+                .err()
+                .map(|refusal| refusal.0);
+            assert_eq!(refused, Some(StatusCode::FORBIDDEN), "{path}");
+        }
+        assert!(content(Path::new("data"), &roots).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        create_dir_all(base.join("data")).unwrap();
+        create_dir_all(base.join("secret")).unwrap();
+        write(base.join("secret/a.png"), "").unwrap();
+        for (to, name) in [("../secret", "out"), ("../secret/a.png", "a.png")] {
+            std::os::unix::fs::symlink(to, base.join("data").join(name)).unwrap();
+        }
+        let roots = [base.join("data")];
+        let found = content(&roots[0], &roots).unwrap();
+        assert!(found.folders.is_empty());
+        assert_eq!(found.counts, Counts::default());
+        assert!(content(&base.join("data/out"), &roots).is_err());
+    }
+}

@@ -1,0 +1,113 @@
+// The third step to a run: a folder of data, or a file, inside those that are allowed.
+import { useEffect, useState } from "preact/hooks";
+import { type FolderContent, read } from "../api";
+import { bytes, whole } from "../format";
+import type { Goal } from "../recipes";
+import { Problem } from "../widgets";
+
+type FolderCounts = Pick<FolderContent, "images" | "videos" | "texts" | "captioned">;
+
+/** What is in a folder, in words. */
+function counted({ images, videos, texts, captioned }: FolderCounts): string {
+  const some = (count: number, one: string, many: string) => count > 0 && `${whole(count)} ${count === 1 ? one : many}`;
+  const media = images + videos;
+  const parts = [
+    some(images, "picture", "pictures"),
+    some(videos, "video", "videos"),
+    media > 0 ? `${whole(captioned)} with captions` : some(texts, "text file", "text files"),
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
+/** What keeps a folder from being the data of a goal, or makes it worse. */
+export function doubtOf(goal: Goal, { images, videos, texts, captioned }: FolderCounts): { text: string; isFatal: boolean } | null {
+  if (goal === "chat" || goal === "text") {
+    return texts === 0 ? { text: "There are no files of text here.", isFatal: true } : null;
+  }
+  const media = goal === "image" ? images : images + videos;
+  if (media === 0) return { text: goal === "image" ? "There are no pictures here." : "There are no videos here.", isFatal: true };
+  if (goal === "video" && videos === 0) return { text: "There are only pictures here, which are clips of one frame.", isFatal: false };
+  const bare = images + videos - captioned;
+  if (bare > 0) {
+    const text = `${whole(bare)} of ${whole(images + videos)} have no caption: a text file of the same name, such as 1.txt for 1.png.`;
+    return { text, isFatal: false };
+  }
+  return media < 10 ? { text: "Fewer than ten are easily memorised instead of learned.", isFatal: false } : null;
+}
+
+export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: string | null; onChoose: (path: string) => void }) {
+  const [path, setPath] = useState<string | null>(null);
+  const [content, setContent] = useState<FolderContent | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  useEffect(() => {
+    let ended = false;
+    read<FolderContent>(`/api/folder${path === null ? "" : `?path=${encodeURIComponent(path)}`}`).then(
+      (found) => {
+        if (ended) return;
+        setContent(found);
+        setProblem(null);
+      },
+      (error: Error) => !ended && setProblem(error.message),
+    );
+    return () => {
+      ended = true;
+    };
+  }, [path]);
+  const here = content?.path ?? null;
+  const doubt = content && here !== null ? doubtOf(goal, content) : null;
+  return (
+    <div class="picker">
+      <Problem text={problem} />
+      <div class="head">
+        <span class="path">{here ?? "Allowed folders"}</span>
+        <span class="tools">
+          {here !== null && (
+            <button type="button" onClick={() => setPath(content?.parent ?? null)}>
+              Up
+            </button>
+          )}
+          {here !== null && (
+            <button
+              type="button"
+              class={chosen === here ? "" : "primary"}
+              disabled={doubt?.isFatal ?? false}
+              onClick={() => onChoose(here)}
+            >
+              {chosen === here ? "Chosen" : "Use this folder"}
+            </button>
+          )}
+        </span>
+      </div>
+      {content && here !== null && (
+        <p class="note">
+          {counted(content) || "Nothing to train on here."} {doubt && <b class={doubt.isFatal ? "" : "doubt"}>{doubt.text}</b>}
+          {content.is_cut && " There is more than is listed."}
+        </p>
+      )}
+      <ul class="entries">
+        {content?.folders.map((folder) => (
+          <li key={folder.path}>
+            <button type="button" onClick={() => setPath(folder.path)}>
+              <b>{folder.name}</b>
+              <span class="note">{counted(folder)}</span>
+            </button>
+          </li>
+        ))}
+        {(goal === "chat" || goal === "text") &&
+          content?.files.map((file) => (
+            <li key={file.path}>
+              <button type="button" aria-pressed={chosen === file.path} onClick={() => onChoose(file.path)}>
+                {file.name}
+                <span class="note">{bytes(file.bytes)}</span>
+              </button>
+            </li>
+          ))}
+      </ul>
+      {here === null && (
+        <p class="note">
+          Other folders are allowed with <code>surefoot ui --data FOLDER</code>.
+        </p>
+      )}
+    </div>
+  );
+}

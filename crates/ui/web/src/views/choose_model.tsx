@@ -1,0 +1,119 @@
+// The second step to a run: which model.
+import { useEffect, useState } from "preact/hooks";
+import { type Asked, type FoundModel, type FoundModels, read } from "../api";
+import { bytes } from "../format";
+import { type Goal, suits, TEMPLATES, verdict } from "../recipes";
+import { Problem } from "../widgets";
+
+/** A model that was chosen. */
+export interface ChosenModel {
+  /** What `model.name_or_path` calls it; unset for a model from nothing. */
+  name: string | null;
+  /** Keys that make it fit. */
+  keys: Record<string, string | null>;
+  /** Whether it is on this machine. */
+  isHere: boolean;
+}
+
+const PLACES: Record<FoundModel["place"], string> = {
+  folder: "in a folder",
+  hub: "in the hub's cache",
+  cache: "in Surefoot's cache",
+};
+
+export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: ChosenModel) => void }) {
+  const [found, setFound] = useState<FoundModels | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  const [other, setOther] = useState("");
+  useEffect(() => {
+    let ended = false;
+    read<Asked<FoundModels>>("/api/models").then(
+      (asked) => {
+        if (ended) return;
+        setFound(asked.found);
+        setProblem(asked.error);
+      },
+      (error: Error) => !ended && setProblem(error.message),
+    );
+    return () => {
+      ended = true;
+    };
+  }, []);
+  const models = found?.models.filter((model) => suits(goal, model)) ?? [];
+  const known = new Set(found?.models.map((model) => model.name));
+  const elsewhere = [...new Set(TEMPLATES.filter((template) => template.goal === goal).map((template) => template.hub))].filter(
+    (name): name is string => name !== null && !known.has(name),
+  );
+  return (
+    <>
+      <Problem text={problem} />
+      {!found && !problem && (
+        <p class="note" role="status">
+          Looking for models on this machine …
+        </p>
+      )}
+      {found && (
+        <p class="note">
+          {found.device}
+          {found.memory !== null && `, ${bytes(found.memory)}`}. Whether a model fits is judged by the size of its weights here; the last
+          step estimates a training step.
+        </p>
+      )}
+      {found && models.length === 0 && <p class="note">No model for this was found in the caches and the allowed folders.</p>}
+      <ul class="cards">
+        {goal === "text" && (
+          <li>
+            <button type="button" class="card" onClick={() => onChoose({ name: null, keys: {}, isHere: true })}>
+              <b>A small model from nothing</b>
+              <span class="note">A few million parameters that know only your texts. Minutes, even without a GPU.</span>
+            </button>
+          </li>
+        )}
+        {models.map((model) => {
+          const fits = verdict(model.bytes, found!.memory);
+          return (
+            <li key={model.name}>
+              <button type="button" class="card" onClick={() => onChoose({ name: model.name, keys: fits?.keys ?? {}, isHere: true })}>
+                <b>{model.name.startsWith("/") ? model.name.slice(model.name.lastIndexOf("/") + 1) : model.name}</b>
+                <span class="note">
+                  {model.architecture}, {bytes(model.bytes)} of weights, {PLACES[model.place]}
+                </span>
+                {model.place === "folder" && <span class="path">{model.name}</span>}
+                {fits && <span class={`badge ${fits.level}`}>{fits.text}</span>}
+              </button>
+            </li>
+          );
+        })}
+        {elsewhere.map((name) => (
+          <li key={name}>
+            <button type="button" class="card absent" onClick={() => onChoose({ name, keys: {}, isHere: false })}>
+              <b>{name}</b>
+              <span class="note">Not on this machine: downloaded from the Hugging Face hub when the run starts.</span>
+            </button>
+          </li>
+        ))}
+      </ul>
+      <form
+        class="tools"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (other.trim()) onChoose({ name: other.trim(), keys: {}, isHere: known.has(other.trim()) || /^[./~]/.test(other.trim()) });
+        }}
+      >
+        <label>
+          Another model{" "}
+          <input
+            type="text"
+            value={other}
+            placeholder="org/name on the hub, or a path"
+            spellcheck={false}
+            onInput={(event) => setOther(event.currentTarget.value)}
+          />
+        </label>
+        <button type="submit" disabled={!other.trim()}>
+          Use it
+        </button>
+      </form>
+    </>
+  );
+}
