@@ -15,7 +15,7 @@
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
 //! replayed by the crate `alloc-lab`.
 //!
-//! On Windows it is `hip_alloc.dll`. `system` has what differs between operating systems.
+//! On Windows it is `hip_alloc.dll`. `system`, `shared_file` and `ffi/cpp` have what differs between operating systems.
 
 pub mod allocator;
 pub mod background_reclaim;

@@ -12,7 +12,7 @@ use crate::config::{Backend, Config, ConfigError, Reserve, Warmup};
 use crate::device_pools::Captured;
 use crate::driver::gpu::GpuDriver;
 use crate::driver::host::HostDriver;
-use crate::driver::runtime::{self, Family, Runtime, Search};
+use crate::driver::runtime::{self, Family, Runtime, RuntimeError, Search};
 use crate::driver::sim::{SimConfig, SimDriver};
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::fork::{self, Opening, forking_on_its_own, making};
@@ -347,7 +347,12 @@ impl Registry {
             return usable(family, Search::Loaded).map(Some);
         }
         for family in [Family::Hip, Family::Cuda] {
-            match usable(family, Search::Loaded) {
+            let runtime = match Runtime::find(family, Search::Loaded) {
+                Ok(runtime) => runtime,
+                Err(several @ RuntimeError::Several { .. }) => return Err(several.to_string()),
+                Err(_) => continue,
+            };
+            match with_device(runtime) {
                 Ok(found) => return Ok(Some(found)),
                 Err(problem) if problem == ORPHANED => return Err(problem),
                 Err(_) => {}
@@ -438,7 +443,10 @@ impl Registry {
 
 /// A runtime with a device, and the number of devices.
 fn usable(family: Family, search: Search) -> Result<(Runtime, i32), String> {
-    let runtime = Runtime::find(family, search).map_err(|error| error.to_string())?;
+    with_device(Runtime::find(family, search).map_err(|error| error.to_string())?)
+}
+
+fn with_device(runtime: Runtime) -> Result<(Runtime, i32), String> {
     if !fork::may_call_runtime() {
         return Err(ORPHANED.to_owned());
     }
