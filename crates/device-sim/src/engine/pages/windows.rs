@@ -6,9 +6,9 @@ use windows_sys::Win32::System::Memory::{
     MEM_COMMIT, MEM_DECOMMIT, MEM_RESERVE, PAGE_READWRITE, VirtualAlloc, VirtualFree,
 };
 
-/// Reserves the arena: 16 TiB, or as much as possible, but at least 16 GiB.
+/// Reserves the arena: 64 GiB, or as much as possible, but at least 16 GiB. (Wine has a byte for each page of it.)
 pub(crate) fn reserve_arena() -> io::Result<(u64, u64)> {
-    let mut size: usize = 1 << 44;
+    let mut size: usize = 1 << 36;
     loop {
         // SAFETY: reserves addresses of the system's choice, which nothing else uses.
         let start = unsafe { VirtualAlloc(ptr::null(), size, MEM_RESERVE, PAGE_READWRITE) };
