@@ -8,6 +8,7 @@ and a warning on standard error names it.
 
 import ctypes
 import os
+import sys
 
 from ._errors import ActivationError, say
 
@@ -36,7 +37,11 @@ ASKED = {
 
 
 # c10::memoryProfilingEnabled and c10::reportMemoryUsageToProfiler.
-PROFILER_HOOK = ("_ZN3c1022memoryProfilingEnabledEv", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")
+PROFILER_HOOK = (
+    ("?memoryProfilingEnabled@c10@@YA_NXZ", "?reportMemoryUsageToProfiler@c10@@YAXPEAX_J_K2UDevice@1@@Z")
+    if sys.platform == "win32"
+    else ("_ZN3c1022memoryProfilingEnabledEv", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")
+)
 
 
 def check(torch, tested):
@@ -60,10 +65,21 @@ def check(torch, tested):
 def _has_profiler_hook():
     """Whether hip-alloc will find the functions with which it reports to PyTorch's profiler (`crates/hip-alloc/cpp/profiler.cpp`)."""
     try:
-        libc10 = ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        libc10 = _loaded_c10()
     except OSError:
         return False
     return all(hasattr(libc10, name) for name in PROFILER_HOOK)
+
+
+def _loaded_c10():
+    """The library that PyTorch has loaded; nothing is loaded or looked for on the disk."""
+    if sys.platform == "win32":
+        handle_of = ctypes.WinDLL("kernel32", use_last_error=True).GetModuleHandleW
+        handle_of.argtypes, handle_of.restype = [ctypes.c_wchar_p], ctypes.c_void_p
+        if not (handle := handle_of("c10.dll")):
+            raise ctypes.WinError(ctypes.get_last_error())
+        return ctypes.CDLL("c10.dll", handle=handle)
+    return ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
 
 
 def find(torch, name):

@@ -89,7 +89,8 @@ def install(site_packages, library):
     new = site_packages / f".{PACKAGE}-{os.getpid()}"
     try:
         for package in (PACKAGE, PLACEMENT):
-            shutil.copytree(source.with_name(package), new / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.dll")
+            shutil.copytree(source.with_name(package), new / package, ignore=ignored, copy_function=shutil.copyfile)
         shutil.copyfile(library, new / PACKAGE / _library.NAME)
         # A running program keeps using the old files, which it has open.
         remove(site_packages)

@@ -1,4 +1,4 @@
-"""Finds libhip_alloc.so and calls its C interface (`hip_alloc.h`, version 1)."""
+"""Finds the library and calls its C interface (`hip_alloc.h`, version 1)."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ._errors import ActivationError
 
-NAME = "libhip_alloc.so"
+NAME = "hip_alloc.dll" if sys.platform == "win32" else "libhip_alloc.so"
 VARIABLE = "HIP_ALLOC_LIB"
 ABI_VERSION = 1
 # The release of this package, which the library should match.

@@ -20,15 +20,7 @@ from pathlib import Path
 
 import pytest
 
-COMPILER = "x86_64-w64-mingw32-gcc"
-WINE = next((path for path in (shutil.which("wine64"), "/usr/lib/wine/wine64", shutil.which("wine")) if path and Path(path).exists()), None)
-
-# Older versions of Wine lack this library, from which Rust gets random numbers.
-RANDOM = """
-#include <windows.h>
-BOOLEAN NTAPI SystemFunction036(PVOID buffer, ULONG length);
-__declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T length) { return SystemFunction036(data, (ULONG)length); }
-"""
+from wine import Wine
 
 # Prints the text file next to it, and fails if that contains an error.
 HIPINFO = """
@@ -47,7 +39,7 @@ int main(void) {
 }
 """
 
-# `stay`; `exit CODE`; `crash`; `child FILE`: writes its number into the file and waits; `parent FILE`: starts a `child` and
+# `exit CODE`; `crash`; `child FILE`: writes its number into the file and waits; `parent FILE`: starts a `child` and
 # waits; `keys`: has its console press Ctrl-C, and ends with 9 when it comes.
 TRAINING = """
 #include <stdio.h>
@@ -61,7 +53,6 @@ static BOOL WINAPI pressed(DWORD event) {
     ExitProcess(9);
 }
 int main(int count, char **words) {
-    if (!strcmp(words[1], "stay")) Sleep(INFINITE);
     if (!strcmp(words[1], "exit")) return (int)strtoul(words[2], NULL, 0);
     if (!strcmp(words[1], "crash")) {
         fputs("RuntimeError: HIP error: invalid device function\\n", stderr);
@@ -143,31 +134,14 @@ TRACE = "s\na 1 209715200\na 2 1000000\nf 1\na 3 52428800\nf 3\nf 2\ns\na 1 2147
 MESSAGE = "RuntimeError: HIP error: invalid device function\r\n"
 
 
-class Windows:
-    """A Wine prefix with the program."""
+class Windows(Wine):
+    """A Wine prefix with the program, on a machine with two GPUs."""
 
     def __init__(self, program, folder):
-        self.folder = folder
-        self.wine = str(WINE)
-        self.variables = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("HIP", "CUDA", "VIRTUAL_ENV", "CONDA", "SUREFOOT"))},
-            "WINEPREFIX": str(folder / "prefix"),
-            "WINEDEBUG": "-all",
-            # Without the components that would install additional software.
-            "WINEDLLOVERRIDES": "mscoree,mshtml=",
-            "NO_COLOR": "1",
-        }
-        # The services that it starts keep their inherited streams open.
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run([self.wine, "wineboot", "--init"], env=self.variables, timeout=600, **streams)
-        self.place = folder / "prefix/drive_c/surefoot"
-        self.place.mkdir()
+        super().__init__(folder)
         shutil.copy(program, self.place / "surefoot.exe")
-        self.compile(RANDOM, self.place / "bcryptprimitives.dll", "-shared", "-ladvapi32")
         self.compile(TRAINING, self.place / "training.exe")
-        # While one program runs, the prefix stays active: others start immediately, and Wine, which writes its own display
-        # adapter to the registry at each start, keeps ours.
-        self.session = subprocess.Popen(self.command("training.exe", "stay"), env=self.variables, cwd=self.place, **streams)
+        self.stay()
         self.environment = self.python_environment(self.place / "venv")
         (self.place / "machine.reg").write_text(REGISTRY, encoding="utf-16")
         assert self.surefoot("--version").returncode == 0
@@ -175,12 +149,6 @@ class Windows:
         assert imported.returncode == 0, imported
         runtime = folder / "prefix/drive_c/windows/system32/amdhip64_7.dll"
         runtime.write_text("the driver's")
-
-    def compile(self, source, target, *options):
-        file = self.folder / "source.c"
-        file.write_text(source)
-        # Libraries follow the objects that need them.
-        subprocess.run([COMPILER, "-O1", str(file), "-o", str(target), *options], check=True)
 
     def python_environment(self, prefix):
         """AMD's wheels as installed in a virtual environment on Windows."""
@@ -203,18 +171,6 @@ class Windows:
         self.hipinfo.write_text(GPUS)
         return r"C:\surefoot\venv"
 
-    def command(self, *words):
-        return [self.wine, *words]
-
-    def run(self, *words, text=None, **variables):
-        """Runs a program of Windows to its end."""
-        process = subprocess.run(
-            self.command(*words), env={**self.variables, **variables}, cwd=self.place, input=text, capture_output=True, timeout=120
-        )
-        process.stdout = process.stdout.decode("utf-8", "replace").replace("\r\n", "\n")
-        process.stderr = process.stderr.decode("utf-8", "replace").replace("\r\n", "\n")
-        return process
-
     def surefoot(self, *words, python=True, **more):
         variables = {"VIRTUAL_ENV": self.environment} if python else {}
         return self.run(r"C:\surefoot\surefoot.exe", *words, **{**variables, **more})
@@ -230,13 +186,9 @@ def windows(request, tmp_path_factory):
     program = request.config.getoption("--windows-program")
     if not program:
         pytest.skip("no --windows-program: `cargo xtask windows` builds it")
-    assert WINE, "the tests of the program for Windows need wine"
     system = Windows(program, tmp_path_factory.mktemp("windows"))
     yield system
-    system.run("wineboot", "--kill")
-    system.session.wait(timeout=60)
-    # Seven hundred megabytes.
-    shutil.rmtree(system.folder / "prefix", ignore_errors=True)
+    system.remove()
 
 
 @pytest.fixture(autouse=True)
@@ -444,8 +396,8 @@ def test_a_trace_is_replayed(windows):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("run", "--alloc", "--", "cmd"), "hip-alloc is not available on Windows"),
-        (("activate",), "hip-alloc is not available on Windows"),
+        (("run", "--alloc", "--", "cmd"), "there is no `hip_alloc.dll` with"),
+        (("activate",), "there is no `hip_alloc.dll` with"),
         (("train", "config.yaml"), "there is no trainer for Windows"),
         (("runs", "add", "config.yaml"), "there is no trainer for Windows"),
     ],

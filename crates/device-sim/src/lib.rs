@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on disk,
-//! are links to the same file; [`install`] creates them.
+//! are links to the same file; `install` creates them. On Windows a copy of the library is `amdhip64_7.dll`.
 
 mod api;
 pub mod architecture;
@@ -24,6 +24,7 @@ mod calls;
 mod control;
 mod engine;
 mod environment;
+#[cfg(unix)]
 pub mod install;
 mod process;
 pub mod settings;

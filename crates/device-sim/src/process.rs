@@ -3,6 +3,8 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(windows)]
+use windows_sys::Win32::System::Threading::{GetCurrentProcess, TerminateProcess};
 
 /// Whether the engine has been used yet.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -11,6 +13,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 /// the child cannot use it.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
+#[cfg(unix)]
 /// Runs when the library is loaded, so that the child of a thread that forks while another one starts the
 /// engine does not wait for that forever.
 #[used]
@@ -26,6 +29,7 @@ static AT_LOAD: extern "C" fn() = {
     watch_forks
 };
 
+#[cfg(unix)]
 extern "C" fn after_fork() {
     if USED.load(Ordering::Relaxed) {
         FORKED.store(true, Ordering::Relaxed);
@@ -51,7 +55,16 @@ pub(crate) fn tell(message: &str) {
 /// Writes a message and terminates the process.
 pub(crate) fn stop(message: &str) -> ! {
     tell(message);
+    #[cfg(unix)]
     // SAFETY: ends the process without running handlers, which may be what
     // called us; nothing after this point can observe broken state.
-    unsafe { libc::_exit(2) }
+    unsafe {
+        libc::_exit(2)
+    }
+    #[cfg(windows)]
+    // SAFETY: likewise; the handle is that of this process.
+    unsafe {
+        TerminateProcess(GetCurrentProcess(), 2);
+        std::process::abort()
+    }
 }

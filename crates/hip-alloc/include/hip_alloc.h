@@ -1,4 +1,4 @@
-/* The C interface of libhip_alloc.so, version 1.
+/* The C interface of libhip_alloc.so and hip_alloc.dll, version 1.
  *
  * Made for torch.cuda.memory.CUDAPluggableAllocator (hip_alloc_malloc and
  * hip_alloc_free have the signatures it calls), and for any other program.
@@ -40,7 +40,7 @@ extern "C" {
  * zero bytes gets a unique address. Never returns NULL: if memory runs out, it throws
  * c10::OutOfMemoryError if libc10 is loaded, otherwise std::bad_alloc;
  * if the device cannot be used, or fails, it throws c10::Error or
- * std::runtime_error. Call it only from code through which C++ exceptions may propagate. */
+ * std::runtime_error. On Windows a process without c10.dll ends instead, with the message. Call it only from code through which C++ exceptions may propagate. */
 void *hip_alloc_malloc(size_t size, int device, void *stream);
 
 /* Frees memory. `stream` is the stream it was allocated on; work that is

@@ -423,15 +423,18 @@ impl Allocator {
         }
     }
 
+    #[cfg(unix)]
     /// Keeps every other thread out until the guard is dropped, on both sides of a fork.
     pub(crate) fn hold(&self) -> Held<'_> {
         Held(self.inner.lock())
     }
 }
 
+#[cfg(unix)]
 /// An allocator with no other thread inside.
 pub(crate) struct Held<'a>(Guard<'a, Inner>);
 
+#[cfg(unix)]
 impl Held<'_> {
     /// Makes the copy in a forked child usable there.
     pub(crate) fn adopt(&mut self) {

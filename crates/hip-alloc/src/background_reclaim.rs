@@ -20,9 +20,9 @@ use crate::allocator::{Allocator, ReclaimView};
 use crate::driver::{MemoryInfo, gpu};
 use crate::other_processes::OtherProcesses;
 use crate::report;
+use crate::system;
 use crate::units::{DeviceIndex, MIB};
 use platform::memory::MemoryPressure;
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(crate) fn start(allocator: &'static Allocator) -> bool {
         return false;
     }
     let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
-    let started = without_signals(|| {
+    let started = system::without_signals(|| {
         builder.spawn(move || {
             gpu::thread_is_ours();
             let mut reclaim = BackgroundReclaim::new();
@@ -72,30 +72,6 @@ pub(crate) fn start(allocator: &'static Allocator) -> bool {
         ));
     }
     started.is_ok()
-}
-
-/// Calls `act` with all signals blocked; threads that it starts inherit that, since the
-/// program's handlers are for the program's threads.
-fn without_signals<T>(act: impl FnOnce() -> T) -> T {
-    /// The mask before; restored even if `act` panics.
-    struct Restore(libc::sigset_t);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            // SAFETY: the set was filled by the call below and lives through this one, which reads
-            // it and changes only the mask of this thread.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
-        }
-    }
-    // SAFETY: all bytes zero are a valid `sigset_t`; both sets live through the calls, which
-    // write and read them and change only the mask of this thread.
-    let _restore = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        Restore(before)
-    };
-    act()
 }
 
 /// Background reclaim of one allocator.
@@ -121,10 +97,7 @@ impl BackgroundReclaim {
     pub fn watching(pressure: MemoryPressure) -> Self {
         BackgroundReclaim {
             pressure,
-            processor_time: Box::new(|| {
-                let time = clock_gettime(ClockId::ProcessCPUTime);
-                Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-            }),
+            processor_time: Box::new(system::processor_time),
             processor_time_before: Duration::ZERO,
             waited: None,
             operations: 0,
@@ -214,30 +187,4 @@ fn near(memory: MemoryInfo) -> u64 {
     let (least, most) = NEAR;
     let part = (memory.total / NEAR_PART).clamp(least, most);
     part.min(memory.total / NEAR_MOST_PART)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whether this thread blocks the signal.
-    fn blocks(signal: libc::c_int) -> bool {
-        // SAFETY: all bytes zero are a valid `sigset_t`, which is written and read here; without a
-        // new set the mask stays as it is.
-        unsafe {
-            let mut mask: libc::sigset_t = std::mem::zeroed();
-            libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &mut mask);
-            libc::sigismember(&mask, signal) == 1
-        }
-    }
-
-    #[test]
-    fn signals_are_blocked_inside_alone_also_after_a_panic() {
-        assert!(!blocks(libc::SIGUSR1));
-        assert!(without_signals(|| blocks(libc::SIGUSR1)));
-        assert!(!blocks(libc::SIGUSR1));
-        let panicked = std::panic::catch_unwind(|| without_signals(|| panic!("inside")));
-        assert!(panicked.is_err());
-        assert!(!blocks(libc::SIGUSR1));
-    }
 }

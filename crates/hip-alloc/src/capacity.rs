@@ -1,10 +1,12 @@
 //! The memory of this machine, for the drivers.
 
+use crate::driver::gpu::Bound;
 use crate::driver::host::HostMemory;
 use crate::driver::runtime::{Family, PciDevice};
 use crate::driver::{LimitedBy, MemoryInfo};
+use crate::system;
 use platform::Bytes;
-use platform::memory::{Capacity, DeviceKind};
+use platform::memory::{Capacity, DeviceKind, VideoMemory};
 
 pub use platform::memory::{MemoryBudget, Reserve};
 use platform::pci::PciAddress;
@@ -25,12 +27,29 @@ pub(crate) fn budget_of_gpu(place: Option<PciDevice>, reserve: Reserve) -> Memor
             function: 0,
         })
     });
-    MemoryBudget::gpu(kind, address, reserve)
+    system::budget(MemoryBudget::gpu(kind, address, reserve))
 }
 
-/// The driver's numbers, limited to what the machine really has.
-pub(crate) fn bound(budget: &mut MemoryBudget, driver: MemoryInfo) -> MemoryInfo {
-    info(budget.capacity(Some((Bytes(driver.free), Bytes(driver.total)))))
+/// The memory budget of the host.
+pub(crate) fn budget_of_host(reserve: Reserve) -> MemoryBudget {
+    system::budget(MemoryBudget::host(reserve))
+}
+
+/// Limits the driver's numbers to what the machine really has; `video` is what the system itself says of the device,
+/// which then also stands in for a driver that does not answer.
+pub(crate) fn bound(
+    mut budget: MemoryBudget,
+    mut video: impl FnMut() -> Option<VideoMemory> + Send + 'static,
+) -> Bound {
+    Box::new(move |driver| {
+        let video = video();
+        let numbers = match driver {
+            Ok(driver) => Some((Bytes(driver.free), Bytes(driver.total))),
+            Err(error) if video.is_none() || error.loses_device() => return Err(error),
+            Err(_) => None,
+        };
+        Ok(info(budget.capacity_within(numbers, video)))
+    })
 }
 
 impl HostMemory for MemoryBudget {

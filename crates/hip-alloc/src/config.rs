@@ -414,6 +414,7 @@ mod tests {
         );
     }
 
+    #[cfg(unix)]
     #[test]
     fn what_is_not_utf8_is_refused() {
         use std::os::unix::ffi::OsStrExt;

@@ -6,19 +6,14 @@
 //! (for tests and replays).
 
 mod cost;
-#[cfg(unix)]
 pub mod gpu;
-#[cfg(unix)]
 pub mod host;
-#[cfg(unix)]
 mod numbers;
-#[cfg(unix)]
 pub mod runtime;
 pub mod sim;
 
 use crate::units::StreamId;
 pub use cost::DriverCost;
-#[cfg(unix)]
 use cost::{WorkingTime, measured, monotonic};
 use platform::device_error::ErrorClass;
 use platform::memory::Limit;

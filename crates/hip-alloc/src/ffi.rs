@@ -3,21 +3,25 @@
 //! It is deliberately thin: it converts pointers to integers and errors to codes or exceptions,
 //! and everything else happens in safe code.
 
+mod cpp;
 pub mod pools;
 pub mod stacks;
 
 use crate::allocator::Allocator;
 use crate::background_reclaim;
 use crate::refusal::Refusal;
-use crate::registry::{self, Registry, fork_handlers, settings};
+#[cfg(unix)]
+use crate::registry::fork_handlers;
+use crate::registry::{self, Registry, settings};
 use crate::report::{self, Repeated};
+use crate::system;
 use crate::units::{DeviceIndex, StreamId};
+use cpp::Exception;
 use stacks::stack;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::ptr;
+#[cfg(unix)]
 use std::sync::Once;
 
 const OK: c_int = 0;
@@ -61,28 +65,6 @@ pub struct HipAllocStats {
     pub give_backs: u64,
 }
 
-unsafe extern "C-unwind" {
-    /// `cpp/exceptions.cpp`: throws; copies the message first.
-    fn hip_alloc_throw_out_of_memory(message: *const c_char) -> !;
-    /// The same for errors other than a lack of memory.
-    fn hip_alloc_throw_failure(message: *const c_char) -> !;
-}
-
-unsafe extern "C" {
-    /// `cpp/profiler.cpp`: whether the memory of this thread is being profiled.
-    safe fn hip_alloc_profiler_listens() -> bool;
-    /// In a forked child, which then does not ask the loader for the profiler.
-    safe fn hip_alloc_profiler_after_fork();
-    /// Reports a request, or (below zero) a free, to that profiler. Never throws.
-    safe fn hip_alloc_tell_profiler(
-        address: *mut c_void,
-        change: i64,
-        allocated: usize,
-        reserved: usize,
-        device: c_int,
-    );
-}
-
 /// Allocates at least `size` bytes for work on `stream`. Throws a C++ exception if out of
 /// memory, and another if the device fails.
 #[unsafe(no_mangle)]
@@ -91,23 +73,31 @@ pub extern "C-unwind" fn hip_alloc_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
+    match serve(size, device, stream) {
+        Ok(address) => address,
+        Err(exception) => exception.throw(),
+    }
+}
+
+/// The address, or what is thrown. On Windows the frame that throws has nothing to be unwound: so whatever needs that
+/// is here.
+#[cfg_attr(windows, inline(never))]
+fn serve(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Exception> {
     let stack = stack();
-    let refusal = {
-        let served = guarded("hip_alloc_malloc", || {
-            let allocator = open(device).map_err(Refusal::Failed)?;
-            allocator.allocate_from(size as u64, StreamId(stream as u64), stack)
-        });
-        match served {
-            Some(Ok(address)) => {
-                let address = address as *mut c_void;
-                tell_profiler(address, size as i64, device);
-                return address;
-            }
-            Some(Err(refusal)) => refusal,
-            None => Refusal::Failed("hip-alloc failed internally; see standard error".to_owned()),
+    let served = guarded("hip_alloc_malloc", || {
+        let allocator = open(device).map_err(Refusal::Failed)?;
+        allocator.allocate_from(size as u64, StreamId(stream as u64), stack)
+    });
+    let refusal = match served {
+        Some(Ok(address)) => {
+            let address = address as *mut c_void;
+            tell_profiler(address, size as i64, device);
+            return Ok(address);
         }
+        Some(Err(refusal)) => refusal,
+        None => Refusal::Failed("hip-alloc failed internally; see standard error".to_owned()),
     };
-    throw(refusal)
+    Err(Exception::new(refusal))
 }
 
 /// Frees memory.
@@ -118,7 +108,7 @@ pub extern "C-unwind" fn hip_alloc_free(
     device: c_int,
     _stream: *mut c_void,
 ) {
-    if ptr.is_null() {
+    if ptr.is_null() || system::other_threads_are_gone() {
         return;
     }
     let stack = stack();
@@ -134,14 +124,14 @@ pub extern "C-unwind" fn hip_alloc_free(
 /// report. PyTorch's CPU allocator reports host memory itself.
 #[inline]
 fn tell_profiler(address: *mut c_void, change: i64, device: c_int) {
-    if device < 0 || !hip_alloc_profiler_listens() {
+    if device < 0 || !cpp::profiler_listens() {
         return;
     }
     guarded("the profiler", || {
         if let Ok(Some(allocator)) = existing(device) {
             let stats = allocator.stats();
             let (live, held) = (stats.live_bytes as usize, stats.held_bytes as usize);
-            hip_alloc_tell_profiler(address, change, live, held, device);
+            cpp::tell_profiler(address, change, live, held, device);
         }
     });
 }
@@ -319,9 +309,9 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
         return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is null");
     }
     // SAFETY: not null, and the caller promises a string that ends with a zero.
-    let path = Path::new(OsStr::from_bytes(
-        unsafe { CStr::from_ptr(path) }.to_bytes(),
-    ));
+    let Some(path) = system::path(unsafe { CStr::from_ptr(path) }.to_bytes()) else {
+        return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is not UTF-8");
+    };
     let written = guarded("hip_alloc_snapshot", || {
         std::fs::write(path, crate::snapshot::pickle(&state_by_device()))
     });
@@ -398,7 +388,10 @@ fn registry() -> Result<&'static Registry, String> {
 
 #[cold]
 fn make_registry() -> Result<&'static Registry, String> {
+    #[cfg(unix)]
     watch_forks();
+    #[cfg(windows)]
+    system::stay_loaded();
     registry::get_or_make(watch_exit).map_err(|error| error.to_string())
 }
 
@@ -423,15 +416,15 @@ fn watch_exit() {
             allocator.finish_recording();
         }
     }
-    // SAFETY: the handler is a function of this library, which is never unloaded (it is
-    // linked with `-z nodelete`); it touches nothing but our own allocators, which are
-    // never dropped, and the files of their recorders, and calls no driver.
-    if unsafe { libc::atexit(at_exit) } != 0 {
+    // It touches nothing but our own allocators, which are never dropped, and the files of their recorders, and calls
+    // no driver.
+    if !system::at_exit(at_exit) {
         report::warn("the end of a recording may be missing: no memory for the exit handler");
     }
 }
 
 /// Registers `fork` for every fork of this process, once.
+#[cfg(unix)]
 fn watch_forks() {
     extern "C" fn before() {
         fork_handlers::before();
@@ -442,7 +435,7 @@ fn watch_forks() {
     extern "C" fn in_child() {
         fork_handlers::after_in_child();
         stacks::after_fork();
-        hip_alloc_profiler_after_fork();
+        cpp::profiler_after_fork();
     }
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -459,6 +452,7 @@ fn watch_forks() {
 }
 
 /// When the library is loaded, so that no thread can fork between our first lock and this.
+#[cfg(unix)]
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
@@ -514,20 +508,4 @@ fn guarded<T>(function: &str, act: impl FnOnce() -> T) -> Option<T> {
 fn failed(code: c_int, message: &str) -> c_int {
     FAILED.warn(message);
     code
-}
-
-fn throw(refusal: Refusal) -> ! {
-    let (message, throw): (String, unsafe extern "C-unwind" fn(*const c_char) -> !) = match refusal
-    {
-        Refusal::OutOfMemory(message) => (message, hip_alloc_throw_out_of_memory),
-        Refusal::Failed(message) => (message, hip_alloc_throw_failure),
-    };
-    let mut bytes = message.into_bytes();
-    bytes.retain(|byte| *byte != 0);
-    let message = CString::new(bytes).unwrap_or_default();
-    // SAFETY: the pointer is to a string that ends with a zero and outlives the
-    // call's use of it (it is copied before anything is thrown). The exception
-    // passes through this frame, which frees the message, and through `extern "C-unwind"`
-    // ones; none of them has a `catch_unwind`.
-    unsafe { throw(message.as_ptr()) }
 }

@@ -14,7 +14,9 @@
 //! for a lock that the same thread holds; its child is about to execute another program,
 //! and never calls us.
 
-use crate::lock::{Guard, Lock};
+#[cfg(unix)]
+use crate::lock::Guard;
+use crate::lock::Lock;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -55,6 +57,7 @@ pub(crate) fn forking_on_its_own<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
+#[cfg(unix)]
 /// Keeps every thread from calling `make` until the guard is dropped; `None` if this
 /// thread itself does, or is in a call of a runtime that forks.
 pub(crate) fn nothing_is_made() -> Option<Guard<'static, ()>> {
@@ -76,6 +79,7 @@ pub(crate) fn runtime_is_of_no_use() {
     RUNTIME_CALLED.fetch_sub(1, Ordering::SeqCst);
 }
 
+#[cfg(unix)]
 /// To be called in a forked child: the runtime belongs to the parent, if that has called it.
 pub(crate) fn runtime_is_the_parents() {
     let called = RUNTIME_CALLED.load(Ordering::SeqCst) > 0;
@@ -106,6 +110,7 @@ impl Opening {
         open()
     }
 
+    #[cfg(unix)]
     /// To be called in a forked child, in which the opening thread does not exist.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Release);

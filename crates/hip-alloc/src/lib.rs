@@ -15,55 +15,30 @@
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
 //! replayed by the crate `alloc-lab`.
 //!
-//! On Windows only what a replay needs is compiled: the pool, the simulated device and the formats. PyTorch
-//! there is built with another compiler, whose C++ exceptions are incompatible with ours.
+//! On Windows it is `hip_alloc.dll`. `system`, `shared_file` and `ffi/cpp` have what differs between operating systems.
 
-#![cfg_attr(
-    not(unix),
-    allow(
-        dead_code,
-        reason = "a replay needs a part of the pool that the library uses"
-    )
-)]
-
-#[cfg(unix)]
 pub mod allocator;
-#[cfg(unix)]
 pub mod background_reclaim;
-#[cfg(unix)]
 pub mod capacity;
 pub mod config;
-#[cfg(unix)]
 mod deferred_errors;
-#[cfg(unix)]
 mod device_pools;
 pub mod driver;
-#[cfg(unix)]
 pub mod ffi;
-#[cfg(unix)]
 mod fork;
-#[cfg(unix)]
 mod history;
-#[cfg(unix)]
 mod limit;
 mod lock;
-#[cfg(unix)]
 mod other_processes;
 pub mod pickle;
 pub mod pool;
-#[cfg(unix)]
 mod python_stacks;
 pub mod recorder;
-#[cfg(unix)]
 pub mod refusal;
-#[cfg(unix)]
 mod registry;
-#[cfg(unix)]
 mod report;
-#[cfg(unix)]
 mod shared_file;
-#[cfg(unix)]
 mod snapshot;
-#[cfg(unix)]
+mod system;
 mod turns;
 pub mod units;

@@ -1,7 +1,7 @@
 //! Other processes with this library that use the same memory: they learn of each other's needs.
 //!
 //! They share a small file of the user, one for each device (a single one for everything that uses the
-//! machine's own memory), which lasts until the machine is restarted:
+//! machine's own memory), which on Linux lasts until the machine is restarted:
 //!
 //! ```text
 //!  0   process that needs memory    16  seconds of a driver call, as measured
@@ -9,22 +9,22 @@
 //! ```
 //!
 //! The file is read and written, but never mapped: truncating it does no harm. A lock that each
-//! process holds on its first byte shows whether there are others; [`turns`](crate::turns) lock the second.
+//! process holds shows whether there are others; [`turns`](crate::turns) have another one.
 
 use crate::driver::DriverCost;
-use crate::shared_file::{PRESENCE, lock, open, path_of};
-use rustix::time::{ClockId, clock_gettime};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use crate::shared_file::{SharedFile, path_of};
+use crate::system::machine_time;
 use std::path::Path;
 use std::time::Duration;
 
+/// The offset of a need in the file.
+const NEED_AT: u64 = 0;
 /// The offset of the driver's cost in the file.
 const COST_AT: u64 = 16;
 
 /// The processes of this user that share a memory with this one.
 pub(crate) struct OtherProcesses {
-    file: File,
+    file: SharedFile,
     /// The last need that was seen.
     seen: Option<[u8; 16]>,
 }
@@ -33,12 +33,12 @@ impl OtherProcesses {
     /// The processes that share `memory`: the address of a card, or `host`. `None` if the file
     /// cannot be created, or belongs to another user.
     pub(crate) fn of(memory: &str) -> Option<Self> {
-        Self::at(&path_of(memory))
+        Self::at(&path_of(memory)?)
     }
 
     fn at(path: &Path) -> Option<Self> {
-        let file = open(path)?;
-        lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK, PRESENCE)?;
+        let mut file = SharedFile::open(path)?;
+        file.join()?;
         let mut other_processes = OtherProcesses { file, seen: None };
         // Earlier needs no longer matter.
         other_processes.need();
@@ -47,29 +47,26 @@ impl OtherProcesses {
 
     /// Whether there are other processes.
     pub(crate) fn any(&self) -> bool {
-        let blocking = lock(&self.file, libc::F_OFD_GETLK, libc::F_WRLCK, PRESENCE);
-        blocking.is_some_and(|kind| kind != libc::F_UNLCK)
+        self.file.has_others()
     }
 
     /// Announces to the others that this process lacks memory.
     pub(crate) fn announce(&mut self) {
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let now = machine_time().as_nanos() as u64;
         let process = u64::from(std::process::id());
         let mut record = [0; 16];
         record[..8].copy_from_slice(&process.to_le_bytes());
         record[8..].copy_from_slice(&now.to_le_bytes());
         // If this fails, the others still see how little memory is free.
-        let _ = self.file.write_all_at(&record, 0);
+        self.file.write(&record, NEED_AT);
         self.seen = Some(record);
     }
 
     /// Whether another process has needed memory since the last call.
     pub(crate) fn need(&mut self) -> bool {
-        let mut record = [0; 16];
-        if self.file.read_exact_at(&mut record, 0).is_err() {
+        let Some(record) = self.file.read(NEED_AT) else {
             return false;
-        }
+        };
         let ours = u64::from(std::process::id()).to_le_bytes();
         let is_new = self.seen.replace(record) != Some(record);
         is_new && record[..8] != ours
@@ -77,8 +74,7 @@ impl OtherProcesses {
 
     /// The cost of the driver, as measured by an earlier process.
     pub(crate) fn remembered(&self) -> Option<DriverCost> {
-        let mut record = [0; 16];
-        self.file.read_exact_at(&mut record, COST_AT).ok()?;
+        let record = self.file.read(COST_AT)?;
         let number = |at: usize| {
             let bytes = record[at..at + 8].try_into().ok()?;
             let number = f64::from_le_bytes(bytes);
@@ -95,7 +91,7 @@ impl OtherProcesses {
         record[..8].copy_from_slice(&cost.latency.to_le_bytes());
         record[8..].copy_from_slice(&cost.per_byte.to_le_bytes());
         // If this fails, the next process measures again.
-        let _ = self.file.write_all_at(&record, COST_AT);
+        self.file.write(&record, COST_AT);
     }
 }
 
@@ -130,7 +126,7 @@ mod tests {
         let mut record = [0; 16];
         record[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         record[8..].copy_from_slice(&7u64.to_le_bytes());
-        first.file.write_all_at(&record, 0).unwrap();
+        first.file.write(&record, NEED_AT);
         // A process that starts later does not see it.
         assert!(!OtherProcesses::at(&path).unwrap().need());
         assert!(first.need() && !first.need());
@@ -164,13 +160,5 @@ mod tests {
         let mut turns = Turns::in_file(&path).unwrap();
         turns.begin();
         assert!(!there.any());
-    }
-
-    #[test]
-    fn a_link_is_not_followed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("shared");
-        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &path).unwrap();
-        assert!(OtherProcesses::at(&path).is_none());
     }
 }

@@ -105,6 +105,10 @@ impl Situation<'_> {
                  how ttm.pages_limit is raised."
                     .to_owned()
             }
+            LimitedBy::Machine(Limit::VideoBudget) => {
+                "Windows gives this program no more of the GPU's memory: end other programs that use it."
+                    .to_owned()
+            }
             LimitedBy::Machine(Limit::KfdPool | Limit::Driver | Limit::Unknown)
             | LimitedBy::Device => return None,
         })
@@ -199,6 +203,7 @@ mod tests {
             (LimitedBy::Machine(Limit::HostMemory), "reserve_mb"),
             (LimitedBy::Machine(Limit::TtmPagesLimit), "ttm.pages_limit"),
             (LimitedBy::Machine(Limit::Gtt), "ttm.pages_limit"),
+            (LimitedBy::Machine(Limit::VideoBudget), "other programs"),
         ] {
             assert!(limited_by(limit).contains(words), "{limit:?}");
         }

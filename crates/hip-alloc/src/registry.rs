@@ -2,6 +2,7 @@
 //!
 //! Each is created at its first use, from the settings in the environment.
 
+#[cfg(unix)]
 pub(crate) mod fork_handlers;
 
 use crate::allocator::{Allocator, ORPHANED};
@@ -9,9 +10,9 @@ use crate::background_reclaim;
 use crate::capacity;
 use crate::config::{Backend, Config, ConfigError, Reserve, Warmup};
 use crate::device_pools::Captured;
-use crate::driver::gpu::{Bound, GpuDriver};
+use crate::driver::gpu::GpuDriver;
 use crate::driver::host::HostDriver;
-use crate::driver::runtime::{self, Family, Runtime, Search};
+use crate::driver::runtime::{self, Family, Runtime, RuntimeError, Search};
 use crate::driver::sim::{SimConfig, SimDriver};
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::fork::{self, Opening, forking_on_its_own, making};
@@ -21,6 +22,7 @@ use crate::other_processes::OtherProcesses;
 use crate::pool::PoolConfig;
 use crate::recorder::Recorder;
 use crate::report;
+use crate::system;
 use crate::turns::Turns;
 use crate::units::{DeviceIndex, MIB};
 use platform::memory;
@@ -270,6 +272,7 @@ impl Registry {
         others.flat_map(Allocator::captures_begun).collect()
     }
 
+    #[cfg(unix)]
     /// To be called in a forked child: threads that were opening a device do not exist in it.
     fn forked(&self) {
         self.host.opening.forget();
@@ -324,8 +327,9 @@ impl Registry {
             Some(place) => format!("{:04x}:{:02x}:{:02x}", place.domain, place.bus, place.slot),
             None => format!("gpu-{}", device.0),
         };
-        let mut budget = capacity::budget_of_gpu(place, self.reserve());
-        let bound: Bound = Box::new(move |driver| capacity::bound(&mut budget, driver));
+        let budget = capacity::budget_of_gpu(place, self.reserve());
+        let video = system::video_memory(runtime.luid(device));
+        let bound = capacity::bound(budget, video);
         let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
         if memory == HOST_MEMORY {
             driver.take_turns(Turns::at(&memory));
@@ -343,7 +347,12 @@ impl Registry {
             return usable(family, Search::Loaded).map(Some);
         }
         for family in [Family::Hip, Family::Cuda] {
-            match usable(family, Search::Loaded) {
+            let runtime = match Runtime::find(family, Search::Loaded) {
+                Ok(runtime) => runtime,
+                Err(several @ RuntimeError::Several { .. }) => return Err(several.to_string()),
+                Err(_) => continue,
+            };
+            match with_device(runtime) {
                 Ok(found) => return Ok(Some(found)),
                 Err(problem) if problem == ORPHANED => return Err(problem),
                 Err(_) => {}
@@ -360,7 +369,7 @@ impl Registry {
     }
 
     fn host_driver(&self) -> HostDriver {
-        HostDriver::new(Box::new(memory::MemoryBudget::host(self.reserve())))
+        HostDriver::new(Box::new(capacity::budget_of_host(self.reserve())))
     }
 
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
@@ -434,7 +443,10 @@ impl Registry {
 
 /// A runtime with a device, and the number of devices.
 fn usable(family: Family, search: Search) -> Result<(Runtime, i32), String> {
-    let runtime = Runtime::find(family, search).map_err(|error| error.to_string())?;
+    with_device(Runtime::find(family, search).map_err(|error| error.to_string())?)
+}
+
+fn with_device(runtime: Runtime) -> Result<(Runtime, i32), String> {
     if !fork::may_call_runtime() {
         return Err(ORPHANED.to_owned());
     }

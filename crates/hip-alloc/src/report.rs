@@ -3,17 +3,12 @@
 //! A program that makes a mistake usually makes it in a loop, and a lost device
 //! fails every later call: so messages are not repeated.
 
+use crate::system;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes one line. The process may be low on memory or about to exit, so this must not fail;
-/// and it bypasses the standard library's lock on standard error, which a forked child may
-/// have inherited locked.
+/// Writes one line. The process may be low on memory or about to exit, so this must not fail.
 pub(crate) fn warn(message: &str) {
-    let line = format!("hip-alloc: {message}\n");
-    let mut bytes = line.as_bytes();
-    while let Ok(written @ 1..) = rustix::io::write(std::io::stderr(), bytes) {
-        bytes = &bytes[written..];
-    }
+    system::write_to_stderr(format!("hip-alloc: {message}\n").as_bytes());
 }
 
 /// How often the same kind of mistake is reported.

@@ -1,45 +1,72 @@
-//! A small file in memory that this user's processes with this library share.
+//! A small file that this user's processes with this library share, and the locks on it.
+//!
+//! A lock goes away with its process, however that ends. One shows that the process is there, another that it is its
+//! turn ([`turns`](crate::turns)).
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
+
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The folder of the file: in memory, so that it disappears at a restart.
-const FOLDER: &str = "/dev/shm";
-/// The byte whose lock shows that a process is there.
-pub(crate) const PRESENCE: i64 = 0;
-/// The byte whose lock a process holds in its turn.
-pub(crate) const TURN: i64 = 1;
-
-/// The file of the processes that share `memory`: the address of a card, or `host`.
-pub(crate) fn path_of(memory: &str) -> PathBuf {
-    let user = rustix::process::geteuid().as_raw();
-    Path::new(FOLDER).join(format!("hip-alloc.{user}.{memory}"))
+/// The open file.
+pub(crate) struct SharedFile {
+    file: File,
+    /// The byte whose lock shows that this process is there.
+    presence: Option<u32>,
 }
 
-/// Opens the shared file, or creates it. `None` if it cannot be used safely.
-pub(crate) fn open(path: &Path) -> Option<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).mode(0o600);
-    // Neither another user's symbolic link nor anything that blocks.
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(path).ok()?;
-    let about = file.metadata().ok()?;
-    let ours = about.uid() == rustix::process::geteuid().as_raw() && about.is_file();
-    ours.then_some(file)
+impl SharedFile {
+    /// Opens the file, or creates it. `None` if it cannot be used safely.
+    pub(crate) fn open(path: &Path) -> Option<Self> {
+        Some(SharedFile {
+            file: system::open(path)?,
+            presence: None,
+        })
+    }
+
+    /// Shows the others that this process is there, until the file is closed.
+    pub(crate) fn join(&mut self) -> Option<()> {
+        self.presence = Some(system::join(&self.file)?);
+        Some(())
+    }
+
+    /// Whether others have joined.
+    pub(crate) fn has_others(&self) -> bool {
+        system::has_others(&self.file, self.presence)
+    }
+
+    /// Takes the turn; `false` if another process has it.
+    pub(crate) fn take_turn(&self) -> bool {
+        system::take_turn(&self.file)
+    }
+
+    /// Ends the turn.
+    pub(crate) fn end_turn(&self) {
+        system::end_turn(&self.file);
+    }
+
+    /// The record at this offset, if it was ever written.
+    pub(crate) fn read(&self, at: u64) -> Option<[u8; 16]> {
+        let mut record = [0; 16];
+        system::read_exact_at(&self.file, &mut record, at).ok()?;
+        Some(record)
+    }
+
+    /// Writes a record. A failure is none of the program's business: the others then know less.
+    pub(crate) fn write(&self, record: &[u8; 16], at: u64) {
+        let _ = system::write_all_at(&self.file, record, at);
+    }
 }
 
-/// Sets or queries a lock on one byte of an open file; returns the kind of the existing or conflicting lock.
-pub(crate) fn lock(file: &File, command: i32, kind: i32, byte: i64) -> Option<i32> {
-    // SAFETY: all bytes zero are a valid `flock`, which is plain numbers.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as _;
-    lock.l_whence = libc::SEEK_SET as _;
-    lock.l_start = byte as _;
-    lock.l_len = 1;
-    // SAFETY: the descriptor is open, and these commands take a `flock` to read and write,
-    // which lives through the call.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
-    (result == 0).then_some(i32::from(lock.l_type))
+/// The file of the processes that share `memory`: the address of a card, or `host`. `None` if there is no place for it.
+pub(crate) fn path_of(memory: &str) -> Option<PathBuf> {
+    system::path_of(memory)
 }

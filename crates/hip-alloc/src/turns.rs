@@ -1,7 +1,6 @@
 //! Turns: processes that use the machine's own memory look for free memory and allocate it one at a time.
 
-use crate::shared_file::{TURN, lock, open, path_of};
-use std::fs::File;
+use crate::shared_file::{SharedFile, path_of};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ const LONGEST_TURN: Duration = Duration::from_secs(2);
 /// Free memory is a number that all of them read: without turns, two that each find room for one
 /// request both allocate, and the kernel kills one of them. A process that ends gives up its turn.
 pub(crate) struct Turns {
-    file: File,
+    file: SharedFile,
     /// Whether the last turn was had: who holds one for too long, stopped by a signal for example,
     /// delays the others only once.
     had: bool,
@@ -22,11 +21,11 @@ pub(crate) struct Turns {
 impl Turns {
     /// The turns at `memory`, the address of a card, or `host`.
     pub(crate) fn at(memory: &str) -> Option<Self> {
-        Self::in_file(&path_of(memory))
+        Self::in_file(&path_of(memory)?)
     }
 
     pub(crate) fn in_file(path: &Path) -> Option<Self> {
-        let file = open(path)?;
+        let file = SharedFile::open(path)?;
         Some(Turns { file, had: true })
     }
 
@@ -34,9 +33,9 @@ impl Turns {
     pub(crate) fn begin(&mut self) {
         let began = Instant::now();
         loop {
-            let set = lock(&self.file, libc::F_OFD_SETLK, libc::F_WRLCK, TURN);
-            if set.is_some() || !self.had || began.elapsed() > LONGEST_TURN {
-                self.had = set.is_some();
+            let has_it = self.file.take_turn();
+            if has_it || !self.had || began.elapsed() > LONGEST_TURN {
+                self.had = has_it;
                 return;
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -45,7 +44,7 @@ impl Turns {
 
     /// Ends the turn.
     pub(crate) fn end(&mut self) {
-        let _ = lock(&self.file, libc::F_OFD_SETLK, libc::F_UNLCK, TURN);
+        self.file.end_turn();
     }
 }
 

@@ -10,7 +10,7 @@ use hip_alloc::allocator::Allocator;
 use hip_alloc::config::Config;
 use hip_alloc::driver::gpu::GpuDriver;
 use hip_alloc::driver::runtime::{Family, Runtime, Search};
-use hip_alloc::driver::{Driver, MemoryInfo};
+use hip_alloc::driver::{Driver, DriverError, MemoryInfo};
 use hip_alloc::ffi;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::units::{DeviceIndex, KIB, MIB, StreamId};
@@ -106,7 +106,7 @@ fn stream() -> StreamId {
 
 fn driver(device: DeviceIndex) -> GpuDriver {
     let runtime = Runtime::find(Family::Hip, Search::Loaded).unwrap();
-    let bound = Box::new(|driver: MemoryInfo| driver);
+    let bound = Box::new(|driver: Result<MemoryInfo, DriverError>| driver);
     GpuDriver::new(Arc::new(runtime), device, bound)
 }
 

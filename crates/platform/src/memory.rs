@@ -16,9 +16,11 @@ mod budget;
 pub mod capacity;
 pub mod host;
 mod pressure;
+mod video;
 
 pub use apu::MemoryRule;
 pub use budget::MemoryBudget;
 pub use capacity::{Capacity, DeviceKind, Inputs, Limit, Reserve, capacity};
 pub use host::{CgroupMemory, HostMemory};
 pub use pressure::MemoryPressure;
+pub use video::VideoMemory;

@@ -26,6 +26,11 @@ pub(crate) struct Args {
     remove: bool,
 }
 
+/// Runs the Python part from the folder in the first argument, before the program's own modules and other activations. An
+/// embeddable Python of Windows does not read `PYTHONPATH`.
+const START: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
+    runpy.run_module('surefoot_activate', run_name='__main__')";
+
 /// The Python part's report.
 #[derive(Deserialize, Serialize)]
 struct Report {
@@ -41,13 +46,12 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    activation::refuse_on_windows()?;
     let python = interpreter(args.python.as_deref())?;
     let mut command = Command::new(&python);
     command
-        // So that neither the program's own modules nor another activation come first.
-        .args(["-m", "surefoot_activate", "--json"])
-        .env("PYTHONPATH", activation::unpack()?)
+        .args(["-c", START])
+        .arg(activation::unpack()?)
+        .arg("--json")
         .env_remove("HIP_ALLOC")
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
@@ -88,6 +92,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
+/// Where the interpreter of an environment is. Outside environments there is often only `python3`; on Windows an
+/// environment keeps it with its scripts, and an installation beside its libraries.
+const PYTHONS: [&str; 2] = match cfg!(windows) {
+    true => ["Scripts/python.exe", "python.exe"],
+    false => ["bin/python", "bin/python3"],
+};
+
 /// The Python that `wanted` means; by default that of the active environment, else the one on the path.
 fn interpreter(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     let environment = || {
@@ -99,16 +110,23 @@ fn interpreter(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     };
     match wanted.map(Path::to_path_buf).or_else(environment) {
         Some(folder) if folder.is_dir() => {
-            // Outside environments there is often only `python3`.
-            let known = ["bin/python", "bin/python3"].map(|name| folder.join(name));
-            known.into_iter().find(|path| path.is_file()).ok_or_else(|| {
-                Failure::usage(format_args!(
-                    "there is neither bin/python nor bin/python3 in `{}`: name one with --python",
-                    folder.display()
-                ))
-            })
+            let known = PYTHONS.map(|name| folder.join(name));
+            known
+                .into_iter()
+                .find(|path| path.is_file())
+                .ok_or_else(|| {
+                    let [first, second] = PYTHONS;
+                    Failure::usage(format_args!(
+                        "there is neither {first} nor {second} in `{}`: name one with --python",
+                        folder.display()
+                    ))
+                })
         }
         Some(program) => Ok(program),
-        None => Ok(PathBuf::from("python3")),
+        None => Ok(PathBuf::from(if cfg!(windows) {
+            "python"
+        } else {
+            "python3"
+        })),
     }
 }

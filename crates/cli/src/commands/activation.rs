@@ -51,19 +51,8 @@ const FILES: &[(&str, &str)] = python_files![
     "surefoot_placement/py.typed",
 ];
 
-/// PyTorch for Windows is built with another compiler, whose exceptions our library cannot throw.
-pub(super) fn refuse_on_windows() -> Result<(), Failure> {
-    match cfg!(windows) {
-        true => Err(Failure::usage(
-            "hip-alloc is not available on Windows: it would have to report a full GPU to PyTorch by a C++ exception of Microsoft's compiler, which it cannot throw. It works under WSL 2 and on Linux",
-        )),
-        false => Ok(()),
-    }
-}
-
 /// Sets `HIP_ALLOC`, `HIP_ALLOC_LIB` and `PYTHONPATH` for a child.
 pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
-    refuse_on_windows()?;
     let library = library()?;
     let folder = unpack()?;
     // Ours must come first: Python imports the first `sitecustomize` that it finds, and ours runs the
@@ -83,13 +72,15 @@ pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
 }
 
 /// Refuses a Python that would silently run with PyTorch's own allocator: one with an option to ignore `PYTHONPATH`
-/// (`-E`, `-I`) or `sitecustomize` (`-S`). The interpreter itself is asked, since `surefoot activate` may have
-/// installed hip-alloc where it looks.
+/// (`-E`, `-I`) or `sitecustomize` (`-S`), or Windows' embeddable Python, whose `._pth` file has the same effect. The
+/// interpreter itself is asked, since `surefoot activate` may have installed hip-alloc where it looks.
 pub(super) fn refuse_isolated_python(
     program: &OsStr,
     arguments: &[OsString],
 ) -> Result<(), Failure> {
-    let Some(options) = isolating_options(program, arguments) else {
+    let pth = pth_beside(program);
+    let options = isolating_options(program, arguments);
+    let Some(options) = options.or_else(|| pth.is_some().then(Vec::new)) else {
         return Ok(());
     };
     let mut question = Command::new(program);
@@ -110,11 +101,23 @@ pub(super) fn refuse_isolated_python(
                 .iter()
                 .map(|option| option.to_string_lossy())
                 .collect();
+            let (why, instead) = match &pth {
+                Some(pth) => (
+                    format!(
+                        "`{program}` has a `{}` beside it, so that it",
+                        pth.display()
+                    ),
+                    "",
+                ),
+                None => (
+                    format!("`{program} {}`", options.join(" ")),
+                    "leave the option out, or ",
+                ),
+            };
             Err(Failure::usage(format_args!(
-                "`{program} {}` does not read PYTHONPATH, which is needed to enable hip-alloc, and would run with \
-                PyTorch's own allocator: leave the option out, or install hip-alloc into its environment with \
-                `surefoot activate --python {program}`, which works except with -S",
-                options.join(" ")
+                "{why} does not read PYTHONPATH, which is needed to enable hip-alloc, and would run with \
+                PyTorch's own allocator: {instead}install hip-alloc into its environment with \
+                `surefoot activate --python {program}`, which works except with -S"
             )))
         }
         // A program that cannot be started reports that itself.
@@ -122,14 +125,42 @@ pub(super) fn refuse_isolated_python(
     }
 }
 
+/// The name of the file beside a Python of Windows that replaces `PYTHONPATH`, if it has one.
+fn pth_beside(program: &OsStr) -> Option<PathBuf> {
+    let program = Path::new(program);
+    if !cfg!(windows) || !is_python(program) {
+        return None;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut on_path = std::env::split_paths(&path);
+    let folder = match program.parent().filter(|folder| *folder != Path::new("")) {
+        Some(folder) => folder.to_path_buf(),
+        None => on_path.find(|folder| folder.join(program).with_extension("exe").is_file())?,
+    };
+    let names = fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .map(|entry| PathBuf::from(entry.file_name()));
+    let mut pth = names.filter(|name| name.extension().is_some_and(|end| end == "_pth"));
+    pth.find(|name| is_python(&name.with_extension("")))
+}
+
+fn is_python(program: &Path) -> bool {
+    let name = program
+        .file_name()
+        .and_then(OsStr::to_str)
+        .unwrap_or_default();
+    let name = name.strip_suffix(".exe").unwrap_or(name);
+    name.strip_prefix("python").is_some_and(|version| {
+        version
+            .chars()
+            .all(|each| each.is_ascii_digit() || each == '.')
+    })
+}
+
 /// The options before the script, if `program` is a Python and one of them isolates it.
 fn isolating_options(program: &OsStr, arguments: &[OsString]) -> Option<Vec<OsString>> {
-    let name = Path::new(program).file_name()?.to_str()?;
-    let version = name.strip_prefix("python")?;
-    if !version
-        .chars()
-        .all(|each| each.is_ascii_digit() || each == '.')
-    {
+    if !is_python(Path::new(program)) {
         return None;
     }
     let mut options = Vec::new();
@@ -219,7 +250,8 @@ fn library_candidates(here: &Path) -> Vec<PathBuf> {
         return candidates;
     };
     candidates.push(prefix.join("lib/surefoot").join(&name));
-    let mut site_packages = vec![prefix.to_owned()];
+    // Windows has one such folder, which does not say the version.
+    let mut site_packages = vec![prefix.to_owned(), prefix.join("Lib/site-packages")];
     for lib in ["lib", "lib64", "local/lib"] {
         let entries = fs::read_dir(prefix.join(lib)).into_iter().flatten();
         for folder in entries.flatten().map(|entry| entry.path()) {
@@ -302,6 +334,8 @@ mod tests {
         assert_eq!(seen("-W E train.py"), None);
         assert_eq!(seen("-c -E"), None);
         assert_eq!(seen("-Xdev -BOO train.py"), None);
+        assert_eq!(options("python.exe", "-s main.py"), None);
+        assert_eq!(options("python.exe", "-E main.py").as_deref(), Some("-E"));
         assert_eq!(options("python-config", "-E"), None);
         assert_eq!(options("sh", "-E"), None);
     }
@@ -315,6 +349,7 @@ mod tests {
             "lib/python3.12/site-packages/surefoot_activate",
             "lib64/python3.9/site-packages/surefoot_activate",
             "lib/python3/dist-packages/surefoot_activate",
+            "Lib/site-packages/surefoot_activate",
             "surefoot_activate",
         ] {
             let prefix = tempfile::tempdir().expect("a folder");

@@ -1,6 +1,9 @@
 //! Functions that only CUDA's driver API has: contexts, and looking up functions by name.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::CStr;
+#[cfg(unix)]
+use std::ffi::{CString, c_void};
+#[cfg(unix)]
 use std::sync::OnceLock;
 
 use super::devices::checked;
@@ -119,6 +122,7 @@ pub(super) fn find(name: &CStr) -> Option<usize> {
         .find_map(|suffix| own_symbol(&format!("{name}{suffix}")))
 }
 
+#[cfg(unix)]
 fn own_symbol(name: &str) -> Option<usize> {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     // None, or the null handle of all libraries, would search more than our own.
@@ -129,6 +133,7 @@ fn own_symbol(name: &str) -> Option<usize> {
     (!found.is_null()).then_some(found as usize)
 }
 
+#[cfg(unix)]
 /// A handle of the library that contains this function.
 fn own_handle() -> usize {
     // SAFETY: an all-zero Dl_info is a valid value of that plain structure.
@@ -140,4 +145,10 @@ fn own_handle() -> usize {
     // SAFETY: dladdr succeeded, so the name is a terminated string; NOLOAD only
     // looks up what is loaded already.
     unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD) as usize }
+}
+
+/// CUDA's driver is not simulated on Windows.
+#[cfg(windows)]
+fn own_symbol(_name: &str) -> Option<usize> {
+    None
 }

@@ -41,6 +41,11 @@ pub(super) fn pci_bus(device: usize) -> i32 {
     device as i32 + 1
 }
 
+/// The number by which Windows knows a device.
+fn luid(device: usize) -> u64 {
+    0x5f00 + device as u64
+}
+
 /// The UUID of a device.
 pub(super) fn uuid(device: usize) -> [u8; 16] {
     let mut uuid = *b"surefoot-sim-000";
@@ -160,6 +165,9 @@ pub(super) fn hip(
     architecture: &Architecture,
 ) -> HipProperties {
     let mut properties = HipProperties::common(device, memory);
+    if cfg!(windows) {
+        properties.bytes(272, &luid(device).to_ne_bytes());
+    }
     properties.int(388, PROCESSORS);
     properties.int(396, i32::from(integrated));
     properties.int(360, architecture.major);

@@ -208,7 +208,7 @@ impl Memory {
         let size = region.held.next_multiple_of(pages::PAGE);
         // SAFETY: the region was the arena's, is no longer anybody's, and only
         // virtual-memory ranges, which are `Reserved`, are ever mapped to a file.
-        unsafe { pages::discard(start, size) };
+        unsafe { pages::release(start, size) };
         self.space.release(start, size);
     }
 
@@ -411,6 +411,11 @@ impl Memory {
     ) -> Option<u64> {
         let bytes = held.checked_next_multiple_of(pages::PAGE)?;
         let start = self.space.allocate(bytes, alignment)?;
+        // SAFETY: a part of the arena that was just reserved for this.
+        if kind != Kind::Reserved && !unsafe { pages::commit(start, bytes) } {
+            self.space.release(start, bytes);
+            return None;
+        }
         let id = self.region_id();
         self.regions.insert(
             start,

@@ -1,8 +1,7 @@
 //! The cost of driver calls, and the clock to measure it.
 
+use crate::system::processor_time;
 use crate::units::{KIB, MIB};
-#[cfg(unix)]
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,6 @@ pub(super) fn monotonic() -> Duration {
 
 /// A clock that runs while this process does. On a busy machine a step takes longer, and by the wall clock more
 /// of it could be spent on a driver whose calls take longer, too.
-#[cfg(unix)]
 #[derive(Default)]
 pub(super) struct WorkingTime {
     wall: Duration,
@@ -61,12 +59,9 @@ pub(super) struct WorkingTime {
     worked: Duration,
 }
 
-#[cfg(unix)]
 impl WorkingTime {
     pub(super) fn now(&mut self) -> Duration {
-        let processor = clock_gettime(ClockId::ProcessCPUTime);
-        let processor = Duration::new(processor.tv_sec as u64, processor.tv_nsec as u32);
-        self.at(monotonic(), processor)
+        self.at(monotonic(), processor_time())
     }
 
     /// The time, by the wall clock and the processor time of the process. Several threads do not make it faster.

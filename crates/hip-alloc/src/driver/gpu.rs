@@ -3,21 +3,22 @@
 use super::numbers::{
     CAPTURE_MODE_RELAXED, EVENT_DISABLE_TIMING, NOT_CAPTURING, NOT_READY, OUT_OF_MEMORY, SUCCESS,
 };
-use super::runtime::{Family, Runtime, RuntimeError, Status, function_table, loaded_cuda_driver};
+use super::runtime::{Family, Runtime, RuntimeError, Status, function_table};
 use super::{Driver, DriverCost, DriverError, EventId, LimitedBy, MemoryInfo, measured, monotonic};
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
+use crate::system::{self, Library};
 use crate::turns::Turns;
 use crate::units::{DeviceIndex, StreamId};
-use libloading::os::unix::Library;
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Limits on a device's memory besides those of its runtime, given the
-/// runtime's numbers.
-pub type Bound = Box<dyn FnMut(MemoryInfo) -> MemoryInfo + Send>;
+/// runtime's numbers, or why it has none.
+pub type Bound =
+    Box<dyn FnMut(Result<MemoryInfo, DriverError>) -> Result<MemoryInfo, DriverError> + Send>;
 
 /// RDNA 4. hipBLASLt's kernels for these read up to 4 KiB behind an operand
 /// (ROCm/rocm-libraries#7992, ROCm/legacy-rocm-build#6413).
@@ -42,7 +43,7 @@ function_table! {
 
 impl ContextFunctions {
     fn find(family: Family) -> Option<Self> {
-        let library = loaded_cuda_driver().filter(|_| family == Family::Cuda)?;
+        let library = system::loaded(system::CUDA_DRIVER).filter(|_| family == Family::Cuda)?;
         let functions = Self::load(&library, family, "cu").ok()?;
         // The functions are called as long as there is a driver.
         std::mem::forget(library);
@@ -383,8 +384,8 @@ impl Driver for GpuDriver {
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
-        let raw = self.raw_info()?;
-        Ok((self.bound)(raw))
+        let raw = self.raw_info();
+        (self.bound)(raw)
     }
 }
 

@@ -5,7 +5,8 @@
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
 use super::{Driver, DriverCost, DriverError, EventId, MemoryInfo, WorkingTime, measured};
-use crate::units::{MIB, StreamId};
+use crate::system;
+use crate::units::StreamId;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -25,13 +26,6 @@ pub struct HostDriver {
     /// The size of each mapping, by address.
     mappings: BTreeMap<u64, u64>,
 }
-
-const PAGE: u64 = 4096;
-/// How many pages are queried per call.
-const PAGES_AT_ONCE: usize = 1 << 16;
-
-/// Mappings of at least this size request huge pages.
-const HUGE_PAGE: u64 = 2 * MIB;
 
 impl HostDriver {
     /// A driver that never provides more than `memory` reports.
@@ -53,38 +47,19 @@ impl HostDriver {
 
     /// Bytes of ours that are in memory.
     fn touched(&self) -> u64 {
-        let mut pages = vec![0u8; PAGES_AT_ONCE];
-        let mut touched = 0;
-        for (start, bytes) in &self.mappings {
-            for offset in (0..*bytes).step_by(PAGES_AT_ONCE * PAGE as usize) {
-                let length = (bytes - offset).min(PAGES_AT_ONCE as u64 * PAGE);
-                // SAFETY: asks about a range of a mapping of ours; one byte a page is
-                // written, and the buffer has as many.
-                let result = unsafe {
-                    libc::mincore(
-                        (start + offset) as *mut libc::c_void,
-                        length as usize,
-                        pages.as_mut_ptr(),
-                    )
-                };
-                // Pages that cannot be queried count as untouched.
-                if result == 0 {
-                    let asked = &pages[..length.div_ceil(PAGE) as usize];
-                    let there = asked.iter().filter(|page| **page & 1 != 0).count();
-                    touched += there as u64 * PAGE;
-                }
-            }
-        }
+        let mappings = self.mappings.iter();
+        let touched: u64 = mappings
+            .map(|(start, bytes)| system::bytes_in_use(*start, *bytes))
+            .sum();
         touched.min(self.held)
     }
 
-    fn failed(call: &'static str) -> DriverError {
-        let error = std::io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ENOMEM) => DriverError::OutOfMemory,
-            code => DriverError::Failed {
+    fn failed(call: &'static str, error: &std::io::Error) -> DriverError {
+        match error.kind() {
+            std::io::ErrorKind::OutOfMemory => DriverError::OutOfMemory,
+            _ => DriverError::Failed {
                 call,
-                code: code.unwrap_or_default().unsigned_abs(),
+                code: error.raw_os_error().unwrap_or_default().unsigned_abs(),
                 message: error.to_string(),
             },
         }
@@ -97,39 +72,17 @@ impl Driver for HostDriver {
             return Err(DriverError::OutOfMemory);
         }
         let length = usize::try_from(bytes).map_err(|_| DriverError::OutOfMemory)?;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's
-        // choice touches no memory that anything else uses; the arguments are
-        // those that mmap(2) documents for it.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(Self::failed("mmap"));
-        }
-        if bytes >= HUGE_PAGE {
-            // SAFETY: the range is the mapping made above, which is ours alone.
-            // This is only advice: a kernel without huge pages refuses it, which is fine.
-            unsafe { libc::madvise(address, length, libc::MADV_HUGEPAGE) };
-        }
+        let address = system::map_memory(length).map_err(|error| Self::failed("mmap", &error))?;
         self.held += bytes;
-        self.mappings.insert(address as u64, bytes);
-        Ok(address as u64)
+        self.mappings.insert(address, bytes);
+        Ok(address)
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the pool releases exactly what `allocate` gave, once, when nothing
         // uses it any more (the contract of `Driver::release`).
-        let result = unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
-        if result != 0 {
-            return Err(Self::failed("munmap"));
-        }
+        let unmapped = unsafe { system::unmap_memory(address, bytes) };
+        unmapped.map_err(|error| Self::failed("munmap", &error))?;
         self.mappings.remove(&address);
         self.held -= bytes;
         Ok(())
@@ -203,6 +156,8 @@ impl Driver for HostDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::MIB;
+    #[cfg(unix)]
     use platform::memory::{MemoryBudget, Reserve};
 
     struct Plenty;
@@ -218,6 +173,7 @@ mod tests {
         }
     }
 
+    #[cfg(unix)]
     /// Under a control group's limit, a request is refused before the kernel would
     /// have to kill the program, whether it has touched its memory or not.
     #[test]

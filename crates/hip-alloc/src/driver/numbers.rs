@@ -30,7 +30,11 @@ pub(super) const CUDA_PLACE_ATTRIBUTES: [c_int; 4] = [50, 33, 34, 18];
 /// `hipDeviceAttributeComputeCapabilityMajor`: of an AMD GPU the major version of its architecture, 12 of gfx1201.
 pub(super) const HIP_ARCHITECTURE_ATTRIBUTE: c_int = 23;
 
-#[cfg(any(test, feature = "hip-headers"))]
+/// More than the size of `hipDeviceProp_tR0600`, and where its `luid` is.
+pub(super) const HIP_PROPERTIES_BYTES: usize = 4096;
+pub(super) const HIP_LUID: std::ops::Range<usize> = 272..280;
+
+#[cfg(any(all(test, unix), feature = "hip-headers"))]
 mod check {
     use super::*;
     use hip_runtime_sys::*;

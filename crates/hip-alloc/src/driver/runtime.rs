@@ -13,9 +13,10 @@
 //! as single attributes, whose numbers are stable.
 
 use super::numbers::{self, NO_DEVICE, SUCCESS};
+use crate::system::{self, Library};
 use crate::units::DeviceIndex;
-use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
 
 /// The runtime: HIP or CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,36 +45,24 @@ impl Family {
     }
 
     /// The usual reasons why a runtime sees no device, for the user.
-    fn why_no_device(self) -> &'static str {
-        match self {
-            Family::Hip => {
-                "the HIP runtime works but sees no GPU. Is the amdgpu driver loaded (is there a \
-                 /dev/kfd), may this user open it (group `render`), and does no \
-                 HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES hide the GPU? `surefoot doctor` \
-                 looks at each; HIP_ALLOC_CONF=backend:host runs without a GPU"
-            }
-            Family::Cuda => {
-                "the CUDA runtime works but sees no GPU. Does `nvidia-smi` list one, and does no \
-                 CUDA_VISIBLE_DEVICES hide it? HIP_ALLOC_CONF=backend:host runs without a GPU"
-            }
-        }
+    fn why_no_device(self) -> String {
+        let (name, why) = match self {
+            Family::Hip => ("HIP", system::WHY_NO_HIP_DEVICE),
+            Family::Cuda => (
+                "CUDA",
+                "Does `nvidia-smi` list one, and does no CUDA_VISIBLE_DEVICES hide it?",
+            ),
+        };
+        let host = "HIP_ALLOC_CONF=backend:host runs without a GPU";
+        let join = if why.ends_with('?') { "" } else { ";" };
+        format!("the {name} runtime works but sees no GPU. {why}{join} {host}")
     }
 
-    /// File names, newest first. PyTorch's ROCm wheels contain the one without a number.
+    /// File names, newest first.
     fn file_names(self) -> &'static [&'static str] {
         match self {
-            Family::Hip => &[
-                "libamdhip64.so.7",
-                "libamdhip64.so.6",
-                "libamdhip64.so",
-                "libamdhip64.so.5",
-            ],
-            Family::Cuda => &[
-                "libcudart.so.13",
-                "libcudart.so.12",
-                "libcudart.so.11.0",
-                "libcudart.so",
-            ],
+            Family::Hip => system::HIP_RUNTIMES,
+            Family::Cuda => system::CUDA_RUNTIMES,
         }
     }
 }
@@ -113,6 +102,15 @@ pub enum RuntimeError {
         /// Whether the disk was searched too.
         searched_disk: bool,
     },
+    /// The process has loaded more than one: they do not know each other's memory.
+    #[error("{} {family:?} runtimes are loaded in this process, and memory of one is unknown to the other: {}. \
+             Remove all but the one that PyTorch loads from the search path", paths.len(), list(paths))]
+    Several {
+        /// The requested family.
+        family: Family,
+        /// Their files.
+        paths: Vec<PathBuf>,
+    },
     /// A library lacks a function.
     #[error("the {family:?} runtime has no function `{symbol}`")]
     Symbol {
@@ -145,6 +143,14 @@ pub enum RuntimeError {
     },
 }
 
+fn list(paths: &[PathBuf]) -> String {
+    let paths: Vec<_> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    paths.join(" and ")
+}
+
 /// Error codes are plain numbers: a value that is unknown to an enum of ours
 /// would be undefined behaviour.
 pub(super) type Status = u32;
@@ -166,7 +172,7 @@ macro_rules! function_table {
                     type Function = unsafe extern "C" fn($($argument),*) -> $result;
                     // SAFETY: the documentation of both runtimes gives this function
                     // exactly this signature (types behind pointers are opaque here).
-                    let symbol: Result<libloading::os::unix::Symbol<Function>, _> = unsafe { library.get(name.as_bytes()) };
+                    let symbol = unsafe { library.get::<Function>(name.as_bytes()) };
                     // The copied pointer stays valid: the library is never closed.
                     *symbol.map_err(|_| RuntimeError::Symbol { family, symbol: name })?
                 },)* })
@@ -211,29 +217,46 @@ function_table! {
     }
 }
 
+function_table! {
+    /// Properties of a device in the layout of HIP 6 and newer.
+    PropertyFunctions {
+    get: "GetDevicePropertiesR0600" fn(*mut c_void, c_int) -> Status;
+    }
+}
+
 /// A runtime of this process.
 pub struct Runtime {
     /// Which one it is.
     pub family: Family,
     pub(super) functions: Functions,
     pub(super) capture_functions: Option<CaptureFunctions>,
+    property_functions: Option<PropertyFunctions>,
 }
 
 impl Runtime {
     /// Finds the runtime and its functions. The library stays loaded.
     pub fn find(family: Family, search: Search) -> Result<Runtime, RuntimeError> {
-        let library = open_library(family, search).ok_or(RuntimeError::NotFound {
-            family,
-            searched_disk: search == Search::LoadedOrDisk,
-        })?;
+        let searched_disk = search == Search::LoadedOrDisk && system::FINDS_RUNTIMES;
+        let probe = format!("{}Malloc", family.prefix());
+        let library = system::runtime_library(&probe, family.file_names(), searched_disk)
+            .map_err(|paths| RuntimeError::Several { family, paths })?
+            .ok_or(RuntimeError::NotFound {
+                family,
+                searched_disk,
+            })?;
         let functions = Functions::load(&library, family, family.prefix())?;
         let capture_functions = CaptureFunctions::load(&library, family, family.prefix()).ok();
+        let wanted = system::KNOWS_DEVICES_BY_LUID && family == Family::Hip;
+        let property_functions = wanted
+            .then(|| PropertyFunctions::load(&library, family, family.prefix()).ok())
+            .flatten();
         // Closing it would unload a runtime that holds our memory.
         std::mem::forget(library);
         Ok(Runtime {
             family,
             functions,
             capture_functions,
+            property_functions,
         })
     }
 
@@ -272,6 +295,17 @@ impl Runtime {
                 .ok(),
             Family::Cuda => None,
         }
+    }
+
+    /// The number by which Windows knows a device; `None` elsewhere.
+    pub fn luid(&self, device: DeviceIndex) -> Option<[u8; 8]> {
+        let functions = self.property_functions.as_ref()?;
+        let mut properties = [0u8; numbers::HIP_PROPERTIES_BYTES];
+        // SAFETY: writes a `hipDeviceProp_tR0600`, whose size is part of this function's name, to a live local with more
+        // room; refuses devices that do not exist.
+        let status = unsafe { (functions.get)(properties.as_mut_ptr().cast(), device.0) };
+        let luid = properties.get(numbers::HIP_LUID)?.try_into().ok()?;
+        (status == SUCCESS && luid != [0; 8]).then_some(luid)
     }
 
     fn attribute(&self, device: DeviceIndex, attribute: c_int) -> Option<c_int> {
@@ -314,47 +348,10 @@ impl Runtime {
 /// The runtime that the PyTorch of this process was built for, if one is loaded. It need not
 /// be the only runtime in the process: other libraries load theirs.
 pub fn of_pytorch() -> Option<Family> {
-    let loaded = |name: &str| {
-        // SAFETY: nothing new is loaded, so no initialiser runs; and PyTorch never unloads it, so
-        // that our closing it is not the last, which would run its destructors.
-        unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
-    };
-    let builds = [
-        (Family::Hip, "libc10_hip.so"),
-        (Family::Cuda, "libc10_cuda.so"),
-    ];
-    let found = builds.into_iter().find(|(_, name)| loaded(name));
+    let builds = [Family::Hip, Family::Cuda].into_iter();
+    let mut builds = builds.zip(system::PYTORCH_FOR);
+    let found = builds.find(|(_, name)| system::loaded(name).is_some());
     found.map(|(family, _)| family)
-}
-
-/// CUDA's driver, which its runtime has loaded.
-pub(super) fn loaded_cuda_driver() -> Option<Library> {
-    let flags = RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD;
-    // SAFETY: nothing new is loaded.
-    unsafe { Library::open(Some("libcuda.so.1"), flags) }.ok()
-}
-
-/// Opens the library of a runtime, never a second one.
-fn open_library(family: Family, search: Search) -> Option<Library> {
-    let probe = format!("{}Malloc", family.prefix());
-    let global = Library::this();
-    // SAFETY: the symbol is only looked up, not called or read.
-    if unsafe { global.get::<*const c_void>(probe.as_bytes()) }.is_ok() {
-        return Some(global);
-    }
-    let flags = RTLD_LAZY | RTLD_LOCAL;
-    let open = |flags: c_int| {
-        family.file_names().iter().find_map(|name| {
-            // SAFETY: with RTLD_NOLOAD nothing new is loaded; without it, the user
-            // asked for this runtime, and its initialisers are those that any
-            // program linked against it runs.
-            unsafe { Library::open(Some(*name), flags) }.ok()
-        })
-    };
-    open(flags | libc::RTLD_NOLOAD).or_else(|| match search {
-        Search::Loaded => None,
-        Search::LoadedOrDisk => open(flags),
-    })
 }
 
 #[cfg(test)]

@@ -1,61 +1,17 @@
 //! Private pools: what PyTorch tells its allocator about captures and memory pools.
 
-use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_existing, with_open};
+use super::cpp::{Exception, Function};
+use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, with_existing, with_open};
 use crate::allocator::{Allocator, CannotBegin};
 use crate::device_pools::Filter;
 use crate::refusal::Refusal;
 use crate::registry;
 use crate::units::{DeviceIndex, PoolId, StreamId};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
-unsafe extern "C" {
-    /// `cpp/pools.cpp`: a copy of a `std::function<bool(stream)>`, or null. Never throws.
-    fn hip_alloc_copy_filter(filter: *const c_void) -> *mut c_void;
-    /// Frees such a copy.
-    fn hip_alloc_drop_filter(filter: *mut c_void);
-    /// Calls it: 1, 0, or -1 with the reason in `message`. Never throws.
-    fn hip_alloc_ask_filter(
-        filter: *const c_void,
-        stream: *mut c_void,
-        message: *mut c_char,
-        size: usize,
-    ) -> c_int;
-}
-
-/// A copy of PyTorch's `std::function`.
-struct PytorchFilter(*mut c_void);
-
-// SAFETY: called in the thread of each request, and destroyed in any: the header demands of a filter
-// that it owns nothing that belongs to one thread. PyTorch's compare a thread's or a stream's name, or
-// ask the runtime for the capture of a stream. All access goes through `&mut self`.
-unsafe impl Send for PytorchFilter {}
-
-impl Filter for PytorchFilter {
+impl Filter for Function {
     fn takes(&mut self, stream: StreamId) -> Result<bool, String> {
-        let mut message: [c_char; 512] = [0; 512];
-        // SAFETY: the pointer is to our own copy, which lives until it is dropped; as many bytes
-        // as are said may be written to the local.
-        let answer = unsafe {
-            hip_alloc_ask_filter(
-                self.0,
-                stream.0 as *mut c_void,
-                message.as_mut_ptr(),
-                message.len(),
-            )
-        };
-        if answer >= 0 {
-            return Ok(answer != 0);
-        }
-        // SAFETY: all zeros at first, and whoever wrote there ended with a zero within the size.
-        let message = unsafe { CStr::from_ptr(message.as_ptr()) };
-        Err(message.to_string_lossy().into_owned())
-    }
-}
-
-impl Drop for PytorchFilter {
-    fn drop(&mut self) {
-        // SAFETY: `hip_alloc_copy_filter` gave it, and it is dropped once.
-        unsafe { hip_alloc_drop_filter(self.0) };
+        self.call(stream)
     }
 }
 
@@ -73,20 +29,29 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
     id: PoolId,
     filter: *const c_void,
 ) {
+    // SAFETY: as the caller promises.
+    if let Some(exception) = unsafe { begin(device, id, filter) } {
+        exception.throw();
+    }
+}
+
+/// What is thrown if requests cannot be directed to the pool. See `serve` in `ffi.rs`.
+///
+/// # Safety
+/// As for [`hip_alloc_begin_allocate_to_pool`].
+#[cfg_attr(windows, inline(never))]
+unsafe fn begin(device: c_int, id: PoolId, filter: *const c_void) -> Option<Exception> {
     const FUNCTION: &str = "hip_alloc_begin_allocate_to_pool";
     let copy = if filter.is_null() {
-        std::ptr::null_mut()
+        None
     } else {
         // SAFETY: not null, and the caller promises that it is such a function, which is copied.
-        unsafe { hip_alloc_copy_filter(filter) }
+        unsafe { Function::copy(filter) }
     };
     let mut problem = None;
-    if copy.is_null() {
-        problem = Some(format!("{FUNCTION}: no filter, or no memory for a copy"));
-    } else {
-        let filter = Box::new(PytorchFilter(copy));
+    if let Some(filter) = copy {
         let code = with_open(FUNCTION, device, |allocator| {
-            match allocator.begin_pool(id, filter) {
+            match allocator.begin_pool(id, Box::new(filter)) {
                 Ok(captured) => others(allocator.device())
                     .for_each(|other| other.heed_capture(captured.clone())),
                 Err(CannotBegin::OutOfReach(reason)) => {
@@ -104,10 +69,10 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
         if code != OK {
             problem = Some(format!("{FUNCTION} failed; see standard error"));
         }
+    } else {
+        problem = Some(format!("{FUNCTION}: no filter, or no memory for a copy"));
     }
-    if let Some(problem) = problem {
-        throw(Refusal::Failed(problem));
-    }
+    problem.map(|problem| Exception::new(Refusal::Failed(problem)))
 }
 
 /// The other accelerators in use: a capture forbids some calls on all of them.

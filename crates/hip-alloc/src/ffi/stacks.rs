@@ -149,6 +149,7 @@ fn ask() -> StackId {
     StackId(name_stack())
 }
 
+#[cfg(unix)]
 /// The other threads, which may have been in the function, do not exist in a forked child.
 pub(super) fn after_fork() {
     NAMING.store(usize::from(IS_NAMING.get()), Ordering::SeqCst);

@@ -2,10 +2,13 @@
 //!
 //! The allocator queries it for every request that goes to the driver, and the trainer when it plans.
 //! [`capacity`](mod@super::capacity) defines the meaning of the numbers; this module only finds the files:
-//! `/proc/meminfo`, the control groups of this process, and for an APU the limits of its driver.
+//! `/proc/meminfo`, the control groups of this process, and for an APU the limits of its driver. Windows has functions
+//! instead, whose results the caller brings.
 
 use super::host::memory_cgroups;
-use super::{Capacity, CgroupMemory, DeviceKind, HostMemory, Inputs, Reserve, capacity};
+use super::{
+    Capacity, CgroupMemory, DeviceKind, HostMemory, Inputs, Reserve, VideoMemory, capacity,
+};
 use crate::Bytes;
 use crate::pci::PciAddress;
 use std::fs;
@@ -15,6 +18,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
     inputs: Inputs,
+    /// Replaces `meminfo` where the kernel has no such file.
+    read_host: Option<fn() -> HostMemory>,
     meminfo: PathBuf,
     cgroups: Vec<[PathBuf; 3]>,
 }
@@ -46,6 +51,7 @@ impl MemoryBudget {
         });
         Self {
             inputs,
+            read_host: None,
             meminfo: root.join("proc/meminfo"),
             // In a container, the group may only be visible from outside.
             cgroups: paths.filter(|[limit, ..]| limit.exists()).collect(),
@@ -79,12 +85,34 @@ impl MemoryBudget {
         budget
     }
 
+    /// Reads the memory of the host with this function, where the kernel has no files that say it (Windows).
+    #[must_use]
+    pub fn reading_host(self, read: fn() -> HostMemory) -> Self {
+        Self {
+            read_host: Some(read),
+            ..self
+        }
+    }
+
+    /// Like [`MemoryBudget::capacity`], also within what Windows' memory manager gives this process.
+    pub fn capacity_within(
+        &mut self,
+        driver: Option<(Bytes, Bytes)>,
+        video: Option<VideoMemory>,
+    ) -> Capacity {
+        self.inputs.video = video;
+        self.capacity(driver)
+    }
+
     /// What can be allocated now; `driver` is free and total memory according to the device's driver, `None`
     /// for the host.
     pub fn capacity(&mut self, driver: Option<(Bytes, Bytes)>) -> Capacity {
         self.inputs.driver_free = driver.map(|(free, _)| free);
         self.inputs.driver_total = driver.map(|(_, total)| total);
-        self.inputs.host = HostMemory::parse(&text(&self.meminfo));
+        self.inputs.host = match self.read_host {
+            Some(read) => read(),
+            None => HostMemory::parse(&text(&self.meminfo)),
+        };
         self.inputs.cgroup = self
             .cgroups
             .iter()

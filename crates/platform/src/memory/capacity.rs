@@ -9,11 +9,14 @@
 //! carve-out  the KFD pool; host limits do not apply to memory the host cannot see
 //! GTT        the smallest of: KFD pool, TTM limit, GTT size, RAM less the reserve, cgroup
 //! host       the smaller of: RAM less the reserve, cgroup
+//! Windows    also the rest of what its memory manager gives this process, less 512 MiB; on an APU what of it is not
+//!            dedicated memory must still be committable, less the reserve
 //! ```
 //!
 //! Of a cgroup, too, a part stays free: a 32nd of its limit, and no more than the reserve.
 
-use super::{CgroupMemory, HostMemory, MemoryRule, apu};
+use super::video::bound_by_windows;
+use super::{CgroupMemory, HostMemory, MemoryRule, VideoMemory, apu};
 use crate::Bytes;
 use serde::Serialize;
 
@@ -62,6 +65,8 @@ pub struct Inputs {
     pub gtt_total: Option<Bytes>,
     /// `mem_info_vram_total` of DRM: on an APU, the carve-out.
     pub vram_total: Option<Bytes>,
+    /// What Windows' memory manager gives this process on the device; `None` elsewhere.
+    pub video: Option<VideoMemory>,
     /// What to leave to the host.
     pub reserve: Reserve,
 }
@@ -80,6 +85,7 @@ impl Inputs {
             ttm_pages_limit: None,
             gtt_total: None,
             vram_total: None,
+            video: None,
             reserve: Reserve::Auto,
         }
     }
@@ -118,6 +124,8 @@ pub enum Limit {
     HostMemory,
     /// The cgroup of this process.
     Cgroup,
+    /// What Windows gives this process of the GPU's memory.
+    VideoBudget,
     /// Nothing was known: no limit.
     Unknown,
 }
@@ -161,7 +169,9 @@ pub fn capacity(inputs: &Inputs) -> Capacity {
             total.at_most_if_known(inputs.kfd_pool, Limit::KfdPool);
         }
     }
-    if shares_host_memory(inputs) {
+    if let Some(video) = inputs.video {
+        bound_by_windows(inputs, video, &mut total, &mut free);
+    } else if shares_host_memory(inputs) {
         bound_by_host(inputs, &mut total, &mut free);
     }
     // A driver that reports more free than total memory cannot be trusted: on APUs, ROCm does so (free is
@@ -192,6 +202,15 @@ fn shares_host_memory(inputs: &Inputs) -> bool {
     }
 }
 
+pub(super) fn reserve(inputs: &Inputs) -> Bytes {
+    match (inputs.reserve, inputs.host.total) {
+        (Reserve::Fixed(bytes), _) => bytes,
+        // On a small machine the minimum reserve must not take all of the RAM.
+        (Reserve::Auto, Some(ram)) => auto_reserve(ram).min(Bytes(ram.0 / 2)),
+        (Reserve::Auto, None) => Bytes::gib(2),
+    }
+}
+
 fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
     if inputs.kind == DeviceKind::Apu {
         total.at_most_if_known(
@@ -206,12 +225,7 @@ fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
             Limit::Gtt,
         );
     }
-    let reserve = match (inputs.reserve, inputs.host.total) {
-        (Reserve::Fixed(bytes), _) => bytes,
-        // On a small machine the minimum reserve must not take all of the RAM.
-        (Reserve::Auto, Some(ram)) => auto_reserve(ram).min(Bytes(ram.0 / 2)),
-        (Reserve::Auto, None) => Bytes::gib(2),
-    };
+    let reserve = reserve(inputs);
     total.at_most_if_known(
         inputs.host.total.map(|ram| ram.saturating_sub(reserve)),
         Limit::HostMemory,
@@ -234,9 +248,9 @@ fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
 }
 
 /// The smallest limit so far, and its source. On a tie, the first one stays.
-struct Bound {
-    bytes: Bytes,
-    limit: Limit,
+pub(super) struct Bound {
+    pub(super) bytes: Bytes,
+    pub(super) limit: Limit,
 }
 
 impl Bound {
@@ -247,7 +261,7 @@ impl Bound {
         }
     }
 
-    fn at_most(&mut self, bytes: Bytes, limit: Limit) {
+    pub(super) fn at_most(&mut self, bytes: Bytes, limit: Limit) {
         if bytes < self.bytes {
             *self = Self { bytes, limit };
         }
@@ -475,7 +489,7 @@ mod tests {
             gtt_total in maybe(), vram_total in maybe(), ttm in proptest::option::of(any::<u64>()), reserve in maybe(),
         ) {
             let inputs = Inputs {
-                kind, kfd_pool, driver_total, driver_free, gtt_total, vram_total, ttm_pages_limit: ttm,
+                kind, kfd_pool, driver_total, driver_free, gtt_total, vram_total, ttm_pages_limit: ttm, video: None,
                 host: HostMemory { total: ram, available, ..HostMemory::default() },
                 cgroup: CgroupMemory { limit, working_set },
                 reserve: reserve.map_or(Reserve::Auto, Reserve::Fixed),
