@@ -8,7 +8,6 @@
 //!
 //! Weights go by their names in diffusers' folders.
 
-pub mod autoencoder;
 mod index;
 mod memory;
 mod model;
