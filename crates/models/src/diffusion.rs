@@ -16,6 +16,8 @@ pub mod lora;
 mod memory;
 mod objective;
 pub mod parts;
+#[cfg(test)]
+mod reference;
 mod registry;
 pub mod sampling;
 pub mod wan;
@@ -28,10 +30,10 @@ use placement::Placer;
 use placement::swap::SwapOptions;
 use tch::{Device, Kind, Tensor};
 
-pub use conditions::{Conditions, FIRST_FRAME, TEXT};
+pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
 pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{REGISTRY, archs, is_at, open, register};
+pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, open, register};
 
 use self::files::{PartFile, PartNames};
 use self::lora::{LoraFile, LoraForm, WithLoras};
@@ -344,6 +346,14 @@ pub trait Diffusion: Debug + Send + Sync {
     /// # Errors
     /// If its file is missing or damaged.
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error>;
+
+    /// Conditions that are the tokens of a text themselves: there may be more lists of them than text encoders.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn of_tokens(&self, _tokens: &[Vec<u32>]) -> Result<Conditions, Error> {
+        Ok(Conditions::default())
+    }
 
     /// Builds a text encoder on `device`.
     ///

@@ -13,10 +13,12 @@ use serde_json::{Map, Value};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::diffusion::files::PartNames;
+use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::parts::locations::config_of;
 use crate::diffusion::{self, Conditions, TEXT};
-use crate::language::{Decoder, DecoderConfig, DecoderOptions};
-use crate::model::Builder;
+use crate::language::{Decoder, DecoderConfig, DecoderOptions, keys_without_effect};
+use crate::model::{Builder, Pass};
+use crate::pretrained::warn_about_keys;
 use crate::tensor::to_kind;
 use crate::text::{ChatTemplate, Conversation, Encoder, Message};
 
@@ -32,12 +34,27 @@ pub const NAMES: PartNames = PartNames {
     ..PartNames::TRANSFORMERS
 };
 
+/// The config of the text encoder at `path`: that of a folder, or what the shapes in a single file tell.
+///
+/// # Errors
+/// If a file is missing or damaged, or its content is not supported.
+pub(crate) fn config_at(path: &Path) -> Result<DecoderConfig, Error> {
+    match config_of(path) {
+        Some(config) => {
+            warn_about_keys(&config, &keys_without_effect(&config)?);
+            DecoderConfig::read(&config)
+        }
+        None => DecoderConfig::of_shapes(&PartFile::open(&NAMES, path)?),
+    }
+}
+
 /// The part of a decoder that encodes texts.
 #[derive(Debug)]
 pub struct TextDecoder {
     decoder: Decoder,
-    /// The states that are taken, side by side: 0 is the embedding, *n* what block *n* made of it.
-    states: Vec<usize>,
+    /// The states that are taken, side by side: 0 is the embedding, *n* what block *n* made of it; `None` for what the
+    /// head would get, after the final norm.
+    states: Option<Vec<usize>>,
     vocabulary: i64,
     longest: usize,
     device: Device,
@@ -64,8 +81,34 @@ impl TextDecoder {
                 config.num_hidden_layers
             )));
         }
+        let states = Some(states.to_vec());
+        Self::of_blocks(config, last, states, longest, device, builder)
+    }
+
+    /// As [`TextDecoder::new`], for the state after all blocks and the final norm.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    pub fn whole(
+        config: &DecoderConfig,
+        longest: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let blocks = config.num_hidden_layers;
+        Self::of_blocks(config, blocks, None, longest, device, builder)
+    }
+
+    fn of_blocks(
+        config: &DecoderConfig,
+        blocks: i64,
+        states: Option<Vec<usize>>,
+        longest: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
         let body = DecoderConfig {
-            num_hidden_layers: last,
+            num_hidden_layers: blocks,
             // A tied head has no weights of its own.
             tie_word_embeddings: true,
             ..config.clone()
@@ -77,7 +120,7 @@ impl TextDecoder {
         };
         Ok(Self {
             decoder: Decoder::new(&body, options, builder)?,
-            states: states.to_vec(),
+            states,
             vocabulary: config.vocab_size,
             longest,
             device,
@@ -102,9 +145,12 @@ impl TextDecoder {
         }
         let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
         let ids = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
-        let states = self.decoder.states(&ids.f_unsqueeze(0)?, &self.states)?;
-        let text = Tensor::f_cat(&states, -1)?.f_squeeze_dim(0)?;
-        to_kind(&text, Kind::Float)
+        let ids = ids.f_unsqueeze(0)?;
+        let text = match &self.states {
+            Some(states) => Tensor::f_cat(&self.decoder.states(&ids, states)?, -1)?,
+            None => self.decoder.hidden(&ids, Pass::Evaluate)?,
+        };
+        to_kind(&text.f_squeeze_dim(0)?, Kind::Float)
     }
 }
 

@@ -23,6 +23,7 @@ use self::layers::{Block, Modulation, Shared, layer_norm};
 use super::model::CONDITION;
 use crate::Error;
 use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::parts::timestep::sinusoids;
 use crate::diffusion::{Conditions, Denoiser, FIRST_FRAME, TEXT};
 use crate::model::layers::Linear;
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
@@ -309,14 +310,4 @@ impl Patches {
         let bias = to_kind(&self.bias, self.compute)?;
         Ok(to_kind(input, self.compute)?.f_linear(&weight, Some(&bias))?)
     }
-}
-
-/// Cosines, then sines, of each timestep at `count / 2` frequencies: `[…, count]` fp32.
-fn sinusoids(times: &Tensor, count: i64) -> Result<Tensor, Error> {
-    let half = count / 2;
-    let exponents = Tensor::f_arange(half, (Kind::Float, times.device()))?
-        .f_mul_scalar(-10_000f64.ln())?
-        .f_div_scalar(half as f64)?;
-    let angles = times.f_unsqueeze(-1)?.f_mul(&exponents.f_exp()?)?;
-    Ok(Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], -1)?)
 }

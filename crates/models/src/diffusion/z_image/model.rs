@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use super::memory;
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
@@ -13,18 +13,15 @@ use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::decoder::{self, ChatTokenizer, TextDecoder};
 use crate::diffusion::parts::kl::{self, KlAutoencoder, KlConfig};
+use crate::diffusion::parts::locations::{Locations, check_classes, config_of};
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::{
-    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths, TEXT,
+    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths,
     TextEncoder, Tokenizer, Usage,
 };
 use crate::json::Object;
-use crate::language::{DecoderConfig, keys_without_effect};
+use crate::language::DecoderConfig;
 use crate::model::Builder;
-use crate::pretrained::warn_about_keys;
-
-/// The number of tokens of each text of a batch, `[batch]`.
-pub(super) const TEXT_TOKENS: &str = "text_tokens";
 
 /// Tokens of a prompt that are read.
 const LONGEST_TEXT: usize = 512;
@@ -52,17 +49,8 @@ pub struct ZImage {
     config: TransformerConfig,
     autoencoder: KlConfig,
     text: DecoderConfig,
-    parts: Parts,
+    parts: Locations,
     shift: f64,
-}
-
-/// Where the parts are.
-#[derive(Debug, Clone)]
-struct Parts {
-    transformer: PathBuf,
-    vae: PathBuf,
-    text_encoder: PathBuf,
-    tokenizer: PathBuf,
 }
 
 impl ZImage {
@@ -72,18 +60,14 @@ impl ZImage {
     /// # Errors
     /// If a file is missing or damaged, or its content is not supported.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer_2 {
-            let reason = format!("is given as second transformer, but {} has one", ARCH.title);
-            return Err(Error::file(other, reason));
-        }
-        let (mut parts, shift) = match path.is_dir() {
-            true => Self::of_folder(path, parts)?,
-            false => (Parts::of_files(path, parts)?, SINGLE_FILE_SHIFT),
+        let parts = Locations::find(path, parts, ARCH.title)?;
+        let shift = match path.is_dir() {
+            true => {
+                check_classes(&Object::read(&path.join("model_index.json"))?, &PARTS)?;
+                Scheduler::read(&path.join("scheduler/scheduler_config.json"))?.1
+            }
+            false => SINGLE_FILE_SHIFT,
         };
-        // Its config is beside it.
-        if parts.tokenizer.ends_with("tokenizer.json") {
-            parts.tokenizer.pop();
-        }
         let model = Self {
             path: path.to_owned(),
             config: match config_of(&parts.transformer) {
@@ -97,37 +81,12 @@ impl ZImage {
                 Some(config) => KlConfig::read(&config)?,
                 None => KlConfig::of_shapes(&PartFile::open(&kl::NAMES, &parts.vae)?, FACTORS)?,
             },
-            text: match config_of(&parts.text_encoder) {
-                Some(config) => {
-                    warn_about_keys(&config, &keys_without_effect(&config)?);
-                    DecoderConfig::read(&config)?
-                }
-                None => {
-                    let file = PartFile::open(&decoder::NAMES, &parts.text_encoder)?;
-                    DecoderConfig::of_shapes(&file)?
-                }
-            },
+            text: decoder::config_at(&parts.text_encoder)?,
             parts,
             shift,
         };
         model.check_parts()?;
         Ok(model)
-    }
-
-    /// Where the parts of a folder are, and the shift of its scheduler.
-    fn of_folder(folder: &Path, parts: &PartPaths) -> Result<(Parts, f64), Error> {
-        check(&Object::read(&folder.join("model_index.json"))?)?;
-        let part = |given: &Option<PathBuf>, name: &str| {
-            given.clone().unwrap_or_else(|| folder.join(name))
-        };
-        let parts = Parts {
-            transformer: part(&parts.transformer, "transformer"),
-            vae: part(&parts.vae, "vae"),
-            text_encoder: part(&parts.text_encoder, "text_encoder"),
-            tokenizer: part(&parts.tokenizer, "tokenizer"),
-        };
-        let (_, shift) = Scheduler::read(&folder.join("scheduler/scheduler_config.json"))?;
-        Ok((parts, shift))
     }
 
     /// Fails if the parts are those of different models.
@@ -151,67 +110,6 @@ impl ZImage {
         }
         Ok(())
     }
-}
-
-impl Parts {
-    /// The transformer's file `path`, with the others as they are named.
-    fn of_files(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer {
-            let reason = format!(
-                "is a transformer, and so is `{}`: give only one of them",
-                other.display()
-            );
-            return Err(Error::file(path, reason));
-        }
-        let part = |given: &Option<PathBuf>, name: &str| {
-            given.clone().ok_or_else(|| {
-                let reason = format!(
-                    "is the transformer of {} alone: name its {name}, too",
-                    ARCH.title
-                );
-                Error::file(path, reason)
-            })
-        };
-        let a_file = "a single file or a folder";
-        let text_encoder = part(
-            &parts.text_encoder,
-            &format!("text encoder (`text_encoder`, {a_file})"),
-        )?;
-        let beside = text_encoder.join("tokenizer.json").is_file();
-        let tokenizer = match &parts.tokenizer {
-            None if beside => text_encoder.clone(),
-            given => part(
-                given,
-                "tokenizer (`tokenizer`, a folder with `tokenizer.json` and `tokenizer_config.json`)",
-            )?,
-        };
-        Ok(Self {
-            transformer: path.to_owned(),
-            vae: part(&parts.vae, &format!("autoencoder (`vae`, {a_file})"))?,
-            text_encoder,
-            tokenizer,
-        })
-    }
-}
-
-/// The config of a part that is a folder.
-fn config_of(part: &Path) -> Option<PathBuf> {
-    part.is_dir().then(|| part.join("config.json"))
-}
-
-/// Refuses parts of other classes in a `model_index.json`, and warns about keys without effect.
-fn check(index: &Object) -> Result<(), Error> {
-    for (part, supported) in PARTS {
-        let class = index.get(part).and_then(|part| part.get(1)?.as_str());
-        if let Some(class) =
-            class.filter(|class| !supported.is_empty() && !supported.contains(class))
-        {
-            let reason = format!("is {class:?}: supported is {}", supported.join(", "));
-            return Err(index.error(part, reason));
-        }
-    }
-    index.warn_about_unknown_keys(&PARTS.map(|(part, _)| part));
-    Ok(())
 }
 
 impl Diffusion for ZImage {
@@ -321,32 +219,15 @@ impl Diffusion for ZImage {
 /// The texts of a batch, padded to the length of the longest with the tokens that fill it up; and the number of tokens
 /// of each.
 pub(super) fn collated(rows: &[Conditions]) -> Result<Conditions, Error> {
-    let lengths = rows.iter().map(|row| {
-        let tokens = row.get(TEXT)?.size2()?.0;
-        Ok(tokens)
-    });
-    let lengths = lengths.collect::<Result<Vec<_>, Error>>()?;
-    let longest = filled(lengths.iter().max().copied().unwrap_or(0));
-    let padded = rows.iter().zip(&lengths).map(|(row, tokens)| {
-        let mut row = row.shallow_clone();
-        let text = row
-            .get(TEXT)?
-            .f_constant_pad_nd([0, 0, 0, longest - tokens])?;
-        row.insert(TEXT, text);
-        row.insert(
-            TEXT_TOKENS,
-            Tensor::f_from_slice(&[*tokens])?
-                .f_to_kind(Kind::Float)?
-                .f_squeeze()?,
-        );
-        Ok(row)
-    });
-    Conditions::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
+    Conditions::padded(rows, filled)
 }
 
 #[cfg(test)]
 mod tests {
+    use tch::{Kind, Tensor};
+
     use super::*;
+    use crate::diffusion::{TEXT, TEXT_TOKENS};
 
     #[test]
     fn texts_of_a_batch_are_padded_and_counted() {

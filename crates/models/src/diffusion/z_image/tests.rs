@@ -4,60 +4,38 @@ mod single_files;
 
 use std::path::PathBuf;
 
-use placement::swap::SwapOptions;
-use placement::{Placer, Policy};
-use serde_json::{Value, json};
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::model::TEXT_TOKENS;
 use super::transformer::{Transformer, TransformerConfig};
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
 use crate::diffusion::parts::tiles::Tiling;
-use crate::diffusion::sampling::{Experts, Guided, Sampling, sample};
+use crate::diffusion::reference::{Case, FROZEN, Reference, difference, placer};
 use crate::diffusion::{
-    self, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
-    load_autoencoder, load_denoiser, load_text_encoder,
+    self, Conditions, Diffusion, TEXT, TEXT_TOKENS, load_autoencoder, load_text_encoder,
 };
-use crate::formats::{SafetensorsFile, TensorSource};
-use crate::model::{Base, Builder, FileWeights, Load, Pass, Streaming};
-use crate::quant::Quantization;
-use crate::{Error, Parameters};
+use crate::model::{Load, Pass};
+
+const REFERENCE: Reference = Reference {
+    name: "z_image",
+    build: |builder| {
+        let config = golden("model/transformer/config.json");
+        let config = TransformerConfig::read(&config).unwrap();
+        Box::new(Transformer::new(&config, Device::Cpu, builder).unwrap())
+    },
+};
 
 fn golden(name: &str) -> PathBuf {
-    crate::golden::golden("z_image").join(name)
+    REFERENCE.path(name)
 }
 
 fn model() -> Box<dyn Diffusion> {
-    super::ZImage::open(&golden("model"), &PartPaths::default())
-        .map(|model| Box::new(model) as Box<dyn Diffusion>)
-        .unwrap()
+    REFERENCE.model()
 }
 
-fn placer() -> Placer {
-    Placer::new(Device::Cpu, Policy::default()).unwrap()
-}
-
-/// What diffusers was given, and what it made of it.
 fn expected(name: &str) -> Tensor {
-    let file = SafetensorsFile::open(&golden("expected.safetensors")).unwrap();
-    file.read(name, Kind::Float).unwrap()
-}
-
-fn json_of(name: &str) -> Vec<Value> {
-    serde_json::from_str(&std::fs::read_to_string(golden(name)).unwrap()).unwrap()
-}
-
-fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
-    assert_eq!(ours.size(), theirs.size());
-    f64::try_from((ours - theirs).abs().max()).unwrap()
-}
-
-/// The conditions of a prompt, without a batch dimension.
-fn encoded(model: &dyn Diffusion, text: &str) -> Conditions {
-    let tokens = model.tokenizer().unwrap().tokens(text).unwrap();
-    let encoder = load_text_encoder(model, 0, Kind::Float, false, &mut placer()).unwrap();
-    encoder.encode(&tokens[0]).unwrap()
+    REFERENCE.expected(name)
 }
 
 #[test]
@@ -66,7 +44,7 @@ fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
     let tokenizer = model.tokenizer().unwrap();
     let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
     let mut truncated = 0;
-    for (number, prompt) in json_of("prompts.json").iter().enumerate() {
+    for (number, prompt) in REFERENCE.list("prompts.json").iter().enumerate() {
         let text = prompt["text"].as_str().unwrap();
         let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
         let ours = tokenizer.tokens(text).unwrap().remove(0);
@@ -140,185 +118,62 @@ fn pictures_and_latents_are_those_of_diffusers() {
     }
 }
 
-struct How {
-    base: Base,
-    streaming: Option<Streaming>,
-    quantization: Option<Quantization>,
-}
-
-const FROZEN: How = How {
-    base: Base::Frozen(Kind::Float),
-    streaming: None,
-    quantization: None,
-};
-
-fn transformer(how: How, compute: Kind) -> (Transformer, Parameters) {
-    let config = golden("model/transformer/config.json");
-    let config = TransformerConfig::read(&config).unwrap();
-    let tensors = model().weights(Part::Denoiser(Expert::High)).unwrap();
-    let (mut placer, mut parameters) = (placer(), Parameters::default());
-    let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
-    let mut builder = Builder::new(&mut source, &mut parameters, compute, how.base)
-        .streamed(how.streaming)
-        .quantized(how.quantization);
-    let model = Transformer::new(&config, Device::Cpu, &mut builder).unwrap();
-    (model, parameters)
-}
-
 /// Noisy latents, times and conditions of a case, and the velocity that diffusers makes of them.
-fn case(label: &str) -> (Tensor, Tensor, Conditions, Tensor) {
+fn case(label: &str) -> Case {
     let read = |what: &str| expected(&format!("velocity.{label}.{what}"));
     let rows = ["text.0", "text.1"].map(|name| Conditions::of(TEXT, read(name)));
-    let conditions = model().collate(&rows).unwrap();
-    (
-        read("latents"),
-        read("levels") * 1000.0,
-        conditions,
-        read("made"),
-    )
-}
-
-fn velocity(model: &Transformer, label: &str, pass: Pass) -> (Tensor, Tensor) {
-    let (latents, times, conditions, theirs) = case(label);
-    let ours = model.predict(&latents, &times, &conditions, pass).unwrap();
-    (ours, theirs)
+    Case {
+        latents: read("latents"),
+        times: read("levels") * 1000.0,
+        conditions: model().collate(&rows).unwrap(),
+        made: read("made"),
+    }
 }
 
 #[test]
 fn velocities_are_those_of_diffusers() {
-    let (model, _) = transformer(FROZEN, Kind::Float);
+    let (model, _) = REFERENCE.denoiser(FROZEN, Kind::Float);
     for label in ["filled", "whole"] {
-        let (ours, theirs) = velocity(&model, label, Pass::Evaluate);
-        let apart = difference(&ours, &theirs);
+        let case = case(label);
+        let apart = difference(&case.predicted(&*model, Pass::Evaluate), &case.made);
         assert!(apart <= 1e-4, "{label}: {apart}");
         // A picture of its own is the same as in a batch, in which its text is filled up.
-        let (latents, times, conditions, _) = case(label);
-        let tokens = conditions.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
-        let text = conditions.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        let alone = super::model::collated(&[Conditions::of(TEXT, text)]).unwrap();
-        let (latents, times) = (latents.narrow(0, 0, 1), times.narrow(0, 0, 1));
-        let alone = model.predict(&latents, &times, &alone, Pass::Evaluate);
-        let apart = difference(&alone.unwrap(), &theirs.narrow(0, 0, 1));
+        let tokens = case.conditions.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
+        let text = case.conditions.get(TEXT).unwrap().get(0);
+        let text = Conditions::of(TEXT, text.narrow(0, 0, tokens));
+        let alone = Case {
+            latents: case.latents.narrow(0, 0, 1),
+            times: case.times.narrow(0, 0, 1),
+            conditions: super::model::collated(&[text]).unwrap(),
+            made: case.made.narrow(0, 0, 1),
+        };
+        let apart = difference(&alone.predicted(&*model, Pass::Evaluate), &alone.made);
         assert!(apart <= 1e-4, "{label}, alone: {apart}");
     }
 }
 
 #[test]
 fn bfloat16_is_close() {
-    let how = How {
-        base: Base::Frozen(Kind::BFloat16),
-        ..FROZEN
-    };
-    let (model, _) = transformer(how, Kind::BFloat16);
-    let (ours, theirs) = velocity(&model, "filled", Pass::Evaluate);
-    let apart = f64::try_from((&ours - &theirs).std(true) / theirs.std(true)).unwrap();
-    assert!(apart > 0.0 && apart < 0.1, "{apart}");
+    REFERENCE.bfloat16_is_close(&case("filled"));
 }
 
 #[test]
 fn streamed_and_quantised_blocks_compute_as_resident_ones() {
-    for quantization in [None, Some(Quantization::Int8), Some(Quantization::Nf4)] {
-        let made = |blocks: Option<Vec<usize>>| {
-            let streaming = blocks.map(|blocks| Streaming {
-                blocks,
-                options: SwapOptions::default(),
-            });
-            let how = How {
-                streaming,
-                quantization,
-                ..FROZEN
-            };
-            let (model, _) = transformer(how, Kind::Float);
-            let streamed = model.lists().iter().any(|list| list.report().is_some());
-            let (ours, theirs) = velocity(&model, "filled", Pass::Evaluate);
-            (ours, theirs, streamed)
-        };
-        let (resident, theirs, streamed) = made(None);
-        assert!(!streamed);
-        // All lists, and parts of them.
-        for blocks in [vec![0, 1, 2, 3], vec![1, 3]] {
-            let (ours, _, streamed) = made(Some(blocks));
-            assert!(streamed && ours == resident, "{quantization:?}");
-        }
-        let apart = f64::try_from((resident - &theirs).std(true) / theirs.std(true)).unwrap();
-        assert!(apart < 0.4, "{quantization:?}: {apart}");
-    }
+    // All lists, and parts of them.
+    let streamed: [&[usize]; 2] = [&[0, 1, 2, 3], &[1, 3]];
+    REFERENCE.streamed_and_quantised_blocks_compute_as_resident_ones(&case("filled"), &streamed);
 }
 
-/// Gradients of every parameter, with checkpoints and without.
 #[test]
 fn checkpoints_change_no_gradient() {
-    let gradients = |checkpoint: bool| {
-        let how = How {
-            base: Base::Trained,
-            ..FROZEN
-        };
-        let (model, parameters) = transformer(how, Kind::Float);
-        let (velocity, _) = velocity(&model, "filled", Pass::Train { checkpoint });
-        torch_ext::backward(&velocity.square().mean(Kind::Float)).unwrap();
-        let gradient = |parameter: &crate::Parameter| {
-            let gradient = parameter.tensor.grad();
-            assert!(gradient.defined(), "{}", parameter.name);
-            (parameter.name.clone(), gradient)
-        };
-        parameters.iter().map(gradient).collect::<Vec<_>>()
-    };
-    let (kept, again) = (gradients(false), gradients(true));
-    let file = model().weights(Part::Denoiser(Expert::High)).unwrap();
-    assert_eq!(kept.len(), file.names().len());
-    for ((name, kept), (_, again)) in kept.iter().zip(&again) {
-        assert!(kept.allclose(again, 1e-5, 1e-9, false), "{name}");
-    }
-}
-
-struct One(Box<dyn Denoiser>);
-
-impl Experts for One {
-    fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
-        Ok(&*self.0)
-    }
+    REFERENCE.checkpoints_change_no_gradient(&case("filled"));
 }
 
 #[test]
 fn samples_are_those_of_the_pipeline() {
-    let model = model();
-    let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let denoiser =
-        load_denoiser(&*model, Expert::High, Vec::new(), options, &mut placer()).unwrap();
-    let mut experts = One(denoiser);
-    let defaults = model.defaults().unwrap();
+    let defaults = model().defaults().unwrap();
     assert_eq!((defaults.size, defaults.shift), ((1024, 1024), 3.0));
-    let prompts = json_of("prompts.json");
-    let collated = |number: &Value| {
-        let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
-        Some(model.collate(&[encoded(&*model, text)]).unwrap())
-    };
-    for run in json_of("runs.json") {
-        let name = run["name"].as_str().unwrap();
-        let settings = Sampling {
-            objective: model.objective(),
-            scheduler: defaults.scheduler,
-            steps: run["steps"].as_u64().unwrap() as usize,
-            flow_shift: run["shift"].as_f64().unwrap(),
-            guidance_scale: run["guidance"].as_f64().unwrap(),
-            guidance_scale_2: None,
-            boundary_ratio: None,
-        };
-        let guided = Guided {
-            positive: collated(&run["prompt"]).unwrap(),
-            negative: collated(&run["negative"]),
-        };
-        let read = |what: &str| expected(&format!("run.{name}.{what}")).unsqueeze(2);
-        let ours = sample(
-            &mut experts,
-            &read("start"),
-            &guided,
-            &settings,
-            &mut |_| (),
-        );
-        let apart = difference(&ours.unwrap(), &read("latents"));
-        assert!(apart <= 1e-3, "{name}: {apart}");
-    }
+    REFERENCE.samples_are_those_of_the_pipeline();
 }
 
 #[test]
@@ -332,8 +187,13 @@ fn a_picture_survives_the_autoencoder_of_the_folder() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (model, _) = transformer(FROZEN, Kind::Float);
-    let (latents, times, conditions, _) = case("filled");
+    let (model, _) = REFERENCE.denoiser(FROZEN, Kind::Float);
+    let Case {
+        latents,
+        times,
+        conditions,
+        ..
+    } = case("filled");
     for size in [
         [2, 5, 1, 6, 8],
         [2, 4, 2, 6, 8],
@@ -356,8 +216,6 @@ fn what_does_not_fit_is_refused() {
 /// Every part of the folder that is of another class, or for another model, is refused by its file and key.
 #[test]
 fn parts_of_other_models_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
     const FILES: [&str; 5] = [
         "model_index.json",
         "transformer/config.json",
@@ -365,21 +223,8 @@ fn parts_of_other_models_are_refused() {
         "text_encoder/config.json",
         "scheduler/scheduler_config.json",
     ];
-    let original = |name: &str| -> Value {
-        let text = std::fs::read_to_string(golden("model").join(name)).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
-    let write = |name: &str, value: &Value| {
-        std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
-        std::fs::write(path(name), value.to_string()).unwrap();
-    };
-    for name in FILES {
-        write(name, &original(name));
-    }
-    let open = || super::ZImage::open(folder.path(), &PartPaths::default());
-    assert!(open().is_ok());
     let class = |name: &str| json!(["diffusers", name]);
-    for (file, key, value, told) in [
+    let changes = [
         (
             FILES[0],
             "vae",
@@ -424,20 +269,6 @@ fn parts_of_other_models_are_refused() {
             json!(true),
             "`use_dynamic_shifting`",
         ),
-    ] {
-        let mut changed = original(file);
-        changed[key] = value;
-        write(file, &changed);
-        let error = open().unwrap_err().to_string();
-        assert!(error.contains(told), "{file}, {key}: {error}");
-        write(file, &original(file));
-    }
-    let parts = PartPaths {
-        transformer_2: Some(path("other")),
-        ..PartPaths::default()
-    };
-    let error = super::ZImage::open(folder.path(), &parts)
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("given as second transformer"), "{error}");
+    ];
+    REFERENCE.parts_of_other_models_are_refused(&FILES, &changes);
 }

@@ -22,11 +22,11 @@ pub(super) use self::layout::filled;
 
 use self::layers::{Block, Shared};
 use self::layout::{Layout, Positions};
-use super::model::TEXT_TOKENS;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::rotary::Rotary;
-use crate::diffusion::{Conditions, Denoiser, TEXT};
+use crate::diffusion::parts::timestep::sinusoids;
+use crate::diffusion::{Conditions, Denoiser, TEXT, TEXT_TOKENS};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
@@ -211,12 +211,7 @@ impl Transformer {
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let times = levels.f_neg()?.f_add_scalar(1.0)?;
         let times = times.f_mul_scalar(self.config.t_scale)?;
-        let half = SINES / 2;
-        let exponents = Tensor::f_arange(half, (Kind::Float, self.device))?
-            .f_mul_scalar(-10_000f64.ln())?
-            .f_div_scalar(half as f64)?;
-        let angles = times.f_unsqueeze(1)?.f_mul(&exponents.f_exp()?)?;
-        let sines = Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], 1)?;
+        let sines = sinusoids(&times, SINES)?;
         let inner = self.time[0].forward(&sines, false)?.f_silu()?;
         self.time[1].forward(&inner, false)
     }
