@@ -249,7 +249,7 @@ impl LoraFile {
                         LoraForm::Comfy => {
                             format!("diffusion_model.{}", original_module(name, self.arch))
                         }
-                        _ => format!("transformer.{name}"),
+                        _ => of_pipeline(name),
                     };
                     tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
                     tensors.push((format!("{name}.lora_B.weight"), folded(module)?));
@@ -293,6 +293,12 @@ impl LoraFile {
             return invalid(format!(
                 "in kohya's form of this model `{whole}` is one layer, and ComfyUI drops its parts in silence: choose \
                  `comfy`"
+            ));
+        }
+        if self.arch.lora.complete != LoraForm::Kohya {
+            return invalid(format!(
+                "kohya's form of a LoRA for {} is ignored by diffusers without a word: choose `comfy`",
+                self.arch.title
             ));
         }
         let missing = self.missing();
@@ -380,6 +386,14 @@ fn unstacked(
         Ok((name, part))
     };
     (0..).zip(parts).map(module_of).collect()
+}
+
+/// diffusers' name of a module in a file for a whole pipeline, which begins with the component that it is in.
+fn of_pipeline(name: &str) -> String {
+    match name.starts_with("text_conditioner.") {
+        true => name.to_owned(),
+        false => format!("transformer.{name}"),
+    }
 }
 
 /// `up` multiplied by the scale: in its own type if that is exact, otherwise in fp32.
