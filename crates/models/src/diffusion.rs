@@ -10,6 +10,7 @@
 //! [`Arch`], opens a folder or a file as a [`Diffusion`], which builds the parts. Latents always have five
 //! dimensions, `[batch, channels, frames, height, width]`; a picture has one frame.
 
+pub mod anima;
 mod conditions;
 pub mod files;
 pub mod lora;
