@@ -2,7 +2,7 @@
 
 mod single_files;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::model::empirical_shift;
@@ -15,7 +15,7 @@ use crate::diffusion::{
 };
 use crate::model::Pass;
 
-const REFERENCE: Reference = Reference(&ARCH);
+const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
@@ -59,7 +59,7 @@ fn samples_are_those_of_the_pipeline() {
 
 #[test]
 fn shifts_are_those_of_the_pipeline() {
-    for case in REFERENCE.json("shifts.json") {
+    for case in REFERENCE.json::<Vec<Value>>("shifts.json") {
         let steps = case["steps"].as_u64().unwrap() as usize;
         let shift = empirical_shift(case["tokens"].as_i64().unwrap(), steps);
         let half = shift / (1.0 + shift);
@@ -204,7 +204,7 @@ fn parts_of_other_models_are_refused() {
 }
 
 /// A folder whose files are those of the tiny model, but for these.
-fn changed(files: &[(&str, &dyn Fn(&mut serde_json::Value))]) -> tempfile::TempDir {
+fn changed(files: &[(&str, &dyn Fn(&mut Value))]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for part in [
         "model_index.json",
@@ -251,7 +251,7 @@ fn what_the_folder_says_is_obeyed() {
 /// Texts are filled up at their end, with the token that the tokenizer names.
 #[test]
 fn a_tokenizer_that_fills_up_otherwise_is_refused() {
-    type Change = fn(&mut serde_json::Value);
+    type Change = fn(&mut Value);
     let cases: [(Change, &str); 2] = [
         (
             |config| config["padding_side"] = json!("left"),
