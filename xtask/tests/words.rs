@@ -95,9 +95,13 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
 }
 
 /// Files outside a diffusion model's folder that may name it, and why.
-const NAMING_MODELS: [(&str, &str); 10] = [
+const NAMING_MODELS: [(&str, &str); 11] = [
     ("crates/models/src/diffusion.rs", "the folder's `mod`"),
     ("crates/models/src/diffusion/registry.rs", "its line"),
+    (
+        "crates/models/src/diffusion/parts/causal_kl/config.rs",
+        "statistics of published autoencoders",
+    ),
     ("crates/trainer/src/config.rs", "help for keys"),
     ("crates/trainer/src/config/data.rs", "help for keys"),
     ("crates/trainer/src/config/train.rs", "help for keys"),
@@ -109,10 +113,11 @@ const NAMING_MODELS: [(&str, &str); 10] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 3] = [
+const MODELS: [(&str, &[&str]); 4] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
     ("flux2", &["klein"]),
+    ("anima", &[]),
 ];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.

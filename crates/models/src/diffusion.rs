@@ -10,6 +10,7 @@
 //! [`Arch`], opens a folder or a file as a [`Diffusion`], which builds the parts. Latents always have five
 //! dimensions, `[batch, channels, frames, height, width]`; a picture has one frame.
 
+pub mod anima;
 mod conditions;
 pub mod files;
 pub mod flux2;
@@ -30,11 +31,11 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Tensor};
 
-pub use conditions::{Conditions, FIRST_FRAME, TEXT};
+pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{REGISTRY, archs, is_at, open, register};
+pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, open, register};
 
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
@@ -102,6 +103,8 @@ pub struct LoraFiles {
     pub network: &'static str,
     /// `modelspec.architecture`.
     pub architecture: &'static str,
+    /// Whether kohya's form is written: of some models diffusers ignores it without a word.
+    pub kohya: bool,
     /// The form that every reader takes if all linear layers of the blocks are adapted.
     pub complete: LoraForm,
     /// The same if only some are.
@@ -362,6 +365,14 @@ pub trait Diffusion: Debug + Send + Sync {
     /// # Errors
     /// If its file is missing or damaged.
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error>;
+
+    /// Conditions that are the tokens of a text themselves: there may be more lists of them than text encoders.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn of_tokens(&self, _tokens: &[Vec<u32>]) -> Result<Conditions, Error> {
+        Ok(Conditions::default())
+    }
 
     /// Builds a text encoder on `device`.
     ///

@@ -423,7 +423,8 @@ fn encode_texts(
     let tokens = texts.iter().map(|text| tokenizer.tokens(text));
     let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
     let mut placer = Placer::new(options.device, Policy::default()).map_err(models::Error::from)?;
-    let mut encoded: Vec<Conditions> = texts.iter().map(|_| Conditions::default()).collect();
+    let encoded = tokens.iter().map(|ids| model.of_tokens(ids));
+    let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
     for number in 0..model.text_encoders() {
         let encoder = load_text_encoder(model, number, options.compute, true, &mut placer)?;
         for (tokens, encoded) in tokens.iter().zip(&mut encoded) {

@@ -1,6 +1,7 @@
 //! Whole runs, as people start them: one program, so that libtorch is linked once.
 
 mod adapters;
+mod anima;
 mod another_task;
 mod data;
 mod epochs;

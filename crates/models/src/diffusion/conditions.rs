@@ -10,6 +10,9 @@ use crate::formats::TensorSource;
 /// The name of a text's rows: `[tokens, width]`, with a batch dimension in front for a batch.
 pub const TEXT: &str = "text";
 
+/// The name of the number of rows of each text of a batch that is no padding, `[batch]`.
+pub const TEXT_TOKENS: &str = "text_tokens";
+
 /// The name of latent frames at the beginning that are given, not made: `[channels, frames, height, width]`. They are
 /// neither noised nor predicted.
 pub const FIRST_FRAME: &str = "first_frame";
@@ -56,6 +59,29 @@ impl Conditions {
             stacked.insert(name, Tensor::f_stack(&all, 0)?);
         }
         Ok(stacked)
+    }
+
+    /// Those of a batch whose texts have different lengths: they are padded with zeros to `filled` rows for the longest,
+    /// and [`TEXT_TOKENS`] says how many there were.
+    ///
+    /// # Errors
+    /// If there is no text, or other shapes or names differ.
+    pub fn padded(rows: &[Self], filled: impl Fn(i64) -> i64) -> Result<Self, Error> {
+        let lengths = rows.iter().map(|row| Ok(row.get(TEXT)?.size2()?.0));
+        let lengths = lengths.collect::<Result<Vec<_>, Error>>()?;
+        let longest = filled(lengths.iter().max().copied().unwrap_or(0));
+        let padded = rows.iter().zip(&lengths).map(|(row, tokens)| {
+            let mut row = row.shallow_clone();
+            let text = row.get(TEXT)?;
+            let text = text.f_constant_pad_nd([0, 0, 0, longest - tokens])?;
+            row.insert(TEXT, text);
+            row.insert(
+                TEXT_TOKENS,
+                Tensor::f_from_slice(&[*tokens as f32])?.f_squeeze()?,
+            );
+            Ok(row)
+        });
+        Self::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
     }
 
     /// Adds or replaces a condition.

@@ -267,7 +267,7 @@ impl LoraFile {
                         LoraForm::Comfy => {
                             format!("diffusion_model.{}", original_module(name, self.arch))
                         }
-                        _ => format!("transformer.{name}"),
+                        _ => of_pipeline(name),
                     };
                     tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
                     tensors.push((format!("{name}.lora_B.weight"), folded(module)?));
@@ -305,6 +305,12 @@ impl LoraFile {
         }
         if form != LoraForm::Kohya {
             return Ok(());
+        }
+        if !self.arch.lora.kohya {
+            return invalid(format!(
+                "kohya's form of a LoRA for {} is ignored by diffusers without a word: choose `comfy`",
+                self.arch.title
+            ));
         }
         if let Some(whole) = self.arch.split_layer() {
             return invalid(format!(
@@ -372,6 +378,14 @@ impl LoraFile {
             .entry("modelspec.architecture".into())
             .or_insert_with(|| self.arch.lora.architecture.into());
         metadata
+    }
+}
+
+/// diffusers' name of a module in a file for a whole pipeline, which begins with the component that it is in.
+fn of_pipeline(name: &str) -> String {
+    match name.starts_with("text_conditioner.") {
+        true => name.to_owned(),
+        false => format!("transformer.{name}"),
     }
 }
 

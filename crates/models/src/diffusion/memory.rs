@@ -169,3 +169,114 @@ pub(super) fn of_linear_layers(
         temporary: 2 * input + usage.tokens * widest * FP32_BYTES,
     })
 }
+
+/// A denoiser whose blocks are self-attention, cross-attention to the text, and a feed-forward layer of two matrices,
+/// each with a norm before it, and scaled and gated by the time.
+#[derive(Debug)]
+pub(super) struct CrossAttending {
+    /// Names of the two attentions in a block, whose layers are `to_q`, `to_k`, `to_v` and `to_out.0`.
+    pub(super) attention: [&'static str; 2],
+    /// Names of the feed-forward layer's matrices.
+    pub(super) feed_forward: [&'static str; 2],
+    pub(super) blocks: usize,
+    /// Width of the residual stream, and inside the feed-forward layer.
+    pub(super) width: u64,
+    pub(super) inner: u64,
+    pub(super) heads: u64,
+    pub(super) head_width: u64,
+    /// Numbers of a token, as it comes in and as it goes out.
+    pub(super) inputs: u64,
+    pub(super) outputs: u64,
+    /// Rows of the texts of a pass, as attention sees them, and their width there.
+    pub(super) text_rows: u64,
+    pub(super) text_width: u64,
+}
+
+impl CrossAttending {
+    /// What autograd keeps of each layer for the backward pass, plus the temporary tensors at the peak: in the backward
+    /// pass of a block's feed-forward layer, when everything else that was kept of the block still exists.
+    pub(super) fn kept(&self, usage: &Usage) -> Kept {
+        let compute = usage.compute.elt_size_in_bytes() as u64;
+        let half = compute < FP32_BYTES;
+        let (width, inner) = (self.width, self.inner);
+        let stream = usage.tokens * width;
+        let inside = self.inside(usage);
+        // Blocks that are not recomputed keep the residual stream before their first norm, as an fp32 copy if
+        // it has another type.
+        let whole = inside + if half { 0 } else { stream * FP32_BYTES };
+        let most = usage.most(self.blocks, inside, whole, stream * compute);
+        // Latents, noise, noisy latents, and the velocity and loss; rotary positions; texts.
+        let outside = usage.tokens * FP32_BYTES * (3 * self.inputs + 5 * self.outputs)
+            + usage.tokens * self.head_width * FP32_BYTES
+            + self.text_rows * self.text_width * compute;
+        // Gradients of the residual stream: in its type, and in fp32 where a gate or an adapter is involved.
+        let gradients = stream * (2 * compute + 2 * FP32_BYTES);
+        let unfolded = match usage.trained.has(self.feed_forward[1]) {
+            true => usage.tokens * inner * FP32_BYTES,
+            false => usage.tokens * inner * compute,
+        };
+        let prepared = usage.prepared(width * inner, usage.tokens * inner);
+        Kept {
+            activations: most + outside,
+            temporary: gradients + unfolded.max(prepared),
+        }
+    }
+
+    /// Bytes that a block keeps for its backward pass, besides the residual stream at its input if that is
+    /// fp32.
+    fn inside(&self, usage: &Usage) -> u64 {
+        let compute = usage.compute.elt_size_in_bytes() as u64;
+        let half = compute < FP32_BYTES;
+        let (width, inner) = (self.width, self.inner);
+        let trained = |attention: usize, layers: &[&str]| {
+            let name = |layer: &&str| format!("{}.{layer}", self.attention[attention]);
+            layers.iter().any(|layer| usage.trained.has(&name(layer)))
+        };
+        let [up, down] = self.feed_forward.map(|layer| usage.trained.has(layer));
+        // Trained matrices keep their inputs in the compute type; adapters in fp32.
+        let kept = match usage.trained {
+            Trained::All => compute,
+            Trained::Adapters { .. } => FP32_BYTES,
+        };
+        let when = |condition: bool, bytes: u64| if condition { bytes } else { 0 };
+        // fp32 copies of the inputs of three norms; of the first only if the residual stream is not fp32.
+        let mut each = FP32_BYTES * if half { 3 } else { 2 };
+        // Inputs of q, k, v, of the second q and of the feed-forward layer.
+        each += when(trained(0, &["to_q", "to_k", "to_v"]), kept)
+            + when(trained(1, &["to_q"]), kept)
+            + when(up, kept);
+        // Inputs of the norms of q and k.
+        each += 3 * FP32_BYTES;
+        // q, k, v and result of the self-attention, q and result of the cross-attention.
+        each += 6 * compute;
+        // The results again, as inputs of adapters.
+        let adapted = matches!(usage.trained, Trained::Adapters { .. });
+        for attention in [0, 1] {
+            let again = half && adapted && trained(attention, &["to_out.0"]);
+            each += when(again, FP32_BYTES);
+        }
+        // Trained scales and gates keep the other factor.
+        each += when(!adapted, 4 * FP32_BYTES);
+        let folded = compute + when(down, kept);
+        let mut bytes = usage.tokens * (each * width + folded * inner);
+        // The log-sum-exp of two softmaxes.
+        bytes += usage.tokens * 2 * self.heads * FP32_BYTES;
+        // For the text: the inputs of k and v, the input of k's norm, k and v.
+        bytes += self.text_rows
+            * (self.text_width * when(trained(1, &["to_k", "to_v"]), kept)
+                + width * (FP32_BYTES + 2 * compute));
+        match &usage.trained {
+            Trained::Adapters { ranks, .. } => {
+                bytes += usage.tokens * ranks * FP32_BYTES;
+                if usage.dropout {
+                    // Each input after dropout, and the mask.
+                    let widths = 9 * width + inner;
+                    bytes += usage.tokens * widths * (FP32_BYTES + 1);
+                }
+            }
+            // Weights in the compute type.
+            Trained::All => bytes += when(half, (8 * width * width + 2 * width * inner) * compute),
+        }
+        bytes
+    }
+}

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use placement::swap::SwapOptions;
 use placement::{Placer, Policy};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use super::files::{PartFile, PartNames};
 use super::parts::codec::MediaCodec;
-use super::parts::kl::{self, KlAutoencoder, KlConfig};
+use super::parts::kl::{KlAutoencoder, KlConfig};
 use super::parts::tiles::Tiling;
 use super::sampling::{Experts, Guided, Sampling, sample};
 use super::{
@@ -22,8 +23,17 @@ use crate::model::{Base, Builder, FileWeights, Load, Pass, Streaming};
 use crate::quant::Quantization;
 use crate::{Error, Parameters};
 
+/// Builds a denoiser of a model.
+type Build = fn(&dyn Diffusion, &mut Builder) -> Result<Box<dyn Denoiser>, Error>;
+
 /// The tests of a kind of model.
-pub(super) struct Reference(pub(super) &'static Arch);
+pub(super) struct Reference {
+    pub(super) arch: &'static Arch,
+    /// How its denoiser is built, even where people may not train all of it.
+    pub(super) build: Build,
+    /// Names of the conditions of a text, each with the beginning of its name in the file.
+    pub(super) conditions: &'static [(&'static str, &'static str)],
+}
 
 /// How a denoiser is held.
 pub(super) struct How {
@@ -55,13 +65,30 @@ pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
     f64::try_from((ours - theirs).abs().max()).unwrap()
 }
 
+impl Case {
+    /// The velocity that `denoiser` makes.
+    pub(super) fn predicted(&self, denoiser: &dyn Denoiser, pass: Pass) -> Tensor {
+        let made = denoiser.predict(&self.latents, &self.times, &self.conditions, pass);
+        made.unwrap()
+    }
+}
+
 impl Reference {
+    /// That of a kind of model whose only condition is its text.
+    pub(super) const fn of(arch: &'static Arch) -> Self {
+        Self {
+            arch,
+            build: |model, builder| model.denoiser(Expert::High, Device::Cpu, builder),
+            conditions: &[(TEXT, "text")],
+        }
+    }
+
     pub(super) fn golden(&self, name: &str) -> PathBuf {
-        crate::golden::golden(self.0.name).join(name)
+        crate::golden::golden(self.arch.name).join(name)
     }
 
     pub(super) fn model(&self) -> Box<dyn Diffusion> {
-        (self.0.open)(&self.golden("model"), &PartPaths::default()).unwrap()
+        super::open(&self.golden("model"), &PartPaths::default()).unwrap()
     }
 
     /// What the reference was given, and what it made of it.
@@ -70,7 +97,7 @@ impl Reference {
         file.read(name, Kind::Float).unwrap()
     }
 
-    pub(super) fn json(&self, name: &str) -> Vec<Value> {
+    pub(super) fn json<T: DeserializeOwned>(&self, name: &str) -> T {
         serde_json::from_str(&std::fs::read_to_string(self.golden(name)).unwrap()).unwrap()
     }
 
@@ -86,7 +113,7 @@ impl Reference {
         let tokenizer = model.tokenizer().unwrap();
         let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
         let mut truncated = 0;
-        for (number, prompt) in self.json("prompts.json").iter().enumerate() {
+        for (number, prompt) in self.json::<Vec<Value>>("prompts.json").iter().enumerate() {
             let text = prompt["text"].as_str().unwrap();
             let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
             let ours = tokenizer.tokens(text).unwrap().remove(0);
@@ -168,13 +195,19 @@ impl Reference {
         let mut builder = Builder::new(&mut source, &mut parameters, compute, how.base)
             .streamed(how.streaming)
             .quantized(how.quantization);
-        let denoiser = model.denoiser(Expert::High, Device::Cpu, &mut builder);
-        (denoiser.unwrap(), parameters)
+        let denoiser = (self.build)(&*model, &mut builder).unwrap();
+        (denoiser, parameters)
     }
 
     pub(super) fn case(&self, label: &str) -> Case {
         let read = |what: &str| self.expected(&format!("velocity.{label}.{what}"));
-        let rows = ["text.0", "text.1"].map(|name| Conditions::of(TEXT, read(name)));
+        let rows = [0, 1].map(|number| {
+            let mut row = Conditions::default();
+            for (name, theirs) in self.conditions {
+                row.insert(name, read(&format!("{theirs}.{number}")));
+            }
+            row
+        });
         Case {
             latents: read("latents"),
             times: read("levels") * 1000.0,
@@ -185,14 +218,8 @@ impl Reference {
 
     /// Ours and theirs.
     fn velocity(&self, denoiser: &dyn Denoiser, label: &str, pass: Pass) -> (Tensor, Tensor) {
-        let Case {
-            latents,
-            times,
-            conditions,
-            made,
-        } = self.case(label);
-        let ours = denoiser.predict(&latents, &times, &conditions, pass);
-        (ours.unwrap(), made)
+        let case = self.case(label);
+        (case.predicted(denoiser, pass), case.made)
     }
 
     /// Velocities are within 1e-4 of the expected ones; and each row of a batch is what it is alone, with its text as
@@ -293,18 +320,26 @@ impl Reference {
         let mut experts = One(denoiser.unwrap());
         let defaults = model.defaults().unwrap();
         assert_eq!(defaults.size, (1024, 1024));
-        let prompts = self.json("prompts.json");
+        let prompts: Vec<Value> = self.json("prompts.json");
         let tokenizer = model.tokenizer().unwrap();
         let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
         let collated = |number: &Value| {
             let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
             let tokens = tokenizer.tokens(text).unwrap();
-            let text = encoder.encode(&tokens[0]).unwrap();
-            Some(model.collate(&[text]).unwrap())
+            let mut row = model.of_tokens(&tokens).unwrap();
+            row.extend(encoder.encode(&tokens[0]).unwrap());
+            Some(model.collate(&[row]).unwrap())
         };
-        for run in self.json("runs.json") {
+        for run in self.json::<Vec<Value>>("runs.json") {
             let name = run["name"].as_str().unwrap();
-            let read = |what: &str| self.expected(&format!("run.{name}.{what}")).unsqueeze(2);
+            // Some pipelines of pictures have no frames.
+            let read = |what: &str| {
+                let tensor = self.expected(&format!("run.{name}.{what}"));
+                match tensor.dim() {
+                    4 => tensor.unsqueeze(2),
+                    _ => tensor,
+                }
+            };
             let steps = run["steps"].as_u64().unwrap() as usize;
             let (start, patch) = (read("start"), model.geometry().patch);
             let tokens = start.size()[3] / patch * (start.size()[4] / patch);
@@ -333,27 +368,23 @@ impl Reference {
     /// A folder of which a file has another value for a key is refused: of each case, the file, the key, the value and
     /// what is told.
     pub(super) fn parts_of_other_models_are_refused(&self, cases: &[(&str, &str, Value, &str)]) {
-        const FILES: [&str; 5] = [
-            "model_index.json",
-            "transformer/config.json",
-            "vae/config.json",
-            "text_encoder/config.json",
-            "scheduler/scheduler_config.json",
-        ];
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let original = |name: &str| -> Value {
-            let text = std::fs::read_to_string(self.golden("model").join(name)).unwrap();
-            serde_json::from_str(&text).unwrap()
-        };
+        let original = |name: &str| -> Value { self.json(&format!("model/{name}")) };
         let write = |name: &str, value: &Value| {
             std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
             std::fs::write(path(name), value.to_string()).unwrap();
         };
-        for name in FILES {
-            write(name, &original(name));
+        let parts = self.arch.folders.iter();
+        let configs = parts.flat_map(|part| {
+            ["config.json", "scheduler_config.json"].map(|name| format!("{part}/{name}"))
+        });
+        for name in super::INDEXES.map(str::to_owned).into_iter().chain(configs) {
+            if self.golden("model").join(&name).is_file() {
+                write(&name, &original(&name));
+            }
         }
-        let open = |parts: &PartPaths| (self.0.open)(folder.path(), parts).map(|_| ());
+        let open = |parts: &PartPaths| super::open(folder.path(), parts).map(|_| ());
         open(&PartPaths::default()).unwrap();
         for (file, key, value, told) in cases {
             let mut changed = original(file);
@@ -380,20 +411,28 @@ impl Experts for One {
     }
 }
 
+/// The parts that have other names in single files.
+const PARTS: [(Part, &str); 2] = [
+    (Part::Denoiser(Expert::High), "transformer"),
+    (Part::Autoencoder, "vae"),
+];
+
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
 pub(super) struct SingleFiles(tempfile::TempDir);
 
 impl SingleFiles {
-    /// The transformer also has the tensor `unused`, if there is one.
-    pub(super) fn new(reference: &Reference, unused: Option<&str>) -> Self {
+    /// The transformer also has the tensors `unused`.
+    pub(super) fn new(reference: &Reference, unused: &[&str]) -> Self {
+        Self::with_prefix(reference, "model.diffusion_model.", unused)
+    }
+
+    /// The same with another beginning of all names in the transformer.
+    pub(super) fn with_prefix(reference: &Reference, prefix: &str, unused: &[&str]) -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        let names = std::fs::read_to_string(reference.golden("original.json")).unwrap();
-        let names: Value = serde_json::from_str(&names).unwrap();
-        let prefix = "model.diffusion_model.";
-        for (part, prefix) in [("transformer", prefix), ("vae", "")] {
-            let folder = reference.golden("model").join(part);
-            let weights = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
-            let original = names[part].as_object().unwrap();
+        let names: Value = reference.json("original.json");
+        for ((part, name), prefix) in PARTS.into_iter().zip([prefix, ""]) {
+            let weights = reference.model().weights(part).unwrap();
+            let original = names[name].as_object().unwrap();
             let tensors = original.iter().map(|(name, keys)| {
                 let keys = keys.as_array().unwrap().iter();
                 let all = keys.map(|key| weights.read(key.as_str().unwrap(), Kind::Float).unwrap());
@@ -405,22 +444,22 @@ impl SingleFiles {
                 if name.contains(".attn_1.") && tensor.dim() == 2 {
                     tensor = tensor.unsqueeze(-1).unsqueeze(-1);
                 }
-                if reference.0.denoiser.swapped.contains(&name.as_str()) {
+                if reference.arch.denoiser.swapped.contains(&name.as_str()) {
                     let halves = tensor.chunk(2, 0);
                     tensor = Tensor::cat(&[&halves[1], &halves[0]], 0);
                 }
                 (format!("{prefix}{name}"), tensor)
             });
             let mut tensors: Vec<(String, Tensor)> = tensors.collect();
-            if let Some(name) = unused.filter(|_| part == "transformer") {
+            for unused in unused.iter().filter(|_| name == "transformer") {
                 let ones = Tensor::ones([24], (Kind::Float, Device::Cpu));
-                tensors.push((format!("{prefix}{name}"), ones));
+                tensors.push((format!("{prefix}{unused}"), ones));
             }
             let list: Vec<_> = tensors
                 .iter()
                 .map(|(name, tensor)| (name.clone(), tensor))
                 .collect();
-            write_tensors(&files.path(part), &list).unwrap();
+            write_tensors(&files.path(name), &list).unwrap();
         }
         let text = reference.golden("model/text_encoder/model.safetensors");
         std::fs::copy(text, files.path("text_encoder")).unwrap();
@@ -433,10 +472,10 @@ impl SingleFiles {
 
     /// The files have the weights of the folder, and these unknown tensors.
     pub(super) fn have_the_same_weights(&self, reference: &Reference, unknown: [&[&str]; 2]) {
-        let parts = [("transformer", reference.0.denoiser), ("vae", kl::NAMES)];
-        for ((part, names), unknown) in parts.into_iter().zip(unknown) {
-            let folder = PartFile::open(&names, &reference.golden("model").join(part)).unwrap();
-            let single = PartFile::open(&names, &self.path(part)).unwrap();
+        let model = reference.model();
+        for ((part, name), unknown) in PARTS.into_iter().zip(unknown) {
+            let folder = model.weights(part).unwrap();
+            let single = PartFile::open(&model.names(part), &self.path(name)).unwrap();
             assert_eq!(single.names(), folder.names());
             for name in folder.names() {
                 assert_eq!(single.shape(&name), folder.shape(&name), "{name}");
@@ -478,7 +517,7 @@ impl SingleFiles {
                     let error = found.unwrap_err().to_string();
                     assert!(error.contains(told), "{error}");
                 }
-                None => assert_eq!(found.unwrap().arch().name, reference.0.name),
+                None => assert_eq!(found.unwrap().arch().name, reference.arch.name),
             }
         }
     }

@@ -1,20 +1,21 @@
 //! Which kinds of models there are.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, flux2, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, anima, flux2, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 3] = [&wan::ARCH, &z_image::ARCH, &flux2::ARCH];
+pub static REGISTRY: [&Arch; 4] = [&wan::ARCH, &z_image::ARCH, &flux2::ARCH, &anima::ARCH];
 
 /// Those that a program has added.
 static ADDED: RwLock<Vec<&'static Arch>> = RwLock::new(Vec::new());
 
-const INDEX: &str = "model_index.json";
+/// The files that name the parts of a folder: that of a pipeline, and that of a modular one.
+pub const INDEXES: [&str; 2] = ["model_index.json", "modular_model_index.json"];
 
 /// Adds a kind of model that is not in this crate; from then on it is trained and sampled like the others.
 pub fn register(arch: &'static Arch) {
@@ -30,10 +31,16 @@ pub fn archs() -> Vec<&'static Arch> {
     REGISTRY.iter().chain(added.iter()).copied().collect()
 }
 
+/// The file that names the parts of `folder`, if there is one.
+pub fn index_of(folder: &Path) -> Option<PathBuf> {
+    let mut files = INDEXES.iter().map(|name| folder.join(name));
+    files.find(|file| file.is_file())
+}
+
 /// Whether `path` is a diffusion model rather than a language model: a diffusers folder, or a single file of a
 /// denoiser.
 pub fn is_at(path: &Path) -> bool {
-    path.join(INDEX).is_file() || of_file(path).is_some()
+    index_of(path).is_some() || of_file(path).is_some()
 }
 
 /// The kind of a denoiser's file.
@@ -59,14 +66,14 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
         let arch = of_file(path).unwrap_or(REGISTRY[0]);
         return (arch.open)(path, parts);
     }
-    let index = path.join(INDEX);
-    if !index.is_file() {
+    let Some(index) = index_of(path) else {
         let reason = format!(
-            "has no `{INDEX}`: an image or video model is a folder as diffusers saves it, or a single file of its \
-             transformer"
+            "has no `{}`: an image or video model is a folder as diffusers saves it, or a single file of its \
+             transformer",
+            INDEXES[0]
         );
         return Err(Error::file(path, reason));
-    }
+    };
     let index = Object::read(&index)?;
     let class = index.text("_class_name")?.unwrap_or("none");
     let known = archs();

@@ -8,7 +8,6 @@
 //!
 //! Weights go by their names in diffusers' folders.
 
-pub mod autoencoder;
 mod index;
 mod memory;
 mod model;
@@ -54,6 +53,7 @@ pub static ARCH: Arch = Arch {
         ],
         network: "networks.lora_wan",
         architecture: "wan/lora",
+        kohya: true,
         // diffusers reads kohya's form only if no layer is missing.
         complete: LoraForm::Kohya,
         partial: LoraForm::Comfy,

@@ -57,6 +57,7 @@ pub static ARCH: Arch = Arch {
         ],
         network: "networks.lora_zimage",
         architecture: "Z-Image/lora",
+        kohya: true,
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

@@ -322,7 +322,7 @@ impl Decoder {
     }
 
     /// The head's input for the last block's output. Logits are linear in it, so what divides them divides it.
-    fn finish(&self, stream: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn finish(&self, stream: &Tensor) -> Result<Tensor, Error> {
         scaled(self.norm.forward(stream)?, 1.0 / self.logits_divisor)
     }
 

@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use models::diffusion::INDEXES;
 use serde_json::Value;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -200,10 +201,10 @@ fn hexadecimal(bytes: &[u8]) -> String {
 pub(super) fn lacks(snapshot: &Path) -> Option<String> {
     let is_there = |name: &str| snapshot.join(name).is_file();
     let mut folders = Vec::new();
-    if is_there("model_index.json") {
-        let parts = read(&snapshot.join("model_index.json"));
+    if let Some(index) = INDEXES.iter().find(|name| is_there(name)) {
+        let parts = read(&snapshot.join(index));
         let Some(Value::Object(parts)) = parts else {
-            return Some("model_index.json".to_owned());
+            return Some((*index).to_owned());
         };
         // `"vae": ["diffusers", "AutoencoderKLWan"]`; for a part that the model does not have, the items are null.
         let parts = parts.iter();
@@ -228,7 +229,13 @@ pub(super) fn lacks(snapshot: &Path) -> Option<String> {
 }
 
 /// Parts of a video model that have weights.
-const WEIGHTY: [&str; 4] = ["transformer", "transformer_2", "vae", "text_encoder"];
+const WEIGHTY: [&str; 5] = [
+    "transformer",
+    "transformer_2",
+    "text_conditioner",
+    "vae",
+    "text_encoder",
+];
 
 fn lacks_weights(path: &Path, folder: &str) -> Option<String> {
     let named = |file: &str| match folder {

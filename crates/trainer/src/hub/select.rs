@@ -37,7 +37,7 @@ const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"]
 /// What is missing, as a phrase to follow the model's name.
 pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, String> {
     let is_there = |name: &str| files.iter().any(|file| file == name);
-    let is_video = is_there("model_index.json");
+    let is_video = diffusion::INDEXES.iter().any(|name| is_there(name));
     if is_video && kind == ModelKind::Text {
         return Err("is a video or image model, not a language model: set \
         `data.resolution` (and `data.num_frames`) to train a video model"
@@ -101,7 +101,7 @@ fn of_text(file: &str, is_sharded: bool) -> bool {
 
 fn of_video(file: &str) -> bool {
     let Some((folder, name)) = file.split_once('/') else {
-        return file == "model_index.json";
+        return diffusion::INDEXES.contains(&file);
     };
     // `model.fp16.safetensors` contains the same weights again.
     let is_variant = name

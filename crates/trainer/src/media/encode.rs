@@ -368,7 +368,8 @@ impl Encoder<'_> {
         }
         let _no_grad = tch::no_grad_guard();
         let (count, last) = (missing.len(), self.model.text_encoders());
-        let mut encoded: Vec<Conditions> = missing.iter().map(|_| Conditions::default()).collect();
+        let encoded = missing.iter().map(|(_, ids)| self.model.of_tokens(ids));
+        let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
         // One encoder after the other, so that only one is in memory.
         for number in 0..last {
             observer.preparing("loading the text encoder");

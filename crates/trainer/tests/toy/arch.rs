@@ -54,6 +54,7 @@ pub(crate) static ARCH: Arch = Arch {
         targets: &["to_text", "up", "down"],
         network: "networks.lora_toy",
         architecture: "toy/lora",
+        kohya: true,
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

@@ -123,7 +123,10 @@ fn flat_module(flat: &str, arch: &Arch) -> Option<String> {
         return Some((*name).to_owned());
     }
     arch.lists.iter().find_map(|list| {
-        let after = |prefix: &str| flat.strip_prefix(prefix)?.strip_prefix('_');
+        let after = |prefix: &str| {
+            let rest = flat.strip_prefix(&prefix.replace('.', "_"))?;
+            rest.strip_prefix('_')
+        };
         let rest = after(list.name).or_else(|| after(list.original))?;
         let (number, part) = rest.split_once('_')?;
         let number: u32 = number.parse().ok()?;

@@ -38,6 +38,8 @@ pub struct TextDecoder {
     decoder: Decoder,
     /// The states that are taken, side by side: 0 is the embedding, *n* what block *n* made of it.
     states: Vec<usize>,
+    /// Whether the final norm is applied.
+    is_normed: bool,
     vocabulary: i64,
     longest: usize,
     /// Fills up shorter texts to `longest`.
@@ -66,8 +68,32 @@ impl TextDecoder {
                 config.num_hidden_layers
             )));
         }
+        Self::of_states(config, (states, false), longest, device, builder)
+    }
+
+    /// As [`TextDecoder::new`], for the state after all blocks and the final norm.
+    ///
+    /// # Errors
+    /// If a weight is missing, or memory runs out.
+    pub fn whole(
+        config: &DecoderConfig,
+        longest: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let last = [config.num_hidden_layers as usize];
+        Self::of_states(config, (&last, true), longest, device, builder)
+    }
+
+    fn of_states(
+        config: &DecoderConfig,
+        (states, is_normed): (&[usize], bool),
+        longest: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
         let body = DecoderConfig {
-            num_hidden_layers: last,
+            num_hidden_layers: states.iter().max().copied().unwrap_or(0) as i64,
             // A tied head has no weights of its own.
             tie_word_embeddings: true,
             ..config.clone()
@@ -80,6 +106,7 @@ impl TextDecoder {
         Ok(Self {
             decoder: Decoder::new(&body, options, builder)?,
             states: states.to_vec(),
+            is_normed,
             vocabulary: config.vocab_size,
             longest,
             filler: None,
@@ -121,8 +148,11 @@ impl TextDecoder {
         let row = row.f_unsqueeze(0)?;
         let text = (tokens.len() < ids.len()).then_some(tokens.len() as i64);
         let states = self.decoder.states(&row, text, &self.states)?;
-        let text = Tensor::f_cat(&states, -1)?.f_squeeze_dim(0)?;
-        to_kind(&text, Kind::Float)
+        let mut text = Tensor::f_cat(&states, -1)?;
+        if self.is_normed {
+            text = self.decoder.finish(&text)?;
+        }
+        to_kind(&text.f_squeeze_dim(0)?, Kind::Float)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where the parts of a model are that makes pictures of texts with one transformer, one KL autoencoder and one language
+//! Where the parts of a model are that makes pictures of texts with one transformer, one autoencoder and one language
 //! model: in a diffusers folder, or in single files as used by ComfyUI.
 
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use super::decoder;
 use super::kl::{self, KlConfig};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::{Arch, Expert, Part, PartPaths};
+use crate::diffusion::{Arch, Expert, INDEXES, Part, PartPaths, index_of};
 use crate::json::Object;
 use crate::language::{DecoderConfig, keys_without_effect};
 use crate::pretrained::warn_about_keys;
 
-/// The parts that `model_index.json` names beside those whose class is that of their config.
+/// The parts that an index names beside those whose class is that of their config.
 const OF_ANY_CLASS: [&str; 2] = ["text_encoder", "tokenizer"];
 
 /// Where the parts are: each a folder or a file.
@@ -23,13 +23,13 @@ pub(crate) struct Places {
     pub(crate) text_encoder: PathBuf,
     /// A folder.
     pub(crate) tokenizer: PathBuf,
-    /// `model_index.json` of a diffusers folder.
+    /// The file that names the parts of a diffusers folder.
     pub(crate) index: Option<Object>,
 }
 
 impl Places {
     /// The parts of the diffusers folder at `path`, or the transformer's file `path`, with those that `parts` names.
-    /// `classes` are the classes of the folder's parts that are supported, `keys` other keys of its index that are read.
+    /// `classes` are the classes of the folder's parts that are supported, `keys` what else its index may have.
     ///
     /// # Errors
     /// If a part is missing or of another class.
@@ -37,7 +37,7 @@ impl Places {
         arch: &Arch,
         path: &Path,
         parts: &PartPaths,
-        (classes, keys): (&[(&str, &str)], &[&str]),
+        (classes, keys): (&[(&str, &[&str])], &[&str]),
     ) -> Result<Self, Error> {
         if let Some(other) = &parts.transformer_2 {
             let reason = format!("is given as second transformer, but {} has one", arch.title);
@@ -45,7 +45,8 @@ impl Places {
         }
         let mut places = match path.is_dir() {
             true => {
-                let index = Object::read(&path.join("model_index.json"))?;
+                let index = index_of(path).unwrap_or_else(|| path.join(INDEXES[0]));
+                let index = Object::read(&index)?;
                 check(&index, classes, keys)?;
                 Self::of_folder(path, parts, index)
             }
@@ -137,46 +138,49 @@ impl Places {
         read: fn(&Path) -> Result<C, Error>,
         of_shapes: fn(&PartFile) -> Result<C, Error>,
     ) -> Result<C, Error> {
-        match config_of(&self.transformer) {
-            Some(config) => read(&config),
-            None => of_shapes(&PartFile::open(&arch.denoiser, &self.transformer)?),
-        }
+        config_at(&self.transformer, &arch.denoiser, read, of_shapes)
     }
 
-    /// The autoencoder's config; a single file does not have the two `factors` of latents.
+    /// The config of a KL autoencoder; a single file does not have the two `factors` of latents.
     pub(crate) fn autoencoder(&self, factors: (f64, f64)) -> Result<KlConfig, Error> {
-        match config_of(&self.vae) {
-            Some(config) => KlConfig::read(&config),
-            None => KlConfig::of_shapes(&PartFile::open(&kl::NAMES, &self.vae)?, factors),
-        }
+        let of_shapes = |file: &PartFile| KlConfig::of_shapes(file, factors);
+        config_at(&self.vae, &kl::NAMES, KlConfig::read, of_shapes)
     }
 
     /// The language model's config.
     pub(crate) fn text(&self) -> Result<DecoderConfig, Error> {
-        match config_of(&self.text_encoder) {
-            Some(config) => {
-                warn_about_keys(&config, &keys_without_effect(&config)?);
-                DecoderConfig::read(&config)
-            }
-            None => {
-                let file = PartFile::open(&decoder::NAMES, &self.text_encoder)?;
-                DecoderConfig::of_shapes(&file)
-            }
-        }
+        let read = |config: &Path| {
+            warn_about_keys(config, &keys_without_effect(config)?);
+            DecoderConfig::read(config)
+        };
+        let of_shapes = |file: &PartFile| DecoderConfig::of_shapes(file);
+        config_at(&self.text_encoder, &decoder::NAMES, read, of_shapes)
     }
 }
 
-/// The config of a part that is a folder.
-fn config_of(part: &Path) -> Option<PathBuf> {
-    part.is_dir().then(|| part.join("config.json"))
+/// The config of the part at `path`: as one function reads it in a folder, or as another infers it from the shapes in a
+/// file with these names.
+///
+/// # Errors
+/// If a file is missing or damaged, or its content is not supported.
+pub(crate) fn config_at<C>(
+    path: &Path,
+    names: &PartNames,
+    read: impl FnOnce(&Path) -> Result<C, Error>,
+    of_shapes: impl FnOnce(&PartFile) -> Result<C, Error>,
+) -> Result<C, Error> {
+    match path.is_dir() {
+        true => read(&path.join("config.json")),
+        false => of_shapes(&PartFile::open(names, path)?),
+    }
 }
 
-/// Refuses parts of other classes in a `model_index.json`, and warns about keys without effect.
-fn check(index: &Object, classes: &[(&str, &str)], keys: &[&str]) -> Result<(), Error> {
+/// Refuses parts of other classes in an index, and warns about keys without effect.
+fn check(index: &Object, classes: &[(&str, &[&str])], keys: &[&str]) -> Result<(), Error> {
     for (part, supported) in classes {
         let class = index.get(part).and_then(|part| part.get(1)?.as_str());
-        if let Some(class) = class.filter(|class| class != supported) {
-            let reason = format!("is {class:?}: supported is {supported}");
+        if let Some(class) = class.filter(|class| !supported.contains(class)) {
+            let reason = format!("is {class:?}: supported is {}", supported.join(" or "));
             return Err(index.error(part, reason));
         }
     }

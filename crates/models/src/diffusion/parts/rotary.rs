@@ -12,6 +12,9 @@ const THETA: f64 = 10_000.0;
 pub struct Rotary {
     /// `[1 or batch, tokens, 1, head width / 2]`, complex numbers of magnitude one.
     rotations: Tensor,
+    /// Whether a pair is a number of the first half of a head and that of the second at the same place; otherwise it is
+    /// two adjacent ones.
+    by_halves: bool,
 }
 
 impl Rotary {
@@ -42,8 +45,8 @@ impl Rotary {
     /// # Errors
     /// If shapes do not match or memory runs out.
     pub fn at(axes: &[(Tensor, i64)], theta: f64, device: Device) -> Result<Self, Error> {
-        let angles = Self::angles_at(axes, theta)?;
-        Self::of_angles(&angles.f_to_kind(Kind::Float)?, device)
+        let axes = axes.iter().map(|(at, width)| (at, *width, theta));
+        Self::of_angles(&angles_at(axes)?.f_to_kind(Kind::Float)?, device)
     }
 
     /// The same with angles in double precision.
@@ -51,17 +54,20 @@ impl Rotary {
     /// # Errors
     /// As [`Rotary::at`].
     pub fn exactly_at(axes: &[(Tensor, i64)], theta: f64, device: Device) -> Result<Self, Error> {
-        Self::of_angles(&Self::angles_at(axes, theta)?, device)
+        let axes = axes.iter().map(|(at, width)| (at, *width, theta));
+        Self::of_angles(&angles_at(axes)?, device)
     }
 
-    /// `[1 or batch, tokens, 1, head width / 2]`
-    fn angles_at(axes: &[(Tensor, i64)], theta: f64) -> Result<Tensor, Error> {
-        let angles = axes.iter().map(|(positions, width)| {
-            let positions = positions.f_to_kind(Kind::Double)?;
-            angles_of(&positions, *width, theta)
-        });
-        let angles = Tensor::f_cat(&angles.collect::<Result<Vec<_>, _>>()?, -1)?;
-        Ok(angles.f_unsqueeze(2)?)
+    /// As [`Rotary::at`], with a base of the frequencies for each axis, for models that pair the halves of a head.
+    ///
+    /// # Errors
+    /// If shapes do not match or memory runs out.
+    pub fn of_halves(axes: &[(Tensor, i64, f64)], device: Device) -> Result<Self, Error> {
+        let axes = axes.iter().map(|(at, width, theta)| (at, *width, *theta));
+        Ok(Self {
+            by_halves: true,
+            ..Self::of_angles(&angles_at(axes)?.f_to_kind(Kind::Float)?, device)?
+        })
     }
 
     fn of_angles(angles: &Tensor, device: Device) -> Result<Self, Error> {
@@ -69,19 +75,29 @@ impl Rotary {
         let parts = Tensor::f_stack(&parts, -1)?.f_to_kind(Kind::Float)?;
         Ok(Self {
             rotations: parts.f_to_device(device)?.f_view_as_complex()?,
+            by_halves: false,
         })
     }
 
-    /// `[batch, tokens, heads, width]` with each adjacent pair rotated; computed in fp32.
+    /// `[batch, tokens, heads, width]` with each pair rotated; computed in fp32.
     ///
     /// # Errors
     /// If shapes do not match or memory runs out.
     pub fn rotated(&self, input: &Tensor) -> Result<Tensor, Error> {
         let (batch, tokens, heads, width) = input.size4()?;
-        let pairs = to_kind(input, Kind::Float)?
-            .f_reshape([batch, tokens, heads, width / 2, 2])?
-            .f_view_as_complex()?;
-        let turned = pairs.f_mul(&self.rotations)?.f_view_as_real()?;
+        let input_in_fp32 = to_kind(input, Kind::Float)?;
+        let pairs = match self.by_halves {
+            false => input_in_fp32.f_reshape([batch, tokens, heads, width / 2, 2])?,
+            true => input_in_fp32
+                .f_reshape([batch, tokens, heads, 2, width / 2])?
+                .f_transpose(3, 4)?
+                .f_contiguous()?,
+        };
+        let turned = pairs.f_view_as_complex()?.f_mul(&self.rotations)?;
+        let turned = match self.by_halves {
+            false => turned.f_view_as_real()?,
+            true => turned.f_view_as_real()?.f_transpose(3, 4)?,
+        };
         to_kind(
             &turned.f_reshape([batch, tokens, heads, width])?,
             input.kind(),
@@ -92,8 +108,19 @@ impl Rotary {
     pub fn shallow_clone(&self) -> Self {
         Self {
             rotations: self.rotations.shallow_clone(),
+            by_halves: self.by_halves,
         }
     }
+}
+
+/// Angles of the positions on each axis, `[1 or batch, tokens]`, with the width of its part and the base of its
+/// frequencies: `[1 or batch, tokens, 1, head width / 2]`, in double precision.
+fn angles_at<'a>(axes: impl Iterator<Item = (&'a Tensor, i64, f64)>) -> Result<Tensor, Error> {
+    let angles = axes.map(|(positions, width, theta)| {
+        angles_of(&positions.f_to_kind(Kind::Double)?, width, theta)
+    });
+    let angles = Tensor::f_cat(&angles.collect::<Result<Vec<_>, Error>>()?, -1)?;
+    Ok(angles.f_unsqueeze(2)?)
 }
 
 /// Angles of positions `[…]`: `[…, width / 2]`, in double precision like the reference.

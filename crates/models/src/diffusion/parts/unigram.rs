@@ -1,4 +1,4 @@
-//! UMT5's tokenizer, from a `tokenizers` or a sentencepiece file.
+//! The tokenizer of T5 and UMT5, from a `tokenizers` or a sentencepiece file.
 //!
 //! Both give the same tokens as transformers: sentencepiece's normalisation, words split at whitespace, the
 //! most likely pieces of each, and `</s>` at the end.
@@ -33,6 +33,8 @@ const EMBEDDED: &str = "spiece_model";
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
     end: u32,
+    /// Whether prompts are cleaned before.
+    cleans: bool,
 }
 
 impl TextTokenizer {
@@ -74,6 +76,14 @@ impl TextTokenizer {
         }
     }
 
+    /// The same, for models whose prompts are not cleaned.
+    pub fn without_cleaning(self) -> Self {
+        Self {
+            cleans: false,
+            ..self
+        }
+    }
+
     /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], the last of which is `</s>`.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
         let most = TEXT_ROWS as usize - 1;
@@ -87,7 +97,11 @@ impl TextTokenizer {
     }
 
     fn cut(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let cut = self.tokenizer.encode_fast(clean(text), false);
+        let cleaned = match self.cleans {
+            true => clean(text),
+            false => text.to_owned(),
+        };
+        let cut = self.tokenizer.encode_fast(cleaned, false);
         let cut = cut.map_err(|error| Error::Invalid(format!("{text:?}: {error}")))?;
         Ok(cut.get_ids().to_vec())
     }
@@ -100,7 +114,11 @@ impl TextTokenizer {
         tokenizer.with_truncation(None).map_err(wrong)?;
         let end = tokenizer.token_to_id(END);
         let end = end.ok_or_else(|| Error::file(path, no_end()))?;
-        Ok(Self { tokenizer, end })
+        Ok(Self {
+            tokenizer,
+            end,
+            cleans: true,
+        })
     }
 
     /// A tokenizer from a sentencepiece model; `extra` of its tokens are not in the model.
@@ -161,7 +179,11 @@ impl TextTokenizer {
             .map_err(|error| wrong(error.to_string()))?;
         tokenizer.with_post_processor(Some(template));
         tokenizer.add_tokens(special).map_err(library)?;
-        Ok(Self { tokenizer, end })
+        Ok(Self {
+            tokenizer,
+            end,
+            cleans: true,
+        })
     }
 }
 

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Tensor};
 
 use super::ARCH;
-use super::autoencoder::{Autoencoder, AutoencoderConfig, FRAMES_PER_LATENT};
 use super::index::{self, class_of};
 use super::memory;
-use super::names::{AUTOENCODER, TEXT_ENCODER, TRANSFORMER};
+use super::names::{TEXT_ENCODER, TRANSFORMER};
 use super::transformer::{Transformer, TransformerConfig};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::parts::causal_kl::{self, Autoencoder, AutoencoderConfig, FRAMES_PER_LATENT};
 use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::parts::t5::{self, TEXT_ROWS, TextEncoderConfig};
@@ -300,7 +300,7 @@ impl Diffusion for WanModel {
     fn names(&self, part: Part) -> PartNames {
         match part {
             Part::Denoiser(_) => TRANSFORMER,
-            Part::Autoencoder => AUTOENCODER,
+            Part::Autoencoder => causal_kl::NAMES,
             Part::TextEncoder(_) => TEXT_ENCODER,
         }
     }
@@ -491,7 +491,7 @@ fn transformer_config(path: &Path) -> Result<TransformerConfig, Error> {
 fn autoencoder_config(path: &Path) -> Result<AutoencoderConfig, Error> {
     match config_of(path, "AutoencoderKLWan") {
         Some(config) => AutoencoderConfig::read(&config),
-        None => AutoencoderConfig::of_shapes(&PartFile::open(&AUTOENCODER, path)?),
+        None => AutoencoderConfig::of_shapes(&PartFile::open(&causal_kl::NAMES, path)?),
     }
 }
 

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use tch::{Device, Kind, Tensor};
 
-use super::autoencoder::{Autoencoder, AutoencoderConfig};
 use super::model::{CONDITION, first_frame_channels};
-use super::names::{AUTOENCODER, TRANSFORMER};
+use super::names::TRANSFORMER;
 use super::transformer::{Transformer, TransformerConfig};
 use crate::Error;
 use crate::diffusion::files::PartFile;
+use crate::diffusion::parts::causal_kl::{self, Autoencoder, AutoencoderConfig};
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use crate::diffusion::{Conditions, Denoiser, Expert, FIRST_FRAME, Objective, TEXT};
@@ -62,7 +62,7 @@ fn transformer(name: &str, expert: Expert) -> Transformer {
 fn autoencoder(name: &str) -> Autoencoder {
     let folder = golden(&format!("wan/{name}"));
     let config = AutoencoderConfig::read(&folder.join("config.json")).unwrap();
-    let tensors = PartFile::open(&AUTOENCODER, &folder).unwrap();
+    let tensors = PartFile::open(&causal_kl::NAMES, &folder).unwrap();
     let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
     let load = Load::whole(Kind::Float);
     let built = load.frozen(&tensors, &mut placer, |device, builder| {

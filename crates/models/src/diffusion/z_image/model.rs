@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
 use super::{ARCH, memory};
@@ -15,14 +15,11 @@ use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::{
-    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths, TEXT,
+    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths,
     TextEncoder, Tokenizer, Usage,
 };
 use crate::language::DecoderConfig;
 use crate::model::Builder;
-
-/// The number of tokens of each text of a batch, `[batch]`.
-pub(super) const TEXT_TOKENS: &str = "text_tokens";
 
 /// Tokens of a prompt that are read.
 const LONGEST_TEXT: usize = 512;
@@ -34,10 +31,10 @@ const SINGLE_FILE_SHIFT: f64 = 3.0;
 const FACTORS: (f64, f64) = (0.3611, 0.1159);
 
 /// The classes of a folder's parts.
-const CLASSES: [(&str, &str); 3] = [
-    ("transformer", "ZImageTransformer2DModel"),
-    ("vae", "AutoencoderKL"),
-    ("scheduler", "FlowMatchEulerDiscreteScheduler"),
+const CLASSES: [(&str, &[&str]); 3] = [
+    ("transformer", &["ZImageTransformer2DModel"]),
+    ("vae", &["AutoencoderKL"]),
+    ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
 ];
 
 /// A model whose parts are loaded on demand.
@@ -180,9 +177,9 @@ impl Diffusion for ZImage {
         Ok(self.text.hidden_size)
     }
 
-    /// Texts are padded, and their lengths kept beside them.
+    /// Texts are padded with the tokens that fill up the longest, and their lengths kept beside them.
     fn collate(&self, rows: &[Conditions]) -> Result<Conditions, Error> {
-        collated(rows)
+        Conditions::padded(rows, filled)
     }
 
     fn stays_fp32(&self, name: &str) -> bool {
@@ -194,35 +191,12 @@ impl Diffusion for ZImage {
     }
 }
 
-/// The texts of a batch, padded to the length of the longest with the tokens that fill it up; and the number of tokens
-/// of each.
-pub(super) fn collated(rows: &[Conditions]) -> Result<Conditions, Error> {
-    let lengths = rows.iter().map(|row| {
-        let tokens = row.get(TEXT)?.size2()?.0;
-        Ok(tokens)
-    });
-    let lengths = lengths.collect::<Result<Vec<_>, Error>>()?;
-    let longest = filled(lengths.iter().max().copied().unwrap_or(0));
-    let padded = rows.iter().zip(&lengths).map(|(row, tokens)| {
-        let mut row = row.shallow_clone();
-        let text = row
-            .get(TEXT)?
-            .f_constant_pad_nd([0, 0, 0, longest - tokens])?;
-        row.insert(TEXT, text);
-        row.insert(
-            TEXT_TOKENS,
-            Tensor::f_from_slice(&[*tokens])?
-                .f_to_kind(Kind::Float)?
-                .f_squeeze()?,
-        );
-        Ok(row)
-    });
-    Conditions::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
-}
-
 #[cfg(test)]
 mod tests {
+    use tch::{Kind, Tensor};
+
     use super::*;
+    use crate::diffusion::{TEXT, TEXT_TOKENS};
 
     #[test]
     fn texts_of_a_batch_are_padded_and_counted() {
@@ -230,7 +204,7 @@ mod tests {
             let ones = Tensor::ones([length, 3], (Kind::Float, Device::Cpu));
             Conditions::of(TEXT, ones)
         });
-        let batch = collated(&rows).unwrap();
+        let batch = Conditions::padded(&rows, filled).unwrap();
         let text = batch.get(TEXT).unwrap();
         assert_eq!(text.size(), [2, 64, 3]);
         let sums = text.sum_dim_intlist([1, 2].as_slice(), false, Kind::Float);

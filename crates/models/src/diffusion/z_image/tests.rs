@@ -6,12 +6,11 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
-use super::model::TEXT_TOKENS;
 use crate::diffusion::reference::{Case, FROZEN, Reference, placer};
-use crate::diffusion::{Conditions, TEXT, load_autoencoder};
+use crate::diffusion::{Conditions, TEXT, TEXT_TOKENS, load_autoencoder};
 use crate::model::Pass;
 
-const REFERENCE: Reference = Reference(&ARCH);
+const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
@@ -30,7 +29,10 @@ fn velocities_are_those_of_diffusers() {
     REFERENCE.velocities_are_those_of_diffusers(&["filled", "whole"], |batch| {
         let tokens = batch.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
         let text = batch.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        super::model::collated(&[Conditions::of(TEXT, text)]).unwrap()
+        REFERENCE
+            .model()
+            .collate(&[Conditions::of(TEXT, text)])
+            .unwrap()
     });
 }
 
@@ -88,7 +90,7 @@ fn what_does_not_fit_is_refused() {
     }
     let text = Tensor::zeros([600, 24], (Kind::Float, Device::Cpu));
     let row = || Conditions::of(TEXT, text.shallow_clone());
-    let long = super::model::collated(&[row(), row()]).unwrap();
+    let long = REFERENCE.model().collate(&[row(), row()]).unwrap();
     let error = model.predict(&latents, &times, &long, Pass::Evaluate);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("from 1 to 576 tokens"), "{error}");

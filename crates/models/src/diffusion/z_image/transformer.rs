@@ -22,12 +22,11 @@ pub(super) use self::layout::filled;
 
 use self::layers::{Block, Shared};
 use self::layout::{Layout, Positions};
-use super::model::TEXT_TOKENS;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, TEXT};
+use crate::diffusion::{Conditions, Denoiser, TEXT, TEXT_TOKENS};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;

@@ -57,6 +57,11 @@ pub(super) fn form(
              those out. Use `comfy`, or drop the key",
             arch.title
         ))),
+        Some(LoraFormat::Kohya) if !arch.lora.kohya => Err(Error::Data(format!(
+            "`adapter.format: kohya` is not written for {}: diffusers would ignore such a file without a word. Use \
+                 `comfy`, or drop the key",
+            arch.title
+        ))),
         Some(LoraFormat::Kohya) => Ok(LoraForm::Kohya),
         Some(LoraFormat::Comfy) => Ok(LoraForm::Comfy),
         Some(LoraFormat::Diffusers) => Ok(LoraForm::Diffusers),

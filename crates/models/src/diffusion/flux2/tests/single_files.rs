@@ -13,14 +13,14 @@ use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 
 #[test]
 fn single_files_have_the_same_weights() {
-    let files = SingleFiles::new(&REFERENCE, None);
+    let files = SingleFiles::new(&REFERENCE, &[]);
     let unknown: [&[&str]; 2] = [&[], &["bn.num_batches_tracked"]];
     files.have_the_same_weights(&REFERENCE, unknown);
 }
 
 #[test]
 fn shapes_say_what_the_configs_say() {
-    let files = SingleFiles::new(&REFERENCE, None);
+    let files = SingleFiles::new(&REFERENCE, &[]);
     let single = PartFile::open(&names::TRANSFORMER, &files.path("transformer")).unwrap();
     let config = REFERENCE.golden("model/transformer/config.json");
     let config = TransformerConfig::read(&config).unwrap();
@@ -36,14 +36,14 @@ fn shapes_say_what_the_configs_say() {
 
 #[test]
 fn a_single_transformer_asks_for_the_other_parts() {
-    let files = SingleFiles::new(&REFERENCE, None);
+    let files = SingleFiles::new(&REFERENCE, &[]);
     files.ask_for_the_other_parts(&REFERENCE, None);
 }
 
 /// FLUX.2 [dev] has a second embedding, of its guidance.
 #[test]
 fn a_guided_transformer_is_refused() {
-    let files = SingleFiles::new(&REFERENCE, Some("guidance_in.in_layer.weight"));
+    let files = SingleFiles::new(&REFERENCE, &["guidance_in.in_layer.weight"]);
     files.ask_for_the_other_parts(&REFERENCE, Some("FLUX.2 [dev], which is not supported"));
 }
 

@@ -21,7 +21,7 @@ fn single_files_have_the_same_weights() {
 
 /// The published transformer has a tensor without use.
 fn single_files() -> SingleFiles {
-    SingleFiles::new(&REFERENCE, Some("norm_final.weight"))
+    SingleFiles::new(&REFERENCE, &["norm_final.weight"])
 }
 
 #[test]

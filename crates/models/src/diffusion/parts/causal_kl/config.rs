@@ -1,6 +1,7 @@
 //! The dimensions of an autoencoder, from `vae/config.json` of a diffusers folder or from the shapes in a
 //! single file.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::Error;
@@ -65,6 +66,23 @@ pub struct AutoencoderConfig {
     pub scale_factor_spatial: i64,
 }
 
+/// The class of autoencoders of videos, and of those that were trained on pictures alone.
+const CLASSES: [&str; 2] = ["AutoencoderKLWan", "AutoencoderKLQwenImage"];
+
+/// Keys of the second class, whose pictures are not folded into channels.
+const KNOWN_OF_PICTURES: [&str; 10] = [
+    "base_dim",
+    "z_dim",
+    "dim_mult",
+    "num_res_blocks",
+    "attn_scales",
+    "temperal_downsample",
+    "dropout",
+    "input_channels",
+    "latents_mean",
+    "latents_std",
+];
+
 const KNOWN: [&str; 16] = [
     "base_dim",
     "decoder_base_dim",
@@ -106,14 +124,18 @@ impl AutoencoderConfig {
     }
 
     fn from_object(object: &Object) -> Result<Self, Error> {
-        match object.text("_class_name")? {
-            None | Some("AutoencoderKLWan") => {}
-            Some(class) => {
-                let reason = format!("is {class:?}: only \"AutoencoderKLWan\" is supported");
+        let class = object.text("_class_name")?.unwrap_or(CLASSES[0]);
+        let of_pictures = match CLASSES.iter().position(|known| *known == class) {
+            Some(number) => number == 1,
+            None => {
+                let reason = format!("is {class:?}: only {CLASSES:?} are supported");
                 return Err(object.error("_class_name", reason));
             }
+        };
+        match of_pictures {
+            true => object.warn_about_unknown_keys(&KNOWN_OF_PICTURES),
+            false => object.warn_about_unknown_keys(&KNOWN),
         }
-        object.warn_about_unknown_keys(&KNOWN);
         if object
             .numbers("attn_scales")?
             .is_some_and(|list| !list.is_empty())
@@ -125,23 +147,43 @@ impl AutoencoderConfig {
         let z_dim = object.integer("z_dim", Some(16), 1..=4096)?;
         let dim_mult = object.integers("dim_mult", 1..=64)?;
         let steps = object.flags("temperal_downsample")?;
-        let patch_size = object.integer("patch_size", Some(1), 1..=16)?;
+        let dim_mult = dim_mult.unwrap_or_else(|| vec![1, 2, 4, 4]);
+        let integer = |key: &str, default: i64, range: RangeInclusive<i64>| match of_pictures {
+            true => Ok(default),
+            false => object.integer(key, Some(default), range),
+        };
+        let patch_size = integer("patch_size", 1, 1..=16)?;
+        let (in_channels, out_channels, scale) = match of_pictures {
+            true => {
+                let channels = object.integer("input_channels", Some(3), 1..=4096)?;
+                (
+                    channels,
+                    channels,
+                    1 << (dim_mult.len().clamp(1, MAX_STAGES) - 1),
+                )
+            }
+            false => (
+                integer("in_channels", 3, 1..=4096)?,
+                integer("out_channels", 3, 1..=4096)?,
+                integer("scale_factor_spatial", 8, 1..=256)?,
+            ),
+        };
         let config = Self {
             base_dim,
-            decoder_base_dim: object.integer("decoder_base_dim", Some(base_dim), 1..=4096)?,
+            decoder_base_dim: integer("decoder_base_dim", base_dim, 1..=4096)?,
             z_dim,
-            dim_mult: dim_mult.unwrap_or_else(|| vec![1, 2, 4, 4]),
+            dim_mult,
             num_res_blocks: object.integer("num_res_blocks", Some(2), 1..=64)?,
             temporal_downsample: steps.unwrap_or_else(|| vec![false, true, true]),
             latents_mean: statistics(object, "latents_mean", z_dim, &MEANS_2_1)?,
             latents_std: statistics(object, "latents_std", z_dim, &DEVIATIONS_2_1)?,
-            is_residual: object.flag("is_residual", false)?,
-            in_channels: object.integer("in_channels", Some(3), 1..=4096)?,
-            out_channels: object.integer("out_channels", Some(3), 1..=4096)?,
+            is_residual: !of_pictures && object.flag("is_residual", false)?,
+            in_channels,
+            out_channels,
             patch_size,
-            scale_factor_spatial: object.integer("scale_factor_spatial", Some(8), 1..=256)?,
+            scale_factor_spatial: scale,
         };
-        if object.integer("scale_factor_temporal", Some(4), 1..=64)? != 4 {
+        if integer("scale_factor_temporal", 4, 1..=64)? != 4 {
             return Err(object.error("scale_factor_temporal", "must be 4"));
         }
         match config.problem() {
@@ -182,7 +224,7 @@ impl AutoencoderConfig {
                 .and_then(|shape| shape.get(dimension).copied());
             size.filter(|size| *size > 0).ok_or_else(|| {
                 wrong(format!(
-                    "not a Wan autoencoder: there is no `{name}` of {} dimensions or more",
+                    "not an autoencoder of videos: there is no `{name}` of {} dimensions or more",
                     dimension + 1
                 ))
             })
@@ -213,7 +255,7 @@ impl AutoencoderConfig {
             }
             if count == 0 || width % base_dim != 0 || stage == MAX_STAGES {
                 return Err(wrong(format!(
-                    "not a Wan autoencoder: stage {stage} of its encoder has {count} blocks of {width} channels"
+                    "not an autoencoder of videos: stage {stage} of its encoder has {count} blocks of {width} channels"
                 )));
             }
             stages.push((width / base_dim, count));
@@ -245,7 +287,9 @@ impl AutoencoderConfig {
             patch_size,
         };
         match config.problem() {
-            Some((key, reason)) => Err(wrong(format!("not a Wan autoencoder: `{key}` {reason}"))),
+            Some((key, reason)) => Err(wrong(format!(
+                "not an autoencoder of videos: `{key}` {reason}"
+            ))),
             None => Ok(config),
         }
     }
@@ -308,14 +352,15 @@ mod tests {
 
     use super::*;
     use crate::diffusion::files::PartFile;
-    use crate::diffusion::wan::names::{AUTOENCODER, TEXT_ENCODER};
+    use crate::diffusion::parts::causal_kl::NAMES;
+    use crate::diffusion::wan::names::TEXT_ENCODER;
     use crate::golden::golden;
 
     #[test]
     fn shapes_say_what_the_config_says() {
         for name in ["autoencoder-2.1", "autoencoder-2.2"] {
             let folder = golden(&format!("wan/{name}"));
-            let tensors = PartFile::open(&AUTOENCODER, &folder).unwrap();
+            let tensors = PartFile::open(&NAMES, &folder).unwrap();
             let config = AutoencoderConfig::read(&folder.join("config.json")).unwrap();
             let expected = AutoencoderConfig {
                 latents_mean: Vec::new(),
@@ -331,7 +376,7 @@ mod tests {
         let tensors = PartFile::open(&TEXT_ENCODER, &other).unwrap();
         let error = AutoencoderConfig::of_shapes(&tensors).unwrap_err();
         assert!(
-            error.to_string().contains("not a Wan autoencoder"),
+            error.to_string().contains("not an autoencoder of videos"),
             "{error}"
         );
     }
@@ -344,9 +389,13 @@ mod tests {
             std::fs::write(&path, config.to_string()).unwrap();
             AutoencoderConfig::read(&path).map_err(|error| error.to_string())
         };
-        let plain = json!({"_class_name": "AutoencoderKLWan", "z_dim": 16});
-        let base = read(&plain).unwrap();
-        for key in KNOWN {
+        let keys = [(CLASSES[0], &KNOWN[..]), (CLASSES[1], &KNOWN_OF_PICTURES)];
+        let keys = keys
+            .into_iter()
+            .flat_map(|(class, keys)| keys.iter().map(move |key| (class, *key)));
+        for (class, key) in keys {
+            let plain = json!({"_class_name": class, "z_dim": 16});
+            let base = read(&plain).unwrap();
             let mut config = plain.clone();
             config[key] = match key {
                 "attn_scales" => json!([1.0]),
@@ -362,7 +411,8 @@ mod tests {
                 Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
                 // Dimensions are checked together.
                 Err(reason) => assert!(
-                    reason.contains(key) || ["z_dim", "dim_mult", "patch_size"].contains(&key),
+                    reason.contains(key.trim_start_matches("input_"))
+                        || ["z_dim", "dim_mult", "patch_size"].contains(&key),
                     "{key}: {reason}"
                 ),
             }

@@ -1,4 +1,4 @@
-//! The autoencoders of Wan: videos to latents and back, in chunks of frames.
+//! Autoencoders whose convolutions see no later frames: videos and pictures to latents and back, in chunks of frames.
 //!
 //! ```text
 //! pixels  ─ 1 frame, then 4 at a time ─▶ Encoder ─▶ mean ─▶ (mean − latents_mean) / latents_std
@@ -6,12 +6,13 @@
 //! ```
 //!
 //! Between chunks, only the last input frames of each convolution are cached, so memory use does not grow
-//! with the length of the video. Two autoencoders are supported: that of Wan 2.1 (16 channels, 8 × 8 pixels
-//! and 4 frames per latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels).
+//! with the length of the video. Two kinds are supported: one of 16 channels, 8 × 8 pixels and 4 frames per
+//! latent, of videos or of pictures alone, and one of 48 channels and 16 × 16 pixels.
 
 mod blocks;
 mod causal;
 mod config;
+mod names;
 mod network;
 mod resample;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod tests;
 use tch::{Device, Kind, Tensor};
 
 pub use config::AutoencoderConfig;
+pub use names::NAMES;
 
 use self::causal::FeatureCache;
 use self::network::{Decoder, Encoder};

@@ -17,7 +17,7 @@ use crate::model::{Builder, Initial};
 use crate::tensor::{copied, to_kind};
 
 /// The previous frames that the convolutions of a pass need, in the order in which they run (`feat_cache` in
-/// Wan's code).
+/// the original code).
 #[derive(Debug, Default)]
 pub(super) struct FeatureCache {
     entries: Vec<CacheEntry>,
