@@ -54,7 +54,7 @@ pub(crate) static ARCH: Arch = Arch {
         targets: &["to_text", "up", "down"],
         network: "networks.lora_toy",
         architecture: "toy/lora",
-        complete: LoraForm::Comfy,
+        complete: LoraForm::Kohya,
         partial: LoraForm::Comfy,
     },
     caches: None,
