@@ -78,7 +78,7 @@ impl Place {
         let root = self.0.path().display();
         let text = format!(
             "name: toy\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
-             model: {{name_or_path: {root}/model}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
+             model: {{name_or_path: {root}/model}}\nadapter: {{r: 2, lora_alpha: 4, format: comfy}}\n\
              data: {{path: {root}/media, resolution: 32, cache_dir: {root}/cache, \
              validation_fraction: 0.25, caption_dropout: 0.3}}\n\
              train: {{max_steps: 6, per_device_train_batch_size: 2, learning_rate: 0.01, bf16: false, \

@@ -308,7 +308,8 @@ impl LoraFile {
         }
         if !self.arch.lora.kohya {
             return invalid(format!(
-                "kohya's form of a LoRA for {} is ignored by diffusers without a word: choose `comfy`",
+                "not every program reads kohya's form of a LoRA for {}, and diffusers ignores it without a word: choose \
+                 `comfy`",
                 self.arch.title
             ));
         }

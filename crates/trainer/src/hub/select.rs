@@ -177,6 +177,15 @@ mod tests {
         let expected = "model_index.json vae/config.json tokenizer/spiece.model \
                         vae/diffusion_pytorch_model.safetensors";
         assert_eq!(found, expected);
+        let modular = [
+            "modular_model_index.json",
+            "text_conditioner/config.json",
+            "t5_tokenizer/tokenizer.json",
+            "text_conditioner/diffusion_pytorch_model.safetensors",
+            "other/config.json",
+        ];
+        let found = chosen(&modular, ModelKind::Video).unwrap();
+        assert_eq!(found, modular[..4].join(" "));
     }
 
     #[test]

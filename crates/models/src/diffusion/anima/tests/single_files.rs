@@ -208,7 +208,7 @@ fn loras_are_read_in_all_forms_and_written_in_the_one_that_all_read() {
         }
         let error = file.write(&target, LoraForm::Kohya).unwrap_err();
         assert!(
-            error.to_string().contains("ignored by diffusers"),
+            error.to_string().contains("diffusers ignores it"),
             "{error}"
         );
         assert_eq!(
