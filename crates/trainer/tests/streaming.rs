@@ -140,10 +140,7 @@ fn a_streamed_mixture_of_experts_learns_what_a_resident_one_does() {
         &[][..],
         &["model.quantization=int8", CHECKPOINTING],
         &["model.quantization=nf4", "train.bf16=true"],
-        &[
-            "adapter.modules_to_save=[layers.1.mlp.gate]",
-            "data.packing=true",
-        ],
+        &["adapter.modules_to_save=[layers.1.mlp.gate]"],
     ] {
         Place::new("qwen3-moe.gguf").assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
     }
