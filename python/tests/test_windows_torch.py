@@ -1,8 +1,11 @@
-"""`hip_alloc.dll` in Windows' Python, under Wine: `cargo xtask windows --torch`. The HIP runtime is `device-sim` as
-`amdhip64_7.dll`.
+"""hip-alloc under the real PyTorch for Windows, in Windows' Python, under Wine: `cargo xtask windows --torch`.
+
+The HIP runtime is `device-sim` as `amdhip64_7.dll`. A PyTorch with a `torch_hip.dll` is on no package index, so that one for
+the CPU stands in (`windows/sitecustomize.py`): what calls hip-alloc here is its `c10.dll`, for the memory of CPU tensors.
 """
 
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -40,8 +43,9 @@ def windows(request, tmp_path_factory):
     (system.place / "other").mkdir()
     for name in ("amdhip64_7.dll", "other/amdhip64_7.dll"):
         shutil.copy(libraries / "device_sim.dll", system.place / name)
-    for name in ("sitecustomize.py", "memory.py"):
+    for name in ("sitecustomize.py", "train.py", "memory.py"):
         shutil.copy(PROGRAMS / name, system.place)
+    system.compile(PROGRAMS / "tensors.c", system.place / "tensors.dll", "-shared")
     # Wine takes paths of Linux as those of a drive.
     system.python = "Z:" + str(Path(options["--windows-python"]) / "python.exe").replace("/", "\\")
     assert system.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f").returncode == 0
@@ -52,6 +56,42 @@ def windows(request, tmp_path_factory):
 def printed(process):
     assert process.returncode == 0, process.stdout + process.stderr
     return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(windows):
+    """What the program reports under `surefoot.exe run --alloc`, and how it ended."""
+    words = ("surefoot.exe", "run", "--alloc", "--", windows.python, "train.py", "hip-alloc", "300")
+    process = windows.run(*words, timeout=900)
+    return printed(process), process.stderr
+
+
+def test_a_block_is_trained_in_the_memory_of_hip_alloc(trained):
+    done, _ = trained
+    losses = done["losses"]
+    assert losses[-1] < losses[0], losses
+
+
+OUT_OF_MEMORY = r"^HIP out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 1.00 GiB of which [0-9.]+ [MG]iB is free\. Of the memory held"
+
+
+def test_out_of_memory_is_pytorchs_exception_with_the_message(trained):
+    done, _ = trained
+    for kind, message in (done["oom"], done["oom_in_thread"]):
+        assert kind == "OutOfMemoryError"
+        assert re.match(OUT_OF_MEMORY, message), message
+    assert re.match(OUT_OF_MEMORY, done["oom_in_backward"])
+
+
+def test_a_copy_of_it_comes_from_a_thread_of_pytorch(trained):
+    done, _ = trained
+    assert "HIP out of memory. Tried to allocate 8.00 GiB." in done["oom_in_pytorchs_thread"]
+
+
+def test_running_out_hundreds_of_times_costs_no_memory(trained):
+    done, _ = trained
+    # 300 times; what is thrown has 512 bytes, and its text as many again.
+    assert done["growth"] < 256 << 10, done["growth"]
 
 
 def memory(windows, *words, **variables):
