@@ -34,6 +34,8 @@ def pytest_addoption(parser):
     parser.addoption("--wheel", help="the finished wheel to test")
     parser.addoption("--trainer-wheel", help="the trainer's finished wheel, to test")
     parser.addoption("--windows-program", help="surefoot.exe, to test under wine")
+    parser.addoption("--windows-python", help="the folder of a Python for Windows with PyTorch")
+    parser.addoption("--windows-libraries", help="the folder of hip_alloc.dll and device_sim.dll")
     parser.addoption("--uv", help="the program uv, which installs it as well")
 
 

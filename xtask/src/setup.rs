@@ -24,6 +24,7 @@ mod progress;
 mod python;
 mod reference;
 mod text;
+mod windows;
 
 use std::path::{Path, PathBuf};
 
@@ -161,6 +162,13 @@ pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
     if let Some(folder) = &folder {
         eprintln!("hip       AMD's runtime: {}", folder.display());
     }
+    Ok(folder)
+}
+
+/// The folder of a Python for Windows with PyTorch.
+pub(crate) fn windows_python() -> Result<PathBuf> {
+    let folder = windows::ensure(&Cache::open()?)?;
+    eprintln!("windows   Python and PyTorch: {}", folder.display());
     Ok(folder)
 }
 

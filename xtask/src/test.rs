@@ -34,7 +34,7 @@ pub(crate) struct Test {
     #[arg(long)]
     heavy: bool,
     /// With --heavy: also what a release needs and an hour has no room for: fuzzing, the reference files
-    /// made anew, the crates used from a registry, the wheels built and installed, and the Python tests under
+    /// made anew, the allocator under PyTorch for Windows, the crates used from a registry, the wheels built and installed, and the Python tests under
     /// the newest PyTorch that is known to work, in an environment of its own
     #[arg(long, requires = "heavy")]
     all: bool,
@@ -110,6 +110,9 @@ fn heavy(
     };
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     timed("fuzzing", fuzz::briefly)?;
+    timed("PyTorch for Windows", || {
+        windows::test_torch_if_possible(shell, python)
+    })?;
     references::golden(shell, python)?;
     packages(shell)?;
     // Real PyTorch's LoRA, five times as long as in the group of all tests.

@@ -9,6 +9,7 @@ use xshell::cmd;
 
 use crate::setup;
 use crate::ui;
+use crate::windows;
 use crate::workspace;
 
 /// Check the repository itself: format, lints, documentation, layers, modules.
@@ -26,6 +27,7 @@ impl Tidy {
             "{cargo} clippy --workspace --all-targets -- -D warnings"
         )
         .run()?;
+        windows::check_if_possible(&shell)?;
         let rustdoc = shell.push_env("RUSTDOCFLAGS", "-Dwarnings");
         cmd!(shell, "{cargo} doc --workspace --no-deps").run()?;
         drop(rustdoc);

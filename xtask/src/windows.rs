@@ -2,6 +2,9 @@
 //!
 //! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. The tests add the display
 //! adapters of a machine to wine's registry, and compile a `hipInfo.exe` that answers like AMD's.
+//!
+//! With `--torch`, `hip_alloc.dll` is tested under the real PyTorch for Windows, in
+//! Windows' Python, on the simulated runtime.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +17,14 @@ use crate::workspace;
 /// The target triple. The one of Microsoft's compiler would need its SDK.
 pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
 
-/// Build the program for Windows and test it under wine.
+/// Build the program and the allocator for Windows and test them under wine.
 #[derive(clap::Args)]
-pub(crate) struct Windows {}
+pub(crate) struct Windows {
+    /// Only the allocator under the real PyTorch for Windows, which takes some minutes (150 MB to download the first time,
+    /// 700 MB on the disk)
+    #[arg(long)]
+    torch: bool,
+}
 
 impl Windows {
     pub(crate) fn run(self) -> Result<()> {
@@ -24,8 +32,68 @@ impl Windows {
         if let Some(missing) = missing_to_build(&shell).or_else(|| missing_to_test(&shell)) {
             bail!("{missing}");
         }
-        test(&shell, &setup::reference_python()?)
+        let python = setup::reference_python()?;
+        match self.torch {
+            true => test_torch(&shell, &python),
+            false => test(&shell, &python),
+        }
     }
+}
+
+/// Tests the allocator under PyTorch for Windows with the pytest of `python`; if that is not possible, says what is missing.
+pub(crate) fn test_torch_if_possible(shell: &Shell, python: &Path) -> Result<()> {
+    match missing_to_build(shell).or_else(|| missing_to_test(shell)) {
+        Some(missing) => eprintln!("not run: the tests under PyTorch for Windows: {missing}"),
+        None => test_torch(shell, python)?,
+    }
+    Ok(())
+}
+
+/// Checks the allocator for Windows, where Rust's library for it and a C compiler are there; nothing is downloaded.
+pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
+    let installed = cmd!(shell, "rustup target list --installed")
+        .quiet()
+        .ignore_stderr();
+    let is_there = installed.read().is_ok_and(|list| list.contains(TARGET));
+    if !is_there || missing_to_build(shell).is_some() {
+        eprintln!(
+            "not run: the check of the allocator for Windows, which needs mingw-w64 and Rust's {TARGET}"
+        );
+        return Ok(());
+    }
+    let cargo = workspace::cargo();
+    let packages = ["--package", "hip-alloc", "--package", "device-sim"];
+    cmd!(
+        shell,
+        "{cargo} clippy --target {TARGET} {packages...} --lib -- -D warnings"
+    )
+    .run()?;
+    Ok(())
+}
+
+fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
+    let program = build(shell, "dev")?;
+    let libraries = build_libraries(shell, "dev")?;
+    let windows_python = setup::windows_python()?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_windows_torch.py --windows-program {program}
+        --windows-libraries {libraries} --windows-python {windows_python}"
+    )
+    .run()?;
+    Ok(())
+}
+
+/// Builds `hip_alloc.dll` and `device_sim.dll` in this cargo profile, and returns their folder.
+fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
+    let cargo = workspace::cargo();
+    let options = ["--locked", "--profile", profile, "--target", TARGET];
+    cmd!(
+        shell,
+        "{cargo} build --package hip-alloc --package device-sim {options...}"
+    )
+    .run()?;
+    folder(shell, profile)
 }
 
 /// Builds the program in this cargo profile, and returns its path.
@@ -41,9 +109,13 @@ pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
         "{cargo} build --package surefoot --bin surefoot --no-default-features {options...}"
     )
     .run()?;
+    Ok(folder(shell, profile)?.join("surefoot.exe"))
+}
+
+/// The folder of what is built in this cargo profile.
+fn folder(shell: &Shell, profile: &str) -> Result<PathBuf> {
     let folder = if profile == "dev" { "debug" } else { profile };
-    let built = workspace::target(shell)?.join(TARGET).join(folder);
-    Ok(built.join("surefoot.exe"))
+    Ok(workspace::target(shell)?.join(TARGET).join(folder))
 }
 
 /// Tests it with the pytest of `python`; if that is not possible, says what is missing.

