@@ -113,26 +113,10 @@ pub(crate) fn warn_about_keys(path: &Path, keys: &[String]) {
 /// # Errors
 /// If the head is tied to the embedding, but the file has a different weight for it.
 fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<(), Error> {
-    struct Names(BTreeSet<String>);
-    impl WeightSource for Names {
-        fn tensor(&mut self, name: &str, shape: &[i64], _: Initial) -> Result<Tensor, Error> {
-            self.0.insert(name.to_owned());
-            shape_alone(shape, (Kind::Float, Device::Cpu))
-        }
-    }
-    let mut used = Names(BTreeSet::new());
-    let mut parameters = Parameters::default();
-    let base = Base::Frozen(Kind::Float);
-    let mut builder = Builder::new(&mut used, &mut parameters, Kind::Float, base);
-    let options = DecoderOptions {
-        positions: 1,
-        initializer_range: 0.0,
-        device: Device::Cpu,
-    };
     // If the model cannot be built, the error comes later.
-    if Decoder::new(config, options, &mut builder).is_err() {
+    let Ok(used) = names_used(config) else {
         return Ok(());
-    }
+    };
     const HEAD: &str = "lm_head.weight";
     if config.tie_word_embeddings && tensors.shape(HEAD).is_some() {
         let read = |name| tensors.read(name, Kind::BFloat16);
@@ -148,7 +132,7 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
         // Computed at run time, or a copy of the embedding.
         let known =
             name.ends_with("rotary_emb.inv_freq") || (name == HEAD && config.tie_word_embeddings);
-        !known && !used.0.contains(name)
+        !known && !used.contains(name)
     });
     let layer = |name: &String| -> Option<i64> {
         let rest = name.strip_prefix("model.layers.")?;
@@ -185,6 +169,31 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
         );
     }
     Ok(())
+}
+
+/// The names of the tensors of a model with this config.
+///
+/// # Errors
+/// If it cannot be built.
+fn names_used(config: &DecoderConfig) -> Result<BTreeSet<String>, Error> {
+    struct Names(BTreeSet<String>);
+    impl WeightSource for Names {
+        fn tensor(&mut self, name: &str, shape: &[i64], _: Initial) -> Result<Tensor, Error> {
+            self.0.insert(name.to_owned());
+            shape_alone(shape, (Kind::Float, Device::Cpu))
+        }
+    }
+    let mut used = Names(BTreeSet::new());
+    let mut parameters = Parameters::default();
+    let base = Base::Frozen(Kind::Float);
+    let mut builder = Builder::new(&mut used, &mut parameters, Kind::Float, base);
+    let options = DecoderOptions {
+        positions: 1,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    Decoder::new(config, options, &mut builder)?;
+    Ok(used.0)
 }
 
 /// Finds the model `name`: an existing path, or otherwise a model of that name in the folder `models`, such

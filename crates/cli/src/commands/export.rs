@@ -94,6 +94,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
     };
     let modelfile = output.with_extension("Modelfile");
+    if modelfile == output {
+        return Err(Failure::usage(
+            "`--output` is the model's file, and its Modelfile is written beside it",
+        ));
+    }
     if let Some(there) = [&output, &modelfile].into_iter().find(|path| path.exists()) {
         return Err(Failure::usage(format_args!(
             "`{}` is there already: move it away, or name another file with `--output`",
@@ -132,7 +137,10 @@ fn modelfile(model: &Path, ends: &[String]) -> String {
     let name = model.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");
     for end in ends {
-        let _ = writeln!(text, "PARAMETER stop {end:?}");
+        let end = end.replace('\\', "\\\\").replace('"', "\\\"");
+        let _ = writeln!(text, "PARAMETER stop \"{end}\"");
     }
+    text += "# Ollama has templates of its own for chats, and takes the one that is like the file's. If `ollama show --template`\n\
+             # prints `{{ .Prompt }}` alone, it knows none: write a TEMPLATE here, or ask through llama.cpp's server.\n";
     text
 }

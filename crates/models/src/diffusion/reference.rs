@@ -307,7 +307,13 @@ impl Reference {
         let (kept, again) = (gradients(false), gradients(true));
         assert_eq!(kept.len(), self.denoiser_file().names().len());
         for ((name, kept), (_, again)) in kept.iter().zip(&again) {
-            assert!(kept.allclose(again, 1e-5, 1e-9, false), "{name}");
+            // Sums over the uses of one tensor have another order, so that small elements differ by more of themselves.
+            let difference = (kept - again).abs().max().double_value(&[]);
+            let largest = kept.abs().max().double_value(&[]);
+            assert!(
+                difference <= 1e-6 * largest,
+                "{name}: {difference} of {largest}"
+            );
         }
     }
 

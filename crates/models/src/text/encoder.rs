@@ -180,7 +180,7 @@ impl Encoder {
         match pieces.iter().find(|piece| piece.len() > LONGEST) {
             None => Ok(pieces),
             Some(piece) => Err(Error::Invalid(format!(
-                "the text has {} bytes in a row without a line or a word at which it could be divided, and more \
+                "the text has {} bytes in a row without a place at which its tokens could be divided, and more \
                  than {LONGEST} are not tokenised at once, since that takes a hundred times the memory: divide it",
                 piece.len()
             ))),

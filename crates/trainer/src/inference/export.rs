@@ -30,19 +30,33 @@ pub fn export_gguf(
         Some(merged) => (merged, merged.config()),
         None => (model.tensors.as_ref(), &model.config),
     };
-    let name = adapter.unwrap_or(path).file_stem().unwrap_or_default();
+    let encoder = Encoder::new(&model)?;
+    let name = match adapter.unwrap_or(path) {
+        file if file.is_file() => file.file_stem(),
+        folder => folder.file_name(),
+    };
+    let mut name = name.unwrap_or_default().to_string_lossy().into_owned();
+    // Only in files of this name does llama.cpp take away the spaces behind special tokens.
+    let tokens = encoder.tokenizer().get_added_tokens_decoder();
+    if tokens.values().any(|token| token.special && token.rstrip) {
+        name = format!("phi-3 {name}");
+    }
     let export = Export {
         model: &model,
+        tokenizer: encoder.tokenizer(),
         tensors,
         config,
-        name: name.to_string_lossy().into_owned(),
+        name,
         stored,
     };
     export.write(output, on_tensor)?;
-    if let Some(merged) = merged {
-        merged.finish()?;
+    if let Some(merged) = merged
+        && let Err(error) = merged.finish()
+    {
+        // A model without a part of its adapter is none.
+        let _ = std::fs::remove_file(output);
+        return Err(error.into());
     }
-    let encoder = Encoder::new(&model)?;
     let ends = super::ends_of_answers(&model.config, &encoder);
     let names = ends.into_iter().filter_map(|id| {
         let id = u32::try_from(id).ok()?;

@@ -130,6 +130,7 @@ impl<'a> GgufWriter<'a> {
             let made = made.f_to_kind(Kind::Float)?.f_contiguous()?;
             let mut numbers = vec![0f32; made.numel()];
             made.f_copy_data(&mut numbers, made.numel())?;
+            drop(made);
             // Those that fp16 rounds to infinity are as bad.
             let most = match format {
                 Format::F16 => 65_520.0,

@@ -41,6 +41,8 @@ const PROBES: [&str; 12] = [
 /// What is written about a model's texts.
 pub(super) struct Texts<'a> {
     pub(super) model: &'a Pretrained,
+    /// With the tokens that other files than its own add.
+    pub(super) tokenizer: &'a Tokenizer,
     /// Rows of the embedding: tokens of the file.
     pub(super) rows: i64,
 }
@@ -51,7 +53,7 @@ impl Texts<'_> {
     /// # Errors
     /// What is not supported, as text to follow the file's name.
     pub(super) fn metadata(&self) -> Result<Vec<(String, Value)>, String> {
-        let tokenizer = &self.model.tokenizer;
+        let tokenizer = self.tokenizer;
         let json = serde_json::to_value(tokenizer).map_err(|error| error.to_string())?;
         let model = &json["model"];
         if model["type"] != "BPE" {
@@ -62,12 +64,18 @@ impl Texts<'_> {
         }
         let merges = merges(model)?;
         let is_sentencepiece = is_sentencepiece(model);
-        let tokens = self.tokens()?;
+        let mut tokens = self.tokens()?;
         let text = |text: &str| Value::String(text.to_owned());
         let kind = if is_sentencepiece { "llama" } else { "gpt2" };
         let mut own = vec![("model", text(kind))];
         let unknown = model["unk_token"].as_str();
         let types = self.types(&tokens, unknown, is_sentencepiece);
+        if is_sentencepiece {
+            // llama.cpp takes these as they stand, and for a space only a space.
+            let own = tokens.iter_mut().zip(&types);
+            let own = own.filter(|(_, kind)| **kind == USER_DEFINED);
+            own.for_each(|(token, _)| *token = token.replace('▁', " "));
+        }
         match is_sentencepiece {
             true => {
                 let scores = scores(&tokens, &merges);
@@ -93,7 +101,10 @@ impl Texts<'_> {
             let named = named.as_ref().and_then(|name| tokenizer.token_to_id(name));
             named.map(u64::from).or_else(|| u64::try_from(id?).ok())
         };
-        let begin = id(&special.bos, config.bos_token_id);
+        let around = around(tokenizer)?;
+        // What the tokenizer itself writes before a text is its first token, whatever the config says.
+        let begin = around.0.map(u64::from);
+        let begin = begin.or_else(|| id(&special.bos, config.bos_token_id));
         let end = id(&special.eos, config.eos_token_ids.first().copied());
         let unknown = unknown
             .and_then(|token| tokenizer.token_to_id(token))
@@ -106,7 +117,6 @@ impl Texts<'_> {
         ] {
             own.extend(id.map(|id| (key, Value::Unsigned(id))));
         }
-        let around = around(tokenizer)?;
         let adds = |token: Option<u64>, added: Option<u32>| {
             added.is_some() && added.map(u64::from) == token
         };
@@ -126,10 +136,15 @@ impl Texts<'_> {
     pub(super) fn variants(&self) -> Vec<Vec<(String, Value)>> {
         let named =
             |name: &str| vec![("tokenizer.ggml.pre".to_owned(), Value::String(name.into()))];
-        let json = serde_json::to_value(self.model.tokenizer.get_model());
-        match json.is_ok_and(|model| is_sentencepiece(&model)) {
+        let json = serde_json::to_value(self.tokenizer.get_model());
+        let json = json.unwrap_or_default();
+        // Whether a word that is a token stays whole, which few texts show.
+        let keeps_words = json["ignore_merges"] == true;
+        let known = DIVISIONS.into_iter();
+        let known = known.filter(|name| keeps_words == (*name == "llama-bpe"));
+        match is_sentencepiece(&json) {
             true => vec![named("default")],
-            false => DIVISIONS.map(named).into(),
+            false => known.map(named).collect(),
         }
     }
 
@@ -137,7 +152,7 @@ impl Texts<'_> {
     fn tokens(&self) -> Result<Vec<String>, String> {
         let rows = usize::try_from(self.rows).unwrap_or(0);
         let mut tokens: Vec<Option<String>> = vec![None; rows];
-        for (token, id) in self.model.tokenizer.get_vocab(true) {
+        for (token, id) in self.tokenizer.get_vocab(true) {
             match tokens.get_mut(id as usize) {
                 Some(place) => *place = Some(token),
                 None => {
@@ -154,7 +169,7 @@ impl Texts<'_> {
     }
 
     fn types(&self, tokens: &[String], unknown: Option<&str>, is_sentencepiece: bool) -> Vec<i64> {
-        let tokenizer = &self.model.tokenizer;
+        let tokenizer = self.tokenizer;
         let added = tokenizer.get_added_tokens_decoder();
         let types = tokens.iter().enumerate().map(|(id, token)| {
             let added = u32::try_from(id).ok().and_then(|id| added.get(&id));
@@ -238,8 +253,8 @@ fn around(tokenizer: &Tokenizer) -> Result<(Option<u32>, Option<u32>), String> {
     }
 }
 
-/// Fails if the tokenizer of a file with this header gives other tokens than that of `model`.
-pub(super) fn check(header: &Header, model: &Pretrained) -> Result<(), String> {
+/// Fails if the tokenizer of a file with this header gives other tokens than `original`.
+pub(super) fn check(header: &Header, original: &Tokenizer) -> Result<(), String> {
     let read = tokenizer::from_metadata(header)?;
     let ids = |tokenizer: &Tokenizer, text: &str| {
         let encoding = tokenizer
@@ -248,11 +263,29 @@ pub(super) fn check(header: &Header, model: &Pretrained) -> Result<(), String> {
         encoding.map(|encoding| encoding.get_ids().to_vec())
     };
     for probe in PROBES {
-        if ids(&read, probe)? != ids(&model.tokenizer, probe)? {
+        if ids(&read, probe)? != ids(original, probe)? {
             return Err(format!(
                 "its tokenizer divides text in a way that has no name in a GGUF file (found with {probe:?}); known: {}",
                 DIVISIONS.join(", ")
             ));
+        }
+    }
+    // Text behind a special token, whose surroundings some tokenizers take away and files cannot say so.
+    let added = original.get_added_tokens_decoder();
+    let mut control: Vec<_> = added
+        .into_iter()
+        .filter(|(_, token)| token.special)
+        .collect();
+    control.sort_by_key(|(id, _)| *id);
+    for (_, token) in control {
+        let probe = format!("a {0}b{0} b{0}\nb", token.content);
+        if ids(&read, &probe)? != ids(original, &probe)? {
+            tracing::warn!(
+                "llama.cpp may divide text beside {:?} into other tokens than it was trained with: such a file cannot \
+                 say what this tokenizer does there",
+                token.content
+            );
+            break;
         }
     }
     Ok(())

@@ -1,0 +1,164 @@
+//! Exports of tiny models, read back.
+
+use tch::Device;
+
+use super::*;
+use crate::golden::golden;
+use crate::language::{Decoder, DecoderOptions};
+use crate::model::{Base, Builder, FileWeights, Pass};
+use crate::pretrained::{HfFolder, SpecialTokens};
+use crate::{Parameters, language};
+use placement::{Placer, Policy};
+
+/// A model of random weights; a folder with the tokenizer of another, which has no more tokens.
+fn model(name: &str) -> Pretrained {
+    if name.ends_with(".gguf") {
+        return Pretrained::open(&golden(&format!("models/{name}"))).unwrap();
+    }
+    let text = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
+    let folder = HfFolder::open(&golden(&format!("models/{name}"))).unwrap();
+    Pretrained {
+        config: folder.config().clone(),
+        chat_template: Some("{{ messages[0].content }}".into()),
+        special_tokens: SpecialTokens::default(),
+        tensors: Box::new(folder),
+        ..text
+    }
+}
+
+fn export(model: &Pretrained, stored: GgufType, path: &Path) -> Result<(), Error> {
+    let export = Export {
+        model,
+        tokenizer: &model.tokenizer,
+        tensors: model.tensors.as_ref(),
+        config: &model.config,
+        name: "tiny".into(),
+        stored,
+    };
+    export.write(path, &|_, _| ())
+}
+
+fn logits(model: &Pretrained, tokens: &Tensor) -> Tensor {
+    let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+    let mut source = FileWeights::new(model.tensors.as_ref(), Kind::Float, &mut placer);
+    let mut parameters = Parameters::default();
+    let base = Base::Frozen(Kind::Float);
+    let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+    let options = DecoderOptions {
+        positions: 64,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    let decoder = Decoder::new(&model.config, options, &mut builder).unwrap();
+    decoder.logits(tokens, Pass::Evaluate).unwrap()
+}
+
+#[test]
+fn what_is_written_is_read_as_the_same_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut families = std::collections::BTreeSet::new();
+    for name in [
+        "llama-grouped",
+        "llama-tied-biases",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3-untied",
+        "qwen3-moe",
+        "gemma3.gguf",
+        "granite.gguf",
+        "olmo2.gguf",
+        "phi3.gguf",
+        "smollm3.gguf",
+    ] {
+        let mut written = model(name);
+        if name == "llama-tied-biases" {
+            written.config.rope.scaling = RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_position_embeddings: 8192.0,
+            };
+        }
+        // llama.cpp runs Mistral without a window.
+        if name == "mistral" {
+            written.config.local = None;
+        }
+        families.insert(written.config.family.model_type);
+        let path = folder.path().join(format!("{name}.gguf"));
+        export(&written, GgufType::F32, &path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let read = Pretrained::open(&path).unwrap();
+        assert_eq!(read.chat_template, written.chat_template, "{name}");
+        let tokens = Tensor::arange_start(3, 27, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+        let (ours, theirs) = (logits(&written, &tokens), logits(&read, &tokens));
+        let difference = (&ours - theirs).abs().max().double_value(&[]);
+        let size = ours.abs().max().double_value(&[]);
+        assert!(difference <= 2e-6 * size, "{name}: {difference} of {size}");
+    }
+    let all = language::Family::in_gguf().map(|(family, _)| family.model_type);
+    assert_eq!(families, all.collect());
+}
+
+#[test]
+fn smaller_forms_keep_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = model("llama-grouped");
+    let tokens = Tensor::arange_start(3, 27, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+    let exact = logits(&written, &tokens);
+    for (stored, bound) in [
+        (GgufType::F16, 5e-3),
+        (GgufType::BF16, 4e-2),
+        (GgufType::Q8_0, 6e-2),
+    ] {
+        let path = folder.path().join(format!("{stored:?}.gguf"));
+        export(&written, stored, &path).unwrap();
+        let ours = logits(&Pretrained::open(&path).unwrap(), &tokens);
+        let error = ((ours - &exact).norm() / exact.norm()).double_value(&[]);
+        assert!(error < bound && error > 0.0, "{stored:?}: {error}");
+    }
+}
+
+#[test]
+fn the_matrices_that_suffer_most_have_more_bits() {
+    let of = |name: &str, row| GgufType::Q4KM.format(name, row, 32, name == "output.weight");
+    for (name, row, expected) in [
+        ("output.weight", 4096, Format::Q6K),
+        ("token_embd.weight", 4096, Format::Q4K),
+        ("blk.0.attn_v.weight", 4096, Format::Q6K),
+        ("blk.5.attn_v.weight", 4096, Format::Q4K),
+        ("blk.6.ffn_down.weight", 4096, Format::Q6K),
+        ("blk.31.ffn_down.weight", 4096, Format::Q6K),
+        ("blk.6.attn_q.weight", 4096, Format::Q4K),
+        ("blk.6.attn_q.weight", 576, Format::Q8_0),
+        ("blk.6.attn_q.weight", 24, Format::F16),
+    ] {
+        assert_eq!(of(name, row), expected, "{name} {row}");
+    }
+}
+
+#[test]
+fn what_a_file_cannot_say_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let refused = |model: &Pretrained| {
+        let error = export(model, GgufType::F32, &path).unwrap_err().to_string();
+        assert!(!path.exists());
+        error
+    };
+    let error = refused(&model("llama-yarn"));
+    assert!(error.contains("\"yarn\""), "{error}");
+    let error = refused(&model("ministral3"));
+    assert!(
+        error.contains("`ministral3`") && error.contains("qwen3"),
+        "{error}"
+    );
+    let mut scaled = model("gemma3.gguf");
+    scaled.config.score_scale = Some(0.25);
+    let error = refused(&scaled);
+    assert!(error.contains("`query_pre_attn_scalar"), "{error}");
+    let mut other = model("llama-grouped");
+    let numbers = tokenizers::pre_tokenizers::digits::Digits::new(false);
+    other.tokenizer.with_pre_tokenizer(Some(numbers));
+    let error = refused(&other);
+    assert!(error.contains("has no name in a GGUF file"), "{error}");
+}
