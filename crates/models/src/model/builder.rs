@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::blocks::Streamer;
-use super::layers::{Embedding, Linear, RmsNorm};
+use super::layers::{Embedding, LayerNorm, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
 use crate::adapters::{Attachment, HEAD};
@@ -347,6 +347,25 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// A small linear layer named `name` that is kept and computed in fp32, with a bias and without an adapter.
+    ///
+    /// # Errors
+    /// If the source does not have its weights.
+    pub fn kept_linear(
+        &mut self,
+        name: &str,
+        (inputs, outputs): (i64, i64),
+        initial: Initial,
+    ) -> Result<Linear, Error> {
+        let weight = self.kept(&format!("{name}.weight"), &[outputs, inputs], initial)?;
+        Ok(Linear {
+            weight: Weight::Dense(weight),
+            bias: Some(self.kept(&format!("{name}.bias"), &[outputs], Initial::Zeros)?),
+            compute: Kind::Float,
+            adapter: None,
+        })
+    }
+
     /// An RMS norm named `name`.
     ///
     /// # Errors
@@ -354,5 +373,17 @@ impl<'a> Builder<'a> {
     pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
         let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
         Ok(RmsNorm { weight, epsilon })
+    }
+
+    /// A layer norm named `name`.
+    ///
+    /// # Errors
+    /// If the source does not have its weights.
+    pub fn layer_norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<LayerNorm, Error> {
+        Ok(LayerNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Ones)?,
+            bias: self.vector(&format!("{name}.bias"), width, Initial::Zeros)?,
+            epsilon,
+        })
     }
 }

@@ -63,6 +63,18 @@ impl Linear {
     }
 }
 
+/// The input of several layers: in fp32 if any of them has an adapter, each of which would otherwise keep a copy of its
+/// own.
+///
+/// # Errors
+/// If memory runs out.
+pub(crate) fn one_copy(input: Tensor, layers: &[&Linear]) -> Result<Tensor, Error> {
+    match layers.iter().any(|layer| layer.adapter.is_some()) {
+        true => to_kind(&input, Kind::Float),
+        false => Ok(input),
+    }
+}
+
 /// A token embedding, plus the adapter's contribution.
 #[derive(Debug)]
 pub struct Embedding {
@@ -120,6 +132,42 @@ impl RmsNorm {
     pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             weight: map_frozen(&self.weight, map)?,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
+/// Normalisation to mean zero and variance one over the last dimension, with a weight and a bias.
+#[derive(Debug)]
+pub struct LayerNorm {
+    /// `[width]`
+    pub weight: Tensor,
+    /// `[width]`
+    pub bias: Tensor,
+    /// Added to the variance.
+    pub epsilon: f64,
+}
+
+impl LayerNorm {
+    /// Normalises over the last dimension; same shape, in the same type.
+    ///
+    /// # Errors
+    /// If shapes do not match or memory runs out.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let own = |tensor: &Tensor| to_kind(tensor, input.kind());
+        let width = self.weight.numel() as i64;
+        let (weight, bias) = (own(&self.weight)?, own(&self.bias)?);
+        Ok(input.f_layer_norm([width], Some(&weight), Some(&bias), self.epsilon, true)?)
+    }
+
+    /// The same norm on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: map_frozen(&self.weight, map)?,
+            bias: map_frozen(&self.bias, map)?,
             epsilon: self.epsilon,
         })
     }

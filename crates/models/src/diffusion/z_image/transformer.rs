@@ -30,7 +30,6 @@ use crate::diffusion::{Conditions, Denoiser, TEXT};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
-use crate::weight::Weight;
 
 /// Latents per token, in each direction.
 pub(super) const PATCH: i64 = 2;
@@ -79,19 +78,12 @@ impl Transformer {
         let (width, modulation) = (config.dim, config.modulation());
         let initial = Initial::Normal(0.02);
         let last = |part: &str| format!("all_final_layer.{PATCH}-1.{part}");
-        let mut time = |part: &str, inputs: i64, outputs: i64| -> Result<Linear, Error> {
-            let name = format!("t_embedder.mlp.{part}");
-            let weight = builder.kept(&format!("{name}.weight"), &[outputs, inputs], initial)?;
-            Ok(Linear {
-                weight: Weight::Dense(weight),
-                bias: Some(builder.kept(&format!("{name}.bias"), &[outputs], Initial::Zeros)?),
-                compute: Kind::Float,
-                adapter: None,
-            })
+        let mut time = |part: &str, sizes| {
+            builder.kept_linear(&format!("t_embedder.mlp.{part}"), sizes, initial)
         };
         let time = [
-            time("0", SINES, TIME_INNER)?,
-            time("2", TIME_INNER, modulation)?,
+            time("0", (SINES, TIME_INNER))?,
+            time("2", (TIME_INNER, modulation))?,
         ];
         let patches = format!("all_x_embedder.{PATCH}-1");
         let blocks = |name: &'static str, count: i64, is_modulated: bool, builder: &mut Builder| {

@@ -9,7 +9,7 @@ use super::TransformerConfig;
 use super::config::HEAD_NORM_EPSILON;
 use crate::Error;
 use crate::diffusion::parts::rotary::Rotary;
-use crate::model::layers::{Linear, RmsNorm};
+use crate::model::layers::{Linear, RmsNorm, one_copy};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, to_kind};
 
@@ -152,8 +152,7 @@ impl Layer for Block {
         let attended = self.attention.forward(normed, shared, dropout)?;
         let stream = Self::after(&self.norms[1], stream, attended, row(1))?;
         let normed = Self::before(&self.norms[2], &stream, row(2))?;
-        let adapted = self.gate.adapter.is_some() || self.up.adapter.is_some();
-        let normed = one_copy(normed, adapted)?;
+        let normed = one_copy(normed, &[&self.gate, &self.up])?;
         let gate = self.gate.forward(&normed, dropout)?;
         let up = self.up.forward(&normed, dropout)?;
         drop(normed);
@@ -182,15 +181,6 @@ impl Layer for Block {
             up: self.up.with_base(map)?,
             down: self.down.with_base(map)?,
         })
-    }
-}
-
-/// The input of several layers in fp32 if any of them has an adapter, each of which would otherwise keep a copy of its
-/// own.
-fn one_copy(input: Tensor, adapted: bool) -> Result<Tensor, Error> {
-    match adapted {
-        true => to_kind(&input, Kind::Float),
-        false => Ok(input),
     }
 }
 
@@ -233,9 +223,7 @@ impl Attention {
     /// `[batch, tokens, width]` to the same shape.
     fn forward(&self, input: Tensor, shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
         let (batch, length, width) = input.size3()?;
-        let linears = [&self.query, &self.key, &self.value];
-        let adapted = linears.iter().any(|linear| linear.adapter.is_some());
-        let input = one_copy(input, adapted)?;
+        let input = one_copy(input, &[&self.query, &self.key, &self.value])?;
         let split = |linear: &Linear| -> Result<Tensor, Error> {
             let rows = linear.forward(&input, dropout)?;
             Ok(rows.f_reshape([batch, length, self.heads, width / self.heads])?)
