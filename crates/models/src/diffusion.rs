@@ -19,6 +19,8 @@ mod objective;
 pub mod parts;
 mod registry;
 pub mod sampling;
+#[cfg(test)]
+mod testing;
 pub mod wan;
 pub mod z_image;
 

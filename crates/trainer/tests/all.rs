@@ -8,6 +8,7 @@ mod hub;
 mod layouts;
 mod parity;
 mod peft;
+mod pictures;
 mod ranks;
 mod report;
 mod resume;

@@ -4,28 +4,27 @@ mod single_files;
 
 use std::path::PathBuf;
 
-use placement::swap::SwapOptions;
-use placement::{Placer, Policy};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::model::TEXT_TOKENS;
-use super::transformer::{Transformer, TransformerConfig};
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
-use crate::diffusion::parts::tiles::Tiling;
-use crate::diffusion::sampling::{Experts, Guided, Sampling, sample};
-use crate::diffusion::{
-    self, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
-    load_autoencoder, load_denoiser, load_text_encoder,
+use crate::diffusion::sampling::{Guided, Sampling};
+use crate::diffusion::testing::{
+    Case, FROZEN, Golden, One, check_bfloat16, check_checkpoints, check_codec, check_run,
+    check_streaming, denoiser, difference, encoded, placer,
 };
-use crate::formats::{SafetensorsFile, TensorSource};
-use crate::model::{Base, Builder, FileWeights, Load, Pass, Streaming};
-use crate::quant::Quantization;
-use crate::{Error, Parameters};
+use crate::diffusion::{
+    self, Conditions, DenoiserOptions, Diffusion, Expert, PartPaths, TEXT, load_autoencoder,
+    load_denoiser, load_text_encoder,
+};
+use crate::model::{Load, Pass};
+
+const GOLDEN: Golden = Golden("z_image");
 
 fn golden(name: &str) -> PathBuf {
-    crate::golden::golden("z_image").join(name)
+    GOLDEN.path(name)
 }
 
 fn model() -> Box<dyn Diffusion> {
@@ -34,39 +33,13 @@ fn model() -> Box<dyn Diffusion> {
         .unwrap()
 }
 
-fn placer() -> Placer {
-    Placer::new(Device::Cpu, Policy::default()).unwrap()
-}
-
-/// What diffusers was given, and what it made of it.
-fn expected(name: &str) -> Tensor {
-    let file = SafetensorsFile::open(&golden("expected.safetensors")).unwrap();
-    file.read(name, Kind::Float).unwrap()
-}
-
-fn json_of(name: &str) -> Vec<Value> {
-    serde_json::from_str(&std::fs::read_to_string(golden(name)).unwrap()).unwrap()
-}
-
-fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
-    assert_eq!(ours.size(), theirs.size());
-    f64::try_from((ours - theirs).abs().max()).unwrap()
-}
-
-/// The conditions of a prompt, without a batch dimension.
-fn encoded(model: &dyn Diffusion, text: &str) -> Conditions {
-    let tokens = model.tokenizer().unwrap().tokens(text).unwrap();
-    let encoder = load_text_encoder(model, 0, Kind::Float, false, &mut placer()).unwrap();
-    encoder.encode(&tokens[0]).unwrap()
-}
-
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
     let model = model();
     let tokenizer = model.tokenizer().unwrap();
     let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
     let mut truncated = 0;
-    for (number, prompt) in json_of("prompts.json").iter().enumerate() {
+    for (number, prompt) in GOLDEN.list("prompts.json").iter().enumerate() {
         let text = prompt["text"].as_str().unwrap();
         let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
         let ours = tokenizer.tokens(text).unwrap().remove(0);
@@ -77,7 +50,7 @@ fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
         let rows = encoder.encode(&ours).unwrap();
         let apart = difference(
             rows.get(TEXT).unwrap(),
-            &expected(&format!("text.{number}")),
+            &GOLDEN.expected(&format!("text.{number}")),
         );
         assert!(apart <= 1e-4, "{text:?}: {apart}");
     }
@@ -104,179 +77,57 @@ fn pictures_and_latents_are_those_of_diffusers() {
                 Ok(codec)
             })
             .unwrap();
-        let step = config.pixels_per_latent();
-        let tiles = Tiling {
-            size: (8 * step, 8 * step),
-            stride: (6 * step, 6 * step),
-        };
-        for (label, tiling) in [("whole", None), ("tiled", Some(tiles))] {
-            let read = |what: &str| expected(&format!("{name}.{label}.{what}"));
-            // Relative to the deviation of what is made.
-            let check = |what: &str, ours: &Tensor, theirs: &Tensor| {
-                let spread = f64::try_from(theirs.std(true)).unwrap();
-                let apart = difference(ours, theirs) / spread;
-                assert!(apart <= 1e-5, "{name}, {label}, {what}: {apart}");
-            };
-            let latents = codec.encode_frame(&read("pixels"), tiling).unwrap();
-            check("latents", &latents, &read("latents"));
-            let pixels = codec.decode_frame(&read("noise"), tiling).unwrap();
-            check("decoded", &pixels, &read("decoded"));
-            if tiling.is_some() {
-                // Tiles that made no difference would be no tiles.
-                let whole = codec.encode_frame(&read("pixels"), None).unwrap();
-                assert!(difference(&whole, &latents) > 1e-3, "{name}");
-            }
-        }
-        let odd = Tensor::zeros([1, 3, step, step + 1], (Kind::Float, Device::Cpu));
-        let error = codec.encode_frame(&odd, None).unwrap_err().to_string();
-        assert!(error.contains(&format!("multiples of {step}")), "{error}");
-        let gaps = Tiling {
-            size: (step, step),
-            stride: (2 * step, 2 * step),
-        };
-        let pixels = expected(&format!("{name}.whole.pixels"));
-        let error = codec.encode_frame(&pixels, Some(gaps)).unwrap_err();
-        assert!(error.to_string().contains("must not leave gaps"), "{error}");
+        check_codec(GOLDEN, &*codec, config.pixels_per_latent(), name);
     }
 }
 
-struct How {
-    base: Base,
-    streaming: Option<Streaming>,
-    quantization: Option<Quantization>,
-}
-
-const FROZEN: How = How {
-    base: Base::Frozen(Kind::Float),
-    streaming: None,
-    quantization: None,
-};
-
-fn transformer(how: How, compute: Kind) -> (Transformer, Parameters) {
-    let config = golden("model/transformer/config.json");
-    let config = TransformerConfig::read(&config).unwrap();
-    let tensors = model().weights(Part::Denoiser(Expert::High)).unwrap();
-    let (mut placer, mut parameters) = (placer(), Parameters::default());
-    let mut source = FileWeights::new(&tensors, Kind::Float, &mut placer);
-    let mut builder = Builder::new(&mut source, &mut parameters, compute, how.base)
-        .streamed(how.streaming)
-        .quantized(how.quantization);
-    let model = Transformer::new(&config, Device::Cpu, &mut builder).unwrap();
-    (model, parameters)
-}
-
-/// Noisy latents, times and conditions of a case, and the velocity that diffusers makes of them.
-fn case(label: &str) -> (Tensor, Tensor, Conditions, Tensor) {
-    let read = |what: &str| expected(&format!("velocity.{label}.{what}"));
+fn case(label: &str) -> Case {
+    let read = |what: &str| GOLDEN.expected(&format!("velocity.{label}.{what}"));
     let rows = ["text.0", "text.1"].map(|name| Conditions::of(TEXT, read(name)));
-    let conditions = model().collate(&rows).unwrap();
-    (
-        read("latents"),
-        read("levels") * 1000.0,
-        conditions,
-        read("made"),
-    )
-}
-
-fn velocity(model: &Transformer, label: &str, pass: Pass) -> (Tensor, Tensor) {
-    let (latents, times, conditions, theirs) = case(label);
-    let ours = model.predict(&latents, &times, &conditions, pass).unwrap();
-    (ours, theirs)
+    Case {
+        noisy: read("latents"),
+        times: read("levels") * 1000.0,
+        conditions: model().collate(&rows).unwrap(),
+        theirs: read("made"),
+    }
 }
 
 #[test]
 fn velocities_are_those_of_diffusers() {
-    let (model, _) = transformer(FROZEN, Kind::Float);
+    let (model, _) = denoiser(&*model(), FROZEN, Kind::Float);
     for label in ["filled", "whole"] {
-        let (ours, theirs) = velocity(&model, label, Pass::Evaluate);
-        let apart = difference(&ours, &theirs);
+        let case = case(label);
+        let apart = case.apart(&*model);
         assert!(apart <= 1e-4, "{label}: {apart}");
         // A picture of its own is the same as in a batch, in which its text is filled up.
-        let (latents, times, conditions, _) = case(label);
+        let conditions = &case.conditions;
         let tokens = conditions.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
         let text = conditions.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        let alone = super::model::collated(&[Conditions::of(TEXT, text)]).unwrap();
-        let (latents, times) = (latents.narrow(0, 0, 1), times.narrow(0, 0, 1));
-        let alone = model.predict(&latents, &times, &alone, Pass::Evaluate);
-        let apart = difference(&alone.unwrap(), &theirs.narrow(0, 0, 1));
+        let alone = Case {
+            noisy: case.noisy.narrow(0, 0, 1),
+            times: case.times.narrow(0, 0, 1),
+            conditions: super::model::collated(&[Conditions::of(TEXT, text)]).unwrap(),
+            theirs: case.theirs.narrow(0, 0, 1),
+        };
+        let apart = alone.apart(&*model);
         assert!(apart <= 1e-4, "{label}, alone: {apart}");
     }
 }
 
 #[test]
 fn bfloat16_is_close() {
-    let how = How {
-        base: Base::Frozen(Kind::BFloat16),
-        ..FROZEN
-    };
-    let (model, _) = transformer(how, Kind::BFloat16);
-    let (ours, theirs) = velocity(&model, "filled", Pass::Evaluate);
-    let apart = f64::try_from((&ours - &theirs).std(true) / theirs.std(true)).unwrap();
-    assert!(apart > 0.0 && apart < 0.1, "{apart}");
+    check_bfloat16(&*model(), &case("filled"));
 }
 
 #[test]
 fn streamed_and_quantised_blocks_compute_as_resident_ones() {
-    for quantization in [None, Some(Quantization::Int8), Some(Quantization::Nf4)] {
-        let made = |blocks: Option<Vec<usize>>| {
-            let streaming = blocks.map(|blocks| Streaming {
-                blocks,
-                options: SwapOptions::default(),
-            });
-            let how = How {
-                streaming,
-                quantization,
-                ..FROZEN
-            };
-            let (model, _) = transformer(how, Kind::Float);
-            let streamed = model.lists().iter().any(|list| list.report().is_some());
-            let (ours, theirs) = velocity(&model, "filled", Pass::Evaluate);
-            (ours, theirs, streamed)
-        };
-        let (resident, theirs, streamed) = made(None);
-        assert!(!streamed);
-        // All lists, and parts of them.
-        for blocks in [vec![0, 1, 2, 3], vec![1, 3]] {
-            let (ours, _, streamed) = made(Some(blocks));
-            assert!(streamed && ours == resident, "{quantization:?}");
-        }
-        let apart = f64::try_from((resident - &theirs).std(true) / theirs.std(true)).unwrap();
-        assert!(apart < 0.4, "{quantization:?}: {apart}");
-    }
+    // All lists, and parts of them.
+    check_streaming(&*model(), &case("filled"), &[&[0, 1, 2, 3], &[1, 3]]);
 }
 
-/// Gradients of every parameter, with checkpoints and without.
 #[test]
 fn checkpoints_change_no_gradient() {
-    let gradients = |checkpoint: bool| {
-        let how = How {
-            base: Base::Trained,
-            ..FROZEN
-        };
-        let (model, parameters) = transformer(how, Kind::Float);
-        let (velocity, _) = velocity(&model, "filled", Pass::Train { checkpoint });
-        torch_ext::backward(&velocity.square().mean(Kind::Float)).unwrap();
-        let gradient = |parameter: &crate::Parameter| {
-            let gradient = parameter.tensor.grad();
-            assert!(gradient.defined(), "{}", parameter.name);
-            (parameter.name.clone(), gradient)
-        };
-        parameters.iter().map(gradient).collect::<Vec<_>>()
-    };
-    let (kept, again) = (gradients(false), gradients(true));
-    let file = model().weights(Part::Denoiser(Expert::High)).unwrap();
-    assert_eq!(kept.len(), file.names().len());
-    for ((name, kept), (_, again)) in kept.iter().zip(&again) {
-        assert!(kept.allclose(again, 1e-5, 1e-9, false), "{name}");
-    }
-}
-
-struct One(Box<dyn Denoiser>);
-
-impl Experts for One {
-    fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
-        Ok(&*self.0)
-    }
+    check_checkpoints(&*model(), &case("filled"));
 }
 
 #[test]
@@ -288,12 +139,12 @@ fn samples_are_those_of_the_pipeline() {
     let mut experts = One(denoiser);
     let defaults = model.defaults().unwrap();
     assert_eq!((defaults.size, defaults.shift), ((1024, 1024), 3.0));
-    let prompts = json_of("prompts.json");
+    let prompts = GOLDEN.list("prompts.json");
     let collated = |number: &Value| {
         let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
         Some(model.collate(&[encoded(&*model, text)]).unwrap())
     };
-    for run in json_of("runs.json") {
+    for run in GOLDEN.list("runs.json") {
         let name = run["name"].as_str().unwrap();
         let settings = Sampling {
             objective: model.objective(),
@@ -308,16 +159,7 @@ fn samples_are_those_of_the_pipeline() {
             positive: collated(&run["prompt"]).unwrap(),
             negative: collated(&run["negative"]),
         };
-        let read = |what: &str| expected(&format!("run.{name}.{what}")).unsqueeze(2);
-        let ours = sample(
-            &mut experts,
-            &read("start"),
-            &guided,
-            &settings,
-            &mut |_| (),
-        );
-        let apart = difference(&ours.unwrap(), &read("latents"));
-        assert!(apart <= 1e-3, "{name}: {apart}");
+        check_run(GOLDEN, &mut experts, name, &guided, &settings);
     }
 }
 
@@ -325,15 +167,20 @@ fn samples_are_those_of_the_pipeline() {
 fn a_picture_survives_the_autoencoder_of_the_folder() {
     let model = model();
     let codec = load_autoencoder(&*model, Kind::Float, &mut placer()).unwrap();
-    let latents = codec.encode_frame(&expected("vae.whole.pixels"), None);
+    let latents = codec.encode_frame(&GOLDEN.expected("vae.whole.pixels"), None);
     let size = model.geometry().latents(16, 24, 1);
     assert_eq!(latents.unwrap().size(), [size[1], size[3], size[4]]);
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (model, _) = transformer(FROZEN, Kind::Float);
-    let (latents, times, conditions, _) = case("filled");
+    let (model, _) = denoiser(&*model(), FROZEN, Kind::Float);
+    let Case {
+        noisy: latents,
+        times,
+        conditions,
+        ..
+    } = case("filled");
     for size in [
         [2, 5, 1, 6, 8],
         [2, 4, 2, 6, 8],

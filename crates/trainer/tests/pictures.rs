@@ -1,0 +1,148 @@
+//! What tests of models of pictures have in common: a folder of pictures, runs on it, and steps held against PEFT's.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use image::{Rgb, RgbImage};
+use models::formats::{SafetensorsFile, TensorSource};
+use placement::{Bytes, Placer, Policy};
+use surefoot_trainer::optim::{AdamW, Gradients};
+use surefoot_trainer::task::diffusion::DiffusionTask;
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{Allocator, Config, Error, NoObserver, Stop, Summary};
+use tch::{Device, Kind, Tensor};
+
+/// A folder with four pictures and the runs on them.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+    /// The folder of the model's golden files.
+    golden: PathBuf,
+}
+
+impl Place {
+    /// For the model whose golden files are in this folder.
+    pub(crate) fn new(model: &str) -> Self {
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
+        let golden = std::env::var_os("SUREFOOT_GOLDEN").map_or(kept, PathBuf::from);
+        let place = Self {
+            folder: tempfile::tempdir().unwrap(),
+            golden: golden.join(model),
+        };
+        fs::create_dir_all(place.path("media")).unwrap();
+        for (number, caption) in ["red", "", "a blue one, 一", "grey"].iter().enumerate() {
+            let file = |ending: &str| place.path(&format!("media/{number}.{ending}"));
+            let mut colour = [60, 70, 80];
+            colour[number % 3] = 250 - number as u8;
+            let picture = RgbImage::from_pixel(40, 40, Rgb(colour));
+            picture.save(file("png")).unwrap();
+            fs::write(file("txt"), caption).unwrap();
+        }
+        place
+    }
+
+    pub(crate) fn golden(&self, name: &str) -> PathBuf {
+        self.golden.join(name)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn config(&self, overrides: &[&str]) -> Config {
+        let (root, model) = (self.folder.path().display(), self.golden("model"));
+        let text = format!(
+            "name: pictures\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
+             model: {{name_or_path: {}}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
+             data: {{path: {root}/media, resolution: 32, cache_dir: {root}/cache, \
+             validation_fraction: 0.25, caption_dropout: 0.3}}\n\
+             train: {{max_steps: 4, per_device_train_batch_size: 2, learning_rate: 0.01, bf16: false, \
+             lr_scheduler_type: constant, logging_steps: 1, eval_steps: 2, save_steps: 2}}\n",
+            model.display()
+        );
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Config::parse("pictures.yaml", &text, &overrides).unwrap()
+    }
+
+    pub(crate) fn run(&self, overrides: &[&str]) -> Result<Summary, Error> {
+        let (config, allocator) = (self.config(overrides), Allocator::torch());
+        surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default())
+    }
+
+    /// How many clips and captions are encoded now.
+    pub(crate) fn encoded(&self, overrides: &[&str]) -> (usize, usize) {
+        let config = self.config(overrides);
+        let done = surefoot_trainer::encode(&config, &Allocator::torch(), &mut NoObserver);
+        let done = done.unwrap();
+        (done.encoded_clips, done.encoded_captions)
+    }
+
+    /// The trained weights of a run.
+    fn weights(&self, run: &str) -> Vec<u8> {
+        let file = format!("runs/{run}/checkpoints/step-000004/model.safetensors");
+        fs::read(self.path(&file)).unwrap()
+    }
+
+    /// Runs that are resumed, streamed or computed again end with the same bits.
+    pub(crate) fn check_resumed_and_streamed(&self) {
+        self.run(&["name=whole"]).unwrap();
+        self.run(&["name=parts", "train.max_steps=2"]).unwrap();
+        let resume = "train.resume_from_checkpoint=latest";
+        self.run(&["name=parts", resume]).unwrap();
+        assert!(self.weights("whole") == self.weights("parts"));
+        for (name, how) in [
+            ("all", "model.low_vram=true"),
+            ("some", "model.blocks_to_swap=3"),
+            ("again", "train.gradient_checkpointing=true"),
+        ] {
+            let summary = self.run(&[&format!("name={name}"), how]).unwrap();
+            assert_eq!(summary.streamed.is_some(), name != "again", "{name}");
+            assert!(self.weights("whole") == self.weights(name), "{name}");
+        }
+    }
+
+    /// Holds the losses of steps with AdamW against `theirs`, relative to them; `batch` makes the batch of a step. The
+    /// task is that after the last.
+    pub(crate) fn check_losses(
+        &self,
+        model: &Path,
+        batch: &dyn Fn(i64) -> Vec<(&'static str, Tensor)>,
+        theirs: &[f64],
+    ) -> DiffusionTask {
+        let adapter = format!("adapter.resume_from={}", self.golden("adapter").display());
+        let config = self.config(&[&adapter, "train.weight_decay=0.05"]);
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
+        let mut task =
+            DiffusionTask::open(&config, model, &mut placer, memory, &mut NoObserver).unwrap();
+        let mut optimizer = AdamW::from_config(&config, task.parameters(), &[]).unwrap();
+        for (step, theirs) in (0..).zip(theirs) {
+            task.begin_step(step as u64, &mut placer).unwrap();
+            let loss = task.loss(&Batch::new(batch(step), 1)).unwrap();
+            let mut gradients = Gradients::default();
+            gradients.accumulate(&loss, task.parameters()).unwrap();
+            let norm = f64::try_from(&gradients.norm().unwrap()).unwrap();
+            gradients.clip(norm, 1.0).unwrap();
+            optimizer.step(&gradients, 0.01).unwrap();
+            let ours = f64::try_from(&loss).unwrap();
+            let apart = (ours / theirs - 1.0).abs();
+            assert!(apart <= 1e-5, "step {step}: {ours} and {theirs}: {apart:e}");
+        }
+        task
+    }
+}
+
+/// Nearly all trained numbers are those in `file`, whose names begin with `after.`.
+pub(crate) fn check_parameters(task: &DiffusionTask, file: &SafetensorsFile) {
+    let (mut numbers, mut near) = (0, 0.0);
+    for parameter in task.parameters().iter() {
+        let theirs = file
+            .read(&format!("after.{}", parameter.name), Kind::Float)
+            .unwrap();
+        let apart = (&parameter.tensor - theirs).abs();
+        numbers += apart.numel();
+        near += f64::try_from(&apart.le(1e-4).sum(Kind::Double)).unwrap();
+    }
+    assert!(near >= 0.999 * numbers as f64, "{near} of {numbers}");
+}
