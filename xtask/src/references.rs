@@ -82,6 +82,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "wan_pipeline",
         "wan_training",
         "z_image",
+        "sdxl",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -100,7 +101,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["wan::", "z_image::"],
+        &["wan::", "z_image::", "sdxl::"],
     )?;
     Ok(())
 }

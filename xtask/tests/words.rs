@@ -109,7 +109,11 @@ const NAMING_MODELS: [(&str, &str); 10] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 2] = [("wan", &[]), ("z_image", &["z-image", "zimage"])];
+const MODELS: [(&str, &[&str]); 3] = [
+    ("wan", &[]),
+    ("z_image", &["z-image", "zimage"]),
+    ("sdxl", &[]),
+];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.
 #[test]

@@ -19,6 +19,7 @@ mod objective;
 pub mod parts;
 mod registry;
 pub mod sampling;
+pub mod sdxl;
 #[cfg(test)]
 mod testing;
 pub mod wan;

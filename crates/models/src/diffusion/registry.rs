@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, sdxl, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 2] = [&wan::ARCH, &z_image::ARCH];
+pub static REGISTRY: [&Arch; 3] = [&wan::ARCH, &z_image::ARCH, &sdxl::ARCH];
 
 /// Those that a program has added.
 static ADDED: RwLock<Vec<&'static Arch>> = RwLock::new(Vec::new());
