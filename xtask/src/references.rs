@@ -83,6 +83,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "wan_training",
         "z_image",
         "flux2",
+        "sdxl",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -101,7 +102,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["wan::", "z_image::", "flux2::"],
+        &["wan::", "z_image::", "flux2::", "sdxl::"],
     )?;
     Ok(())
 }

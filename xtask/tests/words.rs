@@ -109,10 +109,11 @@ const NAMING_MODELS: [(&str, &str); 10] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 3] = [
+const MODELS: [(&str, &[&str]); 4] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
     ("flux2", &["klein"]),
+    ("sdxl", &[]),
 ];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.

@@ -14,6 +14,7 @@ mod ranks;
 mod report;
 mod resume;
 mod robust;
+mod sdxl;
 mod shortage;
 mod streaming;
 mod toy;

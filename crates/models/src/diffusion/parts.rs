@@ -1,5 +1,6 @@
 //! What several diffusion models share.
 
+pub mod clip;
 pub mod codec;
 pub(crate) mod conv;
 pub mod decoder;

@@ -1,10 +1,11 @@
 //! What the tests of models share: the tiny random model of `tests/reference/golden` that is named like the kind of model,
 //! held against what the libraries that its script calls made of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use placement::swap::SwapOptions;
 use placement::{Placer, Policy};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -23,7 +24,13 @@ use crate::quant::Quantization;
 use crate::{Error, Parameters};
 
 /// The tests of a kind of model.
-pub(super) struct Reference(pub(super) &'static Arch);
+pub(super) struct Reference {
+    pub(super) arch: &'static Arch,
+    /// What its denoiser is given under a label.
+    pub(super) case: fn(&Self, &str) -> Case,
+    /// How far apart gradients near 0 may be that are computed in another order.
+    pub(super) rounding: f64,
+}
 
 /// How a denoiser is held.
 pub(super) struct How {
@@ -55,13 +62,47 @@ pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
     f64::try_from((ours - theirs).abs().max()).unwrap()
 }
 
+impl Case {
+    /// What `denoiser` makes.
+    pub(super) fn predicted(&self, denoiser: &dyn Denoiser, pass: Pass) -> Tensor {
+        let made = denoiser.predict(&self.latents, &self.times, &self.conditions, pass);
+        made.unwrap()
+    }
+
+    /// How far that is from the expected.
+    pub(super) fn apart(&self, denoiser: &dyn Denoiser) -> f64 {
+        difference(&self.predicted(denoiser, Pass::Evaluate), &self.made)
+    }
+}
+
+/// The conditions of a text, of all encoders and without a batch dimension.
+pub(super) fn encoded(model: &dyn Diffusion, text: &str) -> Conditions {
+    let tokens = model.tokenizer().unwrap().tokens(text).unwrap();
+    let mut conditions = Conditions::default();
+    for (number, tokens) in tokens.iter().enumerate() {
+        let encoder = load_text_encoder(model, number, Kind::Float, false, &mut placer());
+        let text = encoder.unwrap().encode(tokens).unwrap();
+        conditions.join(text).unwrap();
+    }
+    conditions
+}
+
 impl Reference {
+    /// That of a flow model whose only condition is its text.
+    pub(super) const fn of(arch: &'static Arch) -> Self {
+        Self {
+            arch,
+            case: Self::of_texts,
+            rounding: 1e-9,
+        }
+    }
+
     pub(super) fn golden(&self, name: &str) -> PathBuf {
-        crate::golden::golden(self.0.name).join(name)
+        crate::golden::golden(self.arch.name).join(name)
     }
 
     pub(super) fn model(&self) -> Box<dyn Diffusion> {
-        (self.0.open)(&self.golden("model"), &PartPaths::default()).unwrap()
+        (self.arch.open)(&self.golden("model"), &PartPaths::default()).unwrap()
     }
 
     /// What the reference was given, and what it made of it.
@@ -70,7 +111,7 @@ impl Reference {
         file.read(name, Kind::Float).unwrap()
     }
 
-    pub(super) fn json(&self, name: &str) -> Vec<Value> {
+    pub(super) fn json<T: DeserializeOwned>(&self, name: &str) -> T {
         serde_json::from_str(&std::fs::read_to_string(self.golden(name)).unwrap()).unwrap()
     }
 
@@ -86,7 +127,7 @@ impl Reference {
         let tokenizer = model.tokenizer().unwrap();
         let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
         let mut truncated = 0;
-        for (number, prompt) in self.json("prompts.json").iter().enumerate() {
+        for (number, prompt) in self.json::<Vec<Value>>("prompts.json").iter().enumerate() {
             let text = prompt["text"].as_str().unwrap();
             let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
             let ours = tokenizer.tokens(text).unwrap().remove(0);
@@ -173,6 +214,10 @@ impl Reference {
     }
 
     pub(super) fn case(&self, label: &str) -> Case {
+        (self.case)(self, label)
+    }
+
+    fn of_texts(&self, label: &str) -> Case {
         let read = |what: &str| self.expected(&format!("velocity.{label}.{what}"));
         let rows = ["text.0", "text.1"].map(|name| Conditions::of(TEXT, read(name)));
         Case {
@@ -185,14 +230,8 @@ impl Reference {
 
     /// Ours and theirs.
     fn velocity(&self, denoiser: &dyn Denoiser, label: &str, pass: Pass) -> (Tensor, Tensor) {
-        let Case {
-            latents,
-            times,
-            conditions,
-            made,
-        } = self.case(label);
-        let ours = denoiser.predict(&latents, &times, &conditions, pass);
-        (ours.unwrap(), made)
+        let case = self.case(label);
+        (case.predicted(denoiser, pass), case.made)
     }
 
     /// Velocities are within 1e-4 of the expected ones; and each row of a batch is what it is alone, with its text as
@@ -280,7 +319,7 @@ impl Reference {
         let (kept, again) = (gradients(false), gradients(true));
         assert_eq!(kept.len(), self.denoiser_file().names().len());
         for ((name, kept), (_, again)) in kept.iter().zip(&again) {
-            assert!(kept.allclose(again, 1e-5, 1e-9, false), "{name}");
+            assert!(kept.allclose(again, 1e-5, self.rounding, false), "{name}");
         }
     }
 
@@ -293,20 +332,15 @@ impl Reference {
         let mut experts = One(denoiser.unwrap());
         let defaults = model.defaults().unwrap();
         assert_eq!(defaults.size, (1024, 1024));
-        let prompts = self.json("prompts.json");
-        let tokenizer = model.tokenizer().unwrap();
-        let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
+        let prompts: Vec<Value> = self.json("prompts.json");
         let collated = |number: &Value| {
             let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
-            let tokens = tokenizer.tokens(text).unwrap();
-            let text = encoder.encode(&tokens[0]).unwrap();
-            Some(model.collate(&[text]).unwrap())
+            Some(model.collate(&[encoded(&*model, text)]).unwrap())
         };
-        for run in self.json("runs.json") {
+        for run in self.json::<Vec<Value>>("runs.json") {
             let name = run["name"].as_str().unwrap();
-            let read = |what: &str| self.expected(&format!("run.{name}.{what}")).unsqueeze(2);
             let steps = run["steps"].as_u64().unwrap() as usize;
-            let (start, patch) = (read("start"), model.geometry().patch);
+            let (start, patch) = (self.of_run(name, "start"), model.geometry().patch);
             let tokens = start.size()[3] / patch * (start.size()[4] / patch);
             let settings = Sampling {
                 objective: model.objective(),
@@ -324,47 +358,64 @@ impl Reference {
                 positive: collated(&run["prompt"]).unwrap(),
                 negative: collated(&run["negative"]),
             };
-            let ours = sample(&mut experts, &start, &guided, &settings, &mut |_| ());
-            let apart = difference(&ours.unwrap(), &read("latents"));
-            assert!(apart <= 1e-3, "{name}: {apart}");
+            self.sample_is_that_of_the_pipeline(name, &mut experts, &guided, &settings);
         }
+    }
+
+    /// Latents of a run, with one frame.
+    fn of_run(&self, name: &str, what: &str) -> Tensor {
+        self.expected(&format!("run.{name}.{what}")).unsqueeze(2)
+    }
+
+    /// The run `name` ends within 1e-3 of the pipeline's.
+    pub(super) fn sample_is_that_of_the_pipeline(
+        &self,
+        name: &str,
+        experts: &mut One,
+        guided: &Guided,
+        settings: &Sampling,
+    ) {
+        let start = self.of_run(name, "start");
+        let ours = sample(experts, &start, guided, settings, &mut |_| ());
+        let apart = difference(&ours.unwrap(), &self.of_run(name, "latents"));
+        assert!(apart <= 1e-3, "{name}: {apart}");
+    }
+
+    /// Copies the configs of the model, without weights.
+    pub(super) fn configs(&self, to: &Path) {
+        let parts = self.arch.folders.iter();
+        let configs = parts.flat_map(|part| {
+            ["config.json", "scheduler_config.json"].map(|name| format!("{part}/{name}"))
+        });
+        for name in configs.chain(["model_index.json".to_owned()]) {
+            if self.golden("model").join(&name).is_file() {
+                write(to, &name, &self.original(&name));
+            }
+        }
+    }
+
+    /// A config of the model.
+    pub(super) fn original(&self, name: &str) -> Value {
+        self.json(&format!("model/{name}"))
     }
 
     /// A folder of which a file has another value for a key is refused: of each case, the file, the key, the value and
     /// what is told.
     pub(super) fn parts_of_other_models_are_refused(&self, cases: &[(&str, &str, Value, &str)]) {
-        const FILES: [&str; 5] = [
-            "model_index.json",
-            "transformer/config.json",
-            "vae/config.json",
-            "text_encoder/config.json",
-            "scheduler/scheduler_config.json",
-        ];
         let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        let original = |name: &str| -> Value {
-            let text = std::fs::read_to_string(self.golden("model").join(name)).unwrap();
-            serde_json::from_str(&text).unwrap()
-        };
-        let write = |name: &str, value: &Value| {
-            std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
-            std::fs::write(path(name), value.to_string()).unwrap();
-        };
-        for name in FILES {
-            write(name, &original(name));
-        }
-        let open = |parts: &PartPaths| (self.0.open)(folder.path(), parts).map(|_| ());
+        self.configs(folder.path());
+        let open = |parts: &PartPaths| (self.arch.open)(folder.path(), parts).map(|_| ());
         open(&PartPaths::default()).unwrap();
         for (file, key, value, told) in cases {
-            let mut changed = original(file);
+            let mut changed = self.original(file);
             changed[*key] = value.clone();
-            write(file, &changed);
+            write(folder.path(), file, &changed);
             let error = open(&PartPaths::default()).unwrap_err().to_string();
             assert!(error.contains(told), "{file}, {key}: {error}");
-            write(file, &original(file));
+            write(folder.path(), file, &self.original(file));
         }
         let parts = PartPaths {
-            transformer_2: Some(path("other")),
+            transformer_2: Some(folder.path().join("other")),
             ..PartPaths::default()
         };
         let error = open(&parts).unwrap_err().to_string();
@@ -372,12 +423,39 @@ impl Reference {
     }
 }
 
-struct One(Box<dyn Denoiser>);
+/// Writes a config of a folder.
+pub(super) fn write(folder: &Path, name: &str, value: &Value) {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+/// A model's only denoiser.
+pub(super) struct One(pub(super) Box<dyn Denoiser>);
 
 impl Experts for One {
     fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
         Ok(&*self.0)
     }
+}
+
+/// The tensors of a single file, each made of those that `names` lists, which `read` reads.
+pub(super) fn stored(
+    names: &Value,
+    read: impl Fn(&str) -> Tensor,
+) -> impl Iterator<Item = (&String, Tensor)> {
+    names.as_object().unwrap().iter().map(move |(name, keys)| {
+        let keys = keys.as_array().unwrap().iter();
+        let all: Vec<_> = keys.map(|key| read(key.as_str().unwrap())).collect();
+        let tensor = match all.as_slice() {
+            [one] => one.shallow_clone(),
+            all => Tensor::cat(all, 0),
+        };
+        match name.contains(".attn_1.") && tensor.dim() == 2 {
+            true => (name, tensor.unsqueeze(-1).unsqueeze(-1)),
+            false => (name, tensor),
+        }
+    })
 }
 
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
@@ -387,25 +465,14 @@ impl SingleFiles {
     /// The transformer also has the tensor `unused`, if there is one.
     pub(super) fn new(reference: &Reference, unused: Option<&str>) -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        let names = std::fs::read_to_string(reference.golden("original.json")).unwrap();
-        let names: Value = serde_json::from_str(&names).unwrap();
+        let names: Value = reference.json("original.json");
         let prefix = "model.diffusion_model.";
         for (part, prefix) in [("transformer", prefix), ("vae", "")] {
             let folder = reference.golden("model").join(part);
             let weights = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
-            let original = names[part].as_object().unwrap();
-            let tensors = original.iter().map(|(name, keys)| {
-                let keys = keys.as_array().unwrap().iter();
-                let all = keys.map(|key| weights.read(key.as_str().unwrap(), Kind::Float).unwrap());
-                let all: Vec<_> = all.collect();
-                let mut tensor = match all.as_slice() {
-                    [one] => one.shallow_clone(),
-                    all => Tensor::cat(all, 0),
-                };
-                if name.contains(".attn_1.") && tensor.dim() == 2 {
-                    tensor = tensor.unsqueeze(-1).unsqueeze(-1);
-                }
-                if reference.0.denoiser.swapped.contains(&name.as_str()) {
+            let read = |key: &str| weights.read(key, Kind::Float).unwrap();
+            let tensors = stored(&names[part], read).map(|(name, mut tensor)| {
+                if reference.arch.denoiser.swapped.contains(&name.as_str()) {
                     let halves = tensor.chunk(2, 0);
                     tensor = Tensor::cat(&[&halves[1], &halves[0]], 0);
                 }
@@ -433,7 +500,7 @@ impl SingleFiles {
 
     /// The files have the weights of the folder, and these unknown tensors.
     pub(super) fn have_the_same_weights(&self, reference: &Reference, unknown: [&[&str]; 2]) {
-        let parts = [("transformer", reference.0.denoiser), ("vae", kl::NAMES)];
+        let parts = [("transformer", reference.arch.denoiser), ("vae", kl::NAMES)];
         for ((part, names), unknown) in parts.into_iter().zip(unknown) {
             let folder = PartFile::open(&names, &reference.golden("model").join(part)).unwrap();
             let single = PartFile::open(&names, &self.path(part)).unwrap();
@@ -478,7 +545,7 @@ impl SingleFiles {
                     let error = found.unwrap_err().to_string();
                     assert!(error.contains(told), "{error}");
                 }
-                None => assert_eq!(found.unwrap().arch().name, reference.0.name),
+                None => assert_eq!(found.unwrap().arch().name, reference.arch.name),
             }
         }
     }

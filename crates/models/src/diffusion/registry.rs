@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, flux2, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, flux2, sdxl, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 3] = [&wan::ARCH, &z_image::ARCH, &flux2::ARCH];
+pub static REGISTRY: [&Arch; 4] = [&wan::ARCH, &z_image::ARCH, &flux2::ARCH, &sdxl::ARCH];
 
 /// Those that a program has added.
 static ADDED: RwLock<Vec<&'static Arch>> = RwLock::new(Vec::new());

@@ -228,7 +228,14 @@ pub(super) fn lacks(snapshot: &Path) -> Option<String> {
 }
 
 /// Parts of a video model that have weights.
-const WEIGHTY: [&str; 4] = ["transformer", "transformer_2", "vae", "text_encoder"];
+const WEIGHTY: [&str; 6] = [
+    "transformer",
+    "transformer_2",
+    "unet",
+    "vae",
+    "text_encoder",
+    "text_encoder_2",
+];
 
 fn lacks_weights(path: &Path, folder: &str) -> Option<String> {
     let named = |file: &str| match folder {

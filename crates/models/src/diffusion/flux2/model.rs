@@ -33,10 +33,10 @@ const SIZE: i64 = 1024;
 const STEPS: usize = 50;
 
 /// The classes of a folder's parts.
-const CLASSES: [(&str, &str); 3] = [
-    ("transformer", "Flux2Transformer2DModel"),
-    ("vae", "AutoencoderKLFlux2"),
-    ("scheduler", "FlowMatchEulerDiscreteScheduler"),
+const CLASSES: [(&str, &[&str]); 3] = [
+    ("transformer", &["Flux2Transformer2DModel"]),
+    ("vae", &["AutoencoderKLFlux2"]),
+    ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
 ];
 
 /// The key of `model_index.json` that says whether the model is distilled.

@@ -15,7 +15,7 @@ use crate::diffusion::{
 };
 use crate::model::Pass;
 
-const REFERENCE: Reference = Reference(&ARCH);
+const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
@@ -59,7 +59,7 @@ fn samples_are_those_of_the_pipeline() {
 
 #[test]
 fn shifts_are_those_of_the_pipeline() {
-    for case in REFERENCE.json("shifts.json") {
+    for case in REFERENCE.json::<Vec<Value>>("shifts.json") {
         let steps = case["steps"].as_u64().unwrap() as usize;
         let shift = empirical_shift(case["tokens"].as_i64().unwrap(), steps);
         let half = shift / (1.0 + shift);

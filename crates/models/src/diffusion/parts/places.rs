@@ -37,12 +37,9 @@ impl Places {
         arch: &Arch,
         path: &Path,
         parts: &PartPaths,
-        (classes, keys): (&[(&str, &str)], &[&str]),
+        (classes, keys): (&[(&str, &[&str])], &[&str]),
     ) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer_2 {
-            let reason = format!("is given as second transformer, but {} has one", arch.title);
-            return Err(Error::file(other, reason));
-        }
+        refuse_second(arch, parts)?;
         let mut places = match path.is_dir() {
             true => {
                 let index = Object::read(&path.join("model_index.json"))?;
@@ -137,46 +134,64 @@ impl Places {
         read: fn(&Path) -> Result<C, Error>,
         of_shapes: fn(&PartFile) -> Result<C, Error>,
     ) -> Result<C, Error> {
-        match config_of(&self.transformer) {
-            Some(config) => read(&config),
-            None => of_shapes(&PartFile::open(&arch.denoiser, &self.transformer)?),
-        }
+        config_at(&self.transformer, &arch.denoiser, read, of_shapes)
     }
 
     /// The autoencoder's config; a single file does not have the two `factors` of latents.
     pub(crate) fn autoencoder(&self, factors: (f64, f64)) -> Result<KlConfig, Error> {
-        match config_of(&self.vae) {
-            Some(config) => KlConfig::read(&config),
-            None => KlConfig::of_shapes(&PartFile::open(&kl::NAMES, &self.vae)?, factors),
-        }
+        let of_shapes = |file: &PartFile| KlConfig::of_shapes(file, factors);
+        config_at(&self.vae, &kl::NAMES, KlConfig::read, of_shapes)
     }
 
     /// The language model's config.
     pub(crate) fn text(&self) -> Result<DecoderConfig, Error> {
-        match config_of(&self.text_encoder) {
-            Some(config) => {
-                warn_about_keys(&config, &keys_without_effect(&config)?);
-                DecoderConfig::read(&config)
-            }
-            None => {
-                let file = PartFile::open(&decoder::NAMES, &self.text_encoder)?;
-                DecoderConfig::of_shapes(&file)
-            }
-        }
+        let read = |config: &Path| {
+            warn_about_keys(config, &keys_without_effect(config)?);
+            DecoderConfig::read(config)
+        };
+        let of_shapes = |file: &PartFile| DecoderConfig::of_shapes(file);
+        config_at(&self.text_encoder, &decoder::NAMES, read, of_shapes)
     }
 }
 
-/// The config of a part that is a folder.
-fn config_of(part: &Path) -> Option<PathBuf> {
-    part.is_dir().then(|| part.join("config.json"))
+/// The config of the part at `path`: as one function reads it in a folder, or as another infers it from the shapes in a
+/// file with these names.
+///
+/// # Errors
+/// If a file is missing or damaged, or its content is not supported.
+pub(crate) fn config_at<C>(
+    path: &Path,
+    names: &PartNames,
+    read: impl FnOnce(&Path) -> Result<C, Error>,
+    of_shapes: impl FnOnce(&PartFile) -> Result<C, Error>,
+) -> Result<C, Error> {
+    match path.is_dir() {
+        true => read(&path.join("config.json")),
+        false => of_shapes(&PartFile::open(names, path)?),
+    }
+}
+
+/// Refuses a second transformer for a kind of model that has one.
+pub(crate) fn refuse_second(arch: &Arch, parts: &PartPaths) -> Result<(), Error> {
+    match &parts.transformer_2 {
+        Some(other) => {
+            let reason = format!("is given as second transformer, but {} has one", arch.title);
+            Err(Error::file(other, reason))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses parts of other classes in a `model_index.json`, and warns about keys without effect.
-fn check(index: &Object, classes: &[(&str, &str)], keys: &[&str]) -> Result<(), Error> {
+pub(crate) fn check(
+    index: &Object,
+    classes: &[(&str, &[&str])],
+    keys: &[&str],
+) -> Result<(), Error> {
     for (part, supported) in classes {
         let class = index.get(part).and_then(|part| part.get(1)?.as_str());
-        if let Some(class) = class.filter(|class| class != supported) {
-            let reason = format!("is {class:?}: supported is {supported}");
+        if let Some(class) = class.filter(|class| !supported.contains(class)) {
+            let reason = format!("is {class:?}: supported is {}", supported.join(" or "));
             return Err(index.error(part, reason));
         }
     }

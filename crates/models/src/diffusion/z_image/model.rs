@@ -34,10 +34,10 @@ const SINGLE_FILE_SHIFT: f64 = 3.0;
 const FACTORS: (f64, f64) = (0.3611, 0.1159);
 
 /// The classes of a folder's parts.
-const CLASSES: [(&str, &str); 3] = [
-    ("transformer", "ZImageTransformer2DModel"),
-    ("vae", "AutoencoderKL"),
-    ("scheduler", "FlowMatchEulerDiscreteScheduler"),
+const CLASSES: [(&str, &[&str]); 3] = [
+    ("transformer", &["ZImageTransformer2DModel"]),
+    ("vae", &["AutoencoderKL"]),
+    ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
 ];
 
 /// A model whose parts are loaded on demand.

@@ -11,7 +11,7 @@ use crate::diffusion::reference::{Case, FROZEN, Reference, placer};
 use crate::diffusion::{Conditions, TEXT, load_autoencoder};
 use crate::model::Pass;
 
-const REFERENCE: Reference = Reference(&ARCH);
+const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
