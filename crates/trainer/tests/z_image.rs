@@ -115,5 +115,7 @@ fn pictures_become_a_lora_and_are_encoded_once() {
 
 #[test]
 fn a_run_that_is_resumed_or_streamed_ends_with_the_same_bits() {
-    Place::new("z_image").check_resumed_and_streamed();
+    let place = Place::new("z_image");
+    place.check_resumed_and_streamed();
+    place.check_computed_again();
 }
