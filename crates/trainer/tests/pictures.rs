@@ -152,6 +152,16 @@ impl Place {
 
     /// Streamed or not, with checkpoints or without, in one go or two.
     pub(crate) fn a_run_that_is_resumed_or_streamed_ends_with_the_same_bits(&self) {
+        self.resumed_and_streamed_runs_end_with_the_same_bits();
+        let how = "train.gradient_checkpointing=true";
+        let summary = self.run(&["name=again", how]).unwrap();
+        assert!(summary.streamed.is_none());
+        assert!(self.weights("whole") == self.weights("again"));
+    }
+
+    /// The same without checkpoints: they change the order in which gradients are summed where something else than the next
+    /// block takes what a block made, too.
+    pub(crate) fn resumed_and_streamed_runs_end_with_the_same_bits(&self) {
         self.run(&["name=whole"]).unwrap();
         self.run(&["name=parts", "train.max_steps=2"]).unwrap();
         let resume = "train.resume_from_checkpoint=latest";
@@ -160,10 +170,9 @@ impl Place {
         for (name, how) in [
             ("all", "model.low_vram=true"),
             ("some", "model.blocks_to_swap=3"),
-            ("again", "train.gradient_checkpointing=true"),
         ] {
             let summary = self.run(&[&format!("name={name}"), how]).unwrap();
-            assert_eq!(summary.streamed.is_some(), name != "again", "{name}");
+            assert!(summary.streamed.is_some(), "{name}");
             assert!(self.weights("whole") == self.weights(name), "{name}");
         }
     }

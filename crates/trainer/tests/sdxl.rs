@@ -144,5 +144,5 @@ fn some_layers_are_a_lora_in_the_same_form() {
 
 #[test]
 fn a_run_that_is_resumed_or_streamed_ends_with_the_same_bits() {
-    Place::new(NAME).a_run_that_is_resumed_or_streamed_ends_with_the_same_bits();
+    Place::new(NAME).resumed_and_streamed_runs_end_with_the_same_bits();
 }
