@@ -67,12 +67,12 @@ pub(super) fn kept(usage: &Usage, config: &UnetConfig) -> Kept {
     let learned_at = |stage: usize| all || first.is_some_and(|first| stage >= first);
     // What is kept for the way up, which is also what the layers there begin with.
     let (mut channels, mut before) = (widths[0], vec![(0, widths[0])]);
-    for stage in 0..stages {
+    for (stage, width) in widths.iter().copied().enumerate() {
         for number in 0..LAYERS {
             // The first block of a stage is before its first transformer.
             let learns = learned_at(stage) && (all || number > 0 || first != Some(stage));
             layer(&mut pass, stage, channels, learns);
-            channels = widths[stage];
+            channels = width;
             before.push((stage, channels));
         }
         if stage + 1 < stages {

@@ -49,7 +49,7 @@ pub struct Unet {
 }
 
 /// Residual blocks, each with a transformer behind it if the stage has any, and the convolution that changes the size.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Stage {
     layers: Vec<(Blocks<Residual>, Option<Transformer>)>,
     resample: Option<Conv>,
@@ -243,15 +243,6 @@ impl Unet {
                 config.cross_attention_dim,
                 config.pooled()
             ))),
-        }
-    }
-}
-
-impl Default for Stage {
-    fn default() -> Self {
-        Self {
-            layers: Vec::new(),
-            resample: None,
         }
     }
 }
