@@ -84,6 +84,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "z_image",
         "flux2",
         "anima",
+        "sdxl",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -102,7 +103,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["wan::", "z_image::", "flux2::", "anima::"],
+        &["wan::", "z_image::", "flux2::", "anima::", "sdxl::"],
     )?;
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod anima;
 mod conditions;
 pub mod files;
 pub mod flux2;
+mod geometry;
 mod load;
 pub mod lora;
 mod memory;
@@ -23,6 +24,7 @@ pub mod parts;
 mod reference;
 mod registry;
 pub mod sampling;
+pub mod sdxl;
 pub mod wan;
 pub mod z_image;
 
@@ -32,6 +34,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Tensor};
 
 pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
+pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
@@ -138,6 +141,14 @@ impl BlockNames {
 }
 
 impl Arch {
+    /// The folder of the denoiser, or of the one for high noise, and the beginning of its names in LoRA files of diffusers.
+    pub fn denoiser_folder(&self) -> &'static str {
+        match self.folders.contains(&"unet") {
+            true => "unet",
+            false => "transformer",
+        }
+    }
+
     /// The list, the index in it and the part of a block that `name` names: `blocks.3.attn1.to_q`.
     pub fn part_of_block<'a>(
         &self,
@@ -198,47 +209,6 @@ pub enum Part {
     Autoencoder,
     /// A text encoder, counted from zero.
     TextEncoder(usize),
-}
-
-/// Sizes of a model's latents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Latent channels.
-    pub channels: i64,
-    /// Pixels per latent, in each direction.
-    pub pixels: i64,
-    /// Latents per token of the denoiser, in each direction.
-    pub patch: i64,
-    /// Frames per latent frame after the first, which has a latent frame of its own; `None` if the model makes
-    /// only pictures.
-    pub frames: Option<i64>,
-    /// Frames per second, to which clips are resampled.
-    pub fps: u32,
-}
-
-impl Geometry {
-    /// Pixels per token, in each direction: picture sizes are multiples of it.
-    pub fn step(&self) -> i64 {
-        self.pixels * self.patch
-    }
-
-    /// The largest number of at most `frames` frames that can be encoded.
-    pub fn whole_frames(&self, frames: i64) -> i64 {
-        let per = self.frames.unwrap_or(i64::MAX);
-        (frames.max(1) - 1) / per * per + 1
-    }
-
-    /// Latent frames of `frames` frames.
-    pub fn latent_frames(&self, frames: i64) -> i64 {
-        (frames.max(1) - 1) / self.frames.unwrap_or(i64::MAX) + 1
-    }
-
-    /// The shape of the latents of this picture size and number of frames, with a batch of one.
-    pub fn latents(&self, width: i64, height: i64, frames: i64) -> [i64; 5] {
-        let frames = self.latent_frames(frames);
-        let (height, width) = (height / self.pixels, width / self.pixels);
-        [1, self.channels, frames, height, width]
-    }
 }
 
 /// What is sampled if the user says nothing else.
@@ -412,6 +382,28 @@ pub trait Diffusion: Debug + Send + Sync {
         _tiling: Option<Tiling>,
     ) -> Result<Conditions, Error> {
         Ok(Conditions::default())
+    }
+
+    /// Conditions, without a batch dimension, of how a picture came to its size. A cache file has them beside the latents.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn framing_conditions(&self, _framing: Framing) -> Result<Conditions, Error> {
+        Ok(Conditions::default())
+    }
+
+    /// What takes the place of a negative prompt that is not given, beside the `prompt`'s conditions; `None` for the
+    /// empty text.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn without_prompt(&self, _prompt: &Conditions) -> Result<Option<Conditions>, Error> {
+        Ok(None)
+    }
+
+    /// Pixels that the sides of pictures are multiples of in training.
+    fn bucket_step(&self) -> i64 {
+        self.geometry().step()
     }
 
     /// Conditions of a batch from those of its clips, as they lie in cache files: stacked, unless texts of

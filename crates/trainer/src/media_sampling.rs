@@ -14,7 +14,7 @@ pub use models::diffusion::parts::schedule::Scheduler;
 use models::diffusion::parts::tiles::Tiling;
 use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use models::diffusion::{
-    Conditions, Denoiser, FirstFrame, load_autoencoder, load_denoiser, load_text_encoder,
+    Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser, load_text_encoder,
 };
 pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at, open};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
@@ -60,8 +60,8 @@ impl std::str::FromStr for Lora {
 pub struct Request {
     /// The prompt.
     pub prompt: String,
-    /// The negative prompt.
-    pub negative_prompt: String,
+    /// The negative prompt; `None` for what the model takes in its place, mostly the empty text.
+    pub negative_prompt: Option<String>,
     /// Width in pixels.
     pub width: Option<i64>,
     /// Height in pixels.
@@ -161,21 +161,21 @@ pub fn generate(
         loras(&request.loras, Expert::High)?,
         loras(&request.loras_2, Expert::Low)?,
     ];
-    let texts = [
-        Some(&request.prompt),
-        plan.sampling
-            .is_guided()
-            .then_some(&request.negative_prompt),
-    ];
-    let texts = encode_texts(
-        model,
-        &texts.into_iter().flatten().collect::<Vec<_>>(),
-        options,
-    )?;
-    let image = match request.image.as_deref() {
-        Some(path) => condition(model, path, &plan, options.device)?,
-        None => Conditions::default(),
+    let negative = request.negative_prompt.clone().unwrap_or_default();
+    let texts = match plan.sampling.is_guided() {
+        true => vec![&request.prompt, &negative],
+        false => vec![&request.prompt],
     };
+    let mut texts = encode_texts(model, &texts, options)?;
+    if let ([prompt, negative], None) = (&mut texts[..], &request.negative_prompt)
+        && let Some(other) = model.without_prompt(prompt)?
+    {
+        *negative = other;
+    }
+    let mut image = model.framing_conditions(Framing::whole((plan.width, plan.height)))?;
+    if let Some(path) = request.image.as_deref() {
+        image.extend(condition(model, path, &plan, options.device)?);
+    }
     let mut texts = texts
         .into_iter()
         .map(|mut text| -> Result<Conditions, Error> {
@@ -428,7 +428,7 @@ fn encode_texts(
     for number in 0..model.text_encoders() {
         let encoder = load_text_encoder(model, number, options.compute, true, &mut placer)?;
         for (tokens, encoded) in tokens.iter().zip(&mut encoded) {
-            encoded.extend(encoder.encode(&tokens[number])?);
+            encoded.join(encoder.encode(&tokens[number])?)?;
         }
     }
     Ok(encoded)

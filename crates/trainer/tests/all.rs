@@ -15,6 +15,7 @@ mod ranks;
 mod report;
 mod resume;
 mod robust;
+mod sdxl;
 mod shortage;
 mod streaming;
 mod toy;

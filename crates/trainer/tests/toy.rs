@@ -104,7 +104,7 @@ impl Place {
         let latents = self.path(&format!("{name}.safetensors"));
         let request = Request {
             prompt: "red".into(),
-            negative_prompt: String::new(),
+            negative_prompt: Some(String::new()),
             width: Some(32),
             height: Some(48),
             num_frames: None,

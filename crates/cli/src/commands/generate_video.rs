@@ -176,7 +176,7 @@ impl VideoOptions {
     ) -> Result<Outcome, Failure> {
         let request = Request {
             prompt: prompt.to_owned(),
-            negative_prompt: self.negative_prompt.clone().unwrap_or_default(),
+            negative_prompt: self.negative_prompt.clone(),
             width: self.width,
             height: self.height,
             num_frames: self.num_frames,

@@ -94,6 +94,22 @@ impl Conditions {
         self.tensors.extend(others.tensors);
     }
 
+    /// Adds those in `others`. Of a condition that is there already, the new rows stand beside the old ones: that is how
+    /// the texts of several encoders become one.
+    ///
+    /// # Errors
+    /// If their numbers of rows differ, or memory runs out.
+    pub fn join(&mut self, others: Self) -> Result<(), Error> {
+        for (name, tensor) in others.tensors {
+            let joined = match self.tensors.get(&name) {
+                Some(there) => Tensor::f_cat(&[there, &tensor], -1)?,
+                None => tensor,
+            };
+            self.tensors.insert(name, joined);
+        }
+        Ok(())
+    }
+
     /// The condition of this name, if there is one.
     pub fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)

@@ -267,7 +267,7 @@ impl LoraFile {
                         LoraForm::Comfy => {
                             format!("diffusion_model.{}", original_module(name, self.arch))
                         }
-                        _ => of_pipeline(name),
+                        _ => of_pipeline(name, self.arch),
                     };
                     tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
                     tensors.push((format!("{name}.lora_B.weight"), folded(module)?));
@@ -318,6 +318,9 @@ impl LoraFile {
                 "in kohya's form of this model `{whole}` is one layer, and ComfyUI drops its parts in silence: choose \
                  `comfy`"
             ));
+        }
+        if self.arch.lora.partial == LoraForm::Kohya {
+            return Ok(());
         }
         let missing = self.missing();
         if let Some(first) = missing.first() {
@@ -383,10 +386,10 @@ impl LoraFile {
 }
 
 /// diffusers' name of a module in a file for a whole pipeline, which begins with the component that it is in.
-fn of_pipeline(name: &str) -> String {
+fn of_pipeline(name: &str, arch: &Arch) -> String {
     match name.starts_with("text_conditioner.") {
         true => name.to_owned(),
-        false => format!("transformer.{name}"),
+        false => format!("{}.{name}", arch.denoiser_folder()),
     }
 }
 
@@ -459,7 +462,7 @@ impl Settings {
     fn find(file: &Path, metadata: &BTreeMap<String, String>, arch: &Arch) -> Result<Self, Error> {
         let beside: PathBuf = file.with_file_name("adapter_config.json");
         let (text, prefix) = if let Some(text) = metadata.get("lora_adapter_metadata") {
-            (text.clone(), "transformer.")
+            (text.clone(), format!("{}.", arch.denoiser_folder()))
         } else if file
             .file_name()
             .is_some_and(|n| n == "adapter_model.safetensors")
@@ -467,7 +470,7 @@ impl Settings {
         {
             let text =
                 std::fs::read_to_string(&beside).map_err(|e| Error::io("read", &beside, e))?;
-            (text, "")
+            (text, String::new())
         } else {
             return Ok(Self::default());
         };

@@ -62,6 +62,20 @@ impl Objective {
         }
     }
 
+    /// The same with a last step that is noise alone (zero terminal SNR): roots of the squared signal rates are moved and
+    /// scaled so that the first stays and the last is 0.
+    pub fn ending_in_noise(mut self) -> Self {
+        if let Noise::Steps(signals) = &mut self.noise
+            && let (Some(first), Some(last)) = (signals.first().copied(), signals.last().copied())
+        {
+            let (first, last) = (first.sqrt(), last.sqrt());
+            for signal in signals.iter_mut() {
+                *signal = ((signal.sqrt() - last) * first / (first - last)).powi(2);
+            }
+        }
+        self
+    }
+
     /// The step of a DDPM level; `None` for a clean sample.
     fn step(level: f64, count: usize) -> Option<usize> {
         // Levels are single precision: 0.333 · 1000 must not be in the step after.
@@ -78,6 +92,34 @@ impl Objective {
                 (signal.sqrt(), (1.0 - signal).sqrt())
             }
         }
+    }
+
+    /// The same at levels between two steps, from one noise-to-signal ratio to the next on a straight line; the signal
+    /// never vanishes, so that whatever is predicted says something of it. This is what samplers in diffusers do.
+    pub(crate) fn rates_between(&self, level: f64) -> (f64, f64) {
+        /// The smallest squared signal rate.
+        const LEAST: f64 = 1.0 / (1 << 24) as f64;
+        let Noise::Steps(signals) = &self.noise else {
+            return self.rates(level);
+        };
+        if level <= 0.0 {
+            return (1.0, 0.0);
+        }
+        let ratio = |step: usize| {
+            let signal = signals.get(step).or(signals.last());
+            let signal = signal.copied().unwrap_or(1.0).max(LEAST);
+            ((1.0 - signal) / signal).sqrt()
+        };
+        let step = (level * signals.len() as f64 - 1.0).max(0.0);
+        // Levels are single precision.
+        let (below, part) = match (step - step.round()).abs() {
+            ..1e-3 => (step.round(), 0.0),
+            _ => (step.floor(), step.fract()),
+        };
+        let below = below as usize;
+        let ratio = ratio(below) * (1.0 - part) + ratio(below + 1) * part;
+        let length = ratio.hypot(1.0);
+        (1.0 / length, ratio / length)
     }
 
     /// The time that a denoiser is told at each of the levels `[batch]`.
@@ -146,7 +188,16 @@ impl Objective {
         sample: &Tensor,
         level: f64,
     ) -> Result<(Tensor, Tensor), Error> {
-        let (signal, rate) = self.rates(level);
+        self.split_at(prediction, sample, self.rates(level))
+    }
+
+    /// The same at these rates.
+    pub(crate) fn split_at(
+        &self,
+        prediction: &Tensor,
+        sample: &Tensor,
+        (signal, rate): (f64, f64),
+    ) -> Result<(Tensor, Tensor), Error> {
         let sum = |a: (&Tensor, f64), b: (&Tensor, f64)| -> Result<Tensor, Error> {
             Ok(a.0.f_mul_scalar(a.1)?.f_add(&b.0.f_mul_scalar(b.1)?)?)
         };
@@ -209,6 +260,26 @@ mod tests {
                 assert!(most < 1e-4, "{:?} at {level}: {most}", objective.prediction);
             }
         }
+    }
+
+    #[test]
+    fn the_last_step_may_be_noise_alone() {
+        let plain = Objective::scaled_linear(0.00085, 0.012, Prediction::V);
+        let objective = plain.clone().ending_in_noise();
+        assert_eq!(objective.rates(1.0), (0.0, 1.0));
+        let apart = objective.rates(0.001).0 - plain.rates(0.001).0;
+        assert!(apart.abs() < 1e-12, "{apart}");
+        let rates = |level: f64| (objective.rates(level).0, objective.rates_between(level).0);
+        // On the steps they are alike; only the last one keeps a trace of signal.
+        let (exact, between) = rates(0.5);
+        assert!(
+            (exact - between).abs() < 1e-9 && exact > 0.0,
+            "{exact}, {between}"
+        );
+        assert!(rates(1.0).1 > 0.0 && rates(1.0).1 < 3e-4);
+        let [low, middle, high] = [0.5, 0.5005, 0.501].map(|level| rates(level).1);
+        assert!(low > middle && middle > high, "{low}, {middle}, {high}");
+        assert_eq!(objective.rates_between(0.0), (1.0, 0.0));
     }
 
     /// Stable Diffusion's numbers: √ᾱ of the first and the last step.

@@ -1,6 +1,7 @@
 //! What several diffusion models share.
 
 pub mod causal_kl;
+pub mod clip;
 pub mod codec;
 pub(crate) mod conv;
 pub mod decoder;

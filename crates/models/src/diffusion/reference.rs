@@ -1,7 +1,7 @@
 //! What the tests of models share: the tiny random model of `tests/reference/golden` that is named like the kind of model,
 //! held against what the libraries that its script calls made of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use placement::swap::SwapOptions;
 use placement::{Placer, Policy};
@@ -33,6 +33,8 @@ pub(super) struct Reference {
     pub(super) build: Build,
     /// Names of the conditions of a text, each with the beginning of its name in the file.
     pub(super) conditions: &'static [(&'static str, &'static str)],
+    /// What its denoiser is given under a label.
+    pub(super) case: fn(&Self, &str) -> Case,
 }
 
 /// How a denoiser is held.
@@ -66,20 +68,38 @@ pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
 }
 
 impl Case {
-    /// The velocity that `denoiser` makes.
+    /// What `denoiser` makes.
     pub(super) fn predicted(&self, denoiser: &dyn Denoiser, pass: Pass) -> Tensor {
         let made = denoiser.predict(&self.latents, &self.times, &self.conditions, pass);
         made.unwrap()
     }
+
+    /// How far that is from the expected.
+    pub(super) fn apart(&self, denoiser: &dyn Denoiser) -> f64 {
+        difference(&self.predicted(denoiser, Pass::Evaluate), &self.made)
+    }
+}
+
+/// The conditions of a text, of all encoders and without a batch dimension.
+pub(super) fn encoded(model: &dyn Diffusion, text: &str) -> Conditions {
+    let tokens = model.tokenizer().unwrap().tokens(text).unwrap();
+    let mut conditions = model.of_tokens(&tokens).unwrap();
+    for (number, tokens) in tokens.iter().take(model.text_encoders()).enumerate() {
+        let encoder = load_text_encoder(model, number, Kind::Float, false, &mut placer());
+        let text = encoder.unwrap().encode(tokens).unwrap();
+        conditions.join(text).unwrap();
+    }
+    conditions
 }
 
 impl Reference {
-    /// That of a kind of model whose only condition is its text.
+    /// That of a flow model whose only condition is its text.
     pub(super) const fn of(arch: &'static Arch) -> Self {
         Self {
             arch,
             build: |model, builder| model.denoiser(Expert::High, Device::Cpu, builder),
             conditions: &[(TEXT, "text")],
+            case: Self::of_texts,
         }
     }
 
@@ -200,6 +220,10 @@ impl Reference {
     }
 
     pub(super) fn case(&self, label: &str) -> Case {
+        (self.case)(self, label)
+    }
+
+    fn of_texts(&self, label: &str) -> Case {
         let read = |what: &str| self.expected(&format!("velocity.{label}.{what}"));
         let rows = [0, 1].map(|number| {
             let mut row = Conditions::default();
@@ -327,27 +351,14 @@ impl Reference {
         let defaults = model.defaults().unwrap();
         assert_eq!(defaults.size, (1024, 1024));
         let prompts: Vec<Value> = self.json("prompts.json");
-        let tokenizer = model.tokenizer().unwrap();
-        let encoder = load_text_encoder(&*model, 0, Kind::Float, false, &mut placer()).unwrap();
         let collated = |number: &Value| {
             let text = prompts[number.as_u64()? as usize]["text"].as_str().unwrap();
-            let tokens = tokenizer.tokens(text).unwrap();
-            let mut row = model.of_tokens(&tokens).unwrap();
-            row.extend(encoder.encode(&tokens[0]).unwrap());
-            Some(model.collate(&[row]).unwrap())
+            Some(model.collate(&[encoded(&*model, text)]).unwrap())
         };
         for run in self.json::<Vec<Value>>("runs.json") {
             let name = run["name"].as_str().unwrap();
-            // Some pipelines of pictures have no frames.
-            let read = |what: &str| {
-                let tensor = self.expected(&format!("run.{name}.{what}"));
-                match tensor.dim() {
-                    4 => tensor.unsqueeze(2),
-                    _ => tensor,
-                }
-            };
             let steps = run["steps"].as_u64().unwrap() as usize;
-            let (start, patch) = (read("start"), model.geometry().patch);
+            let (start, patch) = (self.of_run(name, "start"), model.geometry().patch);
             let tokens = start.size()[3] / patch * (start.size()[4] / patch);
             let settings = Sampling {
                 objective: model.objective(),
@@ -365,43 +376,69 @@ impl Reference {
                 positive: collated(&run["prompt"]).unwrap(),
                 negative: collated(&run["negative"]),
             };
-            let ours = sample(&mut experts, &start, &guided, &settings, &mut |_| ());
-            let apart = difference(&ours.unwrap(), &read("latents"));
-            assert!(apart <= 1e-3, "{name}: {apart}");
+            self.sample_is_that_of_the_pipeline(name, &mut experts, &guided, &settings);
         }
     }
 
-    /// A folder of which a file has another value for a key is refused: of each case, the file, the key, the value and
-    /// what is told.
-    pub(super) fn parts_of_other_models_are_refused(&self, cases: &[(&str, &str, Value, &str)]) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        let original = |name: &str| -> Value { self.json(&format!("model/{name}")) };
-        let write = |name: &str, value: &Value| {
-            std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
-            std::fs::write(path(name), value.to_string()).unwrap();
-        };
+    /// Latents of a run, with one frame.
+    fn of_run(&self, name: &str, what: &str) -> Tensor {
+        let tensor = self.expected(&format!("run.{name}.{what}"));
+        // Pipelines of pictures often have no frames.
+        match tensor.dim() {
+            4 => tensor.unsqueeze(2),
+            _ => tensor,
+        }
+    }
+
+    /// The run `name` ends within 1e-3 of the pipeline's.
+    pub(super) fn sample_is_that_of_the_pipeline(
+        &self,
+        name: &str,
+        experts: &mut One,
+        guided: &Guided,
+        settings: &Sampling,
+    ) {
+        let start = self.of_run(name, "start");
+        let ours = sample(experts, &start, guided, settings, &mut |_| ());
+        let apart = difference(&ours.unwrap(), &self.of_run(name, "latents"));
+        assert!(apart <= 1e-3, "{name}: {apart}");
+    }
+
+    /// Copies the configs of the model, without weights.
+    pub(super) fn configs(&self, to: &Path) {
         let parts = self.arch.folders.iter();
         let configs = parts.flat_map(|part| {
             ["config.json", "scheduler_config.json"].map(|name| format!("{part}/{name}"))
         });
         for name in super::INDEXES.map(str::to_owned).into_iter().chain(configs) {
             if self.golden("model").join(&name).is_file() {
-                write(&name, &original(&name));
+                write(to, &name, &self.original(&name));
             }
         }
+    }
+
+    /// A config of the model.
+    pub(super) fn original(&self, name: &str) -> Value {
+        self.json(&format!("model/{name}"))
+    }
+
+    /// A folder of which a file has another value for a key is refused: of each case, the file, the key, the value and
+    /// what is told.
+    pub(super) fn parts_of_other_models_are_refused(&self, cases: &[(&str, &str, Value, &str)]) {
+        let folder = tempfile::tempdir().unwrap();
+        self.configs(folder.path());
         let open = |parts: &PartPaths| super::open(folder.path(), parts).map(|_| ());
         open(&PartPaths::default()).unwrap();
         for (file, key, value, told) in cases {
-            let mut changed = original(file);
+            let mut changed = self.original(file);
             changed[*key] = value.clone();
-            write(file, &changed);
+            write(folder.path(), file, &changed);
             let error = open(&PartPaths::default()).unwrap_err().to_string();
             assert!(error.contains(told), "{file}, {key}: {error}");
-            write(file, &original(file));
+            write(folder.path(), file, &self.original(file));
         }
         let parts = PartPaths {
-            transformer_2: Some(path("other")),
+            transformer_2: Some(folder.path().join("other")),
             ..PartPaths::default()
         };
         let error = open(&parts).unwrap_err().to_string();
@@ -409,7 +446,15 @@ impl Reference {
     }
 }
 
-struct One(Box<dyn Denoiser>);
+/// Writes a config of a folder.
+pub(super) fn write(folder: &Path, name: &str, value: &Value) {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+/// A model's only denoiser.
+pub(super) struct One(pub(super) Box<dyn Denoiser>);
 
 impl Experts for One {
     fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
@@ -422,6 +467,25 @@ const PARTS: [(Part, &str); 2] = [
     (Part::Denoiser(Expert::High), "transformer"),
     (Part::Autoencoder, "vae"),
 ];
+
+/// The tensors of a single file, each made of those that `names` lists, which `read` reads.
+pub(super) fn stored(
+    names: &Value,
+    read: impl Fn(&str) -> Tensor,
+) -> impl Iterator<Item = (&String, Tensor)> {
+    names.as_object().unwrap().iter().map(move |(name, keys)| {
+        let keys = keys.as_array().unwrap().iter();
+        let all: Vec<_> = keys.map(|key| read(key.as_str().unwrap())).collect();
+        let tensor = match all.as_slice() {
+            [one] => one.shallow_clone(),
+            all => Tensor::cat(all, 0),
+        };
+        match name.contains(".attn_1.") && tensor.dim() == 2 {
+            true => (name, tensor.unsqueeze(-1).unsqueeze(-1)),
+            false => (name, tensor),
+        }
+    })
+}
 
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
 pub(super) struct SingleFiles(tempfile::TempDir);
@@ -440,25 +504,14 @@ impl SingleFiles {
             let weights = reference.model().weights(part).unwrap();
             let folder = reference.golden("model").join(name);
             let with_unused = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
-            let read = |key: &Value| {
-                let key = key.as_str().unwrap();
+            let read = |key: &str| {
                 let file = match weights.shape(key) {
                     Some(_) => &weights,
                     None => &with_unused,
                 };
                 file.read(key, Kind::Float).unwrap()
             };
-            let original = names[name].as_object().unwrap();
-            let tensors = original.iter().map(|(name, keys)| {
-                let keys = keys.as_array().unwrap().iter();
-                let all: Vec<_> = keys.map(read).collect();
-                let mut tensor = match all.as_slice() {
-                    [one] => one.shallow_clone(),
-                    all => Tensor::cat(all, 0),
-                };
-                if name.contains(".attn_1.") && tensor.dim() == 2 {
-                    tensor = tensor.unsqueeze(-1).unsqueeze(-1);
-                }
+            let tensors = stored(&names[name], read).map(|(name, mut tensor)| {
                 if reference.arch.denoiser.swapped.contains(&name.as_str()) {
                     let halves = tensor.chunk(2, 0);
                     tensor = Tensor::cat(&[&halves[1], &halves[0]], 0);

@@ -4,12 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, anima, flux2, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, anima, flux2, sdxl, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 4] = [&wan::ARCH, &z_image::ARCH, &flux2::ARCH, &anima::ARCH];
+pub static REGISTRY: [&Arch; 5] = [
+    &wan::ARCH,
+    &z_image::ARCH,
+    &flux2::ARCH,
+    &anima::ARCH,
+    &sdxl::ARCH,
+];
 
 /// Those that a program has added.
 static ADDED: RwLock<Vec<&'static Arch>> = RwLock::new(Vec::new());

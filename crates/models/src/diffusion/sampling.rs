@@ -125,9 +125,10 @@ impl<'a> SamplingState<'a> {
         let objective = &settings.objective;
         let (solver, steps) = (settings.scheduler, settings.steps);
         let schedule = Schedule::new(solver, objective, steps, settings.flow_shift)?;
+        let sampler = Sampler::new(solver, objective.clone(), schedule);
         Ok(Self {
-            sampler: Sampler::new(solver, objective.clone(), schedule),
-            latents: noise.f_to_kind(Kind::Float)?,
+            latents: sampler.start(&noise.f_to_kind(Kind::Float)?)?,
+            sampler,
             conditions,
             settings,
         })

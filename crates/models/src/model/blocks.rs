@@ -199,6 +199,15 @@ impl<L: Layer> Blocks<L> {
         })
     }
 
+    /// A list of one block, which is never streamed and not counted among those that are.
+    pub(crate) fn resident(layer: L) -> Self {
+        Self {
+            list: vec![Block::Resident(layer)],
+            stream: None,
+            offload: false.into(),
+        }
+    }
+
     /// Number of blocks.
     pub(crate) fn count(&self) -> usize {
         self.list.len()

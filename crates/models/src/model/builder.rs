@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::blocks::Streamer;
 use super::experts::Experts;
-use super::layers::{Embedding, Linear, RmsNorm};
+use super::layers::{Embedding, LayerNorm, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
 use crate::adapters::{Attachment, HEAD};
@@ -436,5 +436,17 @@ impl<'a> Builder<'a> {
     pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
         let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
         Ok(RmsNorm { weight, epsilon })
+    }
+
+    /// A layer norm named `name`.
+    ///
+    /// # Errors
+    /// If the source does not have its weights.
+    pub fn layer_norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<LayerNorm, Error> {
+        Ok(LayerNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Ones)?,
+            bias: self.vector(&format!("{name}.bias"), width, Initial::Zeros)?,
+            epsilon,
+        })
     }
 }

@@ -134,6 +134,42 @@ impl RmsNorm {
     }
 }
 
+/// Normalisation to mean zero and variance one over the last dimension, with a weight and a bias.
+#[derive(Debug)]
+pub struct LayerNorm {
+    /// `[width]`
+    pub weight: Tensor,
+    /// `[width]`
+    pub bias: Tensor,
+    /// Added to the variance.
+    pub epsilon: f64,
+}
+
+impl LayerNorm {
+    /// Normalises over the last dimension; same shape, in the same type.
+    ///
+    /// # Errors
+    /// If shapes do not match or memory runs out.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let own = |tensor: &Tensor| to_kind(tensor, input.kind());
+        let width = self.weight.numel() as i64;
+        let (weight, bias) = (own(&self.weight)?, own(&self.bias)?);
+        Ok(input.f_layer_norm([width], Some(&weight), Some(&bias), self.epsilon, true)?)
+    }
+
+    /// The same norm on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: map_frozen(&self.weight, map)?,
+            bias: map_frozen(&self.bias, map)?,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
 /// Positions of a pass's tokens, and which of them see each other.
 #[derive(Debug)]
 pub struct Positions {

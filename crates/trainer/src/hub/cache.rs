@@ -229,12 +229,14 @@ pub(super) fn lacks(snapshot: &Path) -> Option<String> {
 }
 
 /// Parts of a video model that have weights.
-const WEIGHTY: [&str; 5] = [
+const WEIGHTY: [&str; 7] = [
     "transformer",
     "transformer_2",
+    "unet",
     "text_conditioner",
     "vae",
     "text_encoder",
+    "text_encoder_2",
 ];
 
 fn lacks_weights(path: &Path, folder: &str) -> Option<String> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use models::diffusion::parts::codec::MediaCodec;
 use models::diffusion::{
-    Conditions, Diffusion, FirstFrame, Geometry, Part, Tokenizer, load_autoencoder,
+    Conditions, Diffusion, FirstFrame, Framing, Geometry, Part, Tokenizer, load_autoencoder,
     load_text_encoder,
 };
 use models::pretrained::fingerprint;
@@ -74,6 +74,18 @@ struct Cut {
     shape: Shape,
     span: Span,
     size: Size,
+}
+
+impl Cut {
+    /// How its frames come to their size.
+    fn framing(&self) -> Framing {
+        let pair = |(width, height): (u32, u32)| (i64::from(width), i64::from(height));
+        Framing {
+            original: pair(self.shape.size),
+            corner: pair(frames::corner(self.shape.size, self.size)),
+            size: pair(self.size),
+        }
+    }
 }
 
 /// What encoding depends on besides the media.
@@ -169,7 +181,7 @@ impl Encoder<'_> {
         if let Some(by) = data.encoded_by {
             return self.import(path, by, observer);
         }
-        let buckets = buckets(self.config, self.step)?;
+        let buckets = buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
@@ -378,7 +390,7 @@ impl Encoder<'_> {
                 observer.preparing(&format!("encoding captions: {index} of {count}"));
                 let text = encoder.encode(&tokens[number])?;
                 let text = text.map(|_, tensor| tensor.f_to_device(Device::Cpu))?;
-                encoded[index].extend(text);
+                encoded[index].join(text)?;
                 if number + 1 == last {
                     cache::write(path, &named(&std::mem::take(&mut encoded[index])))?;
                 }
@@ -415,14 +427,12 @@ impl Encoder<'_> {
             };
             let (latents, first) = self.encode_clip(&*autoencoder, cut).map_err(told)?;
             let frames = i64::from(cut.span.frames);
-            let conditions = match self.with_first_frame() {
-                false => Conditions::default(),
-                true => {
-                    let (model, codec) = (self.model, &*autoencoder);
-                    let made = model.first_frame_conditions(codec, &first, frames, None)?;
-                    made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?
-                }
-            };
+            let mut conditions = self.model.framing_conditions(cut.framing())?;
+            if self.with_first_frame() {
+                let (model, codec) = (self.model, &*autoencoder);
+                let made = model.first_frame_conditions(codec, &first, frames, None)?;
+                conditions.extend(made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?);
+            }
             let mut tensors = vec![("latents".to_owned(), &latents)];
             tensors.extend(named(&conditions));
             let finite = |tensor: &Tensor| -> Result<bool, Error> {
@@ -482,8 +492,8 @@ impl Encoder<'_> {
     }
 }
 
-/// The available picture sizes, in multiples of `step` pixels.
-pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
+/// The available picture sizes for a model.
+pub(super) fn buckets(config: &Config, model: &dyn Diffusion) -> Result<Buckets, Error> {
     let data = &config.data;
     let sides = data.resolution.as_ref().map(|numbers| numbers.list());
     let size = match sides {
@@ -494,7 +504,7 @@ pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
     let bucketed = data.enable_bucket.unwrap_or(true);
     Buckets::new(
         size,
-        step,
+        model.bucket_step() as u32,
         bucketed,
         data.bucket_no_upscale.unwrap_or(false),
     )

@@ -259,6 +259,12 @@ fn scaled(size: Size, wanted: Size) -> Size {
     (side(width, wanted.0), side(height, wanted.1))
 }
 
+/// Columns at the left and rows at the top that are cut off a picture of `size` after it was scaled.
+pub(crate) fn corner(size: Size, wanted: Size) -> (u32, u32) {
+    let (width, height) = scaled(size, wanted);
+    ((width - wanted.0) / 2, (height - wanted.1) / 2)
+}
+
 /// `picture` scaled until it covers `size`, and cropped around its centre.
 pub(crate) fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
     let (width, height) = scaled(picture.dimensions(), size);
@@ -266,7 +272,7 @@ pub(crate) fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
         true => picture.clone(),
         false => imageops::resize(picture, width, height, FilterType::Lanczos3),
     };
-    let (left, top) = ((width - size.0) / 2, (height - size.1) / 2);
+    let (left, top) = corner(picture.dimensions(), size);
     imageops::crop_imm(&scaled, left, top, size.0, size.1).to_image()
 }
 

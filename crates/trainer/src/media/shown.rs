@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use models::diffusion::Geometry;
+use models::diffusion::{Diffusion, Geometry};
 use serde::Serialize;
 
 use super::buckets::Buckets;
@@ -53,11 +53,11 @@ pub struct ShownMedium {
     pub clips: Vec<(u32, u32)>,
 }
 
-/// The first `count` media at `path`, for a model with latents of these sizes.
+/// The first `count` media at `path`, for a model.
 pub(crate) fn shown_media(
     config: &Config,
     path: &Path,
-    geometry: Geometry,
+    model: &dyn Diffusion,
     count: usize,
 ) -> Result<ShownMedia, Error> {
     let path = std::path::absolute(path).map_err(|error| Error::io("find", path, error))?;
@@ -65,7 +65,8 @@ pub(crate) fn shown_media(
         true => path.clone(),
         false => path.parent().unwrap_or(Path::new("/")).to_owned(),
     };
-    let buckets = buckets(config, geometry.step() as u32)?;
+    let buckets = buckets(config, model)?;
+    let geometry = model.geometry();
     let fps = frame_rate(config, geometry.fps);
     let found = sources::find(&path, &config.data)?;
     Ok(ShownMedia {

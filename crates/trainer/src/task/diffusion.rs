@@ -262,7 +262,7 @@ fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<Train
 pub(crate) fn show_media(config: &Config, path: &Path, count: usize) -> Result<ShownMedia, Error> {
     let media = crate::locate::text_path(&config.data)?;
     let (model, _) = opened(config, path)?;
-    shown_media(config, &media, model.geometry(), count)
+    shown_media(config, &media, &*model, count)
 }
 
 /// Only encodes the data of a run on the model in `path`.

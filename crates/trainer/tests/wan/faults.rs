@@ -70,7 +70,7 @@ fn made_by(
     let path = place.path(&format!("{name}.safetensors"));
     let request = Request {
         prompt: "a grey cat".into(),
-        negative_prompt: String::new(),
+        negative_prompt: Some(String::new()),
         width: Some(32),
         height: Some(32),
         num_frames: Some(5),

@@ -72,7 +72,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     let made = place.path("made");
     let request = Request {
         prompt: "a dog runs".into(),
-        negative_prompt: String::new(),
+        negative_prompt: Some(String::new()),
         width: Some(32),
         height: Some(32),
         num_frames: Some(5),

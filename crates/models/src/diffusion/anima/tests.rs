@@ -18,9 +18,9 @@ use crate::diffusion::{
 use crate::model::{Base, Builder, Pass, RandomWeights};
 
 const REFERENCE: Reference = Reference {
-    arch: &ARCH,
     build: |_, builder| Ok(Box::new(built(builder))),
     conditions: &[(TEXT, "text"), (T5_TOKENS, "t5")],
+    ..Reference::of(&ARCH)
 };
 
 fn golden(name: &str) -> PathBuf {

@@ -44,6 +44,15 @@ const OTHER_KINDS: [(&str, &str); 5] = [
     ("oft_", "OFT"),
 ];
 
+/// How the keys of text encoders begin.
+const TEXT_ENCODERS: [&str; 5] = [
+    "lora_te_",
+    "lora_te1_",
+    "lora_te2_",
+    "text_encoder.",
+    "text_encoder_2.",
+];
+
 /// Parses a key.
 ///
 /// # Errors
@@ -76,13 +85,14 @@ pub(super) fn parse(key: &str, arch: &Arch) -> Result<Key, String> {
              whose keys begin with `transformer.`"
         ));
     }
+    if TEXT_ENCODERS.iter().any(|prefix| path.starts_with(prefix)) {
+        return Err(format!(
+            "`{key}` belongs to a text encoder: LoRAs are supported for {title}'s denoiser alone"
+        ));
+    }
     let mut dotted = path;
-    for prefix in [
-        "base_model.model.",
-        "model.",
-        "diffusion_model.",
-        "transformer.",
-    ] {
+    let folder = format!("{}.", arch.denoiser_folder());
+    for prefix in ["base_model.model.", "model.", "diffusion_model.", &folder] {
         dotted = dotted.strip_prefix(prefix).unwrap_or(dotted);
     }
     let mut expert = None;
@@ -124,7 +134,7 @@ fn flat_module(flat: &str, arch: &Arch) -> Option<String> {
     }
     arch.lists.iter().find_map(|list| {
         let after = |prefix: &str| {
-            let rest = flat.strip_prefix(&prefix.replace('.', "_"))?;
+            let rest = flat.strip_prefix(&*prefix.replace('.', "_"))?;
             rest.strip_prefix('_')
         };
         let rest = after(list.name).or_else(|| after(list.original))?;

@@ -192,7 +192,7 @@ fn other_keys_are_read_or_refused_with_the_reason() {
         ),
         (
             vec![("lora_te_text_model.lora_down.weight", &[2, 2][..])],
-            "does not belong to a known layer",
+            "belongs to a text encoder",
         ),
         (
             vec![("diffusion_model.blocks.0.ffn.9.lora_A.weight", &[2, 2][..])],

@@ -39,10 +39,7 @@ impl Places {
         parts: &PartPaths,
         (classes, keys): (&[(&str, &[&str])], &[&str]),
     ) -> Result<Self, Error> {
-        if let Some(other) = &parts.transformer_2 {
-            let reason = format!("is given as second transformer, but {} has one", arch.title);
-            return Err(Error::file(other, reason));
-        }
+        refuse_second(arch, parts)?;
         let mut places = match path.is_dir() {
             true => {
                 let index = index_of(path).unwrap_or_else(|| path.join(INDEXES[0]));
@@ -175,8 +172,23 @@ pub(crate) fn config_at<C>(
     }
 }
 
+/// Refuses a second transformer for a kind of model that has one.
+pub(crate) fn refuse_second(arch: &Arch, parts: &PartPaths) -> Result<(), Error> {
+    match &parts.transformer_2 {
+        Some(other) => {
+            let reason = format!("is given as second transformer, but {} has one", arch.title);
+            Err(Error::file(other, reason))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Refuses parts of other classes in an index, and warns about keys without effect.
-fn check(index: &Object, classes: &[(&str, &[&str])], keys: &[&str]) -> Result<(), Error> {
+pub(crate) fn check(
+    index: &Object,
+    classes: &[(&str, &[&str])],
+    keys: &[&str],
+) -> Result<(), Error> {
     for (part, supported) in classes {
         let class = index.get(part).and_then(|part| part.get(1)?.as_str());
         if let Some(class) = class.filter(|class| !supported.contains(class)) {

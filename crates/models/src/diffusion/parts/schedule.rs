@@ -3,12 +3,17 @@
 //! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023), variant B₂(h), predicting clean samples;
 //! [`Scheduler::Euler`] and [`Scheduler::EvenEuler`] are Euler's method. They are for flow models: at noise level σ a sample is
 //! (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean. [`Scheduler::Ddim`] is DDIM without
-//! noise (Song et al., 2020), for every [`Objective`].
+//! noise (Song et al., 2020), for every [`Objective`]; [`Scheduler::Discrete`] is the same at the levels of diffusers'
+//! `EulerDiscreteScheduler`, which computes it in other units.
+
+mod discrete;
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
+
+pub use discrete::Spacing;
 
 use crate::Error;
 use crate::diffusion::objective::{Objective, TRAIN_STEPS};
@@ -26,6 +31,8 @@ pub enum Scheduler {
     EvenEuler,
     /// DDIM.
     Ddim,
+    /// Euler's method for models that were trained at steps of noise, which is DDIM at steps that are spaced so.
+    Discrete(Spacing),
 }
 
 /// Keys of a scheduler's config that have one supported value, with the value that diffusers takes without the key.
@@ -94,7 +101,7 @@ impl Scheduler {
     /// model.
     pub fn or_asked(self, asked: Option<Self>) -> Self {
         match asked {
-            Some(Self::Euler) if self == Self::EvenEuler => self,
+            Some(Self::Euler) if matches!(self, Self::EvenEuler | Self::Discrete(_)) => self,
             asked => asked.unwrap_or(self),
         }
     }
@@ -175,9 +182,12 @@ impl Schedule {
         steps: usize,
         shift: f64,
     ) -> Result<Self, Error> {
-        if scheduler != Scheduler::Ddim && *objective != Objective::FLOW {
+        let of_steps = matches!(scheduler, Scheduler::Ddim | Scheduler::Discrete(_));
+        if !of_steps && *objective != Objective::FLOW {
             return Err(Error::Invalid(
-                "`unipc` and `euler` are for flow models; this one is sampled by `ddim`".into(),
+                "`unipc` and `euler` are for flow models; this one is sampled by `ddim`, or by what its scheduler's config \
+                 names"
+                    .into(),
             ));
         }
         if steps == 0 || !shift.is_finite() || shift <= 0.0 {
@@ -188,6 +198,7 @@ impl Schedule {
         }
         let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
         Ok(match scheduler {
+            Scheduler::Discrete(spacing) => spacing.schedule(steps, shift)?,
             Scheduler::Ddim | Scheduler::EvenEuler => {
                 let levels = (0..steps).map(|step| shifted(1.0 - step as f64 / steps as f64));
                 let levels: Vec<f32> = levels.map(|level| level as f32).collect();
@@ -277,6 +288,21 @@ impl Sampler {
         }
     }
 
+    /// What sampling starts from: `noise` of variance one as it is, or scaled as diffusers does for some spacings.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn start(&self, noise: &Tensor) -> Result<Tensor, Error> {
+        match self.scheduler {
+            Scheduler::Discrete(spacing) if spacing.scales_noise() => {
+                let first = self.schedule.sigmas.first().copied().unwrap_or(1.0);
+                let (_, rate) = self.objective.rates_between(first.into());
+                Ok(noise.f_mul_scalar(rate)?)
+            }
+            _ => Ok(noise.shallow_clone()),
+        }
+    }
+
     /// The timestep to pass to the model next; `None` after the last step.
     pub fn timestep(&self) -> Option<f32> {
         self.schedule.timesteps.get(self.index).copied()
@@ -299,9 +325,13 @@ impl Sampler {
         let sample = to_kind(sample, Kind::Float)?;
         let [here, next] = [0, 1].map(|after| f64::from(self.schedule.sigmas[self.index + after]));
         let result = match self.scheduler {
-            Scheduler::Ddim => {
-                let (clean, noise) = self.objective.split(&velocity, &sample, here)?;
-                let (signal, rate) = self.objective.rates(next);
+            Scheduler::Ddim | Scheduler::Discrete(_) => {
+                let [here, next] = [here, next].map(|level| match self.scheduler {
+                    Scheduler::Ddim => self.objective.rates(level),
+                    _ => self.objective.rates_between(level),
+                });
+                let (clean, noise) = self.objective.split_at(&velocity, &sample, here)?;
+                let (signal, rate) = next;
                 clean
                     .f_mul_scalar(signal)?
                     .f_add(&noise.f_mul_scalar(rate)?)?

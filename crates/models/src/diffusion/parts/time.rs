@@ -49,7 +49,12 @@ impl TimeEmbedding {
 
     /// `times` `[batch]` fp32, on the device of the layers, to `[batch, width]` fp32.
     pub(crate) fn forward(&self, times: &Tensor) -> Result<Tensor, Error> {
-        let inner = self.layers[0].forward(&sinusoids(times, self.sines)?, false)?;
+        self.of_rows(&sinusoids(times, self.sines)?)
+    }
+
+    /// Rows `[batch, sines]` fp32 in place of the sines of times, to `[batch, width]` fp32.
+    pub(crate) fn of_rows(&self, rows: &Tensor) -> Result<Tensor, Error> {
+        let inner = self.layers[0].forward(rows, false)?;
         self.layers[1].forward(&inner.f_silu()?, false)
     }
 }

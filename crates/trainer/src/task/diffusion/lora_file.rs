@@ -20,9 +20,14 @@ pub(super) fn form(
     arch: &Arch,
     blocks: &[usize],
 ) -> Result<LoraForm, Error> {
+    // Where kohya's form needs no layer, every layer has a name in it.
+    let is_any_read = arch.lora.partial == LoraForm::Kohya;
     let known = |layer: &String| {
-        arch.part_of_block(layer)
-            .is_some_and(|(list, _, part)| list.linear.iter().any(|(name, _)| *name == part))
+        let has = |list: &[(&str, &str)], name: &str| list.iter().any(|(own, _)| *own == name);
+        match arch.part_of_block(layer) {
+            Some((list, _, part)) => has(list.linear, part),
+            None => is_any_read && has(arch.others, layer),
+        }
     };
     if let Some(other) = layers.iter().find(|layer| !known(layer)) {
         let names = arch.lists.iter().flat_map(|list| list.linear);
@@ -38,7 +43,7 @@ pub(super) fn form(
     let all: usize = lists.map(|(list, count)| count * list.linear.len()).sum();
     let complete = layers.len() == all;
     match wanted {
-        Some(LoraFormat::Kohya) if !complete => {
+        Some(LoraFormat::Kohya) if !complete && !is_any_read => {
             let each: Vec<String> = (arch.lists.iter().zip(blocks))
                 .map(|(list, count)| {
                     let layers = list.linear.len();

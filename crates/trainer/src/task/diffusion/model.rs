@@ -21,7 +21,7 @@ pub(super) fn config_file(
     which: Which,
 ) -> Result<PathBuf, Error> {
     let folder = model.part(Part::Denoiser(which)).unwrap_or_default();
-    let named = named_parts(config).into_iter().map(|(part, _)| part);
+    let named = named_parts(config, model).into_iter().map(|(part, _)| part);
     let mut folders = [model.path().to_owned(), folder.clone()]
         .into_iter()
         .chain(named);
@@ -44,9 +44,9 @@ pub(super) fn write_model(
 ) -> Result<(), Error> {
     let trained: Vec<_> = experts
         .iter()
-        .map(|expert| component(expert.which))
+        .map(|expert| folder_of(model, expert.which))
         .collect();
-    let mut named = named_parts(config);
+    let mut named = named_parts(config, model);
     named.retain(|(_, name)| !trained.contains(name));
     let io = |error| Error::io("read", model.path(), error);
     std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
@@ -66,7 +66,7 @@ pub(super) fn write_model(
     for expert in experts {
         let which = expert.which.unwrap_or(Which::High);
         let from = config_file(config, model, which)?;
-        let folder = to.join(component(expert.which));
+        let folder = to.join(folder_of(model, expert.which));
         std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
         let path = folder.join("config.json");
         std::fs::copy(from, &path).map_err(|error| Error::io("write", &path, error))?;
@@ -76,11 +76,19 @@ pub(super) fn write_model(
     Ok(())
 }
 
+/// What a denoiser is called in a model's folder.
+fn folder_of(model: &dyn Diffusion, which: Option<Which>) -> &'static str {
+    match which {
+        None => model.arch().denoiser_folder(),
+        which => component(which),
+    }
+}
+
 /// Parts outside the model's folder, and what they are called in one.
-fn named_parts(config: &Config) -> Vec<(PathBuf, &'static str)> {
+fn named_parts(config: &Config, model: &dyn Diffusion) -> Vec<(PathBuf, &'static str)> {
     let parts = config.model.parts();
     let named = [
-        (parts.transformer, "transformer"),
+        (parts.transformer, model.arch().denoiser_folder()),
         (parts.transformer_2, "transformer_2"),
         (parts.vae, "vae"),
         (parts.text_encoder, "text_encoder"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use models::diffusion::sampling::{Guided, SamplingState};
-use models::diffusion::{Conditions, Denoiser, Diffusion, Expert as Which};
+use models::diffusion::{Conditions, Denoiser, Diffusion, Expert as Which, Framing};
 use models::formats::SafetensorsFile;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
@@ -32,7 +32,7 @@ pub(super) struct Previews {
 struct Prepared {
     preview: Preview,
     plan: Plan,
-    /// Those of its first frame, without a batch dimension.
+    /// Those of its size and its first frame, without a batch dimension.
     image: Conditions,
 }
 
@@ -55,10 +55,11 @@ impl Previews {
         let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
             let prepare = || {
                 let plan = Plan::new(&**model, &request(&preview, boundary))?;
-                let image = match preview.image.as_deref() {
-                    Some(path) => condition(&**model, path, &plan, device)?,
-                    None => Conditions::default(),
-                };
+                let size = Framing::whole((plan.width, plan.height));
+                let mut image = model.framing_conditions(size)?;
+                if let Some(path) = preview.image.as_deref() {
+                    image.extend(condition(&**model, path, &plan, device)?);
+                }
                 Ok((plan, image))
             };
             let (plan, image) = prepare().map_err(|error| match error {
@@ -230,7 +231,7 @@ impl Previews {
 fn request(preview: &Preview, boundary: Option<f64>) -> Request {
     Request {
         prompt: preview.prompt.clone(),
-        negative_prompt: preview.negative_prompt.clone(),
+        negative_prompt: Some(preview.negative_prompt.clone()),
         width: Some(preview.width.into()),
         height: Some(preview.height.into()),
         num_frames: Some(preview.num_frames.into()),

@@ -4,13 +4,22 @@ use tch::Tensor;
 
 use super::KlConfig;
 use crate::Error;
-use crate::diffusion::parts::conv::Conv;
+use crate::diffusion::parts::conv::{Conv, GroupNorm};
 use crate::model::layers::Linear;
 use crate::model::{Builder, Initial};
-use crate::tensor::to_kind;
 
 /// Added to variances.
 const EPSILON: f64 = 1e-6;
+
+/// The norm `name` of so many channels.
+fn norm(
+    name: &str,
+    channels: i64,
+    config: &KlConfig,
+    builder: &mut Builder,
+) -> Result<GroupNorm, Error> {
+    GroupNorm::new(name, channels, (config.norm_num_groups, EPSILON), builder)
+}
 
 /// Pixels `[1, 3, height, width]` to moments `[1, 2 · latent channels, height / s, width / s]`.
 #[derive(Debug)]
@@ -173,8 +182,8 @@ impl Residual {
         let part = |part: &str| format!("{name}.{part}");
         Ok(Self {
             norms: [
-                GroupNorm::new(&part("norm1"), inputs, config, builder)?,
-                GroupNorm::new(&part("norm2"), outputs, config, builder)?,
+                norm(&part("norm1"), inputs, config, builder)?,
+                norm(&part("norm2"), outputs, config, builder)?,
             ],
             convolutions: [
                 Conv::new(&part("conv1"), (inputs, outputs), 3, builder)?,
@@ -263,7 +272,7 @@ impl Attention {
         config: &KlConfig,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let norm = GroupNorm::new(&format!("{name}.group_norm"), channels, config, builder)?;
+        let norm = norm(&format!("{name}.group_norm"), channels, config, builder)?;
         let initial = Initial::Normal((channels as f64).powf(-0.5));
         let mut linear = |part: &str| {
             builder.linear(
@@ -318,9 +327,8 @@ impl Head {
         config: &KlConfig,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let norm = format!("{half}.conv_norm_out");
         Ok(Self {
-            norm: GroupNorm::new(&norm, inputs, config, builder)?,
+            norm: norm(&format!("{half}.conv_norm_out"), inputs, config, builder)?,
             convolution: Conv::new(&format!("{half}.conv_out"), (inputs, outputs), 3, builder)?,
         })
     }
@@ -328,36 +336,5 @@ impl Head {
     fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let normed = self.norm.forward(input)?.f_silu()?;
         self.convolution.same_size(&normed)
-    }
-}
-
-/// Normalises groups of channels over all pixels.
-#[derive(Debug)]
-struct GroupNorm {
-    weight: Tensor,
-    bias: Tensor,
-    groups: i64,
-}
-
-impl GroupNorm {
-    fn new(
-        name: &str,
-        channels: i64,
-        config: &KlConfig,
-        builder: &mut Builder,
-    ) -> Result<Self, Error> {
-        Ok(Self {
-            weight: builder.vector(&format!("{name}.weight"), channels, Initial::Ones)?,
-            bias: builder.vector(&format!("{name}.bias"), channels, Initial::Zeros)?,
-            groups: config.norm_num_groups,
-        })
-    }
-
-    fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
-        let (weight, bias) = (
-            to_kind(&self.weight, input.kind())?,
-            to_kind(&self.bias, input.kind())?,
-        );
-        Ok(input.f_group_norm(self.groups, Some(&weight), Some(&bias), EPSILON, true)?)
     }
 }
