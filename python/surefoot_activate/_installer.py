@@ -6,6 +6,7 @@ variable without `HIP_ALLOC=1`. All of it is listed in the RECORD of a distribut
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -92,7 +93,7 @@ def install(site_packages, library):
             ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.dll")
             shutil.copytree(source.with_name(package), new / package, ignore=ignored, copy_function=shutil.copyfile)
         shutil.copyfile(library, new / PACKAGE / _library.NAME)
-        # A running program keeps using the old files, which it has open.
+        # A running program keeps using the old files, which it has open: on Windows the library under another name.
         remove(site_packages)
         for package in (PLACEMENT, PACKAGE):
             (new / package).rename(site_packages / package)
@@ -117,6 +118,8 @@ def _describe(site_packages):
 
 def remove(site_packages):
     """Removes the start-up code first: a Python that starts meanwhile must not import a package that no longer exists."""
+    if os.name == "nt":
+        _set_libraries_aside(site_packages)
     packages = [site_packages / PACKAGE, site_packages / PLACEMENT]
     distributions = list(site_packages.glob(OWN.format(release="*")))
     was_called = _startup.remove(site_packages, None)
@@ -125,3 +128,13 @@ def remove(site_packages):
         if folder.exists():
             shutil.rmtree(folder)
     return was_there
+
+
+def _set_libraries_aside(site_packages):
+    """Windows lets nobody delete a library that a program has loaded, but rename it. Before anything else is removed."""
+    library = site_packages / PACKAGE / _library.NAME
+    if library.exists():
+        library.rename(site_packages / f".{PACKAGE}-{os.getpid()}.old")
+    for old in site_packages.glob(f".{PACKAGE}-*.old"):
+        with contextlib.suppress(PermissionError):
+            old.unlink()

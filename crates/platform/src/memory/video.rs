@@ -57,7 +57,9 @@ pub(super) fn bound_by_windows(
     } = inputs.host;
     if let Some(available) = available {
         let committable = available.saturating_add(swap_free.unwrap_or_default());
-        let dedicated = video.dedicated.saturating_sub(video.local.1);
+        // Other programs use the GPU's own memory, too, which its budget considers.
+        let own = video.dedicated.min(video.local.0);
+        let dedicated = own.saturating_sub(video.local.1);
         let shared = committable.saturating_sub(reserve(inputs));
         free.at_most(dedicated.saturating_add(shared), Limit::HostMemory);
     }
@@ -123,12 +125,20 @@ mod tests {
             }),
             ..Inputs::new(DeviceKind::Apu)
         };
-        // 28 GiB of its own are left, and 30 can be committed, of which 6 stay reserved.
+        // 27 GiB of its own are left, and 30 can be committed, of which 6 stay reserved.
         let found = capacity(&inputs);
         assert_eq!(
             (found.free, found.free_limited_by),
-            (Bytes::gib(52), Limit::HostMemory)
+            (Bytes::gib(51), Limit::HostMemory)
         );
+        // A game has 20 of its own, which much room in RAM does not replace.
+        let before = inputs.video;
+        inputs.video = before.map(|video| VideoMemory {
+            local: (Bytes::gib(12), Bytes::gib(4)),
+            ..video
+        });
+        assert_eq!(capacity(&inputs).free, Bytes::gib(32));
+        inputs.video = before;
         inputs.host.available = Some(Bytes::gib(90));
         let found = capacity(&inputs);
         assert_eq!(
