@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn what_a_declaration_refers_to_is_declared() {
-        const KNOWN: [&str; 8] = [
+        const KNOWN: [&str; 9] = [
+            "x-aliases",
             "x-for",
             "x-resume",
             "x-sets",
