@@ -4,13 +4,13 @@ use crate::common::{show, surefoot};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// An interpreter that tells how it was called, and ends with code 7.
+/// An interpreter that tells how it was called, after the program and the folder that it is given, and ends with code 7.
 fn interpreter(folder: &Path) -> std::path::PathBuf {
     let python = folder.join("bin/python");
     std::fs::create_dir_all(folder.join("bin")).expect("a folder");
     std::fs::write(
         &python,
-        "#!/bin/sh\necho \"$@\"\necho \"alloc=$HIP_ALLOC\"\nls \"$PYTHONPATH/surefoot_activate\"\nexit 7\n",
+        "#!/bin/sh\n[ \"$1\" = -c ] || exit 9\nfolder=$3\nshift 3\necho \"$@\"\necho \"alloc=$HIP_ALLOC\"\nls \"$folder/surefoot_activate\"\nexit 7\n",
     )
     .expect("a file");
     let mode = std::fs::Permissions::from_mode(0o755);
@@ -33,10 +33,7 @@ fn the_environment_gets_the_python_part_and_the_library() {
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
-    let asked = format!(
-        "-m surefoot_activate --json install --library {}",
-        library.display()
-    );
+    let asked = format!("--json install --library {}", library.display());
     assert!(
         text.starts_with(&format!("{asked}\nalloc=\n")),
         "{}",
@@ -57,11 +54,7 @@ fn the_active_environment_is_meant_and_left_again() {
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        text.starts_with("-m surefoot_activate --json remove\n"),
-        "{}",
-        show(&output)
-    );
+    assert!(text.starts_with("--json remove\n"), "{}", show(&output));
 }
 
 #[test]
