@@ -235,9 +235,24 @@ fn fewer_bits_train_as_what_they_stand_for_and_learn() {
             for dora in [false, true] {
                 let (losses, adapter) = train(base, to, dora, true);
                 let (wanted, wanted_adapter) = train(base, to, dora, false);
-                assert_eq!(losses, wanted, "{base}, {to:?}, DoRA {dora}");
+                // Rows of int8 are scaled behind the product, which rounds otherwise.
+                let [of_losses, of_adapter] = match to {
+                    Quantization::Nf4 => [0.0; 2],
+                    Quantization::Int8 => [1e-6, 1e-4],
+                };
+                for (got, wanted) in losses.iter().zip(&wanted) {
+                    let difference = (got / wanted - 1.0).abs();
+                    assert!(
+                        difference <= of_losses,
+                        "{base}, {to:?}, DoRA {dora}: {difference}"
+                    );
+                }
                 for (got, wanted) in adapter.iter().zip(&wanted_adapter) {
-                    assert!(got.equal(wanted), "{base}, {to:?}, DoRA {dora}");
+                    let difference = ((got - wanted).norm() / wanted.norm()).double_value(&[]);
+                    assert!(
+                        difference <= of_adapter,
+                        "{base}, {to:?}, DoRA {dora}: {difference}"
+                    );
                 }
                 assert!(losses[11] < losses[0] - 0.5, "{base}, {to:?}: {losses:?}");
             }
