@@ -1,4 +1,4 @@
-//! FLUX.2 [klein], 4B and 9B, base and distilled: text to pictures.
+//! FLUX.2 klein, 4B and 9B, base and distilled: text to pictures.
 //!
 //! ```text
 //! picture ──KL autoencoder──▶ latents, 2 × 2 as one ─┐
@@ -22,7 +22,7 @@ use super::lora::LoraForm;
 use super::{Arch, LoraFiles};
 use crate::formats::TensorSource;
 
-/// What is known of FLUX.2 [klein].
+/// What is known of FLUX.2 klein.
 pub static ARCH: Arch = Arch {
     name: "flux2",
     title: "FLUX.2 klein",

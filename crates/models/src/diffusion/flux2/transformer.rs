@@ -1,4 +1,4 @@
-//! The transformer of FLUX.2 [klein]: noisy latents, a time and a text to a velocity.
+//! The transformer of FLUX.2 klein: noisy latents, a time and a text to a velocity.
 //!
 //! ```text
 //! latents ─▶ linear ─┐
