@@ -129,5 +129,5 @@ def test_a_device_that_computes_nothing_is_no_device_to_train_on(probe):
 def test_without_a_device_the_command_says_what_it_could_not_test(probe):
     code, result, report = probe(device={})
     assert code == 1 and [check["outcome"] for check in result["checks"]] == ["error"], result["checks"]
-    assert "copy-large" in result["not_tested"] and len(result["not_tested"]) == 15
+    assert "copy-large" in result["not_tested"] and len(result["not_tested"]) == 17
     assert report["not_tested"] == result["not_tested"]
