@@ -133,6 +133,31 @@ impl Usage {
     }
 }
 
+#[cfg(test)]
+impl Usage {
+    /// That of tests: a LoRA of rank 16 on one row of `tokens`, in bf16 on the CPU.
+    pub(super) fn of_lora(
+        arch: &Arch,
+        (tokens, text_tokens): (u64, u64),
+        streamed: &[usize],
+        checkpoint: bool,
+    ) -> Self {
+        Self {
+            rows: 1,
+            tokens,
+            text_tokens,
+            compute: Kind::BFloat16,
+            device: Device::Cpu,
+            checkpoint,
+            streamed: streamed.to_vec(),
+            offload: false,
+            quantization: None,
+            dropout: false,
+            trained: Trained::planned(arch, 16),
+        }
+    }
+}
+
 /// Bytes on the device in a training step besides weights, gradients and moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kept {

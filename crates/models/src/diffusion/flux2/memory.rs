@@ -171,25 +171,11 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
-
     use super::*;
     use crate::diffusion::flux2::ARCH;
 
     fn usage(streamed: &[usize], checkpoint: bool) -> Usage {
-        Usage {
-            rows: 1,
-            tokens: 4096,
-            text_tokens: 33,
-            compute: Kind::BFloat16,
-            device: Device::Cpu,
-            checkpoint,
-            streamed: streamed.to_vec(),
-            offload: false,
-            quantization: None,
-            dropout: false,
-            trained: Trained::planned(&ARCH, 16),
-        }
+        Usage::of_lora(&ARCH, (4096, 33), streamed, checkpoint)
     }
 
     /// That of 4B.

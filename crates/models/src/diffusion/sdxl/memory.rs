@@ -199,8 +199,6 @@ fn transformer(
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
-
     use super::*;
     use crate::diffusion::sdxl::ARCH;
 
@@ -219,19 +217,7 @@ mod tests {
     }
 
     fn usage(streamed: &[usize], checkpoint: bool) -> Usage {
-        Usage {
-            rows: 1,
-            tokens: 128 * 128,
-            text_tokens: 77,
-            compute: Kind::BFloat16,
-            device: Device::Cpu,
-            checkpoint,
-            streamed: streamed.to_vec(),
-            offload: false,
-            quantization: None,
-            dropout: false,
-            trained: Trained::planned(&ARCH, 16),
-        }
+        Usage::of_lora(&ARCH, (128 * 128, 77), streamed, checkpoint)
     }
 
     fn bytes(usage: &Usage) -> u64 {

@@ -45,26 +45,12 @@ fn text_rows(usage: &Usage) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tch::Kind;
-
     use super::*;
     use crate::diffusion::Trained;
     use crate::diffusion::wan::ARCH;
 
     fn usage(streamed: &[usize], checkpoint: bool) -> Usage {
-        Usage {
-            rows: 1,
-            tokens: 1000,
-            text_tokens: 512,
-            compute: Kind::BFloat16,
-            device: Device::Cpu,
-            checkpoint,
-            streamed: streamed.to_vec(),
-            offload: false,
-            quantization: None,
-            dropout: false,
-            trained: Trained::planned(&ARCH, 16),
-        }
+        Usage::of_lora(&ARCH, (1000, 512), streamed, checkpoint)
     }
 
     fn shape() -> TransformerConfig {
