@@ -273,7 +273,6 @@ impl Export<'_> {
             }
             let (expert, of_all) = of_expert(&name);
             let theirs = match of_all.as_str() {
-                "lm_head.weight" if self.config.tie_word_embeddings => continue,
                 "model.embed_tokens.weight" => Some("token_embd.weight".to_owned()),
                 "model.norm.weight" => Some("output_norm.weight".into()),
                 "lm_head.weight" => Some("output.weight".into()),
