@@ -231,6 +231,11 @@ impl Family {
         (!other).then(|| name.to_owned())
     }
 
+    /// Whether its models can be written as GGUF files.
+    pub fn is_in_gguf(&self) -> bool {
+        self.gguf.is_some()
+    }
+
     /// The families that can be read from GGUF files, with how they are stored.
     pub(crate) fn in_gguf() -> impl Iterator<Item = (&'static Self, &'static Gguf)> {
         let stored = |family: &'static Self| Some((family, family.gguf.as_ref()?));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use models::diffusion::{self, Expert, Part, PartPaths};
+use models::diffusion::{self, Diffusion, Expert, Part, PartPaths};
 use models::pretrained::Pretrained;
 use serde::Serialize;
 use tch::Device;
@@ -39,6 +39,16 @@ pub enum Makes {
     Image,
     /// Videos, and pictures as videos of one frame.
     Video,
+}
+
+impl Makes {
+    /// What a diffusion model makes.
+    pub(crate) fn of(model: &dyn Diffusion) -> Self {
+        match model.geometry().frames {
+            Some(_) => Self::Video,
+            None => Self::Image,
+        }
+    }
 }
 
 /// A model on this machine.
@@ -146,10 +156,7 @@ fn model_at(path: &Path, name: String, place: ModelPlace) -> Option<FoundModel> 
     let (makes, architecture, bytes) = match () {
         () if path.is_dir() && diffusion::is_at(path) => {
             let model = diffusion::open(path, &PartPaths::default()).ok()?;
-            let makes = match model.geometry().frames {
-                Some(_) => Makes::Video,
-                None => Makes::Image,
-            };
+            let makes = Makes::of(model.as_ref());
             let experts = [Expert::High, Expert::Low];
             let parts = experts
                 .into_iter()

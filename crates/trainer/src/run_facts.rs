@@ -8,9 +8,11 @@ use serde::Serialize;
 use crate::Error;
 use crate::config::{Config, Offload};
 use crate::estimate::Estimate;
+use crate::found_models::Makes;
 use crate::locate::located_before;
 use crate::run_folder::replace;
 use crate::summary::Ending;
+use crate::task::Usable;
 
 /// The contents of `run.json`.
 #[derive(Debug, Serialize)]
@@ -47,7 +49,7 @@ impl RunFacts {
     /// Of a run in `folder`, whose result is in its subfolder `export`, as far as it exists.
     pub(crate) fn new(
         config: &Config,
-        architecture: Option<&str>,
+        usable: Option<Usable<'_>>,
         folder: &Path,
         export: &str,
         ending: Ending,
@@ -55,20 +57,23 @@ impl RunFacts {
         expected_memory: Estimate,
     ) -> Self {
         let result = absolute(&folder.join(export));
-        let usable = architecture.is_some();
-        let tuned = usable.then(|| of_result(config, &result)).flatten();
-        let base = usable.then(|| of_base(config)).flatten();
+        let tuned = usable.and_then(|_| of_result(config, &result));
+        let base = usable.and_then(|_| of_base(config));
         let mut commands = Vec::new();
-        if usable && ending != Ending::Completed {
+        if usable.is_some() && ending != Ending::Completed {
             commands.push(Command {
                 what: "go on with the run",
                 line: format!("surefoot train --resume {}", word(&absolute(folder))),
             });
         }
-        match &tuned {
-            Some(options) if config.is_video() => commands.extend(of_videos(config, options)),
-            Some(options) => commands.extend(of_texts(config, options, &result)),
-            None => {}
+        if let (Some(usable), Some(options)) = (usable, &tuned) {
+            commands.extend(match usable.makes {
+                Makes::Image => of_media(config, options, false),
+                Makes::Video => of_media(config, options, true),
+                Makes::Text | Makes::Chat => {
+                    of_texts(config, options, usable, &absolute(folder), &result)
+                }
+            });
         }
         Self {
             ending,
@@ -77,7 +82,7 @@ impl RunFacts {
                 true => "diffusion",
                 false => "language",
             },
-            architecture: architecture.map(str::to_owned),
+            architecture: usable.map(|usable| usable.architecture.to_owned()),
             folder: std::env::current_dir().ok(),
             device: config.device.clone(),
             expected_memory,
@@ -210,11 +215,18 @@ fn settings(config: &Config) -> Vec<GenerateOption> {
         .collect()
 }
 
-/// The commands for a language model.
-fn of_texts(config: &Config, options: &[GenerateOption], result: &Path) -> Vec<Command> {
+/// The commands for a language model: try, measure, merge, export, run elsewhere.
+fn of_texts(
+    config: &Config,
+    options: &[GenerateOption],
+    usable: Usable<'_>,
+    folder: &Path,
+    result: &Path,
+) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut add = |what, line| commands.push(Command { what, line });
     let options = words(options);
+    let run = word(folder);
     let prompts = config.sample.prompts.iter();
     let mut prompts = prompts.map(|prompt| prompt.trim_end());
     let prompt = prompts.find(|prompt| !prompt.is_empty());
@@ -226,8 +238,11 @@ fn of_texts(config: &Config, options: &[GenerateOption], result: &Path) -> Vec<C
         prompt = &prompt[..prompt.floor_char_boundary(most)];
     }
     add(
-        "let it write",
-        format!("surefoot generate {options} --prompt {}", quoted(prompt)),
+        "try it",
+        match usable.makes {
+            Makes::Chat => format!("surefoot chat {run}"),
+            _ => format!("surefoot generate {options} --prompt {}", quoted(prompt)),
+        },
     );
     if let Some(data) = located_before(&config.data) {
         let format = config.data.format.map_or(String::new(), |format| {
@@ -238,6 +253,24 @@ fn of_texts(config: &Config, options: &[GenerateOption], result: &Path) -> Vec<C
         add(
             "measure it",
             format!("surefoot eval {options} --data {data}{format}"),
+        );
+    }
+    if config.adapter.is_some() && !folder.join("merged/config.json").is_file() {
+        add(
+            "merge it",
+            format!("surefoot train --resume {run} --set adapter.save_merged=true"),
+        );
+    }
+    if usable.gguf {
+        add(
+            "export it",
+            format!("surefoot export gguf {run} --quantize q4_k_m"),
+        );
+        let modelfile = word(&folder.join("model-q4_k_m.Modelfile"));
+        let name = word(Path::new(&config.name));
+        add(
+            "run it in Ollama",
+            format!("ollama create {name} -f {modelfile} && ollama run {name}"),
         );
     }
     let python = |text: &str| {
@@ -281,8 +314,8 @@ fn model_path(name: &str) -> PathBuf {
     }
 }
 
-/// The commands for a diffusion model.
-fn of_videos(config: &Config, options: &[GenerateOption]) -> Vec<Command> {
+/// The commands for a diffusion model of videos or of pictures.
+fn of_media(config: &Config, options: &[GenerateOption], moves: bool) -> Vec<Command> {
     let mut line = format!("surefoot generate {}", words(options));
     // A prompt of the run, with its settings.
     let preview = config
@@ -295,25 +328,26 @@ fn of_videos(config: &Config, options: &[GenerateOption]) -> Vec<Command> {
             if preview.width > 0 {
                 line += &format!(" --width {} --height {}", preview.width, preview.height);
             }
-            line += &format!(
-                " --num-frames {} --prompt {}",
-                preview.num_frames,
-                quoted(&preview.prompt)
-            );
+            if moves {
+                line += &format!(" --num-frames {}", preview.num_frames);
+            }
+            line += &format!(" --prompt {}", quoted(&preview.prompt));
             if let Some(image) = &preview.image {
                 line += &format!(" --image {}", word(&absolute(image)));
             }
         }
         None => {
-            let word = config.data.trigger_word.as_deref().unwrap_or("a video");
+            let any = if moves { "a video" } else { "a picture" };
+            let word = config.data.trigger_word.as_deref().unwrap_or(any);
             line += &format!(" --prompt {}", quoted(word));
         }
     }
-    line += &format!(" --output {}.mp4", word(Path::new(&config.name)));
-    let mut commands = vec![Command {
-        what: "make a video with it",
-        line,
-    }];
+    let (what, extension) = match moves {
+        true => ("make a video with it", "mp4"),
+        false => ("make a picture with it", "png"),
+    };
+    line += &format!(" --output {}.{extension}", word(Path::new(&config.name)));
+    let mut commands = vec![Command { what, line }];
     let loras = options
         .iter()
         .filter(|(name, _)| name.starts_with("--lora"));
@@ -349,9 +383,25 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn facts(config: &Config, folder: &Path, export: &str, ending: Ending) -> RunFacts {
+    fn facts(
+        config: &Config,
+        makes: Makes,
+        folder: &Path,
+        export: &str,
+        ending: Ending,
+    ) -> RunFacts {
+        let usable = Usable {
+            architecture: "llama",
+            makes,
+            gguf: true,
+        };
         let memory = Estimate::default();
-        RunFacts::new(config, Some("llama"), folder, export, ending, None, memory)
+        RunFacts::new(config, Some(usable), folder, export, ending, None, memory)
+    }
+
+    fn lines(facts: RunFacts) -> Vec<String> {
+        let commands = facts.commands.into_iter();
+        commands.map(|command| command.line).collect()
     }
 
     #[test]
@@ -387,28 +437,39 @@ mod tests {
         config.model.name_or_path = Some("smollm2".into());
         config.data.path = Some(folder.path().join("data.jsonl"));
         let at = folder.path().display();
-        let lines = |config: &Config, export, ending| -> Vec<String> {
-            let found = facts(config, &run, export, ending).commands.into_iter();
-            found.map(|command| command.line).collect()
-        };
+        let run_at = format!("'{at}/my run'");
+        let made = |makes, export, ending| lines(facts(&config, makes, &run, export, ending));
+        let measure = format!(
+            "surefoot eval --model smollm2 --adapter '{at}/my run/adapter' --data {at}/data.jsonl"
+        );
+        let merge = format!("surefoot train --resume {run_at} --set adapter.save_merged=true");
+        let use_it = [
+            format!("surefoot export gguf {run_at} --quantize q4_k_m"),
+            format!("ollama create run -f '{at}/my run/model-q4_k_m.Modelfile' && ollama run run"),
+        ];
         assert_eq!(
-            lines(&config, "adapter", Ending::Stopped),
+            made(Makes::Text, "adapter", Ending::Stopped),
             [
-                format!("surefoot train --resume '{at}/my run'"),
+                format!("surefoot train --resume {run_at}"),
                 format!(
                     "surefoot generate --model smollm2 --adapter '{at}/my run/adapter' \
                      --prompt 'Once upon a time'"
                 ),
-                format!(
-                    "surefoot eval --model smollm2 --adapter '{at}/my run/adapter' \
-                     --data {at}/data.jsonl"
-                ),
+                measure.clone(),
+                merge,
+                use_it[0].clone(),
+                use_it[1].clone(),
             ]
         );
-        let made = lines(&config, "adapter", Ending::Completed);
-        assert!(made[0].starts_with("surefoot generate"), "{made:?}");
+        std::fs::create_dir(run.join("merged")).unwrap();
+        std::fs::write(run.join("merged/config.json"), "{}").unwrap();
+        let [export, ollama] = use_it;
+        assert_eq!(
+            made(Makes::Chat, "adapter", Ending::Completed),
+            [format!("surefoot chat {run_at}"), measure, export, ollama]
+        );
         // There is no result yet.
-        assert_eq!(lines(&config, "model", Ending::Running).len(), 1);
+        assert_eq!(made(Makes::Chat, "model", Ending::Running).len(), 1);
     }
 
     #[test]
@@ -420,23 +481,24 @@ mod tests {
                     data: {path: clips, resolution: 64, num_frames: 5}\n\
                     sample: {prompts: ['a cat --f 9']}\n";
         let config = Config::parse("cat.yaml", text, &[]).unwrap();
-        let lines = || -> Vec<String> {
-            let found = facts(&config, folder.path(), "adapter", Ending::Completed);
-            found
-                .commands
-                .into_iter()
-                .map(|command| command.line)
-                .collect()
+        let made = |makes| {
+            lines(facts(
+                &config,
+                makes,
+                folder.path(),
+                "adapter",
+                Ending::Completed,
+            ))
         };
         // No file yet.
-        assert!(lines().is_empty());
+        assert!(made(Makes::Video).is_empty());
         let at = adapter.display();
         for name in ["cat_high_noise", "cat_low_noise"] {
             std::fs::write(adapter.join(format!("{name}.safetensors")), "").unwrap();
         }
         let options = "--width 64 --height 64 --num-frames 9 --prompt 'a cat' --output cat.mp4";
         assert_eq!(
-            lines(),
+            made(Makes::Video),
             [
                 format!(
                     "surefoot generate --model wan --lora {at}/cat_high_noise.safetensors \
@@ -449,7 +511,9 @@ mod tests {
         );
         std::fs::write(adapter.join("cat.safetensors"), "").unwrap();
         std::fs::remove_file(adapter.join("cat_low_noise.safetensors")).unwrap();
-        assert!(lines()[0].contains(&format!("--lora {at}/cat.safetensors --vae")));
+        let picture = &made(Makes::Image)[0];
+        assert!(picture.contains(&format!("--lora {at}/cat.safetensors --vae")));
+        assert!(picture.ends_with("--width 64 --height 64 --prompt 'a cat' --output cat.png"));
     }
 
     #[test]
@@ -466,7 +530,8 @@ mod tests {
                     quantization: nf4, offload: all}\nadapter: {}\n\
                     data: {path: cache, encoded_by: musubi}\ndevice: cpu\n";
         let config = Config::parse("cat.yaml", text, &[]).unwrap();
-        let facts = facts(&config, folder.path(), "adapter", Ending::Completed);
+        let ending = Ending::Completed;
+        let facts = facts(&config, Makes::Video, folder.path(), "adapter", ending);
         assert_eq!(facts.kind, "diffusion");
         let lora = format!("--lora={}/cat.safetensors", adapter.display());
         let settings = [

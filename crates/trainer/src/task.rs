@@ -30,6 +30,7 @@ use tch::Tensor;
 use crate::Error;
 use crate::estimate::Footprint;
 use crate::events::Sample;
+use crate::found_models::Makes;
 use crate::memory_plan::MemoryPlan;
 use models::Parameters;
 
@@ -206,8 +207,8 @@ pub trait Task {
     /// If a file cannot be written.
     fn export(&self, folder: &Path) -> Result<(), Error>;
 
-    /// The name of the architecture, if `surefoot generate` can load what [`Task::export`] writes.
-    fn architecture(&self) -> Option<&str> {
+    /// What can be done with what [`Task::export`] writes, if `surefoot generate` can load it.
+    fn usable(&self) -> Option<Usable<'_>> {
         None
     }
 
@@ -215,6 +216,17 @@ pub trait Task {
     fn export_name(&self) -> &'static str {
         "model"
     }
+}
+
+/// A model that other commands can load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usable<'a> {
+    /// The name of its architecture.
+    pub architecture: &'a str,
+    /// What it makes.
+    pub makes: Makes,
+    /// Whether `surefoot export gguf` can write it.
+    pub gguf: bool,
 }
 
 /// Parameters that are trained together, in turns with other groups.

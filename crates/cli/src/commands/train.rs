@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         // Before the first step there is nothing to try.
         let next = match summary.steps {
             0 => String::new(),
-            _ => train_report::next(&config, &display.folder),
+            _ => train_report::next(&display.folder),
         };
         output::print(&(train_report::summary(&summary, &display.folder) + &next))?;
     }

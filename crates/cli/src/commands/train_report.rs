@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use platform::Bytes;
-use trainer::config::Config;
+use serde_json::Value;
 use trainer::text::thousands;
 use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Start, Summary};
 
@@ -111,51 +111,21 @@ pub(crate) fn steps(start: &Start<'_>) -> String {
 /// More passes than a language model is usually fine-tuned for: it learns its examples by heart.
 const MANY_PASSES: f64 = 20.0;
 
-/// What to do with a fine-tuned language model, in order; nothing of others.
-pub(crate) fn next(config: &Config, folder: &Path) -> String {
-    let Some(base) = &config.model.name_or_path else {
-        return String::new();
-    };
-    let there = |name: &str| folder.join(name).join("config.json").is_file();
-    let adapter = folder.join("adapter");
-    let at = |name: &str| folder.join(name).display().to_string();
-    let is_lora = adapter.join("adapter_config.json").is_file() && !config.is_video();
-    let (model, attached) = match (there("model"), is_lora) {
-        (_, true) => (base.clone(), format!(" --adapter {}", at("adapter"))),
-        (true, false) if !config.is_video() => (at("model"), String::new()),
-        _ => return String::new(),
-    };
-    let whole = if is_lora { "merged" } else { "model" };
-    let chats = [&*at("adapter"), &*at("model"), base]
-        .into_iter()
-        .any(has_template);
-    let mut lines = vec![match chats {
-        true => format!("try      surefoot chat {}", folder.display()),
-        false => format!("try      surefoot generate --model {model}{attached} --prompt \"…\""),
-    }];
-    if !there(whole) {
-        lines.push(format!(
-            "merge    surefoot train --resume {} --set adapter.save_merged=true",
-            folder.display()
-        ));
+/// What to do with the result, in order, as the run's folder says.
+pub(crate) fn next(folder: &Path) -> String {
+    let facts = std::fs::read(folder.join("run.json")).unwrap_or_default();
+    let facts: Value = serde_json::from_slice(&facts).unwrap_or_default();
+    let commands = facts["commands"].as_array().into_iter().flatten();
+    let lines: String = commands
+        .filter_map(|command| {
+            let (what, line) = (command["what"].as_str()?, command["line"].as_str()?);
+            Some(format!("  {what:<17} {line}\n"))
+        })
+        .collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("next\n{lines}"),
     }
-    lines.push(format!(
-        "export   surefoot export gguf {} --quantize q4_k_m",
-        folder.display()
-    ));
-    lines.push(format!(
-        "run      ollama create NAME -f {} && ollama run NAME",
-        at("model-q4_k_m.Modelfile")
-    ));
-    format!("next\n  {}\n", lines.join("\n  "))
-}
-
-/// Whether a folder of Hugging Face's has a chat template.
-fn has_template(folder: &str) -> bool {
-    let folder = Path::new(folder);
-    let tokenizer = std::fs::read_to_string(folder.join("tokenizer_config.json"));
-    folder.join("chat_template.jinja").is_file()
-        || tokenizer.is_ok_and(|text| text.contains("\"chat_template\""))
 }
 
 fn duration(seconds: f64) -> String {

@@ -288,8 +288,7 @@ function curves() {
 function use() {
   if (commands.length === 0) return;
   at("use").hidden = false;
-  const named = commands.some((c) => c.line.includes(" --adapter ")) ? "Use this adapter"
-    : commands.some((c) => c.line.includes(" --model ")) ? "Use this model" : "Go on";
+  const named = commands.some((c) => c.what !== "go on with the run") ? "Use the result" : "Go on";
   at("use").querySelector("h2").textContent = named;
   for (const { what, line } of commands) {
     at("use").querySelector("div").append(make("div", { class: "command" }, make("p", {}, what), make("pre", {}, line)));

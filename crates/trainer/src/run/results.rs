@@ -132,7 +132,7 @@ impl Run<'_> {
     fn try_write_page(&self, ending: Ending, error: Option<&Error>) -> Result<(), Error> {
         let facts = RunFacts::new(
             self.config,
-            self.task.architecture(),
+            self.task.usable(),
             self.folder.path(),
             self.task.export_name(),
             ending,

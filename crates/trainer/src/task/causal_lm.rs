@@ -10,12 +10,13 @@ use super::blocks::{TrainingBlocks, held_out_starts};
 use super::held_out::in_batches;
 use super::sequences::Part;
 use super::shown::{self, ShownData};
-use super::{Batch, Epochs, EvaluationSums, Share, Task};
+use super::{Batch, Epochs, EvaluationSums, Share, Task, Usable};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::Sample;
+use crate::found_models::Makes;
 use models::Parameters;
 use models::formats::write_tensors;
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
@@ -312,8 +313,12 @@ impl Task for CausalLm {
         self.blocks.restore(state)
     }
 
-    fn architecture(&self) -> Option<&str> {
-        Some(self.shape.family.model_type)
+    fn usable(&self) -> Option<Usable<'_>> {
+        Some(Usable {
+            architecture: self.shape.family.model_type,
+            makes: Makes::Text,
+            gguf: self.shape.family.is_in_gguf(),
+        })
     }
 
     fn identity(&self) -> Result<Value, Error> {

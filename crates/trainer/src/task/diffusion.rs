@@ -31,11 +31,12 @@ use self::model::write_model;
 use self::plan::{PlannedExperts, component, has_offloaded_modules, usage};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
-use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, steps_of};
+use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, Usable, steps_of};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
+use crate::found_models::Makes;
 use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
@@ -526,8 +527,12 @@ impl Task for DiffusionTask {
         }
     }
 
-    fn architecture(&self) -> Option<&str> {
-        Some(self.model.arch().name)
+    fn usable(&self) -> Option<Usable<'_>> {
+        Some(Usable {
+            architecture: self.model.arch().name,
+            makes: Makes::of(self.model.as_ref()),
+            gguf: false,
+        })
     }
 
     fn export_name(&self) -> &'static str {

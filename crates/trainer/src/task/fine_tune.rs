@@ -13,12 +13,13 @@ use super::fine_tune_data::{FineTuneData, Question};
 use super::held_out::in_batches;
 use super::sequences::IGNORED;
 use super::shown::ShownData;
-use super::{Batch, Epochs, EvaluationSums, Share, Task};
+use super::{Batch, Epochs, EvaluationSums, Share, Task, Usable};
 use crate::Error;
 use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::Sample;
+use crate::found_models::Makes;
 use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens, ends_of_answers};
 use crate::memory_plan::MemoryPlan;
@@ -400,8 +401,16 @@ impl Task for FineTune {
         self.data.blocks.restore(state)
     }
 
-    fn architecture(&self) -> Option<&str> {
-        Some(self.pretrained.config.family.model_type)
+    fn usable(&self) -> Option<Usable<'_>> {
+        let family = self.pretrained.config.family;
+        Some(Usable {
+            architecture: family.model_type,
+            makes: match self.pretrained.chat_template {
+                Some(_) => Makes::Chat,
+                None => Makes::Text,
+            },
+            gguf: family.is_in_gguf(),
+        })
     }
 
     fn identity(&self) -> Result<Value, Error> {
