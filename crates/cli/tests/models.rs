@@ -501,7 +501,8 @@ fn answers_of_chats_are_learned() {
     assert_eq!(report["output"], "runs/tune/model-f32.gguf");
     let modelfile = fs::read_to_string(place.path("runs/tune/model-f32.Modelfile")).unwrap();
     assert!(
-        modelfile.starts_with("FROM ./model-f32.gguf\n"),
+        modelfile.starts_with("FROM ./model-f32.gguf\n")
+            && modelfile.contains("\nTEMPLATE \"\"\"{{- $last"),
         "{modelfile}"
     );
     let exported = place.chat(&["runs/tune/model-f32.gguf"], "on 3\n");

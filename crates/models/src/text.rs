@@ -10,6 +10,7 @@ mod added_tokens;
 mod chat;
 mod encoder;
 mod jinja;
+mod ollama;
 mod refusals;
 mod template_source;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde_json::json;
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::Observer as _;
 use trainer::hub::ModelKind;
-use trainer::inference::{self, GgufType};
+use trainer::inference::{self, Exported, GgufType};
 
 use super::model_options::{ModelOptions, failure};
 use super::train::ProgressDisplay;
@@ -112,8 +112,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     };
     let written = inference::export_gguf(&path, options.adapter(), stored, &output, &told);
     display.into_inner().clear();
-    let ends = written.map_err(failure)?;
-    let text = self::modelfile(&output, &ends);
+    let text = self::modelfile(&output, &written.map_err(failure)?);
     std::fs::write(&modelfile, text)
         .with_context(|| format!("cannot write `{}`", modelfile.display()))?;
     let bytes = output.metadata().map_or(0, |file| file.len());
@@ -132,15 +131,20 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
-/// What Ollama makes a model of. It finds the form of its own for a chat template that it knows in the file.
-fn modelfile(model: &Path, ends: &[String]) -> String {
+/// What Ollama makes a model of.
+fn modelfile(model: &Path, exported: &Exported) -> String {
     let name = model.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");
-    for end in ends {
+    for end in &exported.ends {
         let end = end.replace('\\', "\\\\").replace('"', "\\\"");
         let _ = writeln!(text, "PARAMETER stop \"{end}\"");
     }
-    text += "# Ollama has templates of its own for chats, and takes the one that is like the file's. If `ollama show --template`\n\
-             # prints `{{ .Prompt }}` alone, it knows none: write a TEMPLATE here, or ask through llama.cpp's server.\n";
+    text += &match &exported.ollama_template {
+        Some(template) => format!("TEMPLATE \"\"\"{template}\"\"\"\n"),
+        None => "# The model's chat template has no form for Ollama, which then takes one of its own that is like it. If\n\
+                 # `ollama show --template` prints `{{ .Prompt }}` alone, it knows none: write a TEMPLATE here, or ask through\n\
+                 # llama.cpp's server.\n"
+            .to_owned(),
+    };
     text
 }

@@ -6,6 +6,7 @@ use jiff::Zoned;
 use tokenizers::Tokenizer;
 
 use super::chat::{ChatTemplate, Conversation, Message};
+use super::ollama::ollama_template;
 use super::tokenizer_keys;
 use crate::Error;
 use crate::language::DecoderConfig;
@@ -133,6 +134,14 @@ impl Encoder {
     /// The model's chat template, if it has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()?.as_ref().ok()
+    }
+
+    /// The chat template as the value of a Modelfile's `TEMPLATE`, if Ollama can have one that writes the same.
+    pub fn ollama_template(&self) -> Option<String> {
+        let first = self.tokenizer.encode_fast("", true).ok()?;
+        let first = first.get_ids().first();
+        let begin = first.and_then(|id| self.tokenizer.id_to_token(*id));
+        ollama_template(self.template()?, &begin.unwrap_or_default())
     }
 
     /// The time that the chat template writes into its texts, if it does. An encoder that is created on another day

@@ -9,8 +9,17 @@ use models::text::Encoder;
 
 use crate::Error;
 
+/// What a Modelfile says of an exported model.
+#[derive(Debug)]
+pub struct Exported {
+    /// The tokens that end an answer, as they are written.
+    pub ends: Vec<String>,
+    /// The chat template in Ollama's form, if there is one that writes the same.
+    pub ollama_template: Option<String>,
+}
+
 /// Writes the model at `path` (a Hugging Face folder or a GGUF file), with an adapter merged into it, as the GGUF file
-/// `output`, and returns the tokens that end an answer, as they are written. `on_tensor(done, total)` reports progress.
+/// `output`. `on_tensor(done, total)` reports progress.
 ///
 /// # Errors
 /// When the model or the adapter is damaged, such a file cannot say what it is, or the file cannot be written.
@@ -20,7 +29,7 @@ pub fn export_gguf(
     stored: GgufType,
     output: &Path,
     on_tensor: &dyn Fn(usize, usize),
-) -> Result<Vec<String>, Error> {
+) -> Result<Exported, Error> {
     let model = Pretrained::open(path)?;
     let merged = match adapter {
         Some(folder) => Some(Merged::new(&model, PeftAdapter::open(folder)?)?),
@@ -64,5 +73,8 @@ pub fn export_gguf(
     });
     let mut names: Vec<String> = names.collect();
     names.dedup();
-    Ok(names)
+    Ok(Exported {
+        ends: names,
+        ollama_template: encoder.ollama_template(),
+    })
 }
