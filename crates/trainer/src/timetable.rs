@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::checkpoint::PlannedSteps;
 use crate::config::{Config, ConfigError, TrainConfig};
-use crate::task::{Task, steps_left, steps_of};
+use crate::task::{Epochs, Task, steps_left, steps_of};
 
 /// Passes over the data by default, as by transformers' Trainer.
 const PASSES: f64 = 3.0;
@@ -44,10 +44,10 @@ impl Timetable {
         let max_steps = max_steps.or(by_data).or_else(|| train.steps());
         let max_steps = max_steps.unwrap_or_default();
         train.expect_to_fit(max_steps)?;
-        let passes = task.epochs().map(|epochs| {
-            let batches = max_steps * train.batches_in_step(ranks);
-            batches as f64 / epochs.batches_in(0).max(1) as f64
-        });
+        let in_step = train.batches_in_step(ranks);
+        let passes = task
+            .epochs()
+            .map(|epochs| max_steps as f64 / steps_in_pass(epochs, in_step, train.by_epoch()));
         Ok(Self {
             max_steps,
             planned,
@@ -61,7 +61,8 @@ impl Timetable {
         if train.max_steps.is_some() || train.num_train_epochs.is_some() {
             return None;
         }
-        let steps = steps_of(task.epochs()?, PASSES, train.batches_in_step(ranks));
+        let steps = PASSES * steps_in_pass(task.epochs()?, train.batches_in_step(ranks), false);
+        let steps = steps.ceil() as u64;
         let is_shorter = train.steps().is_some_and(|default| steps < default);
         (is_shorter && train.expect_to_fit(steps).is_ok()).then_some(steps)
     }
@@ -92,5 +93,32 @@ impl Timetable {
             samples,
             max_steps,
         })
+    }
+}
+
+/// The steps of a pass over the data, as long as the first. If steps end with the pass, its last one may be smaller.
+fn steps_in_pass(epochs: &dyn Epochs, batches_in_step: u64, end_with_it: bool) -> f64 {
+    let steps = epochs.batches_in(0).max(1) as f64 / batches_in_step as f64;
+    if end_with_it { steps.ceil() } else { steps }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_is_larger_than_the_data_is_a_pass_only_if_it_ends_with_it() {
+        struct Two;
+        impl Epochs for Two {
+            fn batches_in(&self, _: u64) -> u64 {
+                2
+            }
+
+            fn position(&self) -> (u64, u64) {
+                (0, 0)
+            }
+        }
+        assert_eq!(steps_in_pass(&Two, 4, true), 1.0);
+        assert_eq!(steps_in_pass(&Two, 4, false), 0.5);
     }
 }

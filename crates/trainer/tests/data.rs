@@ -353,6 +353,9 @@ fn a_run_without_a_length_is_three_passes_over_little_data() {
     assert_eq!(place.run("short", &settings).steps, 15);
     let resumed = [&settings[..], &["resume_from_checkpoint=latest"]].concat();
     assert_eq!(place.run("short", &resumed).steps, 15);
+    // The same fifteen batches, four in a step.
+    let several = [&settings[..], &["gradient_accumulation_steps=4"]].concat();
+    assert_eq!(place.run("several", &several).steps, 4);
 }
 
 #[test]
