@@ -98,7 +98,7 @@ fn pictures_become_a_lora_and_are_encoded_once() {
         (LoraForm::Diffusers, "transformer.transformer_blocks."),
         (LoraForm::Kohya, "lora_unet_transformer_blocks_"),
     ] {
-        let other = place.path("other.safetensors");
+        let other = place.path(&format!("{form:?}.safetensors"));
         convert_lora(&lora, &other, Some(form), None).unwrap();
         let file = SafetensorsFile::open(&other).unwrap();
         assert!(file.names().iter().all(|name| name.starts_with(prefix)));
