@@ -17,7 +17,7 @@ use crate::language::DecoderConfig;
 use crate::model::Builder;
 
 /// The parts of such a model but the transformer, and how it is sampled if the user says nothing. A model holds it as
-/// `stills`, and [`answered_by_stills`] in its `Diffusion`.
+/// `stills`, and `answered_by_stills!()` in its `Diffusion`.
 #[derive(Debug, Clone)]
 pub(crate) struct Stills {
     pub(crate) arch: &'static Arch,

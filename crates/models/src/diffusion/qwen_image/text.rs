@@ -8,8 +8,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::Error;
+use crate::diffusion::Tokenizer;
 use crate::diffusion::files::PartFile;
-use crate::diffusion::{self};
 use crate::formats::TensorSource;
 use crate::json::Object;
 use crate::language::DecoderConfig;
@@ -186,7 +186,7 @@ impl PromptTokenizer {
     }
 }
 
-impl diffusion::Tokenizer for PromptTokenizer {
+impl Tokenizer for PromptTokenizer {
     fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error> {
         let mut tokens = self.all(text)?;
         tokens.truncate(LONGEST);
