@@ -204,16 +204,13 @@ impl Schedule {
         Ok(match scheduler {
             Scheduler::Discrete(spacing) => spacing.schedule(steps, shift)?,
             Scheduler::Ddim | Scheduler::EvenEuler | Scheduler::EvenEulerTo(_) => {
-                let level = |step: usize| shifted(1.0 - step as f64 / steps as f64);
+                let even = |step: usize| shifted(1.0 - step as f64 / steps as f64);
                 let stretch = match scheduler {
-                    Scheduler::EvenEulerTo(end) if steps > 1 => {
-                        (1.0 - end) / (1.0 - level(steps - 1))
-                    }
+                    Scheduler::EvenEulerTo(to) if steps > 1 => (1.0 - to) / (1.0 - even(steps - 1)),
                     _ => 1.0,
                 };
-                let stretched = |level: f64| 1.0 - (1.0 - level) * stretch;
-                let levels = (0..steps).map(|step| stretched(level(step)) as f32);
-                let levels: Vec<f32> = levels.collect();
+                let levels = (0..steps).map(|step| 1.0 - (1.0 - even(step)) * stretch);
+                let levels: Vec<f32> = levels.map(|level| level as f32).collect();
                 let times = objective.times(&Tensor::f_from_slice(&levels)?)?;
                 Self {
                     timesteps: Vec::<f32>::try_from(&times)?,
