@@ -25,11 +25,10 @@ from diffusers.loaders.single_file_utils import (
 )
 from diffusers.models.transformers import transformer_cosmos
 from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
-from peft import LoraConfig, get_peft_model
-from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
+from tiny import adapted, flow, trained
 from wan import original_autoencoder_name
 from z_image import PROMPTS, tokenizer
 
@@ -231,47 +230,21 @@ def runs(pipe, expected):
     (GOLDEN / "runs.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
-STEPS, ROWS = 5, 2
-
-
 def training(pipe):
     """The losses of five steps, and the LoRA after the last: on the transformer, and on some of the conditioner."""
     # So that its layers are named as a part of the same model.
     pipe.transformer.text_conditioner = pipe.text_conditioner
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=[
+    model = adapted(pipe.transformer, [
         "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v",
-        "attn2.to_out.0", "ff.net.0.proj", "ff.net.2", "self_attn.q_proj", "cross_attn.v_proj", "mlp.2"])
-    model = get_peft_model(pipe.transformer, config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.05)
-    model.save_pretrained(GOLDEN / "adapter")
-    (GOLDEN / "adapter" / "README.md").unlink(missing_ok=True)
-    shape = (STEPS, ROWS, CHANNELS, 1, 6, 8)
-    given = {"latents": torch.randn(shape), "noise": torch.randn(shape), "sigma": torch.rand(STEPS, ROWS)}
+        "attn2.to_out.0", "ff.net.0.proj", "ff.net.2", "self_attn.q_proj", "cross_attn.v_proj", "mlp.2"],
+        GOLDEN / "adapter")
+    given = flow((CHANNELS, 1, 6, 8))
     states = [torch.randn(length, SOURCE) for length in (9, 5)]
     ids = [torch.randint(0, 300, (length,)) for length in (6, 11)]
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.05)
-    losses = []
-    for step in range(STEPS):
-        latents, noise, sigma = (given[name][step] for name in ("latents", "noise", "sigma"))
-        level = sigma.view(-1, 1, 1, 1, 1)
-        noisy = (1.0 - level) * latents + level * noise
-        loss = torch.nn.functional.mse_loss(
-            predicted(model, noisy, sigma, conditioned(pipe, states, ids)), noise - latents)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    print(losses)
-    assert losses[-1] != losses[0]
-    after = {f"after.{name}": tensor for name, tensor in get_peft_model_state_dict(model).items()}
+    made = trained(model, given, lambda noisy, sigma: predicted(model, noisy, sigma, conditioned(pipe, states, ids)))
     for number in (0, 1):
-        given |= {f"text.{number}": states[number], f"t5.{number}": ids[number].float()}
-    write("training", {**given, "losses": torch.tensor(losses, dtype=torch.float64), **after})
+        made |= {f"text.{number}": states[number], f"t5.{number}": ids[number].float()}
+    write("training", made)
 
 
 def write(name, tensors):

@@ -14,11 +14,10 @@ import z_image
 from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
-from peft import LoraConfig, get_peft_model
-from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
+from tiny import ROWS, adapted, flow, trained
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from z_image import PROMPTS, ROWS, STEPS, original_autoencoder_name, randomise, save, tokenizer
+from z_image import PROMPTS, original_autoencoder_name, randomise, save, tokenizer
 
 GOLDEN = z_image.GOLDEN.with_name("flux2")
 z_image.GOLDEN = GOLDEN
@@ -205,62 +204,37 @@ def runs(pipe, expected):
 
 def training(pipe, expected):
     """The losses of five steps, and the LoRA after the last."""
-    model = get_peft_model(pipe.transformer, LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.05)
-    model.save_pretrained(GOLDEN / "adapter")
-    (GOLDEN / "adapter" / "README.md").unlink(missing_ok=True)
-    shape = (STEPS, ROWS, CHANNELS, 1, 3, 4)
-    given = {"latents": torch.randn(shape), "noise": torch.randn(shape), "sigma": torch.rand(STEPS, ROWS)}
+    model = adapted(pipe.transformer, TARGETS, GOLDEN / "adapter")
+    given = flow((CHANNELS, 1, 3, 4))
     states = torch.randn(ROWS, 9, WIDTH)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.05)
-    losses = []
-    for step in range(STEPS):
-        latents, noise, sigma = (given[name][step] for name in ("latents", "noise", "sigma"))
-        level = sigma.view(-1, 1, 1, 1, 1)
-        noisy = (1.0 - level) * latents + level * noise
-        made = velocity(model, noisy.squeeze(2), sigma, states).unsqueeze(2)
-        loss = torch.nn.functional.mse_loss(made, noise - latents)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    print(losses)
-    assert losses[-1] != losses[0]
-    trained = get_peft_model_state_dict(model)
-    z_image.write("training", {
-        **given, "text": states, "losses": torch.tensor(losses, dtype=torch.float64),
-        **{f"after.{name}": tensor for name, tensor in trained.items()}})
+    made = trained(model, given, lambda noisy, sigma: velocity(model, noisy.squeeze(2), sigma, states).unsqueeze(2))
+    z_image.write("training", {**made, "text": states})
+    after = {name.removeprefix("after.base_model.model."): tensor for name, tensor in made.items() if "lora_" in name}
     with torch.no_grad():
         latents = expected["velocity.small.latents"].squeeze(2)
         states = torch.stack([expected[f"velocity.small.text.{number}"] for number in range(ROWS)])
-        adapted = velocity(model, latents, expected["velocity.small.levels"], states)
+        by_peft = velocity(model, latents, expected["velocity.small.levels"], states)
     model = model.unload()
-    save_file(fused({name.removeprefix("base_model.model."): tensor for name, tensor in trained.items()}),
-              GOLDEN / "lora.safetensors", metadata={"format": "pt"})
+    save_file(fused(after), GOLDEN / "lora.safetensors", metadata={"format": "pt"})
     pipe.load_lora_weights(GOLDEN / "lora.safetensors")
     with torch.no_grad():
         made = velocity(pipe.transformer, latents, expected["velocity.small.levels"], states)
-    assert (made - adapted).abs().max() < 1e-5, (made - adapted).abs().max()
+    assert (made - by_peft).abs().max() < 1e-5, (made - by_peft).abs().max()
     assert (made - expected["velocity.small.made"].squeeze(2)).abs().max() > 0.01
     expected["lora.made"] = made.unsqueeze(2)
 
 
-def fused(trained):
+def fused(after):
     """The LoRA in the names of the original files, with its strength of 2 in the second matrices."""
     groups = {}
-    for name in trained:
+    for name in after:
         module, matrix = name.removesuffix(".weight").rsplit(".", 1)
         original = original_transformer_name(f"{module}.weight").removesuffix(".weight")
         if matrix == "lora_A":
             groups.setdefault(original, []).append(module)
     made = {}
     for original, modules in groups.items():
-        matrices = [[trained[f"{module}.lora_{part}.weight"] for module in modules] for part in "AB"]
+        matrices = [[after[f"{module}.lora_{part}.weight"] for module in modules] for part in "AB"]
         made[f"diffusion_model.{original}.lora_A.weight"] = torch.cat(matrices[0]).contiguous()
         made[f"diffusion_model.{original}.lora_B.weight"] = 2.0 * torch.block_diag(*matrices[1])
     return made

@@ -16,9 +16,8 @@ from diffusers.loaders.single_file_utils import (
     convert_ldm_vae_checkpoint, convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
-from peft import LoraConfig, get_peft_model
-from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
+from tiny import adapted, flow, trained
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
@@ -233,43 +232,16 @@ def runs(pipe, expected):
     (GOLDEN / "runs.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
-STEPS, ROWS = 5, 2
-
-
 def training(model):
     """The losses of five steps, and the LoRA after the last."""
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=[
+    model = adapted(model, [
         "attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0", "feed_forward.w1",
-        "feed_forward.w2", "feed_forward.w3"])
-    model = get_peft_model(model, config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.05)
-    model.save_pretrained(GOLDEN / "adapter")
-    (GOLDEN / "adapter" / "README.md").unlink(missing_ok=True)
-    shape = (STEPS, ROWS, CHANNELS, 1, 6, 8)
-    given = {"latents": torch.randn(shape), "noise": torch.randn(shape), "sigma": torch.rand(STEPS, ROWS)}
+        "feed_forward.w2", "feed_forward.w3"], GOLDEN / "adapter")
+    given = flow((CHANNELS, 1, 6, 8))
     states = [torch.randn(length, WIDTH) for length in (9, 37)]
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.05)
-    losses = []
-    for step in range(STEPS):
-        latents, noise, sigma = (given[name][step] for name in ("latents", "noise", "sigma"))
-        level = sigma.view(-1, 1, 1, 1, 1)
-        noisy = (1.0 - level) * latents + level * noise
-        made = model(list(noisy), 1.0 - sigma, states, return_dict=False)[0]
-        loss = torch.nn.functional.mse_loss(-torch.stack(made), noise - latents)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    print(losses)
-    assert losses[-1] != losses[0]
-    after = {f"after.{name}": tensor for name, tensor in get_peft_model_state_dict(model).items()}
-    write("training", {**given, "text.0": states[0], "text.1": states[1],
-                       "losses": torch.tensor(losses, dtype=torch.float64), **after})
+    made = trained(model, given, lambda noisy, sigma: -torch.stack(
+        model(list(noisy), 1.0 - sigma, states, return_dict=False)[0]))
+    write("training", {**made, "text.0": states[0], "text.1": states[1]})
 
 
 def write(name, tensors):

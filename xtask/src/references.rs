@@ -85,6 +85,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "flux2",
         "anima",
         "sdxl",
+        // After anima, whose functions it calls.
+        "qwen_image",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -103,7 +105,14 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["wan::", "z_image::", "flux2::", "anima::", "sdxl::"],
+        &[
+            "wan::",
+            "z_image::",
+            "flux2::",
+            "anima::",
+            "sdxl::",
+            "qwen_image::",
+        ],
     )?;
     Ok(())
 }

@@ -113,12 +113,13 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 5] = [
+const MODELS: [(&str, &[&str]); 6] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
     ("flux2", &["klein"]),
     ("anima", &[]),
     ("sdxl", &[]),
+    ("qwen_image", &["qwen-image", "qwenimage"]),
 ];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.

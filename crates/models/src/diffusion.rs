@@ -20,6 +20,7 @@ pub mod lora;
 mod memory;
 mod objective;
 pub mod parts;
+pub mod qwen_image;
 #[cfg(test)]
 mod reference;
 mod registry;
@@ -478,6 +479,15 @@ pub trait Denoiser: Debug {
         conditions: &Conditions,
         pass: Pass,
     ) -> Result<Tensor, Error>;
+
+    /// What is stepped by with guidance of this `scale`: a prediction for a prompt, away from that for a negative one.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    fn guided(&self, positive: &Tensor, negative: &Tensor, scale: f64) -> Result<Tensor, Error> {
+        let away = positive.f_sub(negative)?.f_mul_scalar(scale)?;
+        Ok(negative.f_add(&away)?)
+    }
 
     /// Its lists of blocks, in order.
     fn lists(&self) -> Vec<&dyn BlockList>;

@@ -1,5 +1,7 @@
 //! What a training step keeps for its backward pass, estimated from shapes before anything is loaded.
 
+pub(super) mod double;
+
 use std::collections::BTreeSet;
 
 use tch::{Device, Kind};

@@ -4,17 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, anima, flux2, sdxl, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, anima, flux2, qwen_image, sdxl, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 5] = [
+pub static REGISTRY: [&Arch; 6] = [
     &wan::ARCH,
     &z_image::ARCH,
     &flux2::ARCH,
     &anima::ARCH,
     &sdxl::ARCH,
+    &qwen_image::ARCH,
 ];
 
 /// Those that a program has added.

@@ -157,9 +157,8 @@ impl<'a> SamplingState<'a> {
             && self.settings.is_guided()
         {
             let away = ask(negative)?;
-            let guided = prediction.f_sub(&away)?;
             let scale = self.settings.guidance(self.settings.expert(time));
-            prediction = away.f_add(&guided.f_mul_scalar(scale)?)?;
+            prediction = denoiser.guided(&prediction, &away, scale)?;
         }
         self.latents = self.sampler.step(&prediction, latents)?;
         Ok(())

@@ -8,20 +8,18 @@ use super::memory;
 use super::transformer::{ConditionerConfig, PATCH, Transformer, TransformerConfig};
 use super::{ARCH, names};
 use crate::Error;
-use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::parts::causal_kl::{self, Autoencoder, AutoencoderConfig};
-use crate::diffusion::parts::codec::MediaCodec;
+use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::TextDecoder;
-use crate::diffusion::parts::places::{Places, config_at};
+use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
+use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::parts::t5::TEXT_ROWS;
 use crate::diffusion::parts::unigram::TextTokenizer;
 use crate::diffusion::{
-    self, Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths,
-    TextEncoder, Tokenizer, Usage,
+    self, Conditions, Denoiser, Diffusion, Expert, Kept, Part, PartPaths, TextEncoder, Tokenizer,
+    Usage,
 };
 use crate::formats::TensorSource;
-use crate::language::DecoderConfig;
 use crate::model::Builder;
 use crate::text::Encoder;
 
@@ -51,15 +49,11 @@ const CLASSES: [(&str, &[&str]); 4] = [
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct Anima {
-    path: PathBuf,
     config: TransformerConfig,
     conditioner: ConditionerConfig,
-    autoencoder: AutoencoderConfig,
-    text: DecoderConfig,
-    parts: Places,
+    stills: Stills,
     /// The conditioner's folder; `None` if it is in the transformer's file.
     conditioner_folder: Option<PathBuf>,
-    shift: f64,
 }
 
 impl Anima {
@@ -89,7 +83,6 @@ impl Anima {
             }
         };
         let model = Self {
-            path: path.to_owned(),
             config: match &file {
                 Some(file) => TransformerConfig::of_shapes(file)?,
                 None => TransformerConfig::read(&transformer.join("config.json"))?,
@@ -102,16 +95,17 @@ impl Anima {
                     return Err(Error::file(transformer, reason));
                 }
             },
-            autoencoder: config_at(
-                &parts.vae,
-                &causal_kl::NAMES,
-                AutoencoderConfig::read,
-                |file| AutoencoderConfig::of_shapes(file),
-            )?,
-            text: parts.text()?,
-            parts,
+            stills: Stills {
+                arch: &ARCH,
+                path: path.to_owned(),
+                vae: Vae::causal(&parts)?,
+                text: parts.text()?,
+                parts,
+                patch: PATCH,
+                scheduler: Scheduler::EvenEuler,
+                shift,
+            },
             conditioner_folder,
-            shift,
         };
         model.check_parts()?;
         if !path.is_dir() {
@@ -124,28 +118,22 @@ impl Anima {
     /// Fails if the parts are those of different models.
     fn check_parts(&self) -> Result<(), Error> {
         let (config, conditioner) = (&self.config, &self.conditioner);
-        let (vae, text) = (&self.autoencoder, &self.text);
-        let transformer = self.parts.transformer.display();
-        if vae.z_dim != config.in_channels {
-            let reason = format!(
-                "has latents of {} channels, and the transformer in `{transformer}` takes {}",
-                vae.z_dim, config.in_channels
-            );
-            return Err(Error::file(&self.parts.vae, reason));
-        }
+        let Stills { text, parts, .. } = &self.stills;
+        let transformer = parts.transformer.display();
+        self.stills.check_channels(config.in_channels)?;
         if text.hidden_size != conditioner.source_dim {
             let reason = format!(
                 "has states of width {}, and the conditioner of the transformer in `{transformer}` takes a width of {}",
                 text.hidden_size, conditioner.source_dim
             );
-            return Err(Error::file(&self.parts.text_encoder, reason));
+            return Err(Error::file(&parts.text_encoder, reason));
         }
         if conditioner.target_dim != config.text_embed_dim {
             let reason = format!(
                 "takes a text of width {}, and its conditioner makes one of {}",
                 config.text_embed_dim, conditioner.target_dim
             );
-            return Err(Error::file(&self.parts.transformer, reason));
+            return Err(Error::file(&parts.transformer, reason));
         }
         Ok(())
     }
@@ -153,7 +141,7 @@ impl Anima {
     /// The folders of the language model's tokenizer and of T5's: as diffusers saves them, or the second in the first one
     /// or beside it.
     fn tokenizers(&self) -> Result<[PathBuf; 2], Error> {
-        let given = &self.parts.tokenizer;
+        let given = &self.stills.parts.tokenizer;
         let inside = given.join("tokenizer");
         let own = if inside.is_dir() {
             inside
@@ -179,43 +167,7 @@ impl Anima {
 }
 
 impl Diffusion for Anima {
-    fn arch(&self) -> &'static Arch {
-        &ARCH
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            channels: self.config.in_channels,
-            pixels: self.autoencoder.scale_factor_spatial,
-            patch: PATCH,
-            frames: None,
-            fps: 1,
-        }
-    }
-
-    fn defaults(&self) -> Result<Defaults, Error> {
-        Ok(Defaults {
-            size: (1024, 1024),
-            frames: 1,
-            scheduler: Scheduler::EvenEuler,
-            shift: self.shift,
-        })
-    }
-
-    fn part(&self, part: Part) -> Option<PathBuf> {
-        self.parts.part(part)
-    }
-
-    fn names(&self, part: Part) -> PartNames {
-        match part {
-            Part::Autoencoder => causal_kl::NAMES,
-            other => Places::names(&ARCH, other),
-        }
-    }
+    answered_by_stills!();
 
     fn weights(&self, part: Part) -> Result<PartFile, Error> {
         let path = self.part(part);
@@ -248,18 +200,9 @@ impl Diffusion for Anima {
         Ok(Box::new(model))
     }
 
-    fn autoencoder(
-        &self,
-        device: Device,
-        builder: &mut Builder,
-    ) -> Result<Box<dyn MediaCodec>, Error> {
-        let codec = Autoencoder::new(&self.autoencoder, device, builder)?;
-        Ok(Box::new(codec))
-    }
-
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
         let [own, t5] = self.tokenizers()?;
-        let encoder = Encoder::of_folder(&own, &self.text)?;
+        let encoder = Encoder::of_folder(&own, &self.stills.text)?;
         let empty = encoder.tokenizer().token_to_id(EMPTY_TEXT);
         let empty = empty.ok_or_else(|| {
             Error::file(
@@ -286,12 +229,12 @@ impl Diffusion for Anima {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
-        let encoder = TextDecoder::whole(&self.text, LONGEST_TEXT, device, builder)?;
+        let encoder = TextDecoder::whole(&self.stills.text, LONGEST_TEXT, device, builder)?;
         Ok(Box::new(encoder))
     }
 
     fn text_width(&self) -> Result<i64, Error> {
-        Ok(self.text.hidden_size)
+        Ok(self.stills.text.hidden_size)
     }
 
     /// Texts are padded in both forms.

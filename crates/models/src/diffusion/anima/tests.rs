@@ -13,7 +13,7 @@ use super::transformer::{ConditionerConfig, Transformer, TransformerConfig};
 use crate::Parameters;
 use crate::diffusion::reference::{FROZEN, How, Reference, difference, placer};
 use crate::diffusion::{
-    Conditions, Diffusion, PartPaths, TEXT, TEXT_TOKENS, Usage, load_autoencoder, load_text_encoder,
+    Conditions, Diffusion, PartPaths, TEXT, TEXT_TOKENS, Usage, load_text_encoder,
 };
 use crate::model::{Base, Builder, Pass, RandomWeights};
 
@@ -100,18 +100,7 @@ fn prompts_are_cut_encoded_and_conditioned_as_by_the_pipeline() {
 
 #[test]
 fn pictures_and_latents_are_those_of_diffusers() {
-    let codec = load_autoencoder(&*model(), Kind::Float, &mut placer()).unwrap();
-    for label in ["low", "wide"] {
-        let read = |what: &str| expected(&format!("vae.{label}.{what}"));
-        let latents = codec.encode_frame(&read("pixels"), None).unwrap();
-        let apart = difference(&latents, &read("latents"));
-        assert!(apart <= 1e-5, "{label}, latents: {apart}");
-        let pixels = codec.decode_frame(&read("noise"), None).unwrap();
-        let apart = difference(&pixels, &read("decoded").clamp(-1.0, 1.0));
-        assert!(apart <= 1e-5, "{label}, decoded: {apart}");
-    }
-    let size = model().geometry().latents(16, 24, 1);
-    assert_eq!(size, [1, 16, 1, 6, 4]);
+    REFERENCE.pictures_of_the_causal_autoencoder_are_those_of_diffusers();
 }
 
 /// A picture of its own is the same as in a batch, in which its text is padded in both forms.

@@ -1,6 +1,6 @@
 //! A complete model: a diffusers folder, or single files as used by ComfyUI.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 use tch::Device;
@@ -8,18 +8,15 @@ use tch::Device;
 use super::transformer::{Transformer, TransformerConfig};
 use super::{ARCH, memory};
 use crate::Error;
-use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::parts::codec::MediaCodec;
+use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
-use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
+use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
-    Arch, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths, TextEncoder,
-    Tokenizer, Usage,
+    Denoiser, Diffusion, Expert, Kept, PartPaths, TextEncoder, Tokenizer, Usage,
 };
 use crate::json::Object;
-use crate::language::DecoderConfig;
 use crate::model::Builder;
 
 /// Tokens of a text, which is cut or filled up to as many.
@@ -28,8 +25,7 @@ pub(super) const TEXT_TOKENS: usize = 512;
 /// The states of the language model that the transformer sees, side by side.
 const STATES: [usize; 3] = [9, 18, 27];
 
-/// Width and height if the user says nothing, and steps for which the default of the shift is given.
-const SIZE: i64 = 1024;
+/// Steps for which the default of the shift is given.
 const STEPS: usize = 50;
 
 /// The classes of a folder's parts.
@@ -45,11 +41,8 @@ const IS_DISTILLED: &str = "is_distilled";
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct Flux2 {
-    path: PathBuf,
     config: TransformerConfig,
-    autoencoder: KlConfig,
-    text: DecoderConfig,
-    parts: Places,
+    stills: Stills,
     /// `None` if it follows from the size of a picture and the number of steps.
     shift: Option<f64>,
     is_distilled: bool,
@@ -72,35 +65,49 @@ impl Flux2 {
             None => (None, false),
         };
         let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
-        let model = Self {
-            path: path.to_owned(),
+        let mut model = Self {
             config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
-            autoencoder: parts.autoencoder((1.0, 0.0))?,
-            text: parts.text()?,
-            parts,
+            stills: Stills {
+                arch: &ARCH,
+                path: path.to_owned(),
+                vae: Vae::kl(&parts, (1.0, 0.0))?,
+                text: parts.text()?,
+                parts,
+                patch: 1,
+                scheduler: Scheduler::EvenEuler,
+                shift: 1.0,
+            },
             shift,
             is_distilled,
         };
         model.check_parts()?;
+        model.stills.shift = model.shift(model.stills.tokens(), STEPS)?;
         Ok(model)
     }
 
     /// Fails if the parts are those of different models.
     fn check_parts(&self) -> Result<(), Error> {
-        let (config, vae, text) = (&self.config, &self.autoencoder, &self.text);
-        let transformer = self.parts.transformer.display();
-        if vae.batch_norm_eps.is_none() || vae.channels() != config.in_channels {
+        let (
+            config,
+            Stills {
+                vae, text, parts, ..
+            },
+        ) = (&self.config, &self.stills);
+        let transformer = parts.transformer.display();
+        let is_normed = matches!(vae, Vae::Kl(vae) if vae.batch_norm_eps.is_some());
+        if !is_normed || vae.channels() != config.in_channels {
             let reason = format!(
                 "has latents of {} channels{}, and the transformer in `{transformer}` takes the {} of 2 × 2 normalised \
                  latents",
                 vae.channels(),
-                match vae.batch_norm_eps {
-                    Some(_) => "",
-                    None => " without a norm (`bn`)",
+                if is_normed {
+                    ""
+                } else {
+                    " without a norm (`bn`)"
                 },
                 config.in_channels
             );
-            return Err(Error::file(&self.parts.vae, reason));
+            return Err(Error::file(&parts.vae, reason));
         }
         let [.., last] = STATES;
         let width = text.hidden_size * STATES.len() as i64;
@@ -110,12 +117,12 @@ impl Flux2 {
                  of a width of {} together",
                 text.num_hidden_layers, text.hidden_size, config.joint_attention_dim
             );
-            return Err(Error::file(&self.parts.text_encoder, reason));
+            return Err(Error::file(&parts.text_encoder, reason));
         }
         if text.local.is_some() {
             let reason =
                 "has layers with a window, in which the filled up end of a text would see nothing";
-            return Err(Error::file(&self.parts.text_encoder, reason));
+            return Err(Error::file(&parts.text_encoder, reason));
         }
         Ok(())
     }
@@ -124,8 +131,8 @@ impl Flux2 {
         // For this template it means that empty thoughts follow the prompt.
         let arguments = [("enable_thinking".to_owned(), json!(false))];
         ChatTokenizer::open(
-            &self.parts.tokenizer,
-            &self.text,
+            &self.stills.parts.tokenizer,
+            &self.stills.text,
             arguments.into_iter().collect(),
             TEXT_TOKENS,
         )
@@ -133,7 +140,7 @@ impl Flux2 {
 
     /// The token that fills up texts, at their end.
     fn filler(&self) -> Result<u32, Error> {
-        let config = self.parts.tokenizer.join("tokenizer_config.json");
+        let config = self.stills.parts.tokenizer.join("tokenizer_config.json");
         if config.is_file() {
             let side = json!("right");
             Object::read(&config)?.require("padding_side", &side, &side)?;
@@ -163,33 +170,7 @@ pub(super) fn empirical_shift(tokens: i64, steps: usize) -> f64 {
 }
 
 impl Diffusion for Flux2 {
-    fn arch(&self) -> &'static Arch {
-        &ARCH
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            channels: self.config.in_channels,
-            pixels: self.autoencoder.pixels_per_latent(),
-            patch: 1,
-            frames: None,
-            fps: 1,
-        }
-    }
-
-    fn defaults(&self) -> Result<Defaults, Error> {
-        let side = SIZE / self.geometry().step();
-        Ok(Defaults {
-            size: (SIZE, SIZE),
-            frames: 1,
-            scheduler: Scheduler::EvenEuler,
-            shift: self.shift(side * side, STEPS)?,
-        })
-    }
+    answered_by_stills!();
 
     fn shift(&self, tokens: i64, steps: usize) -> Result<f64, Error> {
         Ok(self.shift.unwrap_or_else(|| empirical_shift(tokens, steps)))
@@ -199,14 +180,6 @@ impl Diffusion for Flux2 {
         self.is_distilled
     }
 
-    fn part(&self, part: Part) -> Option<PathBuf> {
-        self.parts.part(part)
-    }
-
-    fn names(&self, part: Part) -> PartNames {
-        Places::names(&ARCH, part)
-    }
-
     fn denoiser(
         &self,
         _: Expert,
@@ -214,15 +187,6 @@ impl Diffusion for Flux2 {
         builder: &mut Builder,
     ) -> Result<Box<dyn Denoiser>, Error> {
         Ok(Box::new(Transformer::new(&self.config, device, builder)?))
-    }
-
-    fn autoencoder(
-        &self,
-        device: Device,
-        builder: &mut Builder,
-    ) -> Result<Box<dyn MediaCodec>, Error> {
-        let codec = KlAutoencoder::new(&self.autoencoder, device, builder)?;
-        Ok(Box::new(codec))
     }
 
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
@@ -236,7 +200,7 @@ impl Diffusion for Flux2 {
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
         let filler = self.filler()?;
-        let encoder = TextDecoder::new(&self.text, &STATES, TEXT_TOKENS, device, builder)?;
+        let encoder = TextDecoder::new(&self.stills.text, &STATES, TEXT_TOKENS, device, builder)?;
         Ok(Box::new(encoder.filled(filler)))
     }
 

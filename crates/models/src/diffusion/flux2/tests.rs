@@ -19,7 +19,7 @@ const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
-    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(7);
+    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(7, 0, 290);
 }
 
 #[test]

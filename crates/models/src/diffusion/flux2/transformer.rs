@@ -16,9 +16,12 @@ use tch::{Device, Kind, Tensor};
 
 pub use config::TransformerConfig;
 
-use self::layers::{Double, Shared, Single, modulated};
+pub(super) use self::layers::DOUBLE;
+
+use self::layers::Single;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
+use crate::diffusion::parts::double::{DoubleBlock, Shared, VECTORS, modulated};
 use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::TimeEmbedding;
 use crate::diffusion::{Conditions, Denoiser, TEXT};
@@ -26,8 +29,7 @@ use crate::model::layers::Linear;
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
 
-/// Vectors by which a block modulates a stream: shift, scale and gate for each of its parts.
-const DOUBLE_VECTORS: i64 = 6;
+/// Vectors by which a single block modulates its stream: shift, scale and gate.
 const SINGLE_VECTORS: i64 = 3;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
@@ -40,7 +42,7 @@ pub struct Transformer {
     single_modulation: Linear,
     picture: Linear,
     text: Linear,
-    double: Blocks<Double>,
+    double: Blocks<DoubleBlock>,
     single: Blocks<Single>,
     last_modulation: Linear,
     output: Linear,
@@ -66,7 +68,7 @@ impl Transformer {
         let mut linear = |name: &str, inputs: i64, outputs: i64| {
             builder.linear(name, (inputs, outputs), false, initial)
         };
-        let both = DOUBLE_VECTORS * width;
+        let both = VECTORS * width;
         let double_modulation = [
             linear("double_stream_modulation_img.linear", width, both)?,
             linear("double_stream_modulation_txt.linear", width, both)?,
@@ -79,7 +81,7 @@ impl Transformer {
         let name = "transformer_blocks";
         let blocks = (name, count(config.num_layers));
         let double = Blocks::new(blocks, device, builder, |index, builder| {
-            Double::new(config, &format!("{name}.{index}"), builder)
+            DoubleBlock::new(&DOUBLE, config.sizes(), &format!("{name}.{index}"), builder)
         })?;
         let name = "single_transformer_blocks";
         let blocks = (name, count(config.num_single_layers));
@@ -154,6 +156,7 @@ impl Transformer {
         let shared = Shared {
             rotary: self.rotary(words, (rows, columns))?,
             words,
+            seen: None,
         };
         let tokens = rows * columns;
         let patches = latents

@@ -44,6 +44,9 @@ const OTHER_KINDS: [(&str, &str); 5] = [
     ("oft_", "OFT"),
 ];
 
+/// How keys begin whose dots were replaced by underscores: those of kohya's trainers, of OneTrainer and of LyCORIS.
+const FLAT: [&str; 3] = ["lora_unet_", "lora_transformer_", "lycoris_"];
+
 /// How the keys of text encoders begin.
 const TEXT_ENCODERS: [&str; 5] = [
     "lora_te_",
@@ -69,7 +72,8 @@ pub(super) fn parse(key: &str, arch: &Arch) -> Result<Key, String> {
         .find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)));
     let (path, role) = role.ok_or_else(|| format!("`{key}` is not a known LoRA tensor"))?;
     let unknown = || format!("`{key}` does not belong to a known layer of {title}'s transformer");
-    if let Some(flat) = path.strip_prefix("lora_unet_") {
+    let flat = FLAT.iter().find_map(|prefix| path.strip_prefix(prefix));
+    if let Some(flat) = flat {
         // Some files have two underscores.
         let flat = flat.strip_prefix('_').unwrap_or(flat);
         let module = flat_module(flat, arch).ok_or_else(unknown)?;

@@ -158,6 +158,8 @@ fn other_keys_are_read_or_refused_with_the_reason() {
     for key in [
         "lora_unet__blocks_1_ffn_0",
         "lora_unet_blocks_1_ffn_net_0_proj",
+        "lora_transformer_blocks_1_ffn_net_0_proj",
+        "lycoris_blocks_1_ffn_net_0_proj",
         "blocks.1.ffn.0",
         "model.diffusion_model.blocks.1.ffn.0",
         "base_model.model.diffusion_model.blocks.1.ffn.0",

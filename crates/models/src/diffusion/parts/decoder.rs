@@ -20,9 +20,17 @@ use crate::model::Builder;
 use crate::tensor::to_kind;
 use crate::text::{ChatTemplate, Conversation, Encoder, Message};
 
-/// The weights: as a model with a head, or its body alone.
+/// The weights: as a model with a head, its body alone, or a part of one that sees pictures, of which the tower for those
+/// is left out.
 pub const NAMES: PartNames = PartNames {
     rename: |name, _| {
+        let name = match name.strip_prefix("model.language_model.") {
+            Some(rest) => rest,
+            None => name,
+        };
+        if name.starts_with("visual.") || name.starts_with("model.visual.") {
+            return None;
+        }
         let of_body = ["embed_tokens.", "layers.", "norm."];
         Some(match of_body.iter().any(|start| name.starts_with(start)) {
             true => format!("model.{name}"),
@@ -42,6 +50,8 @@ pub struct TextDecoder {
     is_normed: bool,
     vocabulary: i64,
     longest: usize,
+    /// Tokens at the beginning, of a template, whose states are left out.
+    before: usize,
     /// Fills up shorter texts to `longest`.
     filler: Option<u32>,
     device: Device,
@@ -109,6 +119,7 @@ impl TextDecoder {
             is_normed,
             vocabulary: config.vocab_size,
             longest,
+            before: 0,
             filler: None,
             device,
         })
@@ -124,6 +135,15 @@ impl TextDecoder {
         }
     }
 
+    /// The same encoder without the states of the first `count` tokens of a text.
+    #[must_use]
+    pub fn behind(self, count: usize) -> Self {
+        Self {
+            before: count,
+            ..self
+        }
+    }
+
     /// The states of one text, side by side: `[tokens, width]` fp32.
     ///
     /// # Errors
@@ -131,9 +151,10 @@ impl TextDecoder {
     pub fn encode(&self, tokens: &[u32]) -> Result<Tensor, Error> {
         let mut ids = tokens.iter().map(|token| i64::from(*token));
         let unknown = ids.find(|id| *id >= self.vocabulary);
-        if tokens.is_empty() || tokens.len() > self.longest || unknown.is_some() {
+        let least = self.before + 1;
+        if !(least..=self.longest).contains(&tokens.len()) || unknown.is_some() {
             return Err(Error::Invalid(format!(
-                "a text of {} tokens{}: from 1 to {} are encoded, of {} known ones",
+                "a text of {} tokens{}: from {least} to {} are encoded, of {} known ones",
                 tokens.len(),
                 unknown.map_or(String::new(), |token| format!(", of which one is {token}")),
                 self.longest,
@@ -152,7 +173,10 @@ impl TextDecoder {
         if self.is_normed {
             text = self.decoder.finish(&text)?;
         }
-        to_kind(&text.f_squeeze_dim(0)?, Kind::Float)
+        let text = text.f_squeeze_dim(0)?;
+        let before = self.before as i64;
+        let text = text.f_narrow(0, before, text.size2()?.0 - before)?;
+        to_kind(&text, Kind::Float)
     }
 }
 

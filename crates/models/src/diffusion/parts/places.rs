@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::decoder;
-use super::kl::{self, KlConfig};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::{Arch, Expert, INDEXES, Part, PartPaths, index_of};
@@ -119,15 +118,6 @@ impl Places {
         }
     }
 
-    /// The names of a part's weights.
-    pub(crate) fn names(arch: &Arch, part: Part) -> PartNames {
-        match part {
-            Part::Denoiser(_) => arch.denoiser,
-            Part::Autoencoder => kl::NAMES,
-            Part::TextEncoder(_) => decoder::NAMES,
-        }
-    }
-
     /// The transformer's config, as one function reads it or as another infers it from shapes.
     pub(crate) fn transformer<C>(
         &self,
@@ -136,12 +126,6 @@ impl Places {
         of_shapes: fn(&PartFile) -> Result<C, Error>,
     ) -> Result<C, Error> {
         config_at(&self.transformer, &arch.denoiser, read, of_shapes)
-    }
-
-    /// The config of a KL autoencoder; a single file does not have the two `factors` of latents.
-    pub(crate) fn autoencoder(&self, factors: (f64, f64)) -> Result<KlConfig, Error> {
-        let of_shapes = |file: &PartFile| KlConfig::of_shapes(file, factors);
-        config_at(&self.vae, &kl::NAMES, KlConfig::read, of_shapes)
     }
 
     /// The language model's config.

@@ -6,6 +6,7 @@
 //! noise (Song et al., 2020), for every [`Objective`]; [`Scheduler::Discrete`] is the same at the levels of diffusers'
 //! `EulerDiscreteScheduler`, which computes it in other units.
 
+mod by_size;
 mod discrete;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
+pub use by_size::Shift;
 pub use discrete::Spacing;
 
 use crate::Error;
@@ -21,7 +23,7 @@ use crate::json::Object;
 use crate::tensor::to_kind;
 
 /// A solver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scheduler {
     /// Predictor and corrector of order 2.
     UniPc,
@@ -29,6 +31,8 @@ pub enum Scheduler {
     Euler,
     /// Euler's method at evenly spaced levels from 1 to one step above 0, which pipelines for pictures pass to it.
     EvenEuler,
+    /// The same at levels that are stretched so that the last one is this, if there are several.
+    EvenEulerTo(f64),
     /// DDIM.
     Ddim,
     /// Euler's method for models that were trained at steps of noise, which is DDIM at steps that are spaced so.
@@ -101,7 +105,7 @@ impl Scheduler {
     /// model.
     pub fn or_asked(self, asked: Option<Self>) -> Self {
         match asked {
-            Some(Self::Euler) if matches!(self, Self::EvenEuler | Self::Discrete(_)) => self,
+            Some(Self::Euler) if !matches!(self, Self::UniPc | Self::Ddim) => self,
             asked => asked.unwrap_or(self),
         }
     }
@@ -199,8 +203,13 @@ impl Schedule {
         let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
         Ok(match scheduler {
             Scheduler::Discrete(spacing) => spacing.schedule(steps, shift)?,
-            Scheduler::Ddim | Scheduler::EvenEuler => {
-                let levels = (0..steps).map(|step| shifted(1.0 - step as f64 / steps as f64));
+            Scheduler::Ddim | Scheduler::EvenEuler | Scheduler::EvenEulerTo(_) => {
+                let even = |step: usize| shifted(1.0 - step as f64 / steps as f64);
+                let stretch = match scheduler {
+                    Scheduler::EvenEulerTo(to) if steps > 1 => (1.0 - to) / (1.0 - even(steps - 1)),
+                    _ => 1.0,
+                };
+                let levels = (0..steps).map(|step| 1.0 - (1.0 - even(step)) * stretch);
                 let levels: Vec<f32> = levels.map(|level| level as f32).collect();
                 let times = objective.times(&Tensor::f_from_slice(&levels)?)?;
                 Self {
@@ -336,7 +345,7 @@ impl Sampler {
                     .f_mul_scalar(signal)?
                     .f_add(&noise.f_mul_scalar(rate)?)?
             }
-            Scheduler::Euler | Scheduler::EvenEuler => {
+            Scheduler::Euler | Scheduler::EvenEuler | Scheduler::EvenEulerTo(_) => {
                 sample.f_add(&velocity.f_mul_scalar(next - here)?)?
             }
             Scheduler::UniPc => {

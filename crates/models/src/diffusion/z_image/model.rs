@@ -1,6 +1,6 @@
 //! A complete model: a diffusers folder, or single files as used by ComfyUI.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 use tch::Device;
@@ -8,17 +8,14 @@ use tch::Device;
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
 use super::{ARCH, memory};
 use crate::Error;
-use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::parts::codec::MediaCodec;
+use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
-use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
+use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
-    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Geometry, Kept, Part, PartPaths,
-    TextEncoder, Tokenizer, Usage,
+    Conditions, Denoiser, Diffusion, Expert, Kept, PartPaths, TextEncoder, Tokenizer, Usage,
 };
-use crate::language::DecoderConfig;
 use crate::model::Builder;
 
 /// Tokens of a prompt that are read.
@@ -40,12 +37,8 @@ const CLASSES: [(&str, &[&str]); 3] = [
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct ZImage {
-    path: PathBuf,
     config: TransformerConfig,
-    autoencoder: KlConfig,
-    text: DecoderConfig,
-    parts: Places,
-    shift: f64,
+    stills: Stills,
 }
 
 impl ZImage {
@@ -62,12 +55,17 @@ impl ZImage {
         };
         let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let model = Self {
-            path: path.to_owned(),
             config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
-            autoencoder: parts.autoencoder(FACTORS)?,
-            text: parts.text()?,
-            parts,
-            shift,
+            stills: Stills {
+                arch: &ARCH,
+                path: path.to_owned(),
+                vae: Vae::kl(&parts, FACTORS)?,
+                text: parts.text()?,
+                parts,
+                patch: PATCH,
+                scheduler: Scheduler::EvenEuler,
+                shift,
+            },
         };
         model.check_parts()?;
         Ok(model)
@@ -75,63 +73,25 @@ impl ZImage {
 
     /// Fails if the parts are those of different models.
     fn check_parts(&self) -> Result<(), Error> {
-        let (config, vae, text) = (&self.config, &self.autoencoder, &self.text);
-        let transformer = self.parts.transformer.display();
-        if vae.channels() != config.in_channels {
-            let reason = format!(
-                "has latents of {} channels, and the transformer in `{transformer}` takes {}",
-                vae.channels(),
-                config.in_channels
-            );
-            return Err(Error::file(&self.parts.vae, reason));
-        }
+        let (config, Stills { text, parts, .. }) = (&self.config, &self.stills);
+        self.stills.check_channels(config.in_channels)?;
         if text.hidden_size != config.cap_feat_dim || text.num_hidden_layers < 2 {
             let reason = format!(
-                "has {} layers of width {}, and the transformer in `{transformer}` takes the state before the last layer \
-                 of a width of {}",
-                text.num_hidden_layers, text.hidden_size, config.cap_feat_dim
+                "has {} layers of width {}, and the transformer in `{}` takes the state before the last layer of a width \
+                 of {}",
+                text.num_hidden_layers,
+                text.hidden_size,
+                parts.transformer.display(),
+                config.cap_feat_dim
             );
-            return Err(Error::file(&self.parts.text_encoder, reason));
+            return Err(Error::file(&parts.text_encoder, reason));
         }
         Ok(())
     }
 }
 
 impl Diffusion for ZImage {
-    fn arch(&self) -> &'static Arch {
-        &ARCH
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            channels: self.config.in_channels,
-            pixels: self.autoencoder.pixels_per_latent(),
-            patch: PATCH,
-            frames: None,
-            fps: 1,
-        }
-    }
-
-    fn defaults(&self) -> Result<Defaults, Error> {
-        Ok(Defaults {
-            size: (1024, 1024),
-            frames: 1,
-            scheduler: Scheduler::EvenEuler,
-            shift: self.shift,
-        })
-    }
-
-    fn part(&self, part: Part) -> Option<PathBuf> {
-        self.parts.part(part)
-    }
-
-    fn names(&self, part: Part) -> PartNames {
-        Places::names(&ARCH, part)
-    }
+    answered_by_stills!();
 
     fn denoiser(
         &self,
@@ -142,21 +102,12 @@ impl Diffusion for ZImage {
         Ok(Box::new(Transformer::new(&self.config, device, builder)?))
     }
 
-    fn autoencoder(
-        &self,
-        device: Device,
-        builder: &mut Builder,
-    ) -> Result<Box<dyn MediaCodec>, Error> {
-        let codec = KlAutoencoder::new(&self.autoencoder, device, builder)?;
-        Ok(Box::new(codec))
-    }
-
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
         // For this template it means that no empty thoughts follow the prompt.
         let arguments = [("enable_thinking".to_owned(), json!(true))];
         Ok(Box::new(ChatTokenizer::open(
-            &self.parts.tokenizer,
-            &self.text,
+            &self.stills.parts.tokenizer,
+            &self.stills.text,
             arguments.into_iter().collect(),
             LONGEST_TEXT,
         )?))
@@ -168,13 +119,14 @@ impl Diffusion for ZImage {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
-        let states = [self.text.num_hidden_layers as usize - 1];
-        let encoder = TextDecoder::new(&self.text, &states, LONGEST_TEXT, device, builder)?;
+        let text = &self.stills.text;
+        let states = [text.num_hidden_layers as usize - 1];
+        let encoder = TextDecoder::new(text, &states, LONGEST_TEXT, device, builder)?;
         Ok(Box::new(encoder))
     }
 
     fn text_width(&self) -> Result<i64, Error> {
-        Ok(self.text.hidden_size)
+        Ok(self.stills.text.hidden_size)
     }
 
     /// Texts are padded with the tokens that fill up the longest, and their lengths kept beside them.

@@ -1,0 +1,121 @@
+//! The single files that ComfyUI loads.
+
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use super::REFERENCE;
+use crate::diffusion::files::{PartFile, PartNames};
+use crate::diffusion::parts::decoder;
+use crate::diffusion::qwen_image::transformer::TransformerConfig;
+use crate::diffusion::qwen_image::{ARCH, text};
+use crate::diffusion::reference::SingleFiles;
+use crate::diffusion::{Part, PartPaths};
+use crate::formats::{TensorSource, write_tensors};
+
+#[test]
+fn single_files_have_the_same_weights() {
+    let files = SingleFiles::new(&REFERENCE, &[]);
+    files.have_the_same_weights(&REFERENCE, [&[], &[]]);
+}
+
+/// Heads are narrower than those of the published model; everything else was asked for before.
+#[test]
+fn a_single_transformer_asks_for_the_other_parts() {
+    let files = SingleFiles::new(&REFERENCE, &[]);
+    files.ask_for_the_other_parts(&REFERENCE, Some("where heads are of 128"));
+}
+
+/// They have a tensor more than the others, or are told by their file's name.
+#[test]
+fn models_that_change_pictures_are_refused() {
+    for (unused, told) in [
+        ("__index_timestep_zero__", "Qwen-Image-Edit-2511"),
+        (
+            "time_text_embed.addition_t_embedding.weight",
+            "Qwen-Image-Layered",
+        ),
+    ] {
+        let files = SingleFiles::new(&REFERENCE, &[unused]);
+        files.ask_for_the_other_parts(&REFERENCE, Some(told));
+    }
+    let files = SingleFiles::new(&REFERENCE, &[]);
+    let path = files.path("qwen_image_edit_2509");
+    std::fs::copy(files.path("transformer"), &path).unwrap();
+    let parts = PartPaths {
+        vae: Some(REFERENCE.golden("model/vae")),
+        text_encoder: Some(REFERENCE.golden("model/text_encoder")),
+        tokenizer: Some(REFERENCE.golden("model/tokenizer")),
+        ..PartPaths::default()
+    };
+    let error = (ARCH.open)(&path, &parts).unwrap_err().to_string();
+    assert!(error.contains("Qwen-Image-Edit"), "{error}");
+}
+
+/// A file whose shapes, all or those of the heads, are the published ones.
+#[test]
+fn shapes_say_what_the_published_configs_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let written = |shapes: &[(&str, &[i64])]| {
+        let tensors = shapes.iter().map(|(name, shape)| {
+            let tensor = Tensor::zeros(*shape, (Kind::Uint8, tch::Device::Cpu));
+            ((*name).to_owned(), tensor)
+        });
+        let tensors: Vec<_> = tensors.collect();
+        let list: Vec<_> = tensors.iter().map(|(n, t)| (n.clone(), t)).collect();
+        write_tensors(&path, &list).unwrap();
+    };
+    written(&[
+        ("img_in.weight", &[256, 64]),
+        ("txt_in.weight", &[256, 48]),
+        ("transformer_blocks.0.attn.norm_q.weight", &[128]),
+        ("transformer_blocks.6.attn.norm_q.weight", &[128]),
+    ]);
+    let file = PartFile::open(&ARCH.denoiser, &path).unwrap();
+    let config = TransformerConfig::of_shapes(&file).unwrap();
+    assert_eq!((config.num_layers, config.num_attention_heads), (7, 2));
+    assert_eq!((config.out_channels, config.joint_attention_dim), (16, 48));
+    written(&[
+        ("model.embed_tokens.weight", &[300, 256]),
+        ("model.layers.0.self_attn.q_proj.bias", &[256]),
+        ("model.layers.0.self_attn.k_proj.bias", &[128]),
+        ("model.layers.0.mlp.gate_proj.weight", &[64, 256]),
+        ("model.layers.2.mlp.gate_proj.weight", &[64, 256]),
+        ("visual.blocks.0.attn.qkv.weight", &[8, 8]),
+    ]);
+    let file = PartFile::open(&decoder::NAMES, &path).unwrap();
+    assert_eq!(file.unknown(), ["visual.blocks.0.attn.qkv.weight"]);
+    let config = text::of_shapes(&file).unwrap();
+    assert_eq!(
+        (config.num_hidden_layers, config.num_key_value_heads),
+        (3, 1)
+    );
+    assert!(config.qkv_bias && config.rope.theta == 1e6);
+    let tiny = REFERENCE.golden("model/text_encoder");
+    let tiny = PartFile::open(&decoder::NAMES, &tiny).unwrap();
+    let error = text::of_shapes(&tiny).unwrap_err().to_string();
+    assert!(error.contains("not made of heads of 128"), "{error}");
+}
+
+/// As transformers names them today, as files have them, and the body alone.
+#[test]
+fn names_of_the_text_encoder_are_those_of_its_files() {
+    let model = REFERENCE.model();
+    let weights = model.weights(Part::TextEncoder(0)).unwrap();
+    assert!(weights.shape("model.layers.2.mlp.up_proj.weight").is_some());
+    assert!(
+        weights
+            .unknown()
+            .iter()
+            .all(|name| name.starts_with("visual."))
+    );
+    assert!(!weights.unknown().is_empty());
+    let PartNames { rename, .. } = decoder::NAMES;
+    for prefix in ["model.language_model.", "model.", ""] {
+        let name = rename(&format!("{prefix}norm.weight"), &[]);
+        assert_eq!(name.as_deref(), Some("model.norm.weight"), "{prefix}");
+    }
+    assert_eq!(rename("model.visual.merger.ln_q.weight", &[]), None);
+    let names: Value = REFERENCE.json("original.json");
+    assert!(names["transformer"]["proj_out.weight"].is_array());
+}
