@@ -19,6 +19,12 @@ fn recorded() -> Vec<(String, Trace)> {
     traces
 }
 
+/// These, and those of the kinds that none of them has: lengths that vary without checkpointing, and a video that is sampled
+/// between steps.
+fn recorded_of_all_kinds() -> Vec<(String, Trace)> {
+    traces_in(&["traces", "held_out", "kinds"])
+}
+
 fn traces_in(folders: &[&str]) -> Vec<(String, Trace)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let files = folders
@@ -93,11 +99,9 @@ const MISSES_PEAK: [(&str, f64); 6] = [
     ("wan_swapped", 1.0330),
 ];
 
-/// Also of the kinds that none of the other traces has: lengths that vary without checkpointing, and a video that is
-/// sampled between steps.
 #[test]
 fn the_default_holds_little_more_than_what_is_live() {
-    for (name, trace) in traces_in(&["traces", "held_out", "kinds"]) {
+    for (name, trace) in recorded_of_all_kinds() {
         let (outcome, _) = run_keeping(Keep::Auto, &trace);
         let known = MISSES_PEAK.iter().find(|(missed, _)| *missed == name);
         let bound = known.map_or(1.03, |(_, bound)| *bound);
@@ -281,7 +285,7 @@ const GUARD: u64 = 4096;
 /// something was returned to the driver, since nothing else unmaps.
 #[test]
 fn behind_every_live_request_something_is_mapped() {
-    for (name, trace) in recorded() {
+    for (name, trace) in recorded_of_all_kinds() {
         for keep in [Keep::Auto, Keep::Off] {
             let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
             let config = PoolConfig {
@@ -323,7 +327,7 @@ fn behind_every_live_request_something_is_mapped() {
 /// The guard's price: a page for each block.
 #[test]
 fn the_guard_costs_less_than_a_percent_of_memory_and_hardly_a_call() {
-    for (name, trace) in recorded() {
+    for (name, trace) in recorded_of_all_kinds() {
         let with = |guard| {
             let config = PoolConfig {
                 keep: Keep::Auto,
