@@ -121,8 +121,8 @@ def replay(events):
     handles = {name: stream.cuda_stream if name else 0 for name, stream in streams.items()}
 
     pointers, sizes = {}, {}
-    live = peak_live = allocations = in_steps = requested = requested_at_first = 0
-    marks, calls_at_marks = [], []
+    live = peak_live = allocations = in_steps = 0
+    marks, calls_at_marks, moved_at_marks = [], [], []
 
     def look():
         device = report()
@@ -135,7 +135,6 @@ def replay(events):
             _, identity, size, stream = event
             pointers[identity], sizes[identity] = allocate(size, handles[stream]), size
             allocations += 1
-            requested += size
             live += size
             peak_live = max(peak_live, live)
         elif event[0] == "f":
@@ -145,16 +144,13 @@ def replay(events):
             device, calls = look()
             marks.append([live, device["held_bytes"] - at_start["held_bytes"]])
             calls_at_marks.append(calls)
+            moved_at_marks.append(device["moved_bytes"])
             in_steps = in_steps or allocations
-            requested_at_first = requested if len(marks) == 1 else requested_at_first
     took = time.perf_counter_ns() - began
     device, calls = look()
     calls_at_marks.append(calls)
-    held_at_first = marks[0][1] if marks else 0
-    # A cache that releases nothing allocates only its growth; without a cache, each request is allocated and released.
-    grown = device["held_bytes"] - at_start["held_bytes"] - held_at_first
-    uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
-    moved = 2 * (requested - requested_at_first) if uncached else max(grown, 0)
+    moved = device["moved_bytes"] - moved_at_marks[0] if marks else 0
+    grown = device["held_bytes"] - at_start["held_bytes"] - marks[0][1] if marks else 0
     calls_by_step = [after - before for before, after in zip(calls_at_marks, calls_at_marks[1:])]
     return {
         "torch": torch.__version__,
@@ -170,6 +166,7 @@ def replay(events):
         "calls_by_step": calls_by_step,
         "calls_per_step": sum(calls_by_step) / max(len(marks), 1),
         "driver_bytes_per_step": moved / max(len(marks), 1),
+        "allocated_bytes_per_step": (moved + grown) / 2 / max(len(marks), 1),
         "nanoseconds_per_call": took / max(len(events), 1),
     }
 

@@ -23,9 +23,17 @@ PYTHON = Path(__file__).resolve().parents[2] / "python"
 sys.path[:0] = [str(PYTHON / "tests"), str(PYTHON)]
 
 import under_device_sim
+from peers import DRIVER_CALLS
 
-SETTINGS = {"PyTorch": None, "keep:auto": "keep:auto", "keep:auto,guard:on": "keep:auto,guard:on", "keep:off": "keep:off"}
-DRIVER_CALLS = ("cudaMalloc", "cudaFree")
+# PyTorch's allocator has settings of its own, ours has `HIP_ALLOC_CONF`.
+SETTINGS = {
+    "PyTorch": {},
+    "PyTorch, expandable_segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "PyTorch, no caching": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    "keep:auto": {"HIP_ALLOC_CONF": "keep:auto"},
+    "keep:auto,guard:on": {"HIP_ALLOC_CONF": "keep:auto,guard:on"},
+    "keep:off": {"HIP_ALLOC_CONF": "keep:off"},
+}
 MIB = 1 << 20
 
 
@@ -44,33 +52,33 @@ def main():
     # Interleaved in each round, so that other load on the machine affects all of them.
     runs = {name: [] for name in SETTINGS}
     for _ in range(arguments.rounds):
-        for name, keep in SETTINGS.items():
-            runs[name].append(run(keep, arguments))
+        for name, variables in SETTINGS.items():
+            runs[name].append(run(variables, arguments))
     results = {name: min(of, key=lambda one: abs(one["step_ms"] - statistics.median(run["step_ms"] for run in of)))
                for name, of in runs.items()}
     heads = ("step ms", "× PyTorch", "peak/live", "MiB/step", "calls/step", "driver ms/step", "idle MiB")
-    print(f"{'':20}" + "".join(f"{head:>16}" for head in heads))
+    print(f"{'':32}" + "".join(f"{head:>16}" for head in heads))
     for name, one in results.items():
         pairs = zip(runs[name], runs["PyTorch"], strict=True)
         one["of_native_by_round"] = [ours["step_ms"] / native["step_ms"] for ours, native in pairs]
         one["of_native"] = statistics.median(one["of_native_by_round"])
         columns = (one["step_ms"], one["of_native"], one["peak_ratio"], one["driver_bytes_per_step"] / MIB,
                    one["driver_calls_per_step"], one["driver_ms_per_step"], one["idle_excess_bytes"] / MIB)
-        print(f"{name:20}" + "".join(f"{'-' if number is None else format(number, '.3f'):>16}" for number in columns))
+        print(f"{name:32}" + "".join(f"{'-' if number is None else format(number, '.3f'):>16}" for number in columns))
     text = json.dumps(results, indent=1)
     arguments.out.write_text(text + "\n") if arguments.out else print(text)
 
 
-def run(keep, arguments):
+def run(variables, arguments):
     with tempfile.TemporaryDirectory() as folder:
         library = under_device_sim.find_library("libdevice_sim.so", "SUREFOOT_DEVICE_SIM")
         ours = ("PYTORCH_", "HIP_ALLOC", "DEVICE_SIM_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environment.update(under_device_sim.environment(library, folder), DEVICE_SIM_POPULATE="on", PYTHONPATH=str(PYTHON))
-        environment["DEVICE_SIM_CAPACITY"] = "12G"
-        if keep:
+        environment.update(variables, DEVICE_SIM_CAPACITY="12G")
+        if "HIP_ALLOC_CONF" in variables:
             allocator = under_device_sim.find_library("libhip_alloc.so", "HIP_ALLOC_LIB")
-            environment.update(HIP_ALLOC="1", HIP_ALLOC_LIB=str(allocator), HIP_ALLOC_CONF=keep)
+            environment.update(HIP_ALLOC="1", HIP_ALLOC_LIB=str(allocator))
         numbers = [str(number) for number in (arguments.layers, arguments.mib, arguments.steps)]
         process = subprocess.run(
             [sys.executable, __file__, "--here", "--layers", numbers[0], "--mib", numbers[1], "--steps", numbers[2]],
@@ -97,16 +105,17 @@ def train(layers, mib, steps):
     ours = "HIP_ALLOC" in os.environ
     times, in_driver, calls, moved = [], [], [], []
 
-    def driver():
-        if not ours:
-            return 0, 0
-        stats = torch.cuda.memory_stats()
-        moved = stats["hip_alloc.driver_alloc_bytes"] + stats["hip_alloc.driver_free_bytes"]
-        return stats["hip_alloc.driver_nanoseconds"], moved
+    def driver_time():
+        return torch.cuda.memory_stats()["hip_alloc.driver_nanoseconds"] if ours else 0
 
-    idle = peak_live = 0
+    # The program's own, since without caching PyTorch counts nothing: weights and batch, and at the last layer all activations
+    # with both temporaries.
+    live = layers * (size // 4) + size
+    peak_live = live + (layers + 2) * size
+    idle = 0
     for _ in range(steps):
-        (nanoseconds, bytes_before), (_, calls_before) = driver(), look()
+        nanoseconds, (device, calls_before) = driver_time(), look()
+        bytes_before = device["moved_bytes"]
         began = time.perf_counter()
         kept = [batch]
         for layer in range(layers):
@@ -121,18 +130,16 @@ def train(layers, mib, steps):
         times.append(time.perf_counter() - began)
         device, after = look()
         calls.append(after - calls_before)
-        (now, bytes_now), live = driver(), torch.cuda.memory_allocated()
-        in_driver.append(now - nanoseconds)
-        moved.append(bytes_now - bytes_before)
+        moved.append(device["moved_bytes"] - bytes_before)
+        in_driver.append(driver_time() - nanoseconds)
         idle = max(idle, device["held_bytes"] - live)
-    peak_live = torch.cuda.max_memory_allocated()
     half = steps // 2
     return {
         "torch": torch.__version__,
         "step_ms": statistics.mean(times[half:]) * 1e3,
         "peak_ratio": look()[0]["peak_bytes"] / peak_live,
         "peak_live_bytes": peak_live,
-        "driver_bytes_per_step": statistics.mean(moved[half:]) if ours else 0.0,
+        "driver_bytes_per_step": statistics.mean(moved[half:]),
         "driver_calls_per_step": statistics.mean(calls[half:]),
         "driver_ms_per_step": statistics.mean(in_driver[half:]) / 1e6 if ours else None,
         "idle_excess_bytes": idle,

@@ -243,9 +243,9 @@ def test_kernels_that_read_behind_an_operand_fault_without_a_guard_and_never_wit
     that gfx12 does so is tested in `crates/hip-alloc/tests/guard.rs`."""
     overread = {"DEVICE_SIM_OVERREAD": "4K", "DEVICE_SIM_CAPACITY": "8G"}
     theirs = run(lora_of_some_steps, fails=True, **overread)
-    assert theirs.returncode != 0 and "memory access fault" in theirs.stderr
+    assert theirs.returncode != 0 and "Memory access fault" in theirs.stderr
     off = run(lora_of_some_steps, fails=True, hip_alloc=True, HIP_ALLOC_CONF="guard:off", **overread)
-    assert off.returncode != 0 and "memory access fault" in off.stderr
+    assert off.returncode != 0 and "Memory access fault" in off.stderr
     steps = int(os.environ.get(LORA_STEPS, "2000"))
     many = {LORA_STEPS: str(steps), **overread}
     assert run(lora_of_many_steps, hip_alloc=True, HIP_ALLOC_CONF="guard:on", **many) == steps

@@ -12,7 +12,7 @@ fn the_statistics_have_the_fields_of_the_header() {
     let header = of_header(&read("crates/hip-alloc/include/hip_alloc.h"));
     assert!(header.len() > 12, "{header:?}");
     for (path, name) in [
-        ("crates/hip-alloc/src/ffi.rs", "HipAllocStats"),
+        ("crates/hip-alloc/src/pool/stats.rs", "PoolStats"),
         ("crates/torch-ext/src/allocator.rs", "Stats"),
     ] {
         assert_eq!(of_rust(path, name), header, "{name} in {path}");

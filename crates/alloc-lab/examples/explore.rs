@@ -131,7 +131,7 @@ fn flag(met: bool) -> char {
 }
 
 fn recorded() -> Vec<PathBuf> {
-    ["traces", "held_out"].map(files_of).concat()
+    ["traces", "held_out", "kinds"].map(files_of).concat()
 }
 
 fn files_of(folder: &str) -> Vec<PathBuf> {

@@ -14,9 +14,23 @@ use std::time::Duration;
 
 /// The recorded traces, those that the policy had not seen among them.
 fn recorded() -> Vec<(String, Trace)> {
+    let traces = traces_in(&["traces", "held_out"]);
+    assert!(traces.len() >= 16);
+    traces
+}
+
+/// These, and those of the kinds that none of them has: lengths that vary without checkpointing, and a video that is sampled
+/// between steps.
+fn recorded_of_all_kinds() -> Vec<(String, Trace)> {
+    traces_in(&["traces", "held_out", "kinds"])
+}
+
+fn traces_in(folders: &[&str]) -> Vec<(String, Trace)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let files = ["traces", "held_out"].map(|folder| std::fs::read_dir(tests.join(folder)).unwrap());
-    let files = files.into_iter().flatten();
+    let files = folders
+        .iter()
+        .map(|folder| std::fs::read_dir(tests.join(folder)).unwrap());
+    let files = files.flatten();
     let mut traces: Vec<_> = files
         .map(|entry| entry.unwrap().path())
         .map(|path| {
@@ -26,7 +40,6 @@ fn recorded() -> Vec<(String, Trace)> {
         })
         .collect();
     traces.sort_by(|a, b| a.0.cmp(&b.0));
-    assert!(traces.len() >= 16);
     traces
 }
 
@@ -75,6 +88,27 @@ const MISSES_FRUGAL_PEAK: [(&str, f64); 5] = [
     ("vit_evaluating", 1.0382),
     ("vocoder_gan", 1.0431),
 ];
+
+/// Where the default holds more than 1.03 × the live peak. It must not become worse.
+const MISSES_PEAK: [(&str, f64); 6] = [
+    ("experts", 1.0376),
+    ("gpt2", 1.0326),
+    ("qwen_qlora", 1.0334),
+    ("vit_evaluating", 1.0365),
+    ("vit_short_last", 1.0311),
+    ("wan_swapped", 1.0330),
+];
+
+#[test]
+fn the_default_holds_little_more_than_what_is_live() {
+    for (name, trace) in recorded_of_all_kinds() {
+        let (outcome, _) = run_keeping(Keep::Auto, &trace);
+        let known = MISSES_PEAK.iter().find(|(missed, _)| *missed == name);
+        let bound = known.map_or(1.03, |(_, bound)| *bound);
+        let ratio = outcome.peak_ratio();
+        assert!(ratio <= bound, "{name}: {ratio:.4}");
+    }
+}
 
 /// `keep:off` is for those who have no byte to spare.
 #[test]
@@ -247,11 +281,11 @@ fn blocks_of_the_peak_serve_what_comes_after_it() {
 
 const GUARD: u64 = 4096;
 
-/// At no moment is a live request without its guard: each is looked at when it is served, and all of them now and
-/// then.
+/// At no moment is a live request without its guard: each is looked at when it is served, and all of them whenever
+/// something was returned to the driver, since nothing else unmaps.
 #[test]
 fn behind_every_live_request_something_is_mapped() {
-    for (name, trace) in recorded() {
+    for (name, trace) in recorded_of_all_kinds() {
         for keep in [Keep::Auto, Keep::Off] {
             let device = DeviceMemory::of(SimDriver::new(SimConfig::default()));
             let config = PoolConfig {
@@ -265,7 +299,8 @@ fn behind_every_live_request_something_is_mapped() {
                 let mapped = device.lock().driver.mapped_until(*address);
                 mapped.is_some_and(|end| address + bytes + GUARD <= end)
             };
-            for (number, event) in trace.events.iter().enumerate() {
+            let mut returned = 0;
+            for event in &trace.events {
                 match *event {
                     Event::Allocate { id, bytes, stream } => {
                         let stream = StreamId(stream);
@@ -280,7 +315,8 @@ fn behind_every_live_request_something_is_mapped() {
                     }
                     Event::Step => {}
                 }
-                if number % 1009 == 0 {
+                let so_far = pool.stats().driver_frees;
+                if so_far > std::mem::replace(&mut returned, so_far) {
                     assert!(live.values().all(guarded), "{name}");
                 }
             }
@@ -291,7 +327,7 @@ fn behind_every_live_request_something_is_mapped() {
 /// The guard's price: a page for each block.
 #[test]
 fn the_guard_costs_less_than_a_percent_of_memory_and_hardly_a_call() {
-    for (name, trace) in recorded() {
+    for (name, trace) in recorded_of_all_kinds() {
         let with = |guard| {
             let config = PoolConfig {
                 keep: Keep::Auto,

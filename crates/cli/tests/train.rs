@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -273,6 +274,45 @@ fn interrupted_runs_save_and_resume() {
         let summary: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
         assert_eq!(summary["steps"], end);
     }
+}
+
+#[test]
+fn a_run_that_a_page_fault_ended_says_that_it_was_restarted() {
+    let place = Place::new();
+    let trainer = env!("CARGO_BIN_EXE_surefoot-trainer");
+    let script = format!(
+        r#"#!/bin/sh
+if [ -e died ]; then exec {trainer} "$@"; fi
+touch died
+{trainer} "$@" --set train.max_steps=3
+echo 'Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f00. Reason: Page not present.' >&2
+kill -ABRT $$
+"#
+    );
+    let program = place.path("surefoot");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_surefoot"))
+        .args(["run", "--restart-on-fault", "--"])
+        .arg(program)
+        .args(["train", "config.yaml"])
+        .current_dir(place.folder.path())
+        .env_remove("HIP_ALLOC_LIB")
+        .env("HIP_ALLOC", "0")
+        .env("SUREFOOT_CACHE", place.path("cache"))
+        .output()
+        .unwrap();
+    assert_fine(&output);
+    let read = |name: &str| fs::read_to_string(place.path("runs/tiny").join(name)).unwrap();
+    let metrics = read("metrics.jsonl");
+    let records = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let restarted = |record: &serde_json::Value| record["kind"] == "restarted";
+    let marks: Vec<_> = records.filter(restarted).collect();
+    let mark = serde_json::json!({"kind": "restarted", "step": 3, "restart": 1});
+    assert_eq!(marks, [mark]);
+    assert!(read("report.html").contains(r#"{"kind":"restarted","step":3,"restart":1}"#));
 }
 
 #[test]

@@ -116,7 +116,8 @@ fn report() -> Value {
                 let usage = state.memory.usage[device];
                 let (free, total) = state.memory.info(device);
                 json!({
-                    "held_bytes": usage.held, "peak_bytes": usage.peak, "live": usage.live,
+                    "held_bytes": usage.held, "peak_bytes": usage.peak, "moved_bytes": usage.moved,
+                    "live": usage.live,
                     "free_bytes": free, "total_bytes": total, "context": state.contexts[device],
                 })
             })

@@ -247,9 +247,10 @@ impl State {
                     let bytes = self.overread;
                     let faults = |end: &&u64| !self.memory.is_mapped(**end, bytes);
                     if let Some(end) = operands.iter().find(faults) {
+                        // As ROCm's runtime says it.
                         process::tell(&format!(
-                            "memory access fault: a kernel read {bytes} bytes behind an operand that ends at {end:#x}, \
-                             and not all of them are mapped"
+                            "Memory access fault by GPU node-1 (Agent handle: 0x1) on address {end:#x}. Reason: Page not \
+                             present or supervisor privilege. (A kernel read {bytes} bytes behind the operand that ends there.)"
                         ));
                         calls::lose(Status::ILLEGAL_ADDRESS);
                     }

@@ -325,16 +325,8 @@ impl Allocator {
         self.inner.lock().memory_info()
     }
 
-    /// Statistics of the pool, and the total of [`memory_info`](Self::memory_info) when the driver was last
+    /// Statistics of all pools, with the total of [`memory_info`](Self::memory_info) when the driver was last
     /// asked for it: they are read often, and asking takes a thousand times as long.
-    pub(crate) fn stats_and_total(&self) -> (PoolStats, u64) {
-        let inner = self.inner.lock();
-        let stats = inner.pools.stats();
-        let device = inner.pools.device().lock();
-        (stats, device.total.min(device.limit))
-    }
-
-    /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         self.inner.lock().pools.stats()
     }

@@ -426,7 +426,11 @@ impl Pools {
     pub(crate) fn stats(&self) -> PoolStats {
         let now = self.sum().at_this_moment().with_peaks_of(&self.peaks);
         let now = now.with_peaks_of(&self.list[0].pool.own_stats());
-        now.plus(*self.device.lock().stats())
+        let device = self.device.lock();
+        PoolStats {
+            capacity_bytes: device.total.min(device.limit),
+            ..now.plus(*device.stats())
+        }
     }
 
     /// Resets the peaks.

@@ -37,33 +37,7 @@ static NO_DEVICE: Repeated = Repeated::new();
 static FAILED: Repeated = Repeated::new();
 
 /// `struct hip_alloc_stats`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the header documents each field")]
-pub struct HipAllocStats {
-    pub live_bytes: u64,
-    pub live_peak_bytes: u64,
-    pub held_bytes: u64,
-    pub held_peak_bytes: u64,
-    pub live_allocations: u64,
-    pub allocations: u64,
-    pub frees: u64,
-    pub driver_allocs: u64,
-    pub driver_frees: u64,
-    pub out_of_memory: u64,
-    pub pending_bytes: u64,
-    pub capacity_bytes: u64,
-    pub allocated_bytes: u64,
-    pub driver_alloc_bytes: u64,
-    pub live_allocations_peak: u64,
-    pub driver_blocks_peak: u64,
-    pub active_peak_bytes: u64,
-    pub alloc_retries: u64,
-    pub stream_syncs: u64,
-    pub driver_free_bytes: u64,
-    pub driver_nanoseconds: u64,
-    pub give_backs: u64,
-}
+pub use crate::pool::PoolStats as HipAllocStats;
 
 /// Allocates at least `size` bytes for work on `stream`. Throws a C++ exception if out of
 /// memory, and another if the device fails.
@@ -108,7 +82,7 @@ pub extern "C-unwind" fn hip_alloc_free(
     device: c_int,
     _stream: *mut c_void,
 ) {
-    if ptr.is_null() || system::other_threads_are_gone() {
+    if ptr.is_null() {
         return;
     }
     let stack = stack();
@@ -204,32 +178,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
         return failed(ERROR_ARGUMENT, "hip_alloc_stats: the pointer is null");
     }
     with_existing("hip_alloc_stats", device, |allocator| {
-        let read = allocator.map(Allocator::stats_and_total);
-        let (stats, capacity_bytes) = read.unwrap_or_default();
-        let ours = HipAllocStats {
-            live_bytes: stats.live_bytes,
-            live_peak_bytes: stats.live_peak_bytes,
-            held_bytes: stats.held_bytes,
-            held_peak_bytes: stats.held_peak_bytes,
-            live_allocations: stats.live_allocations,
-            allocations: stats.allocations,
-            frees: stats.frees,
-            driver_allocs: stats.driver_allocs,
-            driver_frees: stats.driver_frees,
-            out_of_memory: stats.out_of_memory,
-            pending_bytes: stats.pending_bytes,
-            capacity_bytes,
-            allocated_bytes: stats.allocated_bytes,
-            driver_alloc_bytes: stats.driver_alloc_bytes,
-            live_allocations_peak: stats.live_allocations_peak,
-            driver_blocks_peak: stats.driver_blocks_peak,
-            active_peak_bytes: stats.active_peak_bytes,
-            alloc_retries: stats.alloc_retries,
-            stream_syncs: stats.stream_syncs,
-            driver_free_bytes: stats.driver_free_bytes,
-            driver_nanoseconds: stats.driver_nanoseconds,
-            give_backs: stats.give_backs,
-        };
+        let ours = allocator.map(Allocator::stats).unwrap_or_default();
         let length = out_size.min(size_of::<HipAllocStats>());
         // SAFETY: `ours` is plain numbers of at least `length` bytes; the caller
         // promises that `out_size >= length` bytes at `out` may be written, and a
@@ -496,8 +445,12 @@ fn with<T>(
     .unwrap_or(ERROR_DRIVER)
 }
 
-/// A panic is a bug of ours: it is reported, and does not unwind into the program.
+/// A panic is a bug of ours: it is reported, and does not unwind into the program. Nothing is done where the other
+/// threads were ended, possibly with one of our locks.
 fn guarded<T>(function: &str, act: impl FnOnce() -> T) -> Option<T> {
+    if system::other_threads_are_gone() {
+        return None;
+    }
     let result = catch_unwind(AssertUnwindSafe(act));
     if result.is_err() {
         report::warn(&format!("{function}: an internal error, please report it"));

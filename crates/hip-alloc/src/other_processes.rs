@@ -6,6 +6,7 @@
 //! ```text
 //!  0   process that needs memory    16  seconds of a driver call, as measured
 //!  8   when, on the machine's clock 24  seconds for a byte to be cleared and mapped
+//!                                   32  when the machine was started, in seconds since 1970
 //! ```
 //!
 //! The file is read and written, but never mapped: truncating it does no harm. A lock that each
@@ -15,12 +16,17 @@ use crate::driver::DriverCost;
 use crate::shared_file::{SharedFile, path_of};
 use crate::system::machine_time;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The offset of a need in the file.
 const NEED_AT: u64 = 0;
 /// The offset of the driver's cost in the file.
 const COST_AT: u64 = 16;
+
+/// The offset of the start of the machine at which that was measured: after another one, a driver may be a different one.
+const STARTED_AT: u64 = 32;
+/// By this many seconds the start may differ, since the clock is set now and then.
+const CLOCK_STEP: f64 = 60.0;
 
 /// The processes of this user that share a memory with this one.
 pub(crate) struct OtherProcesses {
@@ -82,7 +88,9 @@ impl OtherProcesses {
             (number > 0.0 && number < 3600.0).then_some(number)
         };
         let (latency, per_byte) = (number(0)?, number(8)?);
-        (per_byte < 1.0).then_some(DriverCost { latency, per_byte })
+        let started = self.file.read(STARTED_AT)?[..8].try_into().ok()?;
+        let apart = (f64::from_le_bytes(started) - machine_started()).abs();
+        (per_byte < 1.0 && apart < CLOCK_STEP).then_some(DriverCost { latency, per_byte })
     }
 
     /// Saves the cost of the driver for later processes.
@@ -92,7 +100,15 @@ impl OtherProcesses {
         record[8..].copy_from_slice(&cost.per_byte.to_le_bytes());
         // If this fails, the next process measures again.
         self.file.write(&record, COST_AT);
+        record[..8].copy_from_slice(&machine_started().to_le_bytes());
+        self.file.write(&record, STARTED_AT);
     }
+}
+
+/// When the machine was started, in seconds since 1970, as far as its clock is right.
+fn machine_started() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64() - machine_time().as_secs_f64()
 }
 
 /// How long a request waits for memory that others may return.
@@ -150,6 +166,22 @@ mod tests {
             other_processes.remember(DriverCost { latency, per_byte });
             assert_eq!(other_processes.remembered(), None, "{latency} {per_byte}");
         }
+    }
+
+    #[test]
+    fn what_was_measured_before_a_restart_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other_processes = OtherProcesses::at(&folder.path().join("shared")).unwrap();
+        let cost = DriverCost {
+            latency: 5e-5,
+            per_byte: 2e-10,
+        };
+        other_processes.remember(cost);
+        let mut record = other_processes.file.read(STARTED_AT).unwrap();
+        let earlier = machine_started() - 3600.0;
+        record[..8].copy_from_slice(&earlier.to_le_bytes());
+        other_processes.file.write(&record, STARTED_AT);
+        assert_eq!(other_processes.remembered(), None);
     }
 
     #[test]

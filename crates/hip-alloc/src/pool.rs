@@ -62,6 +62,10 @@ const LARGEST_FOR_PERSISTENT: u64 = 128 * MIB;
 /// those to which this fraction of themselves may be added.
 const DIRECT_DISPARITY_PART: u64 = 2;
 
+/// If more than this fraction of the highest usage stays free in transient blocks from step to step, persistent requests
+/// are placed there, too.
+const PINNED_PART: u64 = 32;
+
 /// If blocks are kept, multiples of a request leave at most this fraction of a block unused.
 const REMAINDER_PART: u64 = 8;
 
@@ -341,7 +345,12 @@ impl<P: Policy> Pool<P> {
         let memory = &mut self.memory;
         let held = memory.state();
         let size = memory.policy.block_bytes(bytes, placement, &held);
-        if memory.heap.held() + size > memory.usage().ceiling(bytes)
+        let usage = memory.usage();
+        // What was left of loading does not leave: then persistent requests do no further harm there.
+        let pinned = region == Region::Persistent
+            && memory.reclaimer.keeps()
+            && memory.policy.pinned_holes() > usage.used_peak / PINNED_PART;
+        if (pinned || memory.heap.held() + size > usage.ceiling(bytes))
             && region != Region::Small
             && let Some(span) = self.take_anywhere(owner, bytes)
         {

@@ -15,10 +15,11 @@
 //! text, or the requests in the last `UNWRITTEN_FOR`. `surefoot replay`
 //! reads the rest, compressed or not.
 
+use crate::shared_file;
 use crate::units::{DeviceIndex, StreamId};
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -111,8 +112,7 @@ impl Recorder {
         let file = (File::options().write(true).create(true).truncate(false)).open(path)?;
         // Pipes and terminals may be shared.
         if file.metadata()?.is_file() {
-            // Not every file system has locks.
-            if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            if !shared_file::claim(&file) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             file.set_len(0)?;

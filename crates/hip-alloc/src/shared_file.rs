@@ -66,6 +66,11 @@ impl SharedFile {
     }
 }
 
+/// Takes an open file for this process alone, which others may still read; `false` if another one has taken it.
+pub(crate) fn claim(file: &File) -> bool {
+    system::claim(file)
+}
+
 /// The file of the processes that share `memory`: the address of a card, or `host`. `None` if there is no place for it.
 pub(crate) fn path_of(memory: &str) -> Option<PathBuf> {
     system::path_of(memory)

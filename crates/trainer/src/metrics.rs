@@ -80,6 +80,13 @@ pub enum Record {
         /// What is in force from the next step on, and was not before.
         changes: Vec<Change>,
     },
+    /// A page fault on the GPU had ended the run, and it was started again.
+    Restarted {
+        /// Optimizer steps done.
+        step: u64,
+        /// How often that happened so far.
+        restart: u32,
+    },
 }
 
 impl Record {
@@ -89,7 +96,8 @@ impl Record {
             Self::Train { step, .. }
             | Self::Eval { step, .. }
             | Self::Samples { step, .. }
-            | Self::Resumed { step, .. } => *step,
+            | Self::Resumed { step, .. }
+            | Self::Restarted { step, .. } => *step,
             Self::Skipped(skipped) => skipped.step,
             Self::RolledBack(rollback) => rollback.to_step,
             Self::OutOfMemory(retry) => retry.step,
@@ -260,6 +268,10 @@ impl Recorder {
 
     pub(crate) fn resumed(&mut self, step: u64, changes: Vec<Change>) -> Result<(), Error> {
         self.record(Record::Resumed { step, changes })
+    }
+
+    pub(crate) fn restarted(&mut self, step: u64, restart: u32) -> Result<(), Error> {
+        self.record(Record::Restarted { step, restart })
     }
 
     pub(crate) fn rolled_back(&mut self, rollback: &Rollback) -> Result<(), Error> {

@@ -254,6 +254,9 @@ impl<'a> Run<'a> {
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
+        if let Some(restart) = restarts_after_faults() {
+            recorder.restarted(step, restart)?;
+        }
         if (state.is_some() || timetable.planned.is_some()) && folder.is_written_here() {
             if !changes.is_empty() {
                 recorder.resumed(step, changes)?;
@@ -469,6 +472,13 @@ impl<'a> Run<'a> {
             ema: self.ema.as_ref(),
         }
     }
+}
+
+/// How often `surefoot run --restart-on-fault` or the queue started this run again, if they did: they say so in the
+/// environment.
+fn restarts_after_faults() -> Option<u32> {
+    let count = std::env::var("SUREFOOT_RESTARTS").ok()?.parse().ok()?;
+    (count > 0).then_some(count)
 }
 
 /// The steps at which a run was resumed with another config, and what changed.

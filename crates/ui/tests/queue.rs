@@ -158,7 +158,8 @@ fn faulting(place: &Place, faults: u32) -> ((Ended, Option<String>), Vec<String>
 
 #[test]
 fn a_run_that_died_of_a_page_fault_goes_on_from_its_checkpoint() {
-    let (how, started, log) = faulting(&Place::new(), 2);
+    let place = Place::new();
+    let (how, started, log) = faulting(&place, 2);
     assert_eq!(how, (Ended::Completed, None));
     assert_eq!(started.len(), 3);
     for resumed in &started[1..] {
@@ -173,6 +174,8 @@ fn a_run_that_died_of_a_page_fault_goes_on_from_its_checkpoint() {
         ) && log.contains("step 8 (restart 2 of 3)"),
         "{log}"
     );
+    let told = fs::read_to_string(place.queue.runs().root().join("restarts")).unwrap();
+    assert_eq!(told, "0\n1\n2\n", "what the run records");
 }
 
 #[test]

@@ -17,9 +17,10 @@ use xshell::{Shell, cmd};
 use crate::{setup, workspace};
 
 /// Recorded traces: those that the policy was made with, and those that it had not seen.
-const TRACES: [&str; 2] = [
+const TRACES: [&str; 3] = [
     "crates/alloc-lab/tests/traces",
     "crates/alloc-lab/tests/held_out",
+    "crates/alloc-lab/tests/kinds",
 ];
 const MIB: f64 = (1 << 20) as f64;
 
@@ -52,6 +53,8 @@ struct Report {
     traces: Vec<TraceReport>,
     /// Step times of a real program, as `bench/alloc/steps.py` prints them; none without PyTorch.
     program: Option<serde_json::Value>,
+    /// Step times of a real program with and without the memory history, as `bench/alloc/history.py` prints them.
+    history: Option<serde_json::Value>,
     /// What each value of `keep` costs on drivers of different speeds, as printed by
     /// `crates/alloc-lab/examples/driver_costs.rs`.
     driver_costs: serde_json::Value,
@@ -81,7 +84,7 @@ struct Row {
     idle_excess_bytes: u64,
     driver_calls_per_step: f64,
     driver_bytes_per_step: f64,
-    /// Simulated, at 50 µs per call and 5 GB/s for clearing memory; only for hip-alloc.
+    /// At 50 µs per call and 5 GB/s for clearing memory.
     driver_milliseconds_per_step: Option<f64>,
     share_of_calls: f64,
 }
@@ -117,6 +120,14 @@ struct Baseline {
     idle_excess: u64,
     calls_per_step: f64,
     driver_bytes_per_step: f64,
+    allocated_bytes_per_step: f64,
+}
+
+impl Baseline {
+    /// The time of these calls in the driver that ours is replayed on.
+    fn driver_milliseconds_per_step(&self) -> f64 {
+        self.calls_per_step * 0.05 + self.allocated_bytes_per_step / 5e6
+    }
 }
 
 impl AllocBench {
@@ -151,6 +162,7 @@ impl AllocBench {
             nanoseconds_per_operation: hot_path(&shell, &traces)?,
             traces: Vec::new(),
             program: None,
+            history: None,
             driver_costs: serde_json::Value::Null,
         };
         for (number, trace) in traces.iter().enumerate() {
@@ -172,7 +184,8 @@ impl AllocBench {
         }
         report.print();
         if let Some(python) = &python {
-            report.program = Some(program(&shell, python, &target)?);
+            report.program = Some(program(&shell, python, &target, "steps.py")?);
+            report.history = Some(program(&shell, python, &target, "history.py")?);
         }
         report.driver_costs = driver_costs(&shell, &traces)?;
         let text = serde_json::to_string_pretty(&report)? + "\n";
@@ -213,18 +226,18 @@ fn hot_path(shell: &Shell, traces: &[PathBuf]) -> Result<HotPath> {
     serde_json::from_str(&text).context("the timing printed unexpected output")
 }
 
-/// A real program whose device memory is host pages, in PyTorch's allocator and ours: printed and as numbers.
-fn program(shell: &Shell, python: &Path, target: &Path) -> Result<serde_json::Value> {
-    eprintln!("a program on host pages");
+/// A real program in PyTorch's allocator and ours, by a script of `bench/alloc`: printed and as numbers.
+fn program(shell: &Shell, python: &Path, target: &Path, script: &str) -> Result<serde_json::Value> {
+    eprintln!("bench/alloc/{script}");
     let folder = shell.create_temp_dir()?;
-    let file = folder.path().join("steps.json");
+    let file = folder.path().join("numbers.json");
     let built = target.join("release");
-    cmd!(shell, "{python} bench/alloc/steps.py --out {file}")
+    cmd!(shell, "{python} bench/alloc/{script} --out {file}")
         .env("SUREFOOT_DEVICE_SIM", built.join("libdevice_sim.so"))
         .env("HIP_ALLOC_LIB", built.join("libhip_alloc.so"))
         .run()?;
     let text = shell.read_file(&file)?;
-    serde_json::from_str(&text).context("`steps.py` wrote unexpected output")
+    serde_json::from_str(&text).with_context(|| format!("`{script}` wrote unexpected output"))
 }
 
 /// The table of `keep` over clearing rates and latencies, printed and as numbers.
@@ -301,7 +314,7 @@ fn replay(
                     idle_excess_bytes: peer.idle_excess,
                     driver_calls_per_step: peer.calls_per_step,
                     driver_bytes_per_step: peer.driver_bytes_per_step,
-                    driver_milliseconds_per_step: None,
+                    driver_milliseconds_per_step: Some(peer.driver_milliseconds_per_step()),
                 };
                 add(&row.name.clone(), &row);
                 torch = Some(peer.torch);

@@ -74,6 +74,8 @@ impl Default for Budget {
 pub(crate) struct Usage {
     pub(crate) held: u64,
     pub(crate) peak: u64,
+    /// The sum of all that was taken from the budget and given back to it.
+    pub(crate) moved: u64,
     pub(crate) live: u64,
 }
 
@@ -347,12 +349,15 @@ impl Memory {
         let usage = &mut self.usage[device];
         usage.held += bytes;
         usage.peak = usage.peak.max(usage.held);
+        usage.moved += bytes;
         Ok(())
     }
 
     /// Gives `bytes` back to a device's budget.
     pub(crate) fn discharge(&mut self, device: usize, bytes: u64) {
-        self.usage[device].held -= bytes;
+        let usage = &mut self.usage[device];
+        usage.held -= bytes;
+        usage.moved += bytes;
     }
 
     /// Whether zeroing at `address` may give pages back instead: not where they

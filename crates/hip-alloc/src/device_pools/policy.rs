@@ -93,6 +93,13 @@ impl Policy for Placing {
         }
     }
 
+    fn pinned_holes(&self) -> u64 {
+        match self {
+            Placing::Steps(steps) => steps.pinned_holes(),
+            Placing::InOnePool => 0,
+        }
+    }
+
     fn is_between_steps(&self) -> bool {
         match self {
             Placing::Steps(steps) => steps.is_between_steps(),

@@ -61,7 +61,14 @@ pub(super) struct WorkingTime {
 
 impl WorkingTime {
     pub(super) fn now(&mut self) -> Duration {
-        self.at(monotonic(), processor_time())
+        let wall = monotonic();
+        // Windows counts processor time in ticks of 16 ms, in which a driver makes several calls.
+        let processor = if cfg!(windows) {
+            wall
+        } else {
+            processor_time()
+        };
+        self.at(wall, processor)
     }
 
     /// The time, by the wall clock and the processor time of the process. Several threads do not make it faster.

@@ -41,6 +41,9 @@ const STEP_BLOCK_UNIT: u64 = 2 * MIB;
 /// It is returned to make room for a request of at least this fraction of it.
 const WORTH_STEP_PART: u64 = 4;
 
+/// This fraction of the highest usage is left for requests that open no empty block.
+const SPARE_PART: u64 = 64;
+
 /// The heap, pending frees, the device, and the policy for all of it.
 pub(crate) struct Memory<P> {
     pub(crate) policy: P,
@@ -118,7 +121,8 @@ impl<P: Policy> Memory<P> {
         match self.policy.growth() {
             Some(growth) if self.reclaimer.keeps() && !usage.is_tight(0) => {
                 let needed = self.state().in_use.saturating_add(growth);
-                usage.used_peak.saturating_sub(needed)
+                let most = usage.used_peak - usage.used_peak / SPARE_PART;
+                most.saturating_sub(needed)
             }
             _ => 0,
         }

@@ -109,6 +109,12 @@ pub trait Policy: Send {
         None
     }
 
+    /// Bytes that were free in large transient blocks at the end of each of the last two steps, if that is much of what was
+    /// used then: what is left in these blocks stays.
+    fn pinned_holes(&self) -> u64 {
+        0
+    }
+
     /// Whether memory is known to be about as low as between two steps.
     fn is_between_steps(&self) -> bool {
         false

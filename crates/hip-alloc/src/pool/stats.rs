@@ -1,6 +1,7 @@
 //! Statistics of a pool.
 
-/// Statistics of a pool, in bytes and counts.
+/// Statistics of a pool, in bytes and counts: `struct hip_alloc_stats` of the C interface.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
     /// Requested and not freed.
@@ -25,6 +26,8 @@ pub struct PoolStats {
     pub out_of_memory: u64,
     /// Freed by the program, but another stream may still be working on it.
     pub pending_bytes: u64,
+    /// The most that the process could hold, when the driver was last asked; 0 in the statistics of a single pool.
+    pub capacity_bytes: u64,
     /// Total bytes served.
     pub allocated_bytes: u64,
     /// Total bytes allocated from the driver.
@@ -33,12 +36,12 @@ pub struct PoolStats {
     pub live_allocations_peak: u64,
     /// Highest `driver_allocs - driver_frees` since the last reset.
     pub driver_blocks_peak: u64,
+    /// Highest `live_bytes + pending_bytes` since the last reset.
+    pub active_peak_bytes: u64,
     /// How often a refused driver allocation was repeated, after returning everything possible.
     pub alloc_retries: u64,
     /// How often all streams were synchronised to be able to return memory.
     pub stream_syncs: u64,
-    /// Highest `live_bytes + pending_bytes` since the last reset.
-    pub active_peak_bytes: u64,
     /// Total bytes returned to the driver.
     pub driver_free_bytes: u64,
     /// Time in driver allocations and releases.
@@ -62,13 +65,14 @@ impl PoolStats {
             driver_frees: self.driver_frees + other.driver_frees,
             out_of_memory: self.out_of_memory + other.out_of_memory,
             pending_bytes: self.pending_bytes + other.pending_bytes,
+            capacity_bytes: self.capacity_bytes + other.capacity_bytes,
             allocated_bytes: self.allocated_bytes + other.allocated_bytes,
             driver_alloc_bytes: self.driver_alloc_bytes + other.driver_alloc_bytes,
             live_allocations_peak: self.live_allocations_peak + other.live_allocations_peak,
             driver_blocks_peak: self.driver_blocks_peak + other.driver_blocks_peak,
+            active_peak_bytes: self.active_peak_bytes + other.active_peak_bytes,
             alloc_retries: self.alloc_retries + other.alloc_retries,
             stream_syncs: self.stream_syncs + other.stream_syncs,
-            active_peak_bytes: self.active_peak_bytes + other.active_peak_bytes,
             driver_free_bytes: self.driver_free_bytes + other.driver_free_bytes,
             driver_nanoseconds: self.driver_nanoseconds + other.driver_nanoseconds,
             give_backs: self.give_backs + other.give_backs,

@@ -1,6 +1,6 @@
 //! The shared file on Linux: in memory, so that it disappears at a restart, with locks that belong to the open file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -44,6 +44,11 @@ pub(super) fn take_turn(file: &File) -> bool {
 
 pub(super) fn end_turn(file: &File) {
     let _ = lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, TURN);
+}
+
+pub(super) fn claim(file: &File) -> bool {
+    // Not every file system has locks.
+    !matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {

@@ -306,6 +306,9 @@ function changes() {
 
 /* What was tried again, and learned the same. */
 function again(r) {
+  if (r.kind === "restarted") {
+    return [String(r.step + 1), "all that came after the checkpoint", `a page fault on the GPU ended the run (restart ${r.restart})`];
+  }
   if (r.kind === "out_of_memory") {
     const done = r.micro_batch !== null ? `with ${r.micro_batch} samples at a time`
       : r.offloaded !== null ? `with ${bytes(r.offloaded)} offloaded` : "with caches emptied";
@@ -320,7 +323,7 @@ function again(r) {
 
 function events() {
   const list = records.filter((r) => r.kind === "skipped" || r.kind === "rolled_back");
-  const repeated = records.filter((r) => r.kind === "out_of_memory" || r.kind === "placement");
+  const repeated = records.filter((r) => ["out_of_memory", "placement", "restarted"].includes(r.kind));
   if (list.length + repeated.length === 0) return;
   at("events").hidden = false;
   if (repeated.length > 0) {

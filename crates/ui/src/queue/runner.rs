@@ -482,6 +482,8 @@ impl<'a> JobRunner<'a> {
         let device = self.device_argument(job);
         let mut command = check::command(self.queue, self.program, &job.what, run, device)?;
         let log = self.log(job)?;
+        // The run records it.
+        command.env("SUREFOOT_RESTARTS", job.restarts.count().to_string());
         command.stderr(log.try_clone()?);
         match is_check {
             true => command.args(["--dry-run", "--json"]).stdout(Stdio::piped()),

@@ -225,7 +225,7 @@ fn last_eval_loss(file: &mut File, mut end: u64) -> io::Result<Option<f64>> {
 pub struct Event {
     /// The step at which it is drawn.
     pub step: u64,
-    /// `skipped`, `rolled_back`, `resumed`, or a kind from a newer trainer.
+    /// `skipped`, `rolled_back`, `resumed`, `restarted`, or a kind from a newer trainer.
     pub kind: String,
     /// The record itself; unset if it is longer than 64 KiB.
     #[schemars(with = "Option<serde_json::Map<String, Value>>")]

@@ -30,6 +30,7 @@ for argument in "$@"; do
   esac
 done
 echo "$*" >> RUNS/started
+echo "$SUREFOOT_RESTARTS" >> RUNS/restarts
 fault() {
   left=$(cat RUNS/faults 2>/dev/null || echo 0)
   if [ "$left" -gt 0 ]; then

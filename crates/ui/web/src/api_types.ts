@@ -495,7 +495,7 @@ export type Retry = {
 export type RunEvent = {
   /** The step at which it is drawn. */
   step: number;
-  /** `skipped`, `rolled_back`, `resumed`, or a kind from a newer trainer. */
+  /** `skipped`, `rolled_back`, `resumed`, `restarted`, or a kind from a newer trainer. */
   kind: string;
   /** The record itself; unset if it is longer than 64 KiB. */
   record: Record<string, unknown> | null;

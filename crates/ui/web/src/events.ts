@@ -14,6 +14,8 @@ export function mark(event: RunEvent): string | null {
       return "rolled back";
     case "resumed":
       return "resumed";
+    case "restarted":
+      return "restarted after a fault";
     case "streaming":
       return "blocks swapped";
     case "out_of_memory":
@@ -48,6 +50,8 @@ export function sentence(event: RunEvent): string {
       const told = changes.map(({ key, before, now }) => `${key} ${JSON.stringify(before)} → ${JSON.stringify(now)}`);
       return `Resumed with another config: ${told.join(", ")}.`;
     }
+    case "restarted":
+      return `A page fault on the GPU had ended the run; it goes on from here (restart ${count(event, "restart")}).`;
     case "streaming":
       return `Block swapping starts: ${bytes(count(event, "host_bytes") + count(event, "disk_bytes"))} of blocks share ${bytes(count(event, "ring_bytes"))} of buffers on the device.`;
     case "out_of_memory":

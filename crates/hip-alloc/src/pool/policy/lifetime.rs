@@ -212,6 +212,11 @@ impl Lifetimes {
         self.detector.last_boundary()
     }
 
+    /// The holes that were left at the ends of the last two steps alike, if they are many.
+    pub(super) fn pinned_holes(&self) -> u64 {
+        self.detector.pinned_holes()
+    }
+
     /// The slot for a key; data of another key there is dropped.
     fn slot(&mut self, key: u64) -> usize {
         let at = (key >> (64 - SITES_LOG2)) as usize;

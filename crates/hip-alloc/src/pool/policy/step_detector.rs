@@ -23,6 +23,8 @@ const LOW_PART: u64 = 8;
 const LOWEST_PART: u64 = 32;
 /// Up to this many scales below that of the steps, a swing still leaves the low range.
 const FINER: usize = 2;
+/// Holes count as pinned if they are more than this fraction of what is used between steps.
+const PINNED_PART: u64 = 4;
 /// A scale is valid until it was quiet for this many of its periods.
 const QUIET_PERIODS: u64 = 4;
 
@@ -112,12 +114,29 @@ impl StepDetector {
 
     /// The last end of a step.
     pub(super) fn last_boundary(&self) -> Option<StepBoundary> {
-        let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0))?;
-        let trough = self.scales[at].troughs[0];
+        let [last, _] = self.confirmed()?.troughs;
         Some(StepBoundary {
-            event: trough.event,
-            holes: trough.holes,
+            event: last.event,
+            holes: last.holes,
         })
+    }
+
+    /// The holes that were left at the ends of the last two steps alike, if they are much of what is used then.
+    pub(super) fn pinned_holes(&self) -> u64 {
+        let [last, before] = self
+            .confirmed()
+            .map_or_else(Default::default, |scale| scale.troughs);
+        let holes = last.holes.min(before.holes);
+        match holes > last.used / PINNED_PART {
+            true => holes,
+            false => 0,
+        }
+    }
+
+    /// The scale of the steps.
+    fn confirmed(&self) -> Option<&Scale> {
+        let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0))?;
+        Some(&self.scales[at])
     }
 
     /// Whether usage is down at the level between steps.

@@ -74,6 +74,10 @@ impl Policy for StepPolicy {
         self.lifetimes.growth()
     }
 
+    fn pinned_holes(&self) -> u64 {
+        self.lifetimes.pinned_holes()
+    }
+
     fn is_between_steps(&self) -> bool {
         self.lifetimes.is_between_steps()
     }

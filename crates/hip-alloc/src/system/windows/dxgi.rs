@@ -8,6 +8,7 @@ use platform::Bytes;
 use platform::memory::VideoMemory;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::OnceLock;
 use windows_sys::Win32::System::LibraryLoader::LOAD_LIBRARY_SEARCH_SYSTEM32;
 use windows_sys::core::{GUID, HRESULT};
 
@@ -84,19 +85,12 @@ fn made(make: impl FnOnce(*mut *mut c_void) -> HRESULT) -> Option<Object> {
         .map(Object)
 }
 
-/// An adapter, and what does not change.
-struct Adapter {
-    object: Object,
-    dedicated: Bytes,
-    shared: Bytes,
-}
+type Create = unsafe extern "system" fn(*const GUID, *mut *mut c_void) -> HRESULT;
 
-impl Adapter {
-    fn find(luid: [u8; 8]) -> Option<Self> {
-        type Create = unsafe extern "system" fn(*const GUID, *mut *mut c_void) -> HRESULT;
-        type ByLuid =
-            unsafe extern "system" fn(*mut c_void, u64, *const GUID, *mut *mut c_void) -> HRESULT;
-        type Describe = unsafe extern "system" fn(*mut c_void, *mut Description) -> HRESULT;
+/// `CreateDXGIFactory1`. The library is loaded once: its objects live longer than any one question.
+fn create_factory() -> Option<Create> {
+    static CREATE: OnceLock<Option<Create>> = OnceLock::new();
+    *CREATE.get_or_init(|| {
         // SAFETY: a library of Windows, which programs load at any time; only the system's folder is searched.
         let library = unsafe {
             libloading::os::windows::Library::load_with_flags(
@@ -107,8 +101,24 @@ impl Adapter {
         .ok()?;
         // SAFETY: the type is that of the documentation.
         let create = *unsafe { library.get::<Create>(b"CreateDXGIFactory1") }.ok()?;
-        // Its objects live longer than this.
         std::mem::forget(library);
+        Some(create)
+    })
+}
+
+/// An adapter, and what does not change.
+struct Adapter {
+    object: Object,
+    dedicated: Bytes,
+    shared: Bytes,
+}
+
+impl Adapter {
+    fn find(luid: [u8; 8]) -> Option<Self> {
+        type ByLuid =
+            unsafe extern "system" fn(*mut c_void, u64, *const GUID, *mut *mut c_void) -> HRESULT;
+        type Describe = unsafe extern "system" fn(*mut c_void, *mut Description) -> HRESULT;
+        let create = create_factory()?;
         // SAFETY: a pointer is written to a local if the interface is known.
         let factory = made(|factory| unsafe { create(&FACTORY, factory) })?;
         // SAFETY: the function in that place of `IDXGIFactory4`; eight bytes by value are a number.

@@ -102,12 +102,9 @@ struct Callable {
     delete: unsafe extern "C-unwind" fn(*const *const Callable, bool),
 }
 
-/// A copy of PyTorch's `std::function<bool(stream)>`.
+/// A copy of PyTorch's `std::function<bool(stream)>`. It is called in the thread of each request and destroyed in any: the
+/// header demands of a filter that it owns nothing that belongs to one thread.
 pub(in crate::ffi) struct Function(Box<StdFunction>);
-
-// SAFETY: called in the thread of each request, and destroyed in any: the header demands of a filter
-// that it owns nothing that belongs to one thread. All access goes through `&mut self`.
-unsafe impl Send for Function {}
 
 impl Function {
     /// A copy of the one at this address; `None` if that throws, or if it is empty.

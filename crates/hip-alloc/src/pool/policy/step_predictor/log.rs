@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  events      + + − + − − + …     the last half million, eight bytes each, numbered from 1
-//!  events      + + − + − − + …     the last half million, eight bytes each, numbered from 1
 //!  stretches   |low high|…         of 256 events each, so that the log is searched in strides
 //!  places      one event in sixteen, found by the hash of the sixteen events that led to it
+//! ```
 //!
 //! An event has a *sign*: whether it is a request, and the ratio of its size to the one
 //! before. Signs are the same for every sequence length and every resolution, so they show
