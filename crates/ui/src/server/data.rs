@@ -31,7 +31,7 @@ type Of<T> = Shared<Arc<T>>;
 
 /// How many rows or media files are shown by default, and at most: media are short, and rows are not.
 const DEFAULT_ROWS: u64 = 20;
-const MAX_ROWS: u64 = 20_000;
+const MAX_ROWS: u64 = 10_000;
 /// How many data sets are kept.
 const MAX_DATA_SETS: usize = 8;
 /// What files of captions are called that are changed from the page; a config may call anything a caption.

@@ -25,8 +25,13 @@ export async function upload(path: string, files: File[], onProgress: (text: str
 
 /** The files that were dropped, those in folders included. */
 export async function dropped(transfer: DataTransfer): Promise<File[]> {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
-  const found = await Promise.all(entries.map(filesOf));
+  const found = await Promise.all(
+    [...transfer.items].map((item) => {
+      const entry = item.webkitGetAsEntry();
+      const file = item.getAsFile();
+      return entry ? filesOf(entry) : file ? [file] : [];
+    }),
+  );
   return found.flat().filter(({ name }) => !name.startsWith("."));
 }
 

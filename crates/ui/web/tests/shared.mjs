@@ -53,7 +53,7 @@ export const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, is
 /** A page at a view of a place. */
 export async function open(place, hash, options) {
   const page = await place.page(options);
-  page.setDefaultTimeout(90_000);
+  page.setDefaultTimeout(Number(process.env.PATIENCE ?? 90_000));
   await page.goto(`http://127.0.0.1:${place.port}/${hash}`);
   return page;
 }

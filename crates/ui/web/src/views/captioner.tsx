@@ -17,7 +17,8 @@ const PAUSE = 700;
 
 export function Captioner({ media, among }: { media: MediaSet; among: number[] }) {
   const [isOpen, setOpen] = useState(false);
-  const [port, setPort] = useState<number | null>(null);
+  const [typed, setTyped] = useState("");
+  const port = Number(typed) || null;
   const [found, setFound] = useState<Record<number, string[]>>({});
   const [isLooking, setLooking] = useState(false);
   const [model, setModel] = useState("");
@@ -35,7 +36,7 @@ export function Captioner({ media, among }: { media: MediaSet; among: number[] }
     setFound((before) => ({ ...before, ...all }));
     const first = Object.entries(all).find(([, models]) => models.length > 0);
     if (first) {
-      setPort(Number(first[0]));
+      setTyped(first[0]);
       setModel(first[1][0]!);
     }
   };
@@ -80,7 +81,9 @@ export function Captioner({ media, among }: { media: MediaSet; among: number[] }
   const names = port === null ? [] : (found[port] ?? []);
   return (
     <details class="tool" open={isOpen || isRunning} onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Let a model write captions: {whole(among.length)} are missing</summary>
+      <summary>
+        Let a model write captions: {whole(among.length)} {among.length === 1 ? "is" : "are"} missing
+      </summary>
       <p class="note">
         A vision model that you run on this machine, in Ollama, LM Studio, llama.cpp or another server with OpenAI's API. Nothing leaves the
         machine, and captions that are there are never changed.
@@ -93,12 +96,9 @@ export function Captioner({ media, among }: { media: MediaSet; among: number[] }
             min="1"
             max="65535"
             list="model-ports"
-            value={port ?? ""}
-            onChange={(event) => {
-              const typed = Number(event.currentTarget.value) || null;
-              setPort(typed);
-              if (typed !== null) void look([typed]);
-            }}
+            value={typed}
+            onInput={(event) => setTyped(event.currentTarget.value)}
+            onChange={() => port !== null && void look([port])}
           />
           <datalist id="model-ports">
             {SERVERS.map(({ name, port }) => (

@@ -157,10 +157,11 @@ function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
 const MAX_BARS = 24;
 const WIDTHS = [1, 2, 5].flatMap((first) => [1, 10, 100, 1000, 10_000].map((power) => first * power)).sort((one, other) => one - other);
 
-/** How long the examples are, and what is cut off. */
+/** How long the examples are, and which of them are cut off or go on in another row. */
 function Lengths({ rows }: { rows: Rows }) {
-  const parts = rows.rows.flatMap((row) => row.examples);
-  if (!rows.whole_examples || parts.length < 2) return null;
+  // Where rows follow each other in one text, an example counts where it begins.
+  const parts = rows.rows.flatMap((row) => row.examples).filter(({ tokens_before }) => rows.whole_examples || tokens_before === 0);
+  if (parts.length < 2) return null;
   const lengths = parts.map(({ tokens_before, tokens, tokens_after }) => tokens_before + tokens + tokens_after);
   const longest = lengths.reduce((one, other) => Math.max(one, other));
   const width = WIDTHS.find((width) => longest / width < MAX_BARS) ?? WIDTHS.at(-1)!;
@@ -172,7 +173,8 @@ function Lengths({ rows }: { rows: Rows }) {
   const most = Math.max(...bars.map(({ whole, cut }) => whole + cut));
   const cut = bars.reduce((sum, bar) => sum + bar.cut, 0);
   const middle = [...lengths].sort((one, other) => one - other)[Math.floor(lengths.length / 2)]!;
-  const about = `Half of these ${whole(lengths.length)} examples have at most ${whole(middle)} tokens, the longest ${whole(longest)}; ${cut === 0 ? "none is" : `${whole(cut)} are`} cut off.`;
+  const what = rows.whole_examples ? "cut off" : "divided between rows";
+  const about = `Half of these ${whole(lengths.length)} examples have at most ${whole(middle)} tokens, the longest ${whole(longest)}; ${cut === 0 ? "none is" : `${whole(cut)} are`} ${what}.`;
   return (
     <figure class="lengths">
       <figcaption>Lengths in tokens</figcaption>
@@ -182,7 +184,7 @@ function Lengths({ rows }: { rows: Rows }) {
           return (
             <g key={index}>
               <title>
-                {`${index * width} to ${(index + 1) * width - 1} tokens: ${bar.whole + bar.cut} examples${bar.cut > 0 ? `, ${bar.cut} cut off` : ""}`}
+                {`${index * width} to ${(index + 1) * width - 1} tokens: ${bar.whole + bar.cut} examples${bar.cut > 0 ? `, ${bar.cut} ${what}` : ""}`}
               </title>
               <rect x={index * 10 + 1} y={60 - high} width="8" height={high} />
               <rect class="cut" x={index * 10 + 1} y={60 - low} width="8" height={low} />

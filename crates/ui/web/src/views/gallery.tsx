@@ -136,6 +136,8 @@ export function Gallery({ media, onAgain }: { media: MediaSet; onAgain: () => vo
           Find blurred and double ones
         </button>
       </div>
+      <Bulk media={media} among={chosen.size > 0 ? [...chosen] : present} isChosen={chosen.size > 0} onFind={setSought} />
+      <Captioner media={media} among={(chosen.size > 0 ? [...chosen] : present).filter((medium) => !captions[medium])} />
       <Trained path={folder.path} onFound={setTrained} />
       <div class="actions top">
         <span class="tools">
@@ -181,8 +183,6 @@ export function Gallery({ media, onAgain }: { media: MediaSet; onAgain: () => vo
         })}
       />
       {shown.length === 0 && <p class="note">Nothing here is like that.</p>}
-      <Bulk media={media} among={chosen.size > 0 ? [...chosen] : present} isChosen={chosen.size > 0} onFind={setSought} />
-      <Captioner media={media} among={(chosen.size > 0 ? [...chosen] : present).filter((medium) => !captions[medium])} />
       {opened !== null && (
         <Lightbox
           media={media}
@@ -250,6 +250,8 @@ function Grid({ media, shown, chosen, onToggle, onOpen, marks }: GridProps) {
     };
     const observer = new ResizeObserver(measure);
     observer.observe(place);
+    // What is above the grid is opened and closed.
+    observer.observe(document.body);
     addEventListener("scroll", scrolled, { passive: true });
     addEventListener("resize", measure);
     measure();
@@ -353,9 +355,9 @@ function Cell({ media, medium, place, of, isStop, isChosen, isStill, marks, onTo
         onClick={onOpen}
         onKeyDown={onKeyDown}
       >
-        {kind === "video" ? (
+        {kind === "video" || width === null ? (
           <span class="film" aria-hidden="true">
-            ▶
+            {kind === "video" ? "▶" : "?"}
           </span>
         ) : (
           asked.current && <img src={media.path(medium, "/thumbnail")} alt="" decoding="async" draggable={false} />

@@ -6,7 +6,7 @@ import type { Found, TrainedMedium } from "./data";
 
 const SIZES = [256, 512, 768, 1024, 1280];
 /** How many media the trainer lists at most. */
-const MOST = 20_000;
+const MOST = 10_000;
 
 export function Trained({ path, onFound }: { path: string; onFound: (found: ReadonlyMap<string, TrainedMedium>) => void }) {
   const [models, setModels] = useState<FoundModels["models"] | null>(null);
