@@ -18,6 +18,7 @@ mod holders;
 mod holders_windows;
 mod metrics;
 mod name;
+mod notes;
 mod process;
 mod stop;
 
@@ -35,6 +36,7 @@ pub use curves::{Curve, Curves, Range};
 pub use facts::{Facts, Kind, ReadyCommand};
 pub use metrics::{Event, Latest, Metrics, SampleSet, Text};
 pub use name::{BadName, RunName};
+pub use notes::Notes;
 pub use process::{Process, boot_id};
 pub use stop::{Request, Stopping, wait, wait_for};
 
@@ -163,6 +165,8 @@ pub struct Overview {
     pub max_steps: Option<u64>,
     /// When its metrics, or else its config, were last written, in seconds since 1970.
     pub changed: Option<u64>,
+    /// What the user finds it by.
+    pub tags: Vec<String>,
 }
 
 /// A run with everything but its curves.
@@ -180,6 +184,8 @@ pub struct Detail {
     pub summary: Option<serde_json::Value>,
     /// What the trainer knows of it, once it has begun.
     pub facts: Option<Facts>,
+    /// What the user noted of it.
+    pub notes: String,
 }
 
 /// The folder of all runs.
@@ -257,6 +263,7 @@ impl Runs {
                 .0,
             max_steps: max_steps(&config),
             changed,
+            tags: notes::of(&folder).tags,
         })
     }
 
@@ -286,6 +293,7 @@ impl Runs {
             config,
             summary,
             facts: facts::of(&folder),
+            notes: notes::of(&folder).text,
         })
     }
 

@@ -9,20 +9,24 @@
 
 mod api;
 mod assets;
+mod captioner;
 mod choose;
 mod data;
 mod describe;
 mod dev;
 mod error;
+mod export;
 mod generate;
 mod guard;
 mod guests;
 mod media;
+mod media_folder;
 #[doc(hidden)]
 pub mod parsers;
 mod queue;
 mod routes;
 mod stream;
+mod thumbnails;
 mod token;
 #[cfg(test)]
 mod typescript;
@@ -112,6 +116,10 @@ pub struct State {
     pub(crate) snapshot: Mutex<stream::Snapshot>,
     /// The data sets that the page shows.
     pub(crate) sets: Mutex<data::Sets>,
+    /// Small versions of pictures.
+    pub(crate) thumbnails: thumbnails::Cache,
+    /// Who writes captions.
+    pub(crate) captioner: Mutex<Option<Arc<captioner::Work>>>,
     /// Limits how many files are sent at once.
     pub(crate) files: Semaphore,
     /// Limits how many models generate at once.
@@ -194,6 +202,8 @@ impl Server {
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             snapshot: Mutex::default(),
             sets: Mutex::default(),
+            thumbnails: thumbnails::Cache::default(),
+            captioner: Mutex::default(),
             files: Semaphore::new(MAX_FILES),
             generating: Arc::new(Semaphore::new(1)),
             scans: Semaphore::new(2),
@@ -336,6 +346,9 @@ mod tests_faults;
 #[cfg(test)]
 #[cfg(unix)]
 mod tests_generate;
+#[cfg(test)]
+#[cfg(unix)]
+mod tests_media_folder;
 #[cfg(test)]
 #[cfg(unix)]
 mod tests_queue;

@@ -92,6 +92,29 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_takes_the_place_of_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        std::fs::write(place.path().join("taken.png"), "old").unwrap();
+        for (name, is_kept) in [("new.png", true), ("taken.png", false), ("../x.png", false)] {
+            let mut draft = folder.draft(".draft").unwrap();
+            std::io::Write::write_all(&mut draft, b"new").unwrap();
+            drop(draft);
+            assert_eq!(folder.keep(".draft", name).is_ok(), is_kept, "{name}");
+            if !is_kept {
+                folder.remove(".draft").unwrap();
+            }
+        }
+        let text = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
+        assert_eq!([text("new.png"), text("taken.png")], ["new", "old"]);
+        assert!(folder.make_folder("../out").is_err() && folder.make_folder("in").is_ok());
+        for name in ["in", "missing", "..", "../x.png"] {
+            assert!(folder.remove(name).is_err(), "{name}");
+        }
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 3);
+    }
+
+    #[test]
     fn a_file_is_replaced_atomically_and_leaves_no_other() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::open(place.path()).unwrap();

@@ -107,6 +107,20 @@ pub(super) async fn remove(
     .await
 }
 
+/// Keeps what the user notes of a run.
+pub(super) async fn note(
+    Shared(state): Of<State>,
+    Path(name): Path<String>,
+    Body(notes): Body<runs::Notes>,
+) -> Answer<StatusCode> {
+    let name = RunName::parse(&name)?;
+    blocking(move || {
+        state.runs.set_notes(&name, notes)?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Stop {

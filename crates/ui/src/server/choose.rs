@@ -15,9 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::api::{bad, blocking};
+use super::describe::Body;
 use super::error::Refusal;
 use super::queue::permit;
 use crate::queue::Asked;
+use crate::runs::{Folder, RunName};
 
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
@@ -29,9 +31,9 @@ const MAX_ENTRIES: usize = 20_000;
 /// The most folders and files that are listed.
 const MAX_LISTED: usize = 500;
 
-const IMAGES: [&str; 6] = ["png", "jpg", "jpeg", "webp", "bmp", "gif"];
-const VIDEOS: [&str; 7] = ["mp4", "m4v", "mkv", "webm", "mov", "avi", "ogv"];
-const TEXTS: [&str; 6] = ["txt", "md", "jsonl", "json", "csv", "parquet"];
+pub(super) const IMAGES: [&str; 6] = ["png", "jpg", "jpeg", "webp", "bmp", "gif"];
+pub(super) const VIDEOS: [&str; 7] = ["mp4", "m4v", "mkv", "webm", "mov", "avi", "ogv"];
+pub(super) const TEXTS: [&str; 6] = ["txt", "md", "jsonl", "json", "csv", "parquet"];
 
 /// The models that can be trained, as `surefoot models --json` lists them.
 pub(super) async fn models(Shared(state): Of<State>) -> Answer<Json<Asked>> {
@@ -113,6 +115,34 @@ pub(super) async fn folder(
     .await
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewFolder {
+    /// An allowed folder, in which it is made.
+    path: PathBuf,
+    name: String,
+}
+
+/// Makes a folder for data.
+pub(super) async fn make_folder(
+    Shared(state): Of<State>,
+    Body(NewFolder { path, name }): Body<NewFolder>,
+) -> Answer<StatusCode> {
+    let name = RunName::parse(&name).map_err(|_| {
+        bad("a folder's name is 1 to 200 bytes without `/`, control or invisible characters, and begins with no `.`")
+    })?;
+    blocking(move || {
+        let real = allowed_folder(&path, &state.launch.allowed)?;
+        let made = Folder::open(&real)?.make_folder(name.as_str());
+        made.map_err(|error| {
+            let text = format!("the folder cannot be made: {error}");
+            Refusal::new(StatusCode::CONFLICT, text)
+        })?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
 /// The allowed folders, without those inside others.
 fn list_of(roots: &[PathBuf]) -> FolderContent {
     let mut real: Vec<_> = roots
@@ -136,26 +166,35 @@ fn list_of(roots: &[PathBuf]) -> FolderContent {
     }
 }
 
+/// Whether a path whose links are followed is inside one of `roots`.
+pub(super) fn is_allowed(real: &Path, roots: &[PathBuf]) -> bool {
+    let mut roots = roots.iter().filter_map(|root| root.canonicalize().ok());
+    roots.any(|root| real.starts_with(root))
+}
+
+/// The folder `path` once all links are followed, if it is inside one of `roots` and not hidden there.
+pub(super) fn allowed_folder(path: &Path, roots: &[PathBuf]) -> Answer<PathBuf> {
+    let is_plain = path.is_absolute() && path.components().all(|part| part != Component::ParentDir);
+    let real = path.canonicalize().ok().filter(|_| is_plain);
+    let is_shown = |real: &PathBuf| {
+        let roots = roots.iter().filter_map(|root| root.canonicalize().ok());
+        let mut below = roots.filter_map(|root| real.strip_prefix(root).ok().map(Path::to_owned));
+        let is_hidden = |part: Component<'_>| part.as_os_str().as_encoded_bytes().starts_with(b".");
+        below.any(|below| !below.components().any(is_hidden))
+    };
+    // The same answer whether there is such a folder or not.
+    let real = real
+        .filter(is_shown)
+        .ok_or_else(|| Refusal::new(StatusCode::FORBIDDEN, "this folder is not allowed here"))?;
+    match real.is_dir() {
+        true => Ok(real),
+        false => Err(bad("this is not a folder")),
+    }
+}
+
 /// What is in `path`, which must be inside one of `roots` once all links are followed.
 fn content(path: &Path, roots: &[PathBuf]) -> Answer<FolderContent> {
-    let refused = || Refusal::new(StatusCode::FORBIDDEN, "this folder is not allowed here");
-    let is_plain = path.is_absolute() && path.components().all(|part| part != Component::ParentDir);
-    // The same answer whether there is such a folder or not.
-    let real = path
-        .canonicalize()
-        .ok()
-        .filter(|_| is_plain)
-        .ok_or_else(refused)?;
-    let is_allowed = |path: &Path| {
-        let mut roots = roots.iter().filter_map(|root| root.canonicalize().ok());
-        roots.any(|root| path.starts_with(root))
-    };
-    if !is_allowed(&real) {
-        return Err(refused());
-    }
-    if !real.is_dir() {
-        return Err(bad("this is not a folder"));
-    }
+    let real = allowed_folder(path, roots)?;
     let seen = Seen::of(&real);
     let counts = seen.counts();
     let mut is_cut = seen.is_cut || seen.folders.len() > MAX_LISTED;
@@ -186,7 +225,7 @@ fn content(path: &Path, roots: &[PathBuf]) -> Answer<FolderContent> {
     Ok(FolderContent {
         parent: real
             .parent()
-            .filter(|parent| is_allowed(parent))
+            .filter(|parent| is_allowed(parent, roots))
             .map(Path::to_owned),
         path: Some(real),
         folders,
@@ -196,7 +235,7 @@ fn content(path: &Path, roots: &[PathBuf]) -> Answer<FolderContent> {
     })
 }
 
-fn has(name: &str, extensions: &[&str]) -> bool {
+pub(super) fn has(name: &str, extensions: &[&str]) -> bool {
     let extension = name
         .rsplit_once('.')
         .map(|(_, extension)| extension.to_ascii_lowercase());
@@ -205,15 +244,15 @@ fn has(name: &str, extensions: &[&str]) -> bool {
 
 /// The entries of a folder, without links and what is hidden.
 #[derive(Default)]
-struct Seen {
-    folders: Vec<String>,
+pub(super) struct Seen {
+    pub(super) folders: Vec<String>,
     /// Names and sizes.
-    files: BTreeMap<String, u64>,
-    is_cut: bool,
+    pub(super) files: BTreeMap<String, u64>,
+    pub(super) is_cut: bool,
 }
 
 impl Seen {
-    fn of(path: &Path) -> Self {
+    pub(super) fn of(path: &Path) -> Self {
         let mut seen = Self::default();
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         for (number, entry) in entries.enumerate() {
@@ -267,6 +306,7 @@ mod tests {
         let data = base.join("data");
         create_dir_all(data.join("cats")).unwrap();
         create_dir_all(base.join("secret/inner")).unwrap();
+        create_dir_all(data.join(".hidden/inner")).unwrap();
         for (name, text) in [
             ("cats/1.PNG", ""),
             ("cats/1.txt", "a cat"),
@@ -293,7 +333,15 @@ mod tests {
         };
         assert_eq!(cats.counts, wanted);
         assert_eq!(found.folders[0].counts, wanted);
-        for path in ["secret", "secret/inner", "missing", "data/../secret", ""] {
+        for path in [
+            "secret",
+            "secret/inner",
+            "missing",
+            "data/../secret",
+            "",
+            "data/.hidden",
+            "data/.hidden/inner",
+        ] {
             let refused = content(&base.join(path), &roots)
                 .err()
                 .map(|refusal| refusal.0);

@@ -4,8 +4,9 @@
 //! lists the files; the page refers to them by their index in that list.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use axum::Json;
@@ -17,6 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api::{bad, blocking};
+use super::choose::is_allowed;
 use super::describe::Body;
 use super::error::Refusal;
 use super::queue::{DRY_RUN_TIMEOUT, Look, Wanted, ask};
@@ -27,9 +29,9 @@ use crate::runs::Folder;
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
 
-/// How many rows or media files are shown by default, and at most.
+/// How many rows or media files are shown by default, and at most: media are short, and rows are not.
 const DEFAULT_ROWS: u64 = 20;
-const MAX_ROWS: u64 = 1000;
+const MAX_ROWS: u64 = 10_000;
 /// How many data sets are kept.
 const MAX_DATA_SETS: usize = 8;
 /// What files of captions are called that are changed from the page; a config may call anything a caption.
@@ -44,22 +46,39 @@ pub(crate) struct Sets {
     sets: VecDeque<(u64, Arc<Set>)>,
 }
 
-/// The media files that the trainer listed.
+impl Sets {
+    /// Keeps a data set; returns its number.
+    pub(super) fn add(&mut self, set: Set) -> u64 {
+        self.next += 1;
+        self.sets.push_front((self.next, Arc::new(set)));
+        self.sets.truncate(MAX_DATA_SETS);
+        self.next
+    }
+}
+
+/// The media files of a folder, as the trainer or the server listed them.
 pub(crate) struct Set {
-    folder: PathBuf,
-    media: Vec<Medium>,
+    pub(super) folder: PathBuf,
+    pub(super) media: Vec<Medium>,
     /// Folders in which captions may be changed: those that configs from the page may name.
-    is_writable: bool,
-    /// Held while a caption is changed.
+    pub(super) is_writable: bool,
+    /// Held while a file is changed.
     changing: Mutex<()>,
 }
 
 #[derive(Deserialize)]
-struct Medium {
-    file: PathBuf,
+pub(super) struct Medium {
+    pub(super) file: PathBuf,
     #[serde(default)]
-    frame_files: Vec<PathBuf>,
-    caption_file: Option<PathBuf>,
+    pub(super) frame_files: Vec<PathBuf>,
+    pub(super) caption_file: Option<PathBuf>,
+}
+
+impl Medium {
+    /// The file to look at; of a folder of frames, the first.
+    pub(super) fn shown(&self) -> &FilePath {
+        self.frame_files.first().unwrap_or(&self.file)
+    }
 }
 
 /// What a config would train on.
@@ -69,14 +88,9 @@ pub(super) async fn look(Shared(state): Of<State>, Body(asked): Body<Look>) -> A
     let mut answer = ask(&state, wanted, question, DRY_RUN_TIMEOUT).await?;
     answer.found = match answer.found {
         Some(Value::Object(mut found)) if found.contains_key("media") => {
-            let set = Set::new(&state, &found)?;
+            let set = Set::listed(&state, &found)?;
             found.insert("editable".into(), set.is_writable.into());
-            let mut sets = lock(&state.sets);
-            sets.next += 1;
-            let number = sets.next;
-            sets.sets.push_front((number, Arc::new(set)));
-            sets.sets.truncate(MAX_DATA_SETS);
-            found.insert("set".into(), number.into());
+            found.insert("set".into(), lock(&state.sets).add(set).into());
             Some(json!({ "media": found }))
         }
         Some(Value::Object(mut found)) => {
@@ -88,7 +102,7 @@ pub(super) async fn look(Shared(state): Of<State>, Body(asked): Body<Look>) -> A
     Ok(Json(answer))
 }
 
-/// Removes the token ids, which the page does not show and which make up most of an answer.
+/// Puts the number of tokens in the place of their ids, which the page does not show and which make up most of an answer.
 fn without_ids(found: &mut serde_json::Map<String, Value>) {
     let below = |value: &mut Value, key: &str| -> Vec<Value> {
         value[key]
@@ -103,6 +117,8 @@ fn without_ids(found: &mut serde_json::Map<String, Value>) {
         let mut examples = below(row, "examples");
         for example in &mut examples {
             let mut pieces = below(example, "pieces");
+            let ids = |piece: &Value| piece["ids"].as_array().map_or(0, Vec::len);
+            example["tokens"] = pieces.iter().map(ids).sum::<usize>().into();
             for piece in pieces.iter_mut().filter_map(Value::as_object_mut) {
                 piece.remove("ids");
             }
@@ -113,7 +129,8 @@ fn without_ids(found: &mut serde_json::Map<String, Value>) {
 }
 
 impl Set {
-    fn new(state: &State, found: &serde_json::Map<String, Value>) -> Answer<Self> {
+    /// What the trainer lists.
+    fn listed(state: &State, found: &serde_json::Map<String, Value>) -> Answer<Self> {
         let strange = |_| {
             let text =
                 "this version of `surefoot ui` does not know the form of the trainer's answer";
@@ -123,35 +140,147 @@ impl Set {
         let media: Vec<Medium> = serde_json::from_value(media).map_err(strange)?;
         let folder = found.get("folder").cloned().unwrap_or_default();
         let folder: PathBuf = serde_json::from_value(folder).map_err(strange)?;
-        let real = folder.canonicalize()?;
-        let mut allowed = state.launch.allowed.iter();
-        let is_writable = allowed.any(|allowed| {
-            allowed
-                .canonicalize()
-                .is_ok_and(|allowed| real.starts_with(allowed))
-        });
-        Ok(Self {
+        let is_writable = is_allowed(&folder.canonicalize()?, &state.launch.allowed);
+        Ok(Self::new(folder, media, is_writable))
+    }
+
+    pub(super) fn new(folder: PathBuf, media: Vec<Medium>, is_writable: bool) -> Self {
+        Self {
             folder,
             media,
             is_writable,
             changing: Mutex::default(),
+        }
+    }
+
+    /// Opens a medium; of a folder of frames, its first.
+    pub(super) fn open(&self, place: usize) -> Answer<File> {
+        let path = self.media[place].shown();
+        let opened = Folder::open(&self.folder).and_then(|folder| folder.file_below(path));
+        opened.map_err(|error| {
+            Refusal::new(StatusCode::NOT_FOUND, format!("it cannot be read: {error}"))
+        })
+    }
+
+    /// Opens the folder of a file of this set to change something there; nobody else changes it meanwhile.
+    pub(super) fn change<T>(
+        &self,
+        path: &FilePath,
+        change: impl FnOnce(&Folder, &str) -> Answer<T>,
+    ) -> Answer<T> {
+        if !self.is_writable {
+            return Err(conflict(
+                "files are changed in the folder that `surefoot ui` was started in, that of the runs, and those that \
+                 `--data` names",
+            ));
+        }
+        let _changing = lock(&self.changing);
+        let (folder, name) = Folder::open(&self.folder)
+            .and_then(|root| Ok((root.way_to(path)?, root)))
+            .map(|((folder, name), root)| (folder.unwrap_or(root), name))?;
+        // Another server may be using the same folder.
+        folder
+            .try_lock()
+            .map_err(|_| conflict("another program is changing the folder: try again"))?;
+        change(&folder, &name)
+    }
+
+    /// Whether a medium has a caption that can be written, and none is there or an empty one.
+    pub(super) fn has_no_caption(&self, place: usize) -> bool {
+        let Some(path) = &self.media[place].caption_file else {
+            return false;
+        };
+        let opened = Folder::open(&self.folder).and_then(|folder| folder.file_below(path));
+        match opened {
+            Ok(file) => {
+                let mut text = String::new();
+                let read = file
+                    .take(MAX_CAPTION_BYTES as u64)
+                    .read_to_string(&mut text);
+                read.is_ok() && text.trim_start_matches('\u{feff}').trim().is_empty()
+            }
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Changes a caption, unless it has been changed meanwhile.
+    pub(super) fn write_caption(
+        &self,
+        place: usize,
+        text: Option<&str>,
+        before: Option<&str>,
+    ) -> Answer<()> {
+        let text = text.map(str::trim);
+        if text
+            .is_some_and(|text| text.len() > MAX_CAPTION_BYTES || text.contains(['\0', '\u{fffd}']))
+        {
+            return Err(bad("a caption is a text of at most 64 KiB"));
+        }
+        let Some(path) = &self.media[place].caption_file else {
+            return Err(conflict(
+                "this caption is in a file of JSON lines: change it there",
+            ));
+        };
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if !extension.is_some_and(|extension| CAPTION_EXTENSIONS.contains(&extension)) {
+            let known = CAPTION_EXTENSIONS.join(", .");
+            let text = format!("captions are changed in files that end with .{known}");
+            return Err(conflict(&text));
+        }
+        self.change(path, |folder, name| {
+            let now = match folder.file(name) {
+                Ok(file) => {
+                    let mut bytes = Vec::new();
+                    file.take(MAX_CAPTION_BYTES as u64 + 1)
+                        .read_to_end(&mut bytes)?;
+                    let now = String::from_utf8(bytes)
+                        .map_err(|_| conflict("the file of the caption is not text"))?;
+                    Some(now.trim_start_matches('\u{feff}').trim().to_owned())
+                }
+                // A missing caption, or an empty one.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(conflict(&format!("it cannot be changed: {error}"))),
+            };
+            if now.as_deref().unwrap_or_default() != before.unwrap_or_default() {
+                return Err(conflict(
+                    "the caption has changed meanwhile: show the data again",
+                ));
+            }
+            let done = match text {
+                Some(text) => folder.replace(name, format!("{text}\n").as_bytes()),
+                None if now.is_some() => folder.remove(name),
+                None => Ok(()),
+            };
+            done.map_err(|error| {
+                let text = format!("cannot write the caption: {error}");
+                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+            })
         })
     }
 }
 
-/// A media file of a data set that was viewed.
-fn medium(state: &State, set: &str, medium: &str) -> Answer<(Arc<Set>, usize)> {
-    let missing = || {
-        Refusal::new(
-            StatusCode::NOT_FOUND,
-            "show the data again: these are no longer known",
-        )
-    };
-    let number: u64 = set.parse().map_err(|_| missing())?;
-    let place: usize = medium.parse().map_err(|_| missing())?;
+fn conflict(text: &str) -> Refusal {
+    Refusal::new(StatusCode::CONFLICT, text)
+}
+
+/// A data set that was viewed.
+pub(super) fn set(state: &State, set: &str) -> Answer<Arc<Set>> {
+    let number = set.parse::<u64>().ok();
     let sets = lock(&state.sets);
-    let found = sets.sets.iter().find(|(known, _)| *known == number);
-    let found = found.map(|(_, set)| set.clone()).ok_or_else(missing)?;
+    let mut known = sets.sets.iter();
+    let found = known.find(|(known, _)| Some(*known) == number);
+    found.map(|(_, set)| set.clone()).ok_or_else(missing)
+}
+
+fn missing() -> Refusal {
+    let text = "show the data again: these are no longer known";
+    Refusal::new(StatusCode::NOT_FOUND, text)
+}
+
+/// A media file of a data set that was viewed.
+pub(super) fn medium(state: &State, number: &str, medium: &str) -> Answer<(Arc<Set>, usize)> {
+    let found = set(state, number)?;
+    let place = medium.parse().map_err(|_| missing())?;
     match place < found.media.len() {
         true => Ok((found, place)),
         false => Err(missing()),
@@ -165,23 +294,16 @@ pub(super) async fn file(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (set, place) = medium(&state, &set, &place)?;
-    let medium = &set.media[place];
-    let path = medium.frame_files.first().unwrap_or(&medium.file).clone();
-    let name = path.to_string_lossy().into_owned();
-    let opened = blocking(move || {
-        let opened = Folder::open(&set.folder).and_then(|folder| folder.file_below(&path));
-        opened.map_err(|error| {
-            Refusal::new(StatusCode::NOT_FOUND, format!("it cannot be read: {error}"))
-        })
-    })
-    .await?;
+    let name = set.media[place].shown().to_string_lossy().into_owned();
+    let opened = blocking(move || set.open(place)).await?;
     media::send(state, opened, &name, &headers).await
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Caption {
-    text: String,
+    /// The new caption; unset removes its file.
+    text: Option<String>,
     /// The caption when it was read; unset if there was none.
     before: Option<String>,
 }
@@ -192,53 +314,9 @@ pub(super) async fn caption(
     Path((set, place)): Path<(String, String)>,
     Body(Caption { text, before }): Body<Caption>,
 ) -> Answer<StatusCode> {
-    if text.len() > MAX_CAPTION_BYTES || text.contains(['\0', '\u{fffd}']) {
-        return Err(bad("a caption is a text of at most 64 KiB"));
-    }
     let (set, place) = medium(&state, &set, &place)?;
     blocking(move || {
-        let refused = |text: &str| Refusal::new(StatusCode::CONFLICT, text);
-        let Some(path) = set.media[place].caption_file.clone() else {
-            return Err(refused("this caption is in a file of JSON lines: change it there"));
-        };
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        if !extension.is_some_and(|extension| CAPTION_EXTENSIONS.contains(&extension)) {
-            let known = CAPTION_EXTENSIONS.join(", .");
-            return Err(refused(&format!("captions are changed in files that end with .{known}")));
-        }
-        if !set.is_writable {
-            return Err(refused(
-                "captions are changed in the folder that `surefoot ui` was started in, that of the runs, and \
-                 those that `--data` names",
-            ));
-        }
-        let _changing = lock(&set.changing);
-        let (folder, name) = Folder::open(&set.folder)
-            .and_then(|root| Ok((root.way_to(&path)?, root)))
-            .map(|((folder, name), root)| (folder.unwrap_or(root), name))?;
-        // Another server may be using the same folder.
-        folder
-            .try_lock()
-            .map_err(|_| refused("another program is changing the folder: try again"))?;
-        let now = match folder.file(&name) {
-            Ok(file) => {
-                let mut bytes = Vec::new();
-                file.take(MAX_CAPTION_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-                let now = String::from_utf8(bytes).map_err(|_| refused("the file of the caption is not text"))?;
-                now.trim_start_matches('\u{feff}').trim().to_owned()
-            }
-            // A missing caption, or an empty one.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(refused(&format!("it cannot be changed: {error}"))),
-        };
-        if now != before.unwrap_or_default() {
-            return Err(refused("the caption has changed meanwhile: show the data again"));
-        }
-        folder
-            .replace(&name, format!("{}\n", text.trim()).as_bytes())
-            .map_err(|error| {
-                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write the caption: {error}"))
-            })?;
+        set.write_caption(place, text.as_deref(), before.as_deref())?;
         Ok(StatusCode::NO_CONTENT)
     })
     .await

@@ -34,6 +34,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// A file as it arrives.
+pub(super) struct Upload(pub(super) axum::body::Body);
+
+impl<S: Send + Sync> FromRequest<S> for Upload {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self(request.into_body()))
+    }
+}
+
 /// The description of one method of a path.
 pub(crate) struct Operation<'a> {
     requests: &'a mut SchemaGenerator,
@@ -71,6 +82,13 @@ impl<T: JsonSchema> Part for Body<T> {
     fn describe(operation: &mut Operation<'_>) {
         let schema = operation.requests.subschema_for::<T>();
         let body = json!({ "content": { "application/json": { "schema": schema } } });
+        operation.fields.insert("requestBody".into(), body);
+    }
+}
+
+impl Part for Upload {
+    fn describe(operation: &mut Operation<'_>) {
+        let body = json!({ "content": { "application/octet-stream": {} } });
         operation.fields.insert("requestBody".into(), body);
     }
 }
@@ -178,7 +196,7 @@ const IN_PATHS: [(&str, &str); 6] = [
     ("job", "The number of the job."),
     (
         "set",
-        "The number in the answer of `POST /api/data`; the latest eight are known.",
+        "The number in the answer of `POST /api/data` or `POST /api/media`; the latest eight are known.",
     ),
     ("medium", "The index in its list, from 0."),
     ("step", "The step of the samples."),

@@ -27,7 +27,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::Refusal;
 use super::guests::Guest;
-use super::{State, Token, dev};
+use super::{State, Token, dev, media_folder};
 
 /// The most bytes of a request's body.
 const MAX_BODY_BYTES: usize = 256 << 10;
@@ -260,6 +260,10 @@ pub(super) async fn check(
 /// Reads the body of a request into memory.
 async fn whole(request: Request) -> Result<Request, Refusal> {
     let (parts, body) = request.into_parts();
+    // A file is written as it arrives.
+    if media_folder::is_upload(&parts) {
+        return Ok(Request::from_parts(parts, body));
+    }
     if matches!(parts.method, Method::GET | Method::HEAD) {
         return Ok(Request::from_parts(parts, Body::empty()));
     }

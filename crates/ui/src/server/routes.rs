@@ -10,7 +10,10 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 
 use super::describe::{Described, Operation};
-use super::{State, api, assets, choose, data, dev, generate, media, queue, stream};
+use super::{
+    State, api, assets, captioner, choose, data, dev, export, generate, media, media_folder, queue,
+    stream,
+};
 
 /// The schema of the config: a link to `configs/schema.json`.
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
@@ -94,6 +97,16 @@ pub(super) fn routes() -> Vec<Route> {
             "/api/runs/{name}/curves",
             "Curves over the steps, decimated to a number of points with the minimum and maximum of each, and events.",
             api::curves,
+        ),
+        put(
+            "/api/runs/{name}/notes",
+            "Note tags and a text of a run.",
+            api::note,
+        ),
+        get(
+            "/api/runs/{name}/metrics.csv",
+            "The numbers of all logged steps as comma-separated values.",
+            export::csv,
         ),
         get(
             "/api/runs/{name}/samples",
@@ -191,6 +204,16 @@ pub(super) fn routes() -> Vec<Route> {
             choose::folder,
         ),
         post(
+            "/api/folder",
+            "Make a folder for data in an allowed one.",
+            choose::make_folder,
+        ),
+        post(
+            "/api/media",
+            "List the pictures and videos in an allowed folder and those below it, with their captions.",
+            media_folder::open,
+        ),
+        post(
             "/api/check",
             "Check a config: `found.problems`, each with line and column.",
             queue::check,
@@ -215,6 +238,48 @@ pub(super) fn routes() -> Vec<Route> {
             "/api/data/{set}/{medium}/caption",
             "Change a caption, unless it has changed since it was read.",
             data::caption,
+        ),
+        get(
+            "/api/data/{set}/{medium}/thumbnail",
+            "A picture at most 320 pixels wide and high, as JPEG.",
+            media_folder::thumbnail,
+        )
+        .uncompressed(),
+        delete(
+            "/api/data/{set}/{medium}",
+            "Remove a picture or a video from an allowed folder, with its caption.",
+            media_folder::remove,
+        ),
+        post(
+            "/api/data/{set}/look",
+            "Look at the next pictures for about a second: how sharp each is, and what it looks like.",
+            media_folder::look,
+        ),
+        put(
+            "/api/data/{set}/captions",
+            "Change captions, except those that have changed since they were read.",
+            media_folder::captions,
+        ),
+        put(
+            "/api/data/{set}/files/{file}",
+            "Add a file to the folder of a data set; nothing is replaced.",
+            media_folder::upload,
+        ),
+        get(
+            "/api/captioner",
+            "How far the vision model is that writes captions; null before the first.",
+            captioner::state,
+        ),
+        post(
+            "/api/captioner",
+            "Let a vision model on this machine write the captions of pictures that have none.",
+            captioner::start,
+        ),
+        delete("/api/captioner", "Write no more captions.", captioner::stop),
+        get(
+            "/api/captioner/models",
+            "The models of a server on this machine that speaks OpenAI's API; null if none answers.",
+            captioner::models,
         ),
         post(
             "/api/generate",

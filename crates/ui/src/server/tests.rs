@@ -77,6 +77,8 @@ impl Place {
             streams: Arc::new(Semaphore::new(2)),
             snapshot: Default::default(),
             sets: Mutex::default(),
+            thumbnails: Default::default(),
+            captioner: Mutex::default(),
             files: Semaphore::new(4),
             generating: Arc::new(Semaphore::new(1)),
             scans: Semaphore::new(2),

@@ -123,6 +123,11 @@ export async function send<T>(method: string, path: string, body?: unknown): Pro
   return response.status === 204 ? null : ((await response.json()) as T);
 }
 
+/** Sends a file as it is. */
+export async function sendFile(path: string, file: File) {
+  await request(path, { method: "PUT", body: file, headers: { "content-type": "application/octet-stream" } });
+}
+
 /** Sends a request, and passes on each line of the response as it arrives. */
 export async function sendForStream(path: string, body: unknown, signal: AbortSignal, onLine: (line: string) => void) {
   const response = await request(path, {

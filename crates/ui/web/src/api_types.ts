@@ -12,9 +12,51 @@ export type Asked = {
 export type AtOnce = "one" | "per_gpu" | "memory";
 
 export type Caption = {
-  text: string;
+  /** The new caption; unset removes its file. */
+  text?: string | null;
   /** The caption when it was read; unset if there was none. */
   before?: string | null;
+};
+
+/** A caption that is to be another. */
+export type CaptionChange = {
+  /** The index of its medium. */
+  medium: number;
+  /** The new caption; unset removes its file. */
+  text?: string | null;
+  /** The caption when it was read; unset if there was none. */
+  before?: string | null;
+};
+
+/** How far it is. */
+export type Captioning = {
+  set: number;
+  /** How many pictures were asked for, and how many of these are dealt with. */
+  total: number;
+  done: number;
+  /** How many had a caption already. */
+  kept: number;
+  is_running: boolean;
+  /** Why pictures have no caption, the last one first. */
+  problems: string[];
+  /** Those from the requested index on. */
+  written: WrittenCaption[];
+  /** How many were written in all. */
+  written_in_all: number;
+};
+
+/** What is to be captioned, and by whom. */
+export type Captions = {
+  /** The number of a data set. */
+  set: number;
+  /** The indices of its pictures; those with a caption are left as they are. */
+  media: number[];
+  /** The port of the server on this machine. */
+  port: number;
+  /** The model, as the server calls it. */
+  model: string;
+  /** What it is told to do. */
+  prompt: string;
 };
 
 /** A comparison of several runs. */
@@ -59,6 +101,8 @@ export type Detail = {
   max_steps: number | null;
   /** When its metrics, or else its config, were last written, in seconds since 1970. */
   changed: number | null;
+  /** What the user finds it by. */
+  tags: string[];
   /** Its folder. */
   path: string;
   /** `config.yaml`. */
@@ -67,6 +111,8 @@ export type Detail = {
   summary: Record<string, unknown> | null;
   /** What the trainer knows of it, once it has begun. */
   facts: Facts | null;
+  /** What the user noted of it. */
+  notes: string;
 } & ({
   state: "running";
   /** The process, if it is known. */
@@ -345,6 +391,56 @@ export type Look = {
   force?: boolean;
 };
 
+export type LookFrom = {
+  /** The index of the first picture. */
+  from: number;
+};
+
+/** How some pictures look. */
+export type Looked = {
+  looks: Looks[];
+  /** Where the next request begins; null if these are the last. */
+  next: number | null;
+};
+
+/** How a picture looks. */
+export type Looks = {
+  /** Its index. */
+  medium: number;
+  /** 16 hexadecimal digits that differ in few bits for pictures that look alike; null for what is no picture. */
+  hash: string | null;
+  /** The variance of the Laplacian at 512 pixels: small for blurred pictures. */
+  sharpness: number | null;
+  /** Why it cannot be read. */
+  problem: string | null;
+};
+
+/** A picture or a video. */
+export type MediaFile = {
+  /** Its path in the folder. */
+  file: string;
+  kind: MediaKind;
+  bytes: number;
+  /** Of a picture, in pixels; null for a video, and for what is no picture. */
+  width: number | null;
+  height: number | null;
+  /** Null if there is no file of a caption. */
+  caption: string | null;
+};
+
+/** The pictures and videos in a folder and those below it. */
+export type MediaFolder = {
+  /** The number by which its files are asked for. */
+  set: number;
+  path: string;
+  media: MediaFile[];
+  /** Whether there are more than are listed. */
+  is_cut: boolean;
+};
+
+/** What a medium is. */
+export type MediaKind = "image" | "video";
+
 /** The metrics of a run. */
 export type Metrics = {
   inode: number;
@@ -363,6 +459,12 @@ export type Move = {
   place: number;
 };
 
+export type NewFolder = {
+  /** An allowed folder, in which it is made. */
+  path: string;
+  name: string;
+};
+
 /** What to train: a config, that of another run with changes, or the rest of a run. */
 export type NewJob = {
   /** A config, as YAML. */
@@ -379,6 +481,14 @@ export type NewJob = {
   force?: boolean;
 };
 
+/** What the user notes of a run. */
+export type Notes = {
+  /** Words to find it by. */
+  tags?: string[];
+  /** Anything else. */
+  text?: string;
+};
+
 /** Summary of a run. */
 export type Overview = {
   /** The name of its folder. */
@@ -389,6 +499,8 @@ export type Overview = {
   max_steps: number | null;
   /** When its metrics, or else its config, were last written, in seconds since 1970. */
   changed: number | null;
+  /** What the user finds it by. */
+  tags: string[];
 } & ({
   state: "running";
   /** The process, if it is known. */
@@ -568,6 +680,17 @@ export type TextFile = {
   bytes: number;
 };
 
+/** A caption that was not changed. */
+export type UnchangedCaption = {
+  medium: number;
+  why: string;
+};
+
+export type Wanted = {
+  /** An allowed folder. */
+  path: string;
+};
+
 /** What a job does. */
 export type Work = {
   kind: "train";
@@ -579,4 +702,10 @@ export type Work = {
   /** Its name. */
   run: string;
   source?: undefined;
+};
+
+/** A caption that was written. */
+export type WrittenCaption = {
+  medium: number;
+  text: string;
 };

@@ -59,3 +59,9 @@ export function timeLeft(seen: Seen[], maxSteps: number, now: number): number | 
   const perStep = (last.at - first.at) / (last.step - first.step);
   return Math.max(0, (maxSteps - last.step) * perStep - (now - last.at));
 }
+
+/** The value of a key in the config of a run, as the trainer writes it: one key on a line, and lists below it. */
+export function keyOf(config: string, key: string): string | null {
+  const value = new RegExp(`^ *${key}:([^#\\n]*)`, "m").exec(config)?.[1]?.trim();
+  return value === undefined || value === "null" ? null : value;
+}

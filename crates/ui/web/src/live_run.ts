@@ -113,10 +113,9 @@ export class LiveRun {
     this.left.value = isRunning ? timeLeft(this.seen, overview.max_steps!, now) : null;
     const before = this.detail.value;
     if (!before) return;
-    const { path, config, summary, facts } = before;
-    this.detail.value = { path, config, summary, facts, ...overview };
+    this.detail.value = { ...before, error: undefined, process: undefined, stopping: undefined, ...overview };
     // The files in the folder change with the state: the summary, the memory estimate.
-    if (before.state !== overview.state || facts === null) void this.loadDetail();
+    if (before.state !== overview.state || before.facts === null) void this.loadDetail();
   }
 
   private add(records: Record<string, unknown>[]) {

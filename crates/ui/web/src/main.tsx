@@ -58,6 +58,7 @@ function later<P extends object>(load: () => Promise<ComponentType<P>>): Compone
 }
 
 const DataPage = later(() => import("./views/data").then((module) => module.DataPage));
+const FolderView = later(() => import("./views/folder").then((module) => module.FolderView));
 const NewView = later(() => import("./views/new").then((module) => module.NewView));
 
 function View() {
@@ -69,13 +70,16 @@ function View() {
     return <CompareView key={hash} names={names} />;
   }
   if (hash === "#/queue") return <QueueView />;
-  const made = /^#\/new(?:\?(?:like=([^&]+)|job=(\d+)|(whole)))?$/.exec(hash);
+  const made = /^#\/new(?:\?(?:like=([^&]+)|job=(\d+)|data=([^&]+)|(whole)))?$/.exec(hash);
   if (made) {
-    const [, like, job, whole] = made;
-    return <NewView key={hash} like={like === undefined ? null : decoded(like)} of={job ?? null} isWhole={whole !== undefined} />;
+    const [, like, job, data, whole] = made;
+    const text = (part: string | undefined) => (part === undefined ? null : decoded(part));
+    return <NewView key={hash} like={text(like)} of={job ?? null} data={text(data)} isWhole={whole !== undefined} />;
   }
   const data = /^#\/data\?like=([^&]+)$/.exec(hash);
   if (data) return <DataPage key={hash} like={decoded(data[1]!)} />;
+  const folder = /^#\/data(?:\?path=([^&]+))?$/.exec(hash);
+  if (folder) return <FolderView key={hash} path={folder[1] === undefined ? null : decoded(folder[1])} />;
   if (hash === "#/doctor") return <DoctorView />;
   return <RunsView />;
 }
@@ -128,6 +132,9 @@ function App({ refused }: { refused: string | null }) {
         <nav aria-label="Views">
           <a class="name" href="#/" aria-current={here("#/")}>
             Surefoot
+          </a>
+          <a href="#/data" aria-current={here("#/data")}>
+            Data
           </a>
           <a href="#/queue" aria-current={here("#/queue")}>
             Queue

@@ -72,6 +72,9 @@ function template(path: string, file: string): Template {
 
 export const TEMPLATES: Template[] = Object.entries(FILES).map(([path, file]) => template(path, file));
 
+/** The config of a small model from nothing. */
+export const freshText = () => TEMPLATES.find((template) => template.name === "small")?.text ?? "";
+
 /** What is left of a path or of a name on the hub if only its last part counts. */
 const base = (name: string) => name.split("/").at(-1)!.toLowerCase();
 

@@ -2,10 +2,11 @@
 // slower a training is with five tabs open on it in a browser elsewhere, whose drawing takes nothing from it. Prints one
 // JSON object.
 import { spawn } from "node:child_process";
-import { readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { cpus } from "node:os";
 import { join } from "node:path";
 import { Place, program, trainLine, writeRun } from "./place.mjs";
+import { png } from "./shared.mjs";
 
 const PAIRS = Number(process.env.PAIRS ?? 10);
 const STEPS = Number(process.env.STEPS ?? 1500);
@@ -82,6 +83,69 @@ async function longRun(place) {
     throw new Error(`${drawing.length} frames and ${tasks.length} tasks were traced`);
   const longest = long(tasks).slice(-5);
   return { shown_ms: shown, frame_ms_median: quantile(longest, 0.5), frame_ms_most: longest.at(-1), longest_tasks_ms: longest };
+}
+
+/** A folder of 10,000 pictures: how long it takes to be seen, and the longest times between two frames while it is scrolled. */
+async function thumbnails(place) {
+  const folder = join(place.folder, "pictures");
+  mkdirSync(folder);
+  for (let seed = 0; seed < 10_000; seed += 1) {
+    const name = join(folder, String(seed).padStart(5, "0"));
+    writeFileSync(
+      `${name}.png`,
+      png(64, 48, [seed % 255, 120, 90], (x, y) => ((x * (seed % 37)) ^ (y * (seed % 23))) % 255),
+    );
+    writeFileSync(`${name}.txt`, `a picture, number ${seed}\n`);
+  }
+  const page = await place.page();
+  await page.waitForSelector("table");
+  const began = performance.now();
+  await page.evaluate((path) => (location.hash = `#/data?path=${encodeURIComponent(path)}`), folder);
+  await page.waitForFunction(() => document.querySelector(".cell img")?.naturalWidth > 0);
+  const shown = performance.now() - began;
+  await sleep(1000);
+  await place.browser.startTracing(page, { categories: ["toplevel", "devtools.timeline", "__metadata"] });
+  const gaps = await page.evaluate(
+    () =>
+      new Promise((done) => {
+        const gaps = [];
+        let last = performance.now();
+        const step = (now) => {
+          gaps.push(now - last);
+          last = now;
+          if (gaps.length === 400) return done(gaps);
+          scrollBy(0, 90);
+          requestAnimationFrame(step);
+        };
+        requestAnimationFrame(step);
+      }),
+  );
+  const { traceEvents } = JSON.parse(String(await place.browser.stopTracing()));
+  const drawing = traceEvents.filter((event) => event.name === "FireAnimationFrame");
+  const threads = new Set(drawing.map((event) => `${event.pid} ${event.tid}`));
+  const tasks = traceEvents.filter(
+    (event) => event.name.endsWith("RunTask") && event.dur !== undefined && threads.has(`${event.pid} ${event.tid}`),
+  );
+  const cells = await page.evaluate(() => document.querySelectorAll(".cell").length);
+  await page.context().close();
+  return {
+    shown_ms: shown,
+    cells,
+    frame_ms_median: quantile(gaps, 0.5),
+    frame_ms_99: quantile(gaps, 0.99),
+    frame_ms_most: Math.max(...gaps),
+    longest_tasks_ms: sorted(tasks.map((event) => event.dur / 1000)).slice(-5),
+  };
+}
+
+/** What 500 runs cost while three tabs show the list, each in a window of its own. */
+async function threeTabs(place) {
+  for (let run = 200; run < 500; run += 1) writeRun(place.runs, `run-${run}`, { done: 20, ending: "completed" });
+  const pages = [await place.page(), await place.page(), await place.page()];
+  for (const page of pages) await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 500);
+  const found = await idle(place);
+  for (const page of pages) await page.context().close();
+  return found;
 }
 
 const CONFIG = `name: tiny
@@ -170,6 +234,10 @@ try {
   for (let turn = 0; turn < 9; turn += 1) paints.push(await firstPaint(place));
   told("100,000 points");
   const long = await longRun(place);
+  told("10,000 pictures");
+  const pictures = await thumbnails(place);
+  told("500 runs, three tabs");
+  const listed = await threeTabs(place);
   const document = {
     cpu: cpus()[0].model,
     cores: cpus().length,
@@ -178,6 +246,8 @@ try {
     idle_with_the_list_open: watched,
     first_paint_ms: { median: quantile(paints, 0.5), most: Math.max(...paints) },
     points_100000: long,
+    pictures_10000: pictures,
+    runs_500_three_tabs: listed,
     training_with_five_tabs: PAIRS > 0 ? await tabs(place) : null,
   };
   process.stdout.write(`${JSON.stringify(document, null, 2)}\n`);

@@ -1,6 +1,6 @@
 // The data of a config, and prompts to what a run has made, with the real trainer.
 import assert from "node:assert/strict";
-import { copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, writeRun } from "./place.mjs";
@@ -155,6 +155,7 @@ test("a run of a video model has fields for a video, and says that a run uses th
   const path = join(folder, "run.json");
   const facts = { ...JSON.parse(readFileSync(path, "utf8")), kind: "diffusion", generate: ["--model=wan"] };
   writeFileSync(path, JSON.stringify(facts));
+  appendFileSync(join(folder, "config.yaml"), "  num_frames: [1, 9]\n");
   const page = await open(place, "#/run/horses");
   await page.getByLabel("Frames").fill("9");
   await page.getByLabel("Steps", { exact: true }).fill("2");

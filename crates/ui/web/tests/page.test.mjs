@@ -154,6 +154,44 @@ test("what was tried again is marked on the curves and told in words", async () 
   await page.context().close();
 });
 
+test("the list is sorted and filtered, and a run has tags, a note and a table of its numbers", async () => {
+  const page = await place.page();
+  await page.waitForSelector("table");
+  const names = () => page.locator("tbody th > a").allTextContents();
+  await page.getByRole("columnheader", { name: "Run" }).getByRole("button").click();
+  const up = await names();
+  assert.deepEqual(
+    up,
+    [...up].sort((one, other) => (one.toLowerCase() < other.toLowerCase() ? -1 : 1)),
+  );
+  await page.getByRole("columnheader", { name: "Run" }).getByRole("button").click();
+  assert.deepEqual(await names(), up.reverse());
+  await page.getByLabel("State").selectOption("failed");
+  await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+  assert.deepEqual(await names(), ["qwen3-lora"]);
+  await at(page, "#/run/small");
+  await page.locator("summary", { hasText: "Notes" }).click();
+  await page.getByLabel("Tags, with commas between them").fill("good, <b>bold");
+  await page.getByRole("textbox", { name: "Note", exact: true }).fill("The best so far.");
+  await page.getByRole("button", { name: "Save notes" }).click();
+  await page.getByRole("button", { name: "Saved" }).waitFor();
+  assert.deepEqual(JSON.parse(readFileSync(join(place.runs, "small/notes.json"), "utf8")), {
+    tags: ["good", "<b>bold"],
+    text: "The best so far.",
+  });
+  const csv = await page.evaluate(() => fetch("/api/runs/small/metrics.csv").then((answer) => answer.text()));
+  const [head, first] = csv.split("\n");
+  assert.match(head, /^step,loss,/);
+  assert.match(first, /^10,\d/);
+  await at(page, "#/");
+  await page.getByRole("button", { name: "<b>bold" }).click();
+  await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+  assert.deepEqual(await names(), ["small"]);
+  rmSync(join(place.runs, "small/notes.json"));
+  assert.deepEqual(page.complaints, []);
+  await page.context().close();
+});
+
 test("a run is removed after a second question only", async () => {
   writeRun(place.runs, "doomed", { done: 20, ending: "stopped" });
   const page = await place.page();

@@ -53,13 +53,13 @@ export const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, is
 /** A page at a view of a place. */
 export async function open(place, hash, options) {
   const page = await place.page(options);
-  page.setDefaultTimeout(90_000);
+  page.setDefaultTimeout(Number(process.env.PATIENCE ?? 90_000));
   await page.goto(`http://127.0.0.1:${place.port}/${hash}`);
   return page;
 }
 
-/** A picture with a gradient. */
-export function png(width, height, [red, green, blue]) {
+/** A picture with a gradient, or with a pattern in its green. */
+export function png(width, height, [red, green, blue], pattern = (x) => (green * x) / width) {
   const chunk = (kind, data) => {
     const body = Buffer.concat([Buffer.from(kind), data]);
     const length = Buffer.alloc(4);
@@ -74,7 +74,7 @@ export function png(width, height, [red, green, blue]) {
   head.set([8, 2, 0, 0, 0], 8);
   const rows = Buffer.alloc((width * 3 + 1) * height);
   for (let y = 0; y < height; y += 1) {
-    for (let x = 0; x < width; x += 1) rows.set([red, (green * x) / width, (blue * y) / height], y * (width * 3 + 1) + 1 + x * 3);
+    for (let x = 0; x < width; x += 1) rows.set([red, pattern(x, y), (blue * y) / height], y * (width * 3 + 1) + 1 + x * 3);
   }
   return Buffer.concat([
     Buffer.from("\x89PNG\r\n\x1a\n", "latin1"),

@@ -63,13 +63,22 @@ async function toData(goal, model, options) {
   return page;
 }
 
-async function finish(page, run) {
+/** From the data to a run that has ended, and then an answer of what it made. */
+async function finish(page, run, answer) {
   await page.locator(".actions .badge.completed").waitFor();
   await button(page, "Add to the queue").click();
   await page.waitForSelector(`li[aria-label$="${run}, completed"]`, { timeout: 240_000 });
+  await page.locator("li.job").getByRole("link", { name: run, exact: true }).click();
+  await page.locator("form.ask textarea").fill("what is new");
+  for (const [name, value] of Object.entries(answer.settings)) await page.locator("form.ask").getByLabel(name).fill(value);
+  await button(page, "Generate").click();
+  await page.locator(answer.made).first().waitFor();
   assert.deepEqual(page.complaints, []);
   await page.context().close();
 }
+
+const TEXT = { settings: { "Max. new tokens": "8", Temperature: "0" }, made: ".answer pre" };
+const PICTURE = { settings: { Steps: "2", Size: "64" }, made: ".answer img" };
 
 test("a small model of texts is trained from nothing", async () => {
   const page = await toData(/^Text/, /^A small model from nothing/);
@@ -86,7 +95,7 @@ test("a small model of texts is trained from nothing", async () => {
   ]) {
     await enter(page, name, value);
   }
-  await finish(page, "bottles");
+  await finish(page, "bottles", TEXT);
   assert.match(readFileSync(join(place.runs, "bottles/config.yaml"), "utf8"), /hidden_size: 32/);
   assert.ok(existsSync(join(place.runs, "bottles/model")));
 });
@@ -102,7 +111,7 @@ test("a LoRA for a chat is trained, after its estimate", async () => {
   await button(page, "Dry run").click();
   await page.getByRole("heading", { name: "Dry run" }).waitFor();
   await page.getByText("trainable parameters").waitFor();
-  await finish(page, "talk");
+  await finish(page, "talk", TEXT);
   assert.ok(existsSync(join(place.runs, "talk/adapter")));
 });
 
@@ -128,7 +137,7 @@ for (const [goal, model, run, more] of [
       await enter(page, new RegExp(`^${name}`), value);
     }
     if (run === "cats") {
-      await finish(page, run);
+      await finish(page, run, PICTURE);
       assert.ok(existsSync(join(place.runs, run, "adapter")));
       return;
     }

@@ -58,14 +58,54 @@ impl Folder {
         written
     }
 
+    /// A new file that has no name of its own yet: [`keep`](Self::keep) gives it one.
+    pub(crate) fn draft(&self, draft: &str) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let mode = Mode::from_raw_mode(0o644);
+        Ok(File::from(self.below_with(draft, flags, mode)?))
+    }
+
+    /// Calls the file `draft` `name`, unless something is called so.
+    pub(crate) fn keep(&self, draft: &str, name: &str) -> io::Result<()> {
+        checked(name)?;
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(&self.0, draft, &self.0, name, flags) {
+            // Not every file system has this flag; a link is as safe there.
+            Err(rustix::io::Errno::INVAL) => {
+                let none = rustix::fs::AtFlags::empty();
+                rustix::fs::linkat(&self.0, draft, &self.0, name, none)?;
+                Ok(rustix::fs::unlinkat(&self.0, draft, none)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Removes a regular file right below this folder.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        self.file(name)?;
+        Ok(rustix::fs::unlinkat(
+            &self.0,
+            name,
+            rustix::fs::AtFlags::empty(),
+        )?)
+    }
+
+    /// Makes a folder right below this one.
+    pub(crate) fn make_folder(&self, name: &str) -> io::Result<()> {
+        checked(name)?;
+        Ok(rustix::fs::mkdirat(
+            &self.0,
+            name,
+            Mode::from_raw_mode(0o755),
+        )?)
+    }
+
     fn below(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
         self.below_with(name, flags | OFlags::RDONLY, Mode::empty())
     }
 
     fn below_with(&self, name: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        checked(name)?;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.0, name, flags, mode)?)
     }
@@ -80,6 +120,14 @@ impl Folder {
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Refuses what is no name of something right below a folder.
+fn checked(name: &str) -> io::Result<()> {
+    match name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        true => Err(io::ErrorKind::InvalidInput.into()),
+        false => Ok(()),
     }
 }
 

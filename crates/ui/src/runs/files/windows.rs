@@ -80,6 +80,29 @@ impl Folder {
         written
     }
 
+    /// A new file that has no name of its own yet: [`keep`](Self::keep) gives it one.
+    pub(crate) fn draft(&self, draft: &str) -> io::Result<File> {
+        File::create_new(self.below(draft)?)
+    }
+
+    /// Calls the file `draft` `name`, unless something is called so.
+    pub(crate) fn keep(&self, draft: &str, name: &str) -> io::Result<()> {
+        let (draft, target) = (self.below(draft)?, self.below(name)?);
+        fs::hard_link(&draft, target)?;
+        fs::remove_file(draft)
+    }
+
+    /// Removes a regular file right below this folder.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        drop(self.file(name)?);
+        fs::remove_file(self.below(name)?)
+    }
+
+    /// Makes a folder right below this one.
+    pub(crate) fn make_folder(&self, name: &str) -> io::Result<()> {
+        fs::create_dir(self.below(name)?)
+    }
+
     /// Nobody else locks a folder here: the trainer, which does, is for Linux.
     pub(crate) fn try_lock(&self) -> io::Result<()> {
         Ok(())

@@ -4,6 +4,7 @@ import { type FolderContent, read } from "../api";
 import { bytes, whole } from "../format";
 import type { Goal } from "../recipes";
 import { Problem } from "../widgets";
+import { AddFiles, NewFolder } from "./add_files";
 
 type FolderCounts = Pick<FolderContent, "images" | "videos" | "texts" | "captioned">;
 
@@ -35,8 +36,17 @@ export function doubtOf(goal: Goal, { images, videos, texts, captioned }: Folder
   return media < 10 ? { text: "Fewer than ten are easily memorised instead of learned.", isFatal: false } : null;
 }
 
-export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: string | null; onChoose: (path: string) => void }) {
+interface ChooseDataProps {
+  /** What the data are for, if that is known. */
+  goal: Goal | null;
+  chosen: string | null;
+  onChoose: (path: string) => void;
+}
+
+export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
   const [path, setPath] = useState<string | null>(null);
+  /** Counts how often the folder was changed here. */
+  const [turn, setTurn] = useState(0);
   const [content, setContent] = useState<FolderContent | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   useEffect(() => {
@@ -52,9 +62,9 @@ export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: str
     return () => {
       ended = true;
     };
-  }, [path]);
+  }, [path, turn]);
   const here = content?.path ?? null;
-  const doubt = content && here !== null ? doubtOf(goal, content) : null;
+  const doubt = content && here !== null && goal !== null ? doubtOf(goal, content) : null;
   return (
     <div class="picker">
       <Problem text={problem} />
@@ -66,6 +76,7 @@ export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: str
               Up
             </button>
           )}
+          {here !== null && <NewFolder key={here} path={here} onMade={setPath} />}
           {here !== null && (
             <button
               type="button"
@@ -73,7 +84,7 @@ export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: str
               disabled={doubt?.isFatal ?? false}
               onClick={() => onChoose(here)}
             >
-              {chosen === here ? "Chosen" : "Use this folder"}
+              {goal === null ? "Open this folder" : chosen === here ? "Chosen" : "Use this folder"}
             </button>
           )}
         </span>
@@ -83,6 +94,15 @@ export function ChooseData({ goal, chosen, onChoose }: { goal: Goal; chosen: str
           {counted(content) || "Nothing to train on here."} {doubt && <b class={doubt.isFatal ? "" : "doubt"}>{doubt.text}</b>}
           {content.is_cut && " There is more than is listed."}
         </p>
+      )}
+      {here !== null && (
+        <AddFiles path={here} onAdded={() => setTurn(turn + 1)}>
+          {goal !== null && goal !== "chat" && goal !== "text" && content !== null && content.images + content.videos > 0 && (
+            <p class="note">
+              <a href={`#/data?path=${encodeURIComponent(here)}`}>Look at them and write captions</a>
+            </p>
+          )}
+        </AddFiles>
       )}
       <ul class="entries">
         {content?.folders.map((folder) => (

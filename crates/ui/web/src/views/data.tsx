@@ -9,16 +9,24 @@ interface Piece {
   learned: boolean;
 }
 
+interface Example {
+  tokens_before: number;
+  /** Those shown here. */
+  tokens: number;
+  tokens_after: number;
+  pieces: Piece[];
+}
+
 interface Rows {
   data: string;
-  rows: { tokens: number; learned: number; examples: { tokens_before: number; tokens_after: number; pieces: Piece[] }[] }[];
+  rows: { tokens: number; learned: number; examples: Example[] }[];
   rows_in_epoch: number;
   whole_examples: boolean;
   truncated: number;
   left_out: number;
 }
 
-interface Medium {
+export interface Medium {
   file: string;
   kind: "image" | "moving" | "video" | "frames";
   caption_file: string | null;
@@ -28,6 +36,12 @@ interface Medium {
   frames: number | null;
   bucket: [number, number] | null;
   clips: [number, number][];
+}
+
+/** A medium as a model is trained on it. */
+export interface TrainedMedium extends Medium {
+  /** Frames per second. */
+  fps: number;
 }
 
 interface Media {
@@ -40,7 +54,7 @@ interface Media {
   media: Medium[];
 }
 
-type Found = { text?: Rows; media?: Media };
+export type Found = { text?: Rows; media?: Media };
 
 /** Media on a page of the list. */
 const PAGE = 24;
@@ -99,6 +113,7 @@ function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
         {rows.truncated > 0 && ` ${whole(rows.truncated)} examples are longer than data.block_size and are truncated.`}
         {rows.left_out > 0 && ` ${whole(rows.left_out)} are skipped, since they have no tokens to train on.`}
       </p>
+      <Lengths rows={rows} />
       <ol class="rows">
         {rows.rows.map((row, index) => (
           <li key={index}>
@@ -135,6 +150,54 @@ function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
         </button>
       )}
     </>
+  );
+}
+
+/** The most bars, and the widths in tokens that they may have. */
+const MAX_BARS = 24;
+const WIDTHS = [1, 2, 5].flatMap((first) => [1, 10, 100, 1000, 10_000].map((power) => first * power)).sort((one, other) => one - other);
+
+/** How long the examples are, and which of them are cut off or go on in another row. */
+function Lengths({ rows }: { rows: Rows }) {
+  // Where rows follow each other in one text, an example counts where it begins.
+  const parts = rows.rows.flatMap((row) => row.examples).filter(({ tokens_before }) => rows.whole_examples || tokens_before === 0);
+  if (parts.length < 2) return null;
+  const lengths = parts.map(({ tokens_before, tokens, tokens_after }) => tokens_before + tokens + tokens_after);
+  const longest = lengths.reduce((one, other) => Math.max(one, other));
+  const width = WIDTHS.find((width) => longest / width < MAX_BARS) ?? WIDTHS.at(-1)!;
+  const bars = Array.from({ length: Math.floor(longest / width) + 1 }, () => ({ whole: 0, cut: 0 }));
+  for (const [index, length] of lengths.entries()) {
+    const { tokens_before, tokens_after } = parts[index]!;
+    bars[Math.floor(length / width)]![tokens_before + tokens_after > 0 ? "cut" : "whole"] += 1;
+  }
+  const most = Math.max(...bars.map(({ whole, cut }) => whole + cut));
+  const cut = bars.reduce((sum, bar) => sum + bar.cut, 0);
+  const middle = [...lengths].sort((one, other) => one - other)[Math.floor(lengths.length / 2)]!;
+  const what = rows.whole_examples ? "cut off" : "divided between rows";
+  const about = `Half of these ${whole(lengths.length)} examples have at most ${whole(middle)} tokens, the longest ${whole(longest)}; ${cut === 0 ? "none is" : `${whole(cut)} are`} ${what}.`;
+  return (
+    <figure class="lengths">
+      <figcaption>Lengths in tokens</figcaption>
+      <svg viewBox={`0 0 ${bars.length * 10} 60`} preserveAspectRatio="none" role="img" aria-label={about}>
+        {bars.map((bar, index) => {
+          const [high, low] = [((bar.whole + bar.cut) / most) * 58, (bar.cut / most) * 58];
+          return (
+            <g key={index}>
+              <title>
+                {`${index * width} to ${(index + 1) * width - 1} tokens: ${bar.whole + bar.cut} examples${bar.cut > 0 ? `, ${bar.cut} ${what}` : ""}`}
+              </title>
+              <rect x={index * 10 + 1} y={60 - high} width="8" height={high} />
+              <rect class="cut" x={index * 10 + 1} y={60 - low} width="8" height={low} />
+            </g>
+          );
+        })}
+      </svg>
+      <p class="ends">
+        <span>0</span>
+        <span>{whole(bars.length * width)}</span>
+      </p>
+      <p class="note">{about}</p>
+    </figure>
   );
 }
 

@@ -21,8 +21,16 @@ function keysOf(config: string): string[] {
   return keys.filter((key) => key !== "name" && key !== "output_dir");
 }
 
-export function NewView({ like, of, isWhole }: { like: string | null; of: string | null; isWhole: boolean }) {
-  return like === null && of === null ? <Wizard isWhole={isWhole} /> : <Again like={like} of={of} />;
+interface NewProps {
+  like: string | null;
+  of: string | null;
+  /** The data that it begins with. */
+  data: string | null;
+  isWhole: boolean;
+}
+
+export function NewView({ like, of, data, isWhole }: NewProps) {
+  return like === null && of === null ? <Wizard isWhole={isWhole} data={data} /> : <Again like={like} of={of} />;
 }
 
 /** A run or a job once more, with what is to be different. */

@@ -7,6 +7,7 @@ import { Badge, Confirm, Figure, Offline, Problem, Progress, Section, useTitle }
 import { AskPart } from "./ask";
 import { Gpus } from "./gpus";
 import { Log } from "./log";
+import { NotesPart } from "./notes";
 import { CurvesPart } from "./run_curves";
 import { EventsPart, Why } from "./run_events";
 import { columnsOf, SamplesPart } from "./samples";
@@ -76,6 +77,9 @@ export function RunView({ name }: { name: string }) {
           <a class="button" href={`#/data?like=${encodeURIComponent(name)}`}>
             Data
           </a>
+          <a class="button" href={runPath(name, "/metrics.csv")} download={`${name}.csv`}>
+            CSV
+          </a>
           <a class="button" href={`#/new?like=${encodeURIComponent(name)}`}>
             Duplicate
           </a>
@@ -122,11 +126,12 @@ export function RunView({ name }: { name: string }) {
         <Figure name="Memory" value={bytes(now.memory)} />
       </dl>
       {samples && <SamplesPart columns={columnsOf(name, samples.sets)} onMore={run.hasMoreSamples() ? () => run.showAllSamples() : null} />}
+      <NotesPart key={name} run={detail} />
       <CurvesPart run={run} detail={detail} kept={kept} />
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
       <EventsPart kept={kept} />
-      {!running && detail.facts?.generate && <AskPart run={name} facts={detail.facts} />}
+      {!running && detail.facts?.generate && <AskPart run={name} facts={detail.facts} config={detail.config} />}
       {detail.facts && detail.facts.commands.length > 0 && (
         <Section title="Commands" note="For a terminal, valid in any folder.">
           {detail.facts.commands.map(({ what, line }) => (

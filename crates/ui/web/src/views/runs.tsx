@@ -10,9 +10,35 @@ import { Badge, Offline, Problem, Progress, useTitle } from "../widgets";
 const runs = signal<Overview[] | null>(null);
 const offline = signal<string | null>(null);
 
+/** What the list is sorted by, and which columns are left out on a phone. */
+const COLUMNS: { title: string; value: (run: Overview) => number | string | null; isNumber?: boolean; isExtra?: boolean }[] = [
+  { title: "Run", value: (run) => run.name.toLowerCase() },
+  { title: "State", value: (run) => run.state },
+  { title: "Steps", value: (run) => run.latest.step },
+  { title: "Loss", value: (run) => run.latest.loss, isNumber: true },
+  { title: "Held out", value: (run) => run.latest.eval_loss, isNumber: true },
+  { title: "Tokens/s", value: (run) => run.latest.tokens_per_second, isNumber: true, isExtra: true },
+  { title: "Memory", value: (run) => run.latest.memory, isNumber: true, isExtra: true },
+  { title: "Changed", value: (run) => run.changed, isExtra: true },
+];
+/** How it is sorted at first: the newest above. */
+const NEWEST = { column: 7, isDown: true };
+
+/** Runs in the order of a column; those without a value are last. */
+function sorted(runs: Overview[], { column, isDown }: typeof NEWEST): Overview[] {
+  const { value } = COLUMNS[column]!;
+  return [...runs].sort((one, other) => {
+    const [first, second] = [value(one), value(other)];
+    if (first === null || second === null) return Number(first === null) - Number(second === null);
+    return (first < second ? -1 : first > second ? 1 : 0) * (isDown ? -1 : 1);
+  });
+}
+
 export function RunsView() {
   const [chosen, choose] = useState<ReadonlySet<string>>(new Set());
   const [sought, seek] = useState("");
+  const [state, setState] = useState("");
+  const [order, setOrder] = useState(NEWEST);
   useTitle("Runs");
   useEffect(() => {
     const take = (data: string) => {
@@ -31,7 +57,11 @@ export function RunsView() {
   };
   const list = runs.value;
   const now = Date.now() / 1000;
-  const shown = list?.filter((run) => run.name.toLowerCase().includes(sought.toLowerCase()));
+  const words = sought.toLowerCase();
+  const isShown = (run: Overview) =>
+    (state === "" || run.state === state) && [run.name, ...run.tags].some((word) => word.toLowerCase().includes(words));
+  const shown = list && sorted(list.filter(isShown), order);
+  const states = [...new Set(list?.map((run) => run.state))].sort();
   const compared = [...chosen].filter((name) => list?.some((run) => run.name === name)).slice(0, 8);
   const link = `#/compare?${compared.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
   return (
@@ -46,8 +76,17 @@ export function RunsView() {
             <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify me at the end
           </label>
           <label>
-            <span class="hidden">Find a run by name</span>
+            <span class="hidden">Find a run by name or tag</span>
             <input type="search" placeholder="Find" value={sought} onInput={(event) => seek(event.currentTarget.value)} />
+          </label>
+          <label>
+            <span class="hidden">State</span>
+            <select value={state} onChange={(event) => setState(event.currentTarget.value)}>
+              <option value="">All states</option>
+              {states.map((word) => (
+                <option key={word}>{word}</option>
+              ))}
+            </select>
           </label>
           <button type="button" disabled={compared.length < 2} onClick={() => (location.hash = link)}>
             {compared.length < 2 ? "Compare: select two" : `Compare ${compared.length}`}
@@ -71,24 +110,26 @@ export function RunsView() {
                 <th scope="col">
                   <span class="hidden">Compare</span>
                 </th>
-                <th scope="col">Run</th>
-                <th scope="col">State</th>
-                <th scope="col">Steps</th>
-                <th scope="col" class="number">
-                  Loss
-                </th>
-                <th scope="col" class="number">
-                  Held out
-                </th>
-                <th scope="col" class="number extra">
-                  Tokens/s
-                </th>
-                <th scope="col" class="number extra">
-                  Memory
-                </th>
-                <th scope="col" class="extra">
-                  Changed
-                </th>
+                {COLUMNS.map(({ title, isNumber, isExtra }, column) => {
+                  const isSorted = order.column === column;
+                  return (
+                    <th
+                      key={title}
+                      scope="col"
+                      class={`${isNumber ? "number " : ""}${isExtra ? "extra" : ""}`}
+                      aria-sort={isSorted ? (order.isDown ? "descending" : "ascending") : undefined}
+                    >
+                      <button
+                        type="button"
+                        class="sort"
+                        onClick={() => setOrder({ column, isDown: isSorted ? !order.isDown : column === NEWEST.column })}
+                      >
+                        {title}
+                        {isSorted && <span aria-hidden="true">{order.isDown ? " ↓" : " ↑"}</span>}
+                      </button>
+                    </th>
+                  );
+                })}
               </tr>
             </thead>
             <tbody>
@@ -104,6 +145,11 @@ export function RunsView() {
                   </td>
                   <th scope="row">
                     <a href={`#/run/${encodeURIComponent(run.name)}`}>{run.name}</a>
+                    {run.tags.map((tag) => (
+                      <button key={tag} type="button" class="tag" title="Show the runs with this tag" onClick={() => seek(tag)}>
+                        {tag}
+                      </button>
+                    ))}
                   </th>
                   <td>
                     <Badge run={run} />
@@ -122,7 +168,7 @@ export function RunsView() {
           </table>
         </div>
       )}
-      {shown?.length === 0 && (list?.length ?? 0) > 0 && <p class="note">No run name contains “{sought}”.</p>}
+      {shown?.length === 0 && (list?.length ?? 0) > 0 && <p class="note">No run is like that.</p>}
     </main>
   );
 }

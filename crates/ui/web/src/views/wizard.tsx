@@ -2,7 +2,7 @@
 // which the form of all keys and the text show, too.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Overview, type RunList, read } from "../api";
-import { begin, GOALS, type Goal, goalOf, isFresh, questions, TEMPLATES, type Template, withKeys, written } from "../recipes";
+import { begin, freshText, GOALS, type Goal, goalOf, isFresh, questions, TEMPLATES, type Template, withKeys, written } from "../recipes";
 import { fieldAt } from "../schema";
 import { useTitle } from "../widgets";
 import { Config } from "../yaml";
@@ -17,18 +17,16 @@ const STEPS = ["What to teach", "Model", "Data", "Settings"];
 /** The most earlier runs that are offered. */
 const MAX_RUNS = 8;
 
-const fresh = () => TEMPLATES.find((template) => template.name === "small")?.text ?? "";
-
-export function Wizard({ isWhole }: { isWhole: boolean }) {
+export function Wizard({ isWhole, data: given }: { isWhole: boolean; data: string | null }) {
   useTitle("New run");
   const [draft] = useState(() => localStorage.getItem(DRAFT));
   const [step, setStep] = useState(isWhole ? 3 : 0);
   /** The furthest step. */
   const [reached, setReached] = useState(step);
-  const [config, setConfig] = useState(() => (isWhole ? (draft ?? fresh()) : fresh()));
+  const [config, setConfig] = useState(() => (isWhole ? (draft ?? freshText()) : freshText()));
   const [goal, setGoal] = useState<Goal>(() => goalOf(config));
   const [model, setModel] = useState<ChosenModel | null>(null);
-  const [data, setData] = useState<string | null>(null);
+  const [data, setData] = useState<string | null>(given);
   const go = (next: number) => {
     setStep(next);
     setReached(Math.max(next, reached));
@@ -41,13 +39,13 @@ export function Wizard({ isWhole }: { isWhole: boolean }) {
   const chooseGoal = (chosen: Goal) => {
     setGoal(chosen);
     setModel(null);
-    setData(null);
+    setData(given);
     setReached(1);
     setStep(1);
   };
   const chooseModel = (chosen: ChosenModel) => {
     setModel(chosen);
-    const text = chosen.name === null ? fresh() : begin(goal, chosen.name, chosen.keys);
+    const text = chosen.name === null ? freshText() : begin(goal, chosen.name, chosen.keys);
     change(data === null ? text : withData(text, data));
     go(2);
   };

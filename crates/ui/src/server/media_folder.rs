@@ -1,0 +1,469 @@
+//! A folder of pictures and videos with their captions, whether or not a config names it: listed, looked at, changed.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::{Path, State as Shared};
+use axum::http::{Method, StatusCode, header, request};
+use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio_stream::StreamExt as _;
+
+use super::api::{bad, blocking};
+use super::choose::{IMAGES, Seen, TEXTS, VIDEOS, allowed_folder, has};
+use super::data::{self, Medium, Set};
+use super::describe::{Body, Upload};
+use super::error::Refusal;
+use super::{State, lock, thumbnails};
+use crate::runs::{Folder, RunName};
+
+type Answer<T> = Result<T, Refusal>;
+type Of<T> = Shared<Arc<T>>;
+
+/// The most pictures and videos of a folder, and how deep below it they are found.
+const MAX_MEDIA: usize = 20_000;
+const DEPTH: usize = 6;
+/// The most that is read of a caption, in bytes.
+const MAX_CAPTION_BYTES: u64 = 64 << 10;
+/// How long one request looks at pictures.
+const LOOKING: Duration = Duration::from_millis(800);
+/// How many pictures are looked at by one request at most.
+const MAX_LOOKED: usize = 500;
+/// The largest file that is taken, in bytes.
+const MAX_UPLOAD_BYTES: u64 = 4 << 30;
+/// How long a piece of a file may take to arrive.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A file with this name says what the files beside it are, so it is none of them.
+const NAMES_MEDIA: &str = "metadata.jsonl";
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// An allowed folder.
+    path: PathBuf,
+}
+
+/// What a medium is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum MediaKind {
+    Image,
+    Video,
+}
+
+/// A picture or a video.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct MediaFile {
+    /// Its path in the folder.
+    file: String,
+    kind: MediaKind,
+    bytes: u64,
+    /// Of a picture, in pixels; null for a video, and for what is no picture.
+    width: Option<u32>,
+    height: Option<u32>,
+    /// Null if there is no file of a caption.
+    caption: Option<String>,
+}
+
+/// The pictures and videos in a folder and those below it.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct MediaFolder {
+    /// The number by which its files are asked for.
+    set: u64,
+    path: PathBuf,
+    media: Vec<MediaFile>,
+    /// Whether there are more than are listed.
+    is_cut: bool,
+}
+
+/// Lists a folder.
+pub(super) async fn open(
+    Shared(state): Of<State>,
+    Body(Wanted { path }): Body<Wanted>,
+) -> Answer<Json<MediaFolder>> {
+    let _permit = state.scans.acquire().await.ok();
+    let shared = state.clone();
+    blocking(move || {
+        let state = shared;
+        let path = allowed_folder(&path, &state.launch.allowed)?;
+        let root = Folder::open(&path)?;
+        let (mut media, mut known) = (Vec::new(), Vec::new());
+        let is_cut = !walk(
+            &path,
+            &root,
+            FilePath::new(""),
+            DEPTH,
+            &mut media,
+            &mut known,
+        );
+        let set = Set::new(path.clone(), known, true);
+        let set = lock(&state.sets).add(set);
+        Ok(Json(MediaFolder {
+            set,
+            path,
+            media,
+            is_cut,
+        }))
+    })
+    .await
+}
+
+/// Adds what is in the folder `below` the first one; returns whether that is all.
+fn walk(
+    path: &FilePath,
+    root: &Folder,
+    below: &FilePath,
+    depth: usize,
+    media: &mut Vec<MediaFile>,
+    known: &mut Vec<Medium>,
+) -> bool {
+    let seen = Seen::of(&path.join(below));
+    let mut is_all = !seen.is_cut;
+    let opened = |name: &str| root.file_below(&below.join(name)).ok();
+    for (name, bytes) in &seen.files {
+        let kind = match () {
+            () if has(name, &IMAGES) => MediaKind::Image,
+            () if has(name, &VIDEOS) => MediaKind::Video,
+            () => continue,
+        };
+        if media.len() == MAX_MEDIA {
+            return false;
+        }
+        let size = match kind {
+            MediaKind::Image => opened(name).and_then(thumbnails::size),
+            MediaKind::Video => None,
+        };
+        // As the trainer looks for it: `a.png.txt`, else `a.txt`.
+        let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
+        let mut captions = [format!("{name}.txt"), format!("{stem}.txt")].into_iter();
+        let caption = captions
+            .find(|caption| seen.files.contains_key(caption))
+            .unwrap_or_else(|| format!("{stem}.txt"));
+        media.push(MediaFile {
+            file: below.join(name).to_string_lossy().into_owned(),
+            kind,
+            bytes: *bytes,
+            width: size.map(|(width, _)| width),
+            height: size.map(|(_, height)| height),
+            caption: opened(&caption).map(caption_in),
+        });
+        known.push(Medium {
+            file: below.join(name),
+            frame_files: Vec::new(),
+            caption_file: Some(below.join(caption)),
+        });
+    }
+    for name in seen.folders.iter().filter(|_| depth > 0) {
+        is_all &= walk(path, root, &below.join(name), depth - 1, media, known);
+    }
+    is_all
+}
+
+fn caption_in(file: File) -> String {
+    let mut bytes = Vec::new();
+    // What cannot be read is empty here, and no longer the same when it is to be changed.
+    let _ = file.take(MAX_CAPTION_BYTES).read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    text.trim_start_matches('\u{feff}').trim().to_owned()
+}
+
+/// A small version of a picture.
+pub(super) async fn thumbnail(
+    Shared(state): Of<State>,
+    Path((set, place)): Path<(String, String)>,
+) -> Answer<Response> {
+    let (set, place) = data::medium(&state, &set, &place)?;
+    let _turn = state.thumbnails.turns.acquire().await.ok();
+    let shared = state.clone();
+    let look = blocking(move || {
+        let missing = |error| Refusal::new(StatusCode::NOT_FOUND, error);
+        looked_at(&shared, &set, place).map_err(missing)
+    });
+    let kind = [(header::CONTENT_TYPE, "image/jpeg")];
+    Ok((kind, look.await?.thumbnail.clone()).into_response())
+}
+
+fn looked_at(state: &State, set: &Set, place: usize) -> Result<Arc<thumbnails::Look>, String> {
+    let path = set.folder.join(set.media[place].shown());
+    let is_picture = has(&path.to_string_lossy(), &IMAGES);
+    if !is_picture {
+        return Err("it is no picture".into());
+    }
+    let file = set.open(place).map_err(|refusal| refusal.1)?;
+    state.thumbnails.look(path, file)
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LookFrom {
+    /// The index of the first picture.
+    from: usize,
+}
+
+/// How a picture looks.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Looks {
+    /// Its index.
+    medium: usize,
+    /// 16 hexadecimal digits that differ in few bits for pictures that look alike; null for what is no picture.
+    hash: Option<String>,
+    /// The variance of the Laplacian at 512 pixels: small for blurred pictures.
+    sharpness: Option<f32>,
+    /// Why it cannot be read.
+    problem: Option<String>,
+}
+
+/// How some pictures look.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Looked {
+    looks: Vec<Looks>,
+    /// Where the next request begins; null if these are the last.
+    next: Option<usize>,
+}
+
+/// Looks at pictures for a while.
+pub(super) async fn look(
+    Shared(state): Of<State>,
+    Path(set): Path<String>,
+    Body(LookFrom { from }): Body<LookFrom>,
+) -> Answer<Json<Looked>> {
+    let set = data::set(&state, &set)?;
+    let _permit = state.scans.acquire().await.ok();
+    let shared = state.clone();
+    blocking(move || {
+        let began = Instant::now();
+        let mut looks = Vec::new();
+        let last = set.media.len().min(from.saturating_add(MAX_LOOKED));
+        let mut next = from;
+        while next < last && (next == from || began.elapsed() < LOOKING) {
+            let is_video = has(&set.media[next].shown().to_string_lossy(), &VIDEOS);
+            let look = (!is_video).then(|| looked_at(&shared, &set, next));
+            let (found, problem) = match look {
+                Some(Ok(look)) => (Some(look), None),
+                Some(Err(problem)) => (None, Some(problem)),
+                None => (None, None),
+            };
+            looks.push(Looks {
+                medium: next,
+                hash: found.as_ref().map(|look| format!("{:016x}", look.hash)),
+                sharpness: found.as_ref().map(|look| look.sharpness),
+                problem,
+            });
+            next += 1;
+        }
+        let next = (next < set.media.len()).then_some(next);
+        Ok(Json(Looked { looks, next }))
+    })
+    .await
+}
+
+/// A caption that is to be another.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CaptionChange {
+    /// The index of its medium.
+    medium: usize,
+    /// The new caption; unset removes its file.
+    text: Option<String>,
+    /// The caption when it was read; unset if there was none.
+    before: Option<String>,
+}
+
+/// A caption that was not changed.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct UnchangedCaption {
+    medium: usize,
+    why: String,
+}
+
+/// Changes captions, and says which it left.
+pub(super) async fn captions(
+    Shared(state): Of<State>,
+    Path(set): Path<String>,
+    Body(changes): Body<Vec<CaptionChange>>,
+) -> Answer<Json<Vec<UnchangedCaption>>> {
+    let set = data::set(&state, &set)?;
+    blocking(move || {
+        let mut left = Vec::new();
+        for CaptionChange {
+            medium,
+            text,
+            before,
+        } in changes
+        {
+            let done = match medium < set.media.len() {
+                true => set.write_caption(medium, text.as_deref(), before.as_deref()),
+                false => Err(bad("there is no such picture or video")),
+            };
+            left.extend(done.err().map(|refusal| UnchangedCaption {
+                medium,
+                why: refusal.1,
+            }));
+        }
+        Ok(Json(left))
+    })
+    .await
+}
+
+/// Removes a medium and its caption.
+pub(super) async fn remove(
+    Shared(state): Of<State>,
+    Path((set, place)): Path<(String, String)>,
+) -> Answer<StatusCode> {
+    let (set, place) = data::medium(&state, &set, &place)?;
+    blocking(move || {
+        let medium = &set.media[place];
+        if !medium.frame_files.is_empty() {
+            return Err(bad("a folder of frames is removed in a file manager"));
+        }
+        refuse_run(&state, &set)?;
+        set.change(&medium.file, |folder, name| {
+            let is_medium = has(name, &IMAGES) || has(name, &VIDEOS);
+            if !is_medium {
+                return Err(bad("it is neither a picture nor a video"));
+            }
+            folder.remove(name).map_err(|error| {
+                let text = format!("it cannot be removed: {error}");
+                Refusal::new(StatusCode::CONFLICT, text)
+            })?;
+            let caption = medium.caption_file.as_deref().and_then(FilePath::file_name);
+            if let Some(caption) = caption.and_then(|caption| caption.to_str())
+                && has(caption, &["txt"])
+            {
+                // There may be none.
+                let _ = folder.remove(caption);
+            }
+            Ok(StatusCode::NO_CONTENT)
+        })
+    })
+    .await
+}
+
+/// A run's folder is as its training left it.
+fn refuse_run(state: &State, set: &Set) -> Answer<()> {
+    let root = state.runs.root().canonicalize()?;
+    let folder = set.folder.canonicalize()?;
+    let mut above = folder.ancestors();
+    let is_run =
+        above.any(|above| above.parent() == Some(&root) && above.join("config.yaml").exists());
+    match is_run {
+        true => Err(Refusal::new(
+            StatusCode::CONFLICT,
+            "this is the folder of a run: nothing is added to it or removed from it",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Whether a request brings a file, which is not read into memory.
+pub(super) fn is_upload(parts: &request::Parts) -> bool {
+    let mut path = parts.uri.path().split('/').skip(1);
+    let path = [(); 6].map(|()| path.next());
+    parts.method == Method::PUT
+        && matches!(
+            path,
+            [
+                Some("api"),
+                Some("data"),
+                Some(_),
+                Some("files"),
+                Some(_),
+                None
+            ]
+        )
+}
+
+/// Whether a file of this name may be added to data.
+pub(super) fn is_data_name(name: &str) -> bool {
+    let known = [&IMAGES[..], &VIDEOS[..], &TEXTS[..]].concat();
+    RunName::parse(name).is_ok() && has(name, &known) && !name.eq_ignore_ascii_case(NAMES_MEDIA)
+}
+
+/// A file in the making, which is gone unless it is kept.
+struct Draft {
+    folder: Folder,
+    name: String,
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // If it was kept, there is none.
+        let _ = self.folder.remove(&self.name);
+    }
+}
+
+/// Adds a file to the folder of a data set.
+pub(super) async fn upload(
+    Shared(state): Of<State>,
+    Path((set, name)): Path<(String, String)>,
+    Upload(body): Upload,
+) -> Answer<StatusCode> {
+    static DRAFTS: AtomicU64 = AtomicU64::new(0);
+    if !is_data_name(&name) {
+        return Err(bad(format!(
+            "only files of data are added: .{}",
+            [&IMAGES[..], &VIDEOS[..], &TEXTS[..]].concat().join(" .")
+        )));
+    }
+    let taken = |name: &str| {
+        let text = format!("there is already a file `{name}`: nothing is replaced");
+        Refusal::new(StatusCode::CONFLICT, text)
+    };
+    let set = data::set(&state, &set)?;
+    let _permit = state.files.acquire().await.ok();
+    let shared = state.clone();
+    let wanted = name.clone();
+    let (draft, mut file) = blocking(move || {
+        refuse_run(&shared, &set)?;
+        set.change(FilePath::new(&wanted), |folder, _| {
+            match folder.file(&wanted) {
+                Ok(_) => Err(taken(&wanted)),
+                Err(_) => Ok(()),
+            }
+        })?;
+        let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".{}-{number}.surefoot-upload", std::process::id());
+        let folder = Folder::open(&set.folder)?;
+        let file = folder.draft(&name)?;
+        Ok((Draft { folder, name }, file))
+    })
+    .await?;
+    let mut body = body.into_data_stream();
+    let mut left = MAX_UPLOAD_BYTES;
+    loop {
+        let piece = tokio::time::timeout(PIECE_TIMEOUT, body.next()).await;
+        let piece = match piece {
+            Ok(None) => break,
+            Ok(Some(Ok(piece))) => piece,
+            _ => {
+                let text = "the file did not arrive whole";
+                return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, text));
+            }
+        };
+        left = left.checked_sub(piece.len() as u64).ok_or_else(|| {
+            let text = "a file has at most 4 GiB";
+            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+        })?;
+        file = blocking(move || {
+            file.write_all(&piece)?;
+            Ok(file)
+        })
+        .await?;
+    }
+    blocking(move || {
+        file.sync_all()?;
+        let kept = draft.folder.keep(&draft.name, &name);
+        kept.map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => taken(&name),
+            _ => error.into(),
+        })?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}

@@ -1,0 +1,305 @@
+// Data that no run has yet: a folder of pictures, its captions, and texts.
+import assert from "node:assert/strict";
+import { copyFileSync, cpSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { Place } from "./place.mjs";
+import { open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
+
+const golden = new URL("../../../../tests/reference/golden/", import.meta.url);
+const MANY = 400;
+
+let place;
+
+/** A picture of 36 blocks that is another for each seed, and the same at each size. */
+const blocks = (seed, size = 96) => {
+  const block = (at) => Math.floor((at * 6) / size);
+  return png(size, size, [(seed * 53) % 255, 0, 90], (x, y) => ((block(x) * 7 + block(y) * 13 + 1) * (seed * 31 + 17)) % 251);
+};
+/** One without any edge. */
+const flat = () => png(96, 96, [90, 120, 150], () => 128);
+
+before(async () => {
+  place = await Place.open();
+  const at = (...parts) => join(place.folder, ...parts);
+  mkdirSync(at("cats/film"), { recursive: true });
+  for (let cat = 0; cat < 12; cat += 1) {
+    writeFileSync(at(`cats/${String(cat).padStart(2, "0")}.png`), blocks(cat));
+    if (cat > 2) writeFileSync(at(`cats/${String(cat).padStart(2, "0")}.txt`), `a cat, ${cat % 2 ? "indoors" : "in the <b>garden</b>"}\n`);
+  }
+  writeFileSync(at("cats/again.png"), blocks(4, 192));
+  writeFileSync(at("cats/fog.png"), flat());
+  writeFileSync(at("cats/broken.png"), "no picture");
+  mkdirSync(at("many"));
+  for (let cat = 0; cat < MANY; cat += 1) writeFileSync(at(`many/${String(cat).padStart(4, "0")}.png`), blocks(cat % 50, 48));
+  mkdirSync(at("texts"));
+  const talk = (n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${"very ".repeat(n)}${n}.` });
+  writeFileSync(at("texts/talk.jsonl"), Array.from({ length: 60 }, (_, n) => talk(n)).join("\n"));
+  mkdirSync(at("models"));
+  copyFileSync(new URL("models/gemma3.gguf", golden), at("models/tiny-chat.gguf"));
+  cpSync(new URL("z_image/model", golden), at("models/tiny-image"), { recursive: true });
+});
+
+after(() => place?.close());
+
+const button = (page, name) => page.getByRole("button", { name });
+const cell = (page, name) => page.locator(".cell", { has: page.locator(`b:text-is("${name}")`) });
+const data = (name) => `#/data?path=${encodeURIComponent(join(place.folder, name))}`;
+const text = (name) => readFileSync(join(place.folder, "cats", name), "utf8");
+
+async function done(page) {
+  assert.deepEqual(page.complaints, []);
+  await page.context().close();
+}
+
+test("a folder is opened by clicks, and shows what is in it", async () => {
+  const page = await open(place, "#/");
+  await page.getByRole("link", { name: "Data" }).click();
+  await page.locator(".entries button", { hasText: place.folder }).click();
+  await button(page, /^cats/).click();
+  await button(page, "Open this folder").click();
+  await page.getByText("15 pictures and videos, 6 without a caption.").waitFor();
+  assert.match(await cell(page, "04.png").textContent(), /96 × 96.*a cat, in the <b>garden<\/b>/);
+  assert.equal(await page.locator(".cell .said b").count(), 0);
+  await page.waitForFunction(() => [...document.querySelectorAll(".cell img")].filter((each) => each.naturalWidth > 0).length >= 14);
+  await page.getByLabel("Show").selectOption("bare");
+  await page.waitForFunction(() => document.querySelectorAll(".cell").length === 6);
+  // A run begins with it.
+  await page.getByRole("link", { name: "New run with this" }).click();
+  await button(page, /^Pictures/).click();
+  await button(page, /^tiny-image/).click();
+  await page.getByText(`${place.folder}/cats`).last().waitFor();
+  assert.ok(await button(page, "Continue").isEnabled());
+  await page.context().close();
+});
+
+test("pictures that are blurred, there twice or broken are found", async () => {
+  const page = await open(place, data("cats"));
+  await button(page, "Find blurred and double ones").click();
+  await cell(page, "again.png").getByText("looks like another").waitFor();
+  await cell(page, "04.png").getByText("looks like another").waitFor();
+  await cell(page, "fog.png").getByText("maybe blurred").waitFor();
+  await cell(page, "broken.png").getByText("cannot be used").waitFor();
+  assert.equal(await cell(page, "05.png").locator(".badge").count(), 0);
+  await page.getByLabel("Show").selectOption("twice");
+  await page.waitForFunction(() => document.querySelectorAll(".cell").length === 2);
+  await button(page, /^again\.png/).click();
+  await page.getByRole("dialog").getByRole("button", { name: "04.png" }).click();
+  await page.getByRole("dialog", { name: "04.png" }).waitFor();
+  await page.context().close();
+});
+
+test("a caption is written with the keyboard alone, and undone", async () => {
+  const page = await open(place, data("cats"));
+  const cells = page.locator(".cell .open");
+  await cells.first().focus();
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("Enter");
+  const dialog = page.getByRole("dialog", { name: "01.png" });
+  await dialog.getByLabel("Caption").focus();
+  await page.keyboard.type("a <i>black</i> cat");
+  await page.keyboard.press("Control+Enter");
+  await page.getByRole("dialog", { name: "02.png" }).waitFor();
+  assert.equal(text("01.txt"), "a <i>black</i> cat\n");
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  assert.match(await cell(page, "01.png").textContent(), /a <i>black<\/i> cat/);
+  await button(page, /^Undo: caption of 01\.png/).press("Enter");
+  await cell(page, "01.png").getByText("no caption").waitFor();
+  assert.ok(!existsSync(join(place.folder, "cats/01.txt")));
+  await done(page);
+});
+
+test("a caption that somebody else changed stays as it is", async () => {
+  const page = await open(place, data("cats"));
+  await button(page, /^03\.png/).click();
+  writeFileSync(join(place.folder, "cats/03.txt"), "by somebody else\n");
+  await page.getByRole("dialog").getByLabel("Caption").fill("mine");
+  await button(page, "Save caption").click();
+  await page.getByRole("dialog").getByText("changed meanwhile").waitFor();
+  assert.equal(text("03.txt"), "by somebody else\n");
+  writeFileSync(join(place.folder, "cats/03.txt"), "a cat, indoors\n");
+  await page.context().close();
+});
+
+test("captions are changed together, by tags too, and undone in turn", async () => {
+  const page = await open(place, data("cats"));
+  const before = text("05.txt");
+  const panel = page.locator("details", { hasText: "Change captions" });
+  await panel.locator("summary").click();
+  await panel.getByLabel("Text").fill("ohwx, ");
+  await button(page, "Change 15 captions").click();
+  await cell(page, "05.png").getByText("ohwx, a cat, indoors").waitFor();
+  assert.equal(text("05.txt"), "ohwx, a cat, indoors\n");
+  assert.equal(text("00.txt"), "ohwx,\n");
+  // A tag of those that were chosen.
+  await cell(page, "05.png").getByRole("checkbox").check();
+  await cell(page, "07.png").getByRole("checkbox").check();
+  await panel.getByText("2 chosen").waitFor();
+  await button(page, "Remove the tag indoors").click();
+  await button(page, "Change 2 captions").click();
+  await cell(page, "07.png").getByText("ohwx, a cat", { exact: true }).waitFor();
+  assert.equal(text("09.txt"), "ohwx, a cat, indoors\n");
+  await panel.getByLabel("How").selectOption("replace");
+  await panel.getByLabel("What").fill("a cat");
+  await panel.getByLabel("By").fill("a dog");
+  await panel.getByText("ohwx, a dog").waitFor();
+  await button(page, "Change 2 captions").click();
+  await cell(page, "05.png").getByText("ohwx, a dog").waitFor();
+  for (const name of [/^Undo: replace/, /^Undo: remove a tag/, /^Undo: put in front/]) {
+    await button(page, name).click();
+    await button(page, name).waitFor({ state: "detached" });
+  }
+  await cell(page, "05.png").getByText("a cat, indoors").waitFor();
+  assert.equal(text("05.txt"), before);
+  assert.ok(!existsSync(join(place.folder, "cats/00.txt")));
+  await done(page);
+});
+
+test("files are added, replace none, and are deleted after a question", async () => {
+  const page = await open(place, data("texts"));
+  await page.goto(`http://127.0.0.1:${place.port}/#/data`);
+  await page.locator(".entries button", { hasText: place.folder }).click();
+  await button(page, "New folder").click();
+  await page.getByLabel("Name of the new folder").fill("new dogs");
+  await page.keyboard.press("Enter");
+  await page.getByText("new dogs").waitFor();
+  await button(page, "Open this folder").click();
+  await page.getByText("There are no pictures, videos or texts here yet.").waitFor();
+  const files = [
+    { name: "dog.png", mimeType: "image/png", buffer: blocks(7) },
+    { name: "dog.txt", mimeType: "text/plain", buffer: Buffer.from("a dog") },
+    { name: "run.sh", mimeType: "text/plain", buffer: Buffer.from("rm") },
+  ];
+  await page.getByLabel("Files to add").setInputFiles(files);
+  await page.getByText("run.sh is no picture, video or text").waitFor();
+  await cell(page, "dog.png").getByText("a dog").waitFor();
+  await page.getByLabel("Files to add").setInputFiles([{ ...files[1], buffer: Buffer.from("other") }]);
+  await page.getByText("there is already a file `dog.txt`").waitFor();
+  const folder = join(place.folder, "new dogs");
+  assert.equal(readFileSync(join(folder, "dog.txt"), "utf8"), "a dog");
+  await cell(page, "dog.png").getByRole("checkbox").check();
+  await button(page, "Delete 1").click();
+  await page.keyboard.press("Escape");
+  assert.deepEqual(readdirSync(folder), ["dog.png", "dog.txt"]);
+  await button(page, "Delete 1").click();
+  await button(page, "Yes").click();
+  await page.getByText("0 pictures and videos").waitFor();
+  assert.deepEqual(readdirSync(folder), []);
+  await page.context().close();
+});
+
+test("a folder that is dropped is added", async () => {
+  mkdirSync(join(place.folder, "drops"));
+  const page = await open(place, data("drops"));
+  await page.locator(".drop").waitFor();
+  const transfer = await page.evaluateHandle(
+    (bytes) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+      return transfer;
+    },
+    [...blocks(3)],
+  );
+  await page.dispatchEvent(".drop", "drop", { dataTransfer: transfer });
+  await cell(page, "dropped.png").waitFor();
+  assert.deepEqual(readFileSync(join(place.folder, "drops/dropped.png")), blocks(3));
+  await done(page);
+});
+
+test("a model on this machine writes the captions that are missing", async () => {
+  const asked = [];
+  const model = createServer((request, response) => {
+    let body = "";
+    request.on("data", (piece) => (body += piece));
+    request.on("end", () => {
+      if (request.url === "/v1/models") return response.end(JSON.stringify({ data: [{ id: "tiny-vision" }] }));
+      asked.push(JSON.parse(body));
+      response.end(JSON.stringify({ choices: [{ message: { content: `what a model\nsees, ${asked.length}` } }] }));
+    });
+  });
+  await new Promise((ready) => model.listen(0, "127.0.0.1", ready));
+  const page = await open(place, data("cats"));
+  const panel = page.locator("details", { hasText: "Let a model write captions" });
+  await panel.locator("summary").click();
+  await panel.getByLabel("Port").fill(String(model.address().port));
+  await panel.getByLabel("Port").press("Tab");
+  await panel.getByLabel("Model").locator("option", { hasText: "tiny-vision" }).waitFor({ state: "attached" });
+  await button(page, "Write 6 captions").click();
+  await panel.getByText("6 of 6, 5 written, ended").waitFor();
+  await panel.getByText(/broken\.png: /).waitFor();
+  await cell(page, "00.png").getByText("what a model sees, 1").waitFor();
+  assert.equal(text("00.txt"), "what a model sees, 1\n");
+  assert.equal(text("05.txt"), "a cat, indoors\n");
+  assert.equal(asked.length, 5);
+  assert.equal(asked[0].model, "tiny-vision");
+  await picture(page, "data-captions");
+  model.close();
+  await page.context().close();
+});
+
+test("the trainer says at which size each is trained", async () => {
+  const page = await open(place, data("cats"));
+  const panel = page.locator("details", { hasText: "How they are trained" });
+  await panel.locator("summary").click();
+  await panel.getByLabel("Model").locator("option", { hasText: "tiny-image" }).waitFor({ state: "attached" });
+  await button(page, "Look").click();
+  await cell(page, "05.png")
+    .getByText(/96 × 96 → \d+ × \d+/)
+    .waitFor();
+  await cell(page, "broken.png").getByText("cannot be used").waitFor();
+  await page.context().close();
+});
+
+test("of a large folder only what is in sight exists", async () => {
+  const page = await open(place, data("many"));
+  await page.locator(".cell").first().waitFor();
+  const names = () => page.locator(".cell > b").allTextContents();
+  assert.ok((await names()).length < 80);
+  await page.locator(".cell .open").first().focus();
+  await page.keyboard.press("End");
+  await cell(page, `0${MANY - 1}.png`).waitFor();
+  assert.ok((await names()).length < 80);
+  assert.equal(await page.evaluate(() => document.activeElement.ariaLabel), `0${MANY - 1}.png, no caption`);
+  await page.keyboard.press("Home");
+  await cell(page, "0000.png").waitFor();
+  await page.getByLabel("Find in names and captions").fill("0123");
+  await page.waitForFunction(() => document.querySelectorAll(".cell").length === 1);
+  await done(page);
+});
+
+test("texts are shown as a model reads them, with how long they are", async () => {
+  const page = await open(place, data("texts"));
+  await page.locator(".rows mark").first().waitFor();
+  await page.getByLabel("At most").selectOption("128");
+  await page
+    .getByRole("img", { name: /Half of these \d+ examples have at most \d+ tokens, the longest \d+; \d+ are divided between rows/ })
+    .waitFor();
+  await picture(page, "data-lengths", page.locator("main"), 760);
+  await done(page);
+});
+
+for (const colorScheme of ["light", "dark"]) {
+  test(`data on a phone and a desk, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
+    for (const options of [PHONE, { viewport: { width: 1360, height: 900 } }]) {
+      const page = await open(place, data("cats"), { ...options, colorScheme });
+      await page.locator(".cell img").nth(3).waitFor();
+      for (const summary of await page.locator("details.tool > summary").all()) await summary.click();
+      assert.ok((await tooWide(page)) <= 0);
+      assert.deepEqual(await serious(page), []);
+      if (options !== PHONE && colorScheme === "light") {
+        for (const summary of await page.locator("details.tool > summary").all()) await summary.click();
+        await picture(page, "data-folder", page.locator("main"), 900);
+      }
+      await button(page, /^05\.png/).click();
+      await page.getByRole("dialog").waitFor();
+      assert.ok((await tooWide(page)) <= 0);
+      assert.deepEqual(await serious(page), []);
+      if (process.env.SCREENSHOTS && colorScheme === "dark") {
+        await page.screenshot({ path: join(process.env.SCREENSHOTS, `light-box-${options === PHONE ? "phone" : "desk"}.png`) });
+      }
+      await page.context().close();
+    }
+  });
+}
