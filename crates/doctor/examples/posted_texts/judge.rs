@@ -96,7 +96,8 @@ pub(super) fn answer(text: &[u8]) -> Answer {
 }
 
 fn without_quotes_of_explain(mut explanation: Explanation) -> String {
-    if explanation.matches.is_empty() {
+    let is_honest = matches!(explanation.verdict, explain::Verdict::Failed { .. });
+    if explanation.matches.is_empty() && !is_honest {
         return String::new();
     }
     for found in &mut explanation.matches {

@@ -25,6 +25,8 @@ pub(super) enum Sign {
     Traceback,
     /// The mode of a device.
     Mode,
+    /// An archive of sources.
+    Archive,
     /// Something else that is read further.
     Other,
     /// A family of distributions.
@@ -51,7 +53,7 @@ const CONTAINERS: [&str; 4] = [
     "distrobox ",
     "root is not member of",
 ];
-const OTHERS: [(&str, Sign); 12] = [
+const OTHERS: [(&str, Sign); 13] = [
     ("HSA_OVERRIDE_GFX_VERSION", Sign::Override),
     ("+rocm", Sign::Rocm),
     ("gfx", Sign::Architecture),
@@ -60,6 +62,7 @@ const OTHERS: [(&str, Sign); 12] = [
     ("kernel", Sign::Kernel),
     ("-generic", Sign::Kernel),
     ("Name:", Sign::Other),
+    (".tar.gz", Sign::Archive),
     ("-packages", Sign::Traceback),
     ("Traceback (most recent", Sign::Traceback),
     (":\\", Sign::Other),
@@ -106,7 +109,8 @@ impl Sign {
             Self::Kernel => 9,
             Self::Traceback => 10,
             Self::Mode => 11,
-            Self::Other | Self::Distribution(_) => 12,
+            Self::Archive => 12,
+            Self::Other | Self::Distribution(_) => 13,
         };
         1 << place
     }
