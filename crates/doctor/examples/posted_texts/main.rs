@@ -209,8 +209,9 @@ fn print_false_alarms(judged: &[Judged]) {
                 .filter(|one| one.judgement.class == Class::Wrong)
                 .collect(),
         );
+        let warned = texts.iter().filter(|one| one.judgement.warns).count();
         println!(
-            "\n{}: {} false alarms on {} healthy texts",
+            "\n{}: {} false alarms on {} healthy texts, {warned} with a warning",
             part(of_held_out),
             alarms.len(),
             texts.len()

@@ -112,7 +112,7 @@ patterns! {
     /// An architecture as that of a device, and not of a file or of a package.
     OF_DEVICE = r"(?i)\b(?:on|GPU|APU|HIP|AMD|Ryzen|Radeon|Instinct|Strix \w+|card|hardware)\b[^\n/=]{0,40}\bgfx[0-9a-f]{3,5}\b";
     /// The short names, which are looked for where no card is named in full.
-    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
+    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
 }
 
 /// Names that stand before their own architecture: `780M iGPU (gfx1103)`. Of more than two, the text lists what something
@@ -202,9 +202,13 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
 fn products_by<'a>(text: &'a str, pattern: &Pattern) -> Vec<(Gfx, &'a str)> {
     let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
-        let gfx = names::architecture_of(name).filter(|gfx| !gfx.is_too_old())?;
+        let spaced = name.replace('-', " ");
+        let gfx = names::architecture_of(&spaced).filter(|gfx| !gfx.is_too_old())?;
         // `Ryzen 7 7840HS with Radeon 780M`: no processor has a card in it.
-        let is_card = found.get(1).is_none() || name.contains("RX");
+        let ends = |mark: &str| name.to_ascii_uppercase().ends_with(mark);
+        let is_card = found.get(1).is_none()
+            || name.contains("RX")
+            || ["XT", "XTX", "GRE"].into_iter().any(ends);
         is_card.then_some((gfx, name))
     };
     pattern

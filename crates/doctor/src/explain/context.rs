@@ -309,7 +309,7 @@ impl Context {
     /// What stands in a place of a text of the catalogue, about a message and its GPU: `{gpu}` is its architecture, `{install}` the
     /// commands that install a torch with code for it, `{override}` the value under which the code of a similar one runs on it, `{set}`
     /// the value that is set, `{target}` what that stands for, `{rocm}` the ROCm of the wheel, `{kernel}` the kernel in brackets,
-    /// `{package}` where the traceback ends, `{built}` what pip builds, `{architectures}` all that the text names, `{library}` and `{library-package}` what a
+    /// `{package}` where the traceback ends, `{built}` what pip builds, `{module}` what Python does not find, `{architectures}` all that the text names, `{library}` and `{library-package}` what a
     /// loader missed. It is empty if it is not known; other places are left as they are.
     fn value(&self, place: &str, line: &str, gfx: Option<Gfx>) -> Option<String> {
         let library = shared_library::named_in(line);
@@ -329,6 +329,17 @@ impl Context {
                 .package
                 .as_ref()
                 .map(|package| format!(", in the package {package}")),
+            "module" => {
+                let name = line
+                    .split_once("No module named ")
+                    .map(|(_, name)| name.trim());
+                let name = name.and_then(|name| {
+                    name.trim_matches(['\'', '"'])
+                        .split(['.', '\'', '"', ' '])
+                        .next()
+                });
+                Some(name.unwrap_or("the line names it").to_owned())
+            }
             "built" => Some(
                 self.built
                     .clone()

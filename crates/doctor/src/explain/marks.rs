@@ -40,19 +40,6 @@ pub(super) struct Marks {
     pub(super) distribution: Option<&'static Distribution>,
 }
 
-const NVIDIA: [&str; 5] = [
-    "GeForce",
-    "NVIDIA RTX",
-    "NVIDIA A100",
-    "NVIDIA H100",
-    "+cu1",
-];
-const CONTAINERS: [&str; 4] = [
-    "docker run",
-    "podman run",
-    "distrobox ",
-    "root is not member of",
-];
 const OTHERS: [(&str, Sign); 13] = [
     ("HSA_OVERRIDE_GFX_VERSION", Sign::Override),
     ("+rocm", Sign::Rocm),
@@ -75,8 +62,8 @@ static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
         (signs::WINDOWS, Sign::Windows),
         (signs::PROBABLY_WINDOWS, Sign::Windows),
         (signs::LINUX, Sign::Linux),
-        (&NVIDIA, Sign::Nvidia),
-        (&CONTAINERS, Sign::Container),
+        (signs::GEFORCE, Sign::Nvidia),
+        (signs::CONTAINERS, Sign::Container),
     ];
     let of_distributions = DISTRIBUTIONS.iter().flat_map(|one| {
         one.signs

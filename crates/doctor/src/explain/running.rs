@@ -1,5 +1,6 @@
 //! What a program shows of its work: how fast it goes, and how its loss develops.
 
+use crate::signs::{NOT_ON_GPU, RATES};
 use aho_corasick::AhoCorasick;
 use std::sync::LazyLock;
 
@@ -38,47 +39,6 @@ struct Series {
     fell_from: Option<f64>,
 }
 
-/// Rates of work on a GPU. Copies and downloads are in bytes.
-const RATES: [&str; 17] = [
-    "it/s",
-    "s/it",
-    "tok/s",
-    "tokens/s",
-    "t/s",
-    "step/s",
-    "steps/s",
-    "samples/s",
-    "images/s",
-    "tokens per second",
-    "steps/sec",
-    "tokens/sec",
-    "ms/step",
-    "s/step",
-    "img/s",
-    "images/sec",
-    "samples/sec",
-];
-
-/// Lines whose rates are those of the processor or of the disk.
-const NOT_ON_GPU: [&str; 16] = [
-    "Fetching",
-    "Loading",
-    "loading",
-    "Download",
-    "Map",
-    "Filter",
-    "Tokeniz",
-    "Generating train split",
-    "Resolving",
-    "Casting",
-    "Saving",
-    "Packing",
-    "Caching",
-    "Quantiz",
-    "shards",
-    "cpu",
-];
-
 static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
     // Constant words: without them nothing here works, and its tests fail.
     AhoCorasick::new([
@@ -91,6 +51,7 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         " ± ",
         "<?",
         " nan ",
+        "Prompt executed",
     ])
     .ok()
 });
@@ -273,7 +234,8 @@ fn shows_work(line: &str) -> bool {
             && line.contains(" ± ")
             && names.iter().any(|name| line.contains(name))
     };
-    RATES.iter().any(rate) || is_bench()
+    // ComfyUI says it after a failure as well, which the failure then shows.
+    RATES.iter().any(rate) || is_bench() || line.contains("Prompt executed in")
 }
 
 /// Whether a line sums up a run, as Trainer does: `{'train_runtime': 19.8, …, 'train_loss': 0.0}`, `train_loss  =  0.0`.

@@ -82,7 +82,11 @@ fn instead_of_rocm(machine: &Machine, found: &mut Found) {
             found.add(&said::DIRECTML, &[]);
         }
         Some(InsteadOfRocm::Zluda) => {
-            found.add(&said::ZLUDA, &[]);
+            let finding = found.add(&said::ZLUDA, &[]);
+            // Where nothing failed it is how that program works.
+            if !machine.posted.has_failed {
+                finding.severity = Severity::Info;
+            }
         }
         None => {}
     }

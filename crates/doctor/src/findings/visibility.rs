@@ -23,9 +23,12 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
 
 /// An empty mask, or one of -1, hides all GPUs of any machine.
 fn hides_all(machine: &Machine, found: &mut Found) {
-    let hides = |name: &&&str| matches!(machine.variable(name), Some("" | "-1"));
+    let hides = |name: &&&str| {
+        let value = machine.variables.get(**name).map(String::as_str);
+        matches!(value, Some("" | "-1"))
+    };
     if let Some(name) = VISIBILITY[..3].iter().find(hides) {
-        let set = format!("{name}={}", machine.variable(name).unwrap_or_default());
+        let set = format!("{name}={}", machine.variables[*name]);
         found.add(
             &said::VISIBILITY_LEAVES_NOTHING_ONE,
             &[("set", &set), ("names", name)],
