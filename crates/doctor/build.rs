@@ -101,8 +101,8 @@ fn literal(steps: &[Step]) -> String {
     let steps = steps.iter().map(|step| {
         let (when, unless) = (facts(&step.when), facts(&step.unless));
         format!(
-            "Step {{ when: &[{when}], unless: &[{unless}], text: {:?} }}, ",
-            step.text
+            "Step {{ when: &[{when}], unless: &[{unless}], gpus: &{:?}, text: {:?} }}, ",
+            step.gpus, step.text
         )
     });
     format!("&[{}]", steps.collect::<String>())

@@ -89,10 +89,10 @@ impl Reader {
         machine.posted.works = works.filter(|_| uses_gpu(&machine));
         let mut report = diagnose(machine);
         let is_wrong = |severity: Severity| severity < Severity::Info;
-        let is_explained = explanation
-            .matches
-            .iter()
-            .any(|found| is_wrong(found.severity));
+        // What the numbers of a training are does not tell why it ended.
+        let is_explained = explanation.matches.iter().any(|found| {
+            is_wrong(found.severity) && !(failed && found.line.starts_with("training: "))
+        });
         report.machine.posted.has_failed = failed && !is_explained;
         let mut own = std::mem::take(&mut report.findings);
         let of_log = left(&mut own, &explanation.matches);

@@ -284,8 +284,14 @@ fn listed(text: &str, base: &Machine) -> Option<Machine> {
     let mut seen = listing::mentions(text, &mut machine);
     seen.extend(pairs::mentions(text, &mut machine));
     if !seen.iter().any(GpuMention::says_something) {
-        let named = listing::only_products(text);
+        let mut named = listing::only_products(text);
         machine.posted.is_unordered = named.len() > 1;
+        if !named.is_empty() {
+            listing::note_geforce(text, &mut machine);
+        }
+        if named.is_empty() {
+            named.extend(listing::only_architecture(text));
+        }
         seen.extend(named);
     }
     machine.gpus = gpu_mention::merged(seen, &mut machine);
@@ -331,8 +337,10 @@ fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
         let prefix = prefixes.iter().find_map(|p| line.strip_prefix(p));
         // `HIP_VISIBLE_DEVICES=0 HSA_OVERRIDE_GFX_VERSION=10.3.0 python main.py`: a command, and its variables before it.
         let is_word = |word: &&str| {
-            word.split_once('=')
-                .is_some_and(|(_, value)| !value.is_empty() && !value.starts_with(['"', '\'']))
+            word.split_once('=').is_some_and(|(_, value)| {
+                let is_quoted = value.starts_with(['"', '\'']);
+                !value.is_empty() && !is_quoted || matches!(value, "\"\"" | "''")
+            })
         };
         let words: Vec<&str> = line.split_whitespace().take_while(is_word).collect();
         let has_command = words.len() < line.split_whitespace().count();

@@ -29,7 +29,8 @@ use platform::machine::{Machine, System};
 use running::Running;
 use serde::Serialize;
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// One recognised message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -221,6 +222,8 @@ pub struct Explainer {
     matches: Vec<Match>,
     /// Which patterns of the catalogue were found at all.
     seen: Vec<bool>,
+    /// The patterns found in lines that were read before, by their hash: most lines of a long log come again and again.
+    known: HashMap<u64, Box<[(usize, Role)]>>,
     /// The part of the current line that has been read.
     partial: Vec<u8>,
     /// The number of that line, less one.
@@ -244,6 +247,8 @@ const USUAL_COLUMNS: [usize; 4] = [80, 100, 120, 132];
 /// The most parts of a line that was broken.
 const MOST_PARTS: usize = 30;
 
+/// How many different lines are remembered.
+const MOST_KNOWN: usize = 1 << 15;
 /// How much of a line is kept; it can be one long JSON document.
 const LONGEST_LINE: usize = 64 << 10;
 
@@ -265,6 +270,7 @@ impl Explainer {
             running: Running::default(),
             matches: Vec::new(),
             seen: vec![false; catalogue.len()],
+            known: HashMap::new(),
             partial: Vec::new(),
             lines: 0,
             asked: None,
@@ -453,12 +459,22 @@ impl Explainer {
     fn match_patterns(&mut self, line: &str, number: usize, counts: bool) {
         let mut previous = None;
         let is_remark = LazyCell::new(|| is_remark(line));
-        let line = translations::in_english(line);
-        // A pattern may be about the beginning of what the program printed.
-        let printed = pasted::without_prefix(&line);
-        let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
-        let found = self.catalogue.of_line(&line, printed, &self.seen);
-        for (pattern, role) in found {
+        let mut hasher = DefaultHasher::new();
+        line.hash(&mut hasher);
+        let hash = hasher.finish();
+        let line = LazyCell::new(|| translations::in_english(line));
+        let known = self.known.get(&hash).cloned();
+        let found = known.unwrap_or_else(|| {
+            // A pattern may be about the beginning of what the program printed.
+            let printed = pasted::without_prefix(&line);
+            let printed = pasted::after_number(printed).map_or(printed, |(_, text)| text);
+            let found: Box<[_]> = self.catalogue.of_line(&line, printed, &self.seen).into();
+            if self.known.len() < MOST_KNOWN {
+                self.known.insert(hash, found.clone());
+            }
+            found
+        });
+        for &(pattern, role) in &found {
             self.seen[pattern] = true;
             let Role::Names(owner) = role else {
                 continue;

@@ -5,6 +5,7 @@
 //! table and old versions of `rocm-smi` print nothing else.
 
 use crate::pattern::{self, Patterns, patterns};
+use crate::signs;
 use crate::tables::{CHIPS, PROCESSORS};
 use platform::Gfx;
 use platform::pci::DeviceId;
@@ -65,18 +66,9 @@ pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
 /// Whether a display adapter is the virtual one of a virtual machine's host.
 pub(crate) fn is_virtual_adapter(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    [
-        "vmware",
-        "svga ii",
-        "virtio",
-        "qxl",
-        "1234:1111",
-        "bochs",
-        "cirrus",
-        "hyper-v",
-    ]
-    .iter()
-    .any(|sign| name.contains(sign))
+    signs::VIRTUAL_ADAPTERS
+        .iter()
+        .any(|sign| name.contains(sign))
 }
 
 /// The names that the Windows driver and the PCI id database give to the graphics of many processors, but to no card.

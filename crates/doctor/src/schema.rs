@@ -124,6 +124,8 @@ pub enum Fact {
 pub(crate) struct Step {
     pub(crate) when: Vec<Fact>,
     pub(crate) unless: Vec<Fact>,
+    /// The architectures that it is for; all of them if empty.
+    pub(crate) gpus: Vec<String>,
     pub(crate) text: String,
 }
 
@@ -136,6 +138,8 @@ impl<'de> Deserialize<'de> for Step {
             when: Vec<Fact>,
             #[serde(default)]
             unless: Vec<Fact>,
+            #[serde(default)]
+            gpus: Vec<String>,
             r#do: String,
         }
         struct TextOrTable;
@@ -143,13 +147,14 @@ impl<'de> Deserialize<'de> for Step {
             type Value = Step;
 
             fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-                formatter.write_str("a text, or { when = [FACT], unless = [FACT], do = TEXT }")
+                formatter.write_str("a text, or { when = [FACT], unless = [FACT], gpus = [ARCHITECTURE], do = TEXT }")
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Step, E> {
                 Ok(Step {
                     when: Vec::new(),
                     unless: Vec::new(),
+                    gpus: Vec::new(),
                     text: text.to_owned(),
                 })
             }
@@ -158,9 +163,24 @@ impl<'de> Deserialize<'de> for Step {
                 let Table {
                     when,
                     unless,
+                    gpus,
                     r#do: text,
                 } = Table::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(Step { when, unless, text })
+                let is_name = |name: &&String| {
+                    let digits = name.strip_prefix("gfx").unwrap_or_default();
+                    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+                };
+                if let Some(name) = gpus.iter().find(|name| !is_name(name)) {
+                    return Err(serde::de::Error::custom(format!(
+                        "gpus: {name} is no architecture; one is gfx1100"
+                    )));
+                }
+                Ok(Step {
+                    when,
+                    unless,
+                    gpus,
+                    text,
+                })
             }
         }
         deserializer.deserialize_any(TextOrTable)

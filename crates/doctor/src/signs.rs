@@ -1,6 +1,9 @@
-//! Words by which a text shows on which system it was written.
+//! Words by which a text shows its system, and a line what it is about.
 
-pub(crate) use crate::tables::{LINUX, PROBABLY_WINDOWS, REMARKS, WINDOWS, WSL};
+pub(crate) use crate::tables::{
+    AFTER_PRODUCT, CONTAINERS, GEFORCE, LINUX, NOT_AMD_GRAPHICS, NOT_ON_GPU, OTHER_VENDORS,
+    PROBABLY_WINDOWS, PROCESSOR_NAMES, RATES, REMARKS, VIRTUAL_ADAPTERS, WINDOWS, WSL,
+};
 
 /// `C:\Users…` at the start of a word, or `E:/TheRock…`.
 pub(crate) fn is_drive(word: &str) -> bool {

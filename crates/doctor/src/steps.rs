@@ -2,18 +2,22 @@
 
 use crate::schema::{Fact, Scope};
 use crate::tables::{DISTRIBUTIONS, Distribution, UBUNTU, UBUNTU_SIGNS};
+use platform::Gfx;
 use platform::machine::{Machine, System};
+use std::borrow::Cow;
 
 /// A step, or a sentence, that depends on facts.
 ///
 /// Of `when`, one of the systems, one of the distributions and all other facts must hold. Where the system or the
-/// distribution is not known, the step names it instead; steps of WSL alone are then left out.
+/// distribution is not known, the step names it instead; steps of WSL alone are then left out. So with the architecture.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Step {
     /// What must hold.
     pub when: &'static [Fact],
     /// What must not hold.
     pub unless: &'static [Fact],
+    /// The architectures that it is for; all of them if empty.
+    pub gpus: &'static [&'static str],
     /// What to do.
     pub text: &'static str,
 }
@@ -59,6 +63,7 @@ impl Scope {
 pub(crate) struct Known {
     pub(crate) facts: Vec<Fact>,
     pub(crate) distribution: Option<&'static Distribution>,
+    pub(crate) gpus: Vec<Gfx>,
 }
 
 impl Known {
@@ -69,7 +74,14 @@ impl Known {
         Self {
             facts: facts.chain(distribution.map(|one| one.fact)).collect(),
             distribution,
+            gpus: machine.gpus.iter().filter_map(|gpu| gpu.gfx).collect(),
         }
+    }
+
+    /// Whether something that is for these architectures may concern a GPU of the text.
+    fn concerns(&self, gpus: &[&str]) -> bool {
+        let is_one = |gfx: &Gfx| gpus.contains(&gfx.to_string().as_str());
+        gpus.is_empty() || self.gpus.is_empty() || self.gpus.iter().any(is_one)
     }
 
     /// The steps that hold, with the commands of the distribution.
@@ -82,13 +94,14 @@ impl Known {
         let holds = |fact: &Fact| self.facts.contains(fact);
         let mut chosen = sentences
             .iter()
-            .filter(|one| one.when.iter().all(holds) && !one.unless.iter().any(holds));
+            .filter(|one| one.when.iter().all(holds) && !one.unless.iter().any(holds))
+            .filter(|one| one.gpus.is_empty() || !self.gpus.is_empty() && self.concerns(one.gpus));
         Some(chosen.next()?.text)
     }
 
     fn step(&self, step: &Step) -> Option<String> {
         let holds = |fact: &Fact| self.facts.contains(fact);
-        if step.unless.iter().any(holds) {
+        if step.unless.iter().any(holds) || !self.concerns(step.gpus) {
             return None;
         }
         let mut name = None;
@@ -111,7 +124,11 @@ impl Known {
         let (apt, initramfs) = self
             .distribution
             .map_or(UBUNTU, |one| (one.apt, one.initramfs));
-        let text = filled(step.text, |place| match place {
+        let text = match self.gpus.is_empty() && !step.gpus.is_empty() {
+            true => Cow::Owned(format!("{}: {}", step.gpus.join(", "), step.text)),
+            false => Cow::Borrowed(step.text),
+        };
+        let text = filled(&text, |place| match place {
             "apt" => Some(apt.to_owned()),
             "initramfs" => Some(initramfs.to_owned()),
             _ => None,
@@ -172,6 +189,26 @@ mod tests {
     fn places_are_filled_once() {
         let value = |place: &str| (place == "a").then(|| "{b}".to_owned());
         assert_eq!(filled("x {a}, {b}, {a", value), "x {b}, {b}, {a");
+    }
+
+    #[test]
+    fn a_step_for_other_gpus_is_left_out() {
+        let step = Step {
+            when: &[],
+            unless: &[],
+            gpus: &["gfx1200", "gfx1201"],
+            text: "x",
+        };
+        let chosen = |gpus: &[&str]| {
+            let known = Known {
+                gpus: gpus.iter().filter_map(|name| name.parse().ok()).collect(),
+                ..Known::default()
+            };
+            known.chosen(std::slice::from_ref(&step))
+        };
+        assert_eq!(chosen(&["gfx1201"]), ["x"]);
+        assert_eq!(chosen(&["gfx1100"]), [""; 0]);
+        assert_eq!(chosen(&[]), ["gfx1200, gfx1201: x"]);
     }
 
     #[test]

@@ -43,6 +43,10 @@ pub(crate) struct DoctorBench {
     #[arg(long)]
     write: bool,
 
+    /// Judge the texts of this folder, which are as those of `tests/corpus`, and name those whose answer is not right
+    #[arg(long, value_name = "FOLDER")]
+    texts: Option<PathBuf>,
+
     /// Where the numbers go [default: bench/doctor.json in the target folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -75,16 +79,19 @@ impl DoctorBench {
             (self.forms, "--forms"),
             (self.write, "--write"),
         ];
-        let options = options
-            .into_iter()
-            .filter_map(|(is_set, name)| is_set.then_some(name));
+        let options = options.into_iter().filter(|(is_set, _)| *is_set);
+        let mut options: Vec<String> = options.map(|(_, name)| name.to_owned()).collect();
+        if let Some(folder) = &self.texts {
+            let folder = std::path::absolute(folder)?;
+            options.push(format!("--texts={}", folder.display()));
+        }
         let example = ["--package", "surefoot-doctor", "--example", "posted_texts"];
         cmd!(
             shell,
             "{cargo} run --quiet {example...} -- {out} {options...}"
         )
         .run()?;
-        if !self.quick {
+        if !self.quick && self.texts.is_none() {
             let long = measure()?;
             print(&long);
             let mut document: Value = serde_json::from_slice(&fs::read(&out)?)?;

@@ -154,7 +154,7 @@ pub(super) fn print(judged: &[Judged], list: bool) -> Result<()> {
         .filter(|one| one.judgement.class == Class::Right)
         .map(|one| one.case.slug.as_str())
         .collect();
-    let mut cases = corpus::load()?;
+    let mut cases = corpus::load(None)?;
     cases.retain(|case| right.contains(case.slug.as_str()));
     let posted: Vec<String> = cases
         .iter()

@@ -45,6 +45,8 @@ pub(super) struct Judgement {
     pub(super) wrong: Vec<String>,
     /// Each statement, abridged for readers of the results.
     pub(super) said: Vec<String>,
+    /// Whether something is said at the level of a warning.
+    pub(super) warns: bool,
 }
 
 /// The answers of both commands, without quotations from the text.
@@ -55,6 +57,7 @@ pub(super) struct Answer {
     doctor: String,
     report: Option<Report>,
     has_errors: bool,
+    warns: bool,
     said: Vec<String>,
 }
 
@@ -71,10 +74,12 @@ pub(super) fn answer(text: &[u8]) -> Answer {
         .iter()
         .map(|found| format!("[{}] {}", found.id, found.cause))
         .collect();
-    let mut has_errors = explanation
-        .matches
-        .iter()
-        .any(|found| found.severity == Severity::Error);
+    let has = |severity| {
+        let mut messages = explanation.matches.iter().map(|found| found.severity);
+        let findings = report.iter().flat_map(|report| &report.findings);
+        messages.any(|of| of == severity) || findings.map(|of| of.severity).any(|of| of == severity)
+    };
+    let (mut has_errors, warns) = (has(Severity::Error), has(Severity::Warning));
     if let Some(report) = &report {
         has_errors |= report.has_errors();
         let findings = report
@@ -91,12 +96,14 @@ pub(super) fn answer(text: &[u8]) -> Answer {
             .unwrap_or_default(),
         report,
         has_errors,
+        warns,
         said,
     }
 }
 
 fn without_quotes_of_explain(mut explanation: Explanation) -> String {
-    if explanation.matches.is_empty() {
+    let is_honest = matches!(explanation.verdict, explain::Verdict::Failed { .. });
+    if explanation.matches.is_empty() && !is_honest {
         return String::new();
     }
     for found in &mut explanation.matches {
@@ -185,6 +192,7 @@ pub(super) fn judge(truth: &Truth, answer: &Answer) -> Judgement {
         unmet,
         wrong,
         said: answer.said.clone(),
+        warns: answer.warns,
     }
 }
 

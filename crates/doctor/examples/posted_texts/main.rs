@@ -55,9 +55,16 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let out = arguments.first().context("no file for the numbers")?;
     let has = |option: &str| arguments.iter().any(|argument| argument == option);
-    let judged = judge_all(corpus::load()?);
+    let folder = arguments
+        .iter()
+        .find_map(|argument| argument.strip_prefix("--texts="));
+    let judged = judge_all(corpus::load(folder)?);
     let scores = scores::of(&judged);
     scores.print();
+    if folder.is_some() {
+        print_unmet(&judged);
+        return write_document(Path::new(out), &judged, &scores);
+    }
     print_projects(&judged);
     print_false_alarms(&judged);
     print_times(&judged);
@@ -202,8 +209,9 @@ fn print_false_alarms(judged: &[Judged]) {
                 .filter(|one| one.judgement.class == Class::Wrong)
                 .collect(),
         );
+        let warned = texts.iter().filter(|one| one.judgement.warns).count();
         println!(
-            "\n{}: {} false alarms on {} healthy texts",
+            "\n{}: {} false alarms on {} healthy texts, {warned} with a warning",
             part(of_held_out),
             alarms.len(),
             texts.len()
@@ -321,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_doctor_is_not_worse_than_its_baseline() {
-        let scores = scores::of(&judge_all(corpus::load().expect("the corpus")));
+        let scores = scores::of(&judge_all(corpus::load(None).expect("the corpus")));
         let falls = scores.falls(&Scores::baseline().expect("the baseline"));
         assert!(
             falls.is_empty(),

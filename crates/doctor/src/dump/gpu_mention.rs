@@ -4,7 +4,7 @@
 //! their own way: by product, chip, device id or architecture. The most informative list is
 //! used, and completed from the others.
 
-use crate::{names, wheels};
+use crate::{names, signs, wheels};
 use platform::machine::{Gpu, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
@@ -13,34 +13,10 @@ use platform::{Bytes, Gfx};
 pub(super) fn is_amd_graphics(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-    if has(&[
-        "nvidia",
-        "geforce",
-        "quadro",
-        "intel",
-        "llvmpipe",
-        "tesla ",
-        "audio",
-        "hdmi",
-        "bridge",
-        "upstream port",
-        "root complex",
-        "root port",
-        "iommu",
-        "data fabric",
-        "sata controller",
-        "usb controller",
-    ]) {
+    if has(signs::NOT_AMD_GRAPHICS) {
         return false;
     }
-    let is_processor = has(&[
-        "ryzen",
-        "epyc",
-        "threadripper",
-        "processor",
-        "-core",
-        "athlon",
-    ]);
+    let is_processor = has(signs::PROCESSOR_NAMES);
     if is_processor && !has(&["radv", "graphics processor", "(radeonsi"]) {
         return false;
     }
@@ -54,37 +30,10 @@ pub(super) fn is_amd_graphics(name: &str) -> bool {
 /// The graphics of another vendor, by their name.
 pub(super) fn is_other_vendor(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
-    [
-        "nvidia",
-        "geforce",
-        "quadro",
-        "tesla ",
-        "intel(r) arc",
-        "intel arc",
-        "intel(r) uhd",
-        "intel(r) hd",
-        "intel(r) iris",
-        "intel corporation",
-        "uhd graphics",
-        "iris xe",
-        "iris(r)",
-        "hd graphics",
-        "microsoft basic",
-        "adreno",
-        "mali-g",
-        "matrox",
-        "aspeed",
-        "vmware",
-        "svga ii",
-        "virtio",
-        "qxl",
-        "1234:1111",
-        "bochs",
-        "cirrus",
-        "hyper-v",
-    ]
-    .iter()
-    .any(|vendor| lower.contains(vendor))
+    signs::OTHER_VENDORS
+        .iter()
+        .any(|vendor| lower.contains(vendor))
+        || names::is_virtual_adapter(name)
 }
 
 /// A GPU named by one program.
@@ -229,31 +178,7 @@ fn bare(name: &str) -> &str {
 /// The product name within everything that a name contains.
 fn product(name: &str) -> &str {
     let mut product = name;
-    for end in [
-        " (gfx",
-        "(gfx",
-        " (RADV",
-        " (radv",
-        " (MoltenVK",
-        " [ZLUDA]",
-        " (cuda:",
-        " (navi",
-        " (LLVM",
-        " (0x",
-        " [Discrete]",
-        " [Integrated]",
-        " @ ",
-        " aka ",
-        ", gfx",
-        "NoGCNArchName",
-        " (radeonsi",
-        " n=",
-        "   ",
-        " bus-ID:",
-        " driver:",
-        " vendor:",
-        " (rev",
-    ] {
+    for end in signs::AFTER_PRODUCT {
         product = product.split(end).next().unwrap_or(product);
     }
     // `AMD ATI c5:00.0 Phoenix1`, `…, 24560 MiB`, and what RADV calls a chip.

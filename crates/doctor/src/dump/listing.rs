@@ -107,8 +107,12 @@ patterns! {
     PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|(?:AMD )?Radeon VII|Instinct MI\d{2,3}[AX]?)\b";
     WITH_ARCHITECTURE = r"(?i)\b((?:AMD |ATI )?(?:Radeon |RX ?|Instinct )?(?:PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?(?: i?GPU)?) ?\((gfx[0-9a-f]{3,5})\)";
     SEVERAL = r"(?i)\b(?:I have|with|using|has|my) (?:2|two|3|three|both|dual|multiple|several) (?:AMD )?(?:GPUs|cards|graphics cards)\b";
+    /// A card of NVIDIA.
+    GEFORCE = r"(?i)\b(?:NVIDIA |GeForce )*(?:GTX ?\d{3,4}|RTX ?(?:A?\d{4}|PRO \d{4}))(?: ?Ti\b| SUPER\b)?";
+    /// An architecture as that of a device, and not of a file or of a package.
+    OF_DEVICE = r"(?i)\b(?:on|GPU|APU|HIP|AMD|Ryzen|Radeon|Instinct|Strix \w+|card|hardware)\b[^\n/=]{0,40}\bgfx[0-9a-f]{3,5}\b";
     /// The short names, which are looked for where no card is named in full.
-    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
+    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
 }
 
 /// Names that stand before their own architecture: `780M iGPU (gfx1103)`. Of more than two, the text lists what something
@@ -131,6 +135,28 @@ fn with_architecture(text: &str) -> Vec<GpuMention> {
         found.clear();
     }
     found
+}
+
+/// The cards of NVIDIA that a text names beside one of AMD.
+pub(super) fn note_geforce(text: &str, machine: &mut Machine) {
+    for found in GEFORCE.captures_iter(text).take(4) {
+        let name = found[0].to_ascii_uppercase();
+        let name = name
+            .trim_start_matches("NVIDIA ")
+            .trim_start_matches("GEFORCE ");
+        other(&format!("NVIDIA {name}"), machine);
+    }
+}
+
+/// The only architecture that a text names, if a sentence has it as that of a device.
+pub(super) fn only_architecture(text: &str) -> Option<GpuMention> {
+    let is_of_device = |line: &&str| OF_DEVICE.is_match(line) && !is_build_target(line);
+    let lines: Vec<&str> = text.lines().filter(is_of_device).collect();
+    let mut named = text.lines().flat_map(Gfx::find_all);
+    let first = named.next().filter(|gfx| gfx.architecture().is_some())?;
+    let is_only = named.all(|other| other == first);
+    (is_only && !lines.is_empty())
+        .then(|| GpuMention::new("architecture", None).reporting(Some(first)))
 }
 
 /// The product that a text mentions, if it mentions only one, or says that the machine has several: in running text, or in the
@@ -176,9 +202,13 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
 fn products_by<'a>(text: &'a str, pattern: &Pattern) -> Vec<(Gfx, &'a str)> {
     let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
-        let gfx = names::architecture_of(name).filter(|gfx| !gfx.is_too_old())?;
+        let spaced = name.replace('-', " ");
+        let gfx = names::architecture_of(&spaced).filter(|gfx| !gfx.is_too_old())?;
         // `Ryzen 7 7840HS with Radeon 780M`: no processor has a card in it.
-        let is_card = found.get(1).is_none() || name.contains("RX");
+        let ends = |mark: &str| name.to_ascii_uppercase().ends_with(mark);
+        let is_card = found.get(1).is_none()
+            || name.contains("RX")
+            || ["XT", "XTX", "GRE"].into_iter().any(ends);
         is_card.then_some((gfx, name))
     };
     pattern

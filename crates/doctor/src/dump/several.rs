@@ -62,6 +62,16 @@ pub(super) fn products(value: &str) -> Vec<&str> {
     if (2..=8).contains(&parts.len()) && parts.iter().all(is_card) {
         return parts;
     }
+    const WORDS: [(&str, usize); 4] = [("dual", 2), ("two", 2), ("three", 3), ("four", 4)];
+    let by_word = value.split_once(' ').and_then(|(word, name)| {
+        let known = WORDS
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(word))?;
+        is_card(&name).then(|| vec![name.trim(); known.1])
+    });
+    if let Some(cards) = by_word {
+        return cards;
+    }
     let first = value.trim_start_matches('(');
     let (count, name) = match first.split_once(['x', 'X', '×']) {
         Some((count, name)) if count.trim().parse::<u8>().is_ok() => (count, name),
@@ -89,6 +99,8 @@ mod tests {
             ("8 x Instinct MI300X", 8),
             ("RX 6800 XT (x2)", 2),
             ("RX 6800 XT x2", 2),
+            ("dual Vega 64 8GB VRAM each", 2),
+            ("two monitors", 0),
             ("AMD Radeon RX 7900 XTX, gfx1100", 0),
             ("AMD Radeon RX 6700 XT and a monitor", 0),
             ("Radeon 8060S (gfx1151, Strix Halo)", 0),

@@ -80,6 +80,7 @@ fn kept(entry: schema::Entry) -> &'static Entry {
         let kept = |step: schema::Step| Step {
             when: step.when.leak(),
             unless: step.unless.leak(),
+            gpus: texts(step.gpus),
             text: step.text.leak(),
         };
         steps.into_iter().map(kept).collect::<Vec<_>>().leak()

@@ -52,6 +52,17 @@ pub(super) fn package_of_frame(line: &str) -> Option<&str> {
     (!name.is_empty() && name.chars().all(is_name)).then_some(name)
 }
 
+/// The package whose sources pip takes: `Using cached xformers-0.0.28.post3.tar.gz (7.8 MB)`.
+pub(super) fn package_of_sources(line: &str) -> Option<&str> {
+    let (before, _) = line.split_once(".tar.gz")?;
+    let is_of_pip = ["Using cached ", "Downloading "]
+        .iter()
+        .any(|mark| before.contains(mark));
+    let file = before.rsplit([' ', '/']).next()?;
+    let (name, version) = file.rsplit_once('-')?;
+    (is_of_pip && version.starts_with(|c: char| c.is_ascii_digit())).then_some(name)
+}
+
 /// The release of a kernel that a line names as a distribution does.
 pub(super) fn kernel_of(line: &str) -> Option<String> {
     if !line.contains("-generic") && !line.contains("kernel") {

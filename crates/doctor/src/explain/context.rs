@@ -1,6 +1,6 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
-use super::clues::{Clues, kernel_of, package_of_frame, word_after};
+use super::clues::{Clues, kernel_of, package_of_frame, package_of_sources, word_after};
 use super::marks::{Marks, Sign};
 use super::pairing::Pairing;
 use super::shared_library;
@@ -33,6 +33,8 @@ pub(super) struct Context {
     rocm: Option<Fact<String>>,
     /// The package in which the last traceback of Python ends.
     package: Option<String>,
+    /// The package that pip took last as sources.
+    built: Option<String>,
     /// `/dev/kfd` is open to everybody.
     kfd_is_public: bool,
     /// `/dev/kfd` is open to root alone.
@@ -80,6 +82,11 @@ impl Context {
             } else if let Some(package) = package_of_frame(line) {
                 self.package = Some(package.to_owned());
             }
+        }
+        if marks.has(Sign::Archive)
+            && let Some(package) = package_of_sources(line)
+        {
+            self.built = Some(package.to_owned());
         }
         if marks.has(Sign::Override) && self.override_value.is_none() {
             let after = |marker: &str| word_after(line, marker);
@@ -151,7 +158,7 @@ impl Context {
     }
 
     /// What is known of the text.
-    fn known(&self) -> Known {
+    fn known(&self, machine: Option<&Machine>) -> Known {
         let target = self.target();
         let of_wheel = self.rocm.as_ref();
         let of_wheel = of_wheel.and_then(|rocm| wheels::upstream_architectures(&rocm.value));
@@ -185,6 +192,14 @@ impl Context {
                 .chain(distribution)
                 .collect(),
             distribution: self.distribution,
+            gpus: match self.gpus.is_empty() && self.products.is_empty() {
+                true => machine.map_or_else(Vec::new, |machine| {
+                    machine.gpus.iter().filter_map(|gpu| gpu.gfx).collect()
+                }),
+                false => (self.gpus.iter().chain(&self.products))
+                    .map(|gpu| gpu.value)
+                    .collect(),
+            },
         }
     }
 
@@ -208,7 +223,7 @@ impl Context {
                 ..from_entry(entry, &found.line, found.line_number)
             });
         }
-        let mut known = self.known();
+        let mut known = self.known(machine);
         let of_text = known.facts.len();
         let nothing = BTreeMap::new();
         let probed = machine.map_or(&nothing, |machine| &machine.probed);
@@ -294,7 +309,7 @@ impl Context {
     /// What stands in a place of a text of the catalogue, about a message and its GPU: `{gpu}` is its architecture, `{install}` the
     /// commands that install a torch with code for it, `{override}` the value under which the code of a similar one runs on it, `{set}`
     /// the value that is set, `{target}` what that stands for, `{rocm}` the ROCm of the wheel, `{kernel}` the kernel in brackets,
-    /// `{package}` where the traceback ends, `{architectures}` all that the text names, `{library}` and `{library-package}` what a
+    /// `{package}` where the traceback ends, `{built}` what pip builds, `{module}` what Python does not find, `{architectures}` all that the text names, `{library}` and `{library-package}` what a
     /// loader missed. It is empty if it is not known; other places are left as they are.
     fn value(&self, place: &str, line: &str, gfx: Option<Gfx>) -> Option<String> {
         let library = shared_library::named_in(line);
@@ -314,6 +329,22 @@ impl Context {
                 .package
                 .as_ref()
                 .map(|package| format!(", in the package {package}")),
+            "module" => {
+                let name = line
+                    .split_once("No module named ")
+                    .map(|(_, name)| name.trim());
+                let name = name.and_then(|name| {
+                    name.trim_matches(['\'', '"'])
+                        .split(['.', '\'', '"', ' '])
+                        .next()
+                });
+                Some(name.unwrap_or("the line names it").to_owned())
+            }
+            "built" => Some(
+                self.built
+                    .clone()
+                    .unwrap_or_else(|| "the package".to_owned()),
+            ),
             "architectures" => {
                 let all: Vec<String> = self.gpus.iter().map(|gpu| gpu.value.to_string()).collect();
                 Some(all.join(", "))

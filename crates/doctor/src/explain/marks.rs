@@ -25,6 +25,8 @@ pub(super) enum Sign {
     Traceback,
     /// The mode of a device.
     Mode,
+    /// An archive of sources.
+    Archive,
     /// Something else that is read further.
     Other,
     /// A family of distributions.
@@ -38,20 +40,7 @@ pub(super) struct Marks {
     pub(super) distribution: Option<&'static Distribution>,
 }
 
-const NVIDIA: [&str; 5] = [
-    "GeForce",
-    "NVIDIA RTX",
-    "NVIDIA A100",
-    "NVIDIA H100",
-    "+cu1",
-];
-const CONTAINERS: [&str; 4] = [
-    "docker run",
-    "podman run",
-    "distrobox ",
-    "root is not member of",
-];
-const OTHERS: [(&str, Sign); 12] = [
+const OTHERS: [(&str, Sign); 13] = [
     ("HSA_OVERRIDE_GFX_VERSION", Sign::Override),
     ("+rocm", Sign::Rocm),
     ("gfx", Sign::Architecture),
@@ -60,6 +49,7 @@ const OTHERS: [(&str, Sign); 12] = [
     ("kernel", Sign::Kernel),
     ("-generic", Sign::Kernel),
     ("Name:", Sign::Other),
+    (".tar.gz", Sign::Archive),
     ("-packages", Sign::Traceback),
     ("Traceback (most recent", Sign::Traceback),
     (":\\", Sign::Other),
@@ -72,8 +62,8 @@ static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
         (signs::WINDOWS, Sign::Windows),
         (signs::PROBABLY_WINDOWS, Sign::Windows),
         (signs::LINUX, Sign::Linux),
-        (&NVIDIA, Sign::Nvidia),
-        (&CONTAINERS, Sign::Container),
+        (signs::GEFORCE, Sign::Nvidia),
+        (signs::CONTAINERS, Sign::Container),
     ];
     let of_distributions = DISTRIBUTIONS.iter().flat_map(|one| {
         one.signs
@@ -106,7 +96,8 @@ impl Sign {
             Self::Kernel => 9,
             Self::Traceback => 10,
             Self::Mode => 11,
-            Self::Other | Self::Distribution(_) => 12,
+            Self::Archive => 12,
+            Self::Other | Self::Distribution(_) => 13,
         };
         1 << place
     }

@@ -17,6 +17,8 @@ pub struct Catalogue {
     /// They match bytes and ASCII classes only: programs write their messages in ASCII, and a Unicode class such as `\w`
     /// is a hundred times larger.
     all: pattern::Patterns<Matcher>,
+    /// What searches remember, each for one pattern at a time: there are far more patterns than a text needs at once.
+    caches: Vec<Mutex<Option<(usize, Cache)>>>,
     roles: Vec<Role>,
     /// For each entry, the patterns that must be found as well, and those that must not.
     also: Vec<Vec<usize>>,
@@ -32,6 +34,9 @@ pub(super) enum Role {
     Supports,
 }
 
+/// Patterns that are tried on the same lines stand together, and have different ones.
+const CACHES: usize = 256;
+
 static BUILT_IN: LazyLock<Catalogue> =
     LazyLock::new(|| Catalogue::of(ENTRIES.iter().collect(), Some(WORDS)));
 
@@ -39,16 +44,14 @@ static BUILT_IN: LazyLock<Catalogue> =
 /// several times the memory with what tells where.
 struct Matcher {
     dfa: DFA,
-    cache: Mutex<Cache>,
     /// It may be about the beginning of a text.
     is_anchored: bool,
 }
 
 impl Matcher {
-    fn is_match(&self, text: &[u8]) -> bool {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+    fn is_match(&self, cache: &mut Cache, text: &[u8]) -> bool {
         let input = Input::new(text).earliest(true);
-        let found: Result<_, MatchError> = self.dfa.try_search_fwd(&mut cache, &input);
+        let found: Result<_, MatchError> = self.dfa.try_search_fwd(cache, &input);
         // It gives up only where it is told to.
         found.is_ok_and(|end| end.is_some())
     }
@@ -66,7 +69,6 @@ fn compile(pattern: &str) -> Option<Matcher> {
         .build(pattern)
         .ok()?;
     Some(Matcher {
-        cache: Mutex::new(dfa.create_cache()),
         dfa,
         is_anchored: pattern.contains('^'),
     })
@@ -139,6 +141,7 @@ impl Catalogue {
         Self {
             entries,
             all,
+            caches: (0..CACHES).map(|_| Mutex::default()).collect(),
             roles,
             also,
             absent,
@@ -168,9 +171,18 @@ impl Catalogue {
             let candidates = self.all.candidates(part).into_iter().filter(is_new);
             found.extend(candidates.filter(|&at| {
                 let is_match = |pattern: &Matcher| {
+                    let mut slot = self.caches[at % CACHES]
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    let (owner, cache) =
+                        slot.get_or_insert_with(|| (at, pattern.dfa.create_cache()));
+                    if *owner != at {
+                        *owner = at;
+                        cache.reset(&pattern.dfa);
+                    }
                     // Only its beginning tells the rest of a line from the whole.
-                    pattern.is_match(part.as_bytes())
-                        || has_prefix && pattern.is_anchored && pattern.is_match(start)
+                    pattern.is_match(cache, part.as_bytes())
+                        || has_prefix && pattern.is_anchored && pattern.is_match(cache, start)
                 };
                 self.all.get(at).is_some_and(is_match)
             }));
@@ -235,8 +247,9 @@ mod tests {
         BUILT_IN.all.check();
         for entry in BUILT_IN.entries() {
             for pattern in [entry.patterns, entry.also, entry.absent].concat() {
-                let matches_nothing =
-                    compile(pattern).is_some_and(|compiled| compiled.is_match(b""));
+                let matches_nothing = compile(pattern).is_some_and(|compiled| {
+                    compiled.is_match(&mut compiled.dfa.create_cache(), b"")
+                });
                 assert!(!matches_nothing, "{}: {pattern} matches nothing", entry.id);
             }
         }

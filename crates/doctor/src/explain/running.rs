@@ -1,5 +1,6 @@
 //! What a program shows of its work: how fast it goes, and how its loss develops.
 
+use crate::signs::{NOT_ON_GPU, RATES};
 use aho_corasick::AhoCorasick;
 use std::sync::LazyLock;
 
@@ -18,6 +19,8 @@ pub(super) struct Running {
     /// How many rows of a table of an epoch have NaN, and the last of them.
     nan_rows: usize,
     nan_line: usize,
+    /// The line of a summary whose loss of a whole run is 0.
+    without_loss: Option<usize>,
     /// The last line with a number: a bar prints a step again and again.
     last: String,
 }
@@ -32,48 +35,9 @@ struct Series {
     /// How many of the last values are the same.
     same: usize,
     nan: usize,
+    /// From what it fell to exactly 0 within one report.
+    fell_from: Option<f64>,
 }
-
-/// Rates of work on a GPU. Copies and downloads are in bytes.
-const RATES: [&str; 17] = [
-    "it/s",
-    "s/it",
-    "tok/s",
-    "tokens/s",
-    "t/s",
-    "step/s",
-    "steps/s",
-    "samples/s",
-    "images/s",
-    "tokens per second",
-    "steps/sec",
-    "tokens/sec",
-    "ms/step",
-    "s/step",
-    "img/s",
-    "images/sec",
-    "samples/sec",
-];
-
-/// Lines whose rates are those of the processor or of the disk.
-const NOT_ON_GPU: [&str; 16] = [
-    "Fetching",
-    "Loading",
-    "loading",
-    "Download",
-    "Map",
-    "Filter",
-    "Tokeniz",
-    "Generating train split",
-    "Resolving",
-    "Casting",
-    "Saving",
-    "Packing",
-    "Caching",
-    "Quantiz",
-    "shards",
-    "cpu",
-];
 
 static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
     // Constant words: without them nothing here works, and its tests fail.
@@ -87,6 +51,7 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         " ± ",
         "<?",
         " nan ",
+        "Prompt executed",
     ])
     .ok()
 });
@@ -97,6 +62,8 @@ impl Running {
     const EQUAL: usize = 6;
     /// Seconds of a step that show no GPU at its usual work.
     const SLOW: f64 = 60.0;
+    /// No loss comes from here to 0 in one report.
+    const CLEAR: f64 = 0.5;
     /// Fewer numbers of a loss show no direction.
     const FALLING: usize = 3;
 
@@ -121,6 +88,9 @@ impl Running {
         }
         if self.works.is_none() && self.loss.falls() {
             self.works = Some(super::clip(line.trim(), 160).to_owned());
+        }
+        if values[0] == Some(0.0) && is_summary(line) {
+            self.without_loss = Some(number);
         }
         if is_row_of_nan(line) {
             self.nan_rows += 1;
@@ -154,6 +124,16 @@ impl Running {
             told.push((
                 loss.line,
                 format!("training: the loss is exactly 0 in {} reports", loss.same),
+            ));
+        } else if let Some(before) = loss.fell_from.filter(|_| loss.last == 0.0) {
+            told.push((
+                loss.line,
+                format!("training: the loss falls from {before} to exactly 0"),
+            ));
+        } else if let Some(line) = self.without_loss {
+            told.push((
+                line,
+                "training: the loss of the whole run is exactly 0".to_owned(),
             ));
         } else if loss.is_constant() {
             told.push((
@@ -211,6 +191,10 @@ impl Series {
             self.line = line;
             self.first = value;
         }
+        if value == 0.0 && self.count > 0 && self.last > Running::CLEAR {
+            self.fell_from = Some(self.last);
+            self.line = line;
+        }
         // The same number as it was printed.
         let is_same = self.count > 0 && value.to_bits() == self.last.to_bits();
         self.same = if is_same { self.same + 1 } else { 1 };
@@ -250,7 +234,13 @@ fn shows_work(line: &str) -> bool {
             && line.contains(" ± ")
             && names.iter().any(|name| line.contains(name))
     };
-    RATES.iter().any(rate) || is_bench()
+    // ComfyUI says it after a failure as well, which the failure then shows.
+    RATES.iter().any(rate) || is_bench() || line.contains("Prompt executed in")
+}
+
+/// Whether a line sums up a run, as Trainer does: `{'train_runtime': 19.8, …, 'train_loss': 0.0}`, `train_loss  =  0.0`.
+fn is_summary(line: &str) -> bool {
+    line.contains("train_runtime") || line.trim_start().starts_with("train_loss  ")
 }
 
 /// Whether a line is a row of a table of losses, `12/300  7.98G  nan  nan  …`, in which several are NaN.
@@ -411,6 +401,14 @@ mod tests {
         assert!(told("loss: 1.1, grad_norm: 0.0\n").contains("stays exactly 1.1"));
         assert!(told("eval_accuracy: 0.5\n").contains("at chance"));
         assert_eq!(told("eval_accuracy: 0.91\n"), "");
+        let fell = "{'loss': 2.7044}\n{'loss': 0.0}\n";
+        assert!(told(fell).contains("exactly 0"));
+        let summary = "  train_loss               =        0.0\n";
+        assert!(told(summary).contains("exactly 0"));
+        assert_eq!(
+            read("val loss: 0.02\nval loss: 0.0\n").sentences().count(),
+            0
+        );
         let rows =
             "  10/299  7.98G  nan  nan  0  190  640: 100%|##| 93/93 [00:34<00:00, 2.7it/s]\n";
         let running = read(&rows.repeat(2));

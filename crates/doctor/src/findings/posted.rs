@@ -82,7 +82,11 @@ fn instead_of_rocm(machine: &Machine, found: &mut Found) {
             found.add(&said::DIRECTML, &[]);
         }
         Some(InsteadOfRocm::Zluda) => {
-            found.add(&said::ZLUDA, &[]);
+            let finding = found.add(&said::ZLUDA, &[]);
+            // Where nothing failed it is how that program works.
+            if !machine.posted.has_failed {
+                finding.severity = Severity::Info;
+            }
         }
         None => {}
     }
@@ -148,9 +152,19 @@ fn program(machine: &Machine, found: &mut Found) {
     }
 }
 
-/// GPUs of other vendors, if there is none by AMD.
+/// GPUs of other vendors: beside one by AMD, or alone.
 fn others(machine: &Machine, found: &mut Found) {
     let others = &machine.posted.other_gpus;
+    let is_of_nvidia = |name: &&String| name.starts_with("NVIDIA");
+    if let Some(name) = others.iter().find(is_of_nvidia)
+        && let Some(gpu) = machine.gpus.first()
+        && build(machine).is_none()
+    {
+        found.add(
+            &said::GEFORCE_BESIDE_RADEON,
+            &[("other", name), ("gpu", &gpu.name())],
+        );
+    }
     if others.is_empty() || !machine.gpus.is_empty() || !machine.unseen.is_empty() {
         return;
     }

@@ -134,9 +134,9 @@ fn wrong_build(machine: &Machine, torch: &Torch, picked: Option<&Gpu>, found: &m
         None => false,
     };
     let is_meant = picked.is_some_and(|gpu| gpu.gfx.is_some()) || machine.posted.wants_rocm;
-    if is_right_for {
+    if is_right_for && machine.posted.has_failed {
         finding.severity = Severity::Warning;
-    } else if !is_meant {
+    } else if is_right_for || !is_meant {
         finding.severity = Severity::Info;
     }
 }

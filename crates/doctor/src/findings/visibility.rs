@@ -13,10 +13,26 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
     let is_set = |name: &&str| machine.variables.contains_key(*name);
     if machine.gpus.is_empty() {
         beyond_rocr(machine, found);
+        hides_all(machine, found);
     } else if VISIBILITY.iter().any(is_set) {
         set_by_user(machine, found);
     } else {
         integrated(machine, plan, found);
+    }
+}
+
+/// An empty mask, or one of -1, hides all GPUs of any machine.
+fn hides_all(machine: &Machine, found: &mut Found) {
+    let hides = |name: &&&str| {
+        let value = machine.variables.get(**name).map(String::as_str);
+        matches!(value, Some("" | "-1"))
+    };
+    if let Some(name) = VISIBILITY[..3].iter().find(hides) {
+        let set = format!("{name}={}", machine.variables[*name]);
+        found.add(
+            &said::VISIBILITY_LEAVES_NOTHING_ONE,
+            &[("set", &set), ("names", name)],
+        );
     }
 }
 

@@ -156,6 +156,11 @@ pub(crate) fn of_texts() -> Vec<Case> {
         ),
         case("gpu-too-old", &card(80_003), &card(90_000)),
         case(
+            "geforce-beside-radeon",
+            "a dual-gpu system with RX 9070 and GTX 1060\n",
+            "a system with RX 9070\n",
+        ),
+        case(
             "architecture-without-wheel",
             "Agent 2\n  Name: gfx902\n  Device Type: GPU\n",
             "Agent 2\n  Name: gfx1031\n  Device Type: GPU\n",
