@@ -274,6 +274,7 @@ test("texts are shown as a model reads them, with how long they are", async () =
   const page = await open(place, data("texts"));
   await page.locator(".rows mark").first().waitFor();
   await page.getByRole("combobox", { name: "At most" }).selectOption("128");
+  await page.getByText(/row 1: 129 tokens/).waitFor();
   await page
     .getByRole("img", { name: /Half of these \d+ examples have at most \d+ tokens, the longest \d+; \d+ are divided between rows/ })
     .waitFor();
