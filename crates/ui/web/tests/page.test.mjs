@@ -171,12 +171,12 @@ test("the list is sorted and filtered, and a run has tags, a note and a table of
   assert.deepEqual(await names(), ["qwen3-lora"]);
   await at(page, "#/run/small");
   await page.locator("summary", { hasText: "Notes" }).click();
-  await page.getByLabel("Tags, with commas between them").fill("good, <b>bold");
+  await page.getByLabel("Tags, with commas between them").fill("good, <i>fine");
   await page.getByRole("textbox", { name: "Note", exact: true }).fill("The best so far.");
   await page.getByRole("button", { name: "Save notes" }).click();
   await page.getByRole("button", { name: "Saved" }).waitFor();
   assert.deepEqual(JSON.parse(readFileSync(join(place.runs, "small/notes.json"), "utf8")), {
-    tags: ["good", "<b>bold"],
+    tags: ["good", "<i>fine"],
     text: "The best so far.",
   });
   const csv = await page.evaluate(() => fetch("/api/runs/small/metrics.csv").then((answer) => answer.text()));
@@ -184,7 +184,7 @@ test("the list is sorted and filtered, and a run has tags, a note and a table of
   assert.match(head, /^step,loss,/);
   assert.match(first, /^10,\d/);
   await at(page, "#/");
-  await page.getByRole("button", { name: "<b>bold" }).click();
+  await page.getByRole("button", { name: "<i>fine" }).click();
   await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
   assert.deepEqual(await names(), ["small"]);
   rmSync(join(place.runs, "small/notes.json"));

@@ -197,6 +197,7 @@ export class Place {
   async close() {
     await this.browser.close();
     await this.stop();
-    rmSync(this.folder, { recursive: true });
+    // A trainer that was asked something may write a moment longer.
+    rmSync(this.folder, { recursive: true, maxRetries: 20, retryDelay: 200 });
   }
 }
