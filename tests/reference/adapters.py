@@ -56,6 +56,8 @@ ADAPTERS = {
     # `all-linear` would be on the experts, too.
     "beside-experts": ("qwen3-moe", dict(
         r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], modules_to_save=["mlp.gate"])),
+    "on-a-delta-rule": ("qwen3.5", dict(
+        r=3, lora_alpha=4, target_modules="all-linear", modules_to_save=["linear_attn.norm", "k_norm"])),
 }
 
 

@@ -20,7 +20,8 @@ from transformers import (
     GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-    Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
+    Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3MoeConfig,
+    Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
 )
 
 # A folder as the first argument takes the place of `golden`.
@@ -34,6 +35,11 @@ SHAPE = dict(
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
     high_freq_factor=4.0, original_max_position_embeddings=32,
+)
+# Three heads of values for each of keys, and one block of two with attention.
+DELTA = dict(
+    linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=4, linear_value_head_dim=4,
+    layer_types=["linear_attention", "full_attention"],
 )
 MODELS = {
     "llama-grouped": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=False)),
@@ -131,6 +137,22 @@ MODELS = {
         **{**SHAPE, "num_hidden_layers": 3}, head_dim=6, num_experts=5, num_experts_per_tok=3,
         moe_intermediate_size=8, mlp_only_layers=[1], attention_bias=True,
         use_sliding_window=True, sliding_window=9, output_router_logits=True, router_aux_loss_coef=0.5)),
+    # The texts are longer than two chunks.
+    "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(
+        **{**SHAPE, "max_position_embeddings": 256}, **DELTA, head_dim=8, tie_word_embeddings=True, pad_token_id=0,
+        rope_parameters=dict(rope_type="default", rope_theta=1_000.0, partial_rotary_factor=0.5))),
+    "qwen3.5-untied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(
+        **{**SHAPE, "num_hidden_layers": 4, "initializer_range": 0.1},
+        **{**DELTA, "layer_types": None, "linear_value_head_dim": 6},
+        head_dim=16, attention_bias=True, linear_conv_kernel_dim=3)),
+    "qwen3.5-multimodal": (Qwen3_5ForConditionalGeneration, Qwen3_5Config(
+        text_config=dict(**SHAPE, **{**DELTA, "linear_num_value_heads": 2}, head_dim=8, rope_parameters=dict(
+            rope_type="default", rope_theta=100.0, partial_rotary_factor=0.75, mrope_section=[1, 1, 1],
+            mrope_interleaved=True)),
+        vision_config=dict(
+            hidden_size=8, intermediate_size=8, depth=1, num_heads=2, patch_size=4, spatial_merge_size=2,
+            out_hidden_size=16, num_position_embeddings=16),
+        image_token_id=44, video_token_id=45, vision_start_token_id=46, vision_end_token_id=47)),
 }
 
 
@@ -140,9 +162,13 @@ def randomise(model):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("A_log"):
+                # Some heads forget at once, others nearly nothing.
+                parameter.uniform_(-6.0, 1.0)
             elif "norm" in name:
-                # Gemma's are added to one.
-                one = 0.0 if model.config.model_type.startswith("gemma3") else 1.0
+                # Those of Gemma and most of Qwen3.5 are added to one.
+                added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
+                one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
 
 
@@ -154,7 +180,8 @@ def permute(rows, heads):
 def write_gguf(path, model):
     config = model.config
     gemma = isinstance(model, Gemma3ForCausalLM)
-    kind = "gemma3" if gemma else config.model_type.replace("_", "")
+    delta = isinstance(model, Qwen3_5ForCausalLM)
+    kind = "gemma3" if gemma else "qwen35" if delta else config.model_type.replace("_", "")
     interleaved = kind in ("llama", "granite", "smollm3")
     writer = GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
@@ -177,6 +204,17 @@ def write_gguf(path, model):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if delta:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     if kind == "qwen3moe":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -190,7 +228,7 @@ def write_gguf(path, model):
     if kind == "phi3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_dimension_count(int(config.hidden_size // config.num_attention_heads * 0.75))
-    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe"):
+    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe", "qwen35"):
         writer.add_pad_token_id(config.pad_token_id)
     add_tokenizer(writer)
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
@@ -200,17 +238,38 @@ def write_gguf(path, model):
         module, role = name.rsplit(".", 1)
         if module == "lm_head" and config.tie_word_embeddings:
             continue
-        if gemma and "norm" in module:
+        if ".linear_attn." in name:
+            module, role, data = of_delta(name, data, config)
+        elif (gemma or delta) and "norm" in module:
             data = data + 1
         if interleaved and module.endswith("q_proj"):
             data = permute(data, config.num_attention_heads)
         if interleaved and module.endswith("k_proj"):
             data = permute(data, config.num_key_value_heads)
-        writer.add_tensor(f"{names.get_name(module)}.{role}", np.ascontiguousarray(data))
+        writer.add_tensor(names.get_name(module) + (role and f".{role}"), np.ascontiguousarray(data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def of_delta(name, data, config):
+    """Module, role and data of a delta rule's tensor, as llama.cpp's converter has them: of the heads of values, the
+    first of each head of keys, then the second of each."""
+    width, keys = config.linear_value_head_dim, 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    axis, start, width = {
+        "in_proj_qkv.weight": (0, keys, width), "conv1d.weight": (0, keys, width), "in_proj_z.weight": (0, 0, width),
+        "out_proj.weight": (1, 0, width), "norm.weight": (0, 0, None),
+    }.get(name.split(".linear_attn.")[1], (0, 0, 1))
+    data = data.squeeze(1) if "conv1d" in name else -np.exp(data) if "A_log" in name else data
+    if width:
+        before, heads = np.split(data, [start], axis)
+        split = (*heads.shape[:axis], config.linear_num_key_heads, -1, width, *heads.shape[axis + 1:])
+        heads = heads.reshape(split).swapaxes(axis, axis + 1).reshape(heads.shape)
+        data = np.concatenate([before, heads], axis)
+    if name.endswith("A_log"):
+        return name, "", data
+    return (*name.replace("dt_bias", "dt_proj.bias").rsplit(".", 1), data)
 
 
 def apart(tensors):
@@ -276,7 +335,10 @@ def main():
         if name in ("llama-scaled", "gemma3-biases", "olmo3-old"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
-        tokens = torch.randint(0, config.get_text_config().vocab_size, (2, 40))
+        length = 150 if name == "qwen3.5" else 40
+        # The last ones stand for images.
+        words = config.get_text_config().vocab_size - (4 if name == "qwen3.5-multimodal" else 0)
+        tokens = torch.randint(0, words, (2, length))
         with torch.no_grad():
             logits = model(tokens).logits
         expected = {"tokens": tokens, "logits": logits.contiguous()}
@@ -290,7 +352,7 @@ def main():
             save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe"):
+        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5"):
             write_gguf(GOLDEN / f"{name}.gguf", model)
 
 

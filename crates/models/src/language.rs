@@ -9,8 +9,10 @@
 //! says what its tensors are called and how llama.cpp stores them. Nothing else knows a family by name.
 
 mod attention;
+mod block;
 mod config;
 mod decoder;
+mod delta;
 mod feed_forward;
 mod gemma3;
 mod granite;
@@ -25,6 +27,7 @@ mod phi3;
 mod quantized;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 #[cfg(test)]
@@ -36,6 +39,7 @@ use serde_json::{Map, Value};
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
 pub use decoder::{Cache, Decoder, DecoderOptions, logits_at_once};
+pub use delta::DeltaLayers;
 pub use mixture::Mixture;
 pub use windows::LocalLayers;
 
@@ -43,13 +47,14 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 12] = [
+pub static REGISTRY: [&Family; 13] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_5::FAMILY,
     &gemma3::FAMILY,
     &granite::FAMILY,
     &smollm3::FAMILY,
@@ -86,6 +91,8 @@ struct PartOf {
     model_type: &'static str,
     /// The section of their `config.json` about the part.
     section: &'static str,
+    /// Whether embedding and head share their weight if the file does not say it.
+    tied: bool,
     /// How the names of the part's tensors begin, and what stands there in a model of text alone.
     prefixes: &'static [(&'static str, &'static str)],
     /// How the names of other parts' tensors begin.
@@ -99,18 +106,24 @@ pub(crate) struct Gguf {
     pub(crate) architecture: &'static str,
     /// The norms of a block beside its [`GGUF_PARTS`], and parts that it has instead of those.
     parts: &'static [(&'static str, &'static str)],
+    /// Tensors of a block by their whole names.
+    whole: &'static [(&'static str, &'static str)],
     /// Whether the rows of q and k are interleaved: llama.cpp then rotates adjacent pairs.
     pub(crate) interleaved: bool,
     /// Whether one was added to the weights of norms.
-    pub(crate) norms_plus_one: bool,
+    norms_plus_one: bool,
     /// Whether only a part of a head may be rotated.
     pub(crate) partial: bool,
     /// Keys of its own: llama.cpp's name, and that in a `config.json`.
     pub(crate) keys: &'static [(&'static str, &'static str)],
+    /// Keys that each file must have and that change nothing.
+    pub(crate) arrays: &'static [(&'static str, &'static [i64])],
     /// Keys of files with the same name whose models are not of the family.
     pub(crate) refused: &'static [&'static str],
     /// Adds the keys of a `config.json` that follow from others in llama.cpp.
     pub(crate) derive: fn(&mut Map<String, Value>),
+    /// Adds the keys from which it does so, where a file is written.
+    pub(crate) more: fn(&DecoderConfig, &mut Map<String, Value>),
 }
 
 impl Gguf {
@@ -119,29 +132,45 @@ impl Gguf {
         Self {
             architecture,
             parts: GGUF_PRE_NORMS,
+            whole: &[],
             interleaved: false,
             norms_plus_one: false,
             partial: false,
             keys: &[],
+            arrays: &[],
             refused: &[],
             derive: |_| (),
+            more: |_, _| (),
         }
     }
 
-    /// The name that transformers has for this part of a block.
-    pub(crate) fn part(&self, name: &str) -> Option<&'static str> {
+    /// The name that transformers has for a tensor of a block.
+    pub(crate) fn ours(&self, name: &str) -> Option<String> {
+        if let Some((_, ours)) = self.whole.iter().find(|(theirs, _)| *theirs == name) {
+            return Some((*ours).to_owned());
+        }
+        let (part, role) = name.split_once('.')?;
         let mut parts = self.parts.iter().chain(GGUF_PARTS);
-        parts
-            .find(|(theirs, _)| *theirs == name)
-            .map(|(_, ours)| *ours)
+        let (_, ours) = parts.find(|(theirs, _)| *theirs == part)?;
+        matches!(role, "weight" | "bias").then(|| format!("{ours}.{role}"))
     }
 
-    /// The name that llama.cpp has for this part of a block.
-    pub(crate) fn name_of(&self, part: &str) -> Option<&'static str> {
+    /// The name that llama.cpp has for a tensor of a block.
+    pub(crate) fn theirs(&self, name: &str) -> Option<String> {
+        if let Some((theirs, _)) = self.whole.iter().find(|(_, ours)| *ours == name) {
+            return Some((*theirs).to_owned());
+        }
+        let (part, role) = name.rsplit_once('.')?;
         let mut parts = self.parts.iter().chain(GGUF_PARTS);
-        parts
-            .find(|(_, ours)| *ours == part)
-            .map(|(theirs, _)| *theirs)
+        let (theirs, _) = parts.find(|(_, ours)| *ours == part)?;
+        Some(format!("{theirs}.{role}"))
+    }
+
+    /// Whether one was added to the tensor `name` of a file.
+    pub(crate) fn is_plus_one(&self, name: &str) -> bool {
+        // Of a delta rule, as it is.
+        let of_delta = name.ends_with("ssm_norm.weight");
+        self.norms_plus_one && name.ends_with("norm.weight") && !of_delta
     }
 }
 
@@ -198,6 +227,11 @@ impl Family {
         self.keys.contains(&mixture::KEYS)
     }
 
+    /// Whether some of its blocks have a gated delta rule.
+    pub fn has_delta(&self) -> bool {
+        self.keys.contains(&delta::KEYS)
+    }
+
     /// Its keys in this `config.json`.
     fn section(&self, object: &Object) -> Result<Object, Error> {
         const TIED: &str = "tie_word_embeddings";
@@ -207,9 +241,9 @@ impl Family {
                 let section = object.object(whole.section)?;
                 let mut section =
                     section.ok_or_else(|| object.error(whole.section, "is missing"))?;
-                // What the whole says counts, and if neither says it, such models are tied.
+                // What the whole says counts.
                 if object.get(TIED).is_some() || section.get(TIED).is_none() {
-                    section.set(TIED, object.flag(TIED, true)?.into());
+                    section.set(TIED, object.flag(TIED, whole.tied)?.into());
                 }
                 Ok(section)
             }

@@ -4,6 +4,7 @@
 #include "allocator.cpp"
 #include "boundary.cpp"
 #include "checkpoint.cpp"
+#include "differentiable.cpp"
 #include "linear.cpp"
 #include "operations.cpp"
 #include "operators.cpp"

@@ -13,6 +13,7 @@
 //! | [`rccl`] | sums over the GPUs of such processes, by RCCL or NCCL |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
+//! | [`differentiable()`] | functions whose backward pass is written by hand |
 //! | [`linear_with`], [`grouped_linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
@@ -27,6 +28,7 @@
 pub mod accelerator;
 pub mod allocator;
 mod checkpoint;
+mod differentiable;
 pub mod distributed;
 mod error;
 mod library_error;
@@ -40,6 +42,7 @@ pub mod rccl;
 pub mod threads;
 
 pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};
+pub use differentiable::differentiable;
 pub use error::{Error, Result};
 pub use linear::{grouped_linear_with, linear_with};
 pub use optimizer::{AdamW, AdamWState, fused_adamw};

@@ -214,6 +214,16 @@ unsafe extern "C" {
         context: *mut c_void,
     ) -> i32;
     /// Takes ownership of the closure, also when it fails.
+    pub(crate) fn surefoot_differentiable(
+        closure: *const Closure,
+        inputs: *const *const C_tensor,
+        input_count: usize,
+        kept: *const *const C_tensor,
+        kept_count: usize,
+        output: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> i32;
+    /// Takes ownership of the closure, also when it fails.
     pub(crate) fn surefoot_linear(
         closure: *const Closure,
         input: *const C_tensor,

@@ -2,6 +2,7 @@
 
 mod allocator_library;
 mod checkpoint;
+mod differentiable;
 mod distributed;
 mod linear;
 mod optimizer;

@@ -215,8 +215,8 @@ section! {
 /// The `model_type` of each family of language models that can be trained from scratch.
 fn families() -> Vec<&'static str> {
     let known = models::language::REGISTRY.iter();
-    let dense = known.filter(|family| !family.has_experts());
-    dense.map(|family| family.model_type).collect()
+    let plain = known.filter(|family| !family.has_experts() && !family.has_delta());
+    plain.map(|family| family.model_type).collect()
 }
 
 /// How frozen matrices are quantised.

@@ -10,13 +10,16 @@
 //! weights │ optimizer │ averages │ all gradients                               end of backward
 //! ```
 
+mod mixer;
+
 use platform::Bytes;
 use serde::Serialize;
 use tch::{Device, Kind};
 
 use crate::config::Config;
+use mixer::Mixer;
 use models::Parameters;
-use models::language::{DecoderConfig, Mixture, QkNorm, logits_at_once};
+use models::language::{DecoderConfig, Mixture, logits_at_once};
 use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
@@ -234,8 +237,12 @@ pub(crate) fn decoder(
     // For recomputed blocks the inputs are kept, and the activations of one block after the logits are freed.
     let (mut activations, mut inputs, mut inside) = (0, 0, 0);
     for layer in 0..layers {
+        let adapters = Adapters::of(layer, parameters);
+        let half = size_of_kind(how.compute) < FP32_BYTES;
+        let keeps_output = how.frozen.is_none() || (!half && adapters.inputs[1]);
+        let mixer = Mixer::of(config, layer as usize, keeps_output, how);
         let feed_forward = shape.feed_forward(layer as usize);
-        let kept = shape.kept(tokens, &Adapters::of(layer, parameters), feed_forward, how);
+        let kept = shape.kept(tokens, &adapters, (&mixer, feed_forward), how);
         if how.checkpoint || how.streamed.contains(&(layer as usize)) {
             inputs += 1;
             inside = kept.max(inside);
@@ -264,10 +271,12 @@ pub(crate) fn decoder(
     Footprint {
         weights: frozen + parameters.count() * FP32_BYTES,
         activations: activations + 3 * stream,
-        logits: logits
-            .saturating_sub(inside)
-            .max(scores)
-            .max(shape.prepared(how) + shape.assigned(tokens, how)),
+        logits: logits.saturating_sub(inside).max(scores).max(
+            shape.prepared(how)
+                + shape
+                    .assigned(tokens, how)
+                    .max(Mixer::chunks(config, tokens)),
+        ),
     }
 }
 
@@ -300,10 +309,10 @@ struct Shape<'a> {
     heads: u64,
     query: u64,
     key_value: u64,
+    /// The widest input or output of the mixers' matrices.
+    mixed: u64,
     /// Number of norms in a layer.
     norms: u64,
-    /// Whether queries and keys have norms.
-    normed: bool,
     /// Whether layers with the same input are one matrix.
     fused: bool,
     experts: Option<&'a Mixture>,
@@ -335,7 +344,12 @@ struct Adapters {
 
 impl Adapters {
     fn of(layer: u64, parameters: &Parameters) -> Self {
-        const INPUTS: [(&str, usize); 7] = [
+        const INPUTS: [(&str, usize); 12] = [
+            ("in_proj_qkv", 0),
+            ("in_proj_z", 0),
+            ("in_proj_a", 0),
+            ("in_proj_b", 0),
+            ("out_proj", 1),
             ("q_proj", 0),
             ("k_proj", 0),
             ("v_proj", 0),
@@ -370,7 +384,13 @@ impl<'a> Shape<'a> {
     fn new(config: &'a DecoderConfig) -> Self {
         let width = |number: i64| number.max(0) as u64;
         let head = width(config.head_dim);
+        let queries = width(config.num_attention_heads) * head * if config.gated { 2 } else { 1 };
+        let channels = config
+            .delta
+            .as_ref()
+            .map_or(0, |delta| width(delta.channels()));
         Self {
+            mixed: queries.max(channels),
             vocabulary: width(config.vocab_size),
             hidden: width(config.hidden_size),
             inner: width(config.intermediate_size),
@@ -378,7 +398,6 @@ impl<'a> Shape<'a> {
             query: width(config.num_attention_heads) * head,
             key_value: width(config.num_key_value_heads) * head,
             norms: config.norms() as u64,
-            normed: config.qk_norm != QkNorm::None,
             fused: config.fused,
             experts: config.experts.as_ref(),
         }
@@ -410,7 +429,7 @@ impl<'a> Shape<'a> {
         &self,
         tokens: u64,
         adapters: &Adapters,
-        feed_forward: FeedForward,
+        (mixer, feed_forward): (&Mixer, FeedForward),
         how: &DecoderUse,
     ) -> u64 {
         let FeedForward {
@@ -426,11 +445,11 @@ impl<'a> Shape<'a> {
         // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
         // adapters share one in fp32.
         let (users, assigned) = match used {
-            0 => ([3, 1, 2, 1], self.hidden),
+            0 => ([mixer.users, 1, 2, 1], self.hidden),
             // The rows of experts are gathered once for gate and up.
-            _ => ([3, 1, 1, 1], used * self.hidden),
+            _ => ([mixer.users, 1, 1, 1], used * self.hidden),
         };
-        let widths = [self.hidden, self.query, assigned, inner];
+        let widths = [self.hidden, mixer.output, assigned, inner];
         for ((width, users), adapted) in widths.into_iter().zip(users).zip(adapters.inputs) {
             each += match (trained, half, adapted) {
                 (true, true, _) => users * width * compute,
@@ -439,22 +458,7 @@ impl<'a> Shape<'a> {
                 (false, _, false) => 0,
             };
         }
-        // The fp32 output of attention is the input of its projection, which is counted above.
-        let attended = match trained || (!half && adapters.inputs[1]) {
-            true => 0,
-            false => self.query * compute,
-        };
-        // Attention: queries, keys and values (the latter two expanded to all heads), and the softmax's sums
-        // or scores.
-        each += 3 * self.query * compute + attended;
-        // Their norms keep their input in fp32.
-        if self.normed {
-            each += (self.query + self.key_value) * FP32_BYTES;
-        }
-        each += match how.scores {
-            true => self.heads * how.length * compute,
-            false => self.heads * FP32_BYTES,
-        };
+        each += mixer.kept;
         // Gate, its activation, and the gated product.
         each += 3 * inner * compute;
         if used > 0 {
@@ -468,10 +472,7 @@ impl<'a> Shape<'a> {
         }
         // Weights are converted to the compute type in each pass.
         let converted = match trained && half {
-            true => {
-                let attention = self.hidden * (2 * self.query + 2 * self.key_value);
-                (attention + matrices) * compute
-            }
+            true => (mixer.matrices + matrices) * compute,
             false => 0,
         };
         tokens * each + converted
@@ -480,7 +481,7 @@ impl<'a> Shape<'a> {
     /// The temporary memory in which the largest quantised matrix is prepared for a product.
     fn prepared(&self, how: &DecoderUse) -> u64 {
         let inputs = match self.fused {
-            false => self.inner.max(self.query).max(self.hidden),
+            false => self.inner.max(self.mixed).max(self.hidden),
             true => (2 * self.inner).max(self.query + 2 * self.key_value),
         };
         // Experts are dequantised a few at a time.

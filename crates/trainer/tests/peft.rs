@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 13] = [
+const ADAPTERS: [(&str, &str); 14] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -38,6 +38,7 @@ const ADAPTERS: [(&str, &str); 13] = [
     ("multiplied", "granite-biases"),
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
+    ("on-a-delta-rule", "qwen3.5"),
 ];
 
 struct Adapted {

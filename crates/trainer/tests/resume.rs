@@ -147,6 +147,32 @@ fn a_mixture_of_experts_goes_on_to_the_same_end() {
     }
 }
 
+/// An adapter, and all of a model with a delta rule; with and without gradient checkpointing.
+#[test]
+fn a_delta_rule_goes_on_to_the_same_end() {
+    for more in [&[][..], &["adapter=null"]] {
+        let (whole, cut, recomputed) = (
+            Place::of("qwen3.5"),
+            Place::of("qwen3.5"),
+            Place::of("qwen3.5"),
+        );
+        whole.run(more).unwrap();
+        stopped_at(&cut, 3, more);
+        cut.resume(more).unwrap();
+        recomputed
+            .run(&[more, &["train.gradient_checkpointing=true"]].concat())
+            .unwrap();
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let bytes = |place: &Place| fs::read(place.checkpoint(6).join(file)).unwrap();
+            assert!(bytes(&whole) == bytes(&cut), "{file} with {more:?}");
+            assert!(
+                bytes(&whole) == bytes(&recomputed),
+                "{file} with {more:?}, recomputed"
+            );
+        }
+    }
+}
+
 #[test]
 fn what_must_not_change_is_refused_by_name() {
     let place = Place::new();

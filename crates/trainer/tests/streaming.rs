@@ -147,6 +147,18 @@ fn a_streamed_mixture_of_experts_learns_what_a_resident_one_does() {
 }
 
 #[test]
+fn a_streamed_delta_rule_learns_what_a_resident_one_does() {
+    for settings in [
+        &[][..],
+        &["model.quantization=int8", CHECKPOINTING],
+        &["model.quantization=nf4", "train.bf16=true"],
+        &["adapter.modules_to_save=[linear_attn]"],
+    ] {
+        Place::new("qwen3.5.gguf").assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
+    }
+}
+
+#[test]
 fn some_blocks_may_be_streamed_and_the_others_stay() {
     for how in [
         "model.blocks_to_swap=1",

@@ -20,6 +20,8 @@ pub(super) struct Attention {
     is_rotated: bool,
     /// What scores are multiplied by, if not by one over the root of the width.
     scale: Option<f64>,
+    /// Whether each query head has a gate beside it.
+    gated: bool,
     heads: i64,
     key_value_heads: i64,
     width: i64,
@@ -45,6 +47,7 @@ impl Attention {
         let hidden = config.hidden_size;
         let (heads, key_value_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let width = config.head_dim;
+        let queries = if config.gated { 2 * heads } else { heads };
         let mut linear = |suffix: &str, shape, bias| {
             builder.linear(&format!("{name}.{suffix}"), shape, bias, initial)
         };
@@ -58,11 +61,11 @@ impl Attention {
             projections: match config.fused {
                 true => Projections::Fused(linear(
                     "qkv_proj",
-                    (hidden, (heads + 2 * key_value_heads) * width),
+                    (hidden, (queries + 2 * key_value_heads) * width),
                     config.qkv_bias,
                 )?),
                 false => Projections::Separate(Box::new([
-                    linear("q_proj", (hidden, heads * width), config.qkv_bias)?,
+                    linear("q_proj", (hidden, queries * width), config.qkv_bias)?,
                     linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
                     linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
                 ])),
@@ -76,6 +79,7 @@ impl Attention {
             qk_norm: config.qk_norm,
             is_rotated: config.is_rotated(index),
             scale: config.score_scale,
+            gated: config.gated,
             heads,
             key_value_heads,
             width,
@@ -110,6 +114,17 @@ impl Attention {
             None => (None, None),
         };
         let [query, key, value] = self.project(input, dropout)?;
+        let (query, gate) = match self.gated {
+            true => {
+                let both = query.f_view([batch, length, self.heads, 2 * self.width])?;
+                let half = |start| {
+                    let half = both.f_narrow(-1, start, self.width)?;
+                    half.f_reshape([batch, length, self.heads * self.width])
+                };
+                (half(0)?, Some(half(self.width)?))
+            }
+            false => (query, None),
+        };
         let mut query = split(query, self.heads, query_norm)?;
         let mut key = split(key, self.key_value_heads, key_norm)?;
         let value = split(value, self.key_value_heads, None)?;
@@ -149,10 +164,14 @@ impl Attention {
             mixed
                 .f_transpose(1, 2)?
                 .f_reshape([batch, length, self.heads * self.width])?;
+        let joined = match gate {
+            Some(gate) => joined.f_mul(&gate.f_sigmoid()?)?,
+            None => joined,
+        };
         self.output.forward(&joined, dropout)
     }
 
-    /// Queries, keys and values, each `[batch, length, heads · width]`.
+    /// Queries (with their gates, if they have some), keys and values, each `[batch, length, heads · width]`.
     fn project(&self, input: &Tensor, dropout: bool) -> Result<[Tensor; 3], Error> {
         match &self.projections {
             Projections::Separate(layers) => {
@@ -165,7 +184,8 @@ impl Attention {
             }
             Projections::Fused(all) => {
                 let all = all.forward(input, dropout)?;
-                let (queries, keys) = (self.heads * self.width, self.key_value_heads * self.width);
+                let keys = self.key_value_heads * self.width;
+                let queries = all.size3()?.2 - 2 * keys;
                 Ok([
                     all.f_narrow(-1, 0, queries)?,
                     all.f_narrow(-1, queries, keys)?,
@@ -199,11 +219,13 @@ impl Attention {
     }
 }
 
-/// Keys and values of the tokens so far, for one block.
+/// What one block remembers of the tokens so far: keys and values, or a state.
 #[derive(Debug)]
 pub(super) struct LayerCache {
     /// `[2, batch, heads, capacity, width]`, allocated with the first tokens.
     memory: Option<Tensor>,
+    /// Of a delta rule: the last inputs of its convolution, and its state.
+    state: Option<[Tensor; 2]>,
     capacity: i64,
     length: i64,
 }
@@ -213,6 +235,7 @@ impl LayerCache {
     pub(super) fn new(capacity: i64) -> Self {
         Self {
             memory: None,
+            state: None,
             capacity,
             length: 0,
         }
@@ -226,11 +249,24 @@ impl LayerCache {
     /// Forgets all tokens.
     pub(super) fn clear(&mut self) {
         self.length = 0;
+        self.state = None;
     }
 
-    /// Appends keys and values `[batch, heads, length, width]`; returns all of them.
-    fn extend(&mut self, key: &Tensor, value: &Tensor) -> Result<(Tensor, Tensor), Error> {
-        let (batch, heads, length, width) = key.size4()?;
+    /// The state of a delta rule, if there are tokens.
+    pub(super) fn state(&self) -> Option<&[Tensor; 2]> {
+        self.state.as_ref()
+    }
+
+    /// Replaces it.
+    pub(super) fn set_state(&mut self, state: [Tensor; 2]) {
+        self.state = Some(state);
+    }
+
+    /// Counts `length` more tokens; returns how many there are.
+    ///
+    /// # Errors
+    /// If they are more than the cache is for.
+    pub(super) fn advance(&mut self, length: i64) -> Result<i64, Error> {
         let end = self.length + length;
         if end > self.capacity {
             return Err(Error::Internal(format!(
@@ -238,6 +274,15 @@ impl LayerCache {
                 self.capacity
             )));
         }
+        self.length = end;
+        Ok(end)
+    }
+
+    /// Appends keys and values `[batch, heads, length, width]`; returns all of them.
+    fn extend(&mut self, key: &Tensor, value: &Tensor) -> Result<(Tensor, Tensor), Error> {
+        let (batch, heads, length, width) = key.size4()?;
+        let start = self.length;
+        let end = self.advance(length)?;
         let memory = match self.memory.take() {
             Some(memory) => memory,
             None => Tensor::f_empty(
@@ -248,10 +293,9 @@ impl LayerCache {
         for (half, fresh) in [(0, key), (1, value)] {
             memory
                 .f_select(0, half)?
-                .f_narrow(2, self.length, length)?
+                .f_narrow(2, start, length)?
                 .f_copy_(fresh)?;
         }
-        self.length = end;
         let so_far = |half| memory.f_select(0, half)?.f_narrow(2, 0, end);
         let both = (so_far(0)?, so_far(1)?);
         self.memory = Some(memory);

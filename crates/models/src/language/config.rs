@@ -1,10 +1,13 @@
 //! What a decoder computes, as data, and how it is read from Hugging Face's `config.json`.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, LocalLayers, Mixture, REGISTRY, quantized};
+use super::{DeltaLayers, Family, LocalLayers, Mixture, REGISTRY, quantized};
 use crate::Error;
 use crate::json::Object;
 use crate::model::rope::{self, Place};
@@ -48,6 +51,10 @@ pub(super) const NO_EFFECT: &[&str] = &[
     "transformers.js_config",
     "tokenizer_class",
     "use_cache",
+    // Of a layer that predicts the token after the next, and how another library keeps states, which are fp32 here.
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+    "mamba_ssm_dtype",
     "return_dict",
     "output_hidden_states",
     "output_attentions",
@@ -103,6 +110,10 @@ pub struct DecoderConfig {
     pub rope: RopeSettings,
     /// The blocks that see only the latest tokens, if there are any.
     pub local: Option<LocalLayers>,
+    /// The blocks that have a gated delta rule in place of attention, if there are any.
+    pub delta: Option<DeltaLayers>,
+    /// Whether what attention gives is multiplied by a gate, which the query projection makes, too.
+    pub gated: bool,
     /// For each block, whether its queries and keys are rotated; empty if all are.
     pub rotated: Vec<bool>,
     /// What scores are multiplied by; `None` for one over the root of the head's width.
@@ -262,6 +273,12 @@ impl DecoderConfig {
         local.is_some_and(|local| local.layers.get(index) == Some(&true))
     }
 
+    /// What block `index` has in place of attention, if it has.
+    pub fn delta_in(&self, index: usize) -> Option<&DeltaLayers> {
+        let delta = self.delta.as_ref();
+        delta.filter(|delta| delta.layers.get(index) == Some(&true))
+    }
+
     /// The `config.json` for `transformers`, with keys where both its fourth and its fifth major version look
     /// for them.
     pub fn to_json(&self) -> Value {
@@ -399,6 +416,8 @@ pub(super) fn read(
         qk_norm: QkNorm::None,
         rope: rope::read(object, context, &defaults.rope)?,
         local: None,
+        delta: None,
+        gated: false,
         rotated: Vec::new(),
         score_scale: None,
         // Others than a token mean none, as −1 does.
@@ -502,89 +521,5 @@ fn token_ids(object: &Object, key: &str) -> Result<Vec<i64>, Error> {
         None => Ok(Vec::new()),
         Some(Value::Array(ids)) => ids.iter().map(id).collect(),
         Some(one) => Ok(vec![id(one)?]),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The config and the keys warned about, or the reason why it is refused.
-    fn read(config: &Value) -> Result<(DecoderConfig, Vec<String>), String> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        std::fs::write(&path, config.to_string()).unwrap();
-        let read = DecoderConfig::read(&path).map_err(|error| error.to_string())?;
-        Ok((read, keys_without_effect(&path).unwrap()))
-    }
-
-    fn plain(model_type: &str) -> Value {
-        json!({"model_type": model_type, "vocab_size": 8, "hidden_size": 12,
-            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "num_key_value_heads": 2, "head_dim": 4})
-    }
-
-    /// A value that changes the result, or must be refused.
-    fn effective_value(key: &str, base: &DecoderConfig) -> Value {
-        match key {
-            "model_type" if *base.family == *REGISTRY[0] => json!(REGISTRY[1].model_type),
-            "model_type" => json!(REGISTRY[0].model_type),
-            "hidden_act" => json!("gelu"),
-            "rms_norm_eps" | "partial_rotary_factor" => json!(0.25),
-            "rope_theta" => json!(123.0),
-            "rope_scaling" => json!({"rope_type": "linear", "factor": 2.0}),
-            "rope_parameters" => json!({"rope_type": "default", "rope_theta": 99.0}),
-            "tie_word_embeddings" => json!(!base.tie_word_embeddings),
-            "attention_bias" | "mlp_bias" => json!(true),
-            "no_rope_layers" => json!([0]),
-            "no_rope_layer_interval" => json!(1),
-            "sliding_window_pattern" => json!(1),
-            "is_causal" => json!(false),
-            "layer_types" => json!(["chunked_attention"]),
-            "quantization_config" | "compression_config" => json!({"quant_method": "gptq"}),
-            _ => json!(6),
-        }
-    }
-
-    /// Keys that are only read together with others: the base of YaRN's ramp, windows, and what routers learn.
-    const TOGETHER: [&str; 5] = [
-        "original_max_position_embeddings",
-        "sliding_window",
-        "max_window_layers",
-        "use_sliding_window",
-        "router_aux_loss_coef",
-    ];
-
-    #[test]
-    fn each_key_of_a_config_is_obeyed_told_or_without_effect() {
-        for family in REGISTRY {
-            let plain = plain(family.model_type);
-            let (base, warned) = read(&plain).unwrap();
-            assert_eq!(warned, [""; 0]);
-            for key in KEYS.iter().chain(family.keys.iter().copied().flatten()) {
-                let mut config = plain.clone();
-                config[*key] = effective_value(key, &base);
-                match read(&config) {
-                    Ok((found, warned)) => {
-                        let changes = found != base || TOGETHER.contains(key);
-                        assert!(changes, "{family:?}: {key} changes nothing");
-                        assert_eq!(warned, [""; 0], "{family:?}: {key}");
-                    }
-                    Err(reason) => assert!(reason.contains(key), "{family:?}, {key}: {reason}"),
-                }
-            }
-            for key in NO_EFFECT {
-                let mut config = plain.clone();
-                config[*key] = json!("something");
-                assert_eq!(read(&config), Ok((base.clone(), Vec::new())), "{key}");
-            }
-            let mut unknown = plain;
-            unknown["never_seen"] = json!(1);
-            unknown["nor_this"] = json!(false);
-            unknown["without_a_value"] = Value::Null;
-            unknown["_note"] = json!("of a library");
-            unknown["attention_dropout"] = json!(0.0);
-            assert_eq!(read(&unknown).unwrap().1, ["never_seen", "nor_this"]);
-        }
     }
 }

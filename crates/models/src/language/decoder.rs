@@ -6,15 +6,15 @@
 //! ```
 //!
 //! RMS norms before attention and feed-forward layer, after them, or both; rotary positions, causal
-//! grouped-query attention, in some blocks with a window, and a gated feed-forward layer. Weights have the names
+//! grouped-query attention, in some blocks with a window or replaced by a gated delta rule, and a gated feed-forward layer. Weights have the names
 //! and shapes of `transformers`, which can load what is saved here.
 
 use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, MemoryInfo};
 
-use super::attention::{Attention, LayerCache};
-use super::feed_forward::FeedForward;
+use super::attention::LayerCache;
+use super::block::{Layer, Views, scaled};
 use super::mixture::{Balance, Mixture};
 use super::norm::Norm;
 use super::{DecoderConfig, EmbeddingScale};
@@ -22,7 +22,7 @@ use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
-use crate::tensor::{BaseMap, frozen_bytes, shared, to_kind};
+use crate::tensor::{frozen_bytes, shared, to_kind};
 use crate::weight::Weight;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
@@ -152,6 +152,7 @@ impl Decoder {
                     Some(local) => Some(positions(&local.rope, Some(local.window))?),
                     None => None,
                 },
+                texts: None,
                 counted: None,
             },
             balance: config.experts.as_ref().and_then(Mixture::balance),
@@ -271,9 +272,7 @@ impl Decoder {
         positions: &Tensor,
         pass: Pass,
     ) -> Result<Tensor, Error> {
-        let views = self
-            .views
-            .map(|view| view.packed(positions, self.compute))?;
+        let views = self.views.packed(positions, self.compute)?;
         let stream = self.embed(tokens)?;
         let stream = self.blocks.forward(stream, &[], &views, pass)?;
         self.finish(&stream)
@@ -299,10 +298,13 @@ impl Decoder {
             return Ok((hidden, None));
         };
         let length = tokens.size2()?.1;
-        let mut views = self.views.map(|view| match positions {
-            Some(positions) => view.packed(positions, self.compute),
-            None => view.of_length((0, length), self.compute),
-        })?;
+        let mut views = match positions {
+            Some(positions) => self.views.packed(positions, self.compute)?,
+            None => {
+                let place = (0, length);
+                (self.views).map(|view| view.of_length(place, self.compute))?
+            }
+        };
         let counted = match real {
             Some(real) => real.f_ne(0)?.f_to_kind(Kind::Float)?,
             None => tokens.f_ones_like()?.f_to_kind(Kind::Float)?,
@@ -415,7 +417,7 @@ impl Decoder {
     }
 }
 
-/// Keys and values of the tokens so far.
+/// What the blocks remember of the tokens so far.
 #[derive(Debug)]
 pub struct Cache {
     layers: Vec<LayerCache>,
@@ -430,170 +432,8 @@ impl Cache {
     }
 }
 
-/// The positions of a pass, for blocks that see the whole text and for those with a window.
-#[derive(Debug)]
-struct Views {
-    whole: Positions,
-    local: Option<Positions>,
-    /// One for each token that counts for the balance of routers, and zero for others, `[batch · length]`; `None`
-    /// where it is not learned.
-    counted: Option<Tensor>,
-}
-
-impl Views {
-    fn map(&self, each: impl Fn(&Positions) -> Result<Positions, Error>) -> Result<Self, Error> {
-        Ok(Self {
-            whole: each(&self.whole)?,
-            local: self.local.as_ref().map(each).transpose()?,
-            counted: None,
-        })
-    }
-}
-
-/// `tensor` multiplied by `factor`.
-fn scaled(tensor: Tensor, factor: f64) -> Result<Tensor, Error> {
-    match factor == 1.0 {
-        true => Ok(tensor),
-        false => Ok(tensor.f_mul_scalar(factor)?),
-    }
-}
-
 /// `number` as it is in the type `kind`.
 fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
     let rounded = Tensor::from(number).f_to_kind(kind)?;
     Ok(f64::try_from(&rounded.f_to_kind(Kind::Double)?)?)
-}
-
-#[derive(Debug)]
-struct Layer {
-    is_local: bool,
-    /// What is added to the residual stream is multiplied by this.
-    residual_scale: f64,
-    /// Before and after attention, before and after the feed-forward layer.
-    norms: [Option<Norm>; 4],
-    attention: Attention,
-    feed_forward: FeedForward,
-}
-
-impl Layer {
-    fn new(
-        config: &DecoderConfig,
-        index: usize,
-        initial: Initial,
-        builder: &mut Builder,
-    ) -> Result<Self, Error> {
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let norm = |place: usize, builder: &mut Builder| match config.family.norms[place] {
-            Some(part) => Norm::new(config, &name(part), config.hidden_size, builder).map(Some),
-            None => Ok(None),
-        };
-        // In the order in which they compute, which is that of the trained parameters.
-        let before_attention = norm(0, builder)?;
-        let attention = Attention::new(config, (index, &name("self_attn")), initial, builder)?;
-        let (after_attention, before_mlp) = (norm(1, builder)?, norm(2, builder)?);
-        let feed_forward = FeedForward::new(config, (index, &name("mlp")), initial, builder)?;
-        Ok(Self {
-            is_local: config.is_local(index),
-            residual_scale: config.residual_scale,
-            norms: [
-                before_attention,
-                after_attention,
-                before_mlp,
-                norm(3, builder)?,
-            ],
-            attention,
-            feed_forward,
-        })
-    }
-
-    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
-    fn run(
-        &self,
-        stream: &Tensor,
-        views: &Views,
-        cache: Option<&mut LayerCache>,
-        dropout: bool,
-    ) -> Result<Tensor, Error> {
-        Ok(self.run_routed(stream, views, cache, dropout)?.0)
-    }
-
-    /// The same, and what its router adds to the balance of all, if it has one and that is learned.
-    fn run_routed(
-        &self,
-        stream: &Tensor,
-        views: &Views,
-        cache: Option<&mut LayerCache>,
-        dropout: bool,
-    ) -> Result<(Tensor, Option<Tensor>), Error> {
-        let positions = match &views.local {
-            Some(local) if self.is_local => local,
-            _ => &views.whole,
-        };
-        let norm = |place: usize, input: Tensor| match &self.norms[place] {
-            Some(norm) => norm.forward(&input),
-            None => Ok(input),
-        };
-        let input = norm(0, stream.shallow_clone())?;
-        let attended = self.attention.forward(&input, positions, cache, dropout)?;
-        let stream = stream.f_add(&scaled(norm(1, attended)?, self.residual_scale)?)?;
-        let input = norm(2, stream.shallow_clone())?;
-        let counted = views.counted.as_ref();
-        let (output, routed) = self.feed_forward.forward(&input, counted, dropout)?;
-        let stream = stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?;
-        Ok((stream, routed))
-    }
-}
-
-impl crate::model::Layer for Layer {
-    type Shared = Views;
-
-    fn share(shared: &Views) -> Views {
-        Views {
-            whole: shared.whole.shallow_clone(),
-            local: shared.local.as_ref().map(Positions::shallow_clone),
-            counted: shared.counted.as_ref().map(Tensor::shallow_clone),
-        }
-    }
-
-    fn forward(&self, inputs: &[Tensor], shared: &Views, dropout: bool) -> Result<Tensor, Error> {
-        let [stream] = inputs else {
-            return Err(Error::Internal("a decoder's block takes one input".into()));
-        };
-        self.run(stream, shared, None, dropout)
-    }
-
-    fn outputs(
-        &self,
-        inputs: &[Tensor],
-        shared: &Views,
-        dropout: bool,
-    ) -> Result<Vec<Tensor>, Error> {
-        let [stream, sums] = inputs else {
-            return Ok(vec![self.forward(inputs, shared, dropout)?]);
-        };
-        let (stream, routed) = self.run_routed(stream, shared, None, dropout)?;
-        let sums = match routed {
-            Some(routed) => sums.f_add(&routed)?,
-            None => sums.shallow_clone(),
-        };
-        Ok(vec![stream, sums])
-    }
-
-    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
-        let norm = |place: usize, map: BaseMap<'_>| match &self.norms[place] {
-            Some(norm) => norm.with_base(map).map(Some),
-            None => Ok(None),
-        };
-        let before_attention = norm(0, map)?;
-        let attention = self.attention.with_base(map)?;
-        let (after_attention, before_mlp) = (norm(1, map)?, norm(2, map)?);
-        let feed_forward = self.feed_forward.with_base(map)?;
-        Ok(Self {
-            is_local: self.is_local,
-            residual_scale: self.residual_scale,
-            norms: [before_attention, after_attention, before_mlp, norm(3, map)?],
-            attention,
-            feed_forward,
-        })
-    }
 }

@@ -58,6 +58,7 @@ pub(super) static FAMILY: Family = Family {
 static MULTIMODAL: PartOf = PartOf {
     model_type: "gemma3",
     section: "text_config",
+    tied: true,
     prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
     others: &[
         "vision_tower.",

@@ -26,6 +26,7 @@ pub(super) static FAMILY: Family = Family {
 pub(super) static MULTIMODAL: PartOf = PartOf {
     model_type: "mistral3",
     section: "text_config",
+    tied: true,
     prefixes: &[("language_model.", ""), ("model.language_model.", "model.")],
     others: &[
         "vision_tower.",

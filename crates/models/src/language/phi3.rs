@@ -62,6 +62,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         rms_norm_eps: 1e-5,
         rope: Place {
             longrope: true,
+            part: Some(1.0),
             ..Place::FLAT
         },
         pad_token_id: Some(32_000),

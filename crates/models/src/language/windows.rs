@@ -53,7 +53,12 @@ impl LocalLayers {
         Ok(Self {
             window: object.integer("sliding_window", Some(4096), 1..=1 << 30)?,
             rope: rope::read(object, config.max_position_embeddings, local)?,
-            layers: layers(object, config.num_hidden_layers, pattern)?,
+            layers: layers(
+                object,
+                config.num_hidden_layers,
+                pattern,
+                "sliding_attention",
+            )?,
         })
     }
 
@@ -129,9 +134,15 @@ pub(super) fn refuse(object: &Object, defaults: &Defaults) -> Result<(), Error> 
     }
 }
 
-/// For each of `count` blocks, whether it sees only a window: as `layer_types` says, or all but each `pattern`th.
-fn layers(object: &Object, count: i64, pattern: i64) -> Result<Vec<bool>, Error> {
-    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+/// For each of `count` blocks, whether it is of the `other` kind than those that see the whole text: as `layer_types` says,
+/// or all but each `pattern`th.
+pub(super) fn layers(
+    object: &Object,
+    count: i64,
+    pattern: i64,
+    other: &str,
+) -> Result<Vec<bool>, Error> {
+    let kinds = ["full_attention", other];
     let Some(types) = object.get("layer_types") else {
         return Ok((1..=count).map(|number| number % pattern != 0).collect());
     };
@@ -142,10 +153,10 @@ fn layers(object: &Object, count: i64, pattern: i64) -> Result<Vec<bool>, Error>
         let reason = format!("has {} names for {count} layers", types.len());
         return Err(object.error("layer_types", reason));
     }
-    let kind = |kind: &Value| match KINDS.iter().position(|known| kind == known) {
+    let kind = |kind: &Value| match kinds.iter().position(|known| kind == known) {
         Some(place) => Ok(place == 1),
         None => {
-            let reason = format!("has {kind}; supported: {}", KINDS.join(", "));
+            let reason = format!("has {kind}; supported: {}", kinds.join(", "));
             Err(object.error("layer_types", reason))
         }
     };

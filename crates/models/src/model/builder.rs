@@ -272,7 +272,7 @@ impl<'a> Builder<'a> {
     /// If the source does not have it.
     pub fn vector(&mut self, name: &str, width: i64, initial: Initial) -> Result<Tensor, Error> {
         let tensor = self.tensor(name, &[width], initial)?;
-        self.registered(name, tensor)
+        self.registered(name, tensor, false)
     }
 
     /// A tensor named `name` that is always read and kept in fp32, whatever the model's types.
@@ -280,17 +280,31 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the source does not have it.
     pub fn kept(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
+        self.exact(name, shape, initial, false)
+    }
+
+    /// The same with weight decay, if it is trained and `decay` says so.
+    ///
+    /// # Errors
+    /// As [`Builder::kept`].
+    pub fn exact(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        decay: bool,
+    ) -> Result<Tensor, Error> {
         let tensor = self.source.exact_tensor(name, shape, initial)?;
         let tensor = match self.host_for {
             None => tensor,
             Some(_) => tensor.f_to_device(Device::Cpu)?,
         };
-        self.registered(name, tensor)
+        self.registered(name, tensor, decay)
     }
 
-    fn registered(&mut self, name: &str, tensor: Tensor) -> Result<Tensor, Error> {
+    fn registered(&mut self, name: &str, tensor: Tensor, decay: bool) -> Result<Tensor, Error> {
         match self.base {
-            Base::Trained => self.parameters.register(name, &tensor, false),
+            Base::Trained => self.parameters.register(name, &tensor, decay),
             Base::Frozen(_) => match self.trained_copy(name, &tensor)? {
                 Some(whole) => Ok(whole),
                 None => {
@@ -314,6 +328,27 @@ impl<'a> Builder<'a> {
         initial: Initial,
     ) -> Result<Linear, Error> {
         let linear = self.bare_linear(name, shape, bias, initial)?;
+        self.adapted(name, linear)
+    }
+
+    /// A linear layer without bias whose matrix is not quantised, because it is small and its errors matter.
+    ///
+    /// # Errors
+    /// As [`Builder::linear`].
+    pub fn unquantized(
+        &mut self,
+        name: &str,
+        shape: (i64, i64),
+        initial: Initial,
+    ) -> Result<Linear, Error> {
+        let quantization = self.quantization.take();
+        let linear = self.bare_linear(name, shape, false, initial);
+        self.quantization = quantization;
+        self.adapted(name, linear?)
+    }
+
+    /// The layer with its adapter, if it is targeted.
+    fn adapted(&mut self, name: &str, linear: Linear) -> Result<Linear, Error> {
         let adapter = match &mut self.adapters {
             Some(adapters) => {
                 let device = self.host_for.unwrap_or_else(|| linear.weight.device());

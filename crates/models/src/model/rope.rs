@@ -256,8 +256,12 @@ pub(crate) struct Place {
     pub(crate) theta: f64,
     /// Whether `rope_scaling`, in which transformers 4 has the scaling, applies.
     pub(crate) scaled: bool,
-    /// Whether there is no scaling but LongRoPE, which has several names, and a part of a head may be rotated.
+    /// Whether there is no scaling but LongRoPE, which has several names.
     pub(crate) longrope: bool,
+    /// The part of a head that is rotated without a key that says it; `None` if it must be all of it.
+    pub(crate) part: Option<f64>,
+    /// Whether pairs may be divided among the axes of pictures (`mrope_section`), which for a text are one.
+    pub(crate) axes: bool,
     /// Whether queries grow with their position.
     pub(crate) growth: bool,
 }
@@ -270,6 +274,8 @@ impl Place {
         theta: 10_000.0,
         scaled: true,
         longrope: false,
+        part: None,
+        axes: false,
         growth: false,
     };
 }
@@ -299,11 +305,11 @@ pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeS
         },
     };
     const PART: &str = "partial_rotary_factor";
-    let mut part = 1.0;
+    let mut part = place.part.unwrap_or(1.0);
     for source in [Some(object), parameters.as_ref()].into_iter().flatten() {
         let found = source.positive(PART, Some(part))?;
-        if found > 1.0 || (found != 1.0 && !place.longrope) {
-            let most = if place.longrope {
+        if found > 1.0 || (found != 1.0 && place.part.is_none()) {
+            let most = if place.part.is_some() {
                 "at most 1"
             } else {
                 "only 1"
@@ -326,7 +332,14 @@ pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeS
             }
             match place.longrope {
                 true => longrope(object, parameters, context)?,
-                false => scaling(parameters, original, context as f64)?,
+                false => {
+                    const AXES: &str = "mrope_section";
+                    if parameters.get(AXES).is_some() && !place.axes {
+                        let reason = "is set: multimodal models are not supported";
+                        return Err(parameters.error(AXES, reason));
+                    }
+                    scaling(parameters, original, context as f64)?
+                }
             }
         }
     };
@@ -395,12 +408,6 @@ fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, 
         return Err(object.error(
             key,
             "is an object: different rotary embeddings per layer are not supported",
-        ));
-    }
-    if object.get("mrope_section").is_some() {
-        return Err(object.error(
-            "mrope_section",
-            "is set: multimodal models are not supported",
         ));
     }
     let key = kind_key(object);

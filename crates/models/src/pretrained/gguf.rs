@@ -1,6 +1,7 @@
 //! Presents a GGUF file as the Hugging Face model it was converted from, with the original names, shapes,
 //! config and tokenizer.
 
+mod delta;
 mod export;
 mod export_tokenizer;
 mod keys;
@@ -16,6 +17,7 @@ use std::path::Path;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
+use delta::Change;
 pub use export::{Export, GgufType};
 pub(super) use keys::keys_without_effect;
 
@@ -46,6 +48,8 @@ struct Source {
     plus_one: bool,
     /// Number of heads whose rows were interleaved.
     permuted_heads: Option<i64>,
+    /// What is different about those of a delta rule.
+    change: Change,
     /// If it is only a part of the tensor.
     slice: Option<Slice>,
 }
@@ -58,10 +62,14 @@ impl GgufModel {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let gguf = Gguf::open(path)?;
         let (config, rules) = config(path, gguf.header())?;
+        let extra = extra_layers(gguf.header(), &config, rules);
         let mut tensors = BTreeMap::new();
         for (name, entry) in &gguf.header().tensors {
             // Computed from the config's rope scaling, which is recovered below.
             if name == ROPE_FREQUENCIES {
+                continue;
+            }
+            if layer_of(name).is_some_and(|layer| extra.contains(&layer)) {
                 continue;
             }
             let ours = hugging_face_name(rules, name).ok_or_else(|| {
@@ -75,10 +83,12 @@ impl GgufModel {
                 true => permuted_heads(&config, name),
                 false => None,
             };
+            let change = Change::of(&config, &ours);
             let source = |slice: Option<Slice>| Source {
                 name: name.clone(),
-                plus_one: rules.norms_plus_one && name.ends_with("norm.weight"),
+                plus_one: rules.is_plus_one(name),
                 permuted_heads,
+                change,
                 slice,
             };
             let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
@@ -101,10 +111,10 @@ impl GgufModel {
             config,
             tensors,
         };
+        // Not all blocks have attention.
         let has = |suffix: &str| {
-            model
-                .tensors
-                .contains_key(&format!("model.layers.0.{suffix}.bias"))
+            let end = format!(".{suffix}.bias");
+            model.tensors.keys().any(|name| name.ends_with(&end))
         };
         model.config.qkv_bias = has("self_attn.q_proj");
         model.config.output_bias = has("self_attn.o_proj");
@@ -152,7 +162,7 @@ impl TensorSource for GgufModel {
         let entry = self.gguf.header().tensors.get(&source.name)?;
         let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
         match source.slice {
-            None => Some(shape),
+            None => Some(source.change.shape(shape)),
             Some(slice) => Some(slice.shape(&shape)),
         }
     }
@@ -179,7 +189,7 @@ impl TensorSource for GgufModel {
             true => tensor.f_to_kind(Kind::Float)?.f_sub_scalar(1.0)?,
             false => tensor,
         };
-        Ok(tensor.f_to_kind(kind)?)
+        Ok(source.change.undo(tensor)?.f_to_kind(kind)?)
     }
 }
 
@@ -213,9 +223,27 @@ fn hugging_face_name(rules: &language::Gguf, name: &str) -> Option<String> {
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
-    let (part, role) = rest.split_once('.')?;
-    let part = rules.part(part)?;
-    matches!(role, "weight" | "bias").then(|| format!("model.layers.{layer}.{part}.{role}"))
+    Some(format!("model.layers.{layer}.{}", rules.ours(rest)?))
+}
+
+/// The layers behind the model's own, which predict the token after the next and are not used.
+fn extra_layers(
+    header: &Header,
+    config: &DecoderConfig,
+    rules: &language::Gguf,
+) -> std::ops::Range<i64> {
+    let key = format!("{}.nextn_predict_layers", rules.architecture);
+    let count = match header.metadata.get(&key) {
+        Some(Value::Unsigned(count)) => i64::try_from(*count).unwrap_or(0),
+        _ => 0,
+    };
+    let own = config.num_hidden_layers;
+    own..own.saturating_add(count)
+}
+
+/// The layer that the tensor `name` belongs to.
+fn layer_of(name: &str) -> Option<i64> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// What the metadata says, read as the `config.json` that it was made from.

@@ -14,6 +14,12 @@ const QWEN: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// How Qwen3.5's does: marks belong to letters.
+const QWEN3_5: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// A warning if the class that transformers would use for `folder`, with this `tokenizer_config.json`, splits text
 /// differently from `tokenizer.json`, which is used here.
 pub(super) fn difference(
@@ -56,14 +62,14 @@ pub(super) fn difference(
 /// The normalizer and the pre-tokenizer of a class.
 fn rules(class: &str, prefix: bool) -> Option<(Value, Value)> {
     let bytes = |with_rules: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "use_regex": with_rules});
+    let qwen = |words: &str| {
+        let split = json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false});
+        let parts = json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]});
+        Some((json!({"type": "NFC"}), parts))
+    };
     match class {
-        "Qwen2Tokenizer" => Some((
-            json!({"type": "NFC"}),
-            json!({"type": "Sequence", "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": QWEN}, "behavior": "Isolated", "invert": false},
-                bytes(false),
-            ]}),
-        )),
+        "Qwen2Tokenizer" => qwen(QWEN),
+        "Qwen3_5Tokenizer" => qwen(QWEN3_5),
         "GPT2Tokenizer" => Some((Value::Null, bytes(true))),
         _ => None,
     }
@@ -112,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_file_that_agrees_with_its_class_gives_no_warning() {
-        for class in ["Qwen2Tokenizer", "GPT2Tokenizer"] {
+        for class in ["Qwen2Tokenizer", "Qwen3_5Tokenizer", "GPT2Tokenizer"] {
             for prefix in [false, true] {
                 let (normalizer, mut division) = rules(class, prefix).unwrap();
                 let file = json!({"normalizer": normalizer, "pre_tokenizer": division});
@@ -137,6 +143,7 @@ mod tests {
         for (model_type, class) in [
             ("qwen2", Some("LlamaTokenizer")),
             ("qwen3", None),
+            ("qwen3_5", None),
             ("llama", Some("Qwen2TokenizerFast")),
             ("llama", Some("GPT2Tokenizer")),
         ] {

@@ -130,17 +130,21 @@ impl PlannedDecoder<'_> {
     /// Bytes that a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
         let aligned = |bytes: u64| bytes.next_multiple_of(STREAM_ALIGNMENT);
+        // Routers and what makes decays are not quantised, and convolutions are fp32.
+        let hidden = self.shape.hidden_size;
         let experts = self.shape.experts.as_ref();
-        let router = experts.map(|experts| vec![experts.count, self.shape.hidden_size]);
+        let router = experts.map(|experts| vec![experts.count, hidden]);
+        let delta = self.shape.delta.as_ref();
+        let decay = delta.map(|delta| vec![delta.value_heads, hidden]);
         let of = |size: &Vec<i64>| {
             let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
             let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
-            if size.len() < 2 {
+            if size.len() != 2 {
                 return aligned(numbers * 4);
             }
-            // Routers are not quantised.
             let to = self.config.model.quantization;
-            match to.filter(|_| router.as_ref() != Some(size)) {
+            let is_exact = [&router, &decay].contains(&&Some(size.clone()));
+            match to.filter(|_| !is_exact) {
                 None => aligned(numbers * stored.elt_size_in_bytes() as u64),
                 Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
                 // Two elements per byte, and a scale per 64.

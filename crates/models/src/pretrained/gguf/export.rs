@@ -12,10 +12,11 @@ use std::path::Path;
 use serde_json::Value as Json;
 use tch::{Kind, Tensor};
 
+use super::delta::Change;
 use super::export_tokenizer::{self, Texts};
 use super::{ROPE_FREQUENCIES, config_json, permuted_heads, rope};
 use crate::Error;
-use crate::formats::gguf::{Format, GgufTensor, GgufWriter, Value};
+use crate::formats::gguf::{Array, Format, GgufTensor, GgufWriter, Value};
 use crate::formats::{LazyTensor, TensorSource};
 use crate::language::{self, DecoderConfig};
 use crate::model::RopeScaling;
@@ -207,7 +208,10 @@ impl Export<'_> {
             ("rope.dimension_count".into(), whole(rotated.round() as i64)),
             ("vocab_size".into(), whole(config.vocab_size)),
         ];
-        let keys = config.to_json();
+        let mut keys = config.to_json();
+        if let Some(keys) = keys.as_object_mut() {
+            (rules.more)(config, keys);
+        }
         match config.rope.scaling {
             // Written as a tensor.
             RopeScaling::None | RopeScaling::Llama3 { .. } => {}
@@ -226,14 +230,21 @@ impl Export<'_> {
         for (theirs, ours) in rules.keys {
             let number = |key: &str| keys.get(key).filter(|value| !value.is_null());
             let Some(number) = number(ours) else { continue };
-            let is_whole = ["sliding_window", "_count", "_length"];
-            let value = match is_whole.iter().any(|end| theirs.ends_with(end)) {
-                true => number.as_u64().map(Value::Unsigned),
-                false => number.as_f64().map(Value::Float),
+            let is_float = ["scale", "freq_base_swa"];
+            let value = match is_float.iter().any(|end| theirs.ends_with(end)) {
+                true => number.as_f64().map(Value::Float),
+                false => number.as_u64().map(Value::Unsigned),
             };
             let value = value.ok_or_else(|| format!("`{ours}` is {number}"))?;
             own.push(((*theirs).to_owned(), value));
         }
+        let arrays = rules.arrays.iter();
+        own.extend(arrays.map(|(key, numbers)| {
+            (
+                (*key).to_owned(),
+                Value::Array(Array::Signed(numbers.to_vec())),
+            )
+        }));
         let own = own
             .into_iter()
             .map(|(key, value)| (format!("{}.{key}", rules.architecture), value));
@@ -311,6 +322,7 @@ impl Export<'_> {
         let format = match shape[..] {
             // The choice of experts is as exact as norms are.
             _ if theirs.ends_with("ffn_gate_inp.weight") => Format::F32,
+            _ if theirs.ends_with("ssm_conv1d.weight") => Format::F32,
             [_, row] | [_, _, row] if theirs.ends_with(".weight") => {
                 self.stored.format(theirs, row, layers, is_head)
             }
@@ -320,7 +332,11 @@ impl Export<'_> {
             true => permuted_heads(self.config, theirs),
             false => None,
         };
-        let plus_one = rules.norms_plus_one && theirs.ends_with("norm.weight");
+        let plus_one = rules.is_plus_one(theirs);
+        let change = ours
+            .first()
+            .map_or_else(Change::default, |name| Change::of(self.config, name));
+        let shape = change.stored_shape(shape);
         let (source, names) = (self.tensors, ours.to_owned());
         let make = move || -> Result<Tensor, Error> {
             let parts = names.iter().map(|name| source.read(name, Kind::Float));
@@ -333,7 +349,7 @@ impl Export<'_> {
                 Some(heads) => interleaved(&tensor, heads)?,
                 None => tensor,
             };
-            Ok(match plus_one {
+            change.apply(match plus_one {
                 true => tensor.f_add_scalar(1.0)?,
                 false => tensor,
             })
@@ -430,9 +446,7 @@ fn of_expert(name: &str) -> (Option<usize>, String) {
 /// `model.layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`.
 fn in_block(rules: &language::Gguf, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (part, role) = rest.rsplit_once('.')?;
-    let part = rules.name_of(part)?;
-    Some(format!("blk.{layer}.{part}.{role}"))
+    Some(format!("blk.{layer}.{}", rules.theirs(rest)?))
 }
 
 /// The opposite of [`undo_permutation`](super::undo_permutation).

@@ -35,6 +35,8 @@ pub(super) const GGUF_MODEL: &[(&str, KeySupport)] = &[
     ("vocab_size", NoEffect),
     ("attention.value_length", NoEffect),
     // Notes on how the file was made; scalings other than linear are refused.
+    // How rotated pairs are divided among the axes of pictures.
+    ("rope.dimension_sections", NoEffect),
     ("rope.scaling.original_context_length", NoEffect),
     ("rope.scaling.finetuned", NoEffect),
 ];

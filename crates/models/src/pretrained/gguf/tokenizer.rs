@@ -23,6 +23,8 @@ pub(super) const USER_DEFINED: i64 = 4;
 
 /// From Qwen2's published `tokenizer.json`.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// From Qwen3.5's: marks belong to letters.
+const QWEN3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// From Llama 3's published `tokenizer.json`.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -140,13 +142,14 @@ impl Rules {
                 (sequence(vec![digits, gpt2()]), false, false)
             }
             "qwen2" => (split(QWEN2)?, true, false),
+            "qwen35" => (split(QWEN3_5)?, true, false),
             "llama3" | "llama-v3" | "llama-bpe" => (split(LLAMA3)?, false, true),
             // Phi-4's and Olmo 2's, and SmolLM3's.
             "dbrx" | "smaug-bpe" => (split(LLAMA3)?, false, false),
             _ => {
                 return Err(format!(
                     "`tokenizer.ggml.pre` is {name:?}; supported: gpt-2, smollm, refact, starcoder, command-r, \
-                     qwen2, llama-bpe, dbrx, smaug-bpe"
+                     qwen2, qwen35, llama-bpe, dbrx, smaug-bpe"
                 ));
             }
         };

@@ -64,6 +64,7 @@ fn what_is_written_is_read_as_the_same_model() {
         "qwen2",
         "qwen3",
         "qwen3-moe",
+        "qwen3.5",
         "gemma3.gguf",
         "granite.gguf",
         "olmo2.gguf",
