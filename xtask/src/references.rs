@@ -75,6 +75,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "adapters",
         "quantisation",
         "schedules",
+        "optimizers",
         // The first script creates the folder that the others write into.
         "wan",
         "wan_text",

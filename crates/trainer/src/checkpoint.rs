@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::config::Config;
 use crate::events::Best;
-use crate::optim::{AdamW, Ema};
+use crate::optim::{Ema, Optimizer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 pub use window::Window;
@@ -153,7 +153,7 @@ pub struct Trained<'a> {
     /// The trained weights.
     pub parameters: &'a Parameters,
     /// The optimizer's moments.
-    pub optimizer: &'a mut AdamW,
+    pub optimizer: &'a mut Optimizer,
     /// The averaged weights, if the run keeps them.
     pub ema: Option<&'a Ema>,
 }

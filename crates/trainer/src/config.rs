@@ -24,9 +24,11 @@ mod consistency;
 mod data;
 mod declared;
 mod encoded_by;
+pub mod import;
 mod memory;
 mod mixture;
 mod notify;
+mod optim;
 mod paths;
 mod previews;
 mod problem;
@@ -57,6 +59,7 @@ pub(crate) use keys::{OnResume, key};
 pub use memory::{MemoryLimits, Offload, PlaceConfig, Size};
 pub use mixture::{MixtureSource, StoppingStrategy};
 pub use notify::NotifyConfig;
+pub use optim::{AdjustLr, Eps, Optim, OptimArgs};
 pub(crate) use paths::{Confinement, LEADS_ELSEWHERE};
 pub(crate) use previews::Preview;
 pub use problem::{ConfigError, Problem};
@@ -65,8 +68,7 @@ pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
 pub use strategy::Strategy;
 pub use train::{
-    Backend, BestMetric, Optim, ParameterGroup, ReduceDtype, TrainConfig, VerifyMode,
-    WeightingScheme,
+    Backend, BestMetric, ParameterGroup, ReduceDtype, TrainConfig, VerifyMode, WeightingScheme,
 };
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 pub use words::translated;

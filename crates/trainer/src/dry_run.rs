@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::estimate::Estimate;
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
-use crate::optim::{AdamW, Ema, Gradients};
+use crate::optim::{Ema, Gradients, Optimizer};
 use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
@@ -83,7 +83,7 @@ pub fn dry_run(
     let parameters = task.parameters();
     let turns = task.turns();
     let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
-    let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
+    let mut optimizer = Optimizer::from_config(config, parameters, &ranges)?;
     let ema = Ema::from_config(config, parameters)?;
     let (folder, resumed_at, planned, changes) = match resumed {
         None => {

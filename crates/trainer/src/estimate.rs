@@ -69,12 +69,13 @@ pub struct EstimateError {
 }
 
 impl Estimate {
-    /// For a task whose model, `optimizer` bytes of moments and averages are already in memory.
+    /// For a task whose model, `optimizer` bytes of moments and averages are already in memory; a step of the optimizer
+    /// needs `update` bytes more.
     pub(crate) fn new(
         config: &Config,
         footprint: Footprint,
         parameters: &Parameters,
-        optimizer: u64,
+        (optimizer, update): (u64, u64),
         free: Option<u64>,
     ) -> Self {
         let trained = parameters.count() * FP32_BYTES;
@@ -96,7 +97,7 @@ impl Estimate {
             gradients: trained,
             activations,
             logits,
-            peak: resting + forward.max(so_far + trained),
+            peak: resting + forward.max(so_far + trained).max(trained + update),
             free,
         }
     }
@@ -181,7 +182,7 @@ impl Estimate {
                 "an `adapter:` trains a small part of the model",
             ));
         }
-        if !train.optim.eight_bit() {
+        if train.optim.is_plain_adamw() {
             advice.push((
                 self.optimizer / 4 * 3,
                 "`train.optim: adamw_8bit` keeps the optimizer in a quarter",
@@ -552,7 +553,7 @@ mod tests {
             logits: 25,
         };
         let config = Config::default();
-        Estimate::new(&config, footprint, &Parameters::default(), 10, free)
+        Estimate::new(&config, footprint, &Parameters::default(), (10, 0), free)
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! # How a run goes
 //!
 //! ```text
-//! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placer ──▶ loss ──▶ Gradients ──▶ AdamW
-//!             │                                                                       │
-//!             └── every so often: Recorder, samples, checkpoint, Observer ◀───────────┘
+//! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placer ──▶ loss ──▶ Gradients ──▶ Optimizer
+//!             │                                                                         │
+//!             └── every so often: Recorder, samples, checkpoint, Observer ◀─────────────┘
 //! ```
 //!
 //! [`run()`] is the whole program; `cli` only reads arguments and draws what the

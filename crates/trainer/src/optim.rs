@@ -1,16 +1,16 @@
-//! Optimization: gradients, clipping, AdamW, and the learning rate schedule.
+//! Optimization: gradients, clipping, optimizers, and the learning rate schedule.
 
-mod adamw;
 mod ema;
 mod gradients;
 mod groups;
-mod moments;
+mod optimizer;
+mod rules;
 mod schedule;
 
-pub use adamw::{AdamW, AdamWSettings};
 pub use ema::Ema;
 pub use gradients::Gradients;
 pub use groups::{ParameterGroup, parameter_groups};
+pub use optimizer::{AdamWSettings, Optimizer, SetAside};
 pub use schedule::Schedule;
 
 #[cfg(test)]

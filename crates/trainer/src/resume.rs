@@ -158,10 +158,14 @@ fn rule(full_name: &str) -> Option<OnResume> {
 
 /// Whether both values mean the same.
 fn same(change: &Change) -> bool {
-    // Hugging Face has two names for each of these.
-    let eight_bit = |value: &Value| value.as_str().map(|name| name.ends_with("8bit"));
+    // Hugging Face has two names for AdamW, and two for AdamW in eight bits.
+    let optimizer = |value: &Value| {
+        value
+            .as_str()
+            .map(|name| name.replace("_fused", "").replace("_bnb", ""))
+    };
     match change.key.as_str() {
-        "train.optim" => eight_bit(&change.before) == eight_bit(&change.now),
+        "train.optim" => optimizer(&change.before) == optimizer(&change.now),
         _ => change.before == change.now,
     }
 }

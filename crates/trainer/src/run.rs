@@ -31,7 +31,7 @@ use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
-use crate::optim::{AdamW, Ema, Gradients, Schedule};
+use crate::optim::{Ema, Gradients, Optimizer, Schedule};
 use crate::ranks::Ranks;
 use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
@@ -151,7 +151,7 @@ struct Run<'a> {
     machine: Machine,
     environment: Environment,
     estimate: Estimate,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     ema: Option<Ema>,
     guard: DivergenceGuard,
     oom: OomRecovery,
@@ -203,7 +203,7 @@ impl<'a> Run<'a> {
         let parameters = task.parameters();
         let turns = task.turns();
         let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
-        let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
+        let mut optimizer = Optimizer::from_config(config, parameters, &ranges)?;
         let ema = Ema::from_config(config, parameters)?;
         let identity = task.identity()?;
         ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;

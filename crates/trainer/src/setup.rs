@@ -20,7 +20,7 @@ use crate::locate::Located;
 use crate::media::ShownMedia;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
-use crate::optim::AdamW;
+use crate::optim::Optimizer;
 use crate::records::texts;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
@@ -158,9 +158,14 @@ impl Machine {
     }
 
     /// What a step will take, now that all that stays is in memory.
-    pub(crate) fn estimate(&self, config: &Config, task: &dyn Task, optimizer: &AdamW) -> Estimate {
+    pub(crate) fn estimate(
+        &self,
+        config: &Config,
+        task: &dyn Task,
+        optimizer: &Optimizer,
+    ) -> Estimate {
         let parameters = task.parameters();
-        let moments = optimizer.state_bytes(parameters);
+        let moments = (optimizer.state_bytes(parameters), optimizer.working_bytes());
         let (free, _) = self.free_and_total();
         Estimate::new(config, task.footprint(), parameters, moments, free)
     }

@@ -14,7 +14,7 @@ use models::formats::SafetensorsFile;
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
 use models::model::{Base, Builder, Initial, Pass, WeightSource};
 use serde_json::Value;
-use surefoot_trainer::optim::{AdamW, AdamWSettings, Gradients};
+use surefoot_trainer::optim::{AdamWSettings, Gradients, Optimizer};
 use tch::{Device, Kind, Reduction, Tensor};
 
 /// The bound on losses and norms, relative to their value.
@@ -44,7 +44,7 @@ fn assert_follows_pytorch(case: &str) {
     let rates: Vec<f64> = serde_json::from_value(settings["learning_rates"].clone()).unwrap();
 
     let (model, parameters) = golden.model(tokens.size()[2] - 1);
-    let mut optimizer = AdamW::new(adamw(&settings), &parameters).unwrap();
+    let mut optimizer = Optimizer::new(adamw(&settings), &parameters).unwrap();
     for (step, rate) in rates.iter().enumerate() {
         let block = tokens.get(step as i64);
         let length = block.size()[1] - 1;

@@ -14,7 +14,7 @@ use models::quant::Quantization;
 use models::{Parameters, Weight};
 use placement::Placer;
 use surefoot_trainer::config::TrainConfig;
-use surefoot_trainer::optim::{AdamW, Gradients};
+use surefoot_trainer::optim::{Gradients, Optimizer};
 use tch::{Device, Kind, Tensor};
 
 fn golden(name: &str) -> PathBuf {
@@ -88,7 +88,7 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
                 weight_decay: 0.01,
                 ..TrainConfig::default()
             };
-            let mut optimizer = AdamW::new((&settings).into(), &adapted.parameters).unwrap();
+            let mut optimizer = Optimizer::new((&settings).into(), &adapted.parameters).unwrap();
             let tokens = expected.read("tokens", Kind::Int64).unwrap();
             let losses =
                 Vec::<f64>::try_from(expected.read("losses", Kind::Double).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<
     };
     let model = Decoder::new(folder.config(), options, &mut builder).unwrap();
     let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6]).view([2, 4]);
-    let mut optimizer = AdamW::new((&TrainConfig::default()).into(), &parameters).unwrap();
+    let mut optimizer = Optimizer::new((&TrainConfig::default()).into(), &parameters).unwrap();
     let mut losses = Vec::new();
     for step in 0..12 {
         tch::manual_seed(step);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use image::{Rgb, RgbImage};
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
-use surefoot_trainer::optim::{AdamW, Gradients};
+use surefoot_trainer::optim::{Gradients, Optimizer};
 use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::task::{Batch, Task};
 use surefoot_trainer::{Allocator, Config, Error, NoObserver, Stop, Summary};
@@ -121,7 +121,7 @@ impl Place {
         let mut task =
             DiffusionTask::open(&config, model, &mut placer, memory, &mut NoObserver).unwrap();
         let theirs = self.training().read(losses, Kind::Double).unwrap();
-        let mut optimizer = AdamW::from_config(&config, task.parameters(), &[]).unwrap();
+        let mut optimizer = Optimizer::from_config(&config, task.parameters(), &[]).unwrap();
         for (step, theirs) in Vec::<f64>::try_from(theirs).unwrap().iter().enumerate() {
             task.begin_step(step as u64, &mut placer).unwrap();
             let loss = task.loss(&Batch::new(batch(step as i64), 1)).unwrap();

@@ -6,7 +6,7 @@ use super::data::RECORD_KEYS;
 use super::declared::{self, Misfit};
 use super::problem::{Problem, SourceSpan};
 use super::tree::Node;
-use super::{BestMetric, Config};
+use super::{BestMetric, Config, Optim};
 
 /// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -119,7 +119,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     let shape = super::schedule::problems(train);
     let fits = train.steps().filter(|_| shape.is_empty());
     let misfit = fits.and_then(|steps| super::schedule::misfit(train, steps));
-    for (key, message, help) in shape.into_iter().chain(misfit) {
+    let optimizer = super::optim::problems(train).into_iter();
+    for (key, message, help) in shape.into_iter().chain(misfit).chain(optimizer) {
         report(&["train", key], message, &help);
     }
     for (key, set) in [
@@ -253,5 +254,17 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
         train.min_lr > 0.0 && train.lr_scheduler_type.is_constant(),
         "`train.min_lr` has no effect on a constant learning rate",
     );
+    let is_low = train.optim == Optim::Prodigy && train.learning_rate < 0.1;
+    let place = tree.find(&["train", "learning_rate"]);
+    if let Some(place) = place
+        .or_else(|| tree.find(&["train", "optim"]))
+        .filter(|_| is_low)
+    {
+        let message = format!(
+            "`prodigy` estimates the learning rate, and `train.learning_rate` {} is a factor on that: usually 1",
+            train.learning_rate
+        );
+        warnings.push(Problem::at(&place.place, message));
+    }
     warnings
 }

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bf16::Bf16;
+use super::optim::{Optim, OptimArgs};
 use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
 use super::strategy::Strategy;
 use super::video::Experts;
@@ -29,11 +30,13 @@ section! {
         /// Forward and backward passes per optimizer step.
         #[schemars(range(min = 1, max = 65_536))]
         pub gradient_accumulation_steps: u32 = 1, for Any, resume Free;
-        /// The optimizer: AdamW with fp32 moments, or with 8-bit moments for all parameters
-        /// with 4096 values or more except embeddings, which need a quarter of the memory.
-        // The 8-bit and the fp32 format of the moments cannot be read as each other.
+        /// The optimizer. Moments in 8 bits, where its name says so, are for all parameters with 4096 values or
+        /// more except embeddings; they need a quarter of the memory.
+        // The states of one cannot be read as those of another.
         pub optim: Optim = Optim::AdamwTorchFused, for Any, resume Fixed;
-        /// Peak learning rate of AdamW.
+        /// Arguments of the optimizer, unless it is AdamW.
+        pub optim_args: OptimArgs = OptimArgs::default(), for Any, resume Free;
+        /// Peak learning rate.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
         pub learning_rate: f64 = 1e-3, for Any, resume Free;
         /// Learning rate at the end of a `linear` or `cosine` schedule.
@@ -159,6 +162,13 @@ section! {
         /// expert's range.
         #[schemars(range(min = 0, max = 1))]
         pub max_sigma: Option<f64> = None, for Diffusion, resume Free;
+        /// For models that are noised by steps, such as SDXL: the most that a signal-to-noise ratio counts in the loss
+        /// (min-SNR); 5 is usual. Unset weighs all noise levels alike.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub min_snr_gamma: Option<f64> = None, for Diffusion, resume Free;
+        /// For the same models: whether the loss is divided by the root of that ratio, or for velocities by the ratio plus
+        /// 1 (debiased estimation).
+        pub debiased_estimation_loss: bool = false, for Diffusion, resume Free;
         /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
         /// `both`.
         pub experts: Option<Experts> = None, for Diffusion, resume Fixed;
@@ -252,29 +262,6 @@ impl ReduceDtype {
             Self::Float32 => tch::Kind::Float,
             Self::Bfloat16 => tch::Kind::BFloat16,
         }
-    }
-}
-
-/// The optimizer, by Hugging Face's names, two of each kind being equivalent here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Optim {
-    /// AdamW with fp32 moments.
-    AdamwTorchFused,
-    /// The same: libtorch's fused kernel either way.
-    AdamwTorch,
-    /// AdamW with eight-bit moments in bitsandbytes' format. Needs no bitsandbytes.
-    #[serde(rename = "adamw_8bit")]
-    Adamw8bit,
-    /// The same.
-    #[serde(rename = "adamw_bnb_8bit")]
-    AdamwBnb8bit,
-}
-
-impl Optim {
-    /// Whether the moments have eight bits.
-    pub fn eight_bit(self) -> bool {
-        matches!(self, Self::Adamw8bit | Self::AdamwBnb8bit)
     }
 }
 

@@ -34,6 +34,46 @@ fn conflicting_keys_are_refused_by_name() {
             "`train.eval_strategy` cannot be the text `best`",
         ),
         (
+            &["optim=prodigy", "optim_args={momentum: 0.9}"],
+            "it has `betas`, `beta3`, `eps`",
+        ),
+        (
+            &["optim_args={r: 1}"],
+            "`adamw_torch_fused` has no argument `r`",
+        ),
+        (
+            &["optim=lion", "optim_args={betas: [0.9]}"],
+            "not a list of 2 numbers",
+        ),
+        (
+            &["optim=lion", "optim_args={betas: [0.9, 1]}"],
+            "from 0 to below 1",
+        ),
+        (
+            &["optim=came", "optim_args={eps: 1e-8}"],
+            "`eps` of `came` is not a list of 2 numbers",
+        ),
+        (
+            &["optim=prodigy", "optim_args={eps: [1e-8, 1]}"],
+            "`eps` of `prodigy` is one number",
+        ),
+        (
+            &["optim=lion", "adam_beta2=0.99"],
+            "`lion` does not use `train.adam_beta2`",
+        ),
+        (
+            &["optim=schedule_free_adamw"],
+            "write `lr_scheduler_type: constant`",
+        ),
+        (
+            &[
+                "optim=schedule_free_adamw",
+                "lr_scheduler_type=constant",
+                "ema_decay=0.9",
+            ],
+            "averages the weights itself",
+        ),
+        (
             &["lr_scheduler_kwargs={num_cycle: 2}"],
             "unknown key `num_cycle` in `train.lr_scheduler_kwargs`",
         ),

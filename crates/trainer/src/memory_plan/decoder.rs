@@ -13,7 +13,7 @@ use super::{MemoryPlan, STREAM_ALIGNMENT, decide};
 use crate::Error;
 use crate::config::{Config, Quantization};
 use crate::estimate::{self, DecoderUse, Estimate};
-use crate::optim::AdamW;
+use crate::optim::Optimizer;
 
 /// Name of the only component.
 pub(crate) const MODEL: &str = "model";
@@ -166,8 +166,11 @@ impl PlannedDecoder<'_> {
         };
         let rest = self.decoder.rope_bytes();
         let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
-        let optimizer = AdamW::from_config(self.config, self.parameters, &[])?;
-        let moments = optimizer.state_bytes(self.parameters);
+        let optimizer = Optimizer::from_config(self.config, self.parameters, &[])?;
+        let moments = (
+            optimizer.state_bytes(self.parameters),
+            optimizer.working_bytes(),
+        );
         Ok(Bytes(
             Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
         ))

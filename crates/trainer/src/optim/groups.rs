@@ -119,7 +119,7 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
-    use crate::optim::{AdamW, Gradients};
+    use crate::optim::{Gradients, Optimizer};
 
     const NAMES: [&str; 4] = [
         "layers.0.q_proj.lora_A.weight",
@@ -214,7 +214,7 @@ mod tests {
         let parameters = parameters();
         let groups = collect(&[1.0, 16.0, 0.0, 1.0].map(|ratio| (ratio, 0.0)));
         let settings = (&crate::config::TrainConfig::default()).into();
-        let mut optimizer = AdamW::with_groups(settings, groups, &parameters).unwrap();
+        let mut optimizer = Optimizer::with_groups(settings, groups, &parameters).unwrap();
         let mut gradients = Gradients::default();
         let sum = parameters
             .tensors()

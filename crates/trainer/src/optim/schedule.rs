@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{LrSchedulerType, POLYNOMIAL_END, RampType, TrainConfig};
+use crate::config::{LrSchedulerType, Optim, POLYNOMIAL_END, RampType, TrainConfig};
 
 /// Warm-up from zero to the peak, and decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,6 +11,8 @@ pub struct Schedule {
     peak: f64,
     warmup_steps: u64,
     max_steps: u64,
+    /// Whether the first step of the warm-up is one, as in schedule-free optimizers, and not zero.
+    starts_at_one: bool,
     shape: Shape,
 }
 
@@ -93,6 +95,7 @@ impl Schedule {
             peak,
             warmup_steps,
             max_steps,
+            starts_at_one: config.optim == Optim::ScheduleFreeAdamw,
             shape,
         }
     }
@@ -106,7 +109,8 @@ impl Schedule {
     /// warm-up.
     pub fn at(&self, done: u64) -> f64 {
         if done < self.warmup_steps {
-            return self.peak * self.rise(done as f64 / self.warmup_steps as f64);
+            let steps = done + u64::from(self.starts_at_one);
+            return self.peak * self.rise(steps as f64 / self.warmup_steps as f64);
         }
         let since = done - self.warmup_steps;
         let span = self.max_steps.saturating_sub(self.warmup_steps).max(1);

@@ -145,7 +145,7 @@ impl Run<'_> {
     /// All groups that are idle in some phase, and whether `phase` uses them.
     fn parts(&self, phase: StepPhase, choice: OffloadChoice) -> [OffloadGroup; 3] {
         let parameters = self.task.parameters();
-        let moments = self.optimizer.state(parameters);
+        let moments = self.optimizer.moments(parameters);
         let averages = self.ema.iter().flat_map(|ema| ema.state(parameters));
         let used =
             |phases: &[StepPhase]| phase == StepPhase::AllResident || phases.contains(&phase);

@@ -73,14 +73,26 @@ impl Run<'_> {
         self.recorder.draw(self.config.loss_unit())
     }
 
-    /// Runs `work` with the averaged weights, if the run keeps them.
+    /// Whether other weights than the trained ones are evaluated and exported.
+    pub(super) fn has_averages(&self) -> bool {
+        self.ema.is_some() || self.optimizer.evaluates_others()
+    }
+
+    /// Runs `work` with the averaged weights, if the run or its optimizer keeps them.
     pub(super) fn with_averages<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        // The optimizer computes them from its state.
+        if self.optimizer.evaluates_others() {
+            self.enter(StepPhase::Update)?;
+        }
+        let trained = self.optimizer.show_evaluated()?;
         self.enter(StepPhase::Evaluation)?;
         let Some(mut ema) = self.ema.take() else {
-            return work(self);
+            let result = work(self);
+            trained.put_back()?;
+            return result;
         };
         ema.swap(self.task.parameters())?;
         let result = work(self);

@@ -51,9 +51,9 @@ impl Run<'_> {
 
     /// Writes the current adapter, for tasks that train one.
     fn export_adapter(&mut self, folder: &Path) -> Result<bool, Error> {
-        match self.ema {
-            Some(_) => self.with_averages(|run| run.task.export_adapter(folder)),
-            None => self.task.export_adapter(folder),
+        match self.has_averages() {
+            true => self.with_averages(|run| run.task.export_adapter(folder)),
+            false => self.task.export_adapter(folder),
         }
     }
 

@@ -10,6 +10,7 @@ mod model;
 mod plan;
 mod previews;
 mod share;
+mod weights;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -250,6 +251,7 @@ fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<Train
     model
         .check_training(&experts, config.data.image_to_video)
         .map_err(Error::of_config)?;
+    weights::check(&config.train, &*model, path)?;
     if model.geometry().frames.is_none() && config.data.num_frames.is_some() {
         return Err(Error::Data(format!(
             "`data.num_frames`: `{}` makes pictures; remove the key",
@@ -432,7 +434,14 @@ impl Task for DiffusionTask {
             checkpoint: self.config.train.gradient_checkpointing,
         };
         let expert = &self.experts[self.turn];
-        Ok(self.losses(expert, batch, pass)?.f_mean(Kind::Float)?)
+        let mut losses = self.losses(expert, batch, pass)?;
+        let objective = self.model.objective();
+        if let Some(weights) =
+            weights::weights(&self.config.train, &objective, batch.get("sigma")?)?
+        {
+            losses = losses.f_mul(&weights)?;
+        }
+        Ok(losses.f_mean(Kind::Float)?)
     }
 
     fn evaluates(&self) -> bool {

@@ -87,6 +87,71 @@ fn moments_of_eight_bits_train_and_resume_exactly() {
     assert!(error.contains("`train.optim`"), "{error}");
 }
 
+#[test]
+fn every_optimizer_resumes_exactly() {
+    for optim in [
+        "lion",
+        "lion_8bit",
+        "adafactor",
+        "came",
+        "prodigy",
+        "schedule_free_adamw",
+        "muon",
+    ] {
+        let place = Place::new();
+        let optim = format!("train.optim={optim}");
+        let rate = if optim.contains("prodigy") {
+            "1.0"
+        } else {
+            "0.003"
+        };
+        let rate = format!("train.learning_rate={rate}");
+        // A warm-up, and evaluations with other weights on the way.
+        let options = [
+            &optim,
+            &rate,
+            "train.lr_scheduler_type=constant",
+            "train.warmup_steps=3",
+            "train.eval_steps=2",
+            "model.hidden_size=64",
+        ];
+        place.run("whole", &options).unwrap();
+        place.run_until("cut", 5, &options);
+        let resume = [&options[..], &["train.resume_from_checkpoint=latest"]].concat();
+        place.run("cut", &resume).unwrap();
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let bytes = |run| fs::read(place.checkpoint(run, 8).join(file)).unwrap();
+            assert!(bytes("whole") == bytes("cut"), "{optim}: {file}");
+        }
+        let losses = |run: &str| evaluations(&place.path(&format!("runs/{run}")));
+        assert_eq!(losses("whole"), losses("cut"), "{optim}");
+    }
+}
+
+/// The average is evaluated and exported; the checkpoint has the weights that go on.
+#[test]
+fn what_schedule_free_evaluates_is_exported() {
+    let place = Place::new();
+    let options = [
+        "train.optim=schedule_free_adamw",
+        "train.lr_scheduler_type=constant",
+    ];
+    place.run("free", &options).unwrap();
+    let tensors = |path: &Path| SafetensorsFile::open(path).unwrap();
+    let trained = tensors(&place.checkpoint("free", 8).join("model.safetensors"));
+    let state = tensors(&place.checkpoint("free", 8).join("optimizer.safetensors"));
+    let exported = tensors(&place.path("runs/free/model/model.safetensors"));
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let (y, z) = (
+        trained.read_stored(name).unwrap(),
+        state.read_stored(&format!("z.{name}")).unwrap(),
+    );
+    let x = y.lerp(&z, 1.0 - 1.0 / 0.9);
+    let off = (exported.read_stored(name).unwrap() - &x).abs().max();
+    assert!(off.double_value(&[]) < 1e-6, "{off:?}");
+    assert!((x - y).abs().max().double_value(&[]) > 1e-6);
+}
+
 /// Losses of the evaluations on the way and at the end.
 fn evaluations(run: &Path) -> Vec<(u64, f64, bool)> {
     let evaluation = |record| match record {

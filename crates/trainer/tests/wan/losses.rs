@@ -3,7 +3,7 @@
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::NoObserver;
-use surefoot_trainer::optim::{AdamW, Gradients};
+use surefoot_trainer::optim::{Gradients, Optimizer};
 use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::task::{Batch, Task};
 use tch::{Device, Kind};
@@ -37,7 +37,7 @@ fn check(place: &Place, folder: &str, names: &[&str], more: &[&str]) {
     let theirs: Vec<Vec<f64>> = names.iter().map(theirs).collect();
     let turns = task.turns();
     let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
-    let mut optimizer = AdamW::from_config(&config, task.parameters(), &ranges).unwrap();
+    let mut optimizer = Optimizer::from_config(&config, task.parameters(), &ranges).unwrap();
     for step in 0..theirs[0].len() * names.len() {
         let turn = task.begin_step(step as u64, &mut placer).unwrap();
         assert_eq!(turn, step % names.len());

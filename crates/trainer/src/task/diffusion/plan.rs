@@ -439,7 +439,7 @@ fn working(config: &Config, sides: u64, kept: Kept, experts: usize) -> Bytes {
     let adapter = config.adapter.as_ref();
     let lora = adapter.map_or(0, |adapter| u64::from(adapter.r) * sides);
     let trained = lora * 4;
-    let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
+    let moments = lora * config.train.optim.bytes_of_each();
     let averages = u64::from(config.train.ema_decay.is_some()) * trained;
     let several = config.train.gradient_accumulation_steps > 1;
     let so_far = if several { trained } else { 0 };
