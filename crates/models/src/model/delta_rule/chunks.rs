@@ -291,10 +291,9 @@ impl Decays {
             let last = texts.f_narrow(-1, tokens - 1, 1)?;
             // None is before the first chunk.
             let before = last.f_zeros_like()?;
-            let _ =
-                before
-                    .f_narrow(0, 1, count - 1)?
-                    .f_copy_(&last.f_narrow(0, 0, count - 1)?)?;
+            before
+                .f_narrow(0, 1, count - 1)?
+                .f_copy_(&last.f_narrow(0, 0, count - 1)?)?;
             let same = texts
                 .f_unsqueeze(-1)?
                 .f_eq_tensor(&texts.f_unsqueeze(-2)?)?;
