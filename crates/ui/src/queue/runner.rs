@@ -476,13 +476,11 @@ impl<'a> JobRunner<'a> {
         Err(Error::Refused(format!("no free name like `{name}`")))
     }
 
-    /// Starts `surefoot train`, whose output goes to the job's log, which is returned. The standard output of a check
-    /// is piped, since we read its result.
+    /// Starts `surefoot train`, whose output goes to the job's log, which is returned; the result of a check is piped.
     fn spawn(&self, job: &Job, run: &RunName, is_check: bool) -> io::Result<(Child, File)> {
         let device = self.device_argument(job);
         let mut command = check::command(self.queue, self.program, &job.what, run, device)?;
         let log = self.log(job)?;
-        // The run records it.
         command.env("SUREFOOT_RESTARTS", job.restarts.count().to_string());
         command.stderr(log.try_clone()?);
         match is_check {
