@@ -436,7 +436,9 @@ fn ai_toolkit() {
         ],
     );
     assert!(reason(&imported, "config.process[0].save.dtype").contains("LoRA files"));
-    assert!(reason(&imported, "config.process[0].sample.sampler").contains("no counterpart"));
+    assert!(
+        reason(&imported, "config.process[0].sample.sampler").contains("the files of the model")
+    );
 }
 
 #[test]
