@@ -199,7 +199,7 @@ const NAMED: [(&str, &str); 5] = [
 ];
 
 /// Names of other things that begin like a family: programs, and a scaling of the rotary embedding.
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 10] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
@@ -207,6 +207,7 @@ const OTHERS: [&str; 9] = [
     "llama_cpp",
     "llama-gguf-split",
     "llama-factory",
+    "llamafactory",
     "llama3",
     "llama_4_scaling_beta",
 ];

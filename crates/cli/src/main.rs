@@ -8,7 +8,7 @@
 //! ```text
 //! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
 //!        │    runs, ui (ui)
-//!        └─exec─▶ surefoot-trainer ── train, eval, generate, encode, convert-lora, cache CONFIG (trainer ▶ libtorch)
+//!        └─exec─▶ surefoot-trainer ── train, eval, generate, encode, convert-lora, import, cache CONFIG (trainer ▶ libtorch)
 //! ```
 //!
 //! Exit codes: 0 success, 1 the job failed, 2 bad usage or config, 3 doctor found
@@ -70,6 +70,9 @@ enum Command {
     /// Write a language model in the form of another program
     #[command(disable_help_flag = true)]
     Export(commands::delegate::Args),
+    /// Translate a config of another trainer
+    #[command(disable_help_flag = true)]
+    Import(commands::delegate::Args),
 }
 
 fn main() -> ExitCode {
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Command::Encode(args) => commands::delegate::run("encode", &args, json),
         Command::ConvertLora(args) => commands::delegate::run("convert-lora", &args, json),
         Command::Export(args) => commands::delegate::run("export", &args, json),
+        Command::Import(args) => commands::delegate::run("import", &args, json),
     };
     output::exit_code(result)
 }

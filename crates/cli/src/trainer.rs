@@ -15,6 +15,7 @@ mod commands {
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
     pub(crate) mod generate_video;
+    pub(crate) mod import;
     pub(crate) mod model_options;
     pub(crate) mod models;
     pub(crate) mod train;
@@ -59,6 +60,7 @@ enum Command {
     Encode(commands::encode::Args),
     ConvertLora(commands::convert_lora::Args),
     Export(commands::export::Args),
+    Import(commands::import::Args),
 }
 
 fn main() -> ExitCode {
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         Command::Encode(args) => commands::encode::run(&args, json),
         Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
         Command::Export(args) => commands::export::run(&args, json),
+        Command::Import(args) => commands::import::run(&args, json),
     };
     output::exit_code(result)
 }

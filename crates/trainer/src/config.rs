@@ -24,6 +24,7 @@ mod consistency;
 mod data;
 mod declared;
 mod encoded_by;
+pub mod import;
 mod memory;
 mod mixture;
 mod notify;

@@ -139,6 +139,12 @@ pub(crate) fn keys() -> &'static [Key] {
     })
 }
 
+/// The full names of all keys and sections, in that order.
+pub(crate) fn key_names() -> &'static [String] {
+    static NAMES: OnceLock<Vec<String>> = OnceLock::new();
+    NAMES.get_or_init(|| keys().iter().map(Key::full_name).collect())
+}
+
 /// The key with this full name, such as `train.max_steps`, or the section.
 pub(crate) fn key(full_name: &str) -> Option<&'static Key> {
     let (section, name) = match full_name.split_once('.') {

@@ -1,0 +1,419 @@
+//! What a key of another trainer means here: by the table of words where a word is enough, and by the rules here where it is
+//! not.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::Origin;
+use super::read::{Item, pairs};
+use crate::config::words::{needless, our_key, translated, value_of};
+
+/// What becomes of a key.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Meaning {
+    /// A key of ours, by its full name, with this value.
+    Set(&'static str, Value),
+    /// An adapter is trained.
+    Adapter,
+    /// Nothing, for this reason.
+    Nothing(String),
+}
+
+/// A file, while its keys are looked at.
+pub(super) struct Keys<'a> {
+    pub origin: Origin,
+    pub items: &'a [Item],
+    /// The folder that paths in it are relative to.
+    pub folder: &'a Path,
+}
+
+impl Keys<'_> {
+    fn get(&self, word: &str) -> Option<&Value> {
+        let mut items = self.items.iter();
+        let found = items.find(|item| item.word() == word)?;
+        Some(&found.value).filter(|value| !value.is_null())
+    }
+
+    /// Whether it is set to a number above 0.
+    fn counts(&self, words: &[&str]) -> bool {
+        let number = |word: &&str| self.get(word).and_then(Value::as_f64);
+        words
+            .iter()
+            .any(|word| number(word).is_some_and(|number| number > 0.0))
+    }
+
+    /// What a key means; several things where it is a list of settings.
+    pub(super) fn meaning(&self, item: &Item) -> Vec<Meaning> {
+        let (word, value, origin) = (item.word(), &item.value, self.origin);
+        let text = value.as_str().unwrap_or_default();
+        let number = value.as_f64();
+        let one = |meaning| vec![meaning];
+        let set = |key, value: Value| one(Meaning::Set(key, value));
+        let nothing = |reason: &str| one(Meaning::Nothing(reason.into()));
+        if value.is_null() || text == "None" {
+            return nothing("it is not set there, either");
+        }
+        if value.get("expression").is_some() {
+            return one(Meaning::Nothing(match our_key(word, item.section()) {
+                Some(ours) => format!("its value is computed there: write it as `{ours}`"),
+                None => "its value is computed there".into(),
+            }));
+        }
+        if item.path.starts_with("launcher.") && word != "mixed_precision" {
+            return nothing("it is for the launcher; `surefoot train` starts the processes itself");
+        }
+        let later = [
+            "[1]", "[2]", "[3]", "[4]", "[5]", "[6]", "[7]", "[8]", "[9]",
+        ];
+        let is_media = !matches!(
+            origin,
+            Origin::Axolotl | Origin::LlamaFactory | Origin::Trl | Origin::Unsloth
+        );
+        if is_media
+            && later
+                .iter()
+                .any(|index| item.path.contains(&format!("s{index}")))
+        {
+            return nothing(
+                "a run has one folder of media: put those of this set below the same folder",
+            );
+        }
+        match word {
+            "adapter" if origin == Origin::Axolotl => match text {
+                "qlora" if self.get("load_in_4bit").is_none() => {
+                    vec![
+                        Meaning::Adapter,
+                        Meaning::Set("model.quantization", "nf4".into()),
+                    ]
+                }
+                "lora" | "qlora" => one(Meaning::Adapter),
+                _ => nothing("the adapters here are LoRA, DoRA and LoRA+"),
+            },
+            "finetuning_type" | "use_peft" | "network_module" => {
+                let module = text.rsplit('.').next().unwrap_or_default();
+                match (module, value.as_bool()) {
+                    ("full", _) | (_, Some(false)) => {
+                        nothing("all weights are trained where there is no `adapter`")
+                    }
+                    (_, Some(true)) => one(Meaning::Adapter),
+                    (module, _) if module.starts_with("lora") => one(Meaning::Adapter),
+                    _ => nothing("the adapters here are LoRA, DoRA and LoRA+"),
+                }
+            }
+            "type" if origin == Origin::AiToolkit => match (item.section(), text) {
+                ("network", "lora") => one(Meaning::Adapter),
+                ("network", _) => nothing("the adapters here are LoRA"),
+                _ => nothing("this is what a run does here"),
+            },
+            "stage" | "rl" => match text {
+                "sft" | "pt" => nothing("this is what a run does here"),
+                _ => nothing(
+                    "this is another training than that on texts or answers: see the handbook on what there is",
+                ),
+            },
+            "evals_per_epoch" | "eval_every_n_epochs" if number == Some(1.0) => {
+                set("train.eval_strategy", "epoch".into())
+            }
+            "saves_per_epoch" | "save_every_n_epochs" if number == Some(1.0) => {
+                set("train.save_strategy", "epoch".into())
+            }
+            "evals_per_epoch" | "eval_every_n_epochs" => nothing("write `train.eval_steps`"),
+            "saves_per_epoch" | "save_every_n_epochs" => nothing("write `train.save_steps`"),
+            "sample_every_n_epochs" => nothing("write `sample.sample_steps`"),
+            "max_steps" | "max_train_steps" if number.is_some_and(|steps| steps <= 0.0) => {
+                nothing("it says nothing: the epochs count")
+            }
+            "num_train_epochs" | "num_epochs" if self.counts(&["max_steps"]) => {
+                nothing("the steps count there, too, where both are set")
+            }
+            "max_train_steps" if self.counts(&["max_train_epochs"]) => {
+                nothing("the epochs count there, too, where both are set")
+            }
+            // As in transformers 5.
+            "warmup_steps" if number.is_some_and(|share| share > 0.0 && share < 1.0) => {
+                set("train.warmup_ratio", value.clone())
+            }
+            "warmup_ratio" if self.counts(&["warmup_steps"]) => {
+                nothing("the steps count there, too")
+            }
+            "datasets" | "test_datasets" if value.is_array() => {
+                sets(value, word == "test_datasets")
+            }
+            "dataset" | "eval_dataset" if origin == Origin::LlamaFactory => {
+                self.named_sets(text, word != "dataset")
+            }
+            "optim_args" | "optimizer_args" | "optimizer_params" | "optimizer_kwargs" => {
+                self.optimizer(pairs(value))
+            }
+            "lr_scheduler_args" | "lr_scheduler_params" | "lr_scheduler_kwargs" => {
+                set("train.lr_scheduler_kwargs", pairs(value).into())
+            }
+            "network_args" | "lora_args" => {
+                let pairs = pairs(value).into_iter();
+                pairs
+                    .flat_map(|(key, value)| {
+                        self.meaning(&Item::new(format!("network.{key}"), value))
+                    })
+                    .collect()
+            }
+            "lora_target" | "target_modules" | "lora_target_modules" if text.contains(',') => {
+                let names = text.split(',').map(|name| Value::from(name.trim()));
+                set("adapter.target_modules", names.collect())
+            }
+            "lora_target" if text != "all" => set("adapter.target_modules", json!([text])),
+            "blocks_to_swap" if self.counts(&["blocks_to_swap"]) => {
+                set("model.offload", value.clone())
+            }
+            "low_vram" if value == true => set("model.offload", "all".into()),
+            "blocks_to_swap" | "low_vram" => {
+                nothing("nothing is streamed unless `model.offload` says so")
+            }
+            "ema_decay" if self.get("use_ema").is_some_and(|used| used == false) => {
+                nothing("no average is kept there, either")
+            }
+            "use_ema" => nothing("an average is kept where `train.ema_decay` is set"),
+            "resolution" => self.resolution(value),
+            "sample_steps" if origin == Origin::AiToolkit => {
+                set("sample.num_inference_steps", value.clone())
+            }
+            "device" => match text.strip_prefix("cuda") {
+                Some(index) => set("device", format!("gpu{index}").into()),
+                None => set("device", value.clone()),
+            },
+            "dtype" if item.section() == "save" => {
+                nothing("LoRA files are written in the type that their readers expect")
+            }
+            "sample_prompts" | "prompts" if value.is_string() => {
+                match std::fs::read_to_string(self.folder.join(text)) {
+                    Ok(lines) => {
+                        let lines = lines.lines().map(str::trim);
+                        let prompts =
+                            lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+                        set("sample.prompts", prompts.map(Value::from).collect())
+                    }
+                    Err(_) => nothing("write the prompts of this file as `sample.prompts`"),
+                }
+            }
+            "prompt" if item.section() == "samples" => {
+                let all = self
+                    .items
+                    .iter()
+                    .filter(|other| other.path.ends_with("].prompt"));
+                set(
+                    "sample.prompts",
+                    all.map(|other| other.value.clone()).collect(),
+                )
+            }
+            "quantization_method" => {
+                nothing("`model.quantization` quantises without other packages")
+            }
+            "train_on_inputs" | "train_on_prompt" if value == false => {
+                nothing("the loss is that of the answers, as there")
+            }
+            _ => one(self.by_words(item)),
+        }
+    }
+
+    /// By the table of words.
+    fn by_words(&self, item: &Item) -> Meaning {
+        let (word, value) = (item.word(), &item.value);
+        let is_off =
+            *value == false || value.as_f64() == Some(0.0) || *value == "none" || *value == "no";
+        let sections = item.path.split(['.', '[']);
+        if let Some(reason) = sections.rev().find_map(needless) {
+            return Meaning::Nothing(reason.into());
+        }
+        let Some(ours) = our_key(word, item.section()) else {
+            return Meaning::Nothing(match is_off {
+                true => "it is off there, and there is no counterpart".into(),
+                false => "there is no counterpart".into(),
+            });
+        };
+        match translated(word, value) {
+            Some((_, None)) if is_off => {
+                Meaning::Nothing(format!("it is off, as without `{ours}`"))
+            }
+            Some((_, None)) => Meaning::Nothing(format!(
+                "this value is not known here: choose one for `{ours}`"
+            )),
+            Some((_, Some(value))) => Meaning::Set(ours, value_of(ours, &value)),
+            None => Meaning::Set(ours, value_of(ours, value)),
+        }
+    }
+
+    /// Arguments of an optimizer.
+    fn optimizer(&self, args: Map<String, Value>) -> Vec<Meaning> {
+        let names = ["optim", "optimizer", "optimizer_type"];
+        let name = names
+            .iter()
+            .find_map(|word| self.get(word))
+            .and_then(Value::as_str);
+        let is_adam = name.is_none_or(|name| {
+            let name = name.to_lowercase();
+            name.contains("adam") && !name.contains("free")
+        });
+        let (mut found, mut own) = (Vec::new(), Map::new());
+        for (key, value) in args {
+            match (key.as_str(), value.as_array().map(Vec::as_slice)) {
+                ("weight_decay", _) => found.push(Meaning::Set("train.weight_decay", value)),
+                ("betas", Some([first, second])) if is_adam => {
+                    found.push(Meaning::Set("train.adam_beta1", first.clone()));
+                    found.push(Meaning::Set("train.adam_beta2", second.clone()));
+                }
+                ("eps", None) if is_adam => found.push(Meaning::Set("train.adam_epsilon", value)),
+                ("relative_step" | "warmup_init", _) => found.push(Meaning::Nothing(format!(
+                    "`{key}`: the schedule and `train.learning_rate` say how fast it learns"
+                ))),
+                _ => drop(own.insert(key, value)),
+            }
+        }
+        if !own.is_empty() {
+            found.push(Meaning::Set("train.optim_args", own.into()));
+        }
+        found
+    }
+
+    /// A side, or width and height.
+    fn resolution(&self, value: &Value) -> Vec<Meaning> {
+        let text = value.as_str().unwrap_or_default().split([',', 'x']);
+        let sides = text
+            .filter_map(|side| side.trim().parse::<u64>().ok())
+            .collect::<Vec<_>>();
+        let sides = match value.as_array() {
+            Some(list) => list.iter().filter_map(Value::as_u64).collect(),
+            None => sides,
+        };
+        let set = |value: Value| Meaning::Set("data.resolution", value);
+        match (&sides[..], self.origin) {
+            ([], _) => vec![set(value.clone())],
+            ([side], _) => vec![set((*side).into())],
+            (sides, Origin::AiToolkit) => vec![
+                set(sides.iter().max().copied().into()),
+                Meaning::Nothing("pictures have one size here; the largest was taken".into()),
+            ],
+            ([width, height], _) if width == height => vec![set((*width).into())],
+            (sides, _) => vec![set(sides.to_vec().into())],
+        }
+    }
+
+    /// Data sets of LLaMA-Factory, by their names in `dataset_info.json`.
+    fn named_sets(&self, names: &str, held_out: bool) -> Vec<Meaning> {
+        let folder = self
+            .get("dataset_dir")
+            .and_then(Value::as_str)
+            .unwrap_or("data");
+        // Its folder is relative to where LLaMA-Factory is.
+        let mut above = self.folder.ancestors().map(|place| place.join(folder));
+        let known = above.find(|place| place.join("dataset_info.json").is_file());
+        let folder = known.unwrap_or_else(|| self.folder.join(folder));
+        let known = std::fs::read_to_string(folder.join("dataset_info.json")).unwrap_or_default();
+        let known: Value = serde_json::from_str(&known).unwrap_or_default();
+        let mut unknown = Vec::new();
+        let paths = names.split(',').map(|name| {
+            let name = name.trim();
+            let entry = &known[name];
+            let file = entry["file_name"]
+                .as_str()
+                .map(|file| folder.join(file).display().to_string());
+            let path = file.or_else(|| entry["hf_hub_url"].as_str().map(str::to_owned));
+            if path.is_none() {
+                unknown.push(name);
+            }
+            json!({ "path": path.unwrap_or_else(|| name.to_owned()) })
+        });
+        let mut found = sets(&paths.collect(), held_out);
+        for name in unknown {
+            found.push(Meaning::Nothing(format!(
+                "`{name}` is a name in LLaMA-Factory's `dataset_info.json`: write the file or the name on the hub"
+            )));
+        }
+        found
+    }
+}
+
+/// One data set, or a mixture of several.
+fn sets(value: &Value, held_out: bool) -> Vec<Meaning> {
+    /// The keys of a set with its keys here.
+    const KEYS: [(&str, &str); 3] = [("path", "path"), ("name", "subset"), ("split", "split")];
+    const COLUMNS: [(&str, &str); 6] = [
+        ("field_messages", "messages"),
+        ("field_instruction", "instruction"),
+        ("field_input", "input"),
+        ("field_output", "output"),
+        ("field_system", "system"),
+        ("field", "text"),
+    ];
+    let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    let (mut found, mut mixture) = (Vec::new(), Vec::new());
+    for (index, set) in list.iter().enumerate() {
+        let (mut own, mut columns) = (Map::new(), Map::new());
+        let nested = set["type"].as_object().into_iter().flatten();
+        for (key, value) in set.as_object().into_iter().flatten().chain(nested) {
+            let same = |table: &[(&str, &'static str)]| {
+                let mut table = table.iter();
+                table
+                    .find(|(theirs, _)| theirs == key)
+                    .map(|(_, ours)| *ours)
+            };
+            // ShareGPT's and OpenAI's records are known by these.
+            let is_usual = *value == "messages" || *value == "conversations";
+            if key == "field_messages" && is_usual {
+                found.push(Meaning::Nothing(format!(
+                    "`[{index}].{key}`: these records are recognised"
+                )));
+            } else if let Some(ours) = same(&KEYS) {
+                own.insert(ours.into(), value.clone());
+            } else if let Some(column) = same(&COLUMNS) {
+                columns.insert(column.into(), value.clone());
+            } else if !(key == "type" && value.is_object()) {
+                let reason = needless(key).unwrap_or("there is no counterpart");
+                let value = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
+                found.push(Meaning::Nothing(format!(
+                    "`[{index}].{key}: {value}`: {reason}"
+                )));
+            }
+        }
+        if !columns.is_empty() {
+            own.insert("columns".into(), columns.into());
+        }
+        mixture.push(own);
+    }
+    if held_out {
+        for (index, mut own) in mixture.into_iter().enumerate() {
+            match (index, own.remove("path")) {
+                (0, Some(path)) => {
+                    found.push(Meaning::Set("data.eval_dataset", path));
+                    found.extend(
+                        own.remove("split")
+                            .map(|split| Meaning::Set("data.eval_split", split)),
+                    );
+                }
+                (_, path) => found.push(Meaning::Nothing(format!(
+                    "there is one held-out data set: `{}` is left out",
+                    path.unwrap_or_default().as_str().unwrap_or_default()
+                ))),
+            }
+        }
+        return found;
+    }
+    match &mixture[..] {
+        [one] => {
+            for (key, ours) in [
+                ("path", "data.path"),
+                ("subset", "data.subset"),
+                ("split", "data.split"),
+                ("columns", "data.columns"),
+            ] {
+                found.extend(one.get(key).map(|value| Meaning::Set(ours, value.clone())));
+            }
+        }
+        _ => found.push(Meaning::Set(
+            "data.mixture",
+            mixture.into_iter().map(Value::from).collect(),
+        )),
+    }
+    found
+}
