@@ -85,6 +85,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "flux2",
         "anima",
         "sdxl",
+        "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -96,7 +97,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["peft::"],
+        &["peft::", "preferences::"],
     )?;
     reading(
         shell,
