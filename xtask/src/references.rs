@@ -88,6 +88,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "sdxl",
         // After anima, whose functions it calls.
         "qwen_image",
+        "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
@@ -99,7 +100,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         golden,
         "surefoot-trainer",
         &["--test", "all"],
-        &["peft::"],
+        &["peft::", "preferences::"],
     )?;
     reading(
         shell,

@@ -20,6 +20,6 @@ mod tests;
 pub use attachment::{Attached, Attachment};
 pub use config::{Biases, Layers, LoraConfig, Modules};
 pub(crate) use config::{EMBEDDING, HEAD};
-pub use layer::LoraLayer;
+pub use layer::{AdaptersOff, LoraLayer};
 pub(crate) use peft::write_folder;
 pub use peft::{PeftAdapter, adapter_config, write_peft};

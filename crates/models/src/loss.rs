@@ -48,6 +48,33 @@ pub fn summed_cross_entropy(
     targets: &Tensor,
     pass: Pass,
 ) -> Result<Tensor, Error> {
+    Ok(kept(decoder, hidden, targets, pass)?.1.f_sum(Kind::Float)?)
+}
+
+/// The log-probability of each target, with a gradient: fp32 of the shape of `targets`, 0 for rows that are ignored.
+/// `hidden` and `targets` as for [`mean_cross_entropy`].
+///
+/// # Errors
+/// If memory runs out.
+pub fn token_log_probabilities(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let (kept, nats) = kept(decoder, hidden, targets, pass)?;
+    let all = Tensor::f_zeros(targets.numel() as i64, (Kind::Float, nats.device()))?;
+    let all = all.f_index_copy(0, &kept, &nats.f_neg()?)?;
+    Ok(all.f_view(targets.size().as_slice())?)
+}
+
+/// The indices of the rows that are not ignored, and the nats of each of their targets.
+fn kept(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+    pass: Pass,
+) -> Result<(Tensor, Tensor), Error> {
     let width = hidden.size().last().copied().unwrap_or(1);
     let (rows, targets) = (hidden.f_reshape([-1, width])?, targets.f_reshape([-1])?);
     // Rows that are ignored need no logits.
@@ -59,10 +86,11 @@ pub fn summed_cross_entropy(
             targets.f_index_select(0, &kept)?,
         ),
     };
-    match decoder.frozen_head() {
-        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder),
-        _ => chunked(decoder, &rows, &targets, pass),
-    }
+    let nats = match decoder.frozen_head() {
+        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder)?,
+        _ => chunked(decoder, &rows, &targets, pass)?,
+    };
+    Ok((kept, nats))
 }
 
 /// Through autograd, or without a gradient. Of several chunks, the logits are recomputed in the backward pass, so that
@@ -74,11 +102,7 @@ fn chunked(
     pass: Pass,
 ) -> Result<Tensor, Error> {
     let again = rows.requires_grad() && chunks(rows, decoder).count() > 1;
-    let mut sum = match rows.size()[0] {
-        // Zero, but connected to `rows`: the backward pass must also work for a batch without targets.
-        0 => rows.f_sum(Kind::Float)?,
-        _ => Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?,
-    };
+    let mut parts = Vec::new();
     for (start, length) in chunks(rows, decoder) {
         let piece = rows.f_narrow(0, start, length)?;
         let (head, targets) = (decoder.linear_head()?, targets.f_narrow(0, start, length)?);
@@ -86,7 +110,7 @@ fn chunked(
             let logits = head.forward(piece, pass != Pass::Evaluate)?;
             cross_entropy(&to_kind(&logits, Kind::Float)?, &targets)
         };
-        let nats = match again {
+        parts.push(match again {
             false => nats(&piece)?,
             true => checkpoint(&[&piece], move |inputs| {
                 let nats = nats(&inputs[0]).map_err(Error::into_torch)?;
@@ -94,10 +118,13 @@ fn chunked(
             })?
             .pop()
             .ok_or_else(|| Error::Internal("a checkpoint without output".into()))?,
-        };
-        sum = sum.f_add(&nats)?;
+        });
     }
-    Ok(sum)
+    match parts.is_empty() {
+        // None, but connected to `rows`: the backward pass must also work for a batch without targets.
+        true => Ok(rows.f_sum_dim_intlist(1, false, Kind::Float)?),
+        false => Ok(Tensor::f_cat(&parts, 0)?),
+    }
 }
 
 /// Computes the gradient together with the loss and passes it to autograd as a constant.
@@ -108,31 +135,34 @@ fn fused(
     decoder: &Decoder,
 ) -> Result<Tensor, Error> {
     let compute = decoder.compute();
-    let (sum, gradient) = {
+    let (nats, gradient) = {
         let _no_grad = tch::no_grad_guard();
         let head = to_kind(head, compute)?;
         let transposed = head.f_tr()?;
         let detached = to_kind(&rows.detach(), compute)?;
         let gradient = rows.detach().f_empty_like()?;
-        let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
+        let nats = Tensor::f_empty(targets.size(), (Kind::Float, rows.device()))?;
         for (start, length) in chunks(rows, decoder) {
             let logits = detached.f_narrow(0, start, length)?.f_matmul(&transposed)?;
             let logits = to_kind(&logits, Kind::Float)?;
             let targets = targets.f_narrow(0, start, length)?.f_unsqueeze(1)?;
             let mut log_probabilities = logits.f_log_softmax(1, Kind::Float)?;
             let picked = log_probabilities.f_gather(1, &targets, false)?;
-            sum = sum.f_sub(&picked.f_sum(Kind::Float)?)?;
+            let mut part = nats.f_narrow(0, start, length)?;
+            part.f_copy_(&picked.f_squeeze_dim(1)?.f_neg()?)?;
             let mut difference = log_probabilities.f_exp_()?;
             let minus_one = picked.f_full_like(-1.0)?;
             let difference = difference.f_scatter_add_(1, &targets, &minus_one)?;
             let product = to_kind(&difference, compute)?.f_matmul(&head)?;
             gradient.f_narrow(0, start, length)?.f_copy_(&product)?;
         }
-        (sum, gradient)
+        (nats, gradient)
     };
-    // A scalar with the value `sum` and the gradient `gradient` with respect to `rows`.
-    let carrier = rows.f_mul(&gradient)?.f_sum(Kind::Float)?;
-    Ok(sum.f_add(&carrier)?.f_sub(&carrier.detach())?)
+    // Numbers with the values `nats` and the gradients `gradient` with respect to `rows`.
+    let carrier = rows
+        .f_mul(&gradient)?
+        .f_sum_dim_intlist(1, false, Kind::Float)?;
+    Ok(nats.f_add(&carrier)?.f_sub(&carrier.detach())?)
 }
 
 fn chunks(rows: &Tensor, decoder: &Decoder) -> impl Iterator<Item = (i64, i64)> + use<> {
@@ -148,7 +178,7 @@ fn spans(count: i64, length: i64) -> impl Iterator<Item = (i64, i64)> {
 }
 
 fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
-    Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Sum, IGNORED, 0.0)?)
+    Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::None, IGNORED, 0.0)?)
 }
 
 #[cfg(test)]

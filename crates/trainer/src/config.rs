@@ -30,6 +30,7 @@ mod mixture;
 mod notify;
 mod optim;
 mod paths;
+mod preference;
 mod previews;
 mod problem;
 mod schedule;
@@ -61,6 +62,7 @@ pub use mixture::{MixtureSource, StoppingStrategy};
 pub use notify::NotifyConfig;
 pub use optim::{AdjustLr, Eps, Optim, OptimArgs};
 pub(crate) use paths::{Confinement, LEADS_ELSEWHERE};
+pub use preference::{LossType, PreferenceConfig};
 pub(crate) use previews::Preview;
 pub use problem::{ConfigError, Problem};
 pub(crate) use schedule::POLYNOMIAL_END;
@@ -99,6 +101,8 @@ section! {
         pub model: ModelConfig = ModelConfig::default(), for Any, resume ByKey;
         /// The adapter that is trained on a published model; unset trains the whole model.
         pub adapter: Option<AdapterConfig> = None, for Published, resume Fixed;
+        /// Learning from preferences (DPO, ORPO, KTO, SimPO); unset learns the texts of the data.
+        pub preference: Option<PreferenceConfig> = None, for PublishedLanguage, resume Fixed;
         /// The text or videos to train on.
         pub data: DataConfig = DataConfig::default(), for Any, resume ByKey;
         /// The optimization.

@@ -19,6 +19,7 @@ use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::optim::{Ema, Gradients, Optimizer};
 use crate::resume::{Change, Resumed};
+use crate::run::restore_reference;
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::summary::{Environment, MemorySummary};
@@ -106,6 +107,7 @@ pub fn dry_run(
             })?;
             task.restore_data(&state.data)?;
             let folder = folder.path().to_owned();
+            restore_reference(task.as_mut(), &folder)?;
             (folder, Some(state.step), state.planned, changes)
         }
     };

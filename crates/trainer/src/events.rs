@@ -25,6 +25,8 @@ pub struct Metrics {
     pub memory: MemorySample,
     /// Of parameters that learn in turn, those that did since the last record, by name.
     pub turns: BTreeMap<String, TurnMetrics>,
+    /// What the task measures beside the loss, by name: means since the last record.
+    pub measures: BTreeMap<String, f64>,
 }
 
 /// The numbers of parameters that learn in steps of their own.
@@ -50,6 +52,9 @@ pub struct Evaluation {
     /// The loss of each model, where several learn in turn, by name; the loss above is their mean.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub turns: BTreeMap<String, f64>,
+    /// What the task measures beside the loss, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub measures: BTreeMap<String, f64>,
 }
 
 /// Something the model made.

@@ -40,6 +40,9 @@ pub enum Record {
         /// Loss and gradient norm of each of the models that learn in turn, by name.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         turns: BTreeMap<String, TurnMetrics>,
+        /// What is measured beside the loss, by name.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        measures: BTreeMap<String, f64>,
     },
     /// An evaluation on held-out data.
     Eval {
@@ -55,6 +58,9 @@ pub enum Record {
         /// The loss of each of the models that learn in turn, by name.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         turns: BTreeMap<String, f64>,
+        /// What is measured beside the loss, by name.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        measures: BTreeMap<String, f64>,
     },
     /// Text that the model generated from the prompts.
     Samples {
@@ -183,8 +189,9 @@ impl Recorder {
             units_per_second,
             memory,
             ref turns,
+            ref measures,
         } = *metrics;
-        let tags: Vec<_> = turns
+        let mut tags: Vec<_> = turns
             .iter()
             .flat_map(|(name, turn)| {
                 [
@@ -193,6 +200,11 @@ impl Recorder {
                 ]
             })
             .collect();
+        tags.extend(
+            measures
+                .iter()
+                .map(|(name, value)| (format!("train/{name}"), *value)),
+        );
         let mut values = vec![
             ("train/loss", loss),
             ("train/learning_rate", learning_rate),
@@ -221,13 +233,16 @@ impl Recorder {
             tokens_per_second: units_per_second,
             memory,
             turns: turns.clone(),
+            measures: measures.clone(),
         })
     }
 
     pub(crate) fn evaluation(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        let tags: Vec<_> = (evaluation.turns.iter())
-            .map(|(name, loss)| (format!("eval/loss_{name}"), *loss))
-            .collect();
+        let turns = evaluation.turns.iter();
+        let turns = turns.map(|(name, loss)| (format!("eval/loss_{name}"), *loss));
+        let measures = evaluation.measures.iter();
+        let measures = measures.map(|(name, value)| (format!("eval/{name}"), *value));
+        let tags: Vec<_> = turns.chain(measures).collect();
         let mut values = vec![("eval/loss", evaluation.loss)];
         values.extend(tags.iter().map(|(tag, loss)| (tag.as_str(), *loss)));
         values.extend(
@@ -242,6 +257,7 @@ impl Recorder {
             eval_nats_per_byte: evaluation.nats_per_byte,
             complete: evaluation.complete,
             turns: evaluation.turns.clone(),
+            measures: evaluation.measures.clone(),
         })
     }
 

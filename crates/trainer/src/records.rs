@@ -11,6 +11,7 @@ mod csv_rows;
 mod json_file;
 mod numbers;
 mod parquet;
+mod preference;
 mod reader;
 #[cfg(test)]
 mod record_keys;
@@ -21,6 +22,8 @@ mod token_file;
 
 pub use columns::Columns;
 pub use models::text::{Conversation, Message};
+pub use preference::{Answer, Answers, Preference, Prompt};
+pub(crate) use reader::preferences;
 pub(crate) use reader::texts;
 pub use reader::{Located, Record, records, records_of_columns};
-pub use token_file::{Span, TokenFile};
+pub use token_file::{Judged, Span, TokenFile};

@@ -14,6 +14,7 @@ mod oom;
 mod problems;
 mod ranks;
 mod recovery;
+mod reference;
 mod results;
 mod samples;
 
@@ -38,8 +39,10 @@ use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{AlternatingGroup, Task};
+use crate::task::{AlternatingGroup, Measures, Task};
 use crate::timetable::Timetable;
+
+pub(crate) use reference::restore_reference;
 
 use idle::{OffloadedState, StepPhase};
 use measure::due;
@@ -105,6 +108,7 @@ fn run_rank(
     };
     let task = make(&mut placer, observer)?;
     let mut run = Run::open(config, ranks, resumed, task, placer, machine, began)?;
+    run.prepare_reference(observer)?;
     observer.started(&Start {
         folder: run.folder.path(),
         environment: &run.environment,
@@ -187,6 +191,8 @@ struct Passes {
     loss: f64,
     norm: f64,
     units: u64,
+    /// Sums of what the task measures beside the loss.
+    measured: Vec<f64>,
 }
 
 impl<'a> Run<'a> {
@@ -379,6 +385,7 @@ impl<'a> Run<'a> {
             loss,
             norm,
             units,
+            measured,
         } = loop {
             let own = self.passes();
             match self.of_all_ranks(own, stop) {
@@ -408,6 +415,7 @@ impl<'a> Run<'a> {
         self.machine.step_ends();
         let turn = self.turns.get(turn).map(|turn| turn.name);
         self.window.add(loss, norm, units, turn);
+        self.window.add_measured(&measured);
         self.window.seconds += began.elapsed().as_secs_f64();
         Ok(None)
     }
@@ -427,6 +435,7 @@ impl<'a> Run<'a> {
             None => Gradients::default(),
         };
         let mut losses = Vec::new();
+        let mut measured: Option<Tensor> = None;
         let (batches, units) = self.batches()?;
         let mut batches = batches.into_iter();
         while let Some((batch, batch_share)) = batches.next() {
@@ -435,6 +444,12 @@ impl<'a> Run<'a> {
             while let Some((piece, share)) = pieces.next() {
                 let piece = self.placer.batch(piece)?;
                 let mut loss = self.task.loss(&piece)?;
+                if let Some(sums) = self.task.measures().and_then(Measures::take) {
+                    measured = Some(match measured {
+                        Some(before) => before.f_add(&sums)?,
+                        None => sums,
+                    });
+                }
                 let share = share * batch_share;
                 if share != 1.0 {
                     loss = loss.f_mul_scalar(share)?;
@@ -454,13 +469,19 @@ impl<'a> Run<'a> {
             _ => Tensor::f_zeros_like(losses.first().unwrap_or(&Tensor::from(0.0f32)))?,
         });
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
+        let numbers = match measured {
+            Some(sums) => Tensor::f_cat(&[numbers, sums.f_to_kind(tch::Kind::Double)?], 0)?,
+            None => numbers,
+        };
         let mut numbers = Vec::<f64>::try_from(&numbers)?;
+        let measured = numbers.split_off(losses.len());
         Ok(Passes {
             turn,
             gradients,
             norm: numbers.pop().unwrap_or(f64::NAN),
             loss: numbers.iter().sum(),
             units,
+            measured,
         })
     }
 

@@ -244,7 +244,10 @@ fn of_texts(
             _ => format!("surefoot generate {options} --prompt {}", quoted(prompt)),
         },
     );
-    if let Some(data) = located_before(&config.data) {
+    // Preferences are no texts to be measured on.
+    if config.preference.is_none()
+        && let Some(data) = located_before(&config.data)
+    {
         let format = config.data.format.map_or(String::new(), |format| {
             let name = serde_json::to_value(format).unwrap_or_default();
             format!(" --format {}", name.as_str().unwrap_or_default())

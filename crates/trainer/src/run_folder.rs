@@ -9,6 +9,7 @@
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
 //!             samples/step-000100/       generated videos and pictures
+//!             reference.safetensors          what the model said before the first step, where that is needed
 //!             checkpoints/step-000100/   to resume from
 //!             model/                     the exported model; `adapter/` for adapters,
 //!                                        and `merged/` if requested
@@ -23,8 +24,11 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::{Error, checkpoint};
 
+/// What the model said of the data before the first step.
+pub(crate) const REFERENCE: &str = "reference.safetensors";
+
 /// Files that are written or removed through a temporary name.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "config.yaml",
     "metrics.jsonl",
     "samples.txt",
@@ -33,19 +37,21 @@ const FILES: [&str; 10] = [
     "report.html",
     "loss.svg",
     "memory.svg",
+    REFERENCE,
     "adapter",
     "model",
 ];
 
 /// What a run may have written before its first checkpoint that it would write again if it was begun anew: the same
 /// numbers. Samples are not among it.
-const BEFORE_CHECKPOINTS: [&str; 6] = [
+const BEFORE_CHECKPOINTS: [&str; 7] = [
     "config.yaml",
     "metrics.jsonl",
     "run.json",
     "report.html",
     "loss.svg",
     "memory.svg",
+    REFERENCE,
 ];
 /// How the names of TensorBoard's files begin, which are likewise.
 const EVENTS: &str = "events.out.tfevents.";

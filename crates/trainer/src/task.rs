@@ -13,7 +13,9 @@ mod epochs;
 pub mod fine_tune;
 mod fine_tune_data;
 mod held_out;
+mod measures;
 mod mixture;
+mod preference;
 mod sequences;
 mod share;
 mod shown;
@@ -36,6 +38,7 @@ use models::Parameters;
 
 pub use epochs::Epochs;
 pub(crate) use epochs::{steps_left, steps_of};
+pub use measures::{Measures, Reference};
 pub use share::{EvaluationSums, Share};
 pub use shown::{Piece, ShownData, ShownExample, ShownRow};
 
@@ -119,18 +122,17 @@ pub trait Task {
     /// # Errors
     /// If the batch belongs to another task, or its tensors have different lengths.
     fn micro_batches(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
-        if batch.rows()? <= rows {
-            return Ok(vec![(batch, 1.0)]);
-        }
-        let whole = self.loss_weight(&batch)?;
-        let pieces = batch.split(rows)?.into_iter();
-        pieces
-            .map(|piece| {
-                // Without targets the loss is zero, however it is divided.
-                let share = self.loss_weight(&piece)? / whole.max(1.0);
-                Ok((piece, share))
-            })
-            .collect()
+        divided(batch, rows, &|batch| self.loss_weight(batch))
+    }
+
+    /// What is measured beside the loss, if anything is.
+    fn measures(&self) -> Option<&dyn Measures> {
+        None
+    }
+
+    /// What the task needs of the model before the first step, if anything.
+    fn reference(&mut self) -> Option<&mut dyn Reference> {
+        None
     }
 
     /// The mean loss of a batch that is on the device: a scalar with a gradient.
@@ -229,6 +231,26 @@ pub struct Usable<'a> {
     pub gguf: bool,
 }
 
+/// Pieces of a batch of at most `rows` samples, each with its share of the batch's mean loss by `weight`.
+fn divided(
+    batch: Batch,
+    rows: i64,
+    weight: &dyn Fn(&Batch) -> Result<f64, Error>,
+) -> Result<Vec<(Batch, f64)>, Error> {
+    if batch.rows()? <= rows {
+        return Ok(vec![(batch, 1.0)]);
+    }
+    let whole = weight(&batch)?;
+    let pieces = batch.split(rows)?.into_iter();
+    pieces
+        .map(|piece| {
+            // Without targets the loss is zero, however it is divided.
+            let share = weight(&piece)? / whole.max(1.0);
+            Ok((piece, share))
+        })
+        .collect()
+}
+
 /// Parameters that are trained together, in turns with other groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AlternatingGroup {
@@ -256,6 +278,11 @@ impl Batch {
                 .collect(),
             units,
         }
+    }
+
+    /// Adds a tensor.
+    pub(crate) fn add(&mut self, name: &'static str, tensor: Tensor) {
+        self.tensors.push((name.into(), tensor));
     }
 
     /// Number of samples: the length of every tensor.

@@ -11,6 +11,7 @@ mod layouts;
 mod parity;
 mod peft;
 mod pictures;
+mod preferences;
 mod qwen_image;
 mod ranks;
 mod report;

@@ -483,6 +483,7 @@ impl Observer for ProgressDisplay {
         let turns: String = (metrics.turns.iter())
             .map(|(name, turn)| format!(" ({name} {:.4})", turn.loss))
             .collect();
+        let turns = turns + &train_report::rewards(&metrics.measures);
         let text = format!(
             "loss {:.4}{turns}  lr {:.2e}  {} tokens/s  {}",
             metrics.loss,

@@ -105,10 +105,13 @@ fn body(example: &ShownExample, whole: bool, colour: bool) -> String {
             false => write!(text, "\n… ({after} tokens behind, in other rows)"),
         };
     }
-    text.lines().fold(String::new(), |mut text, line| {
-        let _ = writeln!(text, "  │ {line}");
-        text
-    }) + "  ╵\n"
+    let name = example.name.map(|name| format!("  {name}\n"));
+    text.lines()
+        .fold(name.unwrap_or_default(), |mut text, line| {
+            let _ = writeln!(text, "  │ {line}");
+            text
+        })
+        + "  ╵\n"
 }
 
 /// Marks each line separately, since lines get a margin.

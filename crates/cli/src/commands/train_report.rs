@@ -1,5 +1,6 @@
 //! The final report of `surefoot train` as text.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use platform::Bytes;
@@ -231,5 +232,17 @@ pub(crate) fn evaluation(evaluation: &Evaluation) -> String {
     let turns: String = (evaluation.turns.iter())
         .map(|(name, loss)| format!(", {name} {loss:.4}"))
         .collect();
-    format!("loss {:.4}{per_byte}{turns}{share}", evaluation.loss)
+    let rewards = rewards(&evaluation.measures);
+    format!(
+        "loss {:.4}{per_byte}{turns}{rewards}{share}",
+        evaluation.loss
+    )
+}
+
+/// Of what is measured of preferences, how far apart their rewards are, and of how many pairs in the right order.
+pub(crate) fn rewards(measures: &BTreeMap<String, f64>) -> String {
+    let shown = |name: &str| measures.get(&format!("rewards/{name}"));
+    let margin = shown("margins").map(|margin| format!(", margin {margin:.4}"));
+    let accuracy = shown("accuracies").map(|share| format!(", {:.0} % in order", share * 100.0));
+    margin.unwrap_or_default() + &accuracy.unwrap_or_default()
 }

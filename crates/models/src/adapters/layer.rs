@@ -1,10 +1,42 @@
 //! One layer's adapter: what it adds to the layer's output.
 
+use std::cell::Cell;
+
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::tensor::{BaseMap, to_kind};
 use crate::weight::Weight;
+
+thread_local! {
+    /// How many [`AdaptersOff`] there are.
+    static OFF: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it exists, models on this thread compute as if they had no adapters, as in PEFT's `disable_adapter`. Biases and
+/// modules that are trained in full stay as they are.
+#[derive(Debug)]
+#[must_use = "adapters are on again when it is dropped"]
+pub struct AdaptersOff(());
+
+impl AdaptersOff {
+    /// Turns them off.
+    #[expect(clippy::new_without_default, reason = "it is a guard")]
+    pub fn new() -> Self {
+        OFF.with(|off| off.set(off.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for AdaptersOff {
+    fn drop(&mut self) {
+        OFF.with(|off| off.set(off.get() - 1));
+    }
+}
+
+fn are_off() -> bool {
+    OFF.with(|off| off.get() > 0)
+}
 
 /// `B·A` beside a frozen weight `W`, scaled; with DoRA also the magnitude of each row.
 #[derive(Debug)]
@@ -40,6 +72,9 @@ impl LoraLayer {
         bias: Option<&Tensor>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
+        if are_off() {
+            return base.0.product(input, bias, base.1);
+        }
         let size = input.size();
         let (inputs, outputs) = (self.a.size()[1], self.b.size()[0]);
         let rows = input.f_reshape([-1, inputs])?;
@@ -68,6 +103,9 @@ impl LoraLayer {
         tokens: &Tensor,
         padding: i64,
     ) -> Result<Tensor, Error> {
+        if are_off() {
+            return Ok(rows.shallow_clone());
+        }
         let low = Tensor::f_embedding(&self.a.f_tr()?, tokens, padding, false, false)?;
         let change = low.f_matmul(&self.b.f_tr()?)?.f_mul_scalar(self.scaling)?;
         let whole = rows.f_add(&change)?;

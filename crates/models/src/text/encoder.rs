@@ -35,6 +35,8 @@ pub struct Encoder {
     template: Option<Result<ChatTemplate, String>>,
     /// The template for chats with tools, if the model has a separate one.
     tool_template: Option<Result<ChatTemplate, String>>,
+    /// The token that `tokenizer_config.json` says begins a text, whether the tokenizer writes it or not.
+    begin: Option<u32>,
     /// The token that ends a text.
     end: Option<u32>,
     /// The token that fills up a batch.
@@ -82,6 +84,10 @@ impl Encoder {
                 ))
             })?),
         };
+        let begin = special
+            .bos
+            .as_ref()
+            .and_then(|bos| tokenizer.token_to_id(bos));
         let eos = text(end).unwrap_or_default();
         let keys = match folder.is_dir() {
             true => tokenizer_keys::check(folder, &mut tokenizer)?,
@@ -115,6 +121,7 @@ impl Encoder {
             tokenizer,
             template,
             tool_template,
+            begin,
             end,
             padding,
             rows: u32::try_from(config.vocab_size).unwrap_or(u32::MAX),
@@ -322,22 +329,99 @@ impl Encoder {
         example
     }
 
+    /// The template for a conversation.
+    ///
+    /// # Errors
+    /// If the model has none, or it cannot be used.
+    fn template_for(&self, conversation: &Conversation) -> Result<&ChatTemplate, Error> {
+        // As in transformers: also if the list of tools is empty.
+        let tools = conversation.tools.as_ref();
+        let for_tools = tools.and(self.tool_template.as_ref());
+        match for_tools.or(self.template.as_ref()) {
+            Some(Ok(template)) => Ok(template),
+            Some(Err(reason)) => Err(Error::Invalid(reason.clone())),
+            None => {
+                let reason = "the data are chats, but the model has no chat template";
+                Err(Error::Invalid(reason.into()))
+            }
+        }
+    }
+
+    /// The tokens of a prompt with an answer to it, as TRL makes them for preferences: given are those with which the
+    /// prompt alone begins, too, and the others are learned. For DPO and KTO, the end token is written behind the answer
+    /// and the tokenizer adds what it adds to texts; `enclosed`, as for ORPO and CPO, it adds nothing, and the tokens
+    /// that begin and end a text are put around it where they are not there.
+    ///
+    /// # Errors
+    /// If the model has no row for a token, or the text is too long.
+    pub fn encode_answer(
+        &self,
+        prompt: &str,
+        answer: &str,
+        enclosed: bool,
+    ) -> Result<Example, Error> {
+        if enclosed {
+            return self.with_ends(self.answered(prompt, &format!("{prompt}{answer}"), false)?);
+        }
+        let end = self.end.and_then(|end| self.tokenizer.id_to_token(end));
+        let end = end.filter(|end| !answer.ends_with(end)).unwrap_or_default();
+        self.answered(prompt, &format!("{prompt}{answer}{end}"), true)
+    }
+
+    /// The same of a conversation and the turns that answer it, in the chat template, which writes the end itself.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template refuses it.
+    pub fn encode_turns(
+        &self,
+        prompt: &Conversation,
+        answer: &[Message],
+        enclosed: bool,
+    ) -> Result<Example, Error> {
+        let template = self.template_for(prompt)?;
+        let given = template.render(prompt, true).map_err(Error::Invalid)?;
+        let mut whole = prompt.clone();
+        whole.messages.extend_from_slice(answer);
+        let whole = template.render(&whole, false).map_err(Error::Invalid)?;
+        let example = self.answered(&given, &whole, false)?;
+        match enclosed {
+            true => self.with_ends(example),
+            false => Ok(example),
+        }
+    }
+
+    fn with_ends(&self, mut example: Example) -> Result<Example, Error> {
+        if let Some(begin) = self.begin.filter(|id| example.tokens.first() != Some(id)) {
+            example.tokens.insert(0, begin);
+            example.learned.insert(0, false);
+        }
+        match example.tokens.last().copied() == self.end {
+            true => Ok(example),
+            false => self.checked(self.ended(example)),
+        }
+    }
+
+    /// The tokens of `whole`, of which those are learned that `prompt` does not begin with.
+    fn answered(&self, prompt: &str, whole: &str, begin: bool) -> Result<Example, Error> {
+        if whole.len() > LONGEST {
+            return Err(Error::Invalid(format!(
+                "prompt and answer are {} bytes of text, and more than {LONGEST} are not tokenised at once",
+                whole.len()
+            )));
+        }
+        let (given, tokens) = (self.tokens(prompt, begin)?, self.tokens(whole, begin)?);
+        let common = given.iter().zip(&tokens);
+        let common = common.take_while(|(one, other)| one == other).count();
+        let learned = (0..tokens.len()).map(|index| index >= common).collect();
+        self.checked(Example { tokens, learned })
+    }
+
     /// The tokens of a chat, whose answers are trained on.
     ///
     /// # Errors
     /// If the model has no chat template, or the template refuses it.
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Example, Error> {
-        // As in transformers: also if the list of tools is empty.
-        let tools = conversation.tools.as_ref();
-        let for_tools = tools.and(self.tool_template.as_ref());
-        let template = match for_tools.or(self.template.as_ref()) {
-            Some(Ok(template)) => template,
-            Some(Err(reason)) => return Err(Error::Invalid(reason.clone())),
-            None => {
-                let reason = "the data are chats, but the model has no chat template";
-                return Err(Error::Invalid(reason.into()));
-            }
-        };
+        let template = self.template_for(conversation)?;
         let (text, answers) = template
             .render_answers(conversation)
             .map_err(Error::Invalid)?;

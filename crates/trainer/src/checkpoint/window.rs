@@ -23,6 +23,9 @@ pub struct Window {
     /// For groups of parameters that are trained in turns: sum of the losses, number of steps, and last norm.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turns: BTreeMap<String, (f64, u64, f64)>,
+    /// Sums of what the task measures beside the loss.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<f64>,
 }
 
 impl Window {
@@ -38,6 +41,14 @@ impl Window {
         self.norm = norm;
         self.steps += 1;
         self.units += units;
+    }
+
+    /// Adds what a step measured beside the loss.
+    pub fn add_measured(&mut self, sums: &[f64]) {
+        self.measured.resize(sums.len(), 0.0);
+        for (sum, one) in self.measured.iter_mut().zip(sums) {
+            *sum += one;
+        }
     }
 
     /// Mean loss and last norm of each group.

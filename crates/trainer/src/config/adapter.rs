@@ -141,6 +141,13 @@ impl AdapterConfig {
             && self.bias == BiasConfig::None
     }
 
+    /// Whether nothing is trained but a new adapter, so that the model without it is the model before the first step.
+    pub(crate) fn is_new_and_alone(&self) -> bool {
+        self.resume_from.is_none()
+            && self.modules_to_save.is_none()
+            && self.bias == BiasConfig::None
+    }
+
     /// The settings of the adapter for the model.
     ///
     /// # Errors

@@ -156,7 +156,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "use `eval_loss`",
         );
     }
-    for (path, message, help) in super::video::problems(config) {
+    let others = super::video::problems(config).into_iter();
+    for (path, message, help) in others.chain(super::preference::problems(config)) {
         report(&path, message, help);
     }
     if config.name.contains(['/', '\\']) || config.name.starts_with('.') {

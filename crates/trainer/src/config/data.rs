@@ -18,7 +18,8 @@ section! {
         pub dataset: Option<Dataset> = None, for Language, resume Free;
         /// A data file, or a folder whose files are read in the order of their names: `.txt` and
         /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
-        /// `completion`, or of `messages`; only published models can be trained on the latter two.
+        /// `completion`, or of `messages`; only published models can be trained on the latter two. With `preference`,
+        /// they contain `chosen` and `rejected` answers.
         /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
         /// a `.jsonl` file that lists them. With `encoded_by`, a folder with the cache of another trainer.
         /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, if no such path exists.
@@ -57,6 +58,7 @@ section! {
         /// as many whole ones as fit, which do not attend to each other, with the same result. Either way examples
         /// longer than `block_size` are truncated, and a warning counts them. Unset: one after the
         /// other without gaps, so that rows may begin and end within an example.
+        #[schemars(extend("x-not-with" = "preference"))]
         pub packing: Option<bool> = None, for PublishedLanguage, resume Fixed;
         /// Fraction of the text that is held out for validation and never trained on: its end. 0 holds nothing
         /// out, and nothing is evaluated. With `eval_dataset` it has no effect, and a warning says so.
@@ -142,10 +144,13 @@ impl DataConfig {
 }
 
 /// The keys of records that `data.columns` can rename.
-pub(crate) const RECORD_KEYS: [&str; 13] = [
+pub(crate) const RECORD_KEYS: [&str; 16] = [
     "text",
     "prompt",
     "completion",
+    "chosen",
+    "rejected",
+    "label",
     "messages",
     "tools",
     "documents",

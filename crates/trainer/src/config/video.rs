@@ -108,9 +108,10 @@ impl Config {
 
     /// The unit of the loss.
     pub(crate) fn loss_unit(&self) -> &'static str {
-        match self.is_video() {
-            true => "mean squared error",
-            false => "nats per token",
+        match (self.is_video(), &self.preference) {
+            (true, _) => "mean squared error",
+            (false, None) => "nats per token",
+            (false, Some(_)) => "per preference",
         }
     }
 }

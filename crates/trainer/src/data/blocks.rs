@@ -23,7 +23,9 @@ pub struct BlockOrder {
     tokens: usize,
     block_size: usize,
     state: OrderState,
-    /// Start of each block of the current epoch, shuffled.
+    /// Whether an epoch is shuffled.
+    shuffled: bool,
+    /// Start of each block of the current epoch, in the order in which they are used.
     starts: Vec<u32>,
 }
 
@@ -41,10 +43,18 @@ impl BlockOrder {
             tokens,
             block_size,
             state,
+            shuffled: true,
             starts: Vec::new(),
         };
         order.shuffle();
         order
+    }
+
+    /// The same blocks, from the first to the last in each epoch.
+    pub(crate) fn in_order(mut self) -> Self {
+        self.shuffled = false;
+        self.shuffle();
+        self
     }
 
     /// The start of the next block.
@@ -107,7 +117,8 @@ impl BlockOrder {
                 .step_by(self.block_size)
                 .map(|start| start as u32),
         );
-        for end in (1..self.starts.len()).rev() {
+        let last = if self.shuffled { self.starts.len() } else { 0 };
+        for end in (1..last).rev() {
             self.starts.swap(end, random.below(end as u64 + 1) as usize);
         }
     }

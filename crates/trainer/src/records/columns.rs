@@ -5,12 +5,16 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::config::LossType;
+
 /// A file's own names for the keys of records, by our names.
 pub type Columns = BTreeMap<String, String>;
 
-/// Statistics of the keys in a file.
-#[derive(Debug, Default)]
+/// How the keys in a file are read, and statistics of them.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Keys {
+    /// The loss for which preferences are read in place of texts.
+    pub(super) preferences: Option<LossType>,
     /// Keys that were not read, with counts.
     unread: BTreeMap<String, u64>,
     /// Roles that few templates know, as `messages[].role: critic`.
@@ -24,10 +28,9 @@ pub(super) struct Keys {
 impl Keys {
     pub(super) fn new(columns: &Columns) -> Self {
         Self {
-            unread: BTreeMap::new(),
-            roles: BTreeSet::new(),
             columns: columns.clone(),
             unseen: columns.values().cloned().collect(),
+            ..Self::default()
         }
     }
 

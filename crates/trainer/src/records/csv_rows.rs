@@ -4,15 +4,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::columns::{Columns, Keys};
+use super::columns::Keys;
 use super::reader::{Located, at, record_of, whole};
 use crate::Error;
 
 /// The records of a table whose first line has the column names.
-pub(super) fn records(
-    path: &Path,
-    columns: &Columns,
-) -> Result<Vec<Result<Located, Error>>, Error> {
+pub(super) fn records(path: &Path, mut keys: Keys) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let tabs = crate::data::ending(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
@@ -31,7 +28,6 @@ pub(super) fn records(
         }
         named.push(column);
     }
-    let mut keys = Keys::new(columns);
     let mut records = Vec::new();
     for row in reader.into_records() {
         let row = row.map_err(wrong)?;
@@ -95,7 +91,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        let records = records(&path, &Columns::default()).map_err(|error| error.to_string())?;
+        let records = records(&path, Keys::default()).map_err(|error| error.to_string())?;
         let text = |located: Result<Located, Error>| match located {
             Ok(located) => match located.record {
                 Record::Text(text) => Ok(text),

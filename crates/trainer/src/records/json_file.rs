@@ -4,20 +4,16 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::columns::{Columns, Keys};
+use super::columns::Keys;
 use super::numbers;
 use super::reader::{Located, at, not_json, record_of, whole};
 use crate::Error;
 
 /// The records of a JSON file: a list of them, a single one, or an object that contains them.
-pub(super) fn records(
-    path: &Path,
-    columns: &Columns,
-) -> Result<Vec<Result<Located, Error>>, Error> {
+pub(super) fn records(path: &Path, mut keys: Keys) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let mut value: Value = serde_json::from_str(&text)
         .map_err(|error| at(path, error.line() as u64, not_json(&error)))?;
-    let mut keys = Keys::new(columns);
     let (values, places) = match &mut value {
         Value::Array(list) => {
             let lines = element_lines(&text).into_iter();
@@ -84,7 +80,7 @@ fn held(
     object: Map<String, Value>,
     keys: &mut Keys,
 ) -> Result<(Vec<Value>, Vec<String>), Error> {
-    let record_keys = ["text", "prompt", "completion", "messages"];
+    let record_keys = ["text", "prompt", "completion", "messages", "chosen"];
     let mut renamed = keys.columns().values();
     if record_keys.iter().any(|key| object.contains_key(*key))
         || renamed.any(|column| object.contains_key(column))

@@ -6,7 +6,7 @@ use super::reader::Record;
 /// differently.
 pub(super) fn keep(record: Record, changed: Option<&str>) -> Result<Record, String> {
     match (&record, changed) {
-        (Record::Chat(_), Some(number)) => Err(format!(
+        (Record::Chat(_) | Record::Preference(_), Some(number)) => Err(format!(
             "the number {number} would be changed when it is read: write it as a string, in quotes"
         )),
         _ => Ok(record),

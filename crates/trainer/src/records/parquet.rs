@@ -10,7 +10,7 @@ use parquet::file::reader::SerializedFileReader;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
 
-use super::columns::{Columns, Keys};
+use super::columns::Keys;
 use super::reader::{Located, record_of};
 use crate::Error;
 
@@ -30,12 +30,12 @@ enum State {
 }
 
 impl Rows {
-    pub(super) fn new(path: PathBuf, columns: &Columns) -> Self {
+    pub(super) fn new(path: PathBuf, keys: Keys) -> Self {
         Self {
             path,
             state: State::Closed,
             number: 0,
-            keys: Keys::new(columns),
+            keys,
         }
     }
 
@@ -108,7 +108,7 @@ fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::{Record, records, records_of_columns};
+    use crate::records::{Columns, Record, records, records_of_columns};
 
     fn golden(name: &str) -> PathBuf {
         let folder = "../../tests/reference/golden/parquet";

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::columns::{Columns, Keys};
+use super::preference::{self, Preference};
+use super::token_file::Judged;
 use super::{csv_rows, json_file, numbers, parquet, record_shapes};
 use crate::Error;
-use crate::config::DataFormat;
+use crate::config::{DataFormat, LossType};
 use crate::data::{file_format, files_in};
 use models::text::{Conversation, Encoder, Example, Message};
 
@@ -34,6 +36,8 @@ pub enum Record {
     },
     /// A conversation, whose assistant messages are trained on.
     Chat(Conversation),
+    /// A prompt and answers that were judged.
+    Preference(Preference),
 }
 
 /// A record and its position.
@@ -69,6 +73,7 @@ impl Record {
                 completion: text, ..
             } => text.trim().is_empty(),
             Self::Chat(conversation) => conversation.messages.iter().any(is_empty),
+            Self::Preference(preference) => preference.is_void(),
         }
     }
 
@@ -77,17 +82,20 @@ impl Record {
     /// # Errors
     /// If it is a chat and the model has no chat template, or the template refuses it.
     pub fn encode(&self, encoder: &Encoder) -> Result<Example, Error> {
+        Ok(self.judged(encoder)?.0)
+    }
+
+    /// Its tokens, and where its answers are if it is a preference.
+    fn judged(&self, encoder: &Encoder) -> Result<(Example, Judged), Error> {
         let example = match self {
             Self::Text(text) => encoder.encode_text(text),
             Self::Completion { prompt, completion } => {
                 encoder.encode_completion(prompt, completion)
             }
             Self::Chat(conversation) => encoder.encode_chat(conversation),
+            Self::Preference(preference) => return preference.encode(encoder),
         };
-        example.map_err(|error| match error {
-            models::Error::Invalid(reason) => Error::Data(reason),
-            other => other.into(),
-        })
+        Ok((example.map_err(Error::of_config)?, Judged::No))
     }
 }
 
@@ -97,7 +105,12 @@ impl Located {
     /// # Errors
     /// See [`Record::encode`].
     pub fn encode(&self, encoder: &Encoder) -> Result<Example, Error> {
-        let example = self.record.encode(encoder);
+        Ok(self.judged(encoder)?.0)
+    }
+
+    /// The same, and where the answers are if it is a preference.
+    pub(super) fn judged(&self, encoder: &Encoder) -> Result<(Example, Judged), Error> {
+        let example = self.record.judged(encoder);
         example.map_err(|error| self.explain(error))
     }
 
@@ -137,10 +150,36 @@ pub fn records_of_columns(
     format: Option<DataFormat>,
     columns: &Columns,
 ) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
+    located(path, format, Keys::new(columns))
+}
+
+/// Like [`records_of_columns`], of preferences for this loss.
+pub(crate) fn preferences(
+    path: &Path,
+    format: Option<DataFormat>,
+    columns: &Columns,
+    loss: LossType,
+) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
+    let mut keys = Keys::new(columns);
+    keys.preferences = Some(loss);
+    located(path, format, keys)
+}
+
+fn located(
+    path: &Path,
+    format: Option<DataFormat>,
+    keys: Keys,
+) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
     let mut files = Vec::new();
     for file in files_in(path, format)? {
         let found = file_format(&file, format)?;
-        if found == DataFormat::Text && !columns.is_empty() {
+        if found == DataFormat::Text && keys.preferences.is_some() {
+            return Err(Error::Data(format!(
+                "`{}` is plain text, but `preference` needs records of answers: use JSON lines, JSON, CSV or Parquet",
+                file.display()
+            )));
+        }
+        if found == DataFormat::Text && !keys.columns().is_empty() {
             return Err(Error::Data(format!(
                 "`{}` is plain text, but `data.columns` names columns: remove the key, or use a file of records",
                 file.display()
@@ -148,15 +187,14 @@ pub fn records_of_columns(
         }
         files.push((found, file));
     }
-    let columns = columns.clone();
     Ok(files.into_iter().flat_map(move |(format, file)| {
-        let columns = columns.clone();
+        let keys = keys.clone();
         match format {
             DataFormat::Text => once(move || text(&file)),
-            DataFormat::Jsonl => Box::new(Lines::new(file, &columns)) as Records,
-            DataFormat::Json => all(move || json_file::records(&file, &columns)),
-            DataFormat::Csv => all(move || csv_rows::records(&file, &columns)),
-            DataFormat::Parquet => Box::new(parquet::Rows::new(file, &columns)),
+            DataFormat::Jsonl => Box::new(Lines::new(file, keys)) as Records,
+            DataFormat::Json => all(move || json_file::records(&file, keys)),
+            DataFormat::Csv => all(move || csv_rows::records(&file, keys)),
+            DataFormat::Parquet => Box::new(parquet::Rows::new(file, keys)),
         }
     }))
 }
@@ -175,7 +213,7 @@ pub(crate) fn texts(
         let located = located?;
         match located.record {
             Record::Text(text) => Ok(text),
-            Record::Completion { .. } | Record::Chat(_) => Err(Error::Data(format!(
+            Record::Completion { .. } | Record::Chat(_) | Record::Preference(_) => Err(Error::Data(format!(
                 "{}: a model that is trained from scratch needs texts: use records of `text`, set \
                 `data.format: text` to train on the file as it is, or set `model.name_or_path`",
                 located.place
@@ -261,12 +299,12 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(path: PathBuf, columns: &Columns) -> Self {
+    fn new(path: PathBuf, keys: Keys) -> Self {
         Self {
             path,
             state: Some(None),
             number: 0,
-            keys: Keys::new(columns),
+            keys,
         }
     }
 
@@ -361,8 +399,15 @@ pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
 pub(super) fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Result<Record, String> {
     keys.rename(&mut object)?;
     let there: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
-    let record = if let Some(messages) = object.shift_remove("messages") {
+    let record = if let Some(loss) = keys.preferences {
+        Record::Preference(preference::record(&mut object, keys, loss)?)
+    } else if let Some(messages) = object.shift_remove("messages") {
         Record::Chat(conversation("messages", messages, &mut object, keys)?)
+    } else if object.contains_key("chosen")
+        && object.contains_key("rejected")
+        && !object.contains_key("completion")
+    {
+        return Err("`chosen` and `rejected` are preferences: add a section `preference` to the config to learn from them".into());
     } else if object.contains_key("prompt") || object.contains_key("completion") {
         Record::Completion {
             prompt: string(&mut object, "prompt")?,
@@ -389,7 +434,7 @@ pub(super) fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Resu
     Ok(record)
 }
 
-fn string(object: &mut Map<String, Value>, key: &str) -> Result<String, String> {
+pub(super) fn string(object: &mut Map<String, Value>, key: &str) -> Result<String, String> {
     match object.shift_remove(key) {
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(_)) => Err(format!(
@@ -440,6 +485,18 @@ fn conversation(
     object: &mut Map<String, Value>,
     keys: &mut Keys,
 ) -> Result<Conversation, String> {
+    let messages = turns(name, messages, keys)?;
+    if !messages.iter().any(|message| message.role() == "assistant") {
+        let roles: Vec<_> = messages.iter().map(Message::role).collect();
+        return Err(format!(
+            "`{name}` has no turn of the assistant to train on: its roles are {roles:?}"
+        ));
+    }
+    context(messages, object)
+}
+
+/// The messages of a list.
+pub(super) fn turns(name: &str, messages: Value, keys: &mut Keys) -> Result<Vec<Message>, String> {
     // Tables contain lists as JSON strings.
     let messages = unpacked(messages);
     let Value::Array(list) = messages else {
@@ -477,12 +534,14 @@ fn conversation(
         }
         messages.push(message);
     }
-    if !messages.iter().any(|message| message.role() == "assistant") {
-        let roles: Vec<_> = messages.iter().map(Message::role).collect();
-        return Err(format!(
-            "`{name}` has no turn of the assistant to train on: its roles are {roles:?}"
-        ));
-    }
+    Ok(messages)
+}
+
+/// These messages with what else a record has for the template.
+pub(super) fn context(
+    messages: Vec<Message>,
+    object: &mut Map<String, Value>,
+) -> Result<Conversation, String> {
     let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(list)) if list.iter().all(Value::is_object) => Ok(Some(list)),

@@ -37,6 +37,46 @@ pub struct Span {
     /// The index, within the example, of the first token that is trained on and has a predecessor; the example's length
     /// if there is none.
     pub first_learned: u32,
+    /// Where its answers are, if it is a preference.
+    pub judged: Judged,
+}
+
+/// How the answers of an example were judged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Judged {
+    /// Not at all: it is a text.
+    #[default]
+    No,
+    /// It is a prompt with the answer that was chosen, and then the prompt with the one that was rejected.
+    Pair {
+        /// Where the second begins.
+        second: u32,
+        /// Tokens of the prompt in either.
+        prompts: [u32; 2],
+    },
+    /// It is a prompt with one answer.
+    One {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Whether the answer is desirable.
+        desirable: bool,
+    },
+}
+
+impl Judged {
+    /// What tells preferences of the same tokens apart.
+    fn bytes(self) -> Vec<u8> {
+        match self {
+            Self::No => Vec::new(),
+            Self::Pair {
+                second,
+                prompts: [one, other],
+            } => [second, one, other].map(u32::to_le_bytes).concat(),
+            Self::One { prompt, desirable } => {
+                [prompt, desirable.into()].map(u32::to_le_bytes).concat()
+            }
+        }
+    }
 }
 
 impl TokenFile {
@@ -68,10 +108,11 @@ impl TokenFile {
         let mut tokens = 0;
         let mut examples = Vec::new();
         for record in records {
+            let (example, judged) = record?.judged(encoder)?;
             let Example {
                 tokens: ids,
                 learned,
-            } = record?.encode(encoder)?;
+            } = example;
             let length = u32::try_from(ids.len())
                 .map_err(|_| Error::Data("a record has more than 4 billion tokens".into()))?;
             let first_learned = learned.iter().skip(1).position(|learned| *learned);
@@ -79,6 +120,7 @@ impl TokenFile {
                 start: tokens,
                 length,
                 first_learned: first_learned.map_or(length, |index| index as u32 + 1),
+                judged,
             });
             let words: Vec<u8> = ids
                 .iter()
@@ -86,6 +128,7 @@ impl TokenFile {
                 .flat_map(|(id, learned)| (id | if learned { LEARNED } else { 0 }).to_le_bytes())
                 .collect();
             hash.update(&words);
+            hash.update(judged.bytes());
             writer.write_all(&words).map_err(io)?;
             tokens += u64::from(length);
             on_progress(examples.len() as u64, tokens);

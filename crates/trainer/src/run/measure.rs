@@ -1,5 +1,6 @@
 //! Records of training and evaluations, and when they are due.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Run, StepPhase};
@@ -44,6 +45,10 @@ impl Run<'_> {
             units_per_second: window.units as f64 / window.seconds,
             memory: self.machine.memory(),
             turns: window.turns(),
+            measures: match self.task.measures() {
+                Some(measures) => measures.named(&window.measured),
+                None => BTreeMap::new(),
+            },
         };
         self.recorder.train(&metrics)?;
         self.record_problems()?;

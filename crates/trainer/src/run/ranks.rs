@@ -1,6 +1,7 @@
 //! Collective operations of a run: the sum of all gradients in each step, and decisions that all ranks share, so that a
 //! step is skipped, split, rolled back or the last one on all ranks or on none.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use placement::Placer;
@@ -18,7 +19,7 @@ use crate::ranks::Ranks;
 use crate::resume::Resumed;
 use crate::stop::Stop;
 use crate::summary::Ending;
-use crate::task::{Share, Task};
+use crate::task::{Measures, Share, Task};
 
 /// Index of the first out-of-memory flag among the numbers that ranks sum in each step.
 const SHORT: usize = 6;
@@ -216,7 +217,9 @@ impl Run<'_> {
         // The loss; whether to stop, to sample, to save and to leave; whether a sum started too early; and who ran out
         // of memory.
         let flag = |is_set: bool| f64::from(u8::from(is_set));
-        let mut told = vec![0.0; SHORT + size];
+        let measured = SHORT + size;
+        let sums = self.task.measures().map_or(0, Measures::count);
+        let mut told = vec![0.0; measured + sums];
         told[1] = flag(stop.is_requested());
         told[2] = flag(stop.take_sample());
         told[3] = flag(stop.take_save());
@@ -224,14 +227,15 @@ impl Run<'_> {
         told[5] = flag(!is_complete);
         if let Ok((passes, _)) = &own {
             told[0] = passes.loss;
+            told[measured..].copy_from_slice(&passes.measured);
         }
         told[SHORT + rank] = flag(own.is_err());
-        let told = self.ranks.sum_numbers(&told)?;
+        let mut told = self.ranks.sum_numbers(&told)?;
         self.asked.stop = told[1] > 0.0;
         self.asked.leave = told[4] > 0.0;
         self.asked.sample |= told[2] > 0.0;
         self.asked.save |= told[3] > 0.0;
-        let short = told[SHORT..].iter().position(|short| *short > 0.0);
+        let short = told[SHORT..measured].iter().position(|short| *short > 0.0);
         let (mut passes, flat) = match (own, short) {
             (Ok(own), None) => own,
             (Ok(_), Some(other)) => {
@@ -260,6 +264,7 @@ impl Run<'_> {
             }
         }
         passes.loss = told[0];
+        passes.measured = told.split_off(measured);
         // The same everywhere, also where CPUs round in different ways.
         let norm = f64::try_from(&passes.gradients.norm()?.f_to_kind(Kind::Double)?)?;
         let norm = self.ranks.broadcast_numbers(&[norm])?;
@@ -270,12 +275,19 @@ impl Run<'_> {
     /// Evaluates, each rank its share. All ranks get the same numbers.
     pub(super) fn evaluate_by_all(&mut self, limit: Option<u64>) -> Result<Evaluation, Error> {
         let share = Share::of(self.ranks.rank(), self.ranks.size());
-        let own = self.task.evaluate(limit, share, &mut self.placer)?;
-        if self.ranks.size() == 1 {
-            return Ok(own.mean());
+        let mut sums = self.task.evaluate(limit, share, &mut self.placer)?;
+        if self.ranks.size() > 1 {
+            let all = self.ranks.sum_numbers(&sums.to_numbers())?;
+            sums = sums.with_numbers(&all);
         }
-        let sums = self.ranks.sum_numbers(&own.to_numbers())?;
-        Ok(own.with_numbers(&sums).mean())
+        let measures = match self.task.measures() {
+            Some(measures) => measures.named(&sums.measures),
+            None => BTreeMap::new(),
+        };
+        Ok(Evaluation {
+            measures,
+            ..sums.mean()
+        })
     }
 
     /// Restores the checkpoint in `path`, which rank 0 reads.

@@ -36,6 +36,8 @@ pub(super) struct RowShape {
     pub(super) length: u64,
     /// Whether it holds several examples that do not see each other.
     pub(super) packed: bool,
+    /// Sequences that a row of a batch is, as far as they have a gradient.
+    pub(super) sequences: u64,
 }
 
 /// Everything that a model is made from.
@@ -155,10 +157,14 @@ impl Plans<'_> {
 
     fn usage(&self, device: Device) -> Result<DecoderUse, Error> {
         let train = &self.config.train;
-        let RowShape { length, packed } = self.rows;
+        let RowShape {
+            length,
+            packed,
+            sequences,
+        } = self.rows;
         let attachment = self.attachment()?;
         Ok(DecoderUse {
-            rows: u64::from(train.per_device_train_batch_size),
+            rows: u64::from(train.per_device_train_batch_size) * sequences,
             length,
             packed,
             compute: self.compute,

@@ -113,6 +113,7 @@ impl CausalLm {
             // With the token after the last, which is learned, too.
             let tokens = &data.training[start as usize..=start as usize + length];
             let part = Part {
+                name: None,
                 tokens: tokens.iter().map(|id| u32::from(*id)).collect(),
                 learned: (0..tokens.len()).map(|place| place > 0).collect(),
                 before: start,

@@ -11,9 +11,10 @@ use tch::{Kind, Tensor};
 use super::base_model::{BaseModel, RowShape};
 use super::fine_tune_data::{FineTuneData, Question};
 use super::held_out::in_batches;
-use super::sequences::IGNORED;
+use super::preference::{Outcome, Preference, Set};
+use super::sequences::{IGNORED, Sequences};
 use super::shown::ShownData;
-use super::{Batch, Epochs, EvaluationSums, Share, Task, Usable};
+use super::{Batch, Epochs, EvaluationSums, Measures, Reference, Share, Task, Usable, divided};
 use crate::Error;
 use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
@@ -50,6 +51,8 @@ pub struct FineTune {
     base_bytes: u64,
     plan: Option<MemoryPlan>,
     data: FineTuneData,
+    /// Set if it learns from preferences.
+    preference: Option<Preference>,
     context: i64,
     eval_batch_size: usize,
     checkpoint: bool,
@@ -87,9 +90,11 @@ impl FineTune {
             );
         }
         let context = limit.min(SAMPLE_CONTEXT).max(longest);
+        let preference = Preference::new(config, data.training.rows().unwrap_or_default());
         let rows = RowShape {
             length: longest as u64,
             packed: data.training.packed(),
+            sequences: preference.as_ref().map_or(1, Preference::sequences),
         };
         let BaseModel {
             model,
@@ -110,6 +115,7 @@ impl FineTune {
             base_bytes,
             plan,
             data,
+            preference,
             context,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
@@ -209,6 +215,36 @@ impl FineTune {
     }
 }
 
+impl Reference for FineTune {
+    fn numbers(&self) -> usize {
+        let held_out = self.data.held_out.as_ref().and_then(Sequences::rows);
+        let training = self.data.training.rows();
+        2 * (training.unwrap_or_default() + held_out.unwrap_or_default()) as usize
+    }
+
+    fn compute(
+        &self,
+        share: Share,
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<f64>, Error> {
+        let Some(preference) = &self.preference else {
+            return Ok(Vec::new());
+        };
+        let sets = [Some(&self.data.training), self.data.held_out.as_ref()];
+        let share = (share, self.eval_batch_size);
+        preference.precompute(&self.model, sets, share, placer, observer)
+    }
+
+    fn set(&mut self, numbers: &[f64]) -> Result<(), Error> {
+        let rows = self.numbers() as u64 / 2;
+        match &mut self.preference {
+            Some(preference) => preference.set_reference(numbers, rows),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Task for FineTune {
     fn description(&self) -> String {
         let trained = thousands(self.parameters.count());
@@ -259,7 +295,29 @@ impl Task for FineTune {
     fn next_batch(&mut self) -> Result<Batch, Error> {
         let rows = self.data.blocks.next_starts().into_iter();
         let rows: Vec<u64> = rows.map(|row| row as u64).collect();
-        Ok(self.data.training.batch(&rows)?.0)
+        match &self.preference {
+            Some(preference) => preference.batch(&self.data.training, Set::Training, &rows),
+            None => Ok(self.data.training.batch(&rows)?.0),
+        }
+    }
+
+    fn micro_batches(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
+        match &self.preference {
+            Some(preference) if preference.is_indivisible() => Ok(vec![(batch, 1.0)]),
+            _ => divided(batch, rows, &|batch| self.loss_weight(batch)),
+        }
+    }
+
+    fn measures(&self) -> Option<&dyn Measures> {
+        let preference = self.preference.as_ref()?;
+        Some(preference)
+    }
+
+    fn reference(&mut self) -> Option<&mut dyn Reference> {
+        let preference = self.preference.as_ref();
+        preference
+            .is_some_and(Preference::precomputes)
+            .then_some(self)
     }
 
     fn epochs(&self) -> Option<&dyn Epochs> {
@@ -267,6 +325,9 @@ impl Task for FineTune {
     }
 
     fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
+        if self.preference.is_some() {
+            return Ok(batch.rows()? as f64);
+        }
         let learned = batch.get("targets")?.f_ne(IGNORED)?;
         Ok(f64::try_from(&learned.f_sum(Kind::Double)?)?)
     }
@@ -275,6 +336,9 @@ impl Task for FineTune {
         let pass = Pass::Train {
             checkpoint: self.checkpoint,
         };
+        if let Some(preference) = &self.preference {
+            return preference.loss(&self.model, batch, pass);
+        }
         let places = (batch.find("positions"), batch.find("real"));
         let (hidden, balance) = self.model.learned(batch.get("tokens")?, places, pass)?;
         let targets = batch.get("targets")?;
@@ -299,6 +363,29 @@ impl Task for FineTune {
         let Some(held_out) = &self.data.held_out else {
             return Err(Error::Internal("nothing is held out".into()));
         };
+        if let Some(preference) = &self.preference {
+            let (rows, complete) = held_out.measured(limit);
+            let mut sums = EvaluationSums {
+                measures: vec![0.0; preference.count()],
+                samples: rows.len() as u64,
+                complete,
+                ..EvaluationSums::default()
+            };
+            in_batches(&share.part(&rows), self.eval_batch_size, |rows| {
+                let batch = preference.batch(held_out, Set::HeldOut, rows)?;
+                let batch = placer.batch(batch)?;
+                let Outcome { loss, sums: found } =
+                    preference.outcome(&self.model, &batch, Pass::Evaluate)?;
+                sums.loss += f64::try_from(&loss)? * rows.len() as f64;
+                sums.units += rows.len() as u64;
+                let found = Vec::<f64>::try_from(&found)?;
+                for (sum, one) in sums.measures.iter_mut().zip(found) {
+                    *sum += one;
+                }
+                Ok(())
+            })?;
+            return Ok(sums);
+        }
         let (mut rows, mut complete) = held_out.measured(limit);
         // Of all shares: what of them is learned is known without the model.
         let learns = |rows: &[_]| -> Result<bool, Error> {

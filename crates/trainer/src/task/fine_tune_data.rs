@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::blocks::TrainingBlocks;
 use super::mixture;
+use super::preference;
 use super::sequences::{Fitting, Sequences};
 use super::shown::{self, ShownData};
 use crate::Error;
@@ -17,7 +18,9 @@ use crate::config::{Config, StoppingStrategy};
 use crate::data::{SplitMix64, cache_folder, held_out_records, sweep};
 use crate::locate::{Located, Place};
 use crate::observer::Observer;
-use crate::records::{self, Conversation, Message, Record, Span, TokenFile, records_of_columns};
+use crate::records::{
+    self, Conversation, Message, Prompt, Record, Span, TokenFile, preferences, records_of_columns,
+};
 use crate::text::thousands;
 use models::text::Encoder;
 
@@ -48,11 +51,16 @@ const SHORT: usize = 2000;
 
 impl Question {
     fn of(record: &Record) -> Option<Self> {
+        let of_text = |prompt: &String| {
+            (!prompt.is_empty() && prompt.len() <= SHORT).then(|| Self::Prompt(prompt.clone()))
+        };
         match record {
             Record::Text(_) => None,
-            Record::Completion { prompt, .. } => {
-                (!prompt.is_empty() && prompt.len() <= SHORT).then(|| Self::Prompt(prompt.clone()))
-            }
+            Record::Completion { prompt, .. } => of_text(prompt),
+            Record::Preference(preference) => match &preference.prompt {
+                Prompt::Text(prompt) => of_text(prompt),
+                Prompt::Chat(prompt) => Self::of(&Record::Chat(prompt.clone())),
+            },
             Record::Chat(conversation) => {
                 let turns = conversation.messages.iter();
                 let before = turns.take_while(|turn| turn.role() != "assistant");
@@ -95,10 +103,10 @@ impl FineTuneData {
             file,
             sets,
             question,
-        } = tokens(&located.training, encoder, observer)?;
+        } = tokens(config, &located.training, encoder, observer)?;
         let measured = match located.held_out.is_empty() {
             true => None,
-            false => Some(tokens(&located.held_out, encoder, observer)?.file),
+            false => Some(tokens(config, &located.held_out, encoder, observer)?.file),
         };
         let hold_out = measured.is_none() && data.validation_fraction > 0.0;
         let mut mixed = None;
@@ -129,6 +137,10 @@ impl FineTuneData {
         });
         if let Some(packing) = data.packing {
             identity["packing"] = packing.into();
+        }
+        if let Some(preference::Form::Mismatched(batch)) = preference::form(config) {
+            // With it, each prompt would have another second answer.
+            identity["per_device_train_batch_size"] = batch.into();
         }
         if data.validation_shuffle {
             identity["validation_shuffle"] = true.into();
@@ -195,6 +207,7 @@ struct Tokenised {
 
 /// The records of `places`, one place after the other, as tokens; and which examples are of each.
 fn tokens(
+    config: &Config,
     places: &[Place],
     encoder: &Encoder,
     observer: &mut dyn Observer,
@@ -210,9 +223,21 @@ fn tokens(
     let folder = cache_folder().join("tokens");
     sweep(&folder);
     // What cannot be read of any of them is told before the first is.
-    let all = places
-        .iter()
-        .map(|place| records_of_columns(&place.path, place.format, &place.columns));
+    let all = places.iter().map(|place| {
+        let Place {
+            path,
+            format,
+            columns,
+        } = place;
+        Ok(match &config.preference {
+            None => {
+                Box::new(records_of_columns(path, *format, columns)?) as Box<dyn Iterator<Item = _>>
+            }
+            Some(preference) => {
+                Box::new(preferences(path, *format, columns, preference.loss_type)?)
+            }
+        })
+    });
     let all = all.collect::<Result<Vec<_>, Error>>()?;
     let counts: Vec<Cell<usize>> = places.iter().map(|_| Cell::new(0)).collect();
     let (empty, first_empty) = (Cell::new(0), RefCell::new(String::new()));
@@ -249,9 +274,11 @@ fn tokens(
     }
     if empty.get() > 0 {
         let (count, first) = (thousands(empty.get()), first_empty.borrow());
-        tracing::warn!(
-            "records with an empty answer, of which the model learns to say nothing: {count}, first {first}"
-        );
+        let what = match config.preference {
+            None => "records with an empty answer, of which the model learns to say nothing",
+            Some(_) => "records with an empty answer, or two that are the same",
+        };
+        tracing::warn!("{what}: {count}, first {first}");
     }
     let mut end = 0;
     let sets = counts.iter().map(|count| {
@@ -338,6 +365,14 @@ impl Parts<'_> {
         self.config.data.block_size as usize
     }
 
+    /// How whole examples become rows, if they stay whole; preferences do.
+    fn packing(&self) -> Option<bool> {
+        match self.config.preference {
+            Some(_) => Some(false),
+            None => self.config.data.packing,
+        }
+    }
+
     /// What the training data are called in messages.
     fn name(&self, places: &[Place]) -> String {
         match self.config.data.mixture.is_empty() {
@@ -402,13 +437,16 @@ impl Parts<'_> {
     /// Rows of these examples of a file.
     fn rows(&self, file: &Rc<TokenFile>, examples: Vec<Span>, path: &str) -> Sequences {
         let block_size = self.block_size();
-        let Some(packed) = self.config.data.packing else {
+        let Some(packed) = self.packing() else {
             let ranges = examples.iter();
             let ranges = ranges.map(|one| (one.start, one.start + u64::from(one.length)));
             return Sequences::wrapped(file, ranges, block_size);
         };
         let count = examples.len() as u64;
-        let (rows, fitting) = Sequences::whole(file, examples, block_size, packed);
+        let (rows, fitting) = match preference::form(self.config) {
+            Some(form) => Sequences::answers(file, &examples, block_size, form),
+            None => Sequences::whole(file, examples, block_size, packed),
+        };
         if self.fitting.get().is_none() {
             self.fitting.set(Some(fitting));
         }
@@ -439,7 +477,7 @@ impl Parts<'_> {
         // In a text, everything is an answer.
         let is_answer = |example: &Span| (2..example.length).contains(&example.first_learned);
         let (examples, block) = (file.examples(), self.block_size());
-        if self.config.data.packing.is_some() || !examples.iter().any(is_answer) {
+        if self.packing().is_some() || !examples.iter().any(is_answer) {
             return;
         }
         let rows = file.tokens() / block as u64;
@@ -468,7 +506,7 @@ impl Parts<'_> {
     fn split(&self, file: &Rc<TokenFile>, path: &str) -> Result<(Sequences, Sequences), Error> {
         let data = &self.config.data;
         let fraction = data.validation_fraction;
-        if data.packing.is_none() && !data.validation_shuffle {
+        if self.packing().is_none() && !data.validation_shuffle {
             let tokens = file.tokens();
             let cut = tokens - (tokens as f64 * fraction) as u64;
             let part = |range| Sequences::wrapped(file, [range], self.block_size());
@@ -530,7 +568,8 @@ impl Parts<'_> {
     /// `data.jsonl, 1,200 training and 60 held-out tokens`.
     fn describe(&self, name: &str, training: &Sequences, held_out: Option<&Sequences>) -> String {
         let count = |part: &Sequences| thousands(part.rows().unwrap_or(part.tokens()));
-        let unit = match self.config.data.packing {
+        let unit = match self.packing() {
+            Some(_) if self.config.preference.is_some() => "rows of two answers",
             None => "tokens",
             Some(true) => "rows of whole examples",
             Some(false) => "examples, one a row",

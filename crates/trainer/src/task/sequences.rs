@@ -4,6 +4,7 @@
 //! unset              │A A A A B B│B C C C C D│      examples without gaps, cut where a row ends
 //! packing: true      │A A A A C C│B B B D ·  │      whole examples that do not see each other
 //! packing: false     │A A A A    │B B B      │      one example each
+//! preferences        │P A A A    │P R R      │      a prompt with either answer
 //! ```
 //!
 //! Rows are padded on the right to the longest of their batch. Attention is causal, so no token of
@@ -16,6 +17,7 @@ use tch::Tensor;
 
 use super::Batch;
 use super::blocks::{held_out_starts, spread};
+use super::preference::{Answers, Form};
 use crate::Error;
 use crate::data::BlockOrder;
 use crate::records::{Span, TokenFile};
@@ -34,6 +36,8 @@ pub(super) struct Sequences {
 /// An example, or a part of one, as it stands in a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
+    /// What it is to the others of the row, if they are not alike.
+    pub(super) name: Option<&'static str>,
     pub(super) tokens: Vec<u32>,
     /// Whether each is learned here, from those before it in the row.
     pub(super) learned: Vec<bool>,
@@ -49,6 +53,7 @@ enum Rows {
         rows: Vec<Vec<Span>>,
         packed: bool,
     },
+    Answers(Answers),
 }
 
 /// Pieces of a file, one after the other, as one text.
@@ -125,11 +130,28 @@ impl Sequences {
         )
     }
 
+    /// Rows of prompts with two answers each.
+    pub(super) fn answers(
+        file: &Rc<TokenFile>,
+        examples: &[Span],
+        block_size: usize,
+        form: Form,
+    ) -> (Self, Fitting) {
+        let (answers, fitting) = Answers::new(examples, block_size as u32, form);
+        let whole = Self {
+            file: file.clone(),
+            block_size,
+            rows: Rows::Answers(answers),
+        };
+        (whole, fitting)
+    }
+
     /// Tokens in all rows.
     pub(super) fn tokens(&self) -> u64 {
         match &self.rows {
             Rows::Wrapped(stream) => stream.tokens,
             Rows::Whole { rows, .. } => rows.iter().map(|row| tokens_of(row)).sum(),
+            Rows::Answers(answers) => answers.tokens(),
         }
     }
 
@@ -138,6 +160,7 @@ impl Sequences {
         match &self.rows {
             Rows::Wrapped(_) => None,
             Rows::Whole { rows, .. } => Some(rows.len() as u64),
+            Rows::Answers(answers) => Some(answers.rows()),
         }
     }
 
@@ -154,6 +177,7 @@ impl Sequences {
                 let lengths = rows.iter().map(|row| tokens_of(row) as usize);
                 lengths.max().unwrap_or(0)
             }
+            Rows::Answers(answers) => answers.longest(),
         }
     }
 
@@ -166,6 +190,7 @@ impl Sequences {
             Rows::Wrapped(stream) => (stream.tokens, self.block_size),
             // Each start is the number of a row.
             Rows::Whole { rows, .. } => (rows.len() as u64 + 1, 1),
+            Rows::Answers(answers) => (answers.rows() + 1, 1),
         };
         if count > u64::from(u32::MAX) {
             return Err(Error::Data(
@@ -173,7 +198,13 @@ impl Sequences {
             ));
         }
         match count as usize > block {
-            true => Ok(BlockOrder::new(seed, count as usize, block)),
+            true => {
+                let order = BlockOrder::new(seed, count as usize, block);
+                match &self.rows {
+                    Rows::Answers(answers) if answers.in_order() => Ok(order.in_order()),
+                    _ => Ok(order),
+                }
+            }
             false => Err(Error::Internal("no row to train on".into())),
         }
     }
@@ -183,6 +214,7 @@ impl Sequences {
         match &self.rows {
             Rows::Wrapped(stream) => held_out_starts(stream.tokens, self.block_size, limit),
             Rows::Whole { rows, .. } => spread(rows.len() as u64, limit),
+            Rows::Answers(answers) => spread(answers.rows(), limit),
         }
     }
 
@@ -192,6 +224,9 @@ impl Sequences {
     /// # Errors
     /// When the file cannot be read.
     pub(super) fn batch(&self, numbers: &[u64]) -> Result<(Batch, u64), Error> {
+        if let Rows::Answers(answers) = &self.rows {
+            return answers.batch(&self.file, numbers);
+        }
         let rows = numbers.iter().map(|number| self.row(*number));
         let rows = rows.collect::<Result<Vec<_>, Error>>()?;
         let width = rows.iter().map(Row::length).max().unwrap_or(0);
@@ -229,6 +264,9 @@ impl Sequences {
     /// # Errors
     /// When the file cannot be read.
     pub(super) fn parts(&self, number: u64) -> Result<Vec<Part>, Error> {
+        if let Rows::Answers(answers) = &self.rows {
+            return answers.parts(&self.file, number);
+        }
         // First tokens in the file, and how many.
         let mut stretches = Vec::new();
         match &self.rows {
@@ -247,6 +285,7 @@ impl Sequences {
                 let examples = rows.get(number as usize).into_iter().flatten();
                 stretches.extend(examples.map(|one| (one.start, u64::from(one.length))));
             }
+            Rows::Answers(_) => {}
         }
         let isolated = matches!(self.rows, Rows::Whole { .. });
         let mut parts = Vec::new();
@@ -269,6 +308,7 @@ impl Sequences {
                     *first = false;
                 }
                 parts.push(Part {
+                    name: None,
                     tokens,
                     learned,
                     before: from - example.start,
@@ -298,6 +338,7 @@ impl Sequences {
                     row.extend(&tokens, &tokens[1..], &learned[1..]);
                 }
             }
+            Rows::Answers(_) => return Err(Error::Internal("a row of answers".into())),
         }
         Ok(row)
     }
@@ -402,6 +443,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::records::Judged;
 
     fn spans(lengths: &[u32]) -> Vec<Span> {
         let mut start = 0;
@@ -410,6 +452,7 @@ mod tests {
                 start,
                 length: *length,
                 first_learned: 1.min(*length),
+                judged: Judged::No,
             };
             start += u64::from(*length);
             span
@@ -488,6 +531,7 @@ mod tests {
             start,
             length,
             first_learned,
+            judged: Judged::No,
         });
         let (rows, fitting) = Sequences::whole(&file, examples, 5, false);
         // Too long: 3..12 and 12..18, of which nothing is learned before its end; 18..19 and

@@ -48,6 +48,8 @@ pub struct EvaluationSums {
     pub bytes: Option<u64>,
     /// The same of each model where several learn in turn, by name: loss and units.
     pub turns: BTreeMap<&'static str, (f64, u64)>,
+    /// Sums of what the task measures beside the loss ([`Measures`](super::Measures)).
+    pub measures: Vec<f64>,
     /// Samples in all shares.
     pub samples: u64,
     /// Whether these are all held-out data.
@@ -72,6 +74,7 @@ impl EvaluationSums {
             samples: self.samples,
             complete: self.complete,
             turns,
+            measures: BTreeMap::new(),
         }
     }
 
@@ -84,6 +87,7 @@ impl EvaluationSums {
         ];
         let turns = self.turns.values();
         numbers.extend(turns.flat_map(|(loss, units)| [*loss, *units as f64]));
+        numbers.extend(&self.measures);
         numbers
     }
 
@@ -103,6 +107,7 @@ impl EvaluationSums {
                 .into_keys()
                 .map(|name| (name, (next(), next() as u64)))
                 .collect(),
+            measures: self.measures.iter().map(|_| next()).collect(),
             ..self
         }
     }

@@ -37,6 +37,9 @@ pub struct ShownRow {
 /// An example, or a part of one, in a row.
 #[derive(Debug, Clone, Serialize)]
 pub struct ShownExample {
+    /// What it is to the others of its row, if they are not alike: `chosen`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'static str>,
     /// Tokens of it in this row.
     pub tokens: u64,
     /// Its tokens before these, in another row.
@@ -66,6 +69,7 @@ pub(super) fn row(
     let count = |learned: &Vec<bool>| learned.iter().filter(|learned| **learned).count() as u64;
     let examples = parts.iter().map(|part| {
         Ok(ShownExample {
+            name: part.name,
             tokens: part.tokens.len() as u64,
             tokens_before: part.before,
             tokens_after: part.after,

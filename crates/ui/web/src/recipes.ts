@@ -78,10 +78,11 @@ export const freshText = () => TEMPLATES.find((template) => template.name === "s
 /** What is left of a path or of a name on the hub if only its last part counts. */
 const base = (name: string) => name.split("/").at(-1)!.toLowerCase();
 
-/** The template that was written for a model. */
+/** The template that was written for a model, to teach it texts. */
 function templateFor(goal: Goal, model: string): Template | undefined {
   const names = (template: Template) => [template.model, template.hub].filter((name) => name !== null).map(base);
-  return TEMPLATES.find((template) => template.goal === goal && names(template).includes(base(model)));
+  const texts = TEMPLATES.filter((template) => !/^preference:/m.test(template.text));
+  return texts.find((template) => template.goal === goal && names(template).includes(base(model)));
 }
 
 const MEDIA = (frames: string) => `name: my-lora
