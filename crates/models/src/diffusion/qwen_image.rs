@@ -3,7 +3,7 @@
 //! ```text
 //! picture ─────causal autoencoder──────▶ latents ─┐
 //!                                                 ├─▶ transformer ─▶ velocity ──schedule──▶ latents ──▶ picture
-//! text ──language part of Qwen2.5-VL──▶ states ───┘
+//! text ────────language model─────────▶ states ───┘
 //! ```
 //!
 //! Weights go by their names in diffusers' folders, which original files have, too. So do the layers in LoRA files: those
