@@ -555,7 +555,12 @@ fn the_commands_of_the_report_work() {
     let lines: Vec<&str> = lines
         .filter_map(|command| command["line"].as_str())
         .collect();
-    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines.len(), 5, "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.ends_with(" && ollama run it-s-done"))
+    );
     let programs = Path::new(env!("CARGO_BIN_EXE_surefoot")).parent().unwrap();
     for line in lines.iter().filter(|line| line.starts_with("surefoot ")) {
         // From anywhere.

@@ -270,7 +270,9 @@ fn of_texts(
             format!("surefoot export gguf {run} --quantize q4_k_m"),
         );
         let modelfile = word(&folder.join("model-q4_k_m.Modelfile"));
-        let name = word(Path::new(&config.name));
+        // Letters and digits are allowed in names of Ollama's models.
+        let name = config.name.to_ascii_lowercase();
+        let name = name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
         add(
             "run it in Ollama",
             format!("ollama create {name} -f {modelfile} && ollama run {name}"),

@@ -1,3 +1,5 @@
+//! The losses against formulas written out, and what is measured beside them.
+
 use models::Parameters;
 use models::language::DecoderOptions;
 use models::model::{Base, Builder, FileWeights};
