@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use models::diffusion::{self, Diffusion, Expert, Part, PartPaths};
+use models::diffusion::{self, Expert, Part, PartPaths};
 use models::pretrained::Pretrained;
 use serde::Serialize;
 use tch::Device;
 
 use crate::data::models_folder;
+use crate::task::Makes;
 use crate::{Allocator, device, hub, setup};
 
 /// How deep below a folder models are looked for, and in how many folders at most.
@@ -25,30 +26,6 @@ pub enum ModelPlace {
     Hub,
     /// In Surefoot's cache.
     Cache,
-}
-
-/// What a model makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Makes {
-    /// Texts.
-    Text,
-    /// Answers in a chat.
-    Chat,
-    /// Pictures.
-    Image,
-    /// Videos, and pictures as videos of one frame.
-    Video,
-}
-
-impl Makes {
-    /// What a diffusion model makes.
-    pub(crate) fn of(model: &dyn Diffusion) -> Self {
-        match model.geometry().frames {
-            Some(_) => Self::Video,
-            None => Self::Image,
-        }
-    }
 }
 
 /// A model on this machine.

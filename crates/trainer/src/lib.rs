@@ -59,7 +59,7 @@ pub use events::{
     Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
     SkippedStep, Streaming,
 };
-pub use found_models::{FoundModel, FoundModels, Makes, ModelPlace, found_models};
+pub use found_models::{FoundModel, FoundModels, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};
 pub use memory::MemorySample;
 pub use memory_plan::MemoryPlan;
@@ -71,4 +71,4 @@ pub use run_folder::RunFolder;
 pub use setup::{Shown, show_data};
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};
-pub use task::{Piece, ShownData, ShownExample, ShownRow};
+pub use task::{Makes, Piece, ShownData, ShownExample, ShownRow};

@@ -26,7 +26,7 @@ use tch::Tensor;
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, State, Trained, Window};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
@@ -99,6 +99,12 @@ fn run_rank(
 ) -> Result<Summary, Error> {
     let began = Instant::now();
     ranks.expect_same(&ranks::configuration(config)?)?;
+    if ranks.size() > 1 && config.train.optim.sums() {
+        let reason = "`train.optim`: adafactor, came, prodigy and muon need sums over whole matrices, which processes may \
+                      round differently, so that their models would drift apart: with several, take `adamw_torch_fused`, \
+                      `lion` or `schedule_free_adamw`";
+        return Err(ConfigError::of(&config.name, reason.to_owned()).into());
+    }
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
     ranks.choose_backend(config.train.ddp_backend, placer.device())?;

@@ -8,11 +8,10 @@ use serde::Serialize;
 use crate::Error;
 use crate::config::{Config, Offload};
 use crate::estimate::Estimate;
-use crate::found_models::Makes;
 use crate::locate::located_before;
 use crate::run_folder::replace;
 use crate::summary::Ending;
-use crate::task::Usable;
+use crate::task::{Makes, Usable};
 
 /// The contents of `run.json`.
 #[derive(Debug, Serialize)]

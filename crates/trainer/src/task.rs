@@ -26,13 +26,13 @@ use std::path::Path;
 
 use placement::swap::SwapReport;
 use placement::{FieldPath, Placer};
+use serde::Serialize;
 use serde_json::Value;
 use tch::Tensor;
 
 use crate::Error;
 use crate::estimate::Footprint;
 use crate::events::Sample;
-use crate::found_models::Makes;
 use crate::memory_plan::MemoryPlan;
 use models::Parameters;
 
@@ -217,6 +217,30 @@ pub trait Task {
     /// Name of the folder for [`Task::export`] in the run folder.
     fn export_name(&self) -> &'static str {
         "model"
+    }
+}
+
+/// What a model makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Makes {
+    /// Texts.
+    Text,
+    /// Answers in a chat.
+    Chat,
+    /// Pictures.
+    Image,
+    /// Videos, and pictures as videos of one frame.
+    Video,
+}
+
+impl Makes {
+    /// What a diffusion model makes.
+    pub(crate) fn of(model: &dyn models::diffusion::Diffusion) -> Self {
+        match model.geometry().frames {
+            Some(_) => Self::Video,
+            None => Self::Image,
+        }
     }
 }
 

@@ -193,7 +193,7 @@ fn the_page_is_whole_in_a_browser() {
             seen["figures"].to_string().contains("best evaluation"),
             "{seen}"
         );
-        assert_eq!(seen["commands"], 3, "{seen}");
+        assert_eq!(seen["commands"], 5, "{seen}");
         // Each has two, the last step is at the end of its scale, and the two wide charts are in line.
         assert_eq!(
             (&seen["axes"], &seen["wide"]),

@@ -37,7 +37,7 @@ pub enum Optim {
     Prodigy,
     /// Schedule-free AdamW: evaluates, samples and exports an average of the weights in place of a schedule.
     ScheduleFreeAdamw,
-    /// Muon: orthogonalised momentum for matrices; embeddings, heads and vectors have AdamW.
+    /// Muon: orthogonalised momentum for matrices; embeddings, `lm_head` and vectors have AdamW.
     Muon,
 }
 
@@ -50,6 +50,14 @@ impl Optim {
     /// Whether this is AdamW with fp32 moments.
     pub(crate) fn is_plain_adamw(self) -> bool {
         matches!(self, Self::AdamwTorchFused | Self::AdamwTorch)
+    }
+
+    /// Whether an update needs sums over a matrix or all weights, which processes on other devices round differently.
+    pub(crate) fn sums(self) -> bool {
+        matches!(
+            self,
+            Self::Adafactor | Self::Came | Self::Prodigy | Self::Muon
+        )
     }
 
     /// Bytes of state for each number of a LoRA matrix, rounded up.

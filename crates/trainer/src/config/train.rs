@@ -35,7 +35,8 @@ section! {
         // The states of one cannot be read as those of another.
         pub optim: Optim = Optim::AdamwTorchFused, for Any, resume Fixed;
         /// Arguments of the optimizer, unless it is AdamW.
-        pub optim_args: OptimArgs = OptimArgs::default(), for Any, resume Free;
+        // What schedule-free AdamW evaluates follows from its state by these.
+        pub optim_args: OptimArgs = OptimArgs::default(), for Any, resume Fixed;
         /// Peak learning rate.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
         pub learning_rate: f64 = 1e-3, for Any, resume Free;

@@ -57,6 +57,11 @@ impl BlockOrder {
         self
     }
 
+    /// Whether each epoch has an order of its own.
+    pub(crate) fn is_shuffled(&self) -> bool {
+        self.shuffled
+    }
+
     /// The start of the next block.
     pub fn next_start(&mut self) -> usize {
         if self.state.position as usize >= self.starts.len() {

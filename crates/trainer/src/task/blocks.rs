@@ -25,9 +25,10 @@ impl TrainingBlocks {
     /// Blocks in this order, of data that `identity` tells apart from other data.
     pub(super) fn new(order: BlockOrder, train: &TrainConfig, identity: Value) -> Self {
         Self {
-            order,
             batch: train.per_device_train_batch_size as usize,
-            by_epoch: train.by_epoch(),
+            // Blocks in the order of their file belong together by batches.
+            by_epoch: train.by_epoch() || !order.is_shuffled(),
+            order,
             identity,
         }
     }

@@ -32,12 +32,13 @@ use self::model::write_model;
 use self::plan::{PlannedExperts, component, has_offloaded_modules, usage};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
-use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, Usable, steps_of};
+use super::{
+    AlternatingGroup, Batch, Epochs, EvaluationSums, Makes, Share, Task, Usable, steps_of,
+};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
-use crate::found_models::Makes;
 use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;

@@ -14,13 +14,14 @@ use super::held_out::in_batches;
 use super::preference::{Outcome, Preference, Set};
 use super::sequences::{IGNORED, Sequences};
 use super::shown::ShownData;
-use super::{Batch, Epochs, EvaluationSums, Measures, Reference, Share, Task, Usable, divided};
+use super::{
+    Batch, Epochs, EvaluationSums, Makes, Measures, Reference, Share, Task, Usable, divided,
+};
 use crate::Error;
 use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::Sample;
-use crate::found_models::Makes;
 use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens, ends_of_answers};
 use crate::memory_plan::MemoryPlan;

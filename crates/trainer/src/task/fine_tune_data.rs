@@ -126,6 +126,7 @@ impl FineTuneData {
             true => (parts.all(&file, &name), None),
         };
         parts.tell_of_cut_answers(&file);
+        let other = measured.as_ref().map(|file| file.fingerprint().to_owned());
         let measured = measured.map(|file| parts.all(&file, &listed(&located.held_out)));
         let held_out = measured.or(held_out);
         parts.require_rows(&training, held_out.as_ref(), &name)?;
@@ -141,6 +142,10 @@ impl FineTuneData {
         if let Some(preference::Form::Mismatched(batch)) = preference::form(config) {
             // With it, each prompt would have another second answer.
             identity["per_device_train_batch_size"] = batch.into();
+        }
+        if let (Some(other), Some(_)) = (other, &config.preference) {
+            // The run folder has reference log-probabilities of these, too.
+            identity["eval_fingerprint"] = json!(other);
         }
         if data.validation_shuffle {
             identity["validation_shuffle"] = true.into();

@@ -426,9 +426,12 @@ fn with_balance(loss: Tensor, balance: Option<Tensor>) -> Result<Tensor, Error> 
     }
 }
 
-/// `log(1 − eˣ)`, in the form that is exact on its side of −ln 2.
+/// `log(1 − eˣ)`, in the form that is exact on its side of −ln 2. Neither form sees the other's numbers, for which its
+/// gradient is not finite; nor a probability of one, which has no odds.
 fn log1mexp(x: &Tensor) -> Result<Tensor, Error> {
-    let far = x.f_exp()?.f_neg()?.f_log1p()?;
-    let near = x.f_expm1()?.f_neg()?.f_log()?;
-    Ok(far.f_where_self(&x.f_lt(-std::f64::consts::LN_2)?, &near)?)
+    let border = -std::f64::consts::LN_2;
+    let far = x.f_clamp_max(border)?.f_exp()?.f_neg()?.f_log1p()?;
+    let near = x.f_clamp(border, -f64::from(f32::EPSILON))?;
+    let near = near.f_expm1()?.f_neg()?.f_log()?;
+    Ok(far.f_where_self(&x.f_lt(border)?, &near)?)
 }

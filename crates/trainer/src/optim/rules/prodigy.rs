@@ -129,7 +129,7 @@ impl Rule for Prodigy {
         let d_max = d_max.max(estimate);
         let d = d_max.min(d * self.growth_rate);
         moment.numbers = vec![d, d_max, numerator];
-        for step in steps {
+        for step in steps.iter().filter(|step| step.learning_rate > 0.0) {
             let mut parameter = step.parameter()?;
             let root = step.state(1)?.f_sqrt()?.f_add_scalar_(d * self.eps)?;
             if self.decouple && step.weight_decay != 0.0 {

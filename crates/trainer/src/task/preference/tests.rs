@@ -109,4 +109,9 @@ fn logarithms_of_the_rest_are_exact_near_both_ends() {
             "{x}: {found}, {exact}"
         );
     }
+    // A probability of one.
+    let x = Tensor::from_slice(&[0f32, -2e-8, -1e-6, -0.5, -0.7, -40.0]).set_requires_grad(true);
+    log1mexp(&x).unwrap().sum(Kind::Float).backward();
+    let gradient = Vec::<f32>::try_from(&x.grad()).unwrap();
+    assert!(gradient.iter().all(|one| one.is_finite()), "{gradient:?}");
 }
