@@ -190,7 +190,7 @@ impl Decoder {
         self.blocks.report()
     }
 
-    /// The sizes of the frozen tensors of block `index`, in the order of [`BaseMap`].
+    /// The sizes of the frozen tensors of block `index`, in the order of `BaseMap`.
     ///
     /// # Errors
     /// If libtorch fails to create a handle to a tensor.
