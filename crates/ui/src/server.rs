@@ -339,6 +339,9 @@ fn service(
 mod tests;
 #[cfg(test)]
 #[cfg(unix)]
+mod tests_changes;
+#[cfg(test)]
+#[cfg(unix)]
 mod tests_data;
 #[cfg(test)]
 #[cfg(unix)]

@@ -136,6 +136,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_long_table_comes_in_pieces() {
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = (0..20_000).map(|step| json!({ "kind": "train", "step": step }).to_string());
+        let lines = lines.collect::<Vec<_>>().join("\n");
+        io::Write::write_all(&mut file, lines.as_bytes()).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        let (mut table, mut pieces) = (Some(Table::new(file)), Vec::new());
+        while let Some(rest) = table {
+            let (piece, rest) = rest.next().unwrap();
+            pieces.push(piece);
+            table = rest;
+        }
+        assert!(pieces.len() > 1);
+        let text = String::from_utf8(pieces.concat()).unwrap();
+        assert_eq!(text.lines().count(), 20_001);
+        assert!(text.ends_with("\n19999,,,,,,,,,\n"));
+    }
+
+    #[test]
     fn a_row_has_numbers_only() {
         let mut table = String::new();
         for record in [

@@ -150,7 +150,7 @@ impl Walk<'_> {
                 () if has(name, &VIDEOS) => MediaKind::Video,
                 () => continue,
             };
-            if self.media.len() == MAX_MEDIA || Instant::now() > self.until {
+            if self.media.len() == MAX_MEDIA || Instant::now() >= self.until {
                 return false;
             }
             // As the trainer looks for it: `a.png.txt`, else `a.txt`.
@@ -188,7 +188,7 @@ impl Walk<'_> {
             if is_run(self.runs, &self.path.join(&below)) && !is_run(self.runs, self.path) {
                 continue;
             }
-            if Instant::now() > self.until {
+            if Instant::now() >= self.until {
                 return false;
             }
             is_all &= self.add(&below, depth - 1);
@@ -500,4 +500,40 @@ pub(super) async fn upload(
         Ok(StatusCode::NO_CONTENT)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_ends_when_what_it_may_take_is_spent() {
+        let place = tempfile::tempdir().unwrap();
+        for file in ["a.png", "a.txt", "more/b.png"] {
+            let file = place.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "text").unwrap();
+        }
+        let root = Folder::open(place.path()).unwrap();
+        let later = Instant::now() + LISTING;
+        for (entries, caption_bytes, until, wanted) in [
+            (4, 4, later, (true, 2)),
+            (3, 4, later, (false, 1)),
+            (4, 3, later, (false, 0)),
+            (4, 4, Instant::now(), (false, 0)),
+        ] {
+            let mut walk = Walk {
+                path: place.path(),
+                root: &root,
+                runs: FilePath::new("/nowhere"),
+                media: Vec::new(),
+                known: Vec::new(),
+                entries,
+                caption_bytes,
+                until,
+            };
+            let is_all = walk.add(FilePath::new(""), DEPTH);
+            assert_eq!((is_all, walk.media.len()), wanted);
+        }
+    }
 }

@@ -12,14 +12,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use super::data::{Medium, Set};
-use super::lock;
 use super::media_folder::is_data_name;
 use super::tests::Place;
 use super::tests_data::send;
-use crate::runs::Folder;
 
-fn picture(path: &Path, seed: u8) {
+pub(super) fn picture(path: &Path, seed: u8) {
     let pixels = RgbImage::from_fn(40, 20, |x, y| {
         image::Rgb([(x as u8).wrapping_mul(seed), y as u8 * 9, seed])
     });
@@ -27,7 +24,7 @@ fn picture(path: &Path, seed: u8) {
 }
 
 /// A place with the folder `data` beside its runs: two pictures, a video, and links that lead out.
-fn place() -> (Place, PathBuf) {
+pub(super) fn place() -> (Place, PathBuf) {
     let place = Place::new();
     let base = place.runs.parent().unwrap().canonicalize().unwrap();
     let data = base.join("data");
@@ -43,7 +40,7 @@ fn place() -> (Place, PathBuf) {
     (place, data)
 }
 
-async fn opened(place: &Place, path: &Path) -> Value {
+pub(super) async fn opened(place: &Place, path: &Path) -> Value {
     let (status, said) = send(place, "POST", "/api/media", json!({ "path": path })).await;
     assert_eq!(status, StatusCode::OK, "{said}");
     said
@@ -220,100 +217,14 @@ async fn a_medium_is_removed_with_its_caption_and_nothing_else_is() {
     assert!(data.join("more/b.png").exists());
 }
 
-#[tokio::test]
-async fn a_caption_stays_that_another_picture_has_or_that_is_not_the_one_that_was_read() {
-    let (place, data) = place();
-    picture(&data.join("a.jpg"), 5);
-    picture(&data.join("book.png"), 7);
-    picture(&data.join("c.png"), 11);
-    let book = "a book ".repeat(20_000);
-    fs::write(data.join("book.txt"), &book).unwrap();
-    fs::write(data.join("c.txt"), "as it was").unwrap();
-    let said = opened(&place, &data).await;
-    let media = said["media"].as_array().unwrap();
-    fs::write(data.join("c.txt"), "as somebody changed it").unwrap();
-    let remove = async |name: &str| {
-        let place_of = media
-            .iter()
-            .position(|medium| medium["file"] == name)
-            .unwrap();
-        let path = format!("/api/data/1/{place_of}");
-        let before = json!({ "before": media[place_of]["caption"] });
-        let (status, said) = send(&place, "DELETE", &path, before).await;
-        assert_eq!(status, StatusCode::NO_CONTENT, "{name} {said}");
-    };
-    for name in ["a.jpg", "book.png", "c.png"] {
-        remove(name).await;
-    }
-    let left = [
-        "a.png", "a.txt", "book.txt", "c.txt", "etc", "film.mp4", "link.png", "more",
-    ];
-    assert_eq!(names(&data), left);
-    remove("a.png").await;
-    assert!(!data.join("a.txt").exists());
-}
-
-#[tokio::test]
-async fn a_file_that_is_longer_than_a_caption_is_none_to_be_changed() {
-    let (place, data) = place();
-    // 64 KiB of a caption, and more behind it.
-    let text = format!("{}b", "a".repeat(64 << 10));
-    fs::write(data.join("a.txt"), &text).unwrap();
-    let said = opened(&place, &data).await;
-    let change = json!({ "text": "x", "before": said["media"][0]["caption"] });
-    let (status, said) = send(&place, "PUT", "/api/data/1/0/caption", change).await;
-    assert_eq!(status, StatusCode::CONFLICT, "{said}");
-    let change = json!({ "text": "x", "before": text });
-    let (status, said) = send(&place, "PUT", "/api/data/1/0/caption", change).await;
-    assert_eq!(status, StatusCode::CONFLICT, "{said}");
-    assert_eq!(fs::read_to_string(data.join("a.txt")).unwrap(), text);
-}
-
-#[tokio::test]
-async fn no_caption_is_written_for_a_picture_that_is_gone() {
-    let (place, data) = place();
-    opened(&place, &data).await;
-    fs::remove_file(data.join("more/b.png")).unwrap();
-    let change = json!({ "text": "x", "before": null });
-    let (status, said) = send(&place, "PUT", "/api/data/1/2/caption", change).await;
-    assert_eq!(status, StatusCode::CONFLICT, "{said}");
-    assert!(!data.join("more/b.txt").exists());
-}
-
-#[tokio::test]
-async fn what_was_opened_is_changed_and_not_what_takes_its_place() {
-    let (place, data) = place();
-    opened(&place, &data).await;
-    let moved = data.with_file_name("moved");
-    let outside = tempfile::tempdir().unwrap();
-    fs::rename(&data, &moved).unwrap();
-    symlink(outside.path(), &data).unwrap();
-    let (status, said) = put(&place, 1, "new.png", "x".into()).await;
-    assert_eq!(status, StatusCode::NO_CONTENT, "{said}");
-    assert_eq!(names(outside.path()), Vec::<String>::new());
-    assert!(moved.join("new.png").exists());
-}
-
-#[tokio::test]
-async fn files_are_added_and_removed_where_there_was_no_run_yet() {
-    let (place, data) = place();
-    fs::remove_dir_all(&place.runs).unwrap();
-    opened(&place, &data).await;
-    let (status, said) = put(&place, 1, "new.png", "x".into()).await;
-    assert_eq!(status, StatusCode::NO_CONTENT, "{said}");
-    let before = json!({ "before": null });
-    let (status, said) = send(&place, "DELETE", "/api/data/1/0", before).await;
-    assert_eq!(status, StatusCode::NO_CONTENT, "{said}");
-}
-
-async fn put(place: &Place, set: u64, name: &str, body: Body) -> (StatusCode, Value) {
+pub(super) async fn put(place: &Place, set: u64, name: &str, body: Body) -> (StatusCode, Value) {
     let mut request = place.request("PUT", &format!("/api/data/{set}/files/{name}"));
     *request.body_mut() = body;
     let response = place.answer(request).await;
     (response.status(), super::tests::json(response).await)
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().flatten();
     let names = entries.map(|entry| entry.file_name().into_string().unwrap());
     let mut names: Vec<_> = names.collect();
@@ -384,45 +295,6 @@ async fn nothing_is_added_to_a_run_or_removed_from_it() {
     assert_eq!(names(&samples), ["1.png"]);
 }
 
-#[tokio::test]
-async fn a_run_is_neither_listed_nor_changed_from_the_folders_above_it() {
-    let (place, _) = place();
-    let runs = place.runs.canonicalize().unwrap();
-    fs::create_dir_all(runs.join("a/samples")).unwrap();
-    picture(&runs.join("a/samples/1.png"), 3);
-    for (folder, below) in [
-        (&*runs, "a/samples"),
-        (runs.parent().unwrap(), "runs/a/samples"),
-    ] {
-        let said = opened(&place, folder).await;
-        let is_of_run = |medium: &Value| medium["file"].as_str().unwrap().starts_with(below);
-        let media = said["media"].as_array().unwrap();
-        assert!(!media.iter().any(is_of_run), "{said}");
-        // As the trainer may list it.
-        let medium = Medium {
-            file: Path::new(below).join("1.png"),
-            frame_files: Vec::new(),
-            caption_file: Some(Path::new(below).join("1.txt")),
-        };
-        let root = Folder::open(folder).unwrap();
-        let set = Set::new(&place.state, folder.to_owned(), root, vec![medium], true);
-        let set = lock(&place.state.sets).add(set);
-        let change = json!({ "text": "x", "before": null });
-        let path = format!("/api/data/{set}/0/caption");
-        assert_eq!(
-            send(&place, "PUT", &path, change).await.0,
-            StatusCode::CONFLICT
-        );
-        let before = json!({ "before": null });
-        let path = format!("/api/data/{set}/0");
-        assert_eq!(
-            send(&place, "DELETE", &path, before).await.0,
-            StatusCode::CONFLICT
-        );
-    }
-    assert_eq!(names(&runs.join("a/samples")), ["1.png"]);
-}
-
 #[test]
 fn only_names_of_data_are_taken() {
     for (name, is_taken) in [
@@ -439,7 +311,9 @@ fn only_names_of_data_are_taken() {
 }
 
 /// A server of a vision model that answers each request with one of `answers`, and returns what it was asked.
-async fn model(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+pub(super) async fn model(
+    answers: Vec<&'static str>,
+) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let task = tokio::spawn(async move {
@@ -480,7 +354,7 @@ async fn model(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<
 }
 
 /// The state of the captions once they are done.
-async fn captioned(place: &Place) -> Value {
+pub(super) async fn captioned(place: &Place) -> Value {
     loop {
         let (_, now) = place.get("/api/captioner").await;
         if now["is_running"] == false {

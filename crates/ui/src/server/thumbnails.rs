@@ -277,14 +277,28 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_a_jpeg_is_found_in_its_head() {
+    fn the_size_of_a_jpeg_is_looked_for_in_its_head_only() {
+        let picture = encoded(&bars(60, 40, 1)).unwrap();
+        // Comments in front of what says the size.
+        let comment = [&[0xff, 0xfe, 0xff, 0xff][..], &[b'x'; 0xfffd]].concat();
+        for (comments, wanted) in [(1, Some((60, 40))), (20, None)] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&picture[..2]).unwrap();
+            file.write_all(&comment.repeat(comments)).unwrap();
+            file.write_all(&picture[2..]).unwrap();
+            file.rewind().unwrap();
+            assert_eq!(size(file.try_clone().unwrap()), wanted);
+            file.rewind().unwrap();
+            assert_eq!(read(file, 60).unwrap().width(), 60);
+        }
+    }
+
+    #[test]
+    fn a_picture_of_a_huge_file_is_refused() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&encoded(&bars(60, 40, 1)).unwrap()).unwrap();
         file.rewind().unwrap();
-        // A hole, which would be read into memory otherwise.
-        file.set_len(8 << 40).unwrap();
-        assert_eq!(size(file.try_clone().unwrap()), Some((60, 40)));
-        file.rewind().unwrap();
+        file.set_len(MAX_FILE_BYTES + 1).unwrap();
         assert!(read(file, 8).unwrap_err().contains("256 MiB"));
     }
 }
