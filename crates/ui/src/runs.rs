@@ -36,7 +36,7 @@ pub use curves::{Curve, Curves, Range};
 pub use facts::{Facts, Kind, ReadyCommand};
 pub use metrics::{Event, Latest, Metrics, SampleSet, Text};
 pub use name::{BadName, RunName};
-pub use notes::Notes;
+pub use notes::{Notes, NotesChange};
 pub use process::{Process, boot_id};
 pub use stop::{Request, Stopping, wait, wait_for};
 

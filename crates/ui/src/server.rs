@@ -125,7 +125,7 @@ pub struct State {
     /// Limits how many models generate at once.
     pub(crate) generating: Arc<Semaphore>,
     /// Limits how many whole files are read at once.
-    pub(crate) scans: Semaphore,
+    pub(crate) scans: Arc<Semaphore>,
     /// True once the server shuts down.
     pub(crate) closing: watch::Receiver<bool>,
 }
@@ -206,7 +206,7 @@ impl Server {
             captioner: Mutex::default(),
             files: Semaphore::new(MAX_FILES),
             generating: Arc::new(Semaphore::new(1)),
-            scans: Semaphore::new(2),
+            scans: Arc::new(Semaphore::new(2)),
             closing,
         };
         Ok(Self {
@@ -337,6 +337,9 @@ fn service(
 #[cfg(test)]
 #[cfg(unix)]
 mod tests;
+#[cfg(test)]
+#[cfg(unix)]
+mod tests_changes;
 #[cfg(test)]
 #[cfg(unix)]
 mod tests_data;

@@ -19,6 +19,12 @@ use windows as system;
 
 pub(crate) use system::{Folder, identity};
 
+/// What a file is called until it takes the place of `name`: never the same twice, as a crash may leave one behind.
+fn draft_of(name: &str) -> io::Result<String> {
+    let number = getrandom::u32().map_err(io::Error::other)?;
+    Ok(format!(".{name}.{number:08x}.surefoot"))
+}
+
 impl Folder {
     /// A regular file anywhere below this folder; each component of its path is checked.
     pub(crate) fn file_below(&self, path: &Path) -> io::Result<File> {
@@ -112,6 +118,15 @@ mod tests {
             assert!(folder.remove(name).is_err(), "{name}");
         }
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_draft_that_a_crash_left_is_in_the_way_of_none() {
+        let place = tempfile::tempdir().unwrap();
+        let left = format!(".a.txt.{}.surefoot", std::process::id());
+        std::fs::write(place.path().join(left), "half").unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        folder.replace("a.txt", b"whole").unwrap();
     }
 
     #[test]

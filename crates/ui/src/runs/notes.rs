@@ -1,5 +1,8 @@
 //! `notes.json`, in which the user says what a run is about; the trainer neither reads nor writes it.
 
+use std::io;
+use std::sync::Mutex;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +15,10 @@ const MAX_TAGS: usize = 20;
 const MAX_TAG_LETTERS: usize = 40;
 /// The longest text, in bytes.
 const MAX_TEXT: usize = 16 << 10;
+/// The longest file, in bytes: JSON has up to six for one of a text.
+const MAX_FILE: u64 = 6 * MAX_TEXT as u64 + (8 << 10);
+/// Held while notes are changed.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// What the user notes of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -23,21 +30,45 @@ pub struct Notes {
     pub text: String,
 }
 
+/// Notes in the place of others.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NotesChange {
+    /// The new ones.
+    pub notes: Notes,
+    /// The notes when they were read.
+    pub before: Notes,
+}
+
 /// The notes of the run in `folder`; empty if there are none, or the file is damaged.
 pub(super) fn of(folder: &Folder) -> Notes {
-    let text = read_text(folder.file(FILE), 2 * MAX_TEXT as u64).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
+    read(folder).unwrap_or_default()
+}
+
+/// The notes of the run in `folder`; empty if there are none.
+fn read(folder: &Folder) -> io::Result<Notes> {
+    match read_text(folder.file(FILE), MAX_FILE) {
+        Ok(text) => Ok(serde_json::from_str(&text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Notes::default()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tags as they are kept.
+fn trimmed(tags: &[String]) -> Vec<String> {
+    let tags = tags.iter().map(|tag| tag.trim().to_owned());
+    tags.filter(|tag| !tag.is_empty()).collect()
 }
 
 impl Runs {
     /// Notes something of a run.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Refused`] if it is too long, or an I/O error.
-    pub fn set_notes(&self, name: &RunName, notes: Notes) -> Result<(), Error> {
-        let Notes { tags, text } = notes;
-        let mut tags: Vec<_> = tags.iter().map(|tag| tag.trim().to_owned()).collect();
-        tags.retain(|tag| !tag.is_empty());
+    /// [`Error::NotFound`], [`Error::Refused`] if it is too long, if the notes are no longer those `before`, or if
+    /// their file cannot be read, or an I/O error.
+    pub fn set_notes(&self, name: &RunName, change: NotesChange) -> Result<(), Error> {
+        let NotesChange { notes, before } = change;
+        let (tags, text) = (trimmed(&notes.tags), notes.text);
         let is_tag = |tag: &String| {
             tag.chars().count() <= MAX_TAG_LETTERS
                 && !tag.contains(|letter: char| letter == ',' || letter.is_control())
@@ -48,6 +79,18 @@ impl Runs {
             )));
         }
         let folder = self.folder(name)?;
+        let _changing = CHANGING
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = read(&folder).map_err(|error| {
+            Error::Refused(format!(
+                "{FILE} of the run is not replaced, as it cannot be read: {error}"
+            ))
+        })?;
+        if trimmed(&now.tags) != trimmed(&before.tags) || now.text != before.text {
+            let text = "the notes have changed meanwhile: show the run again";
+            return Err(Error::Refused(text.into()));
+        }
         let text = serde_json::json!({ "tags": tags, "text": text }).to_string();
         let written = folder.replace(FILE, text.as_bytes());
         written
@@ -68,13 +111,18 @@ mod tests {
             tags: vec![" good ".into(), String::new()],
             text: "a <b>note</b>".into(),
         };
+        let change = |notes: &Notes, before: &Notes| NotesChange {
+            notes: notes.clone(),
+            before: before.clone(),
+        };
+        let none = Notes::default();
         assert!(matches!(
-            runs.set_notes(&name, notes.clone()),
+            runs.set_notes(&name, change(&notes, &none)),
             Err(Error::NotFound { .. })
         ));
         std::fs::create_dir(place.path().join("a")).unwrap();
         std::fs::write(place.path().join("a/config.yaml"), "name: a\n").unwrap();
-        runs.set_notes(&name, notes).unwrap();
+        runs.set_notes(&name, change(&notes, &none)).unwrap();
         let detail = runs.detail(&name).unwrap();
         assert_eq!(detail.overview.tags, ["good"]);
         assert_eq!(detail.notes, "a <b>note</b>");
@@ -88,11 +136,40 @@ mod tests {
         };
         for notes in [long, many] {
             assert!(matches!(
-                runs.set_notes(&name, notes),
+                runs.set_notes(&name, change(&notes, &Notes::default())),
                 Err(Error::Refused(_))
             ));
         }
         std::fs::write(place.path().join("a/notes.json"), "{\"tags\": 5").unwrap();
         assert!(runs.overview(&name).unwrap().tags.is_empty());
+    }
+
+    #[test]
+    fn notes_that_have_changed_or_cannot_be_read_are_not_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let runs = Runs::new(place.path());
+        let name = RunName::parse("a").unwrap();
+        std::fs::create_dir(place.path().join("a")).unwrap();
+        std::fs::write(place.path().join("a/config.yaml"), "name: a\n").unwrap();
+        let set = |text: &str, before: &str| {
+            let notes = |text: &str| Notes {
+                text: text.into(),
+                ..Notes::default()
+            };
+            let (notes, before) = (notes(text), notes(before));
+            runs.set_notes(&name, NotesChange { notes, before })
+        };
+        // As many bytes as a text may have, six times as many in the file.
+        let longest = "\u{1}".repeat(MAX_TEXT);
+        set(&longest, "").unwrap();
+        assert_eq!(runs.detail(&name).unwrap().notes, longest);
+        assert!(matches!(set("other", ""), Err(Error::Refused(_))));
+        set("other", &longest).unwrap();
+        let file = place.path().join("a/notes.json");
+        for damaged in ["{\"text\": 5", "{\"text\": \"other\", \"stars\": 5}"] {
+            std::fs::write(&file, damaged).unwrap();
+            assert!(matches!(set("new", ""), Err(Error::Refused(_))));
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), damaged);
+        }
     }
 }

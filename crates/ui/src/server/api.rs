@@ -107,15 +107,15 @@ pub(super) async fn remove(
     .await
 }
 
-/// Keeps what the user notes of a run.
+/// Keeps what the user notes of a run, unless the notes have changed meanwhile.
 pub(super) async fn note(
     Shared(state): Of<State>,
     Path(name): Path<String>,
-    Body(notes): Body<runs::Notes>,
+    Body(change): Body<runs::NotesChange>,
 ) -> Answer<StatusCode> {
     let name = RunName::parse(&name)?;
     blocking(move || {
-        state.runs.set_notes(&name, notes)?;
+        state.runs.set_notes(&name, change)?;
         Ok(StatusCode::NO_CONTENT)
     })
     .await
@@ -161,18 +161,18 @@ pub(super) async fn curves(
     let name = RunName::parse(&name)?;
     let Query(range) = range.map_err(|error| bad(error.body_text()))?;
     // The requested part is parsed from the start of the file, so only a few at a time.
-    let _permit = match range == Range::default() {
+    let permit = match range == Range::default() {
         true => None,
-        false => state.scans.acquire().await.ok(),
+        false => state.scans.clone().acquire_owned().await.ok(),
     };
-    let shared = state.clone();
     blocking(move || {
+        let _permit = permit;
         let metrics = match range == Range::default() {
-            true => shared.metrics(&name),
+            true => state.metrics(&name),
             false => Arc::new(std::sync::Mutex::new(Metrics::new(range))),
         };
         let mut metrics = lock(&metrics);
-        if let Some(mut file) = shared.runs.metrics_file(&name)? {
+        if let Some(mut file) = state.runs.metrics_file(&name)? {
             metrics.update(&mut file)?;
         }
         let (events, dropped_events) = metrics.events();
@@ -303,9 +303,10 @@ pub(super) struct Diagnosis {
 
 /// The doctor's report on this machine.
 pub(super) async fn doctor(Shared(state): Of<State>) -> Answer<Json<Diagnosis>> {
-    let _permit = state.scans.acquire().await.ok();
+    let permit = state.scans.clone().acquire_owned().await.ok();
     let diagnose = state.diagnose;
     blocking(move || {
+        let _permit = permit;
         let report = diagnose();
         Ok(Json(Diagnosis {
             verdict: report.verdict(),
@@ -319,9 +320,10 @@ pub(super) async fn doctor(Shared(state): Of<State>) -> Answer<Json<Diagnosis>> 
 
 /// A dump of this machine, to post.
 pub(super) async fn dump(Shared(state): Of<State>) -> Answer<Response> {
-    let _permit = state.scans.acquire().await.ok();
+    let permit = state.scans.clone().acquire_owned().await.ok();
     let dump = state.dump;
     blocking(move || {
+        let _permit = permit;
         let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
         Ok((kind, dump()).into_response())
     })

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::api::{bad, blocking};
-use super::data::{self, Set};
+use super::data::{self, BUSY, Set};
 use super::describe::Body;
 use super::error::Refusal;
 use super::{State, lock, thumbnails};
@@ -42,6 +42,9 @@ const MAX_CAPTION_BYTES: usize = 4 << 10;
 const MAX_TOKENS: u32 = 400;
 /// After so many failures in a row, something is wrong with the server.
 const MAX_FAILURES: usize = 3;
+/// How often a caption is tried to be written while another program changes its folder, and how long after each try.
+const MAX_TRIES: usize = 20;
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// What is to be captioned, and by whom.
 #[derive(Deserialize, JsonSchema)]
@@ -106,8 +109,11 @@ pub(super) async fn state(
     let Query(After { after }) = wanted.map_err(|error| bad(error.body_text()))?;
     let work = lock(&state.captioner).clone();
     Ok(Json(work.map(|work| {
-        let mut now = lock(&work.progress).clone();
-        now.written.drain(..after.min(now.written.len()));
+        let mut progress = lock(&work.progress);
+        let written = std::mem::take(&mut progress.written);
+        let mut now = progress.clone();
+        now.written = written[after.min(written.len())..].to_vec();
+        progress.written = written;
         now
     })))
 }
@@ -147,7 +153,7 @@ pub(super) async fn start(
     let mut closing = state.closing.clone();
     tokio::spawn(async move {
         tokio::select! {
-            () = write_all(&set, &asked, &work) => {}
+            () = write_all(&state, &set, &asked, &work) => {}
             _ = closing.changed() => {}
         }
         lock(&work.progress).is_running = false;
@@ -163,13 +169,13 @@ pub(super) async fn stop(Shared(state): Of<State>) -> Answer<StatusCode> {
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn write_all(set: &Arc<Set>, asked: &Captions, work: &Work) {
+async fn write_all(state: &State, set: &Arc<Set>, asked: &Captions, work: &Work) {
     let mut failures = 0;
     for &place in &asked.media {
         if work.stop.load(Ordering::Relaxed) || failures == MAX_FAILURES {
             break;
         }
-        let done = caption(set, place, asked).await;
+        let done = caption(state, set, place, asked).await;
         let mut now = lock(&work.progress);
         now.done += 1;
         match done {
@@ -193,9 +199,16 @@ async fn write_all(set: &Arc<Set>, asked: &Captions, work: &Work) {
 }
 
 /// Writes a caption, unless there is one; returns it.
-async fn caption(set: &Arc<Set>, place: usize, asked: &Captions) -> Result<Option<String>, String> {
+async fn caption(
+    state: &State,
+    set: &Arc<Set>,
+    place: usize,
+    asked: &Captions,
+) -> Result<Option<String>, String> {
     let shared = set.clone();
+    let turn = state.thumbnails.turns.clone().acquire_owned().await.ok();
     let picture = blocking(move || {
+        let _turn = turn;
         if !shared.has_no_caption(place) {
             return Ok(None);
         }
@@ -225,12 +238,17 @@ async fn caption(set: &Arc<Set>, place: usize, asked: &Captions) -> Result<Optio
     if text.len() > MAX_CAPTION_BYTES {
         return Err("the model wrote more than 4 KiB".into());
     }
-    let (shared, written) = (set.clone(), text.clone());
-    // Somebody may have written one meanwhile, which stays.
-    blocking(move || shared.write_caption(place, Some(&written), None))
-        .await
-        .map_err(|refusal| refusal.1)?;
-    Ok(Some(text))
+    for tries_left in (0..MAX_TRIES).rev() {
+        let (shared, written) = (set.clone(), text.clone());
+        // Somebody may have written one meanwhile, which stays.
+        match blocking(move || shared.write_caption(place, Some(&written), None)).await {
+            Err(refusal) if refusal.1 == BUSY && tries_left > 0 => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            done => return done.map(|()| Some(text)).map_err(|refusal| refusal.1),
+        }
+    }
+    Err(BUSY.into())
 }
 
 /// What a model wrote, without what it thought before, as one line.

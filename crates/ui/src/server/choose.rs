@@ -133,7 +133,11 @@ pub(super) async fn make_folder(
     })?;
     blocking(move || {
         let real = allowed_folder(&path, &state.launch.allowed)?;
-        let made = Folder::open(&real)?.make_folder(name.as_str());
+        let folder = Folder::open(&real)?;
+        // What was opened, should a link have taken its place meanwhile.
+        let real = allowed_folder(&folder.path()?, &state.launch.allowed)?;
+        refuse_run(state.runs.root(), &real)?;
+        let made = folder.make_folder(name.as_str());
         made.map_err(|error| {
             let text = format!("the folder cannot be made: {error}");
             Refusal::new(StatusCode::CONFLICT, text)
@@ -170,6 +174,26 @@ fn list_of(roots: &[PathBuf]) -> FolderContent {
 pub(super) fn is_allowed(real: &Path, roots: &[PathBuf]) -> bool {
     let mut roots = roots.iter().filter_map(|root| root.canonicalize().ok());
     roots.any(|root| real.starts_with(root))
+}
+
+/// Whether a folder without links is that of a run below `runs`, or inside one.
+pub(super) fn is_run(runs: &Path, real: &Path) -> bool {
+    // Where no run was made yet, there is no such folder.
+    runs.canonicalize().is_ok_and(|runs| {
+        let mut above = real.ancestors();
+        above.any(|above| above.parent() == Some(&runs) && above.join("config.yaml").exists())
+    })
+}
+
+/// A run's folder is as its training left it.
+pub(super) fn refuse_run(runs: &Path, real: &Path) -> Answer<()> {
+    match is_run(runs, real) {
+        true => Err(Refusal::new(
+            StatusCode::CONFLICT,
+            "this is the folder of a run: nothing in it is changed",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// The folder `path` once all links are followed, if it is inside one of `roots` and not hidden there.
@@ -249,6 +273,8 @@ pub(super) struct Seen {
     /// Names and sizes.
     pub(super) files: BTreeMap<String, u64>,
     pub(super) is_cut: bool,
+    /// How many entries were looked at.
+    pub(super) entries: usize,
 }
 
 impl Seen {
@@ -260,6 +286,7 @@ impl Seen {
                 seen.is_cut = true;
                 break;
             }
+            seen.entries += 1;
             // A link is neither a folder nor a file here, so nothing leads out of the allowed folders.
             let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else {
                 continue;

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::api::{bad, blocking};
-use super::choose::is_allowed;
+use super::choose::{is_allowed, refuse_run};
 use super::describe::Body;
 use super::error::Refusal;
 use super::queue::{DRY_RUN_TIMEOUT, Look, Wanted, ask};
@@ -37,7 +37,11 @@ const MAX_DATA_SETS: usize = 8;
 /// What files of captions are called that are changed from the page; a config may call anything a caption.
 const CAPTION_EXTENSIONS: [&str; 3] = ["txt", "caption", "tags"];
 /// The longest caption, in bytes.
-const MAX_CAPTION_BYTES: usize = 64 << 10;
+pub(super) const MAX_CAPTION_BYTES: usize = 64 << 10;
+/// Why a change may succeed a little later.
+pub(super) const BUSY: &str = "another program is changing the folder: try again";
+/// Held while a file of any set is changed: several sets may be of one folder.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The most recently viewed data sets, by number.
 #[derive(Default)]
@@ -59,11 +63,13 @@ impl Sets {
 /// The media files of a folder, as the trainer or the server listed them.
 pub(crate) struct Set {
     pub(super) folder: PathBuf,
+    /// The folder as it was when that was decided what may be done in it, whatever has its name now.
+    pub(super) root: Folder,
     pub(super) media: Vec<Medium>,
     /// Folders in which captions may be changed: those that configs from the page may name.
     pub(super) is_writable: bool,
-    /// Held while a file is changed.
-    changing: Mutex<()>,
+    /// The folder of the runs, which are not changed.
+    runs: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -140,24 +146,31 @@ impl Set {
         let media: Vec<Medium> = serde_json::from_value(media).map_err(strange)?;
         let folder = found.get("folder").cloned().unwrap_or_default();
         let folder: PathBuf = serde_json::from_value(folder).map_err(strange)?;
-        let is_writable = is_allowed(&folder.canonicalize()?, &state.launch.allowed);
-        Ok(Self::new(folder, media, is_writable))
+        let root = Folder::open(&folder)?;
+        let is_writable = is_allowed(&root.path()?, &state.launch.allowed);
+        Ok(Self::new(state, folder, root, media, is_writable))
     }
 
-    pub(super) fn new(folder: PathBuf, media: Vec<Medium>, is_writable: bool) -> Self {
+    pub(super) fn new(
+        state: &State,
+        folder: PathBuf,
+        root: Folder,
+        media: Vec<Medium>,
+        is_writable: bool,
+    ) -> Self {
         Self {
             folder,
+            root,
             media,
             is_writable,
-            changing: Mutex::default(),
+            runs: state.runs.root().to_owned(),
         }
     }
 
     /// Opens a medium; of a folder of frames, its first.
     pub(super) fn open(&self, place: usize) -> Answer<File> {
         let path = self.media[place].shown();
-        let opened = Folder::open(&self.folder).and_then(|folder| folder.file_below(path));
-        opened.map_err(|error| {
+        self.root.file_below(path).map_err(|error| {
             Refusal::new(StatusCode::NOT_FOUND, format!("it cannot be read: {error}"))
         })
     }
@@ -174,14 +187,15 @@ impl Set {
                  `--data` names",
             ));
         }
-        let _changing = lock(&self.changing);
-        let (folder, name) = Folder::open(&self.folder)
+        let _changing = lock(&CHANGING);
+        let (folder, name) = self
+            .root
+            .again()
             .and_then(|root| Ok((root.way_to(path)?, root)))
             .map(|((folder, name), root)| (folder.unwrap_or(root), name))?;
+        refuse_run(&self.runs, &folder.path()?)?;
         // Another server may be using the same folder.
-        folder
-            .try_lock()
-            .map_err(|_| conflict("another program is changing the folder: try again"))?;
+        folder.try_lock().map_err(|_| conflict(BUSY))?;
         change(&folder, &name)
     }
 
@@ -190,8 +204,7 @@ impl Set {
         let Some(path) = &self.media[place].caption_file else {
             return false;
         };
-        let opened = Folder::open(&self.folder).and_then(|folder| folder.file_below(path));
-        match opened {
+        match self.root.file_below(path) {
             Ok(file) => {
                 let mut text = String::new();
                 let read = file
@@ -228,19 +241,11 @@ impl Set {
             return Err(conflict(&text));
         }
         self.change(path, |folder, name| {
-            let now = match folder.file(name) {
-                Ok(file) => {
-                    let mut bytes = Vec::new();
-                    file.take(MAX_CAPTION_BYTES as u64 + 1)
-                        .read_to_end(&mut bytes)?;
-                    let now = String::from_utf8(bytes)
-                        .map_err(|_| conflict("the file of the caption is not text"))?;
-                    Some(now.trim_start_matches('\u{feff}').trim().to_owned())
-                }
-                // A missing caption, or an empty one.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(conflict(&format!("it cannot be changed: {error}"))),
-            };
+            if text.is_some() {
+                let gone = |_| conflict("its picture or video is gone: show the data again");
+                self.open(place).map_err(gone)?;
+            }
+            let now = caption_now(folder, name)?;
             if now.as_deref().unwrap_or_default() != before.unwrap_or_default() {
                 return Err(conflict(
                     "the caption has changed meanwhile: show the data again",
@@ -257,6 +262,24 @@ impl Set {
             })
         })
     }
+}
+
+/// The text of a file of a caption, if there is one.
+pub(super) fn caption_now(folder: &Folder, name: &str) -> Answer<Option<String>> {
+    let file = match folder.file(name) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(conflict(&format!("it cannot be changed: {error}"))),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_CAPTION_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_CAPTION_BYTES {
+        return Err(conflict("the file is longer than a caption"));
+    }
+    let now =
+        String::from_utf8(bytes).map_err(|_| conflict("the file of the caption is not text"))?;
+    Ok(Some(now.trim_start_matches('\u{feff}').trim().to_owned()))
 }
 
 fn conflict(text: &str) -> Refusal {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State as Shared};
@@ -20,6 +21,8 @@ use crate::runs::RunName;
 
 /// About how many bytes are sent at once.
 const PIECE: usize = 64 << 10;
+/// How long a browser may take to receive a piece.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A longer line is a sample, not numbers.
 const MAX_LINE: u64 = 1 << 20;
 const COLUMNS: [&str; 10] = [
@@ -44,9 +47,20 @@ pub(super) async fn csv(
     let run = name.clone();
     let shared = state.clone();
     let file = blocking(move || Ok(shared.runs.metrics_file(&run)?)).await?;
-    let (sender, receiver) = mpsc::channel(2);
-    tokio::task::spawn_blocking(move || {
-        let _ = file.and_then(|file| send(file, &sender));
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(2);
+    tokio::spawn(async move {
+        let mut table = file.map(Table::new);
+        // A thread is taken for one piece only: whoever takes the pieces may be slow.
+        while let Some(rest) = table {
+            let Ok((piece, rest)) = blocking(move || Ok(rest.next()?)).await else {
+                return;
+            };
+            let sent = tokio::time::timeout(PIECE_TIMEOUT, sender.send(Ok(piece))).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                return;
+            }
+            table = rest;
+        }
     });
     // The name of a run may have letters that a header cannot have.
     let letters = |letter: char| {
@@ -67,28 +81,35 @@ pub(super) async fn csv(
     Ok((head, Body::from_stream(ReceiverStream::new(receiver))).into_response())
 }
 
-/// Sends the table; ends when nobody takes it.
-fn send(file: File, sender: &mpsc::Sender<io::Result<Bytes>>) -> Option<()> {
-    let mut file = BufReader::new(file);
-    let mut piece = COLUMNS.join(",") + "\n";
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let count = (&mut file)
-            .take(MAX_LINE)
-            .read_until(b'\n', &mut line)
-            .ok()?;
-        if count == 0 || piece.len() > PIECE {
-            sender
-                .blocking_send(Ok(std::mem::take(&mut piece).into()))
-                .ok()?;
+/// What is left of a table.
+struct Table {
+    file: BufReader<File>,
+    head: String,
+}
+
+impl Table {
+    fn new(file: File) -> Self {
+        Self {
+            file: BufReader::new(file),
+            head: COLUMNS.join(",") + "\n",
         }
-        if count == 0 {
-            return Some(());
+    }
+
+    /// The next piece, and what is left behind it.
+    fn next(mut self) -> io::Result<(Bytes, Option<Self>)> {
+        let mut piece = std::mem::take(&mut self.head);
+        let mut line = Vec::new();
+        while piece.len() <= PIECE {
+            line.clear();
+            let mut file = (&mut self.file).take(MAX_LINE);
+            if file.read_until(b'\n', &mut line)? == 0 {
+                return Ok((piece.into(), None));
+            }
+            if let Ok(record) = serde_json::from_slice(&line) {
+                add_row(&mut piece, &record);
+            }
         }
-        if let Ok(record) = serde_json::from_slice(&line) {
-            add_row(&mut piece, &record);
-        }
+        Ok((piece.into(), Some(self)))
     }
 }
 
@@ -113,6 +134,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_long_table_comes_in_pieces() {
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = (0..20_000).map(|step| json!({ "kind": "train", "step": step }).to_string());
+        let lines = lines.collect::<Vec<_>>().join("\n");
+        io::Write::write_all(&mut file, lines.as_bytes()).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        let (mut table, mut pieces) = (Some(Table::new(file)), Vec::new());
+        while let Some(rest) = table {
+            let (piece, rest) = rest.next().unwrap();
+            pieces.push(piece);
+            table = rest;
+        }
+        assert!(pieces.len() > 1);
+        let text = String::from_utf8(pieces.concat()).unwrap();
+        assert_eq!(text.lines().count(), 20_001);
+        assert!(text.ends_with("\n19999,,,,,,,,,\n"));
+    }
 
     #[test]
     fn a_row_has_numbers_only() {

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
 
 use super::api::{bad, blocking};
-use super::choose::{IMAGES, Seen, TEXTS, VIDEOS, allowed_folder, has};
-use super::data::{self, Medium, Set};
+use super::choose::{IMAGES, Seen, TEXTS, VIDEOS, allowed_folder, has, is_run};
+use super::data::{self, MAX_CAPTION_BYTES, Medium, Set, caption_now};
 use super::describe::{Body, Upload};
 use super::error::Refusal;
 use super::{State, lock, thumbnails};
@@ -29,8 +29,10 @@ type Of<T> = Shared<Arc<T>>;
 /// The most pictures and videos of a folder, and how deep below it they are found.
 const MAX_MEDIA: usize = 20_000;
 const DEPTH: usize = 6;
-/// The most that is read of a caption, in bytes.
-const MAX_CAPTION_BYTES: u64 = 64 << 10;
+/// How long one listing takes, how many entries of folders it looks at, and how many bytes of captions it has, at most.
+const LISTING: Duration = Duration::from_secs(30);
+const MAX_WALKED: usize = 200_000;
+const MAX_CAPTIONS_BYTES: usize = 32 << 20;
 /// How long one request looks at pictures.
 const LOOKING: Duration = Duration::from_millis(800);
 /// How many pictures are looked at by one request at most.
@@ -87,22 +89,27 @@ pub(super) async fn open(
     Shared(state): Of<State>,
     Body(Wanted { path }): Body<Wanted>,
 ) -> Answer<Json<MediaFolder>> {
-    let _permit = state.scans.acquire().await.ok();
-    let shared = state.clone();
+    let permit = state.scans.clone().acquire_owned().await.ok();
     blocking(move || {
-        let state = shared;
-        let path = allowed_folder(&path, &state.launch.allowed)?;
-        let root = Folder::open(&path)?;
-        let (mut media, mut known) = (Vec::new(), Vec::new());
-        let is_cut = !walk(
-            &path,
-            &root,
-            FilePath::new(""),
-            DEPTH,
-            &mut media,
-            &mut known,
-        );
-        let set = Set::new(path.clone(), known, true);
+        // Even if the browser disconnects.
+        let _permit = permit;
+        let allowed = &state.launch.allowed;
+        let root = Folder::open(&allowed_folder(&path, allowed)?)?;
+        // What was opened, should a link have taken its place meanwhile.
+        let path = allowed_folder(&root.path()?, allowed)?;
+        let mut walk = Walk {
+            path: &path,
+            root: &root,
+            runs: state.runs.root(),
+            media: Vec::new(),
+            known: Vec::new(),
+            entries: MAX_WALKED,
+            caption_bytes: MAX_CAPTIONS_BYTES,
+            until: Instant::now() + LISTING,
+        };
+        let is_cut = !walk.add(FilePath::new(""), DEPTH);
+        let Walk { media, known, .. } = walk;
+        let set = Set::new(&state, path.clone(), root, known, true);
         let set = lock(&state.sets).add(set);
         Ok(Json(MediaFolder {
             set,
@@ -114,61 +121,87 @@ pub(super) async fn open(
     .await
 }
 
-/// Adds what is in the folder `below` the first one; returns whether that is all.
-fn walk(
-    path: &FilePath,
-    root: &Folder,
-    below: &FilePath,
-    depth: usize,
-    media: &mut Vec<MediaFile>,
-    known: &mut Vec<Medium>,
-) -> bool {
-    let seen = Seen::of(&path.join(below));
-    let mut is_all = !seen.is_cut;
-    let opened = |name: &str| root.file_below(&below.join(name)).ok();
-    for (name, bytes) in &seen.files {
-        let kind = match () {
-            () if has(name, &IMAGES) => MediaKind::Image,
-            () if has(name, &VIDEOS) => MediaKind::Video,
-            () => continue,
-        };
-        if media.len() == MAX_MEDIA {
+/// A folder being listed, and what is left of what one listing may take.
+struct Walk<'a> {
+    path: &'a FilePath,
+    root: &'a Folder,
+    runs: &'a FilePath,
+    media: Vec<MediaFile>,
+    known: Vec<Medium>,
+    entries: usize,
+    caption_bytes: usize,
+    until: Instant,
+}
+
+impl Walk<'_> {
+    /// Adds what is in the folder `below` the first one; returns whether that is all.
+    fn add(&mut self, below: &FilePath, depth: usize) -> bool {
+        let seen = Seen::of(&self.path.join(below));
+        let mut is_all = !seen.is_cut;
+        let Some(left) = self.entries.checked_sub(seen.entries) else {
             return false;
-        }
-        let size = match kind {
-            MediaKind::Image => opened(name).and_then(thumbnails::size),
-            MediaKind::Video => None,
         };
-        // As the trainer looks for it: `a.png.txt`, else `a.txt`.
-        let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
-        let mut captions = [format!("{name}.txt"), format!("{stem}.txt")].into_iter();
-        let caption = captions
-            .find(|caption| seen.files.contains_key(caption))
-            .unwrap_or_else(|| format!("{stem}.txt"));
-        media.push(MediaFile {
-            file: below.join(name).to_string_lossy().into_owned(),
-            kind,
-            bytes: *bytes,
-            width: size.map(|(width, _)| width),
-            height: size.map(|(_, height)| height),
-            caption: opened(&caption).map(caption_in),
-        });
-        known.push(Medium {
-            file: below.join(name),
-            frame_files: Vec::new(),
-            caption_file: Some(below.join(caption)),
-        });
+        self.entries = left;
+        let root = self.root;
+        let opened = |name: &str| root.file_below(&below.join(name)).ok();
+        for (name, bytes) in &seen.files {
+            let kind = match () {
+                () if has(name, &IMAGES) => MediaKind::Image,
+                () if has(name, &VIDEOS) => MediaKind::Video,
+                () => continue,
+            };
+            if self.media.len() == MAX_MEDIA || Instant::now() >= self.until {
+                return false;
+            }
+            // As the trainer looks for it: `a.png.txt`, else `a.txt`.
+            let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
+            let mut captions = [format!("{name}.txt"), format!("{stem}.txt")].into_iter();
+            let caption_file = captions
+                .find(|caption| seen.files.contains_key(caption))
+                .unwrap_or_else(|| format!("{stem}.txt"));
+            let caption = opened(&caption_file).map(caption_in);
+            let length = caption.as_ref().map_or(0, String::len);
+            let Some(left) = self.caption_bytes.checked_sub(length) else {
+                return false;
+            };
+            self.caption_bytes = left;
+            let size = match kind {
+                MediaKind::Image => opened(name).and_then(thumbnails::size),
+                MediaKind::Video => None,
+            };
+            self.media.push(MediaFile {
+                file: below.join(name).to_string_lossy().into_owned(),
+                kind,
+                bytes: *bytes,
+                width: size.map(|(width, _)| width),
+                height: size.map(|(_, height)| height),
+                caption,
+            });
+            self.known.push(Medium {
+                file: below.join(name),
+                frame_files: Vec::new(),
+                caption_file: Some(below.join(caption_file)),
+            });
+        }
+        for name in seen.folders.iter().filter(|_| depth > 0) {
+            let below = below.join(name);
+            if is_run(self.runs, &self.path.join(&below)) && !is_run(self.runs, self.path) {
+                continue;
+            }
+            if Instant::now() >= self.until {
+                return false;
+            }
+            is_all &= self.add(&below, depth - 1);
+        }
+        is_all
     }
-    for name in seen.folders.iter().filter(|_| depth > 0) {
-        is_all &= walk(path, root, &below.join(name), depth - 1, media, known);
-    }
-    is_all
 }
 
 fn caption_in(file: File) -> String {
     let mut bytes = Vec::new();
     // What cannot be read is empty here, and no longer the same when it is to be changed.
-    let _ = file.take(MAX_CAPTION_BYTES).read_to_end(&mut bytes);
+    let most = MAX_CAPTION_BYTES as u64;
+    let _ = file.take(most).read_to_end(&mut bytes);
     let text = String::from_utf8_lossy(&bytes);
     text.trim_start_matches('\u{feff}').trim().to_owned()
 }
@@ -179,11 +212,11 @@ pub(super) async fn thumbnail(
     Path((set, place)): Path<(String, String)>,
 ) -> Answer<Response> {
     let (set, place) = data::medium(&state, &set, &place)?;
-    let _turn = state.thumbnails.turns.acquire().await.ok();
-    let shared = state.clone();
+    let turn = state.thumbnails.turns.clone().acquire_owned().await.ok();
     let look = blocking(move || {
+        let _turn = turn;
         let missing = |error| Refusal::new(StatusCode::NOT_FOUND, error);
-        looked_at(&shared, &set, place).map_err(missing)
+        looked_at(&state, &set, place).map_err(missing)
     });
     let kind = [(header::CONTENT_TYPE, "image/jpeg")];
     Ok((kind, look.await?.thumbnail.clone()).into_response())
@@ -234,16 +267,17 @@ pub(super) async fn look(
     Body(LookFrom { from }): Body<LookFrom>,
 ) -> Answer<Json<Looked>> {
     let set = data::set(&state, &set)?;
-    let _permit = state.scans.acquire().await.ok();
-    let shared = state.clone();
+    let permit = state.scans.clone().acquire_owned().await.ok();
+    let turn = state.thumbnails.turns.clone().acquire_owned().await.ok();
     blocking(move || {
+        let _permits = (permit, turn);
         let began = Instant::now();
         let mut looks = Vec::new();
         let last = set.media.len().min(from.saturating_add(MAX_LOOKED));
         let mut next = from;
         while next < last && (next == from || began.elapsed() < LOOKING) {
             let is_video = has(&set.media[next].shown().to_string_lossy(), &VIDEOS);
-            let look = (!is_video).then(|| looked_at(&shared, &set, next));
+            let look = (!is_video).then(|| looked_at(&state, &set, next));
             let (found, problem) = match look {
                 Some(Ok(look)) => (Some(look), None),
                 Some(Err(problem)) => (None, Some(problem)),
@@ -311,10 +345,20 @@ pub(super) async fn captions(
     .await
 }
 
+/// What is removed with a medium.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Removal {
+    /// The caption when it was read, whose file is removed with the medium unless it is another now, or that of
+    /// another medium, too; unset leaves the file.
+    before: Option<String>,
+}
+
 /// Removes a medium and its caption.
 pub(super) async fn remove(
     Shared(state): Of<State>,
     Path((set, place)): Path<(String, String)>,
+    Body(Removal { before }): Body<Removal>,
 ) -> Answer<StatusCode> {
     let (set, place) = data::medium(&state, &set, &place)?;
     blocking(move || {
@@ -322,7 +366,6 @@ pub(super) async fn remove(
         if !medium.frame_files.is_empty() {
             return Err(bad("a folder of frames is removed in a file manager"));
         }
-        refuse_run(&state, &set)?;
         set.change(&medium.file, |folder, name| {
             let is_medium = has(name, &IMAGES) || has(name, &VIDEOS);
             if !is_medium {
@@ -332,33 +375,26 @@ pub(super) async fn remove(
                 let text = format!("it cannot be removed: {error}");
                 Refusal::new(StatusCode::CONFLICT, text)
             })?;
-            let caption = medium.caption_file.as_deref().and_then(FilePath::file_name);
-            if let Some(caption) = caption.and_then(|caption| caption.to_str())
+            let Some(path) = &medium.caption_file else {
+                return Ok(StatusCode::NO_CONTENT);
+            };
+            // The one that was removed cannot be opened any more.
+            let is_shared = set.media.iter().enumerate().any(|(other, medium)| {
+                medium.caption_file.as_ref() == Some(path) && set.open(other).is_ok()
+            });
+            if let Some(caption) = path.file_name().and_then(|caption| caption.to_str())
                 && has(caption, &["txt"])
+                && path.parent() == medium.file.parent()
+                && !is_shared
+                && before.is_some()
+                && caption_now(folder, caption).is_ok_and(|now| now == before)
             {
-                // There may be none.
                 let _ = folder.remove(caption);
             }
             Ok(StatusCode::NO_CONTENT)
         })
     })
     .await
-}
-
-/// A run's folder is as its training left it.
-fn refuse_run(state: &State, set: &Set) -> Answer<()> {
-    let root = state.runs.root().canonicalize()?;
-    let folder = set.folder.canonicalize()?;
-    let mut above = folder.ancestors();
-    let is_run =
-        above.any(|above| above.parent() == Some(&root) && above.join("config.yaml").exists());
-    match is_run {
-        true => Err(Refusal::new(
-            StatusCode::CONFLICT,
-            "this is the folder of a run: nothing is added to it or removed from it",
-        )),
-        false => Ok(()),
-    }
 }
 
 /// Whether a request brings a file, which is not read into memory.
@@ -417,10 +453,8 @@ pub(super) async fn upload(
     };
     let set = data::set(&state, &set)?;
     let _permit = state.files.acquire().await.ok();
-    let shared = state.clone();
     let wanted = name.clone();
     let (draft, mut file) = blocking(move || {
-        refuse_run(&shared, &set)?;
         set.change(FilePath::new(&wanted), |folder, _| {
             match folder.file(&wanted) {
                 Ok(_) => Err(taken(&wanted)),
@@ -429,7 +463,7 @@ pub(super) async fn upload(
         })?;
         let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
         let name = format!(".{}-{number}.surefoot-upload", std::process::id());
-        let folder = Folder::open(&set.folder)?;
+        let folder = set.root.again()?;
         let file = folder.draft(&name)?;
         Ok((Draft { folder, name }, file))
     })
@@ -466,4 +500,40 @@ pub(super) async fn upload(
         Ok(StatusCode::NO_CONTENT)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_ends_when_what_it_may_take_is_spent() {
+        let place = tempfile::tempdir().unwrap();
+        for file in ["a.png", "a.txt", "more/b.png"] {
+            let file = place.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "text").unwrap();
+        }
+        let root = Folder::open(place.path()).unwrap();
+        let later = Instant::now() + LISTING;
+        for (entries, caption_bytes, until, wanted) in [
+            (4, 4, later, (true, 2)),
+            (3, 4, later, (false, 1)),
+            (4, 3, later, (false, 0)),
+            (4, 4, Instant::now(), (false, 0)),
+        ] {
+            let mut walk = Walk {
+                path: place.path(),
+                root: &root,
+                runs: FilePath::new("/nowhere"),
+                media: Vec::new(),
+                known: Vec::new(),
+                entries,
+                caption_bytes,
+                until,
+            };
+            let is_all = walk.add(FilePath::new(""), DEPTH);
+            assert_eq!((is_all, walk.media.len()), wanted);
+        }
+    }
 }

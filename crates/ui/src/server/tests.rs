@@ -81,7 +81,7 @@ impl Place {
             captioner: Mutex::default(),
             files: Semaphore::new(4),
             generating: Arc::new(Semaphore::new(1)),
-            scans: Semaphore::new(2),
+            scans: Arc::new(Semaphore::new(2)),
             closing,
         };
         Self {

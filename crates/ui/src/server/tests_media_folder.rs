@@ -16,7 +16,7 @@ use super::media_folder::is_data_name;
 use super::tests::Place;
 use super::tests_data::send;
 
-fn picture(path: &Path, seed: u8) {
+pub(super) fn picture(path: &Path, seed: u8) {
     let pixels = RgbImage::from_fn(40, 20, |x, y| {
         image::Rgb([(x as u8).wrapping_mul(seed), y as u8 * 9, seed])
     });
@@ -24,7 +24,7 @@ fn picture(path: &Path, seed: u8) {
 }
 
 /// A place with the folder `data` beside its runs: two pictures, a video, and links that lead out.
-fn place() -> (Place, PathBuf) {
+pub(super) fn place() -> (Place, PathBuf) {
     let place = Place::new();
     let base = place.runs.parent().unwrap().canonicalize().unwrap();
     let data = base.join("data");
@@ -40,7 +40,7 @@ fn place() -> (Place, PathBuf) {
     (place, data)
 }
 
-async fn opened(place: &Place, path: &Path) -> Value {
+pub(super) async fn opened(place: &Place, path: &Path) -> Value {
     let (status, said) = send(place, "POST", "/api/media", json!({ "path": path })).await;
     assert_eq!(status, StatusCode::OK, "{said}");
     said
@@ -205,7 +205,8 @@ async fn a_medium_is_removed_with_its_caption_and_nothing_else_is() {
     symlink("../secret.png", data.join("film.mp4")).unwrap();
     let remove = async |medium: &str| {
         let path = format!("/api/data/1/{medium}");
-        place.answer(place.request("DELETE", &path)).await.status()
+        let before = json!({ "before": "a cat" });
+        send(&place, "DELETE", &path, before).await.0
     };
     assert_eq!(remove("0").await, StatusCode::NO_CONTENT);
     assert!(!data.join("a.png").exists() && !data.join("a.txt").exists());
@@ -216,14 +217,14 @@ async fn a_medium_is_removed_with_its_caption_and_nothing_else_is() {
     assert!(data.join("more/b.png").exists());
 }
 
-async fn put(place: &Place, set: u64, name: &str, body: Body) -> (StatusCode, Value) {
+pub(super) async fn put(place: &Place, set: u64, name: &str, body: Body) -> (StatusCode, Value) {
     let mut request = place.request("PUT", &format!("/api/data/{set}/files/{name}"));
     *request.body_mut() = body;
     let response = place.answer(request).await;
     (response.status(), super::tests::json(response).await)
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().flatten();
     let names = entries.map(|entry| entry.file_name().into_string().unwrap());
     let mut names: Vec<_> = names.collect();
@@ -285,10 +286,11 @@ async fn nothing_is_added_to_a_run_or_removed_from_it() {
         put(&place, 1, "2.png", "x".into()).await.0,
         StatusCode::CONFLICT
     );
-    let status = place
-        .answer(place.request("DELETE", "/api/data/1/0"))
-        .await
-        .status();
+    let before = json!({ "before": null });
+    let (status, _) = send(&place, "DELETE", "/api/data/1/0", before).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    let made = json!({ "path": samples, "name": "made" });
+    let (status, _) = send(&place, "POST", "/api/folder", made).await;
     assert_eq!(status, StatusCode::CONFLICT);
     assert_eq!(names(&samples), ["1.png"]);
 }
@@ -309,7 +311,9 @@ fn only_names_of_data_are_taken() {
 }
 
 /// A server of a vision model that answers each request with one of `answers`, and returns what it was asked.
-async fn model(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+pub(super) async fn model(
+    answers: Vec<&'static str>,
+) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let task = tokio::spawn(async move {
@@ -350,7 +354,7 @@ async fn model(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<
 }
 
 /// The state of the captions once they are done.
-async fn captioned(place: &Place) -> Value {
+pub(super) async fn captioned(place: &Place) -> Value {
     loop {
         let (_, now) = place.get("/api/captioner").await;
         if now["is_running"] == false {

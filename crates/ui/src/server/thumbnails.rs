@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{BufReader, Cursor};
+use std::io::{BufRead, BufReader, Cursor, Read as _, Seek};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -22,6 +22,11 @@ const MEASURED_SIDE: u32 = 512;
 /// The longest side of a picture that is read, in pixels, and the most memory that reading one may take.
 const MAX_SIDE: u32 = 30_000;
 const MAX_BYTES: u64 = 1 << 30;
+/// The most pixels of a picture that is read, and the most bytes of its file.
+const MAX_PIXELS: u64 = 100_000_000;
+const MAX_FILE_BYTES: u64 = 256 << 20;
+/// In how much of a file the size of a picture is found, in bytes.
+const HEAD_BYTES: u64 = 1 << 20;
 /// The quality of thumbnails and of pictures for a model, from 1 to 100.
 const QUALITY: u8 = 82;
 /// How many bytes of thumbnails are kept.
@@ -55,14 +60,14 @@ struct Kept {
 pub(crate) struct Cache {
     kept: Mutex<Kept>,
     /// Limits how many are read at once.
-    pub(super) turns: Semaphore,
+    pub(super) turns: Arc<Semaphore>,
 }
 
 impl Default for Cache {
     fn default() -> Self {
         Self {
             kept: Mutex::default(),
-            turns: Semaphore::new(AT_ONCE),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 }
@@ -78,7 +83,7 @@ impl Cache {
         if let Some(look) = lock(&self.kept).looks.get(&key) {
             return Ok(look.clone());
         }
-        let look = Arc::new(looked_at(&read(file)?)?);
+        let look = Arc::new(looked_at(&read(file, MEASURED_SIDE)?)?);
         let mut kept = lock(&self.kept);
         kept.bytes += look.thumbnail.len();
         if let Some(before) = kept.looks.insert(key.clone(), look.clone()) {
@@ -97,11 +102,22 @@ impl Cache {
     }
 }
 
-/// A picture upright, on white where it is transparent.
-fn read(file: File) -> Result<DynamicImage, String> {
-    let mut decoder = decoder(file)?;
+/// A picture upright, on white where it is transparent, and no larger than `side` pixels in each direction.
+fn read(file: File, side: u32) -> Result<DynamicImage, String> {
+    let length = file.metadata().map_err(|error| error.to_string())?.len();
+    if length > MAX_FILE_BYTES {
+        return Err("the file has more than 256 MiB".into());
+    }
+    let mut decoder = decoder(BufReader::new(file))?;
+    let (width, height) = decoder.dimensions();
+    // The limit of a decoder is not on the picture that it returns.
+    let is_large = u64::from(width) * u64::from(height) > MAX_PIXELS;
+    if is_large || decoder.total_bytes() > MAX_BYTES {
+        return Err(format!("{width} × {height} pixels are too many"));
+    }
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let picture = DynamicImage::from_decoder(decoder).map_err(|error| error.to_string())?;
+    let picture = within(picture, side);
     let mut picture = match picture.color().has_alpha() {
         true => {
             let mut white = RgbaImage::from_pixel(
@@ -118,20 +134,30 @@ fn read(file: File) -> Result<DynamicImage, String> {
     Ok(picture)
 }
 
-fn decoder(file: File) -> Result<impl ImageDecoder, String> {
-    let mut reader = ImageReader::new(BufReader::new(file));
+fn decoder<'a>(file: impl BufRead + Seek + 'a) -> Result<Box<dyn ImageDecoder + 'a>, String> {
+    let mut reader = ImageReader::new(file);
     let mut limits = Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
     limits.max_alloc = Some(MAX_BYTES);
     reader.limits(limits);
     let reader = reader.with_guessed_format();
     let reader = reader.map_err(|error| error.to_string())?;
-    reader.into_decoder().map_err(|error| error.to_string())
+    let decoder = reader.into_decoder().map_err(|error| error.to_string())?;
+    Ok(Box::new(decoder))
 }
 
 /// Width and height of a picture once it is upright, from the head of its file.
 pub(super) fn size(file: File) -> Option<(u32, u32)> {
-    let mut decoder = decoder(file).ok()?;
+    let mut reader = BufReader::new(file);
+    // The decoder of JPEG reads all that there is.
+    let mut decoder = match reader.fill_buf().ok()?.starts_with(&[0xff, 0xd8]) {
+        true => {
+            let mut head = Vec::new();
+            reader.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+            decoder(Cursor::new(head)).ok()?
+        }
+        false => decoder(reader).ok()?,
+    };
     let (width, height) = decoder.dimensions();
     Some(match decoder.orientation() {
         Ok(Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH) => (height, width),
@@ -141,13 +167,13 @@ pub(super) fn size(file: File) -> Option<(u32, u32)> {
 
 /// A picture no larger than `side` pixels in each direction, as JPEG.
 pub(super) fn jpeg(file: File, side: u32) -> Result<Vec<u8>, String> {
-    encoded(&within(&read(file)?, side))
+    encoded(&read(file, side)?)
 }
 
-fn within(picture: &DynamicImage, side: u32) -> DynamicImage {
+fn within(picture: DynamicImage, side: u32) -> DynamicImage {
     match picture.width().max(picture.height()) > side {
         true => picture.thumbnail(side, side),
-        false => picture.clone(),
+        false => picture,
     }
 }
 
@@ -161,7 +187,7 @@ fn encoded(picture: &DynamicImage) -> Result<Vec<u8>, String> {
 }
 
 fn looked_at(picture: &DynamicImage) -> Result<Look, String> {
-    let measured = within(picture, MEASURED_SIDE).to_luma8();
+    let measured = within(picture.clone(), MEASURED_SIDE).to_luma8();
     let tiny = image::imageops::thumbnail(&measured, 9, 8);
     let mut hash = 0;
     for y in 0..8 {
@@ -171,7 +197,7 @@ fn looked_at(picture: &DynamicImage) -> Result<Look, String> {
         }
     }
     Ok(Look {
-        thumbnail: encoded(&within(picture, SIDE))?.into(),
+        thumbnail: encoded(&within(picture.clone(), SIDE))?.into(),
         hash,
         sharpness: sharpness(&measured),
     })
@@ -235,15 +261,44 @@ mod tests {
 
     #[test]
     fn a_picture_that_says_it_is_huge_is_refused_before_it_is_read() {
+        for (side, why) in [(60_000_u32, ""), (20_000, "20000 × 20000 pixels")] {
+            let mut file = tempfile::tempfile().unwrap();
+            // A BMP without any pixels.
+            let mut head = b"BM\0\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
+            head.extend(side.to_le_bytes());
+            head.extend(side.to_le_bytes());
+            head.extend([1, 0, 24, 0]);
+            head.extend([0; 24]);
+            file.write_all(&head).unwrap();
+            file.rewind().unwrap();
+            let said = read(file, 8).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_jpeg_is_looked_for_in_its_head_only() {
+        let picture = encoded(&bars(60, 40, 1)).unwrap();
+        // Comments in front of what says the size.
+        let comment = [&[0xff, 0xfe, 0xff, 0xff][..], &[b'x'; 0xfffd]].concat();
+        for (comments, wanted) in [(1, Some((60, 40))), (20, None)] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&picture[..2]).unwrap();
+            file.write_all(&comment.repeat(comments)).unwrap();
+            file.write_all(&picture[2..]).unwrap();
+            file.rewind().unwrap();
+            assert_eq!(size(file.try_clone().unwrap()), wanted);
+            file.rewind().unwrap();
+            assert_eq!(read(file, 60).unwrap().width(), 60);
+        }
+    }
+
+    #[test]
+    fn a_picture_of_a_huge_file_is_refused() {
         let mut file = tempfile::tempfile().unwrap();
-        // A BMP of 60,000 × 60,000 pixels without any.
-        let mut head = b"BM\0\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
-        head.extend(60_000_u32.to_le_bytes());
-        head.extend(60_000_u32.to_le_bytes());
-        head.extend([1, 0, 24, 0]);
-        head.extend([0; 24]);
-        file.write_all(&head).unwrap();
-        std::io::Seek::rewind(&mut file).unwrap();
-        assert!(read(file).is_err());
+        file.write_all(&encoded(&bars(60, 40, 1)).unwrap()).unwrap();
+        file.rewind().unwrap();
+        file.set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(read(file, 8).unwrap_err().contains("256 MiB"));
     }
 }

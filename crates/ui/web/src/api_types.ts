@@ -489,6 +489,14 @@ export type Notes = {
   text?: string;
 };
 
+/** Notes in the place of others. */
+export type NotesChange = {
+  /** The new ones. */
+  notes: Notes;
+  /** The notes when they were read. */
+  before: Notes;
+};
+
 /** Summary of a run. */
 export type Overview = {
   /** The name of its folder. */
@@ -597,6 +605,12 @@ export type Reason = {
   error: string | null;
   /** As `surefoot explain --json` prints it. */
   explanation: unknown;
+};
+
+/** What is removed with a medium. */
+export type Removal = {
+  /** The caption when it was read, whose file is removed with the medium unless it is another now, or that of another medium, too; unset leaves the file. */
+  before?: string | null;
 };
 
 export type Retry = {

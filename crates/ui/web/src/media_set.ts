@@ -1,6 +1,6 @@
 // A folder of pictures and videos that is open: its captions, what is known of its pictures, and what was changed.
 import { type Signal, signal } from "@preact/signals";
-import { type Looked, type Looks, type MediaFolder, send, type UnchangedCaption } from "./api";
+import { type Looked, type Looks, type MediaFolder, type Removal, send, type UnchangedCaption } from "./api";
 
 /** The most captions that one request changes, and about how many letters it has. */
 const AT_ONCE = 200;
@@ -116,7 +116,7 @@ export class MediaSet {
     try {
       for (const [count, medium] of media.entries()) {
         this.busy.value = `Removing ${count + 1} of ${media.length}`;
-        await send("DELETE", this.path(medium));
+        await send("DELETE", this.path(medium), { before: this.captions.value[medium] ?? null } satisfies Removal);
         this.gone.value = new Set([...this.gone.value, medium]);
       }
     } catch (error) {

@@ -2,9 +2,9 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -17,6 +17,22 @@ impl Folder {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
+    }
+
+    /// The same folder opened once more, with locks of its own.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::openat(
+            &self.0,
+            ".",
+            flags,
+            Mode::empty(),
+        )?))
+    }
+
+    /// Where it is now, without links.
+    pub(crate) fn path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 
     /// A folder right below this one.
@@ -41,7 +57,7 @@ impl Folder {
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         let mode = self.file(name).and_then(|file| file.metadata());
         let mode = mode.map_or(0o644, |metadata| metadata.mode() & 0o777);
-        let draft = format!(".{name}.{}.surefoot", std::process::id());
+        let draft = super::draft_of(name)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let mut file = match self.below_with(&draft, flags, Mode::from_raw_mode(mode)) {
             Ok(file) => File::from(file),

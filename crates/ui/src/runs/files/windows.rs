@@ -31,6 +31,16 @@ impl Folder {
         Self::at(path)
     }
 
+    /// The same folder opened once more.
+    pub(crate) fn again(&self) -> io::Result<Self> {
+        Self::at(self.path.clone())
+    }
+
+    /// Where it is, without links.
+    pub(crate) fn path(&self) -> io::Result<PathBuf> {
+        Ok(self.path.clone())
+    }
+
     /// A folder right below this one.
     pub(crate) fn folder(&self, name: &str) -> io::Result<Self> {
         Self::at(self.below(name)?)
@@ -68,7 +78,7 @@ impl Folder {
     /// Puts `text` in the place of the file `name`, or makes it: whoever reads it sees the old one or the new one.
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         let target = self.below(name)?;
-        let draft = self.below(&format!(".{name}.{}.surefoot", std::process::id()))?;
+        let draft = self.below(&super::draft_of(name)?)?;
         let mut file = File::create_new(&draft)?;
         let written = file.write_all(text).and_then(|()| file.sync_all());
         drop(file);

@@ -1,16 +1,19 @@
 // What the user notes of a run.
 import { useState } from "preact/hooks";
-import { type Detail, runPath, send } from "../api";
+import { type Detail, type NotesChange, runPath, send } from "../api";
 import { Problem } from "../widgets";
 
 export function NotesPart({ run }: { run: Detail }) {
   const [known, setKnown] = useState({ tags: run.tags.join(", "), text: run.notes });
+  const [before, setBefore] = useState({ tags: run.tags, text: run.notes });
   const [typed, setTyped] = useState(known);
   const [problem, setProblem] = useState<string | null>(null);
   const isSaved = typed.tags === known.tags && typed.text === known.text;
   const save = async () => {
     try {
-      await send("PUT", runPath(run.name, "/notes"), { tags: typed.tags.split(","), text: typed.text });
+      const notes = { tags: typed.tags.split(","), text: typed.text };
+      await send("PUT", runPath(run.name, "/notes"), { notes, before } satisfies NotesChange);
+      setBefore(notes);
       setKnown(typed);
       setProblem(null);
     } catch (error) {
