@@ -45,11 +45,12 @@ fn plain([query, key, value, decay, rate]: &[Tensor; 5]) -> Tensor {
     let mut outputs = Vec::new();
     for token in 0..value.size()[1] {
         let of = |tensor: &Tensor| tensor.select(1, token);
-        state *= of(decay).exp().unsqueeze(-1).unsqueeze(-1);
+        // Not in place: autograd has kept it.
+        let faded = &state * of(decay).exp().unsqueeze(-1).unsqueeze(-1);
         let key = of(&key).unsqueeze(-1);
-        let known = (&state * &key).sum_dim_intlist(2, false, Kind::Double);
+        let known = (&faded * &key).sum_dim_intlist(2, false, Kind::Double);
         let delta = (of(value) - known) * of(rate).unsqueeze(-1);
-        state += key * delta.unsqueeze(2);
+        state = faded + key * delta.unsqueeze(2);
         outputs.push((&state * of(&query).unsqueeze(-1)).sum_dim_intlist(2, false, Kind::Double));
     }
     Tensor::stack(&outputs, 1)
