@@ -96,6 +96,7 @@ test("a caption is written with the keyboard alone, and undone", async () => {
   const cells = page.locator(".cell .open");
   await cells.first().focus();
   await page.keyboard.press("ArrowRight");
+  await page.waitForFunction(() => document.activeElement?.ariaLabel?.startsWith("01.png"));
   await page.keyboard.press("Enter");
   const dialog = page.getByRole("dialog", { name: "01.png" });
   await dialog.getByLabel("Caption").focus();
