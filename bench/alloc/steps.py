@@ -24,12 +24,13 @@ sys.path[:0] = [str(PYTHON / "tests"), str(PYTHON)]
 
 import under_device_sim
 from peers import DRIVER_CALLS
+from peers import SETTINGS as PEERS
 
 # PyTorch's allocator has settings of its own, ours has `HIP_ALLOC_CONF`.
 SETTINGS = {
-    "PyTorch": {},
-    "PyTorch, expandable_segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    "PyTorch, no caching": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    "PyTorch": PEERS["default"],
+    "PyTorch, expandable_segments": PEERS["expandable_segments"],
+    "PyTorch, no caching": PEERS["no caching"],
     "keep:auto": {"HIP_ALLOC_CONF": "keep:auto"},
     "keep:auto,guard:on": {"HIP_ALLOC_CONF": "keep:auto,guard:on"},
     "keep:off": {"HIP_ALLOC_CONF": "keep:off"},

@@ -143,12 +143,8 @@ fn model_at(path: &Path, name: String, place: ModelPlace) -> Option<FoundModel> 
         }
         () if path.join("config.json").is_file() || (is_gguf && path.is_file()) => {
             let model = Pretrained::open(path).ok()?;
-            let makes = match &model.chat_template {
-                Some(_) => Makes::Chat,
-                None => Makes::Text,
-            };
             (
-                makes,
+                Makes::of_language(&model),
                 model.config.family.model_type.to_owned(),
                 weight_bytes(path),
             )

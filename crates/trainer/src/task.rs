@@ -235,6 +235,14 @@ pub enum Makes {
 }
 
 impl Makes {
+    /// What a language model makes.
+    pub(crate) fn of_language(model: &models::pretrained::Pretrained) -> Self {
+        match model.chat_template {
+            Some(_) => Self::Chat,
+            None => Self::Text,
+        }
+    }
+
     /// What a diffusion model makes.
     pub(crate) fn of(model: &dyn models::diffusion::Diffusion) -> Self {
         match model.geometry().frames {

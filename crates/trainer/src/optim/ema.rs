@@ -73,7 +73,8 @@ impl Ema {
     }
 }
 
-fn copy_of(tensor: &Tensor) -> Result<Tensor, Error> {
+/// The numbers of a tensor, in memory of their own.
+pub(super) fn copy_of(tensor: &Tensor) -> Result<Tensor, Error> {
     let source = tensor.f_detach()?;
     let mut copy = source.f_empty_like()?;
     copy.f_copy_(&source)?;

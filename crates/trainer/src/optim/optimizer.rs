@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use tch::Tensor;
 
+use super::ema::copy_of;
 use super::gradients::Gradients;
 use super::groups::{ParameterGroup, parameter_groups};
 use super::rules::{self, Adam, Kept, Moment, Rule, Step, counter};
@@ -208,8 +209,7 @@ impl Optimizer {
         for part in self.parts() {
             if let Some(evaluated) = self.rule.evaluated(part)? {
                 let mut parameter = part.parameter.f_detach()?;
-                let mut trained = parameter.f_empty_like()?;
-                trained.f_copy_(&parameter)?;
+                let trained = copy_of(&parameter)?;
                 parameter.f_copy_(&evaluated)?;
                 aside.push((parameter, trained));
             }

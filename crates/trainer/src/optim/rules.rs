@@ -15,6 +15,7 @@ use std::fmt::Debug;
 
 use tch::Tensor;
 
+use super::ema::copy_of;
 use super::optimizer::Part;
 use crate::Error;
 use crate::config::{Optim, TrainConfig};
@@ -123,10 +124,7 @@ impl Kept {
 
     /// A copy of the parameter.
     fn copy(parameter: &Parameter) -> Result<Self, Error> {
-        let source = parameter.tensor.f_detach()?;
-        let mut copy = source.f_empty_like()?;
-        copy.f_copy_(&source)?;
-        Ok(Self::Full(copy))
+        Ok(Self::Full(copy_of(&parameter.tensor)?))
     }
 
     /// The tensor of a state in fp32.

@@ -493,10 +493,7 @@ impl Task for FineTune {
         let family = self.pretrained.config.family;
         Some(Usable {
             architecture: family.model_type,
-            makes: match self.pretrained.chat_template {
-                Some(_) => Makes::Chat,
-                None => Makes::Text,
-            },
+            makes: Makes::of_language(&self.pretrained),
             gguf: family.is_in_gguf(),
         })
     }

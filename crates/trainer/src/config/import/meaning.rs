@@ -63,18 +63,8 @@ impl Keys<'_> {
         if item.path.starts_with("launcher.") && word != "mixed_precision" {
             return nothing("it is for the launcher; `surefoot train` starts the processes itself");
         }
-        let later = [
-            "[1]", "[2]", "[3]", "[4]", "[5]", "[6]", "[7]", "[8]", "[9]",
-        ];
-        let is_media = !matches!(
-            origin,
-            Origin::Axolotl | Origin::LlamaFactory | Origin::Trl | Origin::Unsloth
-        );
-        if is_media
-            && later
-                .iter()
-                .any(|index| item.path.contains(&format!("s{index}")))
-        {
+        let mut lists = item.path.match_indices("s[");
+        if origin.is_of_media() && lists.any(|(at, _)| !item.path[at..].starts_with("s[0]")) {
             return nothing(
                 "a run has one folder of media: put those of this set below the same folder",
             );

@@ -47,7 +47,8 @@ impl Rule for Adafactor {
         for step in steps {
             let (mut parameter, gradient) = (step.parameter()?, step.gradient);
             // A scalar tensor, so that nothing waits for the device.
-            let mut rate = Tensor::f_full_like(&rms(&parameter)?, step.learning_rate)?;
+            let kind = (parameter.kind(), parameter.device());
+            let mut rate = Tensor::f_full([], step.learning_rate, kind)?;
             if self.scale_parameter {
                 let _ = rate.f_mul_(&rms(&parameter)?.f_clamp_min_(self.eps[1])?)?;
             }

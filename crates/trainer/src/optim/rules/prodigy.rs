@@ -3,7 +3,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Kept, Moment, Rule, Step};
+use super::{Kept, Moment, Rule, Step, copy_of, decay};
 use crate::Error;
 use crate::config::OptimArgs;
 use models::Parameter;
@@ -63,13 +63,11 @@ impl Prodigy {
 impl Rule for Prodigy {
     fn states(&self, parameter: &Parameter) -> Result<Vec<(&'static str, Kept)>, Error> {
         let start = self.sample(&parameter.tensor)?;
-        let mut copy = start.f_empty_like()?;
-        copy.f_copy_(&start)?;
         Ok(vec![
             ("exp_avg", Kept::zeros(parameter, None)?),
             ("exp_avg_sq", Kept::zeros(parameter, None)?),
             ("s", Kept::Full(start.f_zeros_like()?)),
-            ("p0", Kept::Full(copy)),
+            ("p0", Kept::Full(copy_of(&start)?)),
         ])
     }
 
@@ -132,8 +130,8 @@ impl Rule for Prodigy {
         for step in steps.iter().filter(|step| step.learning_rate > 0.0) {
             let mut parameter = step.parameter()?;
             let root = step.state(1)?.f_sqrt()?.f_add_scalar_(d * self.eps)?;
-            if self.decouple && step.weight_decay != 0.0 {
-                let _ = parameter.f_mul_scalar_(1.0 - step.weight_decay * dlr)?;
+            if self.decouple {
+                decay(&mut parameter, step.weight_decay * dlr)?;
             }
             let (moved, rate) = match beta1 > 0.0 {
                 true => (step.state(0)?, dlr),
