@@ -17,7 +17,6 @@ pub mod flux2;
 mod geometry;
 mod load;
 pub mod lora;
-mod memory;
 mod objective;
 pub mod parts;
 pub mod qwen_image;
@@ -37,7 +36,6 @@ use tch::{Device, Tensor};
 pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
-pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
 pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, open, register};
 
@@ -419,18 +417,6 @@ pub trait Diffusion: Debug + Send + Sync {
     /// Whether a frozen tensor stays in fp32 although it is a matrix.
     fn stays_fp32(&self, _name: &str) -> bool {
         false
-    }
-
-    /// What a training step keeps for its backward pass. By default, an estimate from the shapes of the linear layers.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged.
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        memory::of_linear_layers(
-            self.arch(),
-            &self.weights(Part::Denoiser(Expert::High))?,
-            usage,
-        )
     }
 
     /// The weights of a part.

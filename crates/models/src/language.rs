@@ -38,7 +38,7 @@ use serde_json::{Map, Value};
 
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
-pub use decoder::{Cache, Decoder, DecoderOptions, logits_at_once};
+pub use decoder::{Cache, Decoder, DecoderOptions};
 pub use delta::DeltaLayers;
 pub use mixture::Mixture;
 pub use windows::LocalLayers;

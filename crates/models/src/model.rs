@@ -15,11 +15,9 @@ mod load;
 pub(crate) mod rope;
 mod weights;
 
-pub use attention_kernel::attention_materialises_scores;
 pub(crate) use attention_kernel::causal_attention;
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
-pub use delta_rule::{AT_A_TIME as DELTA_TOKENS_AT_A_TIME, CHUNK as DELTA_CHUNK};
 pub use load::Load;
 pub use rope::{LongRope, QueryGrowth, RopeScaling, RopeSettings, Yarn};
 pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

@@ -39,7 +39,7 @@ use crate::Parameters;
 use crate::formats::TensorSource;
 use crate::language::{Decoder, DecoderConfig, DecoderOptions, keys_without_effect};
 use crate::model::{Base, Builder, Initial, WeightSource};
-use crate::tensor::shape_alone;
+use torch_ext::fake::FakeMode;
 
 /// A published model.
 pub struct Pretrained {
@@ -180,9 +180,10 @@ fn names_used(config: &DecoderConfig) -> Result<BTreeSet<String>, Error> {
     impl WeightSource for Names {
         fn tensor(&mut self, name: &str, shape: &[i64], _: Initial) -> Result<Tensor, Error> {
             self.0.insert(name.to_owned());
-            shape_alone(shape, (Kind::Float, Device::Cpu))
+            Ok(Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?)
         }
     }
+    let _fake = FakeMode::begin(Device::Cpu)?;
     let mut used = Names(BTreeSet::new());
     let mut parameters = Parameters::default();
     let base = Base::Frozen(Kind::Float);

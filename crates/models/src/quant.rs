@@ -19,7 +19,7 @@ pub use dynamic::{Code, Dynamic8, dynamic_map};
 pub use int8::Int8Rows;
 pub use nf4::Nf4;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::Error;
 
@@ -30,22 +30,6 @@ pub enum Quantization {
     Int8,
     /// 4 bits per element and a scale per 64 elements (QLoRA's format): 28 % of the size of bf16.
     Nf4,
-}
-
-impl Quantization {
-    /// Bytes for each element of a matrix while it is prepared for a product in `compute` on `device`.
-    pub fn temporary(self, compute: Kind, device: Device) -> u64 {
-        let compute_bytes = compute.elt_size_in_bytes() as u64;
-        match self {
-            // Scaled in fp32, and then converted.
-            Self::Int8 if compute == Kind::Half => 4 + compute_bytes,
-            Self::Int8 => compute_bytes,
-            // Levels in fp32, beside the codes of a look-up or the converted values.
-            Self::Nf4 if device == Device::Cpu => 6,
-            // Values beside the codes, which have 4 bytes for 4 elements.
-            Self::Nf4 => compute_bytes + 1,
-        }
-    }
 }
 
 /// `tensor` as rows of `block` fp32 elements, the last one padded with zeros.

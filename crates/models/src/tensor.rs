@@ -27,17 +27,6 @@ pub(crate) fn tensor_from(
     Ok(tensor)
 }
 
-/// Whether `tensor` only has a shape (all strides are zero): a model that is inspected before it is loaded.
-pub(crate) fn is_shape(tensor: &Tensor) -> bool {
-    tensor.numel() > 1 && tensor.stride().iter().all(|stride| *stride == 0)
-}
-
-/// A tensor of this shape, type and device that only has a shape, and takes no memory.
-pub(crate) fn shape_alone(shape: &[i64], options: (Kind, Device)) -> Result<Tensor, Error> {
-    let zero = Tensor::f_zeros(vec![1; shape.len()], options)?;
-    Ok(zero.f_expand(shape, false)?)
-}
-
 /// Bytes that the elements of `tensor` take.
 pub fn bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::quant::{Int8Rows, Nf4, Quantization};
-use crate::tensor::{BaseMap, bytes, is_shape, map_frozen, shape_alone, shared, to_kind};
+use crate::tensor::{BaseMap, bytes, map_frozen, shared, to_kind};
 
 /// A matrix `[outputs, inputs]`.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl Stack {
             }
         }
         let weight = match (dense.as_slice(), int8.as_slice(), nf4.as_slice()) {
-            (dense, [], []) => Weight::Dense(joined(dense)?),
+            (dense, [], []) => Weight::Dense(Tensor::f_cat(dense, 0)?),
             ([], int8, []) => Weight::Int8(Int8Rows::stacked(int8)?),
             ([], [], nf4) => Weight::Nf4(Nf4::stacked(nf4)?),
             _ => return Err(differ()),
@@ -237,17 +237,6 @@ impl Stack {
             weight: self.weight.map(map)?,
             ..*self
         })
-    }
-}
-
-/// Dense matrices, one below the other. Where they only have a shape, so has the result.
-pub(crate) fn joined(matrices: &[Tensor]) -> Result<Tensor, Error> {
-    match matrices.first() {
-        Some(first) if is_shape(first) => {
-            let rows = matrices.iter().map(|matrix| matrix.size()[0]).sum();
-            shape_alone(&[rows, first.size()[1]], (first.kind(), first.device()))
-        }
-        _ => Ok(Tensor::f_cat(matrices, 0)?),
     }
 }
 

@@ -5,6 +5,7 @@
 #include "boundary.cpp"
 #include "checkpoint.cpp"
 #include "differentiable.cpp"
+#include "fake.cpp"
 #include "linear.cpp"
 #include "operations.cpp"
 #include "operators.cpp"

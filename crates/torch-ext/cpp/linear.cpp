@@ -21,6 +21,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "boundary.h"
@@ -114,7 +115,12 @@ struct Groups : torch::CustomClassHolder {
       while (end < count && end - first < most && rows(end) > 0) {
         ++end;
       }
-      const auto made = (*closure)({at::tensor({first, end}, at::kLong)});
+      at::Tensor range;
+      {
+        const c10::impl::ExcludeDispatchKeyGuard real(c10::DispatchKey::Fake); // the closure reads it
+        range = at::tensor({first, end}, at::kLong);
+      }
+      const auto made = (*closure)({range});
       if (made.size() != 1 || made.front().dim() != 3 || made.front().size(0) != end - first) {
         throw surefoot::Refusal{surefoot::kInvalidArgument, "the weights of a range of groups are one matrix each"};
       }

@@ -15,6 +15,7 @@
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
 //! | [`differentiable()`] | functions whose backward pass is written by hand |
 //! | [`linear_with`], [`grouped_linear_with`] | linear layers over frozen weights that are made when they are needed |
+//! | [`fake`] | tensors without memory, to count what a piece of work allocates |
 //! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`threads`] | seeds, worker threads |
@@ -31,6 +32,7 @@ mod checkpoint;
 mod differentiable;
 pub mod distributed;
 mod error;
+pub mod fake;
 mod library_error;
 mod linear;
 pub mod operators;

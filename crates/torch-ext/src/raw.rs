@@ -192,6 +192,11 @@ unsafe extern "C" {
         context: *mut c_void,
     ) -> i32;
 
+    pub(crate) fn surefoot_fake_begin(device: i32) -> i32;
+    pub(crate) fn surefoot_fake_end();
+    pub(crate) fn surefoot_fake_bytes(live: *mut u64, peak: *mut u64);
+    pub(crate) safe fn surefoot_is_faking() -> bool;
+
     pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
     pub(crate) fn surefoot_set_num_threads(threads: i32) -> i32;
     pub(crate) fn surefoot_num_threads(threads: *mut i32) -> i32;

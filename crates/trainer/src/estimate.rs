@@ -1,31 +1,26 @@
 //! Estimates the memory of a training step before the first one.
 //!
-//! What is already in memory (weights, moments, averages) is counted; what a step adds is derived from the
-//! model's shapes: the tensors that autograd keeps for the backward pass, layer by layer, and the
-//! intermediate results of the loss when all of those exist. The summary of every run shows how far off the
-//! estimate was, if the allocator keeps statistics.
+//! What is already in memory (weights, moments, averages) is counted; what a pass adds is measured: the model is built of
+//! fake tensors, which have shapes and no memory, and goes forward and back with a batch of the run's largest size. So it
+//! is known for every model, device and setting, without a word about any of them. The summary of every run shows how far
+//! off the estimate was, if the allocator keeps statistics.
 //!
 //! ```text
 //! weights │ optimizer │ averages │ gradients so far │ activations │ logits     end of forward
 //! weights │ optimizer │ averages │ all gradients                               end of backward
 //! ```
 
-mod mixer;
-
+use models::Parameters;
 use platform::Bytes;
 use serde::Serialize;
-use tch::{Device, Kind};
+use tch::{Device, Tensor};
+use torch_ext::fake::{self, PassMemory};
 
+use crate::Error;
 use crate::config::Config;
-use mixer::Mixer;
-use models::Parameters;
-use models::language::{DecoderConfig, Mixture, logits_at_once};
-use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
-/// Numbers of experts that are dequantised at a time.
-const EXPERTS_AT_A_TIME: u64 = 1 << 24;
 
 /// What a task needs besides gradients, moments and averages. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -36,6 +31,30 @@ pub struct Footprint {
     pub activations: u64,
     /// The peak of what the loss, or the backward pass of one block, needs in addition.
     pub logits: u64,
+}
+
+impl Footprint {
+    /// That of a model of `weights` bytes whose passes need so much.
+    pub(crate) fn new(weights: u64, pass: PassMemory) -> Self {
+        Self {
+            weights,
+            activations: pass.kept,
+            logits: pass.temporary,
+        }
+    }
+}
+
+/// Measures a pass on `device`, with fake tensors. If that is not possible, the run goes on with a warning, as if a pass needed
+/// nothing.
+pub(crate) fn measured<M>(
+    device: Device,
+    build: impl FnOnce() -> Result<M, Error>,
+    loss: impl FnOnce(&M) -> Result<Tensor, Error>,
+) -> PassMemory {
+    fake::pass(device, build, loss).unwrap_or_else(|error| {
+        tracing::warn!("the memory of a step is not known: {error}");
+        PassMemory::default()
+    })
 }
 
 /// Estimated memory of a run's tensors, in bytes.
@@ -70,12 +89,12 @@ pub struct EstimateError {
 
 impl Estimate {
     /// For a task whose model, `optimizer` bytes of moments and averages are already in memory; a step of the optimizer
-    /// needs `update` bytes more.
+    /// needs `update` bytes more, and while it is evaluated `aside` bytes of weights wait.
     pub(crate) fn new(
         config: &Config,
         footprint: Footprint,
         parameters: &Parameters,
-        (optimizer, update): (u64, u64),
+        (optimizer, update, aside): (u64, u64, u64),
         free: Option<u64>,
     ) -> Self {
         let trained = parameters.count() * FP32_BYTES;
@@ -97,7 +116,11 @@ impl Estimate {
             gradients: trained,
             activations,
             logits,
-            peak: resting + forward.max(so_far + trained).max(trained + update),
+            peak: resting
+                + forward
+                    .max(so_far + trained)
+                    .max(trained + update)
+                    .max(aside + logits),
             free,
         }
     }
@@ -193,355 +216,6 @@ impl Estimate {
     }
 }
 
-/// How a decoder is trained, as far as memory depends on it.
-#[derive(Debug, Clone)]
-pub(crate) struct DecoderUse {
-    /// Samples per pass.
-    pub rows: u64,
-    /// Tokens per sample.
-    pub length: u64,
-    /// Whether an attention mask separates the texts of a row.
-    pub packed: bool,
-    /// The type of matrix products.
-    pub compute: Kind,
-    /// The type of frozen matrices; `None` if all are trained.
-    pub frozen: Option<Kind>,
-    /// How those are stored, if they are quantised.
-    pub quantization: Option<Quantization>,
-    /// Device of the computation.
-    pub device: Device,
-    /// Whether blocks are recomputed in the backward pass.
-    pub checkpoint: bool,
-    /// Blocks that are always recomputed, because they are streamed.
-    pub streamed: Vec<usize>,
-    /// Whether the inputs of recomputed blocks are offloaded.
-    pub offload: bool,
-    /// Dropout probability of the adapters.
-    pub dropout: f64,
-    /// Whether all logits are computed at once.
-    pub whole_logits: bool,
-    /// Whether attention on this device materialises the score matrix.
-    pub scores: bool,
-}
-
-/// The footprint of training this decoder, with `frozen` bytes of frozen weights in memory.
-pub(crate) fn decoder(
-    config: &DecoderConfig,
-    parameters: &Parameters,
-    frozen: u64,
-    how: &DecoderUse,
-) -> Footprint {
-    let shape = Shape::new(config);
-    let layers = config.num_hidden_layers.max(1) as u64;
-    let tokens = how.rows * how.length;
-    let stream = tokens * shape.hidden * FP32_BYTES;
-    // For recomputed blocks the inputs are kept, and the activations of one block after the logits are freed.
-    let (mut activations, mut inputs, mut inside) = (0, 0, 0);
-    for layer in 0..layers {
-        let adapters = Adapters::of(layer, parameters);
-        let half = size_of_kind(how.compute) < FP32_BYTES;
-        let keeps_output = how.frozen.is_none() || (!half && adapters.inputs[1]);
-        let mixer = Mixer::of(config, layer as usize, keeps_output, how);
-        let feed_forward = shape.feed_forward(layer as usize);
-        let kept = shape.kept(tokens, &adapters, (&mixer, feed_forward), how);
-        if how.checkpoint || how.streamed.contains(&(layer as usize)) {
-            inputs += 1;
-            inside = kept.max(inside);
-        } else {
-            activations += kept;
-        }
-    }
-    // One is on the device while in use, another while it is copied.
-    let inputs = if how.offload { inputs.min(2) } else { inputs };
-    // All layers with the same window share one mask, and without packing, all rows.
-    let square = how.length * how.length * size_of_kind(how.compute);
-    let mask = match (how.packed, &config.local) {
-        (true, None) => how.rows * square,
-        (true, Some(_)) => 2 * how.rows * square,
-        (false, Some(local)) if local.window < how.length as i64 => square,
-        (false, _) => 0,
-    };
-    let activations = activations + inputs * stream + inside + mask;
-    // If scores are materialised, their gradients are too, after the logits are freed.
-    let scores = match how.scores {
-        true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
-        false => 0,
-    };
-    let logits = shape.logits(tokens, how, Head::of(parameters));
-    // The norm before the head, and the gradient of the residual stream.
-    Footprint {
-        weights: frozen + parameters.count() * FP32_BYTES,
-        activations: activations + 3 * stream,
-        logits: logits.saturating_sub(inside).max(scores).max(
-            shape.prepared(how)
-                + shape
-                    .assigned(tokens, how)
-                    .max(Mixer::chunks(config, tokens)),
-        ),
-    }
-}
-
-/// How the head is trained.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Head {
-    Frozen,
-    Adapted,
-    Whole,
-}
-
-impl Head {
-    fn of(parameters: &Parameters) -> Self {
-        let names = || parameters.iter().map(|parameter| &parameter.name);
-        if names().any(|name| name.ends_with("lm_head.weight")) {
-            Self::Whole
-        } else if names().any(|name| name.contains("lm_head.lora_")) {
-            Self::Adapted
-        } else {
-            Self::Frozen
-        }
-    }
-}
-
-/// The decoder's dimensions.
-struct Shape<'a> {
-    vocabulary: u64,
-    hidden: u64,
-    inner: u64,
-    heads: u64,
-    query: u64,
-    key_value: u64,
-    /// The widest input or output of the mixers' matrices.
-    mixed: u64,
-    /// Number of norms in a layer.
-    norms: u64,
-    /// Whether layers with the same input are one matrix.
-    fused: bool,
-    experts: Option<&'a Mixture>,
-}
-
-/// The feed-forward layer of a block.
-#[derive(Clone, Copy)]
-struct FeedForward {
-    /// Width of what a token goes through, of all its experts together.
-    inner: u64,
-    /// Elements of its matrices.
-    matrices: u64,
-    /// Number of experts of a token, and of all; zero without any.
-    experts: (u64, u64),
-}
-
-/// The adapters on one layer.
-#[derive(Default)]
-struct Adapters {
-    /// Whether the input of q, k, v; of o; of gate, up; of down is kept for an adapter.
-    inputs: [bool; 4],
-    /// Sum of the ranks.
-    ranks: u64,
-    /// Sum of the input widths.
-    widths: u64,
-    /// Sum of the output widths of layers with DoRA.
-    magnitudes: u64,
-}
-
-impl Adapters {
-    fn of(layer: u64, parameters: &Parameters) -> Self {
-        const INPUTS: [(&str, usize); 12] = [
-            ("in_proj_qkv", 0),
-            ("in_proj_z", 0),
-            ("in_proj_a", 0),
-            ("in_proj_b", 0),
-            ("out_proj", 1),
-            ("q_proj", 0),
-            ("k_proj", 0),
-            ("v_proj", 0),
-            ("o_proj", 1),
-            ("gate_proj", 2),
-            ("up_proj", 2),
-            ("down_proj", 3),
-        ];
-        let mut found = Self::default();
-        let of_layer = format!(".layers.{layer}.");
-        for parameter in parameters.iter().filter(|p| p.name.contains(&of_layer)) {
-            let size = parameter.tensor.size();
-            let whole = |name: &str| parameter.name.ends_with(&format!("{name}.weight"));
-            if let Some((_, input)) = INPUTS.iter().find(|(name, _)| whole(name)) {
-                // A layer that is trained in full keeps its input, like an adapter.
-                found.inputs[*input] = true;
-            } else if parameter.name.contains("lora_A") {
-                found.ranks += size[0] as u64;
-                found.widths += size.get(1).map_or(0, |width| *width as u64);
-                for (_, input) in INPUTS.iter().filter(|(n, _)| parameter.name.contains(n)) {
-                    found.inputs[*input] = true;
-                }
-            } else if parameter.name.contains("lora_magnitude") {
-                found.magnitudes += size[0] as u64;
-            }
-        }
-        found
-    }
-}
-
-impl<'a> Shape<'a> {
-    fn new(config: &'a DecoderConfig) -> Self {
-        let width = |number: i64| number.max(0) as u64;
-        let head = width(config.head_dim);
-        let queries = width(config.num_attention_heads) * head * if config.gated { 2 } else { 1 };
-        let channels = config
-            .delta
-            .as_ref()
-            .map_or(0, |delta| width(delta.channels()));
-        Self {
-            mixed: queries.max(channels),
-            vocabulary: width(config.vocab_size),
-            hidden: width(config.hidden_size),
-            inner: width(config.intermediate_size),
-            heads: width(config.num_attention_heads),
-            query: width(config.num_attention_heads) * head,
-            key_value: width(config.num_key_value_heads) * head,
-            norms: config.norms() as u64,
-            fused: config.fused,
-            experts: config.experts.as_ref(),
-        }
-    }
-
-    /// The feed-forward layer of block `index`.
-    fn feed_forward(&self, index: usize) -> FeedForward {
-        match self.experts.filter(|experts| experts.is_in(index)) {
-            None => FeedForward {
-                inner: self.inner,
-                matrices: 3 * self.hidden * self.inner,
-                experts: (0, 0),
-            },
-            Some(experts) => {
-                let number = |number: i64| number.max(0) as u64;
-                let (used, all) = (number(experts.used), number(experts.count));
-                let width = number(experts.width);
-                FeedForward {
-                    inner: used * width,
-                    matrices: all * 3 * self.hidden * width,
-                    experts: (used, all),
-                }
-            }
-        }
-    }
-
-    /// Bytes that one layer keeps for its backward pass.
-    fn kept(
-        &self,
-        tokens: u64,
-        adapters: &Adapters,
-        (mixer, feed_forward): (&Mixer, FeedForward),
-        how: &DecoderUse,
-    ) -> u64 {
-        let FeedForward {
-            inner,
-            matrices,
-            experts: (used, all),
-        } = feed_forward;
-        let compute = size_of_kind(how.compute);
-        let trained = how.frozen.is_none();
-        let half = compute < FP32_BYTES;
-        // The residual stream before each norm; a trained norm also keeps the normalised input.
-        let mut each = self.norms * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
-        // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
-        // adapters share one in fp32.
-        let (users, assigned) = match used {
-            0 => ([mixer.users, 1, 2, 1], self.hidden),
-            // The rows of experts are gathered once for gate and up.
-            _ => ([mixer.users, 1, 1, 1], used * self.hidden),
-        };
-        let widths = [self.hidden, mixer.output, assigned, inner];
-        for ((width, users), adapted) in widths.into_iter().zip(users).zip(adapters.inputs) {
-            each += match (trained, half, adapted) {
-                (true, true, _) => users * width * compute,
-                (true, false, _) => width * FP32_BYTES,
-                (false, _, true) => width * FP32_BYTES,
-                (false, _, false) => 0,
-            };
-        }
-        each += mixer.kept;
-        // Gate, its activation, and the gated product.
-        each += 3 * inner * compute;
-        if used > 0 {
-            // What experts give, for the gradient of their weights; the router's probabilities; and the order of rows.
-            each += used * self.hidden * compute + all * FP32_BYTES + used * 3 * 8;
-        }
-        each += adapters.ranks * FP32_BYTES + adapters.magnitudes * FP32_BYTES;
-        if how.dropout > 0.0 {
-            // The input after dropout, and the mask.
-            each += adapters.widths * (FP32_BYTES + 1);
-        }
-        // Weights are converted to the compute type in each pass.
-        let converted = match trained && half {
-            true => (mixer.matrices + matrices) * compute,
-            false => 0,
-        };
-        tokens * each + converted
-    }
-
-    /// The temporary memory in which the largest quantised matrix is prepared for a product.
-    fn prepared(&self, how: &DecoderUse) -> u64 {
-        let inputs = match self.fused {
-            false => self.inner.max(self.mixed).max(self.hidden),
-            true => (2 * self.inner).max(self.query + 2 * self.key_value),
-        };
-        // Experts are dequantised a few at a time.
-        let experts = self.experts.map_or(0, |experts| {
-            let one = 2 * self.hidden * experts.width.max(0) as u64;
-            (one * experts.count.max(0) as u64).min(one.max(EXPERTS_AT_A_TIME))
-        });
-        how.quantization.map_or(0, |quantization| {
-            let one = quantization.temporary(how.compute, how.device) * self.hidden * inputs;
-            // Experts are scaled in fp32 in either form.
-            one.max((FP32_BYTES + size_of_kind(how.compute)) * experts)
-        })
-    }
-
-    /// The temporary memory for the rows of experts: in the order of tokens and in that of experts, and what comes out.
-    fn assigned(&self, tokens: u64, how: &DecoderUse) -> u64 {
-        let used = self.experts.map_or(0, |experts| experts.used.max(0) as u64);
-        3 * tokens * used * self.hidden * size_of_kind(how.compute)
-    }
-
-    /// Peak of the logits, their logarithms, and the gradient of either.
-    fn logits(&self, tokens: u64, how: &DecoderUse, learns: Head) -> u64 {
-        let all = tokens * self.vocabulary;
-        let head = self.vocabulary * self.hidden;
-        let converted = match size_of_kind(how.compute) < FP32_BYTES && how.frozen.is_none() {
-            true => head * size_of_kind(how.compute),
-            false => 0,
-        };
-        if how.whole_logits {
-            return 3 * all * FP32_BYTES + head * FP32_BYTES + converted;
-        }
-        let part = all.min(logits_at_once(how.device) as u64);
-        match how.frozen {
-            // Two tensors per chunk, and the gradient of the residual stream.
-            Some(_) if learns == Head::Frozen => {
-                2 * part * FP32_BYTES + tokens * self.hidden * FP32_BYTES
-            }
-            // Chunks are recomputed in the backward pass: logits, logarithms and gradients, and for a head
-            // that is trained in full its weight in the compute type.
-            Some(_) => {
-                let whole = match learns == Head::Whole {
-                    true => head * (FP32_BYTES + size_of_kind(how.compute)),
-                    false => 0,
-                };
-                4 * part * FP32_BYTES + tokens * self.hidden * FP32_BYTES + whole
-            }
-            // The log-probabilities of a single chunk are kept, those of several recomputed.
-            None => {
-                let several = u64::from(part < all);
-                (3 + several) * part * FP32_BYTES + head * FP32_BYTES + converted
-            }
-        }
-    }
-}
-
-fn size_of_kind(kind: Kind) -> u64 {
-    kind.elt_size_in_bytes() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -553,7 +227,7 @@ mod tests {
             logits: 25,
         };
         let config = Config::default();
-        Estimate::new(&config, footprint, &Parameters::default(), (10, 0), free)
+        Estimate::new(&config, footprint, &Parameters::default(), (10, 0, 0), free)
     }
 
     #[test]
@@ -561,6 +235,18 @@ mod tests {
         let estimate = estimate(None);
         assert_eq!((estimate.peak, estimate.to_come()), (185, 75));
         assert_eq!(estimate.error(370).relative, -0.5);
+    }
+
+    #[test]
+    fn weights_that_wait_while_others_are_evaluated_have_to_fit() {
+        let footprint = Footprint {
+            weights: 100,
+            activations: 50,
+            logits: 25,
+        };
+        let (config, none) = (Config::default(), Parameters::default());
+        let peak = |aside| Estimate::new(&config, footprint, &none, (10, 0, aside), None).peak;
+        assert_eq!((peak(50), peak(60)), (185, 195));
     }
 
     #[test]

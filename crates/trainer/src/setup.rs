@@ -165,7 +165,7 @@ impl Machine {
         optimizer: &Optimizer,
     ) -> Estimate {
         let parameters = task.parameters();
-        let moments = (optimizer.state_bytes(parameters), optimizer.working_bytes());
+        let moments = optimizer.all_bytes(parameters);
         let (free, _) = self.free_and_total();
         Estimate::new(config, task.footprint(), parameters, moments, free)
     }

@@ -10,7 +10,6 @@ use super::peft::PeftAdapter;
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
 use crate::parameters::Parameters;
-use crate::tensor::{is_shape, shape_alone};
 use crate::weight::Weight;
 
 /// Prefix of every name in PEFT's files.
@@ -74,6 +73,15 @@ impl Attachment {
             saved: Some(adapter.clone()),
             ..Self::fresh(adapter.config())?
         })
+    }
+
+    /// The same adapters, of which only the shapes matter: nothing is read from a file.
+    #[must_use]
+    pub fn without_values(self) -> Self {
+        Self {
+            saved: None,
+            ..self
+        }
     }
 
     /// Dropout probability of the adapters' inputs in training.
@@ -463,12 +471,9 @@ impl Attachment {
     }
 }
 
-/// A copy of `tensor` in fp32. A tensor that only has a shape stays one and takes no memory.
+/// A copy of `tensor` in fp32.
 fn full(tensor: &Tensor) -> Result<Tensor, Error> {
-    match is_shape(tensor) {
-        true => shape_alone(&tensor.size(), (Kind::Float, tensor.device())),
-        false => Ok(tensor.f_to_dtype(Kind::Float, false, true)?),
-    }
+    Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
 }
 
 /// The adapters that were attached to a model.

@@ -10,7 +10,6 @@
 //! Weights go by their names in diffusers' folders, those of the conditioner with `text_conditioner.` in front. Layers in
 //! LoRA files have their original names: those are what both ComfyUI and diffusers read.
 
-mod memory;
 mod model;
 mod names;
 #[cfg(test)]

@@ -9,7 +9,6 @@
 //! Weights go by their names in diffusers' folders. LoRA files have those of the original files, `diffusion_model.` in
 //! front: both ComfyUI and diffusers read these, in which queries, keys and values of a double block are one layer.
 
-mod memory;
 mod model;
 mod names;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use placement::{Placer, Policy};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
+use torch_ext::fake;
 
 use super::files::{PartFile, PartNames};
 use super::sampling::{Experts, Guided, Sampling, sample};
@@ -17,8 +18,9 @@ use super::{
     Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
     load_denoiser, load_text_encoder,
 };
+use crate::adapters::{Attachment, LoraConfig, Modules};
 use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
-use crate::model::{Base, Builder, FileWeights, Pass, Streaming};
+use crate::model::{Base, Builder, FileWeights, MetaWeights, Pass, Streaming};
 use crate::quant::Quantization;
 use crate::{Error, Parameters};
 
@@ -173,6 +175,61 @@ impl Reference {
 
     pub(super) fn case(&self, label: &str) -> Case {
         (self.case)(self, label)
+    }
+
+    /// A pass keeps less of blocks that are computed again, as streamed ones are; less if fewer layers have adapters, and more
+    /// if all weights are trained.
+    pub(super) fn what_is_computed_again_is_not_kept(&self, label: &str) {
+        let (model, case) = (self.model(), self.case(label));
+        let blocks: usize = self.arch.blocks(&self.denoiser_file()).iter().sum();
+        let linear = self.arch.lists.iter().flat_map(|list| list.linear);
+        let linear: Vec<String> = linear.map(|(name, _)| (*name).to_owned()).collect();
+        let kept = |adapted: &[String], streamed: usize, checkpoint: bool| {
+            let mut adapters = (!adapted.is_empty()).then(|| {
+                let config = LoraConfig {
+                    target_modules: Modules::Suffixes(adapted.to_vec()),
+                    ..LoraConfig::default()
+                };
+                Attachment::fresh(&config).unwrap()
+            });
+            let base = match adapters {
+                Some(_) => Base::Frozen(Kind::Float),
+                None => Base::Trained,
+            };
+            let mut source = MetaWeights::new(None, (Kind::Float, Device::Cpu));
+            let mut parameters = Parameters::default();
+            let streaming = Streaming {
+                blocks: (blocks - streamed..blocks).collect(),
+                options: SwapOptions::default(),
+            };
+            let build = || {
+                let builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+                let mut builder = builder.streamed(Some(streaming));
+                if let Some(adapters) = &mut adapters {
+                    builder = builder.with_adapters(adapters);
+                }
+                (self.build)(&*model, &mut builder)
+            };
+            let pass = Pass::Train { checkpoint };
+            let loss = |denoiser: &Box<dyn Denoiser>| {
+                let made = denoiser.predict(&case.latents, &case.times, &case.conditions, pass)?;
+                Ok::<_, Error>(made.f_sum(Kind::Float)?)
+            };
+            fake::pass(Device::Cpu, build, loss).unwrap().kept
+        };
+        let whole = kept(&linear, 0, false);
+        let streamed = [1, blocks].map(|count| kept(&linear, count, false));
+        assert!(
+            streamed[0] < whole && streamed[1] < streamed[0],
+            "{streamed:?} and {whole}"
+        );
+        let again = kept(&linear, 0, true);
+        assert!(again <= streamed[1], "{again} and {streamed:?}");
+        let few = kept(&linear[linear.len() - 1..], 0, false);
+        assert!(
+            few < whole && few < kept(&[], 0, false),
+            "{few} and {whole}"
+        );
     }
 
     fn of_texts(&self, label: &str) -> Case {

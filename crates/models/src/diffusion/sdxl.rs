@@ -9,7 +9,6 @@
 //! Weights go by their names in diffusers' folders; those of checkpoints, in which all parts are one file, are renamed.
 //! LoRA files have the checkpoints' names in kohya's form, which all programs read.
 
-mod memory;
 mod model;
 mod names;
 #[cfg(test)]

@@ -9,7 +9,6 @@
 //! Weights go by their names in diffusers' folders.
 
 mod index;
-mod memory;
 mod model;
 pub(crate) mod names;
 #[cfg(test)]

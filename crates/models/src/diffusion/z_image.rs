@@ -9,7 +9,6 @@
 //! Weights go by their names in diffusers' folders, and so do the layers in LoRA files: those names with
 //! `diffusion_model.` in front are what both ComfyUI and diffusers read.
 
-mod memory;
 mod model;
 mod names;
 #[cfg(test)]

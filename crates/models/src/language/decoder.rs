@@ -57,7 +57,7 @@ pub struct DecoderOptions {
 /// Logits that a loss computes at a time on `device`. The head is read once for each chunk, so a GPU computes as many as take a
 /// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB); the CPU, whose caches are small,
 /// 32 MB.
-pub fn logits_at_once(device: Device) -> i64 {
+fn logits_at_once(device: Device) -> i64 {
     const FEWEST: i64 = 1 << 23;
     const MOST: i64 = 1 << 27;
     let memory = DeviceIndex::try_from(device).and_then(accelerator::memory_info);

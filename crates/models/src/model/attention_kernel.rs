@@ -37,7 +37,7 @@ pub(crate) fn causal_attention(
 
 /// Whether attention over `length` tokens materialises the score matrix, which is then kept for the backward
 /// pass.
-pub fn attention_materialises_scores(device: Device, kind: Kind, length: i64) -> bool {
+fn attention_materialises_scores(device: Device, kind: Kind, length: i64) -> bool {
     device == Device::Cpu && kind == Kind::BFloat16 && length <= MAX_EXPLICIT_LENGTH
 }
 

@@ -150,6 +150,8 @@ impl Streamer {
 #[derive(Debug)]
 enum Block<L> {
     Resident(L),
+    /// One that would be streamed, of fake tensors: its memory on the device is that of the ring, which is not counted here.
+    Fake(L),
     Streamed {
         /// The layer without its base weights.
         template: L,
@@ -179,8 +181,12 @@ impl<L: Layer> Blocks<L> {
                 offload = streamer.streaming.options.offload_inputs;
                 streamer.streaming.blocks.contains(&number)
             });
-            if !streamed {
-                list.push(Block::Resident(build(index, builder)?));
+            if !streamed || torch_ext::fake::is_on() {
+                let layer = build(index, builder)?;
+                list.push(match streamed {
+                    true => Block::Fake(layer),
+                    false => Block::Resident(layer),
+                });
                 continue;
             }
             let layer = builder.on_the_host(device, |builder| build(index, builder))?;
@@ -245,10 +251,11 @@ impl<L: Layer> Blocks<L> {
             let mut inputs = carried;
             inputs.extend(others.iter().map(Tensor::shallow_clone));
             carried = match (block, pass) {
-                (Block::Resident(layer), Pass::Train { checkpoint: true }) => {
+                (Block::Resident(layer), Pass::Train { checkpoint: true })
+                | (Block::Fake(layer), Pass::Train { .. }) => {
                     self.checkpointed(layer, inputs, shared)?
                 }
-                (Block::Resident(layer), _) => {
+                (Block::Resident(layer) | Block::Fake(layer), _) => {
                     layer.outputs(&inputs, shared, pass != Pass::Evaluate)?
                 }
                 (Block::Streamed { template, number }, Pass::Train { .. }) => {
@@ -271,7 +278,7 @@ impl<L: Layer> Blocks<L> {
     ) -> Result<Tensor, Error> {
         for (index, block) in self.list.iter().enumerate() {
             stream = match block {
-                Block::Resident(layer) => run(layer, index, &stream)?,
+                Block::Resident(layer) | Block::Fake(layer) => run(layer, index, &stream)?,
                 Block::Streamed { template, number } => {
                     let run = |layer: L| run(&layer, index, &stream);
                     self.evaluated(template, *number, &stream, run)?

@@ -11,7 +11,7 @@ use crate::adapters::{Attachment, HEAD};
 use crate::parameters::Parameters;
 use crate::quant::Quantization;
 use crate::tensor::shared;
-use crate::weight::{Stack, Weight, joined};
+use crate::weight::{Stack, Weight};
 
 /// Whether a model's own weights are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -454,7 +454,7 @@ impl<'a> Builder<'a> {
                 Some(to) => Weight::quantized(name, &dense, to),
                 None => Ok(Weight::Dense(dense)),
             };
-            inputs.push(weight(&gate, joined(&both)?)?);
+            inputs.push(weight(&gate, Tensor::f_cat(&both, 0)?)?);
             outputs.push(weight(&down, down_weight)?);
         }
         let (gate_up, down) = (Stack::new(inputs)?, Stack::new(outputs)?);

@@ -30,7 +30,7 @@ use chunks::Chunks;
 pub(crate) use convolution::{convolved, convolved_after};
 
 /// Tokens of a chunk.
-pub const CHUNK: i64 = 64;
+const CHUNK: i64 = 64;
 
 /// What the rule is applied to.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +114,7 @@ impl Rule<'_> {
 
 /// Tokens times heads that are computed at a time: what a pass makes on its way takes up to 18 KB for each, in a model with
 /// heads 128 wide.
-pub const AT_A_TIME: i64 = 1 << 15;
+const AT_A_TIME: i64 = 1 << 15;
 
 /// The inputs of some heads.
 struct Share {

@@ -5,7 +5,6 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
-use crate::tensor::shape_alone;
 
 /// Initial values of a tensor that is not loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,24 +105,26 @@ impl WeightSource for FileWeights<'_> {
     }
 }
 
-/// The shapes of a published model without its data, to inspect a model before it is loaded. Every tensor is
-/// zeros with all strides zero.
+/// The shapes of a model without its data, to inspect it before it is loaded: for [`FakeMode`](torch_ext::fake::FakeMode), in
+/// which they take no memory.
 pub struct MetaWeights<'a> {
-    tensors: &'a dyn TensorSource,
-    kind: Kind,
+    tensors: Option<&'a dyn TensorSource>,
+    options: (Kind, Device),
 }
 
 impl<'a> MetaWeights<'a> {
-    /// The shapes of `tensors`, as they would be read as `kind`.
-    pub fn new(tensors: &'a dyn TensorSource, kind: Kind) -> Self {
-        Self { tensors, kind }
+    /// The shapes of `tensors`, or whatever is asked for, as if they were read as this type and moved to this device.
+    pub fn new(tensors: Option<&'a dyn TensorSource>, options: (Kind, Device)) -> Self {
+        Self { tensors, options }
     }
 }
 
 impl WeightSource for MetaWeights<'_> {
     fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
-        require(self.tensors, name, shape)?;
-        shape_alone(shape, (self.kind, Device::Cpu))
+        if let Some(tensors) = self.tensors {
+            require(tensors, name, shape)?;
+        }
+        Ok(Tensor::f_empty(shape, self.options)?)
     }
 }
 
@@ -163,5 +164,61 @@ impl WeightSource for RandomWeights<'_> {
             Initial::Zeros => Tensor::f_zeros(shape, options)?,
         };
         Ok(self.placer.weight(name, &tensor, None)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torch_ext::fake::{self, PassMemory};
+
+    use super::*;
+
+    #[test]
+    fn a_pass_of_shapes_is_counted_and_draws_no_numbers() {
+        let draw = || Vec::<f32>::try_from(Tensor::rand([4], (Kind::Float, Device::Cpu))).unwrap();
+        tch::manual_seed(7);
+        let first = draw();
+        tch::manual_seed(7);
+        let options = (Kind::Float, Device::Cpu);
+        let build = || {
+            let weight = MetaWeights::new(None, options).tensor("w", &[256, 512], Initial::Ones)?;
+            Ok(weight.f_set_requires_grad(true)?)
+        };
+        let loss = |weight: &Tensor| -> Result<Tensor, Error> {
+            let input = Tensor::f_randn([64, 512], options)?.f_dropout(0.5, true)?;
+            let output = input.f_linear(weight, None::<&Tensor>)?;
+            assert!(f64::try_from(&output.f_sum(Kind::Float)?).is_err());
+            Ok(output.f_silu()?.f_sum(Kind::Float)?)
+        };
+        let pass = fake::pass(Device::Cpu, build, loss).unwrap();
+        assert!(!fake::is_on());
+        // The input of the product, and what the activation gets; in the backward pass their gradients meet.
+        let (input, output, weights) = (64 * 512 * 4, 64 * 256 * 4, 256 * 512 * 4);
+        let kept = input + output;
+        let PassMemory { temporary, .. } = pass;
+        assert_eq!((pass.weights, pass.kept), (weights, kept));
+        assert!(
+            (weights..=weights + 2 * output).contains(&temporary),
+            "{pass:?}"
+        );
+        assert_eq!(draw(), first);
+    }
+
+    #[test]
+    fn what_is_computed_of_real_numbers_can_be_read() {
+        let loss = |_: &()| -> Result<Tensor, Error> {
+            let real = Tensor::f_from_slice(&[3i64, -100, 5])?;
+            let learned = real.f_ne(-100)?.f_nonzero()?.f_squeeze_dim(1)?;
+            assert_eq!(Vec::<i64>::try_from(&learned)?, [0, 2]);
+            let table = Tensor::f_zeros([8, 4096], (Kind::Float, Device::Cpu))?;
+            let table = table.f_set_requires_grad(true)?;
+            Ok(table.f_index_select(0, &learned)?.f_sum(Kind::Float)?)
+        };
+        let pass = fake::pass(Device::Cpu, || Ok(()), loss).unwrap();
+        // The table, and its gradient.
+        assert!(
+            pass.kept >= 8 * 4096 * 4 && pass.temporary >= 8 * 4096 * 4,
+            "{pass:?}"
+        );
     }
 }

@@ -55,8 +55,6 @@ pub(crate) struct VideoData {
     pub(crate) folder: PathBuf,
     /// Files of the other requested texts, in order.
     pub(crate) texts: Vec<PathBuf>,
-    /// Tokens of the longest text.
-    pub(crate) text_rows: u64,
     /// Numbers of clips and texts that were encoded now.
     pub(crate) encoded: (usize, usize),
 }
@@ -153,8 +151,6 @@ impl Encoder<'_> {
         let empty = self.text_file("", &mut captions)?;
         let others = texts.iter().map(|text| self.text_file(text, &mut captions));
         let others = others.collect::<Result<_, _>>()?;
-        let lengths = captions.values().flatten().map(Vec::len);
-        let text_rows = lengths.max().unwrap_or(0) as u64;
         let texts = self.encode_texts(&captions, placer, observer)?;
         let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
@@ -164,7 +160,6 @@ impl Encoder<'_> {
             held_out: clips(held_out),
             empty,
             texts: others,
-            text_rows,
             folder: self.cache.folder().to_owned(),
             encoded: (latents, texts),
         })

@@ -8,11 +8,12 @@ use placement::plan::{
     plan,
 };
 use tch::Kind;
+use torch_ext::fake::PassMemory;
 
 use super::{MemoryPlan, STREAM_ALIGNMENT, decide};
 use crate::Error;
 use crate::config::{Config, Quantization};
-use crate::estimate::{self, DecoderUse, Estimate};
+use crate::estimate::{Estimate, Footprint};
 use crate::optim::Optimizer;
 
 /// Name of the only component.
@@ -25,7 +26,10 @@ pub(crate) struct PlannedDecoder<'a> {
     /// Built from [`MetaWeights`](models::model::MetaWeights).
     pub(crate) decoder: &'a Decoder,
     pub(crate) parameters: &'a Parameters,
-    pub(crate) usage: &'a DecoderUse,
+    /// The type of frozen matrices that are not quantised.
+    pub(crate) stored: Kind,
+    /// What a pass needs if these blocks are streamed.
+    pub(crate) measured: &'a dyn Fn(&[usize]) -> Result<PassMemory, Error>,
 }
 
 impl PlannedDecoder<'_> {
@@ -63,7 +67,7 @@ impl PlannedDecoder<'_> {
 
     /// The parts of the model, with the names in its files.
     fn component(&self) -> Result<Component, Error> {
-        let stored = self.usage.frozen.unwrap_or(Kind::Float);
+        let stored = self.stored;
         let number = |width: i64| u64::try_from(width).unwrap_or(0);
         let (vocabulary, hidden) = (
             number(self.shape.vocab_size),
@@ -160,17 +164,10 @@ impl PlannedDecoder<'_> {
 
     /// What training needs besides the frozen weights if these blocks are streamed.
     fn working(&self, streamed: &[usize]) -> Result<Bytes, Error> {
-        let usage = DecoderUse {
-            streamed: streamed.to_vec(),
-            ..self.usage.clone()
-        };
-        let rest = self.decoder.rope_bytes();
-        let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
+        let rest = self.decoder.rope_bytes() + self.parameters.count() * 4;
+        let footprint = Footprint::new(rest, (self.measured)(streamed)?);
         let optimizer = Optimizer::from_config(self.config, self.parameters, &[])?;
-        let moments = (
-            optimizer.state_bytes(self.parameters),
-            optimizer.working_bytes(),
-        );
+        let moments = optimizer.all_bytes(self.parameters);
         Ok(Bytes(
             Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
         ))
@@ -199,21 +196,14 @@ mod tests {
 
     use models::adapters::Attachment;
     use models::language::DecoderOptions;
-    use models::model::{Base, Builder, Initial, WeightSource};
+    use models::loss::mean_cross_entropy;
+    use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
+    use placement::swap::SwapOptions;
     use serde_json::json;
     use tch::{Device, Tensor};
+    use torch_ext::fake::{self, FakeMode};
 
     use super::*;
-
-    /// Tensors of any shape that take no memory.
-    struct Shapes;
-
-    impl WeightSource for Shapes {
-        fn tensor(&mut self, _: &str, shape: &[i64], _: Initial) -> Result<Tensor, models::Error> {
-            let zero = Tensor::f_zeros(vec![1; shape.len()], (Kind::BFloat16, Device::Cpu))?;
-            Ok(zero.f_expand(shape, false)?)
-        }
-    }
 
     /// The plan for Qwen3-30B-A3B with an adapter on its attention and rows of 2,048 tokens.
     fn thirty_billion(quantization: &str, memory: Memory) -> Result<MemoryPlan, Error> {
@@ -231,39 +221,49 @@ mod tests {
         );
         let config = Config::parse("test.yaml", &text, &[]).unwrap();
         let lora = config.adapter.as_ref().unwrap().lora().unwrap();
-        let mut attachment = Attachment::fresh(&lora).unwrap();
-        let (mut parameters, mut source) = (Parameters::default(), Shapes);
         let compute = Kind::BFloat16;
-        let base = Base::Frozen(compute);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-            .with_adapters(&mut attachment);
-        let options = DecoderOptions {
-            positions: 2048,
-            initializer_range: 0.0,
-            device: Device::Cpu,
+        let build = |parameters: &mut Parameters, quantization, streamed: &[usize]| {
+            let mut attachment = Attachment::fresh(&lora).unwrap();
+            let mut source = MetaWeights::new(None, (compute, Device::Cpu));
+            let streaming = Streaming {
+                blocks: streamed.to_vec(),
+                options: SwapOptions::default(),
+            };
+            let mut builder = Builder::new(&mut source, parameters, compute, Base::Frozen(compute))
+                .with_adapters(&mut attachment)
+                .quantized(quantization)
+                .streamed(Some(streaming));
+            let options = DecoderOptions {
+                positions: 2048,
+                initializer_range: 0.0,
+                device: Device::Cpu,
+            };
+            Ok(Decoder::new(&shape, options, &mut builder)?)
         };
-        let decoder = Decoder::new(&shape, options, &mut builder).unwrap();
-        let usage = DecoderUse {
-            rows: 1,
-            length: 2048,
-            packed: false,
-            compute,
-            frozen: Some(compute),
-            quantization: config.model.quantization.map(Into::into),
-            device: Device::Cpu,
-            checkpoint: true,
-            streamed: Vec::new(),
-            offload: false,
-            dropout: 0.0,
-            whole_logits: false,
-            scores: false,
+        let row = Tensor::zeros([1, 2048], (Kind::Int64, Device::Cpu));
+        let pass = Pass::Train { checkpoint: true };
+        let loss = |decoder: &Decoder| {
+            let (hidden, _) = decoder.learned(&row, (None, None), pass)?;
+            Ok(mean_cross_entropy(decoder, &hidden, &row, pass)?)
+        };
+        let measured = |streamed: &[usize]| {
+            let mut parameters = Parameters::default();
+            let quantization = config.model.quantization.map(Into::into);
+            let build = || build(&mut parameters, quantization, streamed);
+            fake::pass(Device::Cpu, build, loss)
+        };
+        let mut parameters = Parameters::default();
+        let decoder: Decoder = {
+            let _fake = FakeMode::begin(Device::Cpu).unwrap();
+            build(&mut parameters, None, &[])?
         };
         let planned = PlannedDecoder {
             config: &config,
             shape: &shape,
             decoder: &decoder,
             parameters: &parameters,
-            usage: &usage,
+            stored: compute,
+            measured: &measured,
         };
         planned.plan(memory, &OffloadOptions::default())
     }

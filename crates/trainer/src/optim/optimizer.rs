@@ -315,10 +315,17 @@ impl Optimizer {
         state.iter().map(|(_, tensor)| bytes(tensor)).sum()
     }
 
-    /// Bytes that a step needs besides parameters, gradients and state.
-    pub(crate) fn working_bytes(&self) -> u64 {
-        let largest = self.parts().map(|part| bytes(&part.parameter)).max();
-        self.rule.temporaries() * largest.unwrap_or(0)
+    /// Bytes of its state for `parameters`, and those that exist for a while besides: in a step, and of trained weights while
+    /// others are evaluated.
+    pub(crate) fn all_bytes(&self, parameters: &Parameters) -> (u64, u64, u64) {
+        let all = || self.parts().map(|part| bytes(&part.parameter));
+        let aside = if self.evaluates_others() {
+            all().sum()
+        } else {
+            0
+        };
+        let step = self.rule.temporaries() * all().max().unwrap_or(0);
+        (self.state_bytes(parameters), step, aside)
     }
 }
 

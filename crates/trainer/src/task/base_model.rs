@@ -2,18 +2,18 @@
 
 use placement::Placer;
 use placement::plan::{Memory, OffloadOptions};
-use tch::{Device, Kind};
+use placement::swap::SwapOptions;
+use tch::{Device, Kind, Tensor};
+use torch_ext::fake::{FakeMode, PassMemory};
 
 use crate::Error;
 use crate::config::Config;
-use crate::estimate::DecoderUse;
+use crate::estimate::{self, Footprint};
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
 use models::language::{Decoder, DecoderOptions};
-use models::model::{
-    Base, Builder, FileWeights, MetaWeights, WeightSource, attention_materialises_scores,
-};
+use models::model::{Base, Builder, FileWeights, MetaWeights, Streaming, WeightSource};
 use models::pretrained::Pretrained;
 
 /// A model that is ready to be trained.
@@ -21,24 +21,13 @@ pub(super) struct BaseModel {
     pub(super) model: Decoder,
     pub(super) adapter: Option<Attached>,
     pub(super) parameters: Parameters,
-    /// How it is trained, as far as memory depends on it.
-    pub(super) usage: DecoderUse,
-    /// Bytes of the model in memory that do not learn.
-    pub(super) base_bytes: u64,
+    pub(super) footprint: Footprint,
     /// What was decided about memory, where the config asks for it.
     pub(super) plan: Option<MemoryPlan>,
 }
 
-/// What a row of a batch is, as far as memory depends on it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RowShape {
-    /// Tokens in the longest.
-    pub(super) length: u64,
-    /// Whether it holds several examples that do not see each other.
-    pub(super) packed: bool,
-    /// Sequences that a row of a batch is, as far as they have a gradient.
-    pub(super) sequences: u64,
-}
+/// The loss of a model on a batch of the largest size.
+pub(super) type Loss<'a> = &'a dyn Fn(&Decoder) -> Result<Tensor, Error>;
 
 /// Everything that a model is made from.
 struct Plans<'a> {
@@ -46,12 +35,13 @@ struct Plans<'a> {
     pretrained: &'a Pretrained,
     /// Positions that it can see.
     context: i64,
-    rows: RowShape,
+    loss: Loss<'a>,
     compute: Kind,
+    device: Device,
 }
 
 impl BaseModel {
-    /// The weights of `pretrained` as `config` wants them, in positions up to `context`, for `rows`.
+    /// The weights of `pretrained` as `config` wants them, in positions up to `context`.
     ///
     /// # Errors
     /// When a file is damaged, the adapter does not fit, there is no plan under `memory` that
@@ -59,7 +49,7 @@ impl BaseModel {
     pub(super) fn load(
         config: &Config,
         pretrained: &Pretrained,
-        (context, rows): (i64, RowShape),
+        (context, loss): (i64, Loss<'_>),
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
@@ -67,67 +57,80 @@ impl BaseModel {
             config,
             pretrained,
             context,
-            rows,
+            loss,
             compute: match config.train.bf16.on(placer.device()) {
                 true => Kind::BFloat16,
                 false => Kind::Float,
             },
+            device: placer.device(),
         };
-        let mut usage = plans.usage(placer.device())?;
         let plan = match config.model.offload_options() {
-            Some(options) => Some(plans.plan(&usage, memory, &options)?),
+            Some(options) => Some(plans.plan(memory, &options)?),
             None => None,
         };
         let mut streaming = None;
         if let Some(plan) = &plan {
-            usage.streamed.clone_from(&plan.streamed);
             let pass = StreamedPass {
-                dropout: usage.dropout > 0.0,
-                offload: usage.offload,
+                dropout: plans.attachment()?.is_some_and(|a| a.dropout() > 0.0),
+                offload: plans.offloads(),
             };
             streaming = plan.streaming(MODEL, placer, &pass)?;
         }
+        let streamed = plan.as_ref().map_or(&[][..], |plan| &plan.streamed);
+        let pass = plans.measured(streamed)?;
         tch::manual_seed(config.seed as i64);
         let mut parameters = Parameters::default();
         let mut attachment = plans.attachment()?;
-        let (device, stored) = (placer.device(), usage.frozen.unwrap_or(Kind::Float));
-        let mut source = FileWeights::new(pretrained.tensors.as_ref(), stored, placer);
+        let mut source = FileWeights::new(pretrained.tensors.as_ref(), plans.stored(), placer);
         let mut builder = plans
             .builder(&mut source, &mut parameters, attachment.as_mut())
-            .quantized(config.model.quantization.map(Into::into))
             .streamed(streaming);
-        let mut model = Decoder::new(&pretrained.config, plans.options(device), &mut builder)?;
-        model.offload_activations(usage.offload);
-        if config.train.activation_offload && !usage.offload {
+        let model = plans.decoder(&mut builder)?;
+        if config.train.activation_offload && !plans.offloads() {
             tracing::warn!(
                 "`train.activation_offload` is left off: on the CPU there is no other memory to \
                  free"
             );
         }
         Ok(Self {
-            base_bytes: model.bytes()?,
+            footprint: Footprint::new(model.bytes()? + parameters.count() * 4, pass),
             adapter: attachment.map(Attachment::finish).transpose()?,
             model,
             parameters,
-            usage,
             plan,
         })
     }
 }
 
 impl Plans<'_> {
-    fn options(&self, device: Device) -> DecoderOptions {
-        DecoderOptions {
+    fn decoder(&self, builder: &mut Builder) -> Result<Decoder, Error> {
+        let options = DecoderOptions {
             positions: self.context,
             initializer_range: 0.0,
-            device,
-        }
+            device: self.device,
+        };
+        let mut model = Decoder::new(&self.pretrained.config, options, builder)?;
+        model.offload_activations(self.offloads());
+        Ok(model)
+    }
+
+    /// Whether the inputs of recomputed blocks are offloaded.
+    fn offloads(&self) -> bool {
+        self.config.train.activation_offload && self.device != Device::Cpu
     }
 
     fn base(&self) -> Base {
         match self.config.adapter {
             Some(_) => Base::Frozen(self.compute),
             None => Base::Trained,
+        }
+    }
+
+    /// The type in which weights are read.
+    fn stored(&self) -> Kind {
+        match self.base() {
+            Base::Frozen(kind) => kind,
+            Base::Trained => Kind::Float,
         }
     }
 
@@ -148,61 +151,54 @@ impl Plans<'_> {
         parameters: &'b mut Parameters,
         attachment: Option<&'b mut Attachment>,
     ) -> Builder<'b> {
-        let builder = Builder::new(source, parameters, self.compute, self.base());
+        let builder = Builder::new(source, parameters, self.compute, self.base())
+            .quantized(self.config.model.quantization.map(Into::into));
         match attachment {
             Some(attachment) => builder.with_adapters(attachment),
             None => builder,
         }
     }
 
-    fn usage(&self, device: Device) -> Result<DecoderUse, Error> {
-        let train = &self.config.train;
-        let RowShape {
-            length,
-            packed,
-            sequences,
-        } = self.rows;
-        let attachment = self.attachment()?;
-        Ok(DecoderUse {
-            rows: u64::from(train.per_device_train_batch_size) * sequences,
-            length,
-            packed,
-            compute: self.compute,
-            frozen: match self.base() {
-                Base::Frozen(kind) => Some(kind),
-                Base::Trained => None,
-            },
-            quantization: self.config.model.quantization.map(Into::into),
-            device,
-            checkpoint: train.gradient_checkpointing,
-            streamed: Vec::new(),
-            offload: train.activation_offload && device != Device::Cpu,
-            dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
-            whole_logits: false,
-            scores: attention_materialises_scores(device, self.compute, length as i64),
-        })
+    /// What a pass needs if these blocks are streamed.
+    fn measured(&self, streamed: &[usize]) -> Result<PassMemory, Error> {
+        let mut attachment = self.attachment()?.map(Attachment::without_values);
+        let mut parameters = Parameters::default();
+        let mut source = self.shapes();
+        let streaming = Streaming {
+            blocks: streamed.to_vec(),
+            options: SwapOptions::default(),
+        };
+        let build = || {
+            let builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
+            self.decoder(&mut builder.streamed(Some(streaming)))
+        };
+        Ok(estimate::measured(self.device, build, self.loss))
+    }
+
+    fn shapes(&self) -> MetaWeights<'_> {
+        let tensors = self.pretrained.tensors.as_ref();
+        MetaWeights::new(Some(tensors), (self.stored(), self.device))
     }
 
     /// What lives where, decided from the model's shapes.
-    fn plan(
-        &self,
-        usage: &DecoderUse,
-        memory: Memory,
-        options: &OffloadOptions,
-    ) -> Result<MemoryPlan, Error> {
+    fn plan(&self, memory: Memory, options: &OffloadOptions) -> Result<MemoryPlan, Error> {
         let mut parameters = Parameters::default();
-        let mut attachment = self.attachment()?;
-        let tensors = self.pretrained.tensors.as_ref();
-        let mut source = MetaWeights::new(tensors, usage.frozen.unwrap_or(Kind::Float));
-        let mut builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
-        let shape = self.options(Device::Cpu);
-        let decoder = Decoder::new(&self.pretrained.config, shape, &mut builder)?;
+        let mut attachment = self.attachment()?.map(Attachment::without_values);
+        let mut source = self.shapes();
+        let mut builder = self
+            .builder(&mut source, &mut parameters, attachment.as_mut())
+            .quantized(None);
+        let decoder = {
+            let _fake = FakeMode::begin(self.device)?;
+            self.decoder(&mut builder)?
+        };
         let planned = PlannedDecoder {
             config: self.config,
             shape: &self.pretrained.config,
             decoder: &decoder,
             parameters: &parameters,
-            usage,
+            stored: self.stored(),
+            measured: &|streamed| self.measured(streamed),
         };
         planned.plan(memory, options)
     }

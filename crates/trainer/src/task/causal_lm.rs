@@ -4,7 +4,7 @@ use std::path::Path;
 
 use placement::Placer;
 use serde_json::{Value, json};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::blocks::{TrainingBlocks, held_out_starts};
 use super::held_out::in_batches;
@@ -14,12 +14,12 @@ use super::{Batch, Epochs, EvaluationSums, Makes, Share, Task, Usable};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
-use crate::estimate::{self, DecoderUse, Footprint};
+use crate::estimate::{self, Footprint};
 use crate::events::Sample;
 use models::Parameters;
 use models::formats::write_tensors;
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
-use models::model::{Base, Builder, Pass, RandomWeights, attention_materialises_scores};
+use models::model::{Base, Builder, MetaWeights, Pass, RandomWeights};
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
@@ -28,11 +28,9 @@ pub struct CausalLm {
     data: TextData,
     blocks: TrainingBlocks,
     block_size: usize,
-    batch_size: usize,
     eval_batch_size: usize,
-    device: Device,
     seed: u64,
-    model_bytes: u64,
+    footprint: Footprint,
     /// What the model computes.
     shape: DecoderConfig,
     initializer_range: f64,
@@ -61,14 +59,25 @@ impl CausalLm {
             initializer_range: config.model.initializer_range,
             device: placer.device(),
         };
+        let batch_size = config.train.per_device_train_batch_size;
+        let build = || {
+            let mut source = MetaWeights::new(None, (Kind::Float, options.device));
+            let mut parameters = Parameters::default();
+            let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
+            Ok(Decoder::new(&shape, options, &mut builder)?)
+        };
+        let pass = estimate::measured(options.device, build, |model: &Decoder| {
+            let size = [i64::from(batch_size), block_size as i64];
+            let tokens = Tensor::f_zeros(size, (Kind::Int64, options.device))?;
+            loss(model, &tokens, &tokens)
+        });
         let mut parameters = Parameters::default();
         let mut source = RandomWeights::new(config.seed, placer);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
         let model = Decoder::new(&shape, options, &mut builder)?;
         let train = &config.train;
-        let batch_size = train.per_device_train_batch_size;
         Ok(Self {
-            model_bytes: model.bytes()?,
+            footprint: Footprint::new(model.bytes()? + parameters.count() * 4, pass),
             model,
             parameters,
             blocks: TrainingBlocks::new(
@@ -82,9 +91,7 @@ impl CausalLm {
             ),
             data,
             block_size,
-            batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
-            device: placer.device(),
             seed: config.seed,
             shape,
             initializer_range: config.model.initializer_range,
@@ -208,24 +215,7 @@ impl Task for CausalLm {
     }
 
     fn footprint(&self) -> Footprint {
-        let length = self.block_size as u64;
-        let compute = self.model.compute();
-        let how = DecoderUse {
-            rows: self.batch_size as u64,
-            length,
-            packed: false,
-            compute,
-            frozen: None,
-            quantization: None,
-            device: self.device,
-            checkpoint: false,
-            streamed: Vec::new(),
-            offload: false,
-            dropout: 0.0,
-            whole_logits: true,
-            scores: attention_materialises_scores(self.device, compute, length as i64),
-        };
-        estimate::decoder(&self.shape, &self.parameters, self.model_bytes, &how)
+        self.footprint
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -238,9 +228,7 @@ impl Task for CausalLm {
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {
-        let pass = Pass::Train { checkpoint: false };
-        let logits = self.model.logits(batch.get("tokens")?, pass)?;
-        cross_entropy(&logits, batch.get("targets")?)
+        loss(&self.model, batch.get("tokens")?, batch.get("targets")?)
     }
 
     fn evaluates(&self) -> bool {
@@ -338,8 +326,9 @@ impl Task for CausalLm {
     }
 }
 
-/// Mean nats per token of `[batch, length, vocabulary]` logits.
-fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+/// Mean nats per token.
+fn loss(model: &Decoder, tokens: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+    let logits = model.logits(tokens, Pass::Train { checkpoint: false })?;
     let vocabulary = logits.size().last().copied().unwrap_or(0);
     let logits = logits.f_view([-1, vocabulary])?;
     let targets = targets.f_view([-1])?;

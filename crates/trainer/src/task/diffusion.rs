@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{self, Conditions, Diffusion, Expert as Which, FIRST_FRAME, Trained};
+use models::diffusion::{self, Conditions, Denoiser, Diffusion, Expert as Which, FIRST_FRAME};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -25,11 +25,12 @@ use placement::plan::Memory;
 use placement::swap::SwapReport;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
+use torch_ext::fake::PassMemory;
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, ExpertPlacement, streaming};
 use self::model::write_model;
-use self::plan::{PlannedExperts, component, has_offloaded_modules, usage};
+use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{
@@ -61,12 +62,13 @@ pub struct DiffusionTask {
     previews: Option<Previews>,
     /// The memory plan of a frozen model.
     plan: Option<MemoryPlan>,
+    /// What a pass of the first expert needs.
+    pass: PassMemory,
     clips: ClipLoader,
     /// The held-out clips.
     held_out: ClipSource,
     config: Config,
     compute: Kind,
-    device: Device,
 }
 
 impl DiffusionTask {
@@ -102,11 +104,15 @@ impl DiffusionTask {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
                 let shown = previews.is_some();
-                let planned =
-                    PlannedExperts::new(config, &*model, &data, machine, &trained, shown)?;
+                let planned = PlannedExperts::new(config, &model, &data, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
             }
         };
+        let first = parts.first().and_then(|part| part.expert);
+        let streamed = plan.as_ref().map(|plan| plan.streamed_of(component(first)));
+        let streamed = streamed.unwrap_or_default();
+        let machine = (compute, device);
+        let pass = measured(config, &model, &data, first, machine, &streamed)?.pass;
         let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
@@ -163,9 +169,9 @@ impl DiffusionTask {
             data,
             previews,
             plan,
+            pass,
             config: config.clone(),
             compute,
-            device,
         })
     }
 
@@ -217,31 +223,46 @@ impl DiffusionTask {
 
     /// The mean squared error of each clip of a batch, `[rows]`; batch and expert are on the device.
     fn losses(&self, expert: &Expert, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
-        let (clean, noise) = (batch.get("latents")?, batch.get("noise")?);
-        let sigma = batch.get("sigma")?;
+        let media = [
+            batch.get("latents")?,
+            batch.get("noise")?,
+            batch.get("sigma")?,
+        ];
         let mut conditions = Conditions::default();
         for (name, tensor) in batch.iter() {
             if !["latents", "noise", "sigma"].contains(&name) {
                 conditions.insert(name, tensor.shallow_clone());
             }
         }
-        let frames = clean.size5()?.2;
-        let given = self.config.data.image_to_video == Some(true) && frames > 1;
-        if given {
-            conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
-        }
-        let objective = self.model.objective();
-        let noisy = objective.noisy(clean, noise, sigma)?;
-        let times = objective.times(sigma)?;
-        let prediction = expert.model.predict(&noisy, &times, &conditions, pass)?;
-        let mut apart = prediction.f_sub(&objective.target(clean, noise, sigma)?)?;
-        if given {
-            apart = apart.f_narrow(2, 1, frames - 1)?;
-        }
-        Ok(apart
-            .f_square()?
-            .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
+        let of = (&*self.model, &*expert.model);
+        losses(&self.config, of, media, conditions, pass)
     }
+}
+
+/// The mean squared error of each clip, `[rows]`, of what `denoiser` makes of clean latents, noise and noise levels.
+fn losses(
+    config: &Config,
+    (model, denoiser): (&dyn Diffusion, &dyn Denoiser),
+    [clean, noise, sigma]: [&Tensor; 3],
+    mut conditions: Conditions,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let frames = clean.size5()?.2;
+    let given = config.data.image_to_video == Some(true) && frames > 1;
+    if given {
+        conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
+    }
+    let objective = model.objective();
+    let noisy = objective.noisy(clean, noise, sigma)?;
+    let times = objective.times(sigma)?;
+    let prediction = denoiser.predict(&noisy, &times, &conditions, pass)?;
+    let mut apart = prediction.f_sub(&objective.target(clean, noise, sigma)?)?;
+    if given {
+        apart = apart.f_narrow(2, 1, frames - 1)?;
+    }
+    Ok(apart
+        .f_square()?
+        .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
 }
 
 /// The model at `path`, and what of it is trained.
@@ -373,20 +394,7 @@ impl Task for DiffusionTask {
             most.unwrap_or_default().0
         };
         let base = self.plan.as_ref().map_or(0, on_device);
-        let first = component(self.experts[0].which);
-        let streamed = self.plan.as_ref().map(|plan| plan.streamed_of(first));
-        let first = &self.experts[0];
-        let trained = Trained::of(&first.parameters, self.model.arch(), first.blocks);
-        let machine = (self.compute, self.device);
-        let streamed = streamed.unwrap_or_default();
-        let usage = usage(&self.config, &self.data, machine, trained, streamed);
-        // The weights were read, so that this can be, too.
-        let kept = self.model.kept(&usage).unwrap_or_default();
-        Footprint {
-            weights: base + self.parameters.count() * 4,
-            activations: kept.activations,
-            logits: kept.temporary,
-        }
+        Footprint::new(base + self.parameters.count() * 4, self.pass)
     }
 
     /// If the config requests one, or the experts swap places on the device.

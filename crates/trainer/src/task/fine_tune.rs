@@ -8,7 +8,7 @@ use placement::swap::SwapReport;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use super::base_model::{BaseModel, RowShape};
+use super::base_model::BaseModel;
 use super::fine_tune_data::{FineTuneData, Question};
 use super::held_out::in_batches;
 use super::preference::{Outcome, Preference, Set};
@@ -20,7 +20,7 @@ use super::{
 use crate::Error;
 use crate::config::{Config, SampleConfig};
 use crate::data::SplitMix64;
-use crate::estimate::{self, DecoderUse, Footprint};
+use crate::estimate::Footprint;
 use crate::events::Sample;
 use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens, ends_of_answers};
@@ -48,8 +48,7 @@ pub struct FineTune {
     encoder: Encoder,
     adapter: Option<Attached>,
     parameters: Parameters,
-    /// Bytes of the model in memory that do not learn.
-    base_bytes: u64,
+    footprint: Footprint,
     plan: Option<MemoryPlan>,
     data: FineTuneData,
     /// Set if it learns from preferences.
@@ -59,7 +58,6 @@ pub struct FineTune {
     checkpoint: bool,
     /// Whether the model is exported with the adapter in it too.
     save_merged: bool,
-    usage: DecoderUse,
     seed: u64,
     name_or_path: String,
     /// What the data are read by again when a run goes on with the date of its first day.
@@ -92,28 +90,33 @@ impl FineTune {
         }
         let context = limit.min(SAMPLE_CONTEXT).max(longest);
         let preference = Preference::new(config, data.training.rows().unwrap_or_default());
-        let rows = RowShape {
-            length: longest as u64,
-            packed: data.training.packed(),
-            sequences: preference.as_ref().map_or(1, Preference::sequences),
+        let train = &config.train;
+        let batch_size = train.per_device_train_batch_size;
+        let rows = vec![data.training.longest_row(); batch_size as usize];
+        let batch = placer.batch(batch_of(&data, preference.as_ref(), &rows)?)?;
+        let loss = |model: &Decoder| {
+            let pass = Pass::Train {
+                checkpoint: train.gradient_checkpointing,
+            };
+            match &preference {
+                Some(preference) => Ok(preference.outcome(model, &batch, pass)?.loss),
+                None => loss_of_tokens(model, &batch, pass),
+            }
         };
         let BaseModel {
             model,
             adapter,
             parameters,
-            usage,
-            base_bytes,
+            footprint,
             plan,
-        } = BaseModel::load(config, &pretrained, (context, rows), placer, memory)?;
-        let train = &config.train;
-        let batch_size = train.per_device_train_batch_size;
+        } = BaseModel::load(config, &pretrained, (context, &loss), placer, memory)?;
         Ok(Self {
             model,
             pretrained,
             encoder,
             adapter,
             parameters,
-            base_bytes,
+            footprint,
             plan,
             data,
             preference,
@@ -121,7 +124,6 @@ impl FineTune {
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
             save_merged: config.adapter.as_ref().is_some_and(|a| a.save_merged),
-            usage,
             seed: config.seed,
             name_or_path: name_or_path.to_owned(),
             config: config.clone(),
@@ -277,8 +279,7 @@ impl Task for FineTune {
     }
 
     fn footprint(&self) -> Footprint {
-        let shape = &self.pretrained.config;
-        estimate::decoder(shape, &self.parameters, self.base_bytes, &self.usage)
+        self.footprint
     }
 
     fn memory_plan(&self) -> Option<&MemoryPlan> {
@@ -296,10 +297,7 @@ impl Task for FineTune {
     fn next_batch(&mut self) -> Result<Batch, Error> {
         let rows = self.data.blocks.next_starts().into_iter();
         let rows: Vec<u64> = rows.map(|row| row as u64).collect();
-        match &self.preference {
-            Some(preference) => preference.batch(&self.data.training, Set::Training, &rows),
-            None => Ok(self.data.training.batch(&rows)?.0),
-        }
+        batch_of(&self.data, self.preference.as_ref(), &rows)
     }
 
     fn micro_batches(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
@@ -340,14 +338,7 @@ impl Task for FineTune {
         if let Some(preference) = &self.preference {
             return preference.loss(&self.model, batch, pass);
         }
-        let places = (batch.find("positions"), batch.find("real"));
-        let (hidden, balance) = self.model.learned(batch.get("tokens")?, places, pass)?;
-        let targets = batch.get("targets")?;
-        let loss = mean_cross_entropy(&self.model, &hidden, targets, pass)?;
-        match balance {
-            Some(balance) => Ok(loss.f_add(&balance)?),
-            None => Ok(loss),
-        }
+        loss_of_tokens(&self.model, batch, pass)
     }
 
     fn evaluates(&self) -> bool {
@@ -549,5 +540,28 @@ impl Task for FineTune {
             Some(_) => "adapter",
             None => "model",
         }
+    }
+}
+
+/// A batch of these rows of the training data.
+fn batch_of(
+    data: &FineTuneData,
+    preference: Option<&Preference>,
+    rows: &[u64],
+) -> Result<Batch, Error> {
+    match preference {
+        Some(preference) => preference.batch(&data.training, Set::Training, rows),
+        None => Ok(data.training.batch(rows)?.0),
+    }
+}
+
+/// The mean loss of the tokens that are learned, and what the model learns besides.
+fn loss_of_tokens(model: &Decoder, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
+    let places = (batch.find("positions"), batch.find("real"));
+    let (hidden, balance) = model.learned(batch.get("tokens")?, places, pass)?;
+    let loss = mean_cross_entropy(model, &hidden, batch.get("targets")?, pass)?;
+    match balance {
+        Some(balance) => Ok(loss.f_add(&balance)?),
+        None => Ok(loss),
     }
 }

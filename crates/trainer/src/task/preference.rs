@@ -92,14 +92,6 @@ impl Preference {
         self.loss_type() == LossType::Kto
     }
 
-    /// Sequences of a row that have a gradient.
-    pub(super) fn sequences(&self) -> u64 {
-        match self.loss_type() {
-            LossType::Kto => 1,
-            _ => 2,
-        }
-    }
-
     /// Whether what the model says of all rows is computed before the first step.
     pub(super) fn precomputes(&self) -> bool {
         let wanted = self.config.precompute_ref_log_probs;

@@ -181,6 +181,16 @@ impl Sequences {
         }
     }
 
+    /// The longest row, as [`Sequences::batch`] numbers them.
+    pub(super) fn longest_row(&self) -> u64 {
+        let longest = match &self.rows {
+            Rows::Wrapped(_) => None,
+            Rows::Whole { rows, .. } => (0..rows.len()).max_by_key(|row| tokens_of(&rows[*row])),
+            Rows::Answers(answers) => answers.longest_row(),
+        };
+        longest.unwrap_or(0) as u64
+    }
+
     /// The order to train in.
     ///
     /// # Errors

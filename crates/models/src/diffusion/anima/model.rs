@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 
-use super::memory;
 use super::transformer::{ConditionerConfig, PATCH, Transformer, TransformerConfig};
 use super::{ARCH, names};
 use crate::Error;
@@ -16,8 +15,7 @@ use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::parts::t5::TEXT_ROWS;
 use crate::diffusion::parts::unigram::TextTokenizer;
 use crate::diffusion::{
-    self, Conditions, Denoiser, Diffusion, Expert, Kept, Part, PartPaths, TextEncoder, Tokenizer,
-    Usage,
+    self, Conditions, Denoiser, Diffusion, Expert, Part, PartPaths, TextEncoder, Tokenizer,
 };
 use crate::formats::TensorSource;
 use crate::model::Builder;
@@ -244,15 +242,6 @@ impl Diffusion for Anima {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.starts_with("time_embed.")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        let conditioner = &self.conditioner;
-        let rows = usage
-            .text_tokens
-            .max(conditioner.min_sequence_length as u64);
-        let first = conditioner.num_layers as usize;
-        Ok(memory::kept(usage, &self.config, first, rows))
     }
 }
 

@@ -12,9 +12,7 @@ use super::model::{T5_TOKENS, collated};
 use super::transformer::{ConditionerConfig, Transformer, TransformerConfig};
 use crate::Parameters;
 use crate::diffusion::reference::{FROZEN, How, Reference, difference, placer};
-use crate::diffusion::{
-    Conditions, Diffusion, PartPaths, TEXT, TEXT_TOKENS, Usage, load_text_encoder,
-};
+use crate::diffusion::{Conditions, Diffusion, PartPaths, TEXT, TEXT_TOKENS, load_text_encoder};
 use crate::model::{Base, Builder, Pass, RandomWeights};
 
 const REFERENCE: Reference = Reference {
@@ -114,6 +112,11 @@ fn velocities_are_those_of_diffusers() {
         alone.insert(T5_TOKENS, row(T5_TOKENS).narrow(0, 0, tokens));
         collated(&[alone]).unwrap()
     });
+}
+
+#[test]
+fn what_is_computed_again_is_not_kept() {
+    REFERENCE.what_is_computed_again_is_not_kept("low");
 }
 
 #[test]
@@ -272,28 +275,6 @@ fn the_second_tokenizer_is_in_the_first_one_or_beside_it() {
     }
     let error = opened(alone).unwrap_err().to_string();
     assert!(error.contains("no folder `t5_tokenizer`"), "{error}");
-}
-
-/// The transformer's blocks come after the conditioner's.
-#[test]
-fn memory_is_that_of_the_transformer_s_blocks() {
-    let model = model();
-    let usage = |streamed: &[usize]| Usage {
-        rows: 1,
-        tokens: 64,
-        text_tokens: 9,
-        compute: Kind::BFloat16,
-        device: Device::Cpu,
-        checkpoint: false,
-        streamed: streamed.to_vec(),
-        offload: false,
-        quantization: None,
-        dropout: false,
-        trained: crate::diffusion::Trained::planned(&ARCH, 4),
-    };
-    let bytes = |streamed: &[usize]| model.kept(&usage(streamed)).unwrap().activations;
-    assert_eq!(bytes(&[]), bytes(&[0, 1]));
-    assert!(bytes(&[2]) < bytes(&[]) && bytes(&[2, 3, 4]) < bytes(&[2]));
 }
 
 #[test]

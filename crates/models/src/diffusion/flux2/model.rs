@@ -5,17 +5,15 @@ use std::path::Path;
 use serde_json::json;
 use tch::Device;
 
+use super::ARCH;
 use super::transformer::{Transformer, TransformerConfig};
-use super::{ARCH, memory};
 use crate::Error;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
-use crate::diffusion::{
-    Denoiser, Diffusion, Expert, Kept, PartPaths, TextEncoder, Tokenizer, Usage,
-};
+use crate::diffusion::{Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer};
 use crate::json::Object;
 use crate::model::Builder;
 
@@ -210,9 +208,5 @@ impl Diffusion for Flux2 {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.starts_with("time_guidance_embed.")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        Ok(memory::kept(usage, &self.config))
     }
 }

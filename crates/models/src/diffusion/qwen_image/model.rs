@@ -4,9 +4,9 @@ use std::path::Path;
 
 use tch::Device;
 
+use super::ARCH;
 use super::text::{self, LONGEST, PromptTokenizer, TOKENS_BEFORE};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
-use super::{ARCH, memory};
 use crate::Error;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{self, TextDecoder};
@@ -14,7 +14,7 @@ use crate::diffusion::parts::places::{Places, config_at};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
-    Conditions, Denoiser, Diffusion, Expert, Kept, PartPaths, TextEncoder, Tokenizer, Usage,
+    Conditions, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
 };
 use crate::model::Builder;
 
@@ -145,9 +145,5 @@ impl Diffusion for QwenImage {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.starts_with("time_text_embed.")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        Ok(memory::kept(usage, &self.config))
     }
 }

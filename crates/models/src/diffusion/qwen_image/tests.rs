@@ -41,6 +41,11 @@ fn velocities_are_those_of_diffusers() {
 }
 
 #[test]
+fn what_is_computed_again_is_not_kept() {
+    REFERENCE.what_is_computed_again_is_not_kept("small");
+}
+
+#[test]
 fn bfloat16_is_close() {
     REFERENCE.bfloat16_is_close("wide");
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Tensor};
 
 use super::unet::{SIZES, Unet, UnetConfig};
-use super::{ARCH, memory, names};
+use super::{ARCH, names};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::clip::{self, ClipConfig, ClipText, ClipTokenizer};
@@ -14,8 +14,8 @@ use crate::diffusion::parts::kl::{self, KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::{check, config_at, refuse_second};
 use crate::diffusion::parts::schedule::{Scheduler, Spacing};
 use crate::diffusion::{
-    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Framing, Geometry, Kept, Objective,
-    Part, PartPaths, Prediction, TEXT, TextEncoder, Tokenizer, Usage,
+    Arch, Conditions, Defaults, Denoiser, Diffusion, Expert, Framing, Geometry, Objective, Part,
+    PartPaths, Prediction, TEXT, TextEncoder, Tokenizer,
 };
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::json::Object;
@@ -423,9 +423,5 @@ impl Diffusion for Sdxl {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.starts_with("time_embedding.") || name.starts_with("add_embedding.")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        Ok(memory::kept(usage, &self.unet))
     }
 }

@@ -6,7 +6,6 @@ use tch::{Device, Tensor};
 
 use super::ARCH;
 use super::index::{self, class_of};
-use super::memory;
 use super::names::{TEXT_ENCODER, TRANSFORMER};
 use super::transformer::{Transformer, TransformerConfig};
 use crate::Error;
@@ -19,7 +18,7 @@ use crate::diffusion::parts::tiles::Tiling;
 use crate::diffusion::parts::unigram::TextTokenizer;
 use crate::diffusion::{
     Arch, Conditions, Defaults, Denoiser, Diffusion, Doubt, Expert, FIRST_FRAME, FirstFrame,
-    Geometry, Kept, Part, PartPaths, TEXT, TextEncoder, Tokenizer, Usage,
+    Geometry, Part, PartPaths, TEXT, TextEncoder, Tokenizer,
 };
 use crate::json::Object;
 use crate::model::Builder;
@@ -414,10 +413,6 @@ impl Diffusion for WanModel {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.contains("time_embedder")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        Ok(memory::kept(usage, &self.transformer))
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::json;
 use tch::Device;
 
+use super::ARCH;
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
-use super::{ARCH, memory};
 use crate::Error;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
@@ -14,7 +14,7 @@ use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
-    Conditions, Denoiser, Diffusion, Expert, Kept, PartPaths, TextEncoder, Tokenizer, Usage,
+    Conditions, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
 };
 use crate::model::Builder;
 
@@ -136,10 +136,6 @@ impl Diffusion for ZImage {
 
     fn stays_fp32(&self, name: &str) -> bool {
         name.starts_with("t_embedder.") || name.ends_with("_pad_token")
-    }
-
-    fn kept(&self, usage: &Usage) -> Result<Kept, Error> {
-        Ok(memory::kept(usage, &self.config))
     }
 }
 

@@ -77,10 +77,29 @@ impl ClipSource {
         self.together(vec![self.read(number)?])
     }
 
+    /// So many rows of the clip of the most tokens, with the longest text of all.
+    ///
+    /// # Errors
+    /// If there is no clip, or a file is missing or damaged.
+    pub(super) fn largest(&self, rows: u32) -> Result<Encoded, Error> {
+        let length = |clip: &&Clip| std::fs::metadata(&clip.text).map_or(0, |file| file.len());
+        let clip = self.clips.iter().max_by_key(|clip| clip.tokens);
+        let (Some(clip), Some(text)) = (clip, self.clips.iter().max_by_key(length)) else {
+            return Err(Error::Internal("no clips".into()));
+        };
+        let rows = (0..rows).map(|_| Self::read_with(clip, text));
+        self.together(rows.collect::<Result<_, Error>>()?)
+    }
+
     fn read(&self, number: usize) -> Result<EncodedClip, Error> {
         let clip = &self.clips[number];
+        Self::read_with(clip, clip)
+    }
+
+    /// `clip` with the text of another.
+    fn read_with(clip: &Clip, text: &Clip) -> Result<EncodedClip, Error> {
         let file = SafetensorsFile::open(&clip.latents)?;
-        let mut conditions = Conditions::read(&SafetensorsFile::open(&clip.text)?, &[])?;
+        let mut conditions = Conditions::read(&SafetensorsFile::open(&text.text)?, &[])?;
         conditions.extend(Conditions::read(&file, &["latents"])?);
         Ok(EncodedClip {
             latents: file.read("latents", Kind::Float)?,

@@ -29,8 +29,6 @@ pub(super) struct Expert {
     /// Which of two experts it is; `None` if there is only one.
     pub(super) which: Option<Which>,
     pub(super) model: Box<dyn Denoiser>,
-    /// Number of its blocks.
-    pub(super) blocks: usize,
     /// Its frozen tensors that stay on the device.
     frozen: Vec<(String, Tensor)>,
     pub(super) fingerprint: String,
@@ -75,7 +73,7 @@ impl Expert {
         let (model, frozen) = load.adapted(&weights, placer, trained, |device, builder| {
             diffusion.denoiser(which, device, builder)
         })?;
-        offload_activations(&*model, config, placer);
+        offload_activations(&*model, config, placer.device());
         let adapter = attachment.finish()?;
         let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
         let blocks = arch.blocks(&weights);
@@ -86,7 +84,6 @@ impl Expert {
                 adapter,
             }),
             model,
-            blocks: blocks.iter().sum(),
             frozen,
             fingerprint: fingerprint(&weights)?,
             parameters,
@@ -114,12 +111,11 @@ impl Expert {
         let mut source = RandomWeights::new(config.seed, placer);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
         let model = diffusion.denoiser(part.which(), device, &mut builder)?;
-        offload_activations(&*model, config, placer);
+        offload_activations(&*model, config, placer.device());
         Ok(Self {
             which: part.expert,
             lora: None,
             model,
-            blocks: 0,
             frozen: Vec::new(),
             fingerprint: shape,
             parameters,
@@ -317,8 +313,8 @@ impl phases::Parameters for Frozen {
 }
 
 /// Offloads the activation checkpoints of a denoiser if the config says so.
-fn offload_activations(model: &dyn Denoiser, config: &Config, placer: &Placer) {
-    let offload = config.train.activation_offload && placer.device() != Device::Cpu;
+pub(super) fn offload_activations(model: &dyn Denoiser, config: &Config, device: Device) {
+    let offload = config.train.activation_offload && device != Device::Cpu;
     for list in model.lists() {
         list.offload_activations(offload);
     }
@@ -345,7 +341,7 @@ pub(super) fn frozen(
 }
 
 /// The LoRA to attach to a model, fresh or from its file.
-fn attachment(
+pub(super) fn attachment(
     config: &Config,
     arch: &'static Arch,
     which: Option<Which>,

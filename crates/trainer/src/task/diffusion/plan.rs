@@ -1,20 +1,30 @@
 //! Plans what of a diffusion model is where during training: the turns of the experts and the previews between
 //! them, before any weight is loaded.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use models::Parameters;
 use models::diffusion::files::PartFile;
-use models::diffusion::{Diffusion, Expert as Which, Kept, Part, Trained, Usage};
+use models::diffusion::{Denoiser, Diffusion, Expert as Which, Part};
 use models::formats::TensorSource;
+use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
 use placement::Bytes;
 use placement::plan::{
     Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
     PlanError, Residency, TensorSize, plan_cycle,
 };
-use tch::{Device, Kind};
+use placement::swap::SwapOptions;
+use tch::{Device, Kind, Tensor};
+use torch_ext::fake::PassMemory;
 
+use super::clip_loader::ClipSource;
+use super::expert::{attachment, offload_activations};
+use super::losses;
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
+use crate::estimate;
 use crate::media::VideoData;
 use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
 
@@ -25,12 +35,14 @@ const MARGINS: [u64; 3] = [11, 10, 9];
 /// The run's config, or a variant that might fit.
 pub(super) struct PlannedExperts<'a> {
     config: &'a Config,
-    model: &'a dyn Diffusion,
+    model: &'a Arc<dyn Diffusion>,
+    /// The first denoiser.
+    which: Option<Which>,
     /// Number of blocks of each list of a denoiser.
     blocks: Vec<usize>,
-    /// Inputs and outputs of all linear layers of a denoiser's blocks.
-    sides: u64,
     data: &'a VideoData,
+    /// What passes were measured to need, each under a description of what matters.
+    measured: RefCell<BTreeMap<String, Measured>>,
     compute: Kind,
     device: Device,
     /// How many of the components are trained: the first ones.
@@ -66,7 +78,7 @@ impl<'a> PlannedExperts<'a> {
     /// If a file is missing or damaged.
     pub(super) fn new(
         config: &'a Config,
-        model: &'a dyn Diffusion,
+        model: &'a Arc<dyn Diffusion>,
         data: &'a VideoData,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
@@ -80,9 +92,10 @@ impl<'a> PlannedExperts<'a> {
         let mut planned = Self {
             config,
             model,
+            which: trained.first().copied().flatten(),
             blocks: Vec::new(),
-            sides: 0,
             data,
+            measured: RefCell::default(),
             compute,
             device,
             trained: trained.len(),
@@ -92,9 +105,8 @@ impl<'a> PlannedExperts<'a> {
         for which in all {
             let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
             planned.blocks = model.arch().blocks(&file);
-            planned.sides = sides(model, &file);
             let name = component(which);
-            let modules = modules(name, model, &file, compute, config.model.quantization);
+            let modules = modules(name, &**model, &file, compute, config.model.quantization);
             let number = planned.components.len() as u64;
             planned.components.push(Component {
                 name: name.into(),
@@ -164,20 +176,8 @@ impl<'a> PlannedExperts<'a> {
             },
             ..request.config.clone()
         };
-        let learns = match &config.adapter {
-            None => Trained::All,
-            Some(adapter) => Trained::planned(self.model.arch(), adapter.r.into()),
-        };
         let working = |streamed: &[usize]| {
-            let machine = (self.compute, self.device);
-            let usage = usage(
-                &config,
-                self.data,
-                machine,
-                learns.clone(),
-                streamed.to_vec(),
-            );
-            let bytes = working(&config, self.sides, self.model.kept(&usage)?, self.trained);
+            let bytes = working(&config, self.measured(&config, streamed)?, self.trained);
             Ok(Bytes(bytes.0 / 10 * request.margin))
         };
         let turns = |working, memory, options: &OffloadOptions| {
@@ -190,6 +190,25 @@ impl<'a> PlannedExperts<'a> {
             working,
             turns,
         )
+    }
+
+    /// What a pass needs on `config` if these blocks are streamed.
+    fn measured(&self, config: &Config, streamed: &[usize]) -> Result<Measured, Error> {
+        let train = &config.train;
+        let key = format!(
+            "{} {} {} {:?} {streamed:?}",
+            train.per_device_train_batch_size,
+            train.gradient_checkpointing,
+            train.activation_offload,
+            config.model.quantization,
+        );
+        if let Some(known) = self.measured.borrow().get(&key) {
+            return Ok(*known);
+        }
+        let machine = (self.compute, self.device);
+        let measured = measured(config, self.model, self.data, self.which, machine, streamed)?;
+        self.measured.borrow_mut().insert(key, measured);
+        Ok(measured)
     }
 
     /// A phase for each transformer, and one for the autoencoder if they have to make room for it.
@@ -380,45 +399,88 @@ fn modules(
         .collect()
 }
 
-/// How the denoisers of a run on `config` are trained.
-pub(super) fn usage(
-    config: &Config,
-    data: &VideoData,
-    (compute, device): (Kind, Device),
-    trained: Trained,
-    streamed: Vec<usize>,
-) -> Usage {
-    let rows = u64::from(config.train.per_device_train_batch_size);
-    let longest = data.training.iter().map(|clip| clip.tokens).max();
-    let adapter = config.adapter.as_ref();
-    Usage {
-        rows,
-        tokens: rows * longest.unwrap_or(0),
-        text_tokens: data.text_rows,
-        compute,
-        device,
-        checkpoint: config.train.gradient_checkpointing,
-        streamed,
-        offload: config.train.activation_offload && device != Device::Cpu,
-        quantization: config.model.quantization.map(Into::into),
-        dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
-        trained,
-    }
+/// What a pass needs, and how many numbers of a denoiser are trained.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured {
+    pub(super) pass: PassMemory,
+    trained: u64,
 }
 
-/// Inputs and outputs of all linear layers of a denoiser's blocks: what an adapter of rank one has.
-fn sides(model: &dyn Diffusion, file: &PartFile) -> u64 {
-    let arch = model.arch();
-    let is_linear = |name: &str| {
-        let layer = name.strip_suffix(".weight");
-        let part = layer.and_then(|layer| arch.part_of_block(layer));
-        part.is_some_and(|(list, _, part)| list.linear.iter().any(|(own, _)| *own == part))
+/// Measures a pass of the denoiser `which` with the largest batch, if these of its blocks are streamed.
+///
+/// # Errors
+/// If a file is missing or damaged.
+pub(super) fn measured(
+    config: &Config,
+    model: &Arc<dyn Diffusion>,
+    data: &VideoData,
+    which: Option<Which>,
+    (compute, device): (Kind, Device),
+    streamed: &[usize],
+) -> Result<Measured, Error> {
+    let part = which.unwrap_or(Which::High);
+    let rows = config.train.per_device_train_batch_size;
+    let largest = ClipSource::new(&data.training, model).largest(rows)?;
+    let conditions = largest
+        .conditions
+        .map(|_, tensor| tensor.f_to_device(device))?;
+    let sigma = Tensor::f_full([i64::from(rows)], 0.5, (Kind::Float, device))?;
+    let weights = match &config.adapter {
+        Some(_) => Some(model.weights(Part::Denoiser(part))?),
+        None => None,
     };
-    let names = file.names().into_iter().filter(|name| is_linear(name));
-    let sizes = names.filter_map(|name| file.shape(&name));
-    sizes
-        .map(|size| size.iter().sum::<i64>().max(0) as u64)
-        .sum()
+    let mut adapters = match &config.adapter {
+        Some(_) => Some(attachment(config, model.arch(), which)?.without_values()),
+        None => None,
+    };
+    let base = match &adapters {
+        Some(_) => Base::Frozen(compute),
+        None => Base::Trained,
+    };
+    let shapes = weights.as_ref().map(|weights| weights as &dyn TensorSource);
+    let mut source = MetaWeights::new(shapes, (compute, device));
+    let mut parameters = Parameters::default();
+    let build = || {
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .quantized(config.model.quantization.map(Into::into))
+            .streamed(Some(Streaming {
+                blocks: streamed.to_vec(),
+                options: SwapOptions::default(),
+            }));
+        if let Some(adapters) = &mut adapters {
+            builder = builder.with_adapters(adapters);
+        }
+        let denoiser = model.denoiser(part, device, &mut builder)?;
+        offload_activations(&*denoiser, config, device);
+        Ok(denoiser)
+    };
+    let mut pass = estimate::measured(device, build, |denoiser: &Box<dyn Denoiser>| {
+        let options = (Kind::Float, device);
+        let clean = Tensor::f_empty(largest.latents.size(), options)?;
+        let noise = clean.f_empty_like()?;
+        let pass = Pass::Train {
+            checkpoint: config.train.gradient_checkpointing,
+        };
+        let of = (&**model, &**denoiser);
+        let losses = losses(
+            config,
+            of,
+            [&clean, &noise, &sigma],
+            conditions.shallow_clone(),
+            pass,
+        )?;
+        Ok(losses.f_mean(Kind::Float)?)
+    });
+    // These are real.
+    let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+    pass.kept += conditions
+        .iter()
+        .map(|(_, tensor)| bytes(tensor))
+        .sum::<u64>();
+    Ok(Measured {
+        pass,
+        trained: parameters.count(),
+    })
 }
 
 /// Bytes per element of a frozen tensor of this size.
@@ -435,16 +497,14 @@ fn bytes_of_each(size: &[i64], compute: Kind, quantization: Option<Quantization>
 
 /// What a step needs besides the frozen weights: the passes of one expert, and the trained parameters of
 /// `experts` with gradients and moments.
-fn working(config: &Config, sides: u64, kept: Kept, experts: usize) -> Bytes {
-    let adapter = config.adapter.as_ref();
-    let lora = adapter.map_or(0, |adapter| u64::from(adapter.r) * sides);
-    let trained = lora * 4;
-    let moments = lora * config.train.optim.bytes_of_each();
+fn working(config: &Config, measured: Measured, experts: usize) -> Bytes {
+    let trained = measured.trained * 4;
+    let moments = measured.trained * config.train.optim.bytes_of_each();
     let averages = u64::from(config.train.ema_decay.is_some()) * trained;
     let several = config.train.gradient_accumulation_steps > 1;
     let so_far = if several { trained } else { 0 };
     let resting = experts as u64 * (trained + moments + averages);
-    let pass = so_far + kept.activations + kept.temporary;
+    let pass = so_far + measured.pass.kept + measured.pass.temporary;
     Bytes(resting + pass.max(so_far + trained))
 }
 

@@ -178,6 +178,12 @@ impl Answers {
         lengths.max().unwrap_or(0)
     }
 
+    /// The row with the longest text.
+    pub(in crate::task) fn longest_row(&self) -> Option<usize> {
+        let length = |row: &usize| self.rows[*row].iter().map(|text| text.length()).max();
+        (0..self.rows.len()).max_by_key(length)
+    }
+
     fn row(&self, number: u64) -> Result<[Text; 2], Error> {
         let row = self.rows.get(number as usize);
         row.copied()
