@@ -177,8 +177,7 @@ impl Reference {
         (self.case)(self, label)
     }
 
-    /// A pass keeps less of blocks that are computed again, as streamed ones are; less if fewer layers have adapters, and more
-    /// if all weights are trained.
+    /// A pass keeps less of blocks that are computed again, if fewer layers have adapters, and more if all weights learn.
     pub(super) fn what_is_computed_again_is_not_kept(&self, label: &str) {
         let (model, case) = (self.model(), self.case(label));
         let blocks: usize = self.arch.blocks(&self.denoiser_file()).iter().sum();
