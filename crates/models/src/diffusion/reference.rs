@@ -210,11 +210,11 @@ impl Reference {
                 (self.build)(&*model, &mut builder)
             };
             let pass = Pass::Train { checkpoint };
-            let loss = |denoiser: &Box<dyn Denoiser>| {
+            let measured = fake::pass(Device::Cpu, build, |denoiser| {
                 let made = denoiser.predict(&case.latents, &case.times, &case.conditions, pass)?;
                 Ok::<_, Error>(made.f_sum(Kind::Float)?)
-            };
-            fake::pass(Device::Cpu, build, loss).unwrap().kept
+            });
+            measured.unwrap().kept
         };
         let whole = kept(&linear, 0, false);
         let streamed = [1, blocks].map(|count| kept(&linear, count, false));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use models::Parameters;
 use models::diffusion::files::PartFile;
-use models::diffusion::{Denoiser, Diffusion, Expert as Which, Part};
+use models::diffusion::{Diffusion, Expert as Which, Part};
 use models::formats::TensorSource;
 use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
 use placement::Bytes;
@@ -454,7 +454,7 @@ pub(super) fn measured(
         offload_activations(&*denoiser, config, device);
         Ok(denoiser)
     };
-    let mut pass = estimate::measured(device, build, |denoiser: &Box<dyn Denoiser>| {
+    let mut pass = estimate::measured(device, build, |denoiser| {
         let options = (Kind::Float, device);
         let clean = Tensor::f_empty(largest.latents.size(), options)?;
         let noise = clean.f_empty_like()?;
