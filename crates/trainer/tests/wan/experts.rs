@@ -211,7 +211,7 @@ fn an_expert_that_waits_elsewhere_learns_the_same() {
         (
             "bound",
             card(gib, gib),
-            &["model.max_memory={device: 420KiB}"],
+            &["model.max_memory={device: 440KiB}"],
             Residency::IdleOnHost,
             &[],
         ),
