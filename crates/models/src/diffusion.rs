@@ -11,6 +11,7 @@
 //! dimensions, `[batch, channels, frames, height, width]`; a picture has one frame.
 
 pub mod anima;
+mod companions;
 mod conditions;
 pub mod files;
 pub mod flux2;
@@ -34,12 +35,13 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Tensor};
 
+pub use companions::Companions;
 pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use memory::{Kept, Trained, Usage};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, open, register};
+pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, of_file, open, register};
 
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
@@ -82,6 +84,8 @@ pub struct Arch {
     pub lora: LoraFiles,
     /// The encoded clips of other trainers that can be read.
     pub caches: Option<ForeignCaches>,
+    /// Where a single file's other parts are.
+    pub companions: Companions,
 }
 
 /// A list of blocks and the parts of a block.

@@ -171,7 +171,7 @@ impl Wanted<'_> {
     ) -> Result<PathBuf, String> {
         let snapshot = repository.snapshot(commit);
         match self {
-            Self::Model(_) => match cache::lacks(&snapshot) {
+            Self::Model(kind) => match lacks(kind, &snapshot) {
                 None => Ok(snapshot),
                 Some(file) => Err(format!("no `{file}`")),
             },
@@ -188,6 +188,17 @@ impl Wanted<'_> {
                 linked.map(|()| folder).map_err(|error| error.to_string())
             }
         }
+    }
+}
+
+/// A file that a model of this kind needs and `snapshot` does not have.
+fn lacks(kind: ModelKind, snapshot: &Path) -> Option<String> {
+    match kind {
+        ModelKind::Tokenizer => {
+            let lacks = select::lacks_tokenizer(|name| snapshot.join(name).is_file());
+            lacks.map(str::to_owned)
+        }
+        ModelKind::Text | ModelKind::Video | ModelKind::Any => cache::lacks(snapshot),
     }
 }
 
@@ -323,8 +334,8 @@ impl<'a> Download<'a> {
         let files = files.map_err(refused)?;
         self.files(&commit, &files, report)?;
         let path = match wanted {
-            Wanted::Model(_) => {
-                if let Some(file) = cache::lacks(&snapshot) {
+            Wanted::Model(kind) => {
+                if let Some(file) = lacks(kind, &snapshot) {
                     let reason = format!(
                         "`{}` is incomplete on the hub: it has no `{file}`",
                         self.name

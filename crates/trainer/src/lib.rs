@@ -43,6 +43,7 @@ mod run_facts;
 mod run_folder;
 mod sampling;
 mod setup;
+mod single_file;
 mod stop;
 mod summary;
 pub mod task;

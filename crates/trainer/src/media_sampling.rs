@@ -16,7 +16,7 @@ use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use models::diffusion::{
     Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser, load_text_encoder,
 };
-pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at, open};
+pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use placement::{Placer, Policy};
 use tch::{Device, Kind, Tensor};
@@ -24,6 +24,7 @@ use tch::{Device, Kind, Tensor};
 pub use self::output::Output;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
+pub use crate::single_file::open;
 
 /// A LoRA file and its strength.
 #[derive(Debug, Clone, PartialEq)]

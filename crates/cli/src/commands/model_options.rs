@@ -83,7 +83,10 @@ impl PartOptions {
             text_encoder: self.text_encoder.clone(),
             tokenizer: self.tokenizer.clone(),
         };
-        media_sampling::open(path, &parts).map_err(|error| failure(error.into()))
+        let mut display = ProgressDisplay::new();
+        let opened = media_sampling::open(path, &parts, &mut |text| display.preparing(text));
+        display.clear();
+        opened.map_err(failure)
     }
 }
 

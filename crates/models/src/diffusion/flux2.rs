@@ -57,4 +57,9 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_3_4b", "qwen_3_8b"],
+        vae: &["flux2-vae"],
+        tokenizers: &[("", "Qwen/Qwen3-4B")],
+    },
 };

@@ -51,7 +51,7 @@ pub fn is_at(path: &Path) -> bool {
 }
 
 /// The kind of a denoiser's file.
-fn of_file(path: &Path) -> Option<&'static Arch> {
+pub fn of_file(path: &Path) -> Option<&'static Arch> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
         return None;
@@ -98,6 +98,37 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
                 "_class_name",
                 format!("is {class:?}: only {list} are supported"),
             ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::golden;
+
+    #[test]
+    fn a_denoisers_file_is_of_one_kind() {
+        for (file, name) in [
+            ("wan/transformer-t2v", "wan"),
+            ("wan/transformer-ti2v", "wan"),
+            ("z_image/model/transformer", "z_image"),
+            ("flux2/model/transformer", "flux2"),
+            ("anima/model/transformer", "anima"),
+            ("sdxl/model/unet", "sdxl"),
+            ("qwen_image/model/transformer", "qwen_image"),
+        ] {
+            let path = golden(file).join("diffusion_pytorch_model.safetensors");
+            let is_of = |arch: &&&Arch| {
+                let part = PartFile::open(&arch.denoiser, &path).unwrap();
+                (arch.is_denoiser)(&part)
+            };
+            let found: Vec<_> = REGISTRY
+                .iter()
+                .filter(is_of)
+                .map(|arch| arch.name)
+                .collect();
+            assert_eq!(found, [name], "{file}");
         }
     }
 }

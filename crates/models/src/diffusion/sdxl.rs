@@ -63,4 +63,9 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Kohya,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &[],
+        vae: &[],
+        tokenizers: &[("", "openai/clip-vit-large-patch14")],
+    },
 };

@@ -37,7 +37,13 @@ pub static ARCH: Arch = Arch {
     ],
     training_shift: 2.0,
     denoiser: names::TRANSFORMER,
-    is_denoiser: |file| file.shape("all_x_embedder.2-1.weight").is_some(),
+    is_denoiser: |file| {
+        // `x_embedder`, as the first has in the original files, others have, too.
+        let parts = ["all_x_embedder.2-1", "cap_embedder.1"];
+        parts
+            .iter()
+            .all(|part| file.shape(&format!("{part}.weight")).is_some())
+    },
     open: |path, parts| Ok(Box::new(ZImage::open(path, parts)?)),
     lists: &[
         names::blocks("noise_refiner"),
@@ -62,4 +68,9 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_3_4b"],
+        vae: &["ae"],
+        tokenizers: &[("", "Qwen/Qwen3-4B")],
+    },
 };

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{self, Conditions, Diffusion, Expert as Which, FIRST_FRAME, Trained};
+use models::diffusion::{Conditions, Diffusion, Expert as Which, FIRST_FRAME, Trained};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -42,6 +42,7 @@ use crate::events::Sample;
 use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
+use crate::single_file;
 use crate::text::thousands;
 
 /// Default number of consecutive steps of each of two experts.
@@ -84,7 +85,7 @@ impl DiffusionTask {
         memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        let (model, parts) = opened(config, path)?;
+        let (model, parts) = opened(config, path, observer)?;
         let mut previews = Previews::open(config, &model, placer.device())?;
         let texts = previews.as_ref().map_or(Vec::new(), Previews::texts);
         let mut data = VideoData::prepare(config, &*model, &texts, placer, observer)?;
@@ -245,8 +246,13 @@ impl DiffusionTask {
 }
 
 /// The model at `path`, and what of it is trained.
-fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
-    let model = diffusion::open(path, &config.model.parts())?;
+fn opened(
+    config: &Config,
+    path: &Path,
+    observer: &mut dyn Observer,
+) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
+    let mut report = |text: &str| observer.preparing(text);
+    let model = single_file::open(path, &config.model.parts(), &mut report)?;
     let parts = trained_parts(&*model, config)?;
     let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
     model
@@ -263,9 +269,14 @@ fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<Train
 }
 
 /// The media of a run on the model in `path`; loads no weights.
-pub(crate) fn show_media(config: &Config, path: &Path, count: usize) -> Result<ShownMedia, Error> {
+pub(crate) fn show_media(
+    config: &Config,
+    path: &Path,
+    count: usize,
+    observer: &mut dyn Observer,
+) -> Result<ShownMedia, Error> {
     let media = crate::locate::text_path(&config.data)?;
-    let (model, _) = opened(config, path)?;
+    let (model, _) = opened(config, path, observer)?;
     shown_media(config, &media, &*model, count)
 }
 
@@ -276,7 +287,7 @@ pub(crate) fn encode_data(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
-    let (model, _) = opened(config, path)?;
+    let (model, _) = opened(config, path, observer)?;
     let previews = Previews::open(config, &model, placer.device())?;
     let texts = previews.map_or(Vec::new(), |previews| previews.texts());
     let data = VideoData::prepare(config, &*model, &texts, placer, observer)?;

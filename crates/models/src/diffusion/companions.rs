@@ -1,0 +1,169 @@
+//! The other parts of a denoiser's single file, where ComfyUI keeps them: `models/diffusion_models/…`,
+//! `models/text_encoders/…` and `models/vae/…`.
+//!
+//! Autoencoders of different models may have the same shapes, so that shapes alone would choose a wrong one: a file is
+//! taken only if it is called as those that are published for this kind of model.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{Arch, PartPaths};
+
+/// What is known of the parts that are not in a denoiser's file.
+#[derive(Debug, Clone, Copy)]
+pub struct Companions {
+    /// What names of the text encoder's files begin with.
+    pub text_encoder: &'static [&'static str],
+    /// What names of the autoencoder's files begin with.
+    pub vae: &'static [&'static str],
+    /// The tokenizers: a folder in that of the tokenizer (empty if it is the only one), and a model of the hub that has
+    /// the same one. Without any, it is in the text encoder's file.
+    pub tokenizers: &'static [(&'static str, &'static str)],
+}
+
+impl Companions {
+    /// Nothing is known.
+    pub const NONE: Self = Self {
+        text_encoder: &[],
+        vae: &[],
+        tokenizers: &[],
+    };
+}
+
+/// ComfyUI's folders of text encoders, of which the second is their old name, and of autoencoders.
+const TEXT_ENCODERS: [&str; 2] = ["text_encoders", "clip"];
+const AUTOENCODERS: [&str; 1] = ["vae"];
+/// How many folders may lie between a file and ComfyUI's folder of models, and how many below its folders.
+const DEPTH: usize = 3;
+/// The most entries of a folder that are looked at.
+const MAX_ENTRIES: usize = 2000;
+
+impl Arch {
+    /// `parts` of the denoiser's file `path`, completed by files around it that `is_allowed`; of several, the first
+    /// that fits the denoiser, from the largest to the smallest, since those are the least quantised.
+    pub fn with_companions(
+        &self,
+        path: &Path,
+        parts: &PartPaths,
+        is_allowed: &dyn Fn(&Path) -> bool,
+    ) -> PartPaths {
+        let find = |given: &Option<PathBuf>, folders: &[&str], names: &[&str]| match given {
+            Some(given) => vec![Some(given.clone())],
+            None => {
+                let found = called(path, folders, names).into_iter();
+                found.filter(|file| is_allowed(file)).map(Some).collect()
+            }
+        };
+        let own = &self.companions;
+        let texts = find(&parts.text_encoder, &TEXT_ENCODERS, own.text_encoder);
+        let vaes = find(&parts.vae, &AUTOENCODERS, own.vae);
+        let or_none = |found: Vec<Option<PathBuf>>| match found.is_empty() {
+            true => vec![None],
+            false => found,
+        };
+        let (texts, vaes) = (or_none(texts), or_none(vaes));
+        let all: Vec<_> = texts
+            .iter()
+            .flat_map(|text_encoder| {
+                vaes.iter().map(|vae| PartPaths {
+                    text_encoder: text_encoder.clone(),
+                    vae: vae.clone(),
+                    ..parts.clone()
+                })
+            })
+            .collect();
+        let fits = |parts: &&PartPaths| (self.open)(path, parts).is_ok();
+        // If none fits, the error is that of the first.
+        let chosen = all.iter().find(fits).or(all.first());
+        chosen.unwrap_or(parts).clone()
+    }
+}
+
+/// Files of weights whose names begin as one of `names`, in ComfyUI's `folders` around `path`, the largest first.
+fn called(path: &Path, folders: &[&str], names: &[&str]) -> Vec<PathBuf> {
+    let mut above = path.ancestors().skip(1).take(1 + DEPTH);
+    let places = above.find_map(|above| {
+        let places: Vec<_> = folders.iter().map(|name| above.join(name)).collect();
+        places.iter().any(|place| place.is_dir()).then_some(places)
+    });
+    let mut found = Vec::new();
+    // A folder of the files of one model.
+    collect(path.parent().unwrap_or(path), 0, names, &mut found);
+    for place in places.unwrap_or_default() {
+        collect(&place, DEPTH, names, &mut found);
+    }
+    found.sort_by_key(|(file, bytes): &(PathBuf, u64)| (Reverse(*bytes), file.clone()));
+    found.dedup();
+    found.into_iter().map(|(file, _)| file).collect()
+}
+
+fn collect(folder: &Path, depth: usize, names: &[&str], found: &mut Vec<(PathBuf, u64)>) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.take(MAX_ENTRIES) {
+        let path = entry.path();
+        let Ok(metadata) = path.metadata() else {
+            continue;
+        };
+        let name = entry.file_name().to_string_lossy().to_lowercase();
+        let is_weights = name.ends_with(".safetensors") || name.ends_with(".sft");
+        if metadata.is_dir() && depth > 0 {
+            collect(&path, depth - 1, names, found);
+        } else if metadata.is_file() && is_weights && names.iter().any(|own| begins(&name, own)) {
+            found.push((path, metadata.len()));
+        }
+    }
+}
+
+/// Whether `name` is `beginning`, or goes on with what tells its data type or place rather than another model.
+fn begins(name: &str, beginning: &str) -> bool {
+    let rest = name.strip_prefix(beginning);
+    rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_found_in_comfyuis_folders_by_their_published_names() {
+        let place = tempfile::tempdir().unwrap();
+        let models = place.path();
+        let make = |name: &str, bytes: usize| {
+            let path = models.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, vec![0; bytes]).unwrap();
+        };
+        make("diffusion_models/z/z_image_bf16.safetensors", 9);
+        make("text_encoders/qwen_3_4b_fp8_mixed.safetensors", 4);
+        make("text_encoders/zimage/Qwen_3_4B.safetensors", 8);
+        make("text_encoders/qwen_3_06b_base.safetensors", 1);
+        make("clip/qwen_3_4b.sft", 6);
+        make("vae/ae.safetensors", 2);
+        make("vae/aesthetic.safetensors", 3);
+        make("vae/ae.txt", 3);
+        let file = models.join("diffusion_models/z/z_image_bf16.safetensors");
+        let relative = |found: Vec<PathBuf>| -> Vec<_> {
+            let found = found.iter().map(|path| path.strip_prefix(models).unwrap());
+            found
+                .map(|path| path.to_string_lossy().into_owned())
+                .collect()
+        };
+        assert_eq!(
+            relative(called(&file, &TEXT_ENCODERS, &["qwen_3_4b"])),
+            [
+                "text_encoders/zimage/Qwen_3_4B.safetensors",
+                "clip/qwen_3_4b.sft",
+                "text_encoders/qwen_3_4b_fp8_mixed.safetensors"
+            ]
+        );
+        assert_eq!(
+            relative(called(&file, &AUTOENCODERS, &["ae"])),
+            ["vae/ae.safetensors"]
+        );
+        assert_eq!(
+            called(&file, &AUTOENCODERS, &["wan_2.1_vae"]),
+            Vec::<PathBuf>::new()
+        );
+    }
+}
