@@ -406,6 +406,7 @@ mod tests {
                 "adapter.resume_from",
                 "data.cache_dir",
                 "data.eval_dataset",
+                "data.mask_path",
                 "data.mixture[].path",
                 "data.path",
                 "model.name_or_path",

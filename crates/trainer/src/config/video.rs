@@ -126,6 +126,21 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
         problems.push((path, message, help));
     };
     let (model, data, train) = (&config.model, &config.data, &config.train);
+    let masks = (data.mask_path.is_some(), data.alpha_mask == Some(true));
+    if masks.1 && data.encoded_by.is_some() {
+        report(
+            ["data", "alpha_mask"],
+            "clips that another trainer has encoded have no masks".into(),
+            "remove the key, or `data.encoded_by`",
+        );
+    }
+    if masks == (false, false) && data.mask_min_value.is_some() {
+        report(
+            ["data", "mask_min_value"],
+            "there are no masks".into(),
+            "set `data.mask_path` or `data.alpha_mask: true`, or remove the key",
+        );
+    }
     match (&model.name_or_path, &config.adapter) {
         (None, _) => report(
             ["model", "name_or_path"],

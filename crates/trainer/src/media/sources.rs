@@ -18,7 +18,7 @@ const VIDEOS: [&str; 12] = [
     "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
 ];
 /// Extensions of still images.
-const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+pub(super) const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
 /// Extensions of possibly animated images.
 const MOVING: [&str; 2] = ["gif", "webp"];
 
@@ -331,7 +331,7 @@ fn in_folder(
 }
 
 /// Refuses a file that leads elsewhere, before anything is said of it.
-fn stay_within(confinement: Option<&Confinement>, path: &Path) -> Result<(), String> {
+pub(super) fn stay_within(confinement: Option<&Confinement>, path: &Path) -> Result<(), String> {
     match confinement {
         Some(confinement) if !confinement.allows(path) => {
             Err(format!("`{}` {LEADS_ELSEWHERE}", path.display()))

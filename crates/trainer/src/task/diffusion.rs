@@ -39,7 +39,10 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
-use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
+use crate::media::{
+    Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
+    trained_parts,
+};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::single_file;
@@ -222,7 +225,7 @@ impl DiffusionTask {
         let sigma = batch.get("sigma")?;
         let mut conditions = Conditions::default();
         for (name, tensor) in batch.iter() {
-            if !["latents", "noise", "sigma"].contains(&name) {
+            if !["latents", "noise", "sigma", LOSS_MASK].contains(&name) {
                 conditions.insert(name, tensor.shallow_clone());
             }
         }
@@ -239,9 +242,14 @@ impl DiffusionTask {
         if given {
             apart = apart.f_narrow(2, 1, frames - 1)?;
         }
-        Ok(apart
-            .f_square()?
-            .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
+        let squares = apart.f_square()?;
+        match batch.find(LOSS_MASK) {
+            Some(masks) => {
+                let least = self.config.data.mask_min_value.unwrap_or(0.0);
+                masked_means(&squares, masks, least)
+            }
+            None => Ok(squares.f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?),
+        }
     }
 }
 

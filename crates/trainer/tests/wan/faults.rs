@@ -66,7 +66,7 @@ fn made_by(
     quantization: Option<Quantization>,
     streamed: usize,
 ) -> Tensor {
-    let model = open(&place.path("model"), parts).unwrap();
+    let model = open(&place.path("model"), parts, &mut |_| ()).unwrap();
     let path = place.path(&format!("{name}.safetensors"));
     let request = Request {
         prompt: "a grey cat".into(),

@@ -66,7 +66,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     assert!(!run.join("adapter").exists());
 
     let model = run.join("model");
-    let folder = open(&model, &PartPaths::default()).unwrap();
+    let folder = open(&model, &PartPaths::default(), &mut |_| ()).unwrap();
     let shape = |model: &Path| fs::read(model.join("transformer/config.json")).unwrap();
     assert_eq!(shape(&model), shape(&place.path("model")));
     let made = place.path("made");
