@@ -222,8 +222,9 @@ fn fetch(
         };
     }
     let whole = cached.and_then(Result::ok);
-    // A commit never changes.
-    if let Some(path) = whole.as_ref().filter(|_| name.is_pinned()) {
+    // A commit never changes; and a tokenizer that did would be another one in a run that goes on.
+    let is_tokenizer = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
+    if let Some(path) = whole.as_ref().filter(|_| name.is_pinned() || is_tokenizer) {
         return Ok(path.clone());
     }
     report(&format!("asking {} for {name}", settings.endpoint));
@@ -350,7 +351,11 @@ impl<'a> Download<'a> {
                 folder
             }
         };
-        self.repository.remember(self.name, &commit)?;
+        // The whole model may be there as an earlier commit.
+        let is_part = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
+        if !is_part || self.repository.commit_of(self.name).is_none() {
+            self.repository.remember(self.name, &commit)?;
+        }
         Ok(path)
     }
 

@@ -64,6 +64,11 @@ impl Problems {
         self.list.push(problem);
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     /// The problems, one per line.
     fn text(&self) -> String {
         let mut lines: Vec<&str> = self

@@ -13,9 +13,9 @@ use super::{Arch, PartPaths};
 /// What is known of the parts that are not in a denoiser's file.
 #[derive(Debug, Clone, Copy)]
 pub struct Companions {
-    /// What names of the text encoder's files begin with.
+    /// Names of the text encoder's files, without what tells how their numbers are stored.
     pub text_encoder: &'static [&'static str],
-    /// What names of the autoencoder's files begin with.
+    /// The same of the autoencoder's.
     pub vae: &'static [&'static str],
     /// The tokenizers: a folder in that of the tokenizer (empty if it is the only one), and a model of the hub that has
     /// the same one. Without any, it is in the text encoder's file.
@@ -80,7 +80,7 @@ impl Arch {
     }
 }
 
-/// Files of weights whose names begin as one of `names`, in ComfyUI's `folders` around `path`, the largest first.
+/// Files of weights with one of these `names`, in ComfyUI's `folders` around `path`, the largest first.
 fn called(path: &Path, folders: &[&str], names: &[&str]) -> Vec<PathBuf> {
     let mut above = path.ancestors().skip(1).take(1 + DEPTH);
     let places = above.find_map(|above| {
@@ -109,16 +109,28 @@ fn collect(folder: &Path, depth: usize, names: &[&str], found: &mut Vec<(PathBuf
         let is_weights = name.ends_with(".safetensors") || name.ends_with(".sft");
         if metadata.is_dir() && depth > 0 {
             collect(&path, depth - 1, names, found);
-        } else if metadata.is_file() && is_weights && names.iter().any(|own| begins(&name, own)) {
+        } else if metadata.is_file() && is_weights && names.iter().any(|own| is_of(&name, own)) {
             found.push((path, metadata.len()));
         }
     }
 }
 
-/// Whether `name` is `beginning`, or goes on with what tells its data type or place rather than another model.
-fn begins(name: &str, beginning: &str) -> bool {
-    let rest = name.strip_prefix(beginning);
-    rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric()))
+/// What the names of published files say beside their model: how their numbers are stored.
+const STORED: [&str; 14] = [
+    "bf16", "fp16", "fp32", "f16", "f32", "fp8", "e4m3fn", "e5m2", "scaled", "mixed", "fp8mixed",
+    "int8", "convrot", "enc",
+];
+
+/// Whether the file `name` is that of the model called `model`: another one of the same shapes has more in its name.
+fn is_of(name: &str, model: &str) -> bool {
+    let Some((stem, _)) = name.rsplit_once('.') else {
+        return false;
+    };
+    let mut rest = stem
+        .strip_prefix(model)
+        .into_iter()
+        .flat_map(|rest| rest.split(['_', '-', '.']));
+    rest.next() == Some("") && rest.all(|word| STORED.contains(&word))
 }
 
 #[cfg(test)]
@@ -138,6 +150,8 @@ mod tests {
         make("text_encoders/qwen_3_4b_fp8_mixed.safetensors", 4);
         make("text_encoders/zimage/Qwen_3_4B.safetensors", 8);
         make("text_encoders/qwen_3_06b_base.safetensors", 1);
+        make("text_encoders/qwen_3_4b_abliterated.safetensors", 9);
+        make("text_encoders/qwen_3_4b-instruct-2507_bf16.safetensors", 9);
         make("clip/qwen_3_4b.sft", 6);
         make("vae/ae.safetensors", 2);
         make("vae/aesthetic.safetensors", 3);

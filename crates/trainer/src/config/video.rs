@@ -134,6 +134,14 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "remove the key, or `data.encoded_by`",
         );
     }
+    if masks.0 && data.eval_dataset.is_some() {
+        report(
+            ["data", "mask_path"],
+            "masks are those of the media in `data.path`, and `data.eval_dataset` has others"
+                .into(),
+            "hold out some of `data.path` by `data.validation_fraction` in place of `data.eval_dataset`",
+        );
+    }
     if masks == (false, false) && data.mask_min_value.is_some() {
         report(
             ["data", "mask_min_value"],

@@ -45,7 +45,6 @@ data.validation_fraction val_set_size val_size test_size validation_split_percen
 data.num_frames target_frames max_num_frames num_frames_list
 data.fps target_fps frame_rate
 data.caption_extension caption_ext
-data.mask_path conditioning_data_dir
 data.caption_dropout caption_dropout_rate caption_dropout_prob
 data.num_repeats repeats dataset_repeats
 data.cache_dir cache_directory latents_cache_dir

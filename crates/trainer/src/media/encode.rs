@@ -195,7 +195,7 @@ impl Encoder<'_> {
             if index % 64 == 0 {
                 observer.preparing(&format!("looking at the media: {index} of {count}"));
             }
-            let name = shown(item.source.path(), path);
+            let name = sources::shown(item.source.path(), path);
             let facts = match self.cache.facts(&item.source, self.fps)? {
                 Ok(facts) => facts,
                 Err(reason) => {
@@ -211,16 +211,8 @@ impl Encoder<'_> {
                 ));
                 continue;
             };
-            let mask = masks
-                .as_ref()
-                .map(|masks| masks.of_medium(&item.source, path));
-            let mask = match mask.transpose() {
-                Ok(mask) => mask,
-                Err(reason) => {
-                    wrong.add(format!("`{name}`: {reason}"));
-                    continue;
-                }
-            };
+            let mask = masks.as_ref();
+            let mask = mask.map(|masks| masks.of_medium(&item.source, shape, path));
             if mask == Some(Mask::Whole) {
                 unmasked.add(format!("`{name}`"));
             }
@@ -244,6 +236,9 @@ impl Encoder<'_> {
             short.refuse(&format!("no clip is left of `{}`", path.display()))?;
         }
         short.warn("videos that are too short");
+        if masks.is_some() && unmasked.len() == count {
+            unmasked.refuse("there is no mask for any of the media")?;
+        }
         unmasked.warn("media without a mask, of which everything counts");
         Ok(planned)
     }
@@ -274,6 +269,11 @@ impl Encoder<'_> {
             .into_iter()
             .map(|clip| PlannedClip { clip, cut: None })
             .collect())
+    }
+
+    /// How much of what is masked counts.
+    fn least(&self) -> f64 {
+        self.config.data.mask_min_value.unwrap_or(0.0)
     }
 
     /// Whether clips need conditions of their first frame.
@@ -343,7 +343,7 @@ impl Encoder<'_> {
             encoded_by::pipeline(self.with_first_frame())
         );
         if let Some(mask) = &cut.mask {
-            numbers += &format!(" mask {}", mask.identity(&self.cache)?);
+            numbers += &format!(" mask {}", mask.identity(&self.cache, self.least())?);
         }
         let key = cache::key(&[content, &numbers, &self.autoencoder]);
         let clip = Clip {
@@ -455,8 +455,7 @@ impl Encoder<'_> {
                 conditions.extend(made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?);
             }
             if let Some(mask) = &cut.mask {
-                let least = self.config.data.mask_min_value.unwrap_or(0.0);
-                let mask = mask.for_latents(&latents, cut.shape, cut.size, least);
+                let mask = mask.for_latents(&latents, cut.shape, cut.size, self.least());
                 conditions.insert(LOSS_MASK, mask.map_err(told)?);
             }
             let mut tensors = vec![("latents".to_owned(), &latents)];
@@ -590,15 +589,4 @@ fn identity(model: &dyn Diffusion, part: Part) -> Result<String, Error> {
         identity += &format!(" {:08x}", crc32c::crc32c(&text));
     }
     Ok(identity)
-}
-
-/// A path for messages: relative to `root` if it is below.
-fn shown(path: &Path, root: &Path) -> String {
-    let root = if root.is_dir() {
-        Some(root)
-    } else {
-        root.parent()
-    };
-    let below = root.and_then(|root| path.strip_prefix(root).ok());
-    below.unwrap_or(path).display().to_string()
 }

@@ -217,6 +217,16 @@ pub(super) fn opacity(path: &Path) -> Result<Option<GrayImage>, String> {
     Ok(Some(GrayImage::from_fn(width, height, alpha)))
 }
 
+/// How bright each pixel of a picture is; one that is transparent is black.
+pub(super) fn brightness(path: &Path) -> Result<GrayImage, String> {
+    let picture = oriented(path)?.to_luma_alpha8();
+    let (width, height) = picture.dimensions();
+    Ok(GrayImage::from_fn(width, height, |x, y| {
+        let [light, alpha] = picture.get_pixel(x, y).0.map(u32::from);
+        image::Luma([((light * alpha + 127) / 255) as u8])
+    }))
+}
+
 /// Replaces transparency with white.
 fn on_white(picture: &DynamicImage) -> RgbImage {
     if !picture.color().has_alpha() {

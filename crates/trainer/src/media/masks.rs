@@ -1,5 +1,7 @@
 //! Masks: what of a picture or video counts in the loss. White counts, black only as far as `data.mask_min_value` says.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use image::{DynamicImage, GrayImage, imageops};
@@ -8,7 +10,7 @@ use tch::Tensor;
 use super::buckets::Size;
 use super::cache::Cache;
 use super::frames::{self, Shape};
-use super::sources::{IMAGES, Source, stay_within};
+use super::sources::{IMAGES, Source, ending, stay_within};
 use crate::Error;
 use crate::config::{Confinement, DataConfig};
 
@@ -18,8 +20,10 @@ pub(crate) const LOSS_MASK: &str = "loss_mask";
 const ASPECT_TOLERANCE: f64 = 0.02;
 
 /// Where the masks of a run are.
+#[derive(Debug)]
 pub(super) enum Masks {
-    Folder(PathBuf),
+    /// By the places of their media below the data's folder, without the ending.
+    Files(BTreeMap<PathBuf, PathBuf>),
     Alpha,
 }
 
@@ -49,7 +53,7 @@ impl Masks {
             () if path.is_dir() && real(folder).starts_with(real(path)) => {
                 "inside the data, so that masks would be trained on: move it out of there"
             }
-            () => return Ok(Some(Self::Folder(folder.clone()))),
+            () => return Self::in_folder(folder).map(Some),
         };
         let folder = folder.display();
         Err(Error::Data(format!(
@@ -57,40 +61,72 @@ impl Masks {
         )))
     }
 
-    /// The mask of `source`, a medium below `root`: in a folder, a picture of its name, at the same place or at the top.
-    pub(super) fn of_medium(&self, source: &Source, root: &Path) -> Result<Mask, String> {
+    fn in_folder(folder: &Path) -> Result<Self, Error> {
+        let confinement = Confinement::of_the_environment();
+        let (mut files, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
+        while let Some(inside) = left.pop() {
+            let io = |error| Error::io("read", &inside, error);
+            for entry in fs::read_dir(&inside).map_err(io)? {
+                let path = entry.map_err(io)?.path();
+                let is_mask = IMAGES.contains(&&*ending(&path)) || ending(&path) == "webp";
+                if path.is_dir() && !path.is_symlink() {
+                    left.push(path);
+                } else if is_mask && path.is_file() {
+                    stay_within(confinement.as_ref(), &path).map_err(Error::Data)?;
+                    let below = path
+                        .strip_prefix(folder)
+                        .unwrap_or(&path)
+                        .with_extension("");
+                    if let Some(other) = files.insert(below, path.clone()) {
+                        return Err(Error::Data(format!(
+                            "`{}` and `{}` are masks of the same medium: remove one",
+                            other.display(),
+                            path.display()
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(Self::Files(files))
+    }
+
+    /// The mask of `source`, a medium of `shape` in the folder or the file `data`.
+    pub(super) fn of_medium(&self, source: &Source, shape: Shape, data: &Path) -> Mask {
         let path = source.path();
-        let Self::Folder(folder) = self else {
-            return Ok(match source {
-                Source::Image(_) | Source::Moving(_) => Mask::Alpha(path.to_owned()),
-                Source::Video(_) | Source::Frames(..) => Mask::Whole,
-            });
+        let root = if data.is_dir() {
+            Some(data)
+        } else {
+            data.parent()
         };
-        let below = path.strip_prefix(root).unwrap_or(path);
-        let top = path.file_name().map(Path::new);
-        let places = [Some(below).filter(|below| below.is_relative()), top];
-        let mut files = places.into_iter().flatten().flat_map(|name| {
-            let endings = IMAGES.iter().chain(&["webp"]);
-            endings.map(move |ending| folder.join(name).with_extension(ending))
-        });
-        match files.find(|file| file.is_file()) {
-            None => Ok(Mask::Whole),
-            Some(file) => {
-                stay_within(Confinement::of_the_environment().as_ref(), &file)?;
-                Ok(Mask::Picture(file))
+        match self {
+            Self::Alpha if shape.still => Mask::Alpha(path.to_owned()),
+            Self::Alpha => Mask::Whole,
+            Self::Files(files) => {
+                let below = root
+                    .and_then(|root| path.strip_prefix(root).ok())
+                    .unwrap_or(path);
+                let name = match source {
+                    Source::Frames(..) => below.to_owned(),
+                    Source::Image(_) | Source::Moving(_) | Source::Video(_) => {
+                        below.with_extension("")
+                    }
+                };
+                files.get(&name).cloned().map_or(Mask::Whole, Mask::Picture)
             }
         }
     }
 }
 
 impl Mask {
-    /// What the mask in a cache file depends on, beside the medium.
-    pub(super) fn identity(&self, cache: &Cache) -> Result<String, Error> {
-        Ok(match self {
+    /// What the mask in a cache file depends on, beside the medium: whether it may be black, too.
+    pub(super) fn identity(&self, cache: &Cache, least: f64) -> Result<String, Error> {
+        let mask = match self {
             Self::Whole => "whole".into(),
             Self::Alpha(_) => "alpha".into(),
             Self::Picture(file) => cache.content_of(file)?,
-        })
+        };
+        let black = if least > 0.0 { " or black" } else { "" };
+        Ok(mask + black)
     }
 
     /// The mask for `latents` `[channels, frames, rows, columns]` of a medium of `shape`, trained at `size`, as
@@ -122,10 +158,8 @@ impl Mask {
             Self::Whole => None,
             Self::Alpha(path) => frames::opacity(path).map_err(wrong)?,
             Self::Picture(path) => {
-                let picture = frames::picture(path);
                 let named = |reason| wrong(format!("`{}`: {reason}", path.display()));
-                let picture = picture.map_err(named)?;
-                Some(DynamicImage::ImageRgb8(picture).to_luma8())
+                Some(frames::brightness(path).map_err(named)?)
             }
         };
         let Some(mask) = mask else {
@@ -228,30 +262,54 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_that_is_transparent_where_it_is_not_white_is_a_mask() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("mask.png");
+        let white = |x| if x < 8 { 255 } else { 0 };
+        let mask = RgbaImage::from_fn(16, 16, |x, _| Rgba([255, 255, 255, white(x)]));
+        mask.save(&path).unwrap();
+        let mask = Mask::Picture(path);
+        let shares = mask.at(still((16, 16)), (16, 16), (1, 2)).unwrap();
+        let shares = Vec::<f64>::try_from(shares.flatten(0, 1));
+        assert_eq!(shares.unwrap(), [1.0, 0.0]);
+    }
+
+    #[test]
     fn masks_are_found_by_the_names_of_the_media() {
         let place = tempfile::tempdir().unwrap();
         let (data, masks) = (place.path().join("data"), place.path().join("masks"));
         for folder in [data.join("a"), masks.join("a")] {
-            std::fs::create_dir_all(folder).unwrap();
+            fs::create_dir_all(folder).unwrap();
         }
-        for file in ["a/1.png", "2.webp"] {
-            std::fs::write(masks.join(file), "").unwrap();
+        for file in ["a/1.PNG", "2.webp", "shot.01.png"] {
+            fs::write(masks.join(file), "").unwrap();
         }
-        let found = |name: &str| {
-            let source = Source::Image(data.join(name));
-            let folder = Masks::Folder(masks.clone());
-            folder.of_medium(&source, &data).unwrap()
+        let mut config = crate::Config::default().data;
+        config.mask_path = Some(masks.clone());
+        let found = |source: Source, path: &Path| {
+            let masks = Masks::of(&config, path).unwrap().unwrap();
+            masks.of_medium(&source, still((8, 8)), path)
         };
-        assert_eq!(found("a/1.jpg"), Mask::Picture(masks.join("a/1.png")));
-        assert_eq!(found("a/2.png"), Mask::Picture(masks.join("2.webp")));
-        assert_eq!(found("3.png"), Mask::Whole);
+        let image = |name: &str| found(Source::Image(data.join(name)), &data);
+        assert_eq!(image("a/1.jpg"), Mask::Picture(masks.join("a/1.PNG")));
+        assert_eq!(image("2.png"), Mask::Picture(masks.join("2.webp")));
+        // One of the same name elsewhere is another medium's.
+        assert_eq!(image("a/2.png"), Mask::Whole);
+        let lines = data.join("metadata.jsonl");
+        let listed = found(Source::Image(data.join("a/1.jpg")), &lines);
+        assert_eq!(listed, Mask::Picture(masks.join("a/1.PNG")));
+        let frames = Source::Frames(data.join("shot.01"), Vec::new());
+        let frames = found(frames, &data);
+        assert_eq!(frames, Mask::Picture(masks.join("shot.01.png")));
+        fs::write(masks.join("2.png"), "").unwrap();
         for (folder, told) in [
+            (masks, "masks of the same medium"),
             (data.join("a"), "move it out"),
             (data.join("x"), "not a folder"),
         ] {
             let mut config = crate::Config::default().data;
             config.mask_path = Some(folder);
-            let reason = Masks::of(&config, &data).err().unwrap().to_string();
+            let reason = Masks::of(&config, &data).unwrap_err().to_string();
             assert!(reason.contains(told), "{reason}");
         }
     }

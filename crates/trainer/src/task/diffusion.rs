@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{Conditions, Diffusion, Expert as Which, FIRST_FRAME, Trained};
+use models::diffusion::{Conditions, Diffusion, Expert as Which, FIRST_FRAME, Part, Trained};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -513,9 +513,15 @@ impl Task for DiffusionTask {
         let now = self.data_state()?;
         for key in ["clips", "content"] {
             if state[key] != now[key] {
+                let part = |part| self.model.part(part).unwrap_or_default();
                 return Err(Error::Data(format!(
-                    "the clips and captions differ from those of the checkpoint: `{key}` was {} and is now {}",
-                    state[key], now[key]
+                    "the clips and captions differ from those of the checkpoint: `{key}` was {} and is now {}. They were \
+                     encoded by the autoencoder `{}` and the text encoder `{}`: name others by `model.vae` and \
+                     `model.text_encoder`",
+                    state[key],
+                    now[key],
+                    part(Part::Autoencoder).display(),
+                    part(Part::TextEncoder(0)).display()
                 )));
             }
         }
