@@ -472,3 +472,159 @@ fn an_unknown_form_says_which_are_known() {
         assert!(error.contains(told), "{error}");
     }
 }
+
+/// The keys of a config that learns from preferences: loss, β, and one more.
+fn preference(imported: &Imported) -> [Value; 3] {
+    ["loss_type", "beta", "cpo_alpha"].map(|name| {
+        let key = format!("preference.{name}");
+        let found = imported.set.iter().find(|set| set.key == key);
+        found.map_or(Value::Null, |set| set.value.clone())
+    })
+}
+
+#[test]
+fn preferences_by_the_words_of_each_trainer() {
+    let factory = |more: &str| {
+        format!(
+            "model_name_or_path: m\nfinetuning_type: lora\nlora_rank: 8\ndataset_dir: sets\n\
+             dataset: mine\ncutoff_len: 2048\n{more}\n"
+        )
+    };
+    let axolotl = |more: &str| {
+        format!("base_model: m\nadapter: lora\ndatasets: [{{path: a.jsonl}}]\n{more}\n")
+    };
+    let trl = |more: &str| {
+        format!(
+            "model_name_or_path: m\nuse_peft: true\ndataset_name: org/d\nmax_length: 512\n{more}\n"
+        )
+    };
+    let python = |trainer: &str, more: &str| {
+        format!(
+            "model = AutoModelForCausalLM.from_pretrained(\"m\")\ndata = load_dataset(\"org/d\")\n\
+             args = {trainer}Config(output_dir=\"out\", {more})\n\
+             trainer = {trainer}Trainer(model=model, args=args, train_dataset=data, peft_config=LoraConfig(r=8))\n"
+        )
+    };
+    let no = Value::Null;
+    for (name, text, wanted) in [
+        ("a.yaml", factory("stage: dpo\npref_beta: 0.2"), [json!("sigmoid"), json!(0.2), no.clone()]),
+        ("b.yaml", factory("stage: dpo\npref_loss: orpo"), [json!("orpo"), no.clone(), no.clone()]),
+        ("c.yaml", factory("stage: kto\npref_beta: 0.1"), [json!("kto"), json!(0.1), no.clone()]),
+        ("d.yaml", factory("stage: dpo\npref_loss: simpo\nsimpo_gamma: 0.4"), [json!("simpo"), json!(0.1), no.clone()]),
+        ("e.yaml", axolotl("rl: ipo\nrl_beta: 0.3"), [json!("ipo"), json!(0.3), no.clone()]),
+        ("f.yaml", axolotl("rl: orpo\norpo_alpha: 0.15"), [json!("orpo"), json!(0.15), no.clone()]),
+        ("g.yaml", axolotl("rl: simpo\nrl_beta: 2"), [json!("simpo"), json!(2), json!(1.0)]),
+        ("h.yaml", trl("loss_type: [robust]\nbeta: 0.1\nlabel_smoothing: 0.2"), [json!("robust"), json!(0.1), no.clone()]),
+        ("i.sh", "trl kto --model_name_or_path m --dataset_name org/d --use_peft --beta 0.3\n".into(), [json!("kto"), json!(0.3), no.clone()]),
+        ("j.sh", "accelerate launch trl/scripts/dpo.py --model_name_or_path m --dataset_name org/d\n".into(), [json!("sigmoid"), no.clone(), no.clone()]),
+        ("k.py", python("DPO", "beta=0.2, max_prompt_length=64"), [json!("sigmoid"), json!(0.2), no.clone()]),
+        ("l.py", python("ORPO", "beta=0.2"), [json!("orpo"), json!(0.2), no.clone()]),
+        ("m.py", python("CPO", "loss_type=\"simpo\", beta=2.0, cpo_alpha=0.0"), [json!("simpo"), json!(2.0), json!(0.0)]),
+        // What is not for preferences has none.
+        ("n.yaml", factory("stage: sft\nneftune_alpha: 5"), [no.clone(), no.clone(), no.clone()]),
+        ("o.py", "model = AutoModelForCausalLM.from_pretrained(\"m\")\nSFTConfig(loss_type=\"nll\", label_smoothing=0.1)\n".into(), [no.clone(), no.clone(), no.clone()]),
+    ] {
+        let imported = imported(name, &text);
+        assert_eq!(preference(&imported), wanted, "{name}\n{}", imported.config);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_known_is_a_guess_that_is_told() {
+    for (name, text, told) in [
+        ("a.py", "DPOConfig(loss_type=\"apo_zero\")\n", "`apo_zero`"),
+        (
+            "b.yaml",
+            "model_name_or_path: m\ndataset_name: d\nbeta: 0.2\n",
+            "not said",
+        ),
+        ("c.sh", "trl cpo --model_name_or_path m\n", "`cpo`"),
+    ] {
+        let imported = imported(name, text);
+        assert_eq!(
+            preference(&imported)[0],
+            json!("sigmoid"),
+            "{}",
+            imported.config
+        );
+        let line = imported
+            .fill_in
+            .iter()
+            .find(|line| line.starts_with("preference.loss_type"));
+        assert!(line.unwrap().contains(told), "{:?}", imported.fill_in);
+    }
+    let rewards = imported("d.yaml", "base_model: m\ndatasets: [{path: a}]\nrl: grpo\n");
+    assert!(reason(&rewards, "rl").contains("another training"));
+}
+
+#[test]
+fn ways_to_regularise() {
+    let imported = imported(
+        "lora.yaml",
+        "model_name_or_path: m\ndataset_name: org/d\nneftune_noise_alpha: 5\nlabel_smoothing_factor: 0.1\n\
+         packing: false\ntrain_sampling_strategy: group_by_length\n",
+    );
+    expect(
+        &imported,
+        &[
+            ("train.neftune_noise_alpha", json!(5)),
+            ("train.label_smoothing_factor", json!(0.1)),
+            ("train.group_by_length", json!(true)),
+        ],
+    );
+    assert_eq!(imported.to_change, 0);
+}
+
+/// In the form of the examples that come with each of them.
+#[test]
+fn examples_of_loras_need_few_changes() {
+    for (name, text, most) in [
+        (
+            "axolotl.yml",
+            "base_model: m\nload_in_8bit: true\nadapter: lora\ndatasets:\n  - {path: org/d, type: alpaca}\n\
+          val_set_size: 0.05\nsequence_len: 4096\nsample_packing: true\nlora_r: 32\nlora_alpha: 16\n\
+          lora_target_linear: true\nmicro_batch_size: 2\nnum_epochs: 4\noptimizer: adamw_bnb_8bit\n\
+          lr_scheduler: cosine\nlearning_rate: 0.0002\nbf16: auto\nevals_per_epoch: 4\nsaves_per_epoch: 1\n\
+          eval_sample_packing: false\nwarmup_steps: 10\nflash_attention: true\n",
+            1,
+        ),
+        (
+            "factory.yaml",
+            "model_name_or_path: org/m\nstage: dpo\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n\
+          lora_target: all\npref_beta: 0.1\npref_loss: sigmoid\ndataset: mine\ntemplate: llama3\ncutoff_len: 2048\n\
+          max_samples: 1000\noutput_dir: saves/lora\nlogging_steps: 10\nsave_steps: 500\nplot_loss: true\n\
+          per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nlearning_rate: 5.0e-6\n\
+          num_train_epochs: 3.0\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n",
+            1,
+        ),
+        (
+            "trl.sh",
+            "trl sft --model_name_or_path org/m --dataset_name org/d --learning_rate 2.0e-4 --num_train_epochs 1 \\\n\
+          --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --eval_strategy steps \\\n\
+          --eval_steps 100 --use_peft --lora_r 32 --lora_alpha 16 --output_dir out --push_to_hub\n",
+            0,
+        ),
+        ("unsloth.py", UNSLOTH, 5),
+        (
+            "kohya.sh",
+            "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path m.safetensors \\\n\
+          --train_data_dir pictures --resolution 1024 --network_module networks.lora --network_dim 32 \\\n\
+          --network_alpha 16 --optimizer_type AdamW8bit --learning_rate 1e-4 --max_train_epochs 10 \\\n\
+          --save_every_n_epochs 1 --mixed_precision bf16 --gradient_checkpointing --sdpa\n",
+            0,
+        ),
+        (
+            "toolkit.yaml",
+            "config:\n  name: mine\n  process:\n    - type: sd_trainer\n      device: cuda:0\n\
+          \x20     network: {type: lora, linear: 16, linear_alpha: 16}\n      save: {dtype: float16, save_every: 250}\n\
+          \x20     datasets:\n        - {folder_path: pictures, caption_ext: txt, resolution: [512, 1024]}\n\
+          \x20     train: {batch_size: 1, steps: 2000, lr: 0.0001, optimizer: adamw8bit, dtype: bf16}\n\
+          \x20     model: {name_or_path: org/m, quantize: true}\n",
+            0,
+        ),
+    ] {
+        let imported = imported(name, text);
+        let found = imported.to_change;
+        assert!(found <= most, "{name}: {found}\n{}", imported.config);
+    }
+}
