@@ -27,6 +27,14 @@ section! {
         /// Sequences per forward pass of the evaluation; unset means as in training.
         #[schemars(range(min = 1, max = 65_536))]
         pub per_device_eval_batch_size: Option<u32> = None, for Any, resume Free;
+        /// Whether batches have examples of similar length, so that little of them is padding: the order is random, then by
+        /// length within each few hundred examples, longer and shorter ones in turns. The longest are the first batch, so
+        /// that a lack of memory shows at once.
+        #[schemars(extend(
+            "x-needs" = "data.packing: false or preference",
+            "x-because" = "other rows are all of one length"
+        ))]
+        pub group_by_length: bool = false, for PublishedLanguage, resume Fixed;
         /// Forward and backward passes per optimizer step.
         #[schemars(range(min = 1, max = 65_536))]
         pub gradient_accumulation_steps: u32 = 1, for Any, resume Free;
@@ -90,6 +98,14 @@ section! {
             "x-because" = "only activations that gradient checkpointing keeps can be offloaded"
         ))]
         pub activation_offload: bool = false, for Any, resume Free;
+        /// Uniform noise in the embeddings of a batch, in training alone (NEFTune): up to this over the root of the numbers in
+        /// a sequence; 5 is usual. Unset adds none.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub neftune_noise_alpha: Option<f64> = None, for PublishedLanguage, resume Free;
+        /// The share of probability that targets give to all tokens alike, in training; the held-out loss is measured
+        /// without.
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1, "x-not-with" = "preference"))]
+        pub label_smoothing_factor: f64 = 0.0, for PublishedLanguage, resume Free;
         /// Record metrics every this many steps.
         #[schemars(range(min = 1))]
         pub logging_steps: u64 = 10, for Any, resume Free;
