@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
 use crate::events::{
-    Evaluation, Metrics, OomRetry, PlacementTrouble, Rollback, Sample, SkippedStep, Streaming,
-    TurnMetrics,
+    Evaluation, FoundRate, Metrics, OomRetry, PlacementTrouble, Rollback, Sample, SkippedStep,
+    Streaming, TurnMetrics,
 };
 use crate::memory::MemorySample;
 use crate::resume::Change;
@@ -86,6 +86,8 @@ pub enum Record {
         /// What is in force from the next step on, and was not before.
         changes: Vec<Change>,
     },
+    /// What a search for a learning rate ended with; the records of its steps are the curve.
+    LearningRate(FoundRate),
     /// A page fault on the GPU had ended the run, and it was started again.
     Restarted {
         /// Optimizer steps done.
@@ -109,6 +111,7 @@ impl Record {
             Self::OutOfMemory(retry) => retry.step,
             Self::Placement(trouble) => trouble.step,
             Self::Streaming(streaming) => streaming.step,
+            Self::LearningRate(found) => found.step,
         }
     }
 }
@@ -284,6 +287,10 @@ impl Recorder {
 
     pub(crate) fn resumed(&mut self, step: u64, changes: Vec<Change>) -> Result<(), Error> {
         self.record(Record::Resumed { step, changes })
+    }
+
+    pub(crate) fn found_rate(&mut self, found: &FoundRate) -> Result<(), Error> {
+        self.record(Record::LearningRate(found.clone()))
     }
 
     pub(crate) fn restarted(&mut self, step: u64, restart: u32) -> Result<(), Error> {

@@ -48,6 +48,9 @@ section! {
         /// Peak learning rate.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
         pub learning_rate: f64 = 1e-3, for Any, resume Free;
+        /// In place of training, try a step at each of a hundred rates from 1e-7 to 1, in a run folder whose name ends in `-lr`,
+        /// and suggest a `learning_rate` by the losses. No weights are kept. The same as `surefoot train --find-lr`.
+        pub find_learning_rate: bool = false, for Any, resume Unrelated;
         /// Learning rate at the end of a `linear` or `cosine` schedule.
         #[schemars(range(min = 0, max = 10))]
         pub min_lr: f64 = 0.0, for Any, resume Free;

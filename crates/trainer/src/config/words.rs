@@ -64,6 +64,7 @@ train.gradient_accumulation_steps gradient_accumulation grad_accum_steps grad_ac
 train.optim optimizer optimizer_type
 train.optim_args optimizer_args optimizer_params optimizer_kwargs
 train.learning_rate lr unet_lr max_lr peak_lr
+train.find_learning_rate find_lr auto_lr_find lr_find
 train.lr_scheduler_type lr_scheduler lr_schedule
 train.lr_scheduler_kwargs lr_scheduler_args lr_scheduler_params
 train.warmup_steps lr_warmup_steps num_warmup_steps warmup_iters
