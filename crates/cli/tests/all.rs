@@ -18,6 +18,8 @@ mod queue;
 #[cfg(all(feature = "torch", unix))]
 mod ranks;
 mod tools;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod trackers;
 #[cfg(feature = "torch")]
 mod train;
 #[cfg(feature = "torch")]

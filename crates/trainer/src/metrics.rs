@@ -1,8 +1,9 @@
-//! Recording a run: `metrics.jsonl`, TensorBoard events, curves.
+//! Recording a run: `metrics.jsonl`, TensorBoard events, curves, and trackers.
 
 mod jsonl;
 mod plots;
 mod tensorboard;
+mod trackers;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,6 +19,8 @@ use crate::events::{
 use crate::memory::MemorySample;
 use crate::resume::Change;
 use crate::run_folder::{RunFolder, replace};
+
+pub(crate) use trackers::{Trackers, expect_addresses};
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -141,6 +144,7 @@ fn samples_text(step: u64, samples: &[Sample]) -> String {
 pub(crate) struct Recorder {
     /// `None` where another rank writes.
     files: Option<Files>,
+    pub(crate) trackers: Trackers,
     records: Vec<Record>,
 }
 
@@ -157,6 +161,7 @@ impl Recorder {
         if !folder.is_written_here() {
             return Ok(Self {
                 files: None,
+                trackers: Trackers::default(),
                 records: Vec::new(),
             });
         }
@@ -179,6 +184,7 @@ impl Recorder {
         };
         Ok(Self {
             files: Some(files),
+            trackers: Trackers::default(),
             records,
         })
     }
@@ -323,6 +329,7 @@ impl Recorder {
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), Error> {
+        self.trackers.scalars(step, values);
         match &mut self.files {
             Some(files) => files.tensorboard.scalars(step, values),
             None => Ok(()),

@@ -31,7 +31,7 @@ use crate::config::{Config, ConfigError};
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, FoundRate, SkippedStep};
-use crate::metrics::{Record, Recorder};
+use crate::metrics::{Record, Recorder, Trackers, expect_addresses};
 use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{Ema, Gradients, Optimizer, Schedule};
 use crate::ranks::Ranks;
@@ -120,6 +120,9 @@ fn run_rank(
 ) -> Result<Summary, Error> {
     let began = Instant::now();
     ranks.expect_same(&ranks::configuration(config)?)?;
+    if ranks.is_first() {
+        expect_addresses(config)?;
+    }
     if ranks.size() > 1 && config.train.optim.sums() {
         let reason = "`train.optim`: adafactor, came, prodigy and muon need sums over whole matrices, which processes may \
                       round differently, so that their models would drift apart: with several, take `adamw_torch_fused`, \
@@ -170,6 +173,10 @@ fn run_rank(
     if let Err(error) = &ended {
         run.write_page(Ending::Failed, Some(error));
     }
+    let ending = ended
+        .as_ref()
+        .map_or(Ending::Failed, |summary| summary.ending);
+    run.recorder.trackers.end(ending);
     ended
 }
 
@@ -294,6 +301,9 @@ impl<'a> Run<'a> {
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
+        if folder.is_written_here() {
+            recorder.trackers = Trackers::start(config, &folder)?;
+        }
         if let Some(restart) = restarts_after_faults() {
             recorder.restarted(step, restart)?;
         }

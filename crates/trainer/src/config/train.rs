@@ -1,6 +1,8 @@
 //! The config's section `train`.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::bf16::Bf16;
@@ -112,6 +114,10 @@ section! {
         /// Record metrics every this many steps.
         #[schemars(range(min = 1))]
         pub logging_steps: u64 = 10, for Any, resume Free;
+        /// Trackers that get the numbers, beside the run folder with its TensorBoard files: `mlflow` (the server of
+        /// `MLFLOW_TRACKING_URI`), `trackio` (that of `TRACKIO_SERVER_URL`), or a list of both. A server that does not answer
+        /// never stops or slows a run; a resumed run goes on there.
+        pub report_to: ReportTo = ReportTo::default(), for Any, resume Unrelated;
         /// When the held-out loss is measured during training; it always is at the end.
         pub eval_strategy: Strategy = Strategy::Steps, for Any, resume Free;
         /// With `eval_strategy: steps`, every this many steps; 0 evaluates only at the end.
@@ -217,6 +223,66 @@ pub struct ParameterGroup {
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: Option<f64>,
+}
+
+/// Names of trackers: one, or a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ReportTo {
+    /// One.
+    One(String),
+    /// A list.
+    Several(Vec<String>),
+}
+
+impl Default for ReportTo {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl ReportTo {
+    /// Their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let names = match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        };
+        names.iter().map(String::as_str)
+    }
+
+    /// What is wrong with a name, and what to do.
+    pub(super) fn problem(&self) -> Option<(String, String)> {
+        // TensorBoard's files are always written.
+        let known = ["mlflow", "trackio", "tensorboard", "none"];
+        let name = self.names().find(|name| !known.contains(name))?;
+        Some(match name {
+            "wandb" => (
+                "`wandb` is not supported: it has no server of its own that is free to run".into(),
+                "write `trackio`, which has the interface of wandb, or `mlflow`; or import the TensorBoard files of the run \
+                 folder with `wandb sync`"
+                    .into(),
+            ),
+            name => (
+                format!("`{name}` is no tracker that is known here"),
+                format!("choose from `{}`", known.join("`, `")),
+            ),
+        })
+    }
+}
+
+impl JsonSchema for ReportTo {
+    fn schema_name() -> Cow<'static, str> {
+        "ReportTo".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "`mlflow`, `trackio`, a list of those, or `none`.",
+            "type": ["string", "array"],
+            "items": {"type": "string"},
+        })
+    }
 }
 
 /// Which copies to the device are verified, as `docs/transfer.md` specifies.

@@ -64,6 +64,7 @@ train.gradient_accumulation_steps gradient_accumulation grad_accum_steps grad_ac
 train.optim optimizer optimizer_type
 train.optim_args optimizer_args optimizer_params optimizer_kwargs
 train.learning_rate lr unet_lr max_lr peak_lr
+train.report_to log_with
 train.find_learning_rate find_lr auto_lr_find lr_find
 train.lr_scheduler_type lr_scheduler lr_schedule
 train.lr_scheduler_kwargs lr_scheduler_args lr_scheduler_params
@@ -170,7 +171,7 @@ const NEEDLESS: &str = "\
 attention kernels are chosen by themselves: flash_attention flash_attn attn_implementation xformers xformers_attention sdpa sdpa_attention mem_eff_attn use_flash_attention_2 attn_mode split_attn experts_implementation
 kernels are chosen by themselves: plugins use_kernels use_scattermoe lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy liger_cross_entropy use_liger_kernel enable_liger_kernel cut_cross_entropy torch_compile compile dynamo_backend use_unsloth use_reentrant gradient_checkpointing_kwargs
 models larger than a GPU are streamed (`model.offload`), and each process has all of it: fsdp fsdp_config fsdp_version deepspeed dp_shard_size tensor_parallel_size context_parallel_size
-metrics are always written to the run folder, also for TensorBoard: report_to log_with logging_dir wandb_project wandb_entity wandb_name wandb_run_id wandb_watch wandb_log_model use_tensorboard log_tracker_name plot_loss logging_first_step include_num_input_tokens_seen performance_log_every
+metrics are always written to the run folder, also for TensorBoard: logging_dir wandb_project wandb_entity wandb_name wandb_run_id wandb_watch wandb_log_model use_tensorboard log_tracker_name plot_loss logging_first_step include_num_input_tokens_seen performance_log_every
 data is read and cached as it is needed: dataset_processes dataset_num_proc preprocessing_num_workers dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor max_data_loader_n_workers persistent_data_loader_workers num_workers dataset_prepared_path overwrite_cache overwrite_output_dir cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk cache_text_embeddings unload_text_encoder vae_batch_size skip_cache_check latents_to_disk
 prompts and answers are cut where a row ends (`data.block_size`): max_prompt_length max_completion_length max_target_length truncation_mode
 this is what a run does here: job meta sample_start_step do_train do_eval strict pad_to_sequence_len pad_to_max_length eval_sample_packing eval_packing save_safetensors save_model_as train_unet network_train_unet_only remove_unused_columns ddp_find_unused_parameters ddp_timeout

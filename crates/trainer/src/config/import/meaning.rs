@@ -112,6 +112,20 @@ impl Keys<'_> {
                 found.push(self.by_words(item));
                 found
             }
+            "report_to" | "log_with" => {
+                let names = value
+                    .as_array()
+                    .map_or(std::slice::from_ref(value), Vec::as_slice);
+                let ours = names
+                    .iter()
+                    .filter(|name| **name == "mlflow" || **name == "trackio");
+                match ours.cloned().collect::<Vec<_>>() {
+                    ours if ours.is_empty() => nothing(
+                        "metrics are always written to the run folder, also for TensorBoard; `mlflow` and `trackio` are known, too",
+                    ),
+                    ours => set("train.report_to", ours.into()),
+                }
+            }
             "evals_per_epoch" | "eval_every_n_epochs" if number == Some(1.0) => {
                 set("train.eval_strategy", "epoch".into())
             }
@@ -241,10 +255,13 @@ impl Keys<'_> {
         const KEY: &str = "preference.loss_type";
         let text = item.value.as_str().unwrap_or_default();
         let Some(loss) = self.loss() else {
-            return vec![Meaning::Nothing(match text {
-                "sft" | "pt" | "nll" => "this is what a run does here".into(),
-                _ => "this is another training than that on texts or answers: see the handbook on what there is".into(),
-            })];
+            return vec![match text {
+                "sft" | "pt" | "nll" => Meaning::Nothing("this is what a run does here".into()),
+                _ => Meaning::Write(
+                    "this is another training than that on texts or answers: see the handbook on what there is"
+                        .into(),
+                ),
+            }];
         };
         if !known(loss) {
             let why = match loss {
