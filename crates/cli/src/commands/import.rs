@@ -5,7 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use serde_json::json;
 use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::config::ConfigError;
 use trainer::config::import::{Imported, import};
 
 /// Translate a config of another trainer
@@ -34,11 +36,9 @@ pub(crate) struct Args {
 
 /// Translates.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let translate = |path: &PathBuf| import(path).map_err(|error| Failure::Usage(error.into()));
     if args.table {
-        let rows = args.files.iter().map(|path| Ok((path, translate(path)?)));
-        let rows = rows.collect::<Result<Vec<_>, Failure>>()?;
-        output::print(&table(&rows, json)?)?;
+        let rows = args.files.iter().map(|path| (path.as_path(), import(path)));
+        output::print(&table(&rows.collect::<Vec<_>>(), json)?)?;
         return Ok(Outcome::Fine);
     }
     let [file] = &args.files[..] else {
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             "one file is translated at a time; `--table` shows how much of each of several would be taken",
         ));
     };
-    let imported = translate(file)?;
+    let imported = import(file).map_err(|error| Failure::Usage(error.into()))?;
     if let Some(path) = &args.output {
         write(path, &imported.config, args.force)?;
     }
@@ -94,16 +94,17 @@ fn write(path: &Path, text: &str, force: bool) -> Result<(), Failure> {
 }
 
 /// What was taken of each file.
-fn table(rows: &[(&PathBuf, Imported)], json: bool) -> Result<String, Failure> {
+fn table(rows: &[(&Path, Result<Imported, ConfigError>)], json: bool) -> Result<String, Failure> {
     if json {
-        let rows = rows.iter().map(|(path, imported)| {
-            serde_json::json!({
+        let rows = rows.iter().map(|(path, imported)| match imported {
+            Ok(imported) => json!({
                 "file": path,
                 "origin": imported.origin,
                 "keys": imported.set.len(),
                 "left_out": imported.left_out.len(),
                 "to_change": imported.to_change,
-            })
+            }),
+            Err(error) => json!({"file": path, "error": error.to_string()}),
         });
         return Ok(serde_json::to_string_pretty(&rows.collect::<Vec<_>>())? + "\n");
     }
@@ -111,10 +112,19 @@ fn table(rows: &[(&PathBuf, Imported)], json: bool) -> Result<String, Failure> {
         "| file | for | keys taken | left out | lines to change |\n|---|---|---|---|---|\n"
             .to_owned();
     for (path, imported) in rows {
-        let (file, origin) = (path.display(), imported.origin.name());
-        let (keys, left_out) = (imported.set.len(), imported.left_out.len());
-        let to_change = imported.to_change;
-        text += &format!("| {file} | {origin} | {keys} | {left_out} | {to_change} |\n");
+        text += &match imported {
+            Ok(imported) => {
+                let (file, origin) = (path.display(), imported.origin.name());
+                let (keys, left_out) = (imported.set.len(), imported.left_out.len());
+                let to_change = imported.to_change;
+                format!("| {file} | {origin} | {keys} | {left_out} | {to_change} |\n")
+            }
+            Err(error) => format!(
+                "| {} | not read: {} | | | |\n",
+                path.display(),
+                error.to_string().replace('\n', " ")
+            ),
+        };
     }
     Ok(text)
 }
