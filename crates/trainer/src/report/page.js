@@ -163,7 +163,7 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
       svg.append(make("line", { class: "grid", x1: left, x2: width - right, y1: y(mark), y2: y(mark) }));
       svg.append(make("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end", class: "tick" }, labels[index]));
     }
-    for (const tick of ticks(firstStep, lastStep, width < 420 ? 3 : 6)) {
+    for (const tick of ticks(firstStep, lastStep, axis ? lastStep - firstStep : width < 420 ? 3 : 6)) {
       const label = axis ? axis.label(tick) : whole.format(tick);
       if (Number.isInteger(tick)) svg.append(make("text", { x: x(tick), y: height - 24, "text-anchor": "middle" }, label));
     }
