@@ -7,6 +7,8 @@ extern crate trainer as surefoot_trainer;
 mod common;
 #[cfg(feature = "torch")]
 mod hub;
+#[cfg(all(feature = "torch", unix))]
+mod import;
 #[cfg(all(feature = "torch", target_os = "linux"))]
 mod memory;
 #[cfg(feature = "torch")]
