@@ -45,10 +45,7 @@ pub fn export_adapter(
         }
     }
     let family = config.family;
-    let rules = family.gguf.as_ref().filter(|rules| {
-        // llama.cpp ends the process where an adapter is loaded for it.
-        rules.architecture != "mistral3"
-    });
+    let rules = family.gguf.as_ref();
     let rules =
         rules.ok_or_else(|| refuse(&format!("an adapter of `{}` has", family.model_type)))?;
     let alpha = if lora.alpha > 0.0 { lora.alpha } else { 1.0 };
