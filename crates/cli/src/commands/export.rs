@@ -154,7 +154,7 @@ fn adapter_only(
     output::print(&match json {
         true => format!("{}\n", json!({ "output": output, "bytes": bytes })),
         false => format!(
-            "{} ({:.2} MB)\nnext: llama-cli -m BASE.gguf --lora {}\n",
+            "{} ({:.2} MB)\nnext: load it in llama.cpp beside a file of its base: --lora {}\n",
             output.display(),
             bytes as f64 / 1e6,
             output.display()
