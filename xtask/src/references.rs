@@ -76,6 +76,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "quantisation",
         "schedules",
         "optimizers",
+        "regularised",
         // The first script creates the folder that the others write into.
         "wan",
         "wan_text",

@@ -170,7 +170,7 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
     cmd!(
         shell,
-        "{cargo} build --workspace --bin on-device --bin surefoot"
+        "{cargo} build --workspace --bin on-device --bin surefoot --bin surefoot-trainer"
     )
     .run()?;
     // A test is mostly the start of a Python process with PyTorch, so several at once; those that watch

@@ -57,8 +57,8 @@ pub use encoding::encode;
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use events::{
-    Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
-    SkippedStep, Streaming,
+    Best, Evaluation, FoundRate, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback,
+    Sample, SkippedStep, Streaming,
 };
 pub use found_models::{FoundModel, FoundModels, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};

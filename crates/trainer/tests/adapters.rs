@@ -245,3 +245,91 @@ fn a_step_learns_the_same_however_it_is_cut_into_batches() {
         }
     }
 }
+
+/// A rate at which the loss falls much further than at a hundredth of it, whatever the optimizer; a search leaves nothing
+/// behind but what it found, and touches no other run.
+#[test]
+fn a_learning_rate_is_found_for_each_optimizer_and_group() {
+    for (optim, groups) in [
+        ("adamw_torch_fused", "[]"),
+        (
+            "adamw_torch_fused",
+            "[{names: lora_B, learning_rate: 0.04}]",
+        ),
+        ("lion", "[]"),
+        ("adafactor", "[]"),
+        ("came", "[]"),
+        ("muon", "[]"),
+        ("schedule_free_adamw", "[]"),
+    ] {
+        let place = Place::new();
+        let optim = format!("optim={optim}");
+        let groups = format!("parameter_groups={groups}");
+        let settings = [
+            &optim,
+            &groups,
+            "lr_scheduler_type=constant",
+            "warmup_steps=0",
+        ];
+        let more = ["max_steps=1", "train.find_learning_rate=true"];
+        let more = [&settings[..], &more].concat();
+        let first = place.run("a", &more);
+        let found = first.learning_rate.unwrap();
+        let rate = found
+            .learning_rate
+            .unwrap_or_else(|| panic!("{optim}: {}", found.reason));
+        assert!((1e-5..0.2).contains(&rate), "{optim}: {rate}");
+        assert_eq!(
+            found.reason.contains("parameter_groups"),
+            groups.contains("lora_B")
+        );
+        let runs = place.folder.path().join("runs");
+        let kept = |name: &str| {
+            let entries = fs::read_dir(runs.join(name)).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.filter(|name| !name.starts_with("events.")).collect();
+            names.sort();
+            names
+        };
+        let files = [
+            "config.yaml",
+            "loss.svg",
+            "memory.svg",
+            "metrics.jsonl",
+            "report.html",
+        ];
+        assert_eq!(
+            kept("a-lr"),
+            [&files[..], &["run.json", "summary.json"]].concat()
+        );
+        assert!(!runs.join("a").exists());
+        if optim.ends_with("lion") {
+            let config = fs::read(runs.join("a-lr/config.yaml")).unwrap();
+            assert_eq!(place.run("a", &more).name, "a-lr-2");
+            assert_eq!(fs::read(runs.join("a-lr/config.yaml")).unwrap(), config);
+        }
+        // Training at that rate, and far below it.
+        let learned = |name: &str, rate: f64| {
+            let rate = format!("learning_rate={rate}");
+            let all = [&settings[..], &["max_steps=25", &rate]].concat();
+            let summary = place.run(name, &all);
+            summary.first_loss.unwrap() - summary.last_loss.unwrap()
+        };
+        let (good, low) = (learned("good", rate), learned("low", rate / 100.0));
+        assert!(good > low + 0.05, "{optim}: {good} at {rate}, and {low}");
+    }
+}
+
+#[test]
+fn where_no_learning_rate_can_be_told_the_reason_is() {
+    let place = Place::new();
+    let groups = "parameter_groups=[{names: lora, learning_rate: 0}]";
+    let search = "train.find_learning_rate=true";
+    let found = place.run("flat", &[groups, search]).learning_rate.unwrap();
+    assert_eq!(found.learning_rate, None);
+    assert!(found.reason.contains("flat"), "{}", found.reason);
+    let stop = Stop::default();
+    let stopped = place.watched("cut", &[search], &mut StopAt(20, stop.clone()), &stop);
+    let found = stopped.learning_rate.unwrap();
+    assert!(found.reason.contains("stopped"), "{}", found.reason);
+}

@@ -6,7 +6,7 @@ use std::path::Path;
 use platform::Bytes;
 use serde_json::Value;
 use trainer::text::thousands;
-use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Start, Summary};
+use trainer::{DryRun, Ending, Evaluation, FoundRate, MemoryPlan, Start, Summary};
 
 /// The summary as text.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -88,6 +88,18 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     ));
     lines.push(format!("results         {}", folder.display()));
     lines.join("\n") + "\n"
+}
+
+/// What a search for a learning rate found.
+pub(crate) fn found(found: &FoundRate, folder: &Path) -> String {
+    let results = folder.display();
+    match found.learning_rate {
+        Some(rate) => format!(
+            "train.learning_rate={rate:.1e}: {}\nresults         {results}\n",
+            found.reason
+        ),
+        None => format!("results         {results}\n"),
+    }
 }
 
 /// How many steps a run has, and what they are of the data.

@@ -384,3 +384,27 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
         assert_eq!(compared, 2 + 3 * (2 * 5 + 1));
     }
 }
+
+/// Noise of the same generator, on embeddings that are layers with a scale, or are scaled after the layer.
+#[test]
+fn noise_in_training_is_that_of_transformers_neftune() {
+    let path = crate::golden::golden("regularised.safetensors");
+    let file = SafetensorsFile::open(&path).unwrap();
+    let tokens = file.read("tokens", Kind::Int64).unwrap();
+    let number = |name: &str| file.read(name, Kind::Double).unwrap().double_value(&[]);
+    let train = Pass::Train { checkpoint: false };
+    for name in ["llama-grouped", "gemma3", "granite"] {
+        let mut model = open(name, Kind::Float);
+        let plain = model.logits(&tokens, train).unwrap();
+        model.add_noise(number("alpha"));
+        tch::manual_seed(number("seed") as i64);
+        let ours = model.logits(&tokens, train).unwrap();
+        let theirs = file.read(&format!("logits.{name}"), Kind::Float).unwrap();
+        let size = f64::try_from(theirs.abs().max()).unwrap();
+        let difference = largest_difference(&ours, &theirs);
+        assert!(difference <= 5e-6 * size, "{name}: {difference} of {size}");
+        assert!(largest_difference(&ours, &plain) > 1e-2 * size, "{name}");
+        let evaluated = model.logits(&tokens, Pass::Evaluate).unwrap();
+        assert_eq!(evaluated, plain, "{name}");
+    }
+}

@@ -18,7 +18,7 @@ use serde_json::json;
 use tch::{Kind, Tensor};
 
 use delta::Change;
-pub use export::{Export, GgufType};
+pub use export::{Export, GgufType, export_adapter};
 pub(super) use keys::keys_without_effect;
 
 use super::slices::Slice;

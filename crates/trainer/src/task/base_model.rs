@@ -98,6 +98,7 @@ impl BaseModel {
             .streamed(streaming);
         let mut model = Decoder::new(&pretrained.config, plans.options(device), &mut builder)?;
         model.offload_activations(usage.offload);
+        model.add_noise(config.train.neftune_noise_alpha.unwrap_or_default());
         if config.train.activation_offload && !usage.offload {
             tracing::warn!(
                 "`train.activation_offload` is left off: on the CPU there is no other memory to \

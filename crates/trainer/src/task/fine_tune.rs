@@ -31,7 +31,7 @@ use models::Parameters;
 use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
 use models::formats::write_tensors;
 use models::language::Decoder;
-use models::loss::{mean_cross_entropy, summed_cross_entropy};
+use models::loss::{smoothed_cross_entropy, summed_cross_entropy};
 use models::model::Pass;
 use models::pretrained::{Pretrained, fingerprint, merge};
 use models::text::{Conversation, Encoder, Message};
@@ -343,7 +343,8 @@ impl Task for FineTune {
         let places = (batch.find("positions"), batch.find("real"));
         let (hidden, balance) = self.model.learned(batch.get("tokens")?, places, pass)?;
         let targets = batch.get("targets")?;
-        let loss = mean_cross_entropy(&self.model, &hidden, targets, pass)?;
+        let smoothing = self.config.train.label_smoothing_factor;
+        let loss = smoothed_cross_entropy(&self.model, &hidden, targets, smoothing, pass)?;
         match balance {
             Some(balance) => Ok(loss.f_add(&balance)?),
             None => Ok(loss),

@@ -3,6 +3,7 @@
 //! What is written is read back before the weights are: a config or a tokenizer that would come out as another one,
 //! because the format or llama.cpp has no word for something, is refused by name.
 
+mod adapter;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,8 @@ use crate::formats::{LazyTensor, TensorSource};
 use crate::language::{self, DecoderConfig};
 use crate::model::RopeScaling;
 use crate::pretrained::{Pretrained, names_used};
+
+pub use adapter::export_adapter;
 
 /// How the matrices of a file are stored, by llama.cpp's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
