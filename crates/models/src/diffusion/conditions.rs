@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::formats::TensorSource;
@@ -82,6 +82,16 @@ impl Conditions {
             Ok(row)
         });
         Self::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
+    }
+
+    /// What [`TEXT_TOKENS`] says.
+    ///
+    /// # Errors
+    /// If there is no such condition.
+    pub fn text_tokens(&self) -> Result<Vec<i64>, Error> {
+        let tokens = self.get(TEXT_TOKENS)?.f_to_device(Device::Cpu)?;
+        let tokens = tokens.f_to_kind(Kind::Int64)?.f_view([-1])?;
+        Ok(Vec::try_from(&tokens)?)
     }
 
     /// Adds or replaces a condition.

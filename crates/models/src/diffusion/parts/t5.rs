@@ -383,7 +383,6 @@ impl Layer for Block {
 mod tests {
     use placement::swap::SwapOptions;
     use placement::{Placer, Policy};
-    use serde_json::Value;
 
     use super::*;
     use crate::Parameters;
@@ -391,16 +390,12 @@ mod tests {
     use crate::diffusion::wan::names::TEXT_ENCODER;
     use crate::formats::SafetensorsFile;
     use crate::golden::golden;
+    use crate::json::testing::reading;
     use crate::model::{Base, FileWeights, Streaming};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            TextEncoderConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(TextEncoderConfig::read);
         let plain = json!({"model_type": "umt5"});
         let base = read(&plain).unwrap();
         for key in KEYS.iter().chain(&WITHOUT_EFFECT) {

@@ -8,7 +8,6 @@ use super::text::{self, LONGEST, PromptTokenizer, TOKENS_BEFORE};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
 use super::{ARCH, memory};
 use crate::Error;
-use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{self, TextDecoder};
 use crate::diffusion::parts::places::{Places, config_at};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
@@ -52,10 +51,13 @@ impl QwenImage {
             true => Scheduler::read_by_size(&path.join("scheduler/scheduler_config.json"))?,
             false => SCHEDULE,
         };
-        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let text = &parts.text_encoder;
         let mut model = Self {
-            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            config: parts.transformer(
+                &ARCH,
+                TransformerConfig::read,
+                TransformerConfig::of_shapes,
+            )?,
             stills: Stills {
                 arch: &ARCH,
                 path: path.to_owned(),
