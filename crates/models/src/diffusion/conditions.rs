@@ -13,6 +13,9 @@ pub const TEXT: &str = "text";
 /// The name of the number of rows of each text of a batch that is no padding, `[batch]`.
 pub const TEXT_TOKENS: &str = "text_tokens";
 
+/// The name of the guidance that a denoiser is told, `[batch]`; without it, it is told 1.
+pub const GUIDANCE: &str = "guidance";
+
 /// The name of latent frames at the beginning that are given, not made: `[channels, frames, height, width]`. They are
 /// neither noised nor predicted.
 pub const FIRST_FRAME: &str = "first_frame";
