@@ -77,7 +77,7 @@ const KEYS: [&str; 13] = [
 ];
 
 /// Keys that do not affect the encoder.
-const WITHOUT_EFFECT: [&str; 23] = [
+const WITHOUT_EFFECT: [&str; 24] = [
     "architectures",
     "bos_token_id",
     "classifier_dropout",
@@ -94,6 +94,7 @@ const WITHOUT_EFFECT: [&str; 23] = [
     "output_past",
     "pad_token_id",
     "scalable_attention",
+    "scale_decoder_outputs",
     "tie_word_embeddings",
     "tokenizer_class",
     "torch_dtype",
