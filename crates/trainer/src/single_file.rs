@@ -76,6 +76,11 @@ fn completed(
     let all = arch.with_companions(path, &all, is_allowed);
     let found = [
         ("text encoder", &parts.text_encoder, &all.text_encoder),
+        (
+            "second text encoder",
+            &parts.text_encoder_2,
+            &all.text_encoder_2,
+        ),
         ("autoencoder", &parts.vae, &all.vae),
         ("tokenizer", &parts.tokenizer, &all.tokenizer),
     ];

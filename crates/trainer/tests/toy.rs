@@ -110,7 +110,7 @@ impl Place {
             num_frames: None,
             fps: None,
             num_inference_steps: 4,
-            guidance_scale: 2.0,
+            guidance_scale: Some(2.0),
             guidance_scale_2: None,
             flow_shift: None,
             scheduler: None,

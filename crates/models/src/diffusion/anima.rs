@@ -71,6 +71,7 @@ pub static ARCH: Arch = Arch {
     caches: None,
     companions: super::Companions {
         text_encoder: &["qwen_3_06b_base"],
+        text_encoder_2: &[],
         vae: &["qwen_image_vae"],
         tokenizers: &[
             ("tokenizer", "Qwen/Qwen3-0.6B"),

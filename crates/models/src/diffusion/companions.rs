@@ -15,6 +15,8 @@ use super::{Arch, PartPaths};
 pub struct Companions {
     /// Names of the text encoder's files, without what tells how their numbers are stored.
     pub text_encoder: &'static [&'static str],
+    /// The same of the second text encoder's.
+    pub text_encoder_2: &'static [&'static str],
     /// The same of the autoencoder's.
     pub vae: &'static [&'static str],
     /// The tokenizers: a folder in that of the tokenizer (empty if it is the only one), and a model of the hub that has
@@ -26,6 +28,7 @@ impl Companions {
     /// Nothing is known.
     pub const NONE: Self = Self {
         text_encoder: &[],
+        text_encoder_2: &[],
         vae: &[],
         tokenizers: &[],
     };
@@ -48,31 +51,50 @@ impl Arch {
         parts: &PartPaths,
         is_allowed: &dyn Fn(&Path) -> bool,
     ) -> PartPaths {
-        let find = |given: &Option<PathBuf>, folders: &[&str], names: &[&str]| match given {
-            Some(given) => vec![Some(given.clone())],
-            None => {
-                let found = called(path, folders, names).into_iter();
-                found.filter(|file| is_allowed(file)).map(Some).collect()
+        // Each place a part may be at; one that was not found is nowhere, once.
+        let places = |given: &Option<PathBuf>, folders: &[&str], names: &[&str]| {
+            let found = match given {
+                Some(given) => vec![given.clone()],
+                None => called(path, folders, names),
+            };
+            let is_kept = |file: &PathBuf| given.is_some() || is_allowed(file);
+            let mut found: Vec<_> = found.into_iter().filter(is_kept).map(Some).collect();
+            if found.is_empty() {
+                found.push(None);
             }
+            found
         };
         let own = &self.companions;
-        let texts = find(&parts.text_encoder, &TEXT_ENCODERS, own.text_encoder);
-        let vaes = find(&parts.vae, &AUTOENCODERS, own.vae);
-        let or_none = |found: Vec<Option<PathBuf>>| match found.is_empty() {
-            true => vec![None],
-            false => found,
-        };
-        let (texts, vaes) = (or_none(texts), or_none(vaes));
-        let all: Vec<_> = texts
-            .iter()
-            .flat_map(|text_encoder| {
-                vaes.iter().map(|vae| PartPaths {
-                    text_encoder: text_encoder.clone(),
-                    vae: vae.clone(),
-                    ..parts.clone()
-                })
-            })
-            .collect();
+        let mut all = vec![parts.clone()];
+        for (given, folders, names, put) in [
+            (
+                &parts.text_encoder,
+                &TEXT_ENCODERS[..],
+                own.text_encoder,
+                (|parts, place| parts.text_encoder = place) as fn(&mut PartPaths, Option<PathBuf>),
+            ),
+            (
+                &parts.text_encoder_2,
+                &TEXT_ENCODERS[..],
+                own.text_encoder_2,
+                |parts, place| parts.text_encoder_2 = place,
+            ),
+            (&parts.vae, &AUTOENCODERS[..], own.vae, |parts, place| {
+                parts.vae = place;
+            }),
+        ] {
+            let places = places(given, folders, names);
+            let with = |parts: &PartPaths, place: &Option<PathBuf>| {
+                let mut parts = parts.clone();
+                put(&mut parts, place.clone());
+                parts
+            };
+            let each = |parts: &PartPaths| places.iter().map(|place| with(parts, place)).collect();
+            all = all
+                .iter()
+                .flat_map(|parts| -> Vec<_> { each(parts) })
+                .collect();
+        }
         let fits = |parts: &&PartPaths| (self.open)(path, parts).is_ok();
         // If none fits, the error is that of the first.
         let chosen = all.iter().find(fits).or(all.first());

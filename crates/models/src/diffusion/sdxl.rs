@@ -65,6 +65,7 @@ pub static ARCH: Arch = Arch {
     caches: None,
     companions: super::Companions {
         text_encoder: &[],
+        text_encoder_2: &[],
         vae: &[],
         tokenizers: &[("", "openai/clip-vit-large-patch14")],
     },

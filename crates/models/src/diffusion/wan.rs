@@ -66,6 +66,7 @@ pub static ARCH: Arch = Arch {
     }),
     companions: super::Companions {
         text_encoder: &["umt5_xxl", "umt5-xxl"],
+        text_encoder_2: &[],
         vae: &["wan_2.1_vae", "wan2.1_vae", "wan2.2_vae", "wan_2.2_vae"],
         tokenizers: &[],
     },

@@ -70,6 +70,7 @@ pub static ARCH: Arch = Arch {
     caches: None,
     companions: super::Companions {
         text_encoder: &["qwen_3_4b"],
+        text_encoder_2: &[],
         vae: &["ae"],
         tokenizers: &[("", "Qwen/Qwen3-4B")],
     },

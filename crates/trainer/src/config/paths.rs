@@ -412,6 +412,7 @@ mod tests {
                 "model.name_or_path",
                 "model.offload_folder",
                 "model.text_encoder",
+                "model.text_encoder_2",
                 "model.tokenizer",
                 "model.transformer",
                 "model.transformer_2",

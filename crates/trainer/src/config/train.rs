@@ -173,6 +173,9 @@ section! {
         /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
         pub flow_shift: Option<f64> = None, for Diffusion, resume Free;
+        /// For models that are told the guidance (FLUX.1-dev), the guidance in training. Unset means 1.
+        #[schemars(range(min = 0, max = 100))]
+        pub guidance_scale: Option<f64> = None, for Diffusion, resume Free;
         /// Mean of the log-odds, for `logit_normal`. Unset means 0.
         #[schemars(range(min = -20, max = 20))]
         #[schemars(extend("x-needs" = "train.weighting_scheme: logit_normal"))]

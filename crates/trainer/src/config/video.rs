@@ -95,6 +95,7 @@ impl ModelConfig {
             transformer_2: self.transformer_2.clone(),
             vae: self.vae.clone(),
             text_encoder: self.text_encoder.clone(),
+            text_encoder_2: self.text_encoder_2.clone(),
             tokenizer: self.tokenizer.clone(),
         }
     }

@@ -17,7 +17,8 @@ seed random_state random_seed training_seed data_seed
 model.name_or_path model_name_or_path pretrained_model_name_or_path base_model model_name model_id model_path ckpt_path pretrained_model_name
 model.transformer dit dit_path dit_high_noise transformer_path
 model.vae vae_path ae vae_checkpoint
-model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1
+model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1 clip_l
+model.text_encoder_2 t5xxl text_encoder2
 model.tokenizer tokenizer_name_or_path tokenizer_path
 model.quantization load_in_4bit load_in_8bit quantization_bit quantization_method
 model.boundary_ratio timestep_boundary
@@ -121,6 +122,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("train_sampling_strategy", "group_by_length", "true"),
     ("train_sampling_strategy", "random", "false"),
     ("timestep_sampling", "shift", "logit_normal"),
+    ("timestep_sampling", "flux_shift", "logit_normal"),
     ("timestep_sampling", "uniform", "uniform"),
     ("timestep_sampling", "sigmoid", "logit_normal"),
     ("timestep_type", "shift", "shift"),

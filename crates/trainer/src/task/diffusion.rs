@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{Conditions, Diffusion, Expert as Which, FIRST_FRAME, Part, Trained};
+use models::diffusion::{
+    Conditions, Diffusion, Expert as Which, FIRST_FRAME, GUIDANCE, Part, Trained,
+};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -234,6 +236,9 @@ impl DiffusionTask {
         if given {
             conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
         }
+        if let Some(scale) = self.config.train.guidance_scale {
+            conditions.insert(GUIDANCE, Tensor::f_full_like(sigma, scale)?);
+        }
         let objective = self.model.objective();
         let noisy = objective.noisy(clean, noise, sigma)?;
         let times = objective.times(sigma)?;
@@ -267,6 +272,12 @@ fn opened(
         .check_training(&experts, config.data.image_to_video)
         .map_err(Error::of_config)?;
     weights::check(&config.train, &*model, path)?;
+    if model.guidance().is_none() && config.train.guidance_scale.is_some() {
+        return Err(Error::Data(format!(
+            "`train.guidance_scale`: `{}` is not told the guidance; remove the key",
+            path.display()
+        )));
+    }
     if model.geometry().frames.is_none() && config.data.num_frames.is_some() {
         return Err(Error::Data(format!(
             "`data.num_frames`: `{}` makes pictures; remove the key",

@@ -76,7 +76,7 @@ fn made_by(
         num_frames: Some(5),
         fps: None,
         num_inference_steps: 3,
-        guidance_scale: 3.0,
+        guidance_scale: Some(3.0),
         guidance_scale_2: None,
         flow_shift: None,
         scheduler: None,

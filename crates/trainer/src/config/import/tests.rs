@@ -359,6 +359,28 @@ fn kohya_toml_and_its_data_set() {
 }
 
 #[test]
+fn kohya_with_two_text_encoders() {
+    let imported = imported(
+        "picture.toml",
+        "pretrained_model_name_or_path = \"model.safetensors\"\nclip_l = \"clip_l.safetensors\"\n\
+         t5xxl = \"t5xxl_fp16.safetensors\"\nae = \"ae.safetensors\"\nnetwork_module = \"networks.lora_flux\"\n\
+         network_dim = 16\nguidance_scale = 1.0\ntimestep_sampling = \"flux_shift\"\ntrain_data_dir = \"pictures\"\n",
+    );
+    assert_eq!(imported.origin, Origin::Kohya);
+    expect(
+        &imported,
+        &[
+            ("model.name_or_path", json!("model.safetensors")),
+            ("model.text_encoder", json!("clip_l.safetensors")),
+            ("model.text_encoder_2", json!("t5xxl_fp16.safetensors")),
+            ("model.vae", json!("ae.safetensors")),
+            ("train.guidance_scale", json!(1.0)),
+            ("train.weighting_scheme", json!("logit_normal")),
+        ],
+    );
+}
+
+#[test]
 fn a_command_line_of_musubi() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
