@@ -20,7 +20,7 @@ use placement::Placer;
 mod forms;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 13] = [
+const ADAPTERS: [(&str, &str); 14] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -34,6 +34,7 @@ const ADAPTERS: [(&str, &str); 13] = [
     ("multiplied", "granite-biases"),
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
+    ("beside-mxfp4", "gpt-oss"),
 ];
 
 struct Adapted {
