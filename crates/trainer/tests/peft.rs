@@ -177,7 +177,7 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
         initial: Initial,
     ) -> Result<Tensor, models::Error> {
         let tensor = self.1.tensor(name, shape, initial)?;
-        let kept = ["embed", "lm_head", "mlp.gate.weight"];
+        let kept = ["embed", "lm_head", "mlp.gate.weight", "mlp.router.weight"];
         if tensor.dim() != 2 || kept.iter().any(|part| name.contains(part)) {
             return Ok(tensor);
         }

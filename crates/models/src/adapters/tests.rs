@@ -91,9 +91,13 @@ fn pefts_adapters_give_pefts_logits() {
             .model
             .logits(&tokens, Pass::Evaluate)
             .unwrap();
-        let difference =
-            largest_difference(&logits, &expected.read("logits", Kind::Float).unwrap());
-        assert!(difference <= 1e-5, "{name}: {difference}");
+        let theirs = expected.read("logits", Kind::Float).unwrap();
+        let difference = largest_difference(&logits, &theirs);
+        let size = f64::try_from(theirs.abs().max()).unwrap();
+        assert!(
+            difference <= 5e-6 * size.max(2.0),
+            "{name}: {difference} of {size}"
+        );
     }
 }
 
