@@ -16,7 +16,7 @@ pub(crate) mod rope;
 mod weights;
 
 pub use attention_kernel::attention_materialises_scores;
-pub(crate) use attention_kernel::causal_attention;
+pub(crate) use attention_kernel::{Sinks, causal_attention};
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
 pub use delta_rule::{AT_A_TIME as DELTA_TOKENS_AT_A_TIME, CHUNK as DELTA_CHUNK};

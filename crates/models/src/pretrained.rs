@@ -33,6 +33,7 @@ pub use gguf::{Export, GgufModel, GgufType, export_adapter};
 pub use hf::HfFolder;
 pub(crate) use hf::TextFiles;
 pub use merge::{Merged, merge};
+pub use slices::write_weights;
 
 use crate::Error;
 use crate::Parameters;

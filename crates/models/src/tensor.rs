@@ -38,6 +38,18 @@ pub(crate) fn shape_alone(shape: &[i64], options: (Kind, Device)) -> Result<Tens
     Ok(zero.f_expand(shape, false)?)
 }
 
+/// Tensors one below the other. Where they only have a shape, so has the result.
+pub(crate) fn joined(tensors: &[Tensor]) -> Result<Tensor, Error> {
+    match tensors.first() {
+        Some(first) if is_shape(first) => {
+            let mut shape = first.size();
+            shape[0] = tensors.iter().map(|tensor| tensor.size()[0]).sum();
+            shape_alone(&shape, (first.kind(), first.device()))
+        }
+        _ => Ok(Tensor::f_cat(tensors, 0)?),
+    }
+}
+
 /// Bytes that the elements of `tensor` take.
 pub fn bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64

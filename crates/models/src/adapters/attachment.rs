@@ -311,10 +311,17 @@ impl Attachment {
     pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
         let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
         match saved {
+            None if tensor.ends_with(".bias") && self.matcher.config().bias == Biases::All => {
+                Err(Error::Invalid(
+                    "`bias: all`: the biases of experts are not trained; `lora_only` trains those of layers that have \
+                     an adapter"
+                        .into(),
+                ))
+            }
             None => Ok(()),
             Some(module) => Err(Error::Invalid(format!(
                 "`modules_to_save`: `{module}` has experts, which are not trained in full beside an adapter; \
-                 name what else of it is to be trained, such as its router (`mlp.gate`)"
+                 name what else of it is to be trained, such as its router (`mlp.gate`, `mlp.router`)"
             ))),
         }
     }

@@ -6,8 +6,8 @@ use super::norm::Norm;
 use super::{DecoderConfig, QkNorm};
 use crate::Error;
 use crate::model::layers::{Linear, Positions, seen};
-use crate::model::{Builder, Initial, causal_attention};
-use crate::tensor::BaseMap;
+use crate::model::{Builder, Initial, Sinks, causal_attention};
+use crate::tensor::{BaseMap, map_frozen};
 
 /// The attention of one block.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Attention {
     scale: Option<f64>,
     /// Whether each query head has a gate beside it.
     gated: bool,
+    /// `[heads]`: scores of nothing, which take a part of the attention.
+    sinks: Option<Tensor>,
     heads: i64,
     key_value_heads: i64,
     width: i64,
@@ -80,6 +82,10 @@ impl Attention {
             is_rotated: config.is_rotated(index),
             scale: config.score_scale,
             gated: config.gated,
+            sinks: match config.sinks {
+                true => Some(builder.exact(&format!("{name}.sinks"), &[heads], initial, true)?),
+                false => None,
+            },
             heads,
             key_value_heads,
             width,
@@ -137,8 +143,16 @@ impl Attention {
             Some(cache) => cache.extend(&key, &value)?,
             None => (key, value),
         };
+        let sinks = self.sinks.as_ref();
+        let sinks = sinks.map(|sinks| Sinks::new(sinks, self.scale, self.width));
         let mixed = match start == 0 && length > 1 {
-            true => causal_attention(&query, &key, &value, positions.mask.as_ref(), self.scale)?,
+            true => {
+                let mask = positions.mask.as_ref();
+                match sinks {
+                    Some(sinks) => sinks.causal_attention(&query, &key, &value, mask)?,
+                    None => causal_attention(&query, &key, &value, mask, self.scale)?,
+                }
+            }
             false => {
                 // A single new token attends to everything in its window; several need a mask.
                 let mut mask = None;
@@ -148,16 +162,19 @@ impl Attention {
                     key = key.f_narrow(2, start + 1 - window, window)?;
                     value = value.f_narrow(2, start + 1 - window, window)?;
                 }
-                Tensor::f_scaled_dot_product_attention(
-                    &query,
-                    &key,
-                    &value,
-                    mask.as_ref(),
-                    0.0,
-                    false,
-                    self.scale,
-                    self.heads != self.key_value_heads,
-                )?
+                match sinks {
+                    Some(sinks) => sinks.attention(&query, &key, &value, mask.as_ref())?,
+                    None => Tensor::f_scaled_dot_product_attention(
+                        &query,
+                        &key,
+                        &value,
+                        mask.as_ref(),
+                        0.0,
+                        false,
+                        self.scale,
+                        self.heads != self.key_value_heads,
+                    )?,
+                }
             }
         };
         let joined =
@@ -212,6 +229,10 @@ impl Attention {
             output: self.output.with_base(map)?,
             norms: match &self.norms {
                 Some((query, key)) => Some((query.with_base(map)?, key.with_base(map)?)),
+                None => None,
+            },
+            sinks: match &self.sinks {
+                Some(sinks) => Some(map_frozen(sinks, map)?),
                 None => None,
             },
             ..*self

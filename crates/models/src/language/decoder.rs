@@ -210,11 +210,11 @@ impl Decoder {
         self.blocks.report()
     }
 
-    /// The sizes of the frozen tensors of block `index`, in the order of `BaseMap`.
+    /// The sizes and types of the frozen tensors of block `index`, in the order of `BaseMap`.
     ///
     /// # Errors
     /// If libtorch fails to create a handle to a tensor.
-    pub fn block_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
+    pub fn block_sizes(&self, index: usize) -> Result<Vec<(Vec<i64>, Kind)>, Error> {
         self.blocks.base_sizes(index)
     }
 

@@ -16,7 +16,7 @@ use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 28] = [
+pub(crate) const MODELS: [&str; 30] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -42,6 +42,8 @@ pub(crate) const MODELS: [&str; 28] = [
     "ministral3-multimodal",
     "qwen3-moe",
     "qwen3-moe-stacked",
+    "gpt-oss",
+    "gpt-oss-dense",
     "qwen3.5",
     "qwen3.5-untied",
     "qwen3.5-multimodal",
@@ -328,7 +330,18 @@ fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
 /// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.
 #[test]
 fn routers_and_experts_learn_what_those_of_transformers_learn() {
-    let name = "qwen3-moe-stacked";
+    // Two routers, five experts in each of two blocks, and a block without; and two blocks with biases and sinks.
+    for (name, count) in [
+        ("qwen3-moe-stacked", 2 + 3 * (2 * 5 + 1)),
+        ("gpt-oss-dense", 2 * (2 + 6 * 5 + 1)),
+    ] {
+        assert_eq!(learned_as_in_transformers(name), count, "{name}");
+    }
+}
+
+/// Compares the loss and the gradients with those of transformers; returns the number of gradients.
+fn learned_as_in_transformers(name: &str) -> usize {
+    let mut compared = 0;
     let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
     let folder = HfFolder::open(&golden(name)).unwrap();
     let (tokens, _) = expected(name);
@@ -358,8 +371,9 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
         let ours = f64::try_from(&loss).unwrap();
         assert!((ours / theirs - 1.0).abs() <= 1e-6, "{ours} and {theirs}");
         torch_ext::backward(&loss).unwrap();
-        let mut compared = 0;
-        for parameter in parameters.iter().filter(|p| p.name.contains(".mlp.")) {
+        compared = 0;
+        let is_compared = |name: &str| name.contains(".mlp.") || name.contains("sinks");
+        for parameter in parameters.iter().filter(|p| is_compared(&p.name)) {
             let stored = parameter.name.replace(".mlp.experts.", " ");
             let (place, part) = match stored.split_once(' ') {
                 None => (None, format!("gradient.{stored}")),
@@ -375,14 +389,13 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
             let size = f64::try_from(theirs.abs().max()).unwrap();
             assert!(
                 difference <= 1e-5 * size.max(0.1),
-                "{}: {difference} of {size}",
+                "{name}, {}: {difference} of {size}",
                 parameter.name
             );
             compared += 1;
         }
-        // Two routers, five experts in each of two blocks, and a block without.
-        assert_eq!(compared, 2 + 3 * (2 * 5 + 1));
     }
+    compared
 }
 
 /// Noise of the same generator, on embeddings that are layers with a scale, or are scaled after the layer.

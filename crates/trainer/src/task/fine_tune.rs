@@ -29,11 +29,11 @@ use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
 use models::Parameters;
 use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
-use models::formats::write_tensors;
+use models::formats::LazyTensor;
 use models::language::Decoder;
 use models::loss::{smoothed_cross_entropy, summed_cross_entropy};
 use models::model::Pass;
-use models::pretrained::{Pretrained, fingerprint, merge};
+use models::pretrained::{Pretrained, fingerprint, merge, write_weights};
 use models::text::{Conversation, Encoder, Message};
 
 /// Rotary tables and caches for samples reach at least this far, if the model does.
@@ -539,7 +539,12 @@ impl Task for FineTune {
             return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
+        let named = self.parameters.named();
+        let tensors = named
+            .into_iter()
+            .map(|(name, tensor)| (name, LazyTensor::ready(tensor)));
+        let file = folder.join("model.safetensors");
+        write_weights(&file, &self.pretrained.config, tensors.collect(), None)?;
         Ok(self
             .pretrained
             .write_companions(&self.pretrained.config, folder, Kind::Float)?)

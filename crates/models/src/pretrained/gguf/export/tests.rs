@@ -66,6 +66,7 @@ fn what_is_written_is_read_as_the_same_model() {
         "qwen2",
         "qwen3",
         "qwen3-moe",
+        "gpt-oss",
         "qwen3.5",
         "gemma3.gguf",
         "granite.gguf",
@@ -99,6 +100,30 @@ fn what_is_written_is_read_as_the_same_model() {
     }
     let all = language::Family::in_gguf().map(|(family, _)| family.model_type);
     assert_eq!(families, all.collect());
+}
+
+/// As the file that was made from the same numbers without this code.
+#[test]
+fn experts_in_mxfp4_are_written_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    export(&model("gpt-oss"), GgufType::Q8_0, &path).unwrap();
+    let (ours, theirs) = (
+        crate::formats::Gguf::open(&path).unwrap(),
+        crate::formats::Gguf::open(&golden("models/gpt-oss.gguf")).unwrap(),
+    );
+    for part in ["gate", "up", "down"] {
+        let name = format!("blk.1.ffn_{part}_exps.weight");
+        let format = |gguf: &crate::formats::Gguf| gguf.header().tensors[&name].format();
+        assert_eq!(
+            (format(&ours), format(&theirs)),
+            (Some(Format::Mxfp4), Some(Format::Mxfp4))
+        );
+        for expert in 0..6 {
+            let bytes = |gguf: &crate::formats::Gguf| gguf.read_bytes(&name, expert).unwrap();
+            assert!(bytes(&ours).equal(&bytes(&theirs)), "{name} {expert}");
+        }
+    }
 }
 
 #[test]
@@ -156,6 +181,8 @@ fn what_a_file_cannot_say_is_refused_by_name() {
         error.contains("`ministral3`") && error.contains("qwen3"),
         "{error}"
     );
+    let error = refused(&model("gpt-oss-dense"));
+    assert!(error.contains("`swiglu_limit: 0.8` (7"), "{error}");
     let mut scaled = model("gemma3.gguf");
     scaled.config.score_scale = Some(0.25);
     let error = refused(&scaled);
