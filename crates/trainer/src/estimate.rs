@@ -20,6 +20,7 @@ use crate::config::Config;
 use mixer::Mixer;
 use models::Parameters;
 use models::language::{DecoderConfig, Mixture, logits_at_once};
+use models::model::AttentionPath;
 use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
@@ -220,8 +221,8 @@ pub(crate) struct DecoderUse {
     pub dropout: f64,
     /// Whether all logits are computed at once.
     pub whole_logits: bool,
-    /// Whether attention on this device materialises the score matrix.
-    pub scores: bool,
+    /// Which kernel attention runs.
+    pub attention: AttentionPath,
 }
 
 /// The footprint of training this decoder, with `frozen` bytes of frozen weights in memory.
@@ -259,14 +260,14 @@ pub(crate) fn decoder(
         (true, None) => how.rows * square,
         (true, Some(_)) => 2 * how.rows * square,
         (false, Some(local)) if local.window < how.length as i64 => square,
+        _ if how.attention.scores.is_none() => 0,
         (false, _) => 0,
     };
     let activations = activations + inputs * stream + inside + mask;
     // If scores are materialised, their gradients are too, after the logits are freed.
-    let scores = match how.scores {
-        true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
-        false => 0,
-    };
+    let scores = how.attention.scores.map_or(0, |kind| {
+        2 * tokens * shape.heads * how.length * size_of_kind(kind)
+    });
     let logits = shape.logits(tokens, how, Head::of(parameters));
     // The norm before the head, and the gradient of the residual stream.
     Footprint {

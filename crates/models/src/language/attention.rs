@@ -1,13 +1,35 @@
 //! Causal grouped-query attention, and the KV cache that makes generation linear.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::norm::Norm;
 use super::{DecoderConfig, QkNorm};
 use crate::Error;
 use crate::model::layers::{Linear, Positions, seen};
-use crate::model::{Builder, Initial, causal_attention};
+use crate::model::{self, AttentionPath, Builder, Heads, Initial, causal_attention};
 use crate::tensor::BaseMap;
+
+/// How the attention of a model's blocks runs on a device, in the type `kind`, over rows of `length` tokens, which are several
+/// texts if they are `packed`.
+///
+/// # Errors
+/// If the device is lost, or memory runs out.
+pub fn attention_path(
+    config: &DecoderConfig,
+    (device, kind): (Device, Kind),
+    (length, packed): (i64, bool),
+) -> Result<AttentionPath, Error> {
+    let heads = Heads {
+        device,
+        kind,
+        queries: config.num_attention_heads,
+        keys: config.num_key_value_heads,
+        width: config.head_dim,
+    };
+    let local = config.local.as_ref();
+    let local = local.filter(|local| local.layers.contains(&true));
+    model::attention_path(heads, length, packed, local.map(|local| local.window))
+}
 
 /// The attention of one block.
 #[derive(Debug)]
@@ -138,13 +160,19 @@ impl Attention {
             None => (key, value),
         };
         let mixed = match start == 0 && length > 1 {
-            true => causal_attention(&query, &key, &value, positions.mask.as_ref(), self.scale)?,
+            true => causal_attention(&query, &key, &value, &positions.sight, self.scale)?,
             false => {
                 // A single new token attends to everything in its window; several need a mask.
                 let mut mask = None;
                 if length > 1 {
-                    mask = Some(seen((length, start), positions.window, input.device())?);
-                } else if let Some(window) = positions.window.filter(|window| *window < start + 1) {
+                    mask = Some(seen(
+                        (length, start),
+                        positions.sight.window,
+                        input.device(),
+                    )?);
+                } else if let Some(window) =
+                    positions.sight.window.filter(|window| *window < start + 1)
+                {
                     key = key.f_narrow(2, start + 1 - window, window)?;
                     value = value.f_narrow(2, start + 1 - window, window)?;
                 }
@@ -177,9 +205,9 @@ impl Attention {
             Projections::Separate(layers) => {
                 let [query, key, value] = layers.as_ref();
                 Ok([
-                    query.forward(input, dropout)?,
-                    key.forward(input, dropout)?,
-                    value.forward(input, dropout)?,
+                    query.forward(&input, dropout)?,
+                    key.forward(&input, dropout)?,
+                    value.forward(&input, dropout)?,
                 ])
             }
             Projections::Fused(all) => {

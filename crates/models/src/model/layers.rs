@@ -6,6 +6,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::attention_kernel::{PackedTexts, Sight};
 use crate::Error;
 use crate::adapters::LoraLayer;
 use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
@@ -43,8 +44,8 @@ impl Linear {
         }
     }
 
-    /// The input of several layers, in fp32 if any of them has an adapter: each would otherwise keep an fp32 copy of its
-    /// own.
+    /// The input of several layers, in the type that their adapters need, if they have some: each would otherwise make and
+    /// keep a copy of its own.
     pub(crate) fn shared_input(input: Tensor, layers: &[&Self]) -> Result<Tensor, Error> {
         match layers.iter().any(|layer| layer.adapter.is_some()) {
             true => to_kind(&input, Kind::Float),
@@ -177,10 +178,8 @@ pub struct Positions {
     pub rope: Rope,
     /// The rotations of texts of more tokens than this, if theirs are others.
     pub long: Option<(i64, Rope)>,
-    /// Number of tokens that a token sees, itself included; `None` for all before it.
-    pub window: Option<i64>,
-    /// Added to the scores, `[batch or 1, 1, length, length]`; `None` for plain causal attention.
-    pub mask: Option<Tensor>,
+    /// What a token sees of those before it.
+    pub sight: Sight,
 }
 
 impl Positions {
@@ -190,13 +189,6 @@ impl Positions {
     /// # Errors
     /// If memory runs out.
     pub fn of_length(&self, (start, length): (i64, i64), kind: Kind) -> Result<Self, Error> {
-        let mask = match self.window.filter(|window| *window < length) {
-            Some(window) => {
-                let seen = seen((length, 0), Some(window), self.rope.cos.device())?;
-                Some(hidden(&seen.f_unsqueeze(0)?, kind)?)
-            }
-            None => None,
-        };
         let rope = match &self.long {
             Some((most, rope)) if start + length > *most => rope,
             _ => &self.rope,
@@ -204,8 +196,7 @@ impl Positions {
         Ok(Self {
             rope: rope.shallow_clone(),
             long: None,
-            window: self.window,
-            mask,
+            sight: Sight::new((self.sight.window, None), length, (kind, self.device()))?,
         })
     }
 
@@ -215,21 +206,30 @@ impl Positions {
     /// # Errors
     /// If memory runs out.
     pub fn filled(&self, text: i64, length: i64, kind: Kind) -> Result<Self, Error> {
-        let device = self.rope.cos.device();
+        let (device, window) = (self.device(), self.sight.window);
         let is_text = Tensor::f_arange(length, (Kind::Int64, device))?.f_lt(text)?;
-        let seen = seen((length, 0), self.window, device)?.f_logical_and(&is_text)?;
+        let seen = seen((length, 0), window, device)?.f_logical_and(&is_text)?;
         Ok(Self {
-            mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
+            sight: Sight {
+                window,
+                texts: None,
+                mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
+            },
             ..self.of_length((0, length), kind)?
         })
     }
 
-    /// Positions of rows that pack several texts, which do not attend to each other: `positions` (`[batch,
+    /// Positions of rows that pack several `texts`, which do not attend to each other: `positions` (`[batch,
     /// length]`) restart at 0 with each text. `kind` is the type of the scores.
     ///
     /// # Errors
     /// If a position is beyond the tables, or memory runs out.
-    pub fn packed(&self, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
+    pub fn packed(
+        &self,
+        positions: &Tensor,
+        texts: &PackedTexts,
+        kind: Kind,
+    ) -> Result<Self, Error> {
         let length = positions.size2()?.1;
         let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
         let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
@@ -239,19 +239,15 @@ impl Positions {
         let rope = match &self.long {
             None => rope,
             Some((most, long)) => {
-                // The last position of each token's text.
-                let last = positions
-                    .f_unsqueeze(1)?
-                    .f_masked_fill(&same.f_logical_not()?, 0)?
-                    .f_amax([2], false)?;
-                long.at(positions)?.where_else(&last.f_ge(*most)?, &rope)?
+                let is_long = texts.last(length)?.f_ge(*most)?;
+                long.at(positions)?.where_else(&is_long, &rope)?
             }
         };
         Ok(Self {
             rope,
             long: None,
-            window: self.window,
-            mask: Some(hidden(&seen, kind)?),
+            sight: Sight::new(seen, length, (kind, self.device()))?,
+        let seen = (self.sight.window, Some(texts.shallow_clone()));
         })
     }
 
@@ -266,8 +262,7 @@ impl Positions {
         Self {
             rope: self.rope.shallow_clone(),
             long: long.map(|(most, rope)| (*most, rope.shallow_clone())),
-            window: self.window,
-            mask: self.mask.as_ref().map(Tensor::shallow_clone),
+            sight: self.sight.shallow_clone(),
         }
     }
 }
@@ -275,6 +270,10 @@ impl Positions {
 /// Which tokens each of `length` new ones after the first `start` sees: itself and those before it, as many as
 /// the window has. Booleans `[length, start + length]`.
 ///
+
+    fn device(&self) -> Device {
+        self.rope.cos.device()
+    }
 /// # Errors
 /// If memory runs out.
 pub(crate) fn seen(
@@ -290,7 +289,7 @@ pub(crate) fn seen(
 }
 
 /// The mask that is added to scores, `[batch, 1, length, length]`, for what is `seen`.
-fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
+pub(super) fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
     Ok(Tensor::f_zeros(seen.size(), (kind, seen.device()))?
         .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
         .f_unsqueeze(1)?)

@@ -38,7 +38,7 @@ impl Mixer {
         // Queries, keys and values (the latter two expanded to all heads).
         let mut kept = 3 * query * compute;
         // The fp32 output of attention is the input of its projection, which is counted there.
-        if !keeps_output {
+        if !keeps_output || how.packed {
             kept += query * compute;
         }
         // Their norms keep their input in fp32.
@@ -46,9 +46,9 @@ impl Mixer {
             kept += (query + key_value) * FP32_BYTES;
         }
         // The softmax's scores or sums.
-        kept += match how.scores {
-            true => heads * how.length * compute,
-            false => heads * FP32_BYTES,
+        kept += match how.attention.scores {
+            Some(kind) => heads * how.length * size_of_kind(kind),
+            None => heads * FP32_BYTES,
         };
         // What attention gives, and the gate after its sigmoid.
         let queries = if config.gated { 2 * query } else { query };

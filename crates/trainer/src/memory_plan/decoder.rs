@@ -256,7 +256,7 @@ mod tests {
             offload: false,
             dropout: 0.0,
             whole_logits: false,
-            scores: false,
+            attention: models::model::AttentionPath::default(),
         };
         let planned = PlannedDecoder {
             config: &config,

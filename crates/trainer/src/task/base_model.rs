@@ -10,10 +10,8 @@ use crate::estimate::DecoderUse;
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
-use models::language::{Decoder, DecoderOptions};
-use models::model::{
-    Base, Builder, FileWeights, MetaWeights, WeightSource, attention_materialises_scores,
-};
+use models::language::{Decoder, DecoderOptions, attention_path};
+use models::model::{Base, Builder, FileWeights, MetaWeights, WeightSource};
 use models::pretrained::Pretrained;
 
 /// A model that is ready to be trained.
@@ -179,7 +177,11 @@ impl Plans<'_> {
             offload: train.activation_offload && device != Device::Cpu,
             dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
             whole_logits: false,
-            scores: attention_materialises_scores(device, self.compute, length as i64),
+            attention: attention_path(
+                &self.pretrained.config,
+                (device, self.compute),
+                (length as i64, packed),
+            )?,
         })
     }
 
