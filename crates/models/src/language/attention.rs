@@ -204,6 +204,7 @@ impl Attention {
         match &self.projections {
             Projections::Separate(layers) => {
                 let [query, key, value] = layers.as_ref();
+                let input = Linear::shared_input(input.shallow_clone(), &[query, key, value])?;
                 Ok([
                     query.forward(&input, dropout)?,
                     key.forward(&input, dropout)?,

@@ -47,10 +47,19 @@ impl Linear {
     /// The input of several layers, in the type that their adapters need, if they have some: each would otherwise make and
     /// keep a copy of its own.
     pub(crate) fn shared_input(input: Tensor, layers: &[&Self]) -> Result<Tensor, Error> {
-        match layers.iter().any(|layer| layer.adapter.is_some()) {
-            true => to_kind(&input, Kind::Float),
-            false => Ok(input),
+        match Self::shared_kind(layers) {
+            Some(kind) => to_kind(&input, kind),
+            None => Ok(input),
         }
+    }
+
+    /// The type in which the adapters of `layers` take their input: fp32 if one of them does; `None` without any.
+    pub(crate) fn shared_kind(layers: &[&Self]) -> Option<Kind> {
+        let kinds = layers.iter().filter_map(|layer| {
+            let adapter = layer.adapter.as_ref()?;
+            Some(adapter.kind(layer.compute))
+        });
+        kinds.reduce(|one, other| if one == other { one } else { Kind::Float })
     }
 
     /// The same layer on another base (see [`BaseMap`]).
@@ -231,10 +240,6 @@ impl Positions {
         kind: Kind,
     ) -> Result<Self, Error> {
         let length = positions.size2()?.1;
-        let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
-        let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
-        let earlier = seen((length, 0), self.window, positions.device())?;
-        let seen = same.f_logical_and(&earlier)?;
         let rope = self.rope.at(positions)?;
         let rope = match &self.long {
             None => rope,
@@ -243,11 +248,11 @@ impl Positions {
                 long.at(positions)?.where_else(&is_long, &rope)?
             }
         };
+        let seen = (self.sight.window, Some(texts.shallow_clone()));
         Ok(Self {
             rope,
             long: None,
             sight: Sight::new(seen, length, (kind, self.device()))?,
-        let seen = (self.sight.window, Some(texts.shallow_clone()));
         })
     }
 
@@ -265,15 +270,15 @@ impl Positions {
             sight: self.sight.shallow_clone(),
         }
     }
+
+    fn device(&self) -> Device {
+        self.rope.cos.device()
+    }
 }
 
 /// Which tokens each of `length` new ones after the first `start` sees: itself and those before it, as many as
 /// the window has. Booleans `[length, start + length]`.
 ///
-
-    fn device(&self) -> Device {
-        self.rope.cos.device()
-    }
 /// # Errors
 /// If memory runs out.
 pub(crate) fn seen(

@@ -248,6 +248,7 @@ mod tests {
             length: 2048,
             packed: false,
             compute,
+            adapters: Kind::Float,
             frozen: Some(compute),
             quantization: config.model.quantization.map(Into::into),
             device: Device::Cpu,

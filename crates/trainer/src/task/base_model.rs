@@ -46,6 +46,8 @@ struct Plans<'a> {
     context: i64,
     rows: RowShape,
     compute: Kind,
+    /// The type of the adapters' products.
+    adapters: Kind,
 }
 
 impl BaseModel {
@@ -61,15 +63,19 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
+        let compute = match config.train.bf16.on(placer.device()) {
+            true => Kind::BFloat16,
+            false => Kind::Float,
+        };
         let plans = Plans {
             config,
             pretrained,
             context,
             rows,
-            compute: match config.train.bf16.on(placer.device()) {
-                true => Kind::BFloat16,
-                false => Kind::Float,
-            },
+            compute,
+            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
+                adapter.computes_in((compute, placer.device()))
+            }),
         };
         let mut usage = plans.usage(placer.device())?;
         let plan = match config.model.offload_options() {
@@ -134,10 +140,11 @@ impl Plans<'_> {
         let Some(adapter) = &self.config.adapter else {
             return Ok(None);
         };
-        Ok(Some(match &adapter.resume_from {
+        let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
             None => Attachment::fresh(&adapter.lora()?)?,
-        }))
+        };
+        Ok(Some(attachment.computing_in(self.adapters)))
     }
 
     fn builder<'b>(
@@ -166,6 +173,7 @@ impl Plans<'_> {
             length,
             packed,
             compute: self.compute,
+            adapters: self.adapters,
             frozen: match self.base() {
                 Base::Frozen(kind) => Some(kind),
                 Base::Trained => None,

@@ -225,6 +225,7 @@ impl Task for CausalLm {
             length,
             packed: false,
             compute,
+            adapters: Kind::Float,
             frozen: None,
             quantization: None,
             device: self.device,
