@@ -123,7 +123,7 @@ impl Attention {
         let split = |projected: Tensor, heads: i64, norm: Option<&Norm>| -> Result<Tensor, Error> {
             let normed = |input: Tensor, place: QkNorm| match norm.filter(|_| self.qk_norm == place)
             {
-                Some(norm) => Ok(norm.forward(&input)?.f_to_kind(input.kind())?),
+                Some(norm) => norm.in_its_type(&input),
                 None => Ok::<_, Error>(input),
             };
             let heads = normed(projected, QkNorm::Projection)?

@@ -202,8 +202,13 @@ impl Positions {
             Some((most, rope)) if start + length > *most => rope,
             _ => &self.rope,
         };
+        let rope = match start {
+            // Once for all blocks; a token that continues a text needs one row of them.
+            0 => rope.until(length, kind)?,
+            _ => rope.shallow_clone(),
+        };
         Ok(Self {
-            rope: rope.shallow_clone(),
+            rope,
             long: None,
             sight: Sight::new((self.sight.window, None), length, (kind, self.device()))?,
         })
@@ -250,7 +255,7 @@ impl Positions {
         };
         let seen = (self.sight.window, Some(texts.shallow_clone()));
         Ok(Self {
-            rope,
+            rope: rope.until(length, kind)?,
             long: None,
             sight: Sight::new(seen, length, (kind, self.device()))?,
         })
@@ -420,6 +425,16 @@ impl Rope {
             cos: rows(&self.cos)?,
             sin: rows(&self.sin)?,
             growth: self.growth.as_ref().map(rows).transpose()?,
+        })
+    }
+
+    /// The tables of the first `positions`, in the type of what is rotated.
+    fn until(&self, positions: i64, kind: Kind) -> Result<Self, Error> {
+        let part = |table: &Tensor| to_kind(&table.f_narrow(-2, 0, positions)?, kind);
+        Ok(Self {
+            cos: part(&self.cos)?,
+            sin: part(&self.sin)?,
+            growth: self.growth.as_ref().map(part).transpose()?,
         })
     }
 

@@ -41,9 +41,11 @@ impl Mixer {
         if !keeps_output || how.packed {
             kept += query * compute;
         }
-        // Their norms keep their input in fp32.
+        // Their norms keep their input, as it is or in fp32.
         if config.qk_norm != QkNorm::None {
-            kept += (query + key_value) * FP32_BYTES;
+            let is_converted = how.frozen.is_none() || config.norm_plus_one;
+            let each = if is_converted { FP32_BYTES } else { compute };
+            kept += (query + key_value) * each;
         }
         // The softmax's scores or sums.
         kept += match how.attention.scores {
