@@ -37,6 +37,7 @@ mod windows;
 
 use serde_json::{Map, Value};
 
+pub use attention::attention_path;
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
 pub use decoder::{Cache, Decoder, DecoderOptions, logits_at_once};

@@ -20,6 +20,7 @@ use crate::config::Config;
 use mixer::Mixer;
 use models::Parameters;
 use models::language::{DecoderConfig, Mixture, logits_at_once};
+use models::model::AttentionPath;
 use models::quant::Quantization;
 
 /// Bytes of an fp32 element.
@@ -204,6 +205,8 @@ pub(crate) struct DecoderUse {
     pub packed: bool,
     /// The type of matrix products.
     pub compute: Kind,
+    /// The type of the adapters' products.
+    pub adapters: Kind,
     /// The type of frozen matrices; `None` if all are trained.
     pub frozen: Option<Kind>,
     /// How those are stored, if they are quantised.
@@ -220,8 +223,8 @@ pub(crate) struct DecoderUse {
     pub dropout: f64,
     /// Whether all logits are computed at once.
     pub whole_logits: bool,
-    /// Whether attention on this device materialises the score matrix.
-    pub scores: bool,
+    /// Which kernel attention runs.
+    pub attention: AttentionPath,
 }
 
 /// The footprint of training this decoder, with `frozen` bytes of frozen weights in memory.
@@ -240,7 +243,8 @@ pub(crate) fn decoder(
     for layer in 0..layers {
         let adapters = Adapters::of(layer, parameters);
         let half = size_of_kind(how.compute) < FP32_BYTES;
-        let keeps_output = how.frozen.is_none() || (!half && adapters.inputs[1]);
+        let same = how.adapters == how.compute;
+        let keeps_output = how.frozen.is_none() || ((!half || same) && adapters.inputs[1]);
         let mixer = Mixer::of(config, layer as usize, keeps_output, how);
         let feed_forward = shape.feed_forward(layer as usize);
         let kept = shape.kept(tokens, &adapters, (&mixer, feed_forward), how);
@@ -256,6 +260,7 @@ pub(crate) fn decoder(
     // All layers with the same window share one mask, and without packing, all rows.
     let square = how.length * how.length * size_of_kind(how.compute);
     let mask = match (how.packed, &config.local) {
+        _ if how.attention.scores.is_none() => 0,
         (true, None) => how.rows * square,
         (true, Some(_)) => 2 * how.rows * square,
         (false, Some(local)) if local.window < how.length as i64 => square,
@@ -263,10 +268,9 @@ pub(crate) fn decoder(
     };
     let activations = activations + inputs * stream + inside + mask;
     // If scores are materialised, their gradients are too, after the logits are freed.
-    let scores = match how.scores {
-        true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
-        false => 0,
-    };
+    let scores = how.attention.scores.map_or(0, |kind| {
+        2 * tokens * shape.heads * how.length * size_of_kind(kind)
+    });
     let logits = shape.logits(tokens, how, Head::of(parameters));
     // The norm before the head, and the gradient of the residual stream.
     Footprint {
@@ -444,7 +448,7 @@ impl<'a> Shape<'a> {
         // The residual stream before each norm; a trained norm also keeps the normalised input.
         let mut each = self.norms * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
         // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
-        // adapters share one in fp32.
+        // adapters share one.
         let (users, assigned) = match used {
             0 => ([mixer.users, 1, 2, 1], self.hidden),
             // The rows of experts are gathered once for gate and up.
@@ -455,7 +459,7 @@ impl<'a> Shape<'a> {
             each += match (trained, half, adapted) {
                 (true, true, _) => users * width * compute,
                 (true, false, _) => width * FP32_BYTES,
-                (false, _, true) => width * FP32_BYTES,
+                (false, _, true) => width * size_of_kind(how.adapters),
                 (false, _, false) => 0,
             };
         }

@@ -11,6 +11,7 @@
 //! [`run()`] is the whole program; `cli` only reads arguments and draws what the
 //! [`Observer`] reports.
 
+mod adapter_speed;
 mod allocator;
 pub mod checkpoint;
 pub mod config;

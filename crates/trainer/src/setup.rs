@@ -179,6 +179,7 @@ impl Machine {
             allocator: self.allocator.describe(),
             data: task.data_description(),
             model: task.description(),
+            attention: task.attention().map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }

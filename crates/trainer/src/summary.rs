@@ -106,6 +106,9 @@ pub struct Environment {
     pub data: String,
     /// What was trained.
     pub model: String,
+    /// How its attention ran, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     /// CPU cores of the machine.
     pub cores: usize,
     /// Operating system and architecture.

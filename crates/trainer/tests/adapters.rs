@@ -28,6 +28,8 @@ train:
 ";
 
 const DROPOUT: &str = "adapter.lora_dropout=0.3";
+const BF16: &str = "train.bf16=true";
+const HALF: &str = "adapter.lora_bf16=true";
 const DORA: &str = "adapter.use_dora=true";
 const EMBEDDING: &str = "adapter.target_modules=[embed_tokens, q_proj]";
 const WHOLE: &str = "adapter.modules_to_save=[lm_head, layers.0.mlp, norm]";
@@ -139,6 +141,52 @@ fn an_adapter_on_four_bits_with_moments_in_eight_resumes_exactly() {
         "adapter.r=512",
     ];
     resumes_exactly(&settings);
+}
+
+#[test]
+fn an_adapter_in_bf16_resumes_exactly() {
+    resumes_exactly(&[BF16, HALF, DROPOUT]);
+    resumes_exactly(&[BF16, HALF, "model.quantization=nf4"]);
+}
+
+/// Ten steps of adapters whose products are in bf16 have the losses of those in fp32 within 0.5 %, and their gradients within
+/// 2 %: with matrices in bf16, in eight bits and in four, and recomputed in the backward pass or not.
+#[test]
+fn an_adapter_in_bf16_learns_what_one_in_fp32_does() {
+    for base in ["none", "int8", "nf4"] {
+        let place = Place::new();
+        let base = match base {
+            "none" => "model.quantization=null".to_owned(),
+            base => format!("model.quantization={base}"),
+        };
+        let settings = [BF16, &base, "train.max_steps=10", "adapter.lora_alpha=4"];
+        let off = "adapter.lora_bf16=false";
+        place.run("fp32", &[&settings, &[off][..]].concat());
+        place.run("bf16", &[&settings, &[HALF][..]].concat());
+        place.run("again", &[&settings, &[HALF, CHECKPOINTING][..]].concat());
+        let [full, half, again] =
+            ["fp32", "bf16", "again"].map(|name| losses_and_norms(&place, name));
+        assert_eq!(half, again, "{base}");
+        assert_eq!(full.len(), 10);
+        assert_ne!(full, half, "{base}");
+        let most = |place: usize| -> f64 {
+            let pairs = full.iter().zip(&half);
+            let differences =
+                pairs.map(|(full, half)| ((full[place] - half[place]) / full[place]).abs());
+            differences.fold(0.0, f64::max)
+        };
+        println!(
+            "{base}: losses within {:.1e}, gradients within {:.1e}",
+            most(0),
+            most(1)
+        );
+        assert!(
+            most(0) <= 5e-3 && most(1) <= 2e-2,
+            "{base}: {} and {}",
+            most(0),
+            most(1)
+        );
+    }
 }
 
 #[test]

@@ -391,6 +391,9 @@ impl Observer for ProgressDisplay {
         self.line(format!("allocator  {}", environment.allocator));
         self.line(format!("data       {}", environment.data));
         self.line(format!("model      {}", environment.model));
+        if let Some(attention) = &environment.attention {
+            self.line(format!("attention  {attention}"));
+        }
         self.line(format!("run        {}", start.folder.display()));
         for line in train_report::plan(start.plan) {
             self.line(line);

@@ -189,6 +189,8 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
     let changes: String = changes
         .map(|change| format!("changed     {change}\n"))
         .collect();
+    let attention = environment.attention.as_ref();
+    let attention = attention.map_or(String::new(), |path| format!("attention   {path}\n"));
     let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
     format!(
         "dry run: everything is in place; nothing was trained, and no run folder made\n\
@@ -196,7 +198,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          device      {}\n\
          allocator   {}\n\
          data        {}\n\
-         model       {}\n\
+         model       {}\n{attention}\
          run         {start}\n\
          {changes}{plan}\
          first batch loss {:.4}, gradient norm {:.3}, {held_out}\n\

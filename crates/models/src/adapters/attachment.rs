@@ -22,6 +22,8 @@ pub struct Attachment {
     matcher: Matcher,
     /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
+    /// The type of the adapters' products.
+    compute: Kind,
     /// Names in its file that exist in this model.
     used: BTreeSet<String>,
     attached: Vec<String>,
@@ -57,6 +59,7 @@ impl Attachment {
         Ok(Self {
             matcher: Matcher::new(config).map_err(Error::Invalid)?,
             saved: None,
+            compute: Kind::Float,
             used: BTreeSet::new(),
             attached: Vec::new(),
             saved_modules: Vec::new(),
@@ -74,6 +77,13 @@ impl Attachment {
             saved: Some(adapter.clone()),
             ..Self::fresh(adapter.config())?
         })
+    }
+
+    /// Lets the adapters' products be in the type `compute` where those of their layers are; fp32 without this. Their matrices are
+    /// in fp32 anyway, and DoRA computes in it.
+    #[must_use]
+    pub fn computing_in(self, compute: Kind) -> Self {
+        Self { compute, ..self }
     }
 
     /// Dropout probability of the adapters' inputs in training.
@@ -420,6 +430,7 @@ impl Attachment {
             b,
             scaling,
             dropout,
+            compute: self.compute,
             dora,
         })
     }

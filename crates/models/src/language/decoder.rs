@@ -21,7 +21,7 @@ use super::{DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
-use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
+use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings, Sight};
 use crate::tensor::{frozen_bytes, shared, to_kind};
 use crate::weight::Weight;
 
@@ -139,8 +139,10 @@ impl Decoder {
                     Some((most, frequencies)) => Some((most, table(&frequencies)?)),
                     None => None,
                 },
-                window,
-                mask: None,
+                sight: Sight {
+                    window,
+                    ..Sight::default()
+                },
             })
         };
         Ok(Self {

@@ -123,8 +123,9 @@ impl Dense {
     fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let (gate, up) = match &self.inputs {
             Inputs::Separate([gate, up]) => {
-                let up = up.forward(input, dropout)?;
-                (gate.forward(input, dropout)?, up)
+                let input = Linear::shared_input(input.shallow_clone(), &[gate, up])?;
+                let up = up.forward(&input, dropout)?;
+                (gate.forward(&input, dropout)?, up)
             }
             Inputs::Fused(both) => {
                 let mut halves = both.forward(input, dropout)?.f_chunk(2, -1)?.into_iter();

@@ -7,9 +7,9 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
-use crate::model::layers::{Positions, Rope};
 use crate::model::{
-    Base, Builder, FileWeights, Initial, Pass, Streaming, WeightSource, causal_attention,
+    Base, Builder, FileWeights, Initial, PackedTexts, Pass, Sight, Streaming, WeightSource,
+    causal_attention,
 };
 use crate::pretrained::HfFolder;
 use placement::Placer;
@@ -228,20 +228,18 @@ fn a_long_row_of_many_texts_is_the_texts() {
         &[700, 5, 795].map(|length| Tensor::arange(length, (Kind::Int64, Device::Cpu))),
         0,
     );
-    let whole = Positions {
-        rope: Rope::new(&[1.0; 4], 1.0, 1500, Device::Cpu).unwrap(),
-        long: None,
-        window: None,
-        mask: None,
+    let sight = Sight {
+        texts: Some(PackedTexts::new(&positions.unsqueeze(0)).unwrap()),
+        ..Sight::default()
     };
-    let places = whole.packed(&positions.unsqueeze(0), Kind::Float).unwrap();
-    let attend = |query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>| {
-        causal_attention(query, key, value, mask, None)
+    let attend = |query: &Tensor, key: &Tensor, value: &Tensor, sight: &Sight| {
+        causal_attention([query, key, value], sight, None, None)
     };
-    let whole = attend(&query, &key, &value, places.mask.as_ref()).unwrap();
+    let whole = attend(&query, &key, &value, &sight).unwrap();
     for (start, length) in [(0, 700), (700, 5), (705, 795)] {
         let part = |tensor: &Tensor| tensor.narrow(2, start, length);
-        let alone = attend(&part(&query), &part(&key), &part(&value), None).unwrap();
+        let (query, key, value) = (part(&query), part(&key), part(&value));
+        let alone = attend(&query, &key, &value, &Sight::default()).unwrap();
         let difference = largest_difference(&alone, &part(&whole));
         assert!(
             difference <= 1e-6,

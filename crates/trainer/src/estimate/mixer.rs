@@ -38,17 +38,19 @@ impl Mixer {
         // Queries, keys and values (the latter two expanded to all heads).
         let mut kept = 3 * query * compute;
         // The fp32 output of attention is the input of its projection, which is counted there.
-        if !keeps_output {
+        if !keeps_output || how.packed {
             kept += query * compute;
         }
-        // Their norms keep their input in fp32.
+        // Their norms keep their input, as it is or in fp32.
         if config.qk_norm != QkNorm::None {
-            kept += (query + key_value) * FP32_BYTES;
+            let is_converted = how.frozen.is_none() || config.norm_plus_one;
+            let each = if is_converted { FP32_BYTES } else { compute };
+            kept += (query + key_value) * each;
         }
         // The softmax's scores or sums.
-        kept += match how.scores {
-            true => heads * how.length * compute,
-            false => heads * FP32_BYTES,
+        kept += match how.attention.scores {
+            Some(kind) => heads * how.length * size_of_kind(kind),
+            None => heads * FP32_BYTES,
         };
         // What attention gives, and the gate after its sigmoid.
         let queries = if config.gated { 2 * query } else { query };

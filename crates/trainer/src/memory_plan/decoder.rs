@@ -271,6 +271,7 @@ mod tests {
             length: 2048,
             packed: false,
             compute,
+            adapters: Kind::Float,
             frozen: Some(compute),
             quantization: config.model.quantization.map(Into::into),
             device: Device::Cpu,
@@ -279,7 +280,7 @@ mod tests {
             offload: false,
             dropout: 0.0,
             whole_logits: false,
-            scores: false,
+            attention: models::model::AttentionPath::default(),
         };
         let planned = PlannedDecoder {
             config: &config,

@@ -10,10 +10,8 @@ use crate::estimate::DecoderUse;
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
-use models::language::{Decoder, DecoderOptions};
-use models::model::{
-    Base, Builder, FileWeights, MetaWeights, WeightSource, attention_materialises_scores,
-};
+use models::language::{Decoder, DecoderOptions, attention_path};
+use models::model::{Base, Builder, FileWeights, MetaWeights, WeightSource};
 use models::pretrained::Pretrained;
 
 /// A model that is ready to be trained.
@@ -48,6 +46,8 @@ struct Plans<'a> {
     context: i64,
     rows: RowShape,
     compute: Kind,
+    /// The type of the adapters' products.
+    adapters: Kind,
 }
 
 impl BaseModel {
@@ -63,15 +63,19 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
+        let compute = match config.train.bf16.on(placer.device()) {
+            true => Kind::BFloat16,
+            false => Kind::Float,
+        };
         let plans = Plans {
             config,
             pretrained,
             context,
             rows,
-            compute: match config.train.bf16.on(placer.device()) {
-                true => Kind::BFloat16,
-                false => Kind::Float,
-            },
+            compute,
+            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
+                adapter.computes_in((compute, placer.device()))
+            }),
         };
         let mut usage = plans.usage(placer.device())?;
         let plan = match config.model.offload_options() {
@@ -137,10 +141,11 @@ impl Plans<'_> {
         let Some(adapter) = &self.config.adapter else {
             return Ok(None);
         };
-        Ok(Some(match &adapter.resume_from {
+        let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
             None => Attachment::fresh(&adapter.lora()?)?,
-        }))
+        };
+        Ok(Some(attachment.computing_in(self.adapters)))
     }
 
     fn builder<'b>(
@@ -169,6 +174,7 @@ impl Plans<'_> {
             length,
             packed,
             compute: self.compute,
+            adapters: self.adapters,
             frozen: match self.base() {
                 Base::Frozen(kind) => Some(kind),
                 Base::Trained => None,
@@ -180,7 +186,11 @@ impl Plans<'_> {
             offload: train.activation_offload && device != Device::Cpu,
             dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
             whole_logits: false,
-            scores: attention_materialises_scores(device, self.compute, length as i64),
+            attention: attention_path(
+                &self.pretrained.config,
+                (device, self.compute),
+                (length as i64, packed),
+            )?,
         })
     }
 

@@ -18,8 +18,8 @@ use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::Sample;
 use models::Parameters;
 use models::formats::write_tensors;
-use models::language::{Decoder, DecoderConfig, DecoderOptions};
-use models::model::{Base, Builder, Pass, RandomWeights, attention_materialises_scores};
+use models::language::{Decoder, DecoderConfig, DecoderOptions, attention_path};
+use models::model::{AttentionPath, Base, Builder, Pass, RandomWeights};
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
@@ -36,6 +36,7 @@ pub struct CausalLm {
     /// What the model computes.
     shape: DecoderConfig,
     initializer_range: f64,
+    attention: AttentionPath,
     sample_config: SampleConfig,
 }
 
@@ -86,6 +87,11 @@ impl CausalLm {
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             device: placer.device(),
             seed: config.seed,
+            attention: attention_path(
+                &shape,
+                (placer.device(), compute),
+                (block_size as i64, false),
+            )?,
             shape,
             initializer_range: config.model.initializer_range,
             sample_config: config.sample.clone(),
@@ -184,6 +190,10 @@ impl CausalLm {
 }
 
 impl Task for CausalLm {
+    fn attention(&self) -> Option<&str> {
+        Some(&self.attention.words)
+    }
+
     fn description(&self) -> String {
         format!(
             "{} parameters, {} layers of width {}, {} tokens of context, {}",
@@ -215,6 +225,7 @@ impl Task for CausalLm {
             length,
             packed: false,
             compute,
+            adapters: Kind::Float,
             frozen: None,
             quantization: None,
             device: self.device,
@@ -223,7 +234,7 @@ impl Task for CausalLm {
             offload: false,
             dropout: 0.0,
             whole_logits: true,
-            scores: attention_materialises_scores(self.device, compute, length as i64),
+            attention: self.attention.clone(),
         };
         estimate::decoder(&self.shape, &self.parameters, self.model_bytes, &how)
     }

@@ -247,6 +247,10 @@ impl Reference for FineTune {
 }
 
 impl Task for FineTune {
+    fn attention(&self) -> Option<&str> {
+        Some(&self.usage.attention.words)
+    }
+
     fn description(&self) -> String {
         let trained = thousands(self.parameters.count());
         match &self.adapter {
