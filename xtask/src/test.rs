@@ -152,15 +152,11 @@ fn c_interface(shell: &Shell) -> Result<()> {
     let kept = fs::read(&lock)?;
     let target = workspace::target(shell)?.join("torch-abi");
     let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
-    let packages = [
-        "--package",
-        "surefoot-models",
-        "--package",
-        "surefoot-trainer",
-    ];
+    let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
+    // Tests of a program share libtorch's random generator.
     let tested = cmd!(
         shell,
-        "{cargo} test --config {patch} --target-dir {target} {packages...} --lib"
+        "{cargo} test --config {patch} --target-dir {target} {packages...} -- --test-threads=1"
     )
     .run();
     // Cargo has written the other bindings into it.

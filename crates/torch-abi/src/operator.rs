@@ -47,7 +47,7 @@ macro_rules! operator {
 }
 pub(crate) use operator;
 
-/// More than any operator has arguments. The rest of a stack is zero, so that an argument which a newer release
+/// More than any operator has arguments (30). The rest of a stack is zero, so that an argument which a newer release
 /// has in addition is nothing, zero or false.
 const STACK: usize = 48;
 

@@ -65,6 +65,16 @@ macro_rules! ask {
     }};
 }
 
+/// The same for tch.
+macro_rules! tell {
+    ($function:ident($tensor:expr), $start:expr) => {
+        or_default(|| {
+            let torch = Interface::get()?;
+            ask!(torch.$function($tensor), $start).map(From::from)
+        })
+    };
+}
+
 /// An undefined tensor.
 pub unsafe fn at_new_tensor() -> *mut C_tensor {
     or_null(|| Ok(Interface::get()?.undefined()?.into_raw()))
@@ -103,27 +113,19 @@ pub unsafe fn at_data_ptr(tensor: *mut C_tensor) -> *mut c_void {
 
 /// Whether there is a tensor.
 pub unsafe fn at_defined(tensor: *mut C_tensor) -> c_int {
-    or_default(|| {
-        let torch = Interface::get()?;
-        ask!(torch.is_defined(tensor), false).map(c_int::from)
-    })
-}
-
-fn layout(tensor: *mut C_tensor) -> i32 {
-    or_default(|| {
-        let torch = Interface::get()?;
-        ask!(torch.layout(tensor), 0)
-    })
+    tell!(is_defined(tensor), false)
 }
 
 /// Whether only elements that are not zero are stored.
 pub unsafe fn at_is_sparse(tensor: *mut C_tensor) -> c_int {
-    c_int::from(layout(tensor) == SPARSE)
+    let layout: i32 = tell!(layout(tensor), 0);
+    c_int::from(layout == SPARSE)
 }
 
 /// Whether it is oneDNN's.
 pub unsafe fn at_is_mkldnn(tensor: *mut C_tensor) -> c_int {
-    c_int::from(layout(tensor) == ONEDNN)
+    let layout: i32 = tell!(layout(tensor), 0);
+    c_int::from(layout == ONEDNN)
 }
 
 /// Numbers of `c10::Layout`.
@@ -132,10 +134,7 @@ const ONEDNN: i32 = 3;
 
 /// Whether the elements follow each other.
 pub unsafe fn at_is_contiguous(tensor: *mut C_tensor) -> c_int {
-    or_default(|| {
-        let torch = Interface::get()?;
-        ask!(torch.is_contiguous(tensor), false).map(c_int::from)
-    })
+    tell!(is_contiguous(tensor), false)
 }
 
 fn dim(torch: &Interface, tensor: *mut C_tensor) -> Result<usize> {
@@ -171,10 +170,7 @@ pub unsafe fn at_stride(tensor: *mut C_tensor, to: *mut i64) {
 
 /// The number of its dtype.
 pub unsafe fn at_scalar_type(tensor: *mut C_tensor) -> c_int {
-    or_default(|| {
-        let torch = Interface::get()?;
-        ask!(torch.dtype(tensor), 0)
-    })
+    tell!(dtype(tensor), 0)
 }
 
 /// Its device as tch has it.
