@@ -4,6 +4,7 @@ mod changed;
 mod programs;
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -98,6 +99,7 @@ fn heavy(
 ) -> Result<()> {
     timed("AMD's HIP runtime", || real_hip(shell))?;
     timed("sanitizers", || sanitize::run(shell))?;
+    timed("PyTorch's C interface", || c_interface(shell))?;
     timed("browser", || ui::browser_tests(shell))?;
     let libraries = timed("Python", || python_tests(shell, python))?;
     timed("Windows", || windows::test_if_possible(shell, python))?;
@@ -143,11 +145,30 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
+/// The tests of models and trainer with `torch-abi` in the place of tch's own bindings, in a target folder of their own.
+fn c_interface(shell: &Shell) -> Result<()> {
+    let cargo = workspace::cargo();
+    let lock = workspace::root().join("Cargo.lock");
+    let kept = fs::read(&lock)?;
+    let target = workspace::target(shell)?.join("torch-abi");
+    let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
+    let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
+    // Tests of a program share libtorch's random generator.
+    let tested = cmd!(
+        shell,
+        "{cargo} test --config {patch} --target-dir {target} {packages...} -- --test-threads=1"
+    )
+    .run();
+    // Cargo has written the other bindings into it.
+    fs::write(&lock, kept)?;
+    Ok(tested?)
+}
+
 /// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs
 /// does, without libtorch. (The examples of the READMEs are documentation tests.)
 fn packages(shell: &Shell) -> Result<()> {
     let cargo = workspace::cargo();
-    let private = ["device-sim", "harness", "xtask"];
+    let private = ["device-sim", "harness", "torch-sys", "xtask"];
     let private = private.into_iter().flat_map(|name| ["--exclude", name]);
     cmd!(
         shell,
