@@ -93,7 +93,8 @@ fn logits_are_those_of_transformers() {
             .unwrap();
         let difference = largest_difference(&ours, &theirs);
         let size = f64::try_from(theirs.abs().max()).unwrap();
-        assert!(difference <= 5e-6 * size, "{name}: {difference} of {size}");
+        // The sums of the delta rule differ by 6e-6 between CPUs, in whose order libtorch adds.
+        assert!(difference <= 1e-5 * size, "{name}: {difference} of {size}");
     }
 }
 
