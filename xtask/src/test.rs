@@ -99,7 +99,6 @@ fn heavy(
 ) -> Result<()> {
     timed("AMD's HIP runtime", || real_hip(shell))?;
     timed("sanitizers", || sanitize::run(shell))?;
-    timed("PyTorch's C interface", || c_interface(shell))?;
     timed("browser", || ui::browser_tests(shell))?;
     let libraries = timed("Python", || python_tests(shell, python))?;
     timed("Windows", || windows::test_if_possible(shell, python))?;
@@ -112,6 +111,8 @@ fn heavy(
     };
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     timed("fuzzing", fuzz::briefly)?;
+    // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.
+    timed("PyTorch's C interface", || c_interface(shell))?;
     timed("PyTorch for Windows", || {
         windows::test_torch_if_possible(shell, python)
     })?;
