@@ -101,8 +101,8 @@ fn literal(steps: &[Step]) -> String {
     let steps = steps.iter().map(|step| {
         let (when, unless) = (facts(&step.when), facts(&step.unless));
         format!(
-            "Step {{ when: &[{when}], unless: &[{unless}], gpus: &{:?}, text: {:?} }}, ",
-            step.gpus, step.text
+            "Step {{ when: &[{when}], unless: &[{unless}], gpus: &{:?}, named: &{:?}, unnamed: &{:?}, text: {:?} }}, ",
+            step.gpus, step.named, step.unnamed, step.text
         )
     });
     format!("&[{}]", steps.collect::<String>())
@@ -219,6 +219,12 @@ struct Libraries {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Components {
+    components: Vec<(String, Vec<String>, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Variables {
     known: Vec<String>,
     rule: Vec<Rule>,
@@ -291,6 +297,12 @@ fn tables() -> Result<String, Box<dyn Error>> {
     )?;
     let Libraries { libraries } = table("shared_libraries")?;
     constant(&mut out, "LIBRARIES", "&[(&str, &str, &str)]", &libraries)?;
+    let Components { components } = table("components")?;
+    out += "pub(crate) const COMPONENTS: &[(&str, &[&str], &str)] = &[\n";
+    for (name, words, ask) in components {
+        writeln!(out, "({name:?}, &{words:?}, {ask:?}),")?;
+    }
+    out += "];\n";
 
     let all: Distributions = table("distributions")?;
     constant(&mut out, "UBUNTU", "(&str, &str)", (all.apt, all.initramfs))?;

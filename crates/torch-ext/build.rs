@@ -13,7 +13,13 @@ fn main() {
     if cfg!(feature = "doc-only") {
         return;
     }
-    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
+    // `torch-abi` in torch-sys's place says nothing, since it needs no libtorch to be built.
+    println!("cargo::rerun-if-env-changed=LIBTORCH");
+    let chosen = std::env::var_os("LIBTORCH").map(|root| PathBuf::from(root).join("lib"));
+    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB")
+        .map(PathBuf::from)
+        .or(chosen)
+    else {
         println!("cargo::error=torch-sys did not say where libtorch is; run `cargo xtask setup`");
         return;
     };

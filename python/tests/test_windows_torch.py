@@ -22,11 +22,18 @@ CAPACITY = 1 << 30
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def windows(request, tmp_path_factory):
-    options = {name: request.config.getoption(name) for name in ("--windows-program", "--windows-libraries", "--windows-python")}
-    if not all(options.values()):
+def options(request, *names):
+    """The paths after these options."""
+    values = [request.config.getoption(name) for name in names]
+    if not all(values):
         pytest.skip("`cargo xtask windows --torch` builds and downloads what this needs")
+    return map(Path, values)
+
+
+@pytest.fixture(scope="module")
+def system(request, tmp_path_factory):
+    """Wine with Microsoft's runtime and Windows' Python."""
+    (python,) = options(request, "--windows-python")
     # OpenMP asks Wine for the groups of processors, which it does not know; and a crash must not wait for a debugger.
     system = Wine(
         tmp_path_factory.mktemp("windows"),
@@ -35,10 +42,25 @@ def windows(request, tmp_path_factory):
         DEVICE_SIM_CAPACITY=str(CAPACITY),
         PYTHONPATH=r"C:\surefoot",
         SIMULATED_RUNTIMES=r"C:\surefoot\amdhip64_7.dll",
+        # Wine takes paths of Linux as those of a drive.
+        WINEPATH=on_drive(python),
+        LIBTORCH=on_drive(python / "Lib/site-packages/torch"),
     )
     system.stay()
-    libraries = Path(options["--windows-libraries"])
-    shutil.copy(options["--windows-program"], system.place / "surefoot.exe")
+    system.python = on_drive(python / "python.exe")
+    assert system.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f").returncode == 0
+    yield system
+    system.remove()
+
+
+def on_drive(path):
+    return "Z:" + str(path.resolve()).replace("/", "\\")
+
+
+@pytest.fixture(scope="module")
+def windows(request, system):
+    program, libraries = options(request, "--windows-program", "--windows-libraries")
+    shutil.copy(program, system.place / "surefoot.exe")
     shutil.copy(libraries / "hip_alloc.dll", system.place)
     (system.place / "other").mkdir()
     for name in ("amdhip64_7.dll", "other/amdhip64_7.dll"):
@@ -46,11 +68,7 @@ def windows(request, tmp_path_factory):
     for name in ("sitecustomize.py", "train.py", "memory.py"):
         shutil.copy(PROGRAMS / name, system.place)
     system.compile(PROGRAMS / "tensors.c", system.place / "tensors.dll", "-shared")
-    # Wine takes paths of Linux as those of a drive.
-    system.python = "Z:" + str(Path(options["--windows-python"]) / "python.exe").replace("/", "\\")
-    assert system.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f").returncode == 0
-    yield system
-    system.remove()
+    return system
 
 
 def printed(process):
@@ -97,6 +115,16 @@ def test_running_out_hundreds_of_times_costs_no_memory(trained):
 def memory(windows, *words, **variables):
     """What hip-alloc says of the device's memory, in a program without PyTorch."""
     return windows.run(windows.python, "memory.py", *words, timeout=300, **variables)
+
+
+def test_a_program_of_tchs_functions_trains_as_on_linux(request, system):
+    """`crates/torch-abi/examples/01-train.rs`, without Python; the losses are those that it prints on Linux."""
+    (libraries,) = options(request, "--windows-libraries")
+    shutil.copy(libraries / "examples/01-train.exe", system.place)
+    process = system.run("01-train.exe", timeout=600)
+    assert process.returncode == 0, process.stderr
+    on_linux = [0.061376989, 0.057819989, 0.056626678, 0.055800185, 0.055036776]
+    assert [float(line) for line in process.stdout.split()] == pytest.approx(on_linux, abs=1e-6)
 
 
 def test_two_runtimes_in_one_process_are_refused_with_both_paths(windows):

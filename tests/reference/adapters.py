@@ -58,6 +58,10 @@ ADAPTERS = {
         r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], modules_to_save=["mlp.gate"])),
     "on-a-delta-rule": ("qwen3.5", dict(
         r=3, lora_alpha=4, target_modules="all-linear", modules_to_save=["linear_attn.norm", "k_norm"])),
+    # With sinks.
+    "beside-mxfp4": ("gpt-oss", dict(
+        r=3, lora_alpha=4, bias="lora_only", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        modules_to_save=["mlp.router"])),
 }
 
 

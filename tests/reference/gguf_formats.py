@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden")
 FORMATS = [
     Type.F32, Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
-    Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K,
+    Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.MXFP4,
 ]
 # Where each block keeps its fp16 scales; random bytes there would be NaN now and then.
 SCALES = {
@@ -35,7 +35,10 @@ def packed(kind, rng, rows=2, columns=256):
         return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     numbers, size = GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
-    for place in SCALES[kind]:
+    if kind == Type.MXFP4:
+        # Powers of two; the first ones are subnormal, and the last one is no number.
+        blocks[:, :, 0] = np.arange(blocks[:, :, 0].size).reshape(blocks.shape[:2]) * 17 % 255
+    for place in SCALES.get(kind, []):
         scale = rng.standard_normal(blocks.shape[:2], dtype=np.float32).astype(np.float16)
         blocks[:, :, place : place + 2] = scale[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)

@@ -3,7 +3,7 @@
 Each folder holds a Hugging Face model and `expected.safetensors`: `tokens` and the
 `logits` for them, in fp32; those of texts within the original context of LongRoPE have `short` in
 their names. Models whose routers learn their balance also have the loss of the tokens that are not masked, and
-its gradients, those of experts by layer. The GGUF files are models as llama.cpp's converter would store them.
+its gradients, those of experts by layer; one with experts in MXFP4 has the first of them dequantised. The GGUF files are models as llama.cpp's converter would store them.
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFWriter, RopeScalingType, get_tensor_name_map
-from safetensors.torch import save_file
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map
+from safetensors.torch import load_file, save_file
 from transformers import (
-    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GraniteConfig,
-    GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
-    Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
+    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM,
+    GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
+    Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Mxfp4Config, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
     Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3MoeConfig,
     Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
@@ -153,6 +153,18 @@ MODELS = {
             hidden_size=8, intermediate_size=8, depth=1, num_heads=2, patch_size=4, spatial_merge_size=2,
             out_hidden_size=16, num_position_embeddings=16),
         image_token_id=44, video_token_id=45, vision_start_token_id=46, vision_end_token_id=47)),
+    # Beyond a window and the original context; and experts in MXFP4, in blocks of 32.
+    "gpt-oss": (GptOssForCausalLM, GptOssConfig(
+        **{**SHAPE, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 128}, head_dim=8,
+        num_local_experts=6, num_experts_per_tok=3, sliding_window=7, pad_token_id=0, rope_parameters=dict(
+            rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0,
+            beta_slow=1.0, truncate=False))),
+    # Another limit, and widths that are no blocks.
+    "gpt-oss-dense": (GptOssForCausalLM, GptOssConfig(
+        **{**SHAPE, "num_attention_heads": 6}, head_dim=6,
+        num_local_experts=5, num_experts_per_tok=4, sliding_window=5, attention_bias=False, swiglu_limit=0.8,
+        swiglu_alpha=1.3, layer_types=["full_attention", "sliding_attention"],
+        output_router_logits=True, router_aux_loss_coef=0.5)),
 }
 
 
@@ -162,6 +174,8 @@ def randomise(model):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("sinks"):
+                parameter.uniform_(-1.0, 3.0)
             elif name.endswith("A_log"):
                 # Some heads forget at once, others nearly nothing.
                 parameter.uniform_(-6.0, 1.0)
@@ -177,11 +191,13 @@ def permute(rows, heads):
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path, model):
+def write_gguf(path, model, packed):
+    """`packed` has the experts that are in MXFP4."""
     config = model.config
     gemma = isinstance(model, Gemma3ForCausalLM)
     delta = isinstance(model, Qwen3_5ForCausalLM)
     kind = "gemma3" if gemma else "qwen35" if delta else config.model_type.replace("_", "")
+    kind = kind.replace("gptoss", "gpt-oss")
     interleaved = kind in ("llama", "granite", "smollm3")
     writer = GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
@@ -215,12 +231,21 @@ def write_gguf(path, model):
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
         writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
         writer.add_rope_dimension_sections([11, 11, 10, 0])
-    if kind == "qwen3moe":
+    if kind in ("qwen3moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if kind == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_bos_token_id(config.bos_token_id)
@@ -228,12 +253,26 @@ def write_gguf(path, model):
     if kind == "phi3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_dimension_count(int(config.hidden_size // config.num_attention_heads * 0.75))
-    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe", "qwen35"):
+    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe", "qwen35", "gpt-oss"):
         writer.add_pad_token_id(config.pad_token_id)
     add_tokenizer(writer)
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, (data, scales) in packed.items():
+        # Byte j has the numbers j and j + 16.
+        numbers = np.stack([data & 15, data >> 4], -1).reshape(*data.shape[:-1], 32)
+        data = np.concatenate([scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4], -1)
+        data = data.reshape(*data.shape[:-2], -1)
+        parts = {"gate_proj": data[:, ::2], "up_proj": data[:, 1::2]} if "gate_up" in name else {"down_proj": data}
+        for part, data in parts.items():
+            module = name.rsplit(".", 1)[0] + f".{part}"
+            writer.add_tensor(
+                names.get_name(module) + ".weight", np.ascontiguousarray(data), raw_dtype=GGMLQuantizationType.MXFP4)
     for name, tensor in apart(model.state_dict()):
+        if packed and ".experts." in name and name.endswith(".weight"):
+            continue
+        if name.endswith("sinks"):
+            name += ".weight"
         data = tensor.numpy()
         module, role = name.rsplit(".", 1)
         if module == "lm_head" and config.tie_word_embeddings:
@@ -274,8 +313,16 @@ def of_delta(name, data, config):
 
 def apart(tensors):
     """Gate and up of experts as two tensors."""
+    # Of gpt-oss, the only one whose experts have biases.
+    turns = any(name.endswith("_proj_bias") for name in tensors)
     for name, tensor in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
+        stem, bias = name.removesuffix("_bias"), name.endswith("_proj_bias")
+        if turns and stem.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensor = tensor if bias else tensor.transpose(1, 2)
+            parts = {"down_proj": tensor} if "down" in stem else {"gate_proj": tensor[:, ::2], "up_proj": tensor[:, 1::2]}
+            for part, tensor in parts.items():
+                yield f"{stem.rsplit('.', 1)[0]}.{part}.{'bias' if bias else 'weight'}", tensor.contiguous()
+        elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half
         else:
@@ -283,12 +330,12 @@ def apart(tensors):
 
 
 def balance(model, tokens):
-    """The loss, and gradients of routers and experts, where the second text is half padding."""
+    """The loss, and gradients of routers, experts and sinks, where the second text is half padding."""
     mask = torch.ones_like(tokens)
     mask[1, 20:] = 0
     loss = model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100)).loss
     loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters() if ".mlp." in name}
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if ".mlp." in name or "sinks" in name}
     return {"loss": loss.detach()} | {f"gradient.{name}": grad.contiguous() for name, grad in apart(gradients)}
 
 
@@ -302,6 +349,26 @@ def add_tokenizer(writer):
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(["h e", "Ġ t", "Ġt he", "o n", "1 2"])
     writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
+def in_mxfp4(folder, config):
+    """Replaces the experts of a saved gpt-oss by random ones in MXFP4; returns them, and the model."""
+    tensors = load_file(folder / "model.safetensors")
+    packed = {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 126, (count, outputs, inputs // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        packed[name] = (blocks.numpy(), scales.numpy())
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    keys = json.loads((folder / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    keys["quantization_config"] = {"modules_to_not_convert": kept, "quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    read = lambda dtype: GptOssForCausalLM.from_pretrained(
+        folder, dtype=dtype, quantization_config=Mxfp4Config(dequantize=True)).eval()
+    return packed, read(torch.float32), read(torch.bfloat16)
 
 
 def to_old_places(path):
@@ -335,6 +402,9 @@ def main():
         if name in ("llama-scaled", "gemma3-biases", "olmo3-old"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
+        packed = {}
+        if name == "gpt-oss":
+            packed, model, half = in_mxfp4(folder, config)
         length = 150 if name == "qwen3.5" else 40
         # The last ones stand for images.
         words = config.get_text_config().vocab_size - (4 if name == "qwen3.5-multimodal" else 0)
@@ -342,6 +412,10 @@ def main():
         with torch.no_grad():
             logits = model(tokens).logits
         expected = {"tokens": tokens, "logits": logits.contiguous()}
+        if packed:
+            # In the type of the weights.
+            first = half.model.layers[0].mlp.experts
+            expected |= {"gate_up": first.gate_up_proj.detach(), "down": first.down_proj.detach()}
         if "longrope" in name:
             within = config.original_max_position_embeddings
             with torch.no_grad():
@@ -352,8 +426,8 @@ def main():
             save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5"):
-            write_gguf(GOLDEN / f"{name}.gguf", model)
+        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5", "gpt-oss"):
+            write_gguf(GOLDEN / f"{name}.gguf", model, packed)
 
 
 main()

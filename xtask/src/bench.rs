@@ -9,6 +9,7 @@ mod measured;
 mod placement;
 mod process;
 mod simulator;
+mod step;
 mod train;
 mod ui;
 mod wan;
@@ -21,6 +22,7 @@ use distributed::DistributedBench;
 use doctor::DoctorBench;
 use lora::LoraBench;
 use placement::PlacementBench;
+use step::StepBench;
 pub(crate) use train::TrainBench;
 use ui::UiBench;
 use wan::WanBench;
@@ -44,6 +46,8 @@ enum Benchmark {
     Placement(PlacementBench),
     /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
     Lora(LoraBench),
+    /// What a training step asks of a GPU, counted on a simulated one, beside PEFT's
+    Step(StepBench),
     /// Training speed and memory, against the same model in plain Python PyTorch
     Train(TrainBench),
     /// The page: memory, CPU, first paint, and what it takes from a training
@@ -60,6 +64,7 @@ impl Bench {
             Benchmark::Distributed(bench) => bench.run(),
             Benchmark::Placement(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
+            Benchmark::Step(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
             Benchmark::Ui(bench) => bench.run(),
             Benchmark::Wan(bench) => bench.run(),

@@ -76,6 +76,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "quantisation",
         "schedules",
         "optimizers",
+        "regularised",
         // The first script creates the folder that the others write into.
         "wan",
         "wan_text",
@@ -88,6 +89,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "sdxl",
         // After anima, whose functions it calls.
         "qwen_image",
+        // After wan and sdxl, likewise.
+        "flux1",
         "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
@@ -114,6 +117,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "anima::",
             "sdxl::",
             "qwen_image::",
+            "flux1::",
         ],
     )?;
     Ok(())

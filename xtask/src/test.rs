@@ -4,6 +4,7 @@ mod changed;
 mod programs;
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -110,6 +111,8 @@ fn heavy(
     };
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     timed("fuzzing", fuzz::briefly)?;
+    // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.
+    timed("PyTorch's C interface", || c_interface(shell))?;
     timed("PyTorch for Windows", || {
         windows::test_torch_if_possible(shell, python)
     })?;
@@ -143,11 +146,30 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
+/// The tests of models and trainer with `torch-abi` in the place of tch's own bindings, in a target folder of their own.
+fn c_interface(shell: &Shell) -> Result<()> {
+    let cargo = workspace::cargo();
+    let lock = workspace::root().join("Cargo.lock");
+    let kept = fs::read(&lock)?;
+    let target = workspace::target(shell)?.join("torch-abi");
+    let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
+    let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
+    // Tests of a program share libtorch's random generator.
+    let tested = cmd!(
+        shell,
+        "{cargo} test --config {patch} --target-dir {target} {packages...} -- --test-threads=1"
+    )
+    .run();
+    // Cargo has written the other bindings into it.
+    fs::write(&lock, kept)?;
+    Ok(tested?)
+}
+
 /// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs
 /// does, without libtorch. (The examples of the READMEs are documentation tests.)
 fn packages(shell: &Shell) -> Result<()> {
     let cargo = workspace::cargo();
-    let private = ["device-sim", "harness", "xtask"];
+    let private = ["device-sim", "harness", "torch-sys", "xtask"];
     let private = private.into_iter().flat_map(|name| ["--exclude", name]);
     cmd!(
         shell,
@@ -170,7 +192,7 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
     cmd!(
         shell,
-        "{cargo} build --workspace --bin on-device --bin surefoot"
+        "{cargo} build --workspace --bin on-device --bin surefoot --bin surefoot-trainer"
     )
     .run()?;
     // A test is mostly the start of a Python process with PyTorch, so several at once; those that watch

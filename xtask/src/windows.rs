@@ -4,7 +4,7 @@
 //! adapters of a machine to wine's registry, and compile a `hipInfo.exe` that answers like AMD's.
 //!
 //! With `--torch`, `hip_alloc.dll` is tested under the real PyTorch for Windows, in
-//! Windows' Python, on the simulated runtime.
+//! Windows' Python, on the simulated runtime; and a program that trains by `torch-abi` runs on that PyTorch.
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,9 @@ use crate::workspace;
 
 /// The target triple. The one of Microsoft's compiler would need its SDK.
 pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
+
+/// It has the name of the bindings whose place it takes, so that its name alone is not enough.
+const TORCH_ABI: &str = "crates/torch-abi/Cargo.toml";
 
 /// Build the program and the allocator for Windows and test them under wine.
 #[derive(clap::Args)]
@@ -49,7 +52,7 @@ pub(crate) fn test_torch_if_possible(shell: &Shell, python: &Path) -> Result<()>
     Ok(())
 }
 
-/// Checks the allocator for Windows, where Rust's library for it and a C compiler are there; nothing is downloaded.
+/// Checks the allocator and `torch-abi` for Windows, where Rust's library for it and a C compiler are there; nothing is downloaded.
 pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
     let installed = cmd!(shell, "rustup target list --installed")
         .quiet()
@@ -68,12 +71,24 @@ pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
         "{cargo} clippy --target {TARGET} {packages...} --lib -- -D warnings"
     )
     .run()?;
+    cmd!(
+        shell,
+        "{cargo} clippy --target {TARGET} --manifest-path {TORCH_ABI} --lib -- -D warnings"
+    )
+    .run()?;
     Ok(())
 }
 
 fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
     let program = build(shell, "dev")?;
     let libraries = build_libraries(shell, "dev")?;
+    let cargo = workspace::cargo();
+    let example = ["--manifest-path", TORCH_ABI, "--example", "01-train"];
+    cmd!(
+        shell,
+        "{cargo} build --locked --target {TARGET} {example...}"
+    )
+    .run()?;
     let windows_python = setup::windows_python()?;
     cmd!(
         shell,

@@ -9,7 +9,7 @@ use crate::common::{assert_none, cargo, files, metadata, read, run};
 use serde_json::Value;
 
 /// The allowed dependencies between packages. Tests may also use `device-sim`.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("alloc-lab", &["hip-alloc", "surefoot-platform"]),
     ("device-sim", &[]),
     ("harness", &["surefoot-placement", "torch-ext"]),
@@ -34,7 +34,8 @@ const MAY_USE: [(&str, &[&str]); 13] = [
         &["surefoot-placement", "surefoot-platform", "torch-ext"],
     ),
     ("surefoot-platform", &[]),
-    ("torch-ext", &["surefoot-platform"]),
+    ("torch-ext", &["surefoot-platform", "torch-sys"]),
+    ("torch-sys", &[]), // ours, which has the name of what it replaces
     (
         "surefoot-trainer",
         &[
@@ -49,13 +50,14 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 ];
 
 /// The only packages that may depend on libtorch, directly or not.
-const MAY_REACH_LIBTORCH: [&str; 6] = [
+const MAY_REACH_LIBTORCH: [&str; 7] = [
     "harness",
     "surefoot-placement",
     "surefoot",
     "surefoot-models",
     "torch-ext",
     "surefoot-trainer",
+    "torch-sys",
 ];
 
 #[test]

@@ -113,9 +113,10 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 6] = [
+const MODELS: [(&str, &[&str]); 7] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
+    ("flux1", &["schnell"]),
     ("flux2", &["klein"]),
     ("anima", &[]),
     ("sdxl", &[]),

@@ -24,6 +24,7 @@ mod commands {
     #[cfg(unix)]
     pub(crate) mod train_ranks;
     pub(crate) mod train_report;
+    pub(crate) mod train_signals;
 }
 
 use clap::{Parser, Subcommand};

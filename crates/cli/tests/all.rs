@@ -7,6 +7,8 @@ extern crate trainer as surefoot_trainer;
 mod common;
 #[cfg(feature = "torch")]
 mod hub;
+#[cfg(all(feature = "torch", unix))]
+mod import;
 #[cfg(all(feature = "torch", target_os = "linux"))]
 mod memory;
 #[cfg(feature = "torch")]
@@ -18,6 +20,8 @@ mod queue;
 #[cfg(all(feature = "torch", unix))]
 mod ranks;
 mod tools;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod trackers;
 #[cfg(feature = "torch")]
 mod train;
 #[cfg(feature = "torch")]

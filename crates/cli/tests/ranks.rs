@@ -47,6 +47,9 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let text = crate::common::bottles(400);
         fs::write(folder.path().join("text.txt"), text).unwrap();
+        let line = |n: usize| format!("{{\"text\": \"{}\"}}\n", "more ale ".repeat(n % 7 + 1));
+        let lines: String = (0..60).map(line).collect();
+        fs::write(folder.path().join("lines.jsonl"), lines).unwrap();
         fs::write(folder.path().join("config.yaml"), CONFIG).unwrap();
         Self { folder }
     }

@@ -9,8 +9,11 @@ use crate::explain::{
 };
 use crate::findings::{Check, Finding};
 use crate::report::{Report, diagnose};
+use crate::tables::COMPONENTS;
+use crate::wheels;
 use platform::machine::{Machine, ReadFrom, System};
 use platform::snapshot::Snapshot;
+use std::iter;
 
 /// Where a dump keeps the log of the program that failed.
 const LOG: &str = "log/last";
@@ -77,23 +80,32 @@ impl Reader {
         let works = explainer.works().map(str::to_owned);
         let package = explainer.package().map(str::to_owned);
         let is_linux = explainer.system() == Some(System::Linux);
-        let mut explanation = explainer.judge(machine);
+        let mut explanation = explainer.judge(machine, &text);
         let Some((mut machine, says_something)) = facts else {
             return Answer {
                 explanation,
                 report: Err(UnknownFormat),
             };
         };
-        let is_known = says_something || !explanation.matches.is_empty();
-        let failed = machine.posted.has_failed;
-        machine.posted.works = works.filter(|_| uses_gpu(&machine));
+        let works = works.filter(|_| uses_gpu(&machine));
+        // What its user says of a program that works is in the title.
+        let is_complaint = |(number, _): &(usize, &str)| works.is_none() || *number == 1;
+        let complains = !is_dump && dump::complaint(&text).is_some_and(|said| is_complaint(&said));
+        let failed = machine.posted.has_failed || complains;
+        machine.posted.works = works.filter(|_| !complains);
+        if machine.posted.works.is_some() && !failed {
+            // It went on.
+            let warnings = explanation.matches.iter_mut();
+            for found in warnings.filter(|found| found.severity == Severity::Warning) {
+                found.severity = Severity::Info;
+            }
+        }
         let mut report = diagnose(machine);
         let is_wrong = |severity: Severity| severity < Severity::Info;
         // What the numbers of a training are does not tell why it ended.
         let is_explained = explanation.matches.iter().any(|found| {
             is_wrong(found.severity) && !(failed && found.line.starts_with("training: "))
         });
-        report.machine.posted.has_failed = failed && !is_explained;
         let mut own = std::mem::take(&mut report.findings);
         let of_log = left(&mut own, &explanation.matches);
         let about_machine = own.iter().filter(|finding| {
@@ -103,11 +115,14 @@ impl Reader {
         let about_machine: Vec<_> = about_machine.map(from_finding).collect();
         explanation.verdict = match &report.machine.posted.works {
             _ if is_explained => Verdict::Explained,
-            _ if failed && !is_dump => unexplained(&text, &explanation.matches, package, is_linux),
+            _ if failed && !is_dump => {
+                unexplained(&text, &explanation.matches, package, is_linux, &report)
+            }
             _ if !about_machine.is_empty() => Verdict::Explained,
-            Some(line) => Verdict::Works { line: line.clone() },
-            None => Verdict::Unknown,
+            Some(line) if report.pick.is_some() => Verdict::Works { line: line.clone() },
+            _ => Verdict::Unknown,
         };
+        report.machine.posted.has_failed = failed;
         if !is_dump {
             report.of_text = Some(explanation.verdict.clone());
         }
@@ -118,6 +133,14 @@ impl Reader {
             .sort_by_key(|finding| (finding.severity, finding.check));
         explanation.matches.extend(about_machine);
         explanation.matches.sort_by_key(|found| found.severity);
+        let is_open = matches!(
+            explanation.verdict,
+            Verdict::Unknown | Verdict::Works { .. }
+        );
+        let is_known = says_something
+            || !explanation.matches.is_empty()
+            || matches!(explanation.verdict, Verdict::Failed { .. });
+        explanation.summary = (is_known && is_open).then(|| report.verdict());
         Answer {
             explanation,
             report: match is_known {
@@ -178,48 +201,71 @@ fn left(findings: &mut [Finding], messages: &[Match]) -> Vec<Finding> {
 }
 
 /// What is known of a failure that nothing explains; the messages are remarks.
-fn unexplained(text: &str, remarks: &[Match], package: Option<String>, is_linux: bool) -> Verdict {
+fn unexplained(
+    text: &str,
+    remarks: &[Match],
+    package: Option<String>,
+    is_linux: bool,
+    report: &Report,
+) -> Verdict {
     let plain = strip_escapes(text);
     let harmless: Vec<&str> = remarks.iter().map(|remark| &*remark.line).collect();
-    let Some((line_number, line)) = dump::failure(&plain, &harmless) else {
+    let Some(found) = dump::failure(&plain, &harmless) else {
         return Verdict::Unknown;
     };
+    let of_title = || component(plain.lines().next().unwrap_or_default());
+    let part = component(found.line);
+    let (name, ask) = match (part, package) {
+        (None, Some(package)) => (Some(package), ""),
+        (part, _) => match part.or_else(of_title) {
+            Some((name, ask)) => (Some(name.to_owned()), ask),
+            None => (None, ""),
+        },
+    };
+    let first = WHAT_TO_COLLECT[0].to_owned();
+    let own = (!ask.is_empty()).then(|| ask.to_owned());
+    let rest = WHAT_TO_COLLECT[1..].iter();
+    let rest = rest.filter(|step| is_linux || !step.starts_with("on Linux"));
     Verdict::Failed {
-        line: clip(line, 500).to_owned(),
-        line_number,
-        component: component(line).map(str::to_owned).or(package),
-        ask: WHAT_TO_COLLECT
-            .iter()
-            .filter(|step| is_linux || !step.starts_with("on Linux"))
+        line: clip(found.line, 500).to_owned(),
+        line_number: found.line_number,
+        component: name,
+        is_said: found.is_said,
+        ask: iter::once(first)
+            .chain(own)
+            .chain(which_torch(report).filter(|_| found.is_said))
+            .chain(rest.map(|&step| step.to_owned()))
             .take(Explanation::MOST_TO_ASK)
-            .map(|&step| step.to_owned())
             .collect(),
     }
 }
 
-/// The part of the stack that a line names.
-fn component(line: &str) -> Option<&'static str> {
-    const PARTS: [(&str, &str); 16] = [
-        ("miopen", "MIOpen"),
-        ("hipblaslt", "hipBLASLt"),
-        ("rocblas", "rocBLAS"),
-        ("hipblas", "hipBLAS"),
-        ("rccl", "RCCL"),
-        ("nccl", "RCCL"),
-        ("triton", "Triton"),
-        ("bitsandbytes", "bitsandbytes"),
-        ("flash_attn", "flash-attn"),
-        ("hsa_", "ROCr"),
-        ("amdgpu", "the kernel driver amdgpu"),
-        ("hip", "HIP"),
-        ("vulkan", "Vulkan"),
-        ("ggml", "ggml"),
-        ("vllm", "vLLM"),
-        ("torch", "PyTorch"),
-    ];
-    let line = line.to_ascii_lowercase();
-    let found = PARTS.iter().find(|(word, _)| line.contains(word));
-    found.map(|(_, name)| *name)
+/// Where somebody only says that it fails, the usual reason is another torch than one for the GPU.
+fn which_torch(report: &Report) -> Option<String> {
+    let machine = &report.machine;
+    let posted = &machine.posted;
+    let is_torch = posted.framework.is_none() && posted.instead_of_rocm.is_none();
+    let gfx = report
+        .gpus
+        .iter()
+        .find(|gpu| Some(gpu.gpu.index) == report.pick)?
+        .gpu
+        .gfx?;
+    let install = wheels::install_on(machine.system, gfx);
+    let install = install
+        .first()
+        .filter(|_| is_torch && machine.python.is_none())?;
+    Some(format!(
+        "python -c 'import torch; print(torch.__version__, torch.version.hip)' (None: it is no build for ROCm; for {gfx}: {install})"
+    ))
+}
+
+/// The part of the software that a line names, and what to ask for.
+fn component(line: &str) -> Option<(&'static str, &'static str)> {
+    let line = format!("{} ", line.to_ascii_lowercase());
+    let names = |words: &[&str]| words.iter().any(|word| line.contains(word));
+    let found = COMPONENTS.iter().find(|(_, words, _)| names(words));
+    found.map(|(name, _, ask)| (*name, *ask))
 }
 
 fn from_finding(finding: &Finding) -> Match {

@@ -9,6 +9,7 @@ mod amd_smi;
 mod bounded;
 mod code_lists;
 mod csv;
+mod failure;
 mod fragments;
 mod gpu_mention;
 mod hipinfo;
@@ -31,7 +32,7 @@ mod sysfs;
 
 pub(crate) use bounded::Kept;
 pub use bounded::read_text;
-pub(crate) use remarks::failure;
+pub(crate) use failure::{complaint, failure};
 
 use self::gpu_mention::GpuMention;
 use crate::ansi::strip_escapes;
@@ -283,6 +284,15 @@ fn listed(text: &str, base: &Machine) -> Option<Machine> {
     };
     let mut seen = listing::mentions(text, &mut machine);
     seen.extend(pairs::mentions(text, &mut machine));
+    // A form offers cards alone: who has none takes any of them, and names the graphics in the title.
+    let titled = text.lines().next().map(listing::only_products);
+    let inside = remarks::processor(text).and_then(|name| names::graphics_of_processor(&name));
+    if let Some([one]) = titled.as_deref()
+        && inside.is_some()
+        && one.gpu.gfx == inside
+    {
+        seen = vec![one.clone()];
+    }
     if !seen.iter().any(GpuMention::says_something) {
         let mut named = listing::only_products(text);
         machine.posted.is_unordered = named.len() > 1;

@@ -96,6 +96,9 @@ pub struct Explanation {
     pub matches: Vec<Match>,
     /// What follows from all of the text.
     pub verdict: Verdict,
+    /// That in words where neither the messages nor the verdict have them: what `surefoot doctor --from` says last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
 }
 
 /// What follows from all of a text.
@@ -120,6 +123,8 @@ pub enum Verdict {
         line_number: usize,
         /// The part of the software that it is from.
         component: Option<String>,
+        /// It is what a person says; no program says why.
+        is_said: bool,
         /// Commands whose output would tell more.
         ask: Vec<String>,
     },
@@ -130,23 +135,27 @@ impl Verdict {
     #[must_use]
     pub fn text(&self) -> Option<String> {
         match self {
-            Self::Unknown | Self::Explained => None,
-            Self::Works { line } => Some(format!(
-                "Nothing in this text keeps the GPU from training: a program works on it ({}).",
-                clip(line, 100)
-            )),
+            Self::Unknown | Self::Explained | Self::Works { .. } => None,
             Self::Failed {
                 line,
                 line_number,
                 component,
+                is_said,
                 ask,
             } => {
-                let of = component
-                    .as_ref()
-                    .map(|name| format!(" It is from {name}."));
+                let (start, of) = match is_said {
+                    true => (
+                        "The text tells of a failure, and why is not known. No program says it; its author does, in",
+                        "concerns",
+                    ),
+                    false => (
+                        "A program failed here, and why is not known. The line that tells most is",
+                        "is from",
+                    ),
+                };
+                let of = component.as_ref().map(|name| format!(" It {of} {name}."));
                 Some(format!(
-                    "A program failed here, and why is not known. The line that tells most is line {line_number}, \
-                     `{}`.{} These would tell more: {}.",
+                    "{start} line {line_number}, `{}`.{} These would tell more: {}.",
                     clip(line, 200),
                     of.unwrap_or_default(),
                     ask.join("; ")
@@ -172,6 +181,9 @@ impl Explanation {
     /// three; none if all are certain. Without explanations, what to collect.
     #[must_use]
     pub fn to_ask(&self) -> Vec<&str> {
+        if let Verdict::Failed { ask, .. } = &self.verdict {
+            return ask.iter().map(String::as_str).collect();
+        }
         if self.matches.is_empty() {
             return WHAT_TO_COLLECT[..Self::MOST_TO_ASK].to_vec();
         }
@@ -334,7 +346,7 @@ impl Explainer {
     #[must_use]
     pub fn finish(mut self) -> Explanation {
         self.end();
-        self.judge(None)
+        self.judge(None, "")
     }
 
     /// Takes what is left of the last line, and what the numbers of all lines say.
@@ -364,7 +376,7 @@ impl Explainer {
     }
 
     /// Weighs the messages, on the machine that the text tells of.
-    pub(crate) fn judge(self, machine: Option<&Machine>) -> Explanation {
+    pub(crate) fn judge(self, machine: Option<&Machine>, text: &str) -> Explanation {
         let hints = Hints {
             ram: self
                 .hints
@@ -382,14 +394,15 @@ impl Explainer {
             })
         }));
         drop_covered(&mut matches, self.catalogue);
-        self.context.sharpen(&mut matches, self.catalogue, machine);
+        self.context
+            .sharpen(&mut matches, self.catalogue, machine, text);
         matches.sort_by_key(|found| {
             let rank = self.catalogue.entry(&found.id).map(|(_, entry)| entry.rank);
             (found.severity, rank, found.line_number)
         });
         Explanation {
             matches,
-            verdict: Verdict::Unknown,
+            ..Explanation::default()
         }
     }
 

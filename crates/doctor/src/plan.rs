@@ -58,9 +58,10 @@ const HEEDS_IT: (u32, u32) = (2, 12);
 /// The first ROCm whose kernels for gfx12 read too far (ROCm/legacy-rocm-build#6413).
 const READS_TOO_FAR: (u32, u32) = (7, 2);
 
-/// The switch of attention's fast kernels, and the check that tries it.
-pub(crate) const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
-pub(crate) const AOTRITON_CHECK: &str = "attention-aotriton";
+/// The switch of attention's fast kernels.
+pub const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
+/// The check that tries it.
+pub const AOTRITON_CHECK: &str = "attention-aotriton";
 
 /// Gradients come out wrong on this one, with every wheel tried (unsloth PR #8412).
 pub const WRONG_GRADIENTS: Gfx = Gfx::new(10, 3, 3);
@@ -267,6 +268,19 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
         );
     }
     variables
+}
+
+/// Whether it is not known if attention's fast kernels are right here, and nobody has decided about them: with a GPU, and a PyTorch that
+/// has the switch.
+#[must_use]
+pub fn attention_is_untried(machine: &Machine) -> bool {
+    let torch = machine.python.as_ref();
+    let torch = torch.and_then(|python| python.torch.as_ref());
+    let gpu = plan(machine).pick.and_then(|index| machine.gpus.get(index));
+    torch.is_some_and(|torch| torch.build == Build::Rocm)
+        && gpu.is_some_and(|gpu| gpu.gfx.is_some())
+        && machine.variable(AOTRITON).is_none()
+        && !machine.probed.contains_key(AOTRITON_CHECK)
 }
 
 /// Whether the training of a LoRA may end in a page fault on this GPU: a kernel reads past the end of an operand, and

@@ -201,6 +201,15 @@ impl Report {
     /// Why it cannot be said that this machine trains, though nothing wrong was found.
     fn doubt(&self, warnings: usize) -> Option<String> {
         let sentence = |text: &str| Some(text.to_owned());
+        if matches!(self.of_text, Some(Verdict::Failed { .. })) {
+            return self.of_text.as_ref().and_then(Verdict::text);
+        }
+        let is_message =
+            |finding: &Finding| finding.is_from_log() && finding.severity == Severity::Warning;
+        let is_told = self.of_text == Some(Verdict::Explained) && self.machine.posted.has_failed;
+        if is_told && self.findings.iter().any(is_message) {
+            return sentence("What is known of the failure stands above.");
+        }
         let is_posted = matches!(
             self.machine.read_from,
             ReadFrom::Log | ReadFrom::Listing | ReadFrom::Memory
@@ -230,7 +239,12 @@ impl Report {
             .iter()
             .find(|entry| Some(entry.gpu.index) == self.pick)
         else {
-            return sentence("None of these GPUs can be recommended for training.");
+            return sentence(match self.machine.posted.works {
+                Some(_) => {
+                    "A program works on this GPU, but it cannot be recommended for training."
+                }
+                None => "None of these GPUs can be recommended for training.",
+            });
         };
         match picked.gpu.gfx {
             None => sentence(
@@ -243,9 +257,6 @@ impl Report {
             }
             Some(_) if self.machine.posted.instead_of_rocm.is_some() => {
                 sentence("The program of this text does not use ROCm; the GPU may train with it.")
-            }
-            Some(_) if matches!(self.of_text, Some(Verdict::Failed { .. })) => {
-                self.of_text.as_ref().and_then(Verdict::text)
             }
             Some(_) if is_posted || !self.machine.is_complete && !knows_torch => {
                 sentence(match self.shows_a_gpu_that_works() {

@@ -104,6 +104,10 @@ pub enum Fact {
     OverrideNotInWheel,
     /// A ROCm build of torch.
     RocmWheel,
+    /// It has code for the GPU itself.
+    WheelHasGpu,
+    /// The program computes with JAX or TensorFlow, and not with PyTorch.
+    OtherFramework,
     /// GPUs of several architectures.
     SeveralArchitectures,
     /// `surefoot probe` ran the checks of this entry on the machine.
@@ -126,6 +130,10 @@ pub(crate) struct Step {
     pub(crate) unless: Vec<Fact>,
     /// The architectures that it is for; all of them if empty.
     pub(crate) gpus: Vec<String>,
+    /// Words of which the text must have one, in small letters.
+    pub(crate) named: Vec<String>,
+    /// Words of which it must have none: what was tried already, say.
+    pub(crate) unnamed: Vec<String>,
     pub(crate) text: String,
 }
 
@@ -140,6 +148,10 @@ impl<'de> Deserialize<'de> for Step {
             unless: Vec<Fact>,
             #[serde(default)]
             gpus: Vec<String>,
+            #[serde(default)]
+            named: Vec<String>,
+            #[serde(default)]
+            unnamed: Vec<String>,
             r#do: String,
         }
         struct TextOrTable;
@@ -147,7 +159,7 @@ impl<'de> Deserialize<'de> for Step {
             type Value = Step;
 
             fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-                formatter.write_str("a text, or { when = [FACT], unless = [FACT], gpus = [ARCHITECTURE], do = TEXT }")
+                formatter.write_str("a text, or { when = [FACT], unless = [FACT], gpus = [ARCHITECTURE], named = [WORD], unnamed = [WORD], do = TEXT }")
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Step, E> {
@@ -155,6 +167,8 @@ impl<'de> Deserialize<'de> for Step {
                     when: Vec::new(),
                     unless: Vec::new(),
                     gpus: Vec::new(),
+                    named: Vec::new(),
+                    unnamed: Vec::new(),
                     text: text.to_owned(),
                 })
             }
@@ -164,6 +178,8 @@ impl<'de> Deserialize<'de> for Step {
                     when,
                     unless,
                     gpus,
+                    named,
+                    unnamed,
                     r#do: text,
                 } = Table::deserialize(MapAccessDeserializer::new(map))?;
                 let is_name = |name: &&String| {
@@ -175,10 +191,18 @@ impl<'de> Deserialize<'de> for Step {
                         "gpus: {name} is no architecture; one is gfx1100"
                     )));
                 }
+                let has_capitals = |word: &String| word.bytes().any(|b| b.is_ascii_uppercase());
+                if let Some(word) = named.iter().chain(&unnamed).find(|word| has_capitals(word)) {
+                    return Err(serde::de::Error::custom(format!(
+                        "named, unnamed: {word} must be in small letters"
+                    )));
+                }
                 Ok(Step {
                     when,
                     unless,
                     gpus,
+                    named,
+                    unnamed,
                     text,
                 })
             }

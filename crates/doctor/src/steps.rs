@@ -18,6 +18,10 @@ pub struct Step {
     pub unless: &'static [Fact],
     /// The architectures that it is for; all of them if empty.
     pub gpus: &'static [&'static str],
+    /// Words of which the text must have one, in small letters.
+    pub named: &'static [&'static str],
+    /// Words of which it must have none.
+    pub unnamed: &'static [&'static str],
     /// What to do.
     pub text: &'static str,
 }
@@ -64,6 +68,8 @@ pub(crate) struct Known {
     pub(crate) facts: Vec<Fact>,
     pub(crate) distribution: Option<&'static Distribution>,
     pub(crate) gpus: Vec<Gfx>,
+    /// The text in small letters; empty where nothing is told of what it says.
+    pub(crate) text: String,
 }
 
 impl Known {
@@ -75,7 +81,14 @@ impl Known {
             facts: facts.chain(distribution.map(|one| one.fact)).collect(),
             distribution,
             gpus: machine.gpus.iter().filter_map(|gpu| gpu.gfx).collect(),
+            text: String::new(),
         }
+    }
+
+    /// Whether the text has the words that a step wants, and none that it does not want.
+    fn says(&self, step: &Step) -> bool {
+        let has = |word: &&str| self.text.contains(*word);
+        (step.named.is_empty() || step.named.iter().any(has)) && !step.unnamed.iter().any(has)
     }
 
     /// Whether something that is for these architectures may concern a GPU of the text.
@@ -95,13 +108,14 @@ impl Known {
         let mut chosen = sentences
             .iter()
             .filter(|one| one.when.iter().all(holds) && !one.unless.iter().any(holds))
+            .filter(|one| self.says(one))
             .filter(|one| one.gpus.is_empty() || !self.gpus.is_empty() && self.concerns(one.gpus));
         Some(chosen.next()?.text)
     }
 
     fn step(&self, step: &Step) -> Option<String> {
         let holds = |fact: &Fact| self.facts.contains(fact);
-        if step.unless.iter().any(holds) || !self.concerns(step.gpus) {
+        if step.unless.iter().any(holds) || !self.concerns(step.gpus) || !self.says(step) {
             return None;
         }
         let mut name = None;
@@ -197,6 +211,8 @@ mod tests {
             when: &[],
             unless: &[],
             gpus: &["gfx1200", "gfx1201"],
+            named: &[],
+            unnamed: &[],
             text: "x",
         };
         let chosen = |gpus: &[&str]| {
@@ -209,6 +225,27 @@ mod tests {
         assert_eq!(chosen(&["gfx1201"]), ["x"]);
         assert_eq!(chosen(&["gfx1100"]), [""; 0]);
         assert_eq!(chosen(&[]), ["gfx1200, gfx1201: x"]);
+    }
+
+    #[test]
+    fn a_step_can_depend_on_words_of_the_text() {
+        let step = |named: &'static [&'static str], unnamed: &'static [&'static str]| Step {
+            when: &[],
+            unless: &[],
+            gpus: &[],
+            named,
+            unnamed,
+            text: "x",
+        };
+        let known = Known {
+            text: "expandable_segments:true".to_owned(),
+            ..Known::default()
+        };
+        let is_chosen = |step: Step| !known.chosen(std::slice::from_ref(&step)).is_empty();
+        assert!(is_chosen(step(&["miopen", "expandable_segments"], &[])));
+        assert!(!is_chosen(step(&["miopen"], &[])));
+        assert!(!is_chosen(step(&[], &["expandable_segments"])));
+        assert!(is_chosen(step(&[], &["miopen"])));
     }
 
     #[test]

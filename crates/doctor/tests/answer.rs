@@ -143,3 +143,121 @@ fn more_free_than_there_is_means_two_pools() {
     let text = "gfx1151\ntorch.OutOfMemoryError: HIP out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 15.49 GiB of which 84.98 GiB is free. Of the allocated memory 1.67 GiB is allocated by PyTorch, and 8.08 GiB is reserved by PyTorch but unallocated.\n";
     found(&answer(text), "oom-ttm-limit");
 }
+
+fn fix_of(text: &str, id: &str) -> String {
+    found(&answer(text), id).fix.join("\n")
+}
+
+#[test]
+fn a_wheel_with_the_code_is_not_replaced() {
+    let error =
+        "Radeon RX 7900 XTX\nHIP error: invalid device function\nPyTorch version: 2.6.0+rocm";
+    let fix = |release: &str| fix_of(&format!("{error}{release}\n"), "invalid-device-function");
+    assert!(!fix("6.2.4").contains("pip install"), "{}", fix("6.2.4"));
+    assert!(fix("5.4").contains("pip install"), "{}", fix("5.4"));
+}
+
+#[test]
+fn other_frameworks_get_no_remedies_of_pytorch() {
+    let text = "Radeon RX 6700 XT\nimport jax\nhipErrorInvalidImage\n";
+    let both = answer(text);
+    let said = |text: &str| !text.contains("torch") && !text.contains("pip install");
+    let report = both.report.as_ref().expect("a machine");
+    assert!(
+        report
+            .findings
+            .iter()
+            .all(|finding| said(&finding.fix.join(" "))),
+        "{report:?}"
+    );
+    assert!(
+        both.explanation
+            .matches
+            .iter()
+            .all(|one| said(&one.fix.join(" ")))
+    );
+    let report = answer(&text.replace("jax", "torch"))
+        .report
+        .expect("a machine");
+    assert!(
+        report
+            .findings
+            .iter()
+            .any(|finding| !said(&finding.fix.join(" ")))
+    );
+}
+
+#[test]
+fn a_complaint_is_no_all_clear() {
+    for text in [
+        "# Training always fails\nRadeon RX 7800 XT\n",
+        "# How to use my card\nI have a Radeon RX 7800 XT, and it hangs at the first step.\n",
+        "# NaN in the second epoch\nRadeon RX 7800 XT, the loss is wrong\n",
+        "# A question\nI see that the kernel has a lockup in my training\n",
+    ] {
+        let report = answer(text).report.expect("something is said");
+        let verdict = report.verdict();
+        assert!(!verdict.contains("No error was found"), "{text}: {verdict}");
+        assert!(!verdict.contains("Nothing"), "{text}: {verdict}");
+    }
+}
+
+#[test]
+fn both_commands_say_the_same_where_nothing_is_known() {
+    for text in [
+        "Radeon RX 580\n| llama 3B | 1.87 GiB | 3.21 B | Vulkan | 99 | pp512 | 346.76 ± 0.45 |\n",
+        "Radeon RX 7900 XTX\nsteps: 5%| 10/200 [00:10<03:10, 1.00it/s, avr_loss=0.123]\n",
+        "I have a Radeon RX 7900 XTX\n",
+    ] {
+        let answer = answer(text);
+        let verdict = answer.report.expect("a machine").verdict();
+        assert_eq!(answer.explanation.summary, Some(verdict), "{text}");
+    }
+    let lost = answer("File \"/a/b.py\", line 3, in f\n  File \"/a/c.py\", line 9, in g\n");
+    let Verdict::Failed { line_number, .. } = lost.explanation.verdict else {
+        panic!("{:?}", lost.explanation);
+    };
+    assert_eq!(line_number, 2);
+    assert!(lost.report.is_ok());
+}
+
+#[test]
+fn a_program_that_goes_on_refutes_warnings() {
+    let text = "Radeon RX 6700 XT\nUserWarning: Can't initialize NVML\n";
+    let at_work = "Step 10: 0.208075\nStep 20: 0.237863\nStep 30: 0.181474\n";
+    let warns = |text: &str| {
+        let report = answer(text).report.expect("a machine");
+        let mut findings = report.findings.iter();
+        findings.any(|finding| finding.severity < Severity::Info)
+    };
+    assert!(warns(text));
+    assert!(!warns(&format!("{text}{at_work}")));
+    assert!(warns(&format!(
+        "{text}{at_work}RuntimeError: HIP error: unknown\n"
+    )));
+}
+
+#[test]
+fn the_graphics_of_the_title_outrank_the_card_of_a_form() {
+    let text = "# JAX on Radeon 780M Graphics\n\n### CPU\n\nAMD Ryzen 7 7840U w/ Radeon 780M Graphics\n\n### GPU\n\nAMD Radeon VII\n";
+    let report = answer(text).report.expect("a machine");
+    let named = report
+        .gpus
+        .iter()
+        .filter_map(|entry| Some(entry.gpu.gfx?.to_string()));
+    assert_eq!(named.collect::<Vec<_>>(), ["gfx1103"]);
+}
+
+#[test]
+fn what_the_text_shows_as_done_is_not_offered() {
+    let error = "Device: cuda:0 AMD Radeon RX 6800 [ZLUDA] : native\nCUDA error: CUBLAS_STATUS_ALLOC_FAILED\n";
+    assert!(fix_of(error, "zluda-cublas").contains("the HIP SDK that this ZLUDA asks for"));
+    let done = format!("with the Tensile fix of the guide\n{error}");
+    assert!(!fix_of(&done, "zluda-cublas").contains("the HIP SDK that this ZLUDA asks for"));
+}
+
+#[test]
+fn graphics_that_two_tools_name_are_one() {
+    let text = "amdgpu-arch\ngfx1036\nAMD Ryzen 5 9600X 6-Core Processor\nAMD Radeon(TM) Graphics\nAMD Radeon RX 6800 XT\n";
+    assert_eq!(answer(text).report.expect("a machine").gpus.len(), 2);
+}

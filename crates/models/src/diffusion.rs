@@ -11,8 +11,10 @@
 //! dimensions, `[batch, channels, frames, height, width]`; a picture has one frame.
 
 pub mod anima;
+mod companions;
 mod conditions;
 pub mod files;
+pub mod flux1;
 pub mod flux2;
 mod geometry;
 mod load;
@@ -33,11 +35,12 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Tensor};
 
-pub use conditions::{Conditions, FIRST_FRAME, TEXT, TEXT_TOKENS};
+pub use companions::Companions;
+pub use conditions::{Conditions, FIRST_FRAME, GUIDANCE, TEXT, TEXT_TOKENS};
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, open, register};
+pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, of_file, open, register};
 
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
@@ -80,6 +83,8 @@ pub struct Arch {
     pub lora: LoraFiles,
     /// The encoded clips of other trainers that can be read.
     pub caches: Option<ForeignCaches>,
+    /// Where a single file's other parts are.
+    pub companions: Companions,
 }
 
 /// A list of blocks and the parts of a block.
@@ -140,6 +145,11 @@ impl BlockNames {
 }
 
 impl Arch {
+    /// Whether its models have a second text encoder.
+    pub fn has_two_encoders(&self) -> bool {
+        self.folders.contains(&"text_encoder_2")
+    }
+
     /// The folder of the denoiser, or of the one for high noise, and the beginning of its names in LoRA files of diffusers.
     pub fn denoiser_folder(&self) -> &'static str {
         match self.folders.contains(&"unet") {
@@ -185,8 +195,10 @@ pub struct PartPaths {
     pub vae: Option<PathBuf>,
     /// The text encoder.
     pub text_encoder: Option<PathBuf>,
+    /// The second text encoder.
+    pub text_encoder_2: Option<PathBuf>,
     /// The tokenizer: a folder, `tokenizer.json` or `spiece.model`. If `None`, that of the folder, or the one
-    /// inside a single text encoder file.
+    /// inside a single text encoder file. With two text encoders, a folder with those of both.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -264,6 +276,12 @@ pub trait Diffusion: Debug + Send + Sync {
     /// distillation off.
     fn is_distilled(&self) -> bool {
         false
+    }
+
+    /// The guidance that the denoiser is told in sampling if the user says nothing; `None` if it is told none. It then takes
+    /// no negative prompt, and learns at the guidance 1 unless the user says another.
+    fn guidance(&self) -> Option<f64> {
+        None
     }
 
     /// How it is noised, and what its denoiser predicts.

@@ -14,6 +14,7 @@ pub use self::safetensors::{
 };
 pub use self::shards::Shards;
 use crate::Error;
+use crate::quant::Mxfp4;
 
 /// Named tensors that can be read one at a time.
 pub trait TensorSource {
@@ -37,6 +38,19 @@ pub trait TensorSource {
     /// Reads element `index` of the first dimension of a tensor.
     fn read_element(&self, name: &str, index: i64, kind: Kind) -> Result<Tensor, Error> {
         Ok(self.read(name, kind)?.f_get(index)?)
+    }
+
+    /// Whether the tensor `name` is stored in MXFP4.
+    fn is_mxfp4(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Reads such a tensor as it is stored, into host memory.
+    ///
+    /// # Errors
+    /// If it is not one, or cannot be read.
+    fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
+        Err(Error::Internal(format!("`{name}` is not in MXFP4")))
     }
 }
 

@@ -260,3 +260,47 @@ fn kind(value: &Value) -> String {
         Value::Object(_) => "an object".into(),
     }
 }
+
+/// Tests of configs.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::fmt::Debug;
+
+    use super::{Error, Path, Value};
+
+    /// What `read` makes of a config, or its complaint.
+    pub(crate) fn reading<T>(
+        read: fn(&Path) -> Result<T, Error>,
+    ) -> impl Fn(&Value) -> Result<T, String> {
+        let folder = tempfile::tempdir().unwrap();
+        move |config| {
+            let path = folder.path().join("config.json");
+            std::fs::write(&path, config.to_string()).unwrap();
+            read(&path).map_err(|error| error.to_string())
+        }
+    }
+
+    /// Each of `keys` in the config `plain` changes what is read if it has `another` value, or is refused by its name; or by
+    /// what `refusals` has for it.
+    pub(crate) fn each_is_obeyed_or_refused<T: PartialEq + Debug>(
+        read: &dyn Fn(&Value) -> Result<T, String>,
+        plain: &Value,
+        keys: impl IntoIterator<Item = &'static str>,
+        another: &dyn Fn(&str) -> Value,
+        refusals: &[(&str, &str)],
+    ) {
+        let base = read(plain).unwrap();
+        for key in keys {
+            let mut config = plain.clone();
+            config[key] = another(key);
+            match read(&config) {
+                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
+                Err(reason) => {
+                    let other = refusals.iter().find(|(name, _)| *name == key);
+                    let told = other.map_or(key, |(_, told)| *told);
+                    assert!(reason.contains(told), "{key}: {reason}");
+                }
+            }
+        }
+    }
+}

@@ -15,6 +15,7 @@ mod decoder;
 mod delta;
 mod feed_forward;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod ministral3;
@@ -36,6 +37,7 @@ mod windows;
 
 use serde_json::{Map, Value};
 
+pub use attention::attention_path;
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
 pub use decoder::{Cache, Decoder, DecoderOptions};
@@ -47,7 +49,7 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 13] = [
+pub static REGISTRY: [&Family; 14] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
@@ -55,6 +57,7 @@ pub static REGISTRY: [&Family; 13] = [
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
     &qwen3_5::FAMILY,
+    &gpt_oss::FAMILY,
     &gemma3::FAMILY,
     &granite::FAMILY,
     &smollm3::FAMILY,
@@ -114,6 +117,10 @@ pub(crate) struct Gguf {
     norms_plus_one: bool,
     /// Whether only a part of a head may be rotated.
     pub(crate) partial: bool,
+    /// Whether every layer may have a bias.
+    pub(crate) biases: bool,
+    /// If rotations may be scaled by YaRN: whether its ramp starts and ends at whole pairs.
+    pub(crate) yarn: Option<bool>,
     /// Keys of its own: llama.cpp's name, and that in a `config.json`.
     pub(crate) keys: &'static [(&'static str, &'static str)],
     /// Keys that each file must have and that change nothing.
@@ -136,6 +143,8 @@ impl Gguf {
             interleaved: false,
             norms_plus_one: false,
             partial: false,
+            biases: false,
+            yarn: None,
             keys: &[],
             arrays: &[],
             refused: &[],
@@ -237,7 +246,7 @@ impl Family {
         const TIED: &str = "tie_word_embeddings";
         match self.part_of {
             Some(whole) if object.text("model_type")? == Some(whole.model_type) => {
-                quantized::refuse(object)?;
+                quantized::refuse(object, None)?;
                 let section = object.object(whole.section)?;
                 let mut section =
                     section.ok_or_else(|| object.error(whole.section, "is missing"))?;

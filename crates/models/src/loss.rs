@@ -34,8 +34,24 @@ pub fn mean_cross_entropy(
     targets: &Tensor,
     pass: Pass,
 ) -> Result<Tensor, Error> {
+    smoothed_cross_entropy(decoder, hidden, targets, 0.0, pass)
+}
+
+/// Like [`mean_cross_entropy`], with targets that have the probability `1 - smoothing`; the rest of it is spread evenly over
+/// the vocabulary, as by transformers' `LabelSmoother`.
+///
+/// # Errors
+/// If memory runs out.
+pub fn smoothed_cross_entropy(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+    smoothing: f64,
+    pass: Pass,
+) -> Result<Tensor, Error> {
     let learned = f64::try_from(&targets.f_ne(IGNORED)?.f_sum(Kind::Double)?)?.max(1.0);
-    Ok(summed_cross_entropy(decoder, hidden, targets, pass)?.f_div_scalar(learned)?)
+    let (_, nats) = kept(decoder, hidden, targets, smoothing, pass)?;
+    Ok(nats.f_sum(Kind::Float)?.f_div_scalar(learned)?)
 }
 
 /// Like [`mean_cross_entropy`], but the sum.
@@ -48,7 +64,9 @@ pub fn summed_cross_entropy(
     targets: &Tensor,
     pass: Pass,
 ) -> Result<Tensor, Error> {
-    Ok(kept(decoder, hidden, targets, pass)?.1.f_sum(Kind::Float)?)
+    Ok(kept(decoder, hidden, targets, 0.0, pass)?
+        .1
+        .f_sum(Kind::Float)?)
 }
 
 /// The log-probability of each target, with a gradient: fp32 of the shape of `targets`, 0 for rows that are ignored.
@@ -62,7 +80,7 @@ pub fn token_log_probabilities(
     targets: &Tensor,
     pass: Pass,
 ) -> Result<Tensor, Error> {
-    let (kept, nats) = kept(decoder, hidden, targets, pass)?;
+    let (kept, nats) = kept(decoder, hidden, targets, 0.0, pass)?;
     let all = Tensor::f_zeros(targets.numel() as i64, (Kind::Float, nats.device()))?;
     let all = all.f_index_copy(0, &kept, &nats.f_neg()?)?;
     Ok(all.f_view(targets.size().as_slice())?)
@@ -73,6 +91,7 @@ fn kept(
     decoder: &Decoder,
     hidden: &Tensor,
     targets: &Tensor,
+    smoothing: f64,
     pass: Pass,
 ) -> Result<(Tensor, Tensor), Error> {
     let width = hidden.size().last().copied().unwrap_or(1);
@@ -87,8 +106,10 @@ fn kept(
         ),
     };
     let nats = match decoder.frozen_head() {
-        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder)?,
-        _ => chunked(decoder, &rows, &targets, pass)?,
+        Some(head) if hidden.requires_grad() => {
+            fused((&rows, &targets), smoothing, &head, decoder)?
+        }
+        _ => chunked(decoder, (&rows, &targets), smoothing, pass)?,
     };
     Ok((kept, nats))
 }
@@ -97,8 +118,8 @@ fn kept(
 /// only one chunk of them is in memory at a time.
 fn chunked(
     decoder: &Decoder,
-    rows: &Tensor,
-    targets: &Tensor,
+    (rows, targets): (&Tensor, &Tensor),
+    smoothing: f64,
     pass: Pass,
 ) -> Result<Tensor, Error> {
     let again = rows.requires_grad() && chunks(rows, decoder).count() > 1;
@@ -108,7 +129,7 @@ fn chunked(
         let (head, targets) = (decoder.linear_head()?, targets.f_narrow(0, start, length)?);
         let nats = move |piece: &Tensor| -> Result<Tensor, Error> {
             let logits = head.forward(piece, pass != Pass::Evaluate)?;
-            cross_entropy(&to_kind(&logits, Kind::Float)?, &targets)
+            cross_entropy(&to_kind(&logits, Kind::Float)?, &targets, smoothing)
         };
         parts.push(match again {
             false => nats(&piece)?,
@@ -129,8 +150,8 @@ fn chunked(
 
 /// Computes the gradient together with the loss and passes it to autograd as a constant.
 fn fused(
-    rows: &Tensor,
-    targets: &Tensor,
+    (rows, targets): (&Tensor, &Tensor),
+    smoothing: f64,
     head: &Tensor,
     decoder: &Decoder,
 ) -> Result<Tensor, Error> {
@@ -149,10 +170,19 @@ fn fused(
             let mut log_probabilities = logits.f_log_softmax(1, Kind::Float)?;
             let picked = log_probabilities.f_gather(1, &targets, false)?;
             let mut part = nats.f_narrow(0, start, length)?;
-            part.f_copy_(&picked.f_squeeze_dim(1)?.f_neg()?)?;
+            let mut found = picked.f_squeeze_dim(1)?;
+            if smoothing > 0.0 {
+                let of_all = log_probabilities.f_mean_dim(1, false, Kind::Float)?;
+                found = found.f_lerp(&of_all, smoothing)?;
+            }
+            part.f_copy_(&found.f_neg()?)?;
             let mut difference = log_probabilities.f_exp_()?;
-            let minus_one = picked.f_full_like(-1.0)?;
-            let difference = difference.f_scatter_add_(1, &targets, &minus_one)?;
+            if smoothing > 0.0 {
+                let of_each = smoothing / difference.size()[1] as f64;
+                difference = difference.f_sub_scalar_(of_each)?;
+            }
+            let wanted = picked.f_full_like(smoothing - 1.0)?;
+            let difference = difference.f_scatter_add_(1, &targets, &wanted)?;
             let product = to_kind(&difference, compute)?.f_matmul(&head)?;
             gradient.f_narrow(0, start, length)?.f_copy_(&product)?;
         }
@@ -177,8 +207,9 @@ fn spans(count: i64, length: i64) -> impl Iterator<Item = (i64, i64)> {
         .map(move |start| (start, length.min(count - start)))
 }
 
-fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
-    Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::None, IGNORED, 0.0)?)
+fn cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Result<Tensor, Error> {
+    let weights = None::<&Tensor>;
+    Ok(logits.f_cross_entropy_loss(targets, weights, Reduction::None, IGNORED, smoothing)?)
 }
 
 #[cfg(test)]
@@ -188,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::Parameters;
+    use crate::formats::{SafetensorsFile, TensorSource};
     use crate::golden::golden;
     use crate::language::DecoderOptions;
     use crate::model::{Base, Builder, FileWeights};
@@ -210,7 +242,7 @@ mod tests {
     }
 
     /// Loss and gradient of the textbook implementation and of this module.
-    fn both(base: Base, targets: &Tensor, at_once: i64) -> [(f64, Tensor); 2] {
+    fn both(base: Base, targets: &Tensor, at_once: i64, smoothing: f64) -> [(f64, Tensor); 2] {
         let mut decoder = decoder(base);
         decoder.logits_at_once = at_once;
         let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
@@ -226,9 +258,11 @@ mod tests {
                         None,
                         Reduction::Mean,
                         -100,
-                        0.0,
+                        smoothing,
                     ),
-                false => mean_cross_entropy(&decoder, &hidden, targets, TRAIN).unwrap(),
+                false => {
+                    smoothed_cross_entropy(&decoder, &hidden, targets, smoothing, TRAIN).unwrap()
+                }
             };
             torch_ext::backward(&loss).unwrap();
             (f64::try_from(&loss).unwrap(), hidden.grad())
@@ -243,9 +277,33 @@ mod tests {
             .into_iter()
             .flat_map(|base| [(base, 1 << 20), (base, 3 * 48)])
         {
-            let [(loss, gradient), (ours, our_gradient)] = both(base, &targets, at_once);
-            assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
-            assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
+            for smoothing in [0.0, 0.1, 0.7] {
+                let [(loss, gradient), (ours, our_gradient)] =
+                    both(base, &targets, at_once, smoothing);
+                assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
+                assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
+            }
+        }
+    }
+
+    #[test]
+    fn smoothed_targets_give_the_loss_of_transformers() {
+        let file = SafetensorsFile::open(&golden("regularised.safetensors")).unwrap();
+        let number = |name: &str| file.read(name, Kind::Double).unwrap().double_value(&[]);
+        let [tokens, targets] =
+            ["tokens", "targets"].map(|name| file.read(name, Kind::Int64).unwrap());
+        for (base, at_once) in [
+            (Base::Frozen(Kind::Float), 1 << 20),
+            (Base::Trained, 5 * 48),
+        ] {
+            let mut decoder = decoder(base);
+            decoder.logits_at_once = at_once;
+            let hidden = decoder.hidden(&tokens, Pass::Evaluate).unwrap().detach();
+            let hidden = hidden.set_requires_grad(true);
+            let smoothing = number("smoothing");
+            let loss = smoothed_cross_entropy(&decoder, &hidden, &targets, smoothing, TRAIN);
+            let (ours, theirs) = (loss.unwrap().double_value(&[]), number("smoothed_loss"));
+            assert!((ours - theirs).abs() < 1e-6, "{ours} and {theirs}");
         }
     }
 
@@ -304,7 +362,7 @@ mod tests {
     #[test]
     fn nothing_to_learn_is_a_loss_of_zero() {
         let targets = Tensor::full([2, 4], -100, (Kind::Int64, Device::Cpu));
-        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets, 1 << 20);
+        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets, 1 << 20, 0.1);
         assert_eq!(loss, 0.0);
         assert_eq!(f64::try_from(gradient.abs().max()).unwrap(), 0.0);
     }

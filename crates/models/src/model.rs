@@ -6,6 +6,7 @@
 //! checkpoints know of a model.
 
 mod attention_kernel;
+mod attention_path;
 mod blocks;
 mod builder;
 pub(crate) mod delta_rule;
@@ -15,7 +16,9 @@ mod load;
 pub(crate) mod rope;
 mod weights;
 
-pub(crate) use attention_kernel::causal_attention;
+pub use attention_kernel::{PackedTexts, Sight};
+pub(crate) use attention_kernel::{Sinks, causal_attention};
+pub use attention_path::{AttentionPath, Heads, attention_path};
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
 pub use load::Load;

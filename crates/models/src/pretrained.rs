@@ -29,10 +29,11 @@ use tch::{Device, Kind, Tensor};
 
 pub use convert::{CONVERSION_NOTE, convert_gguf, copy};
 pub use fingerprint::fingerprint;
-pub use gguf::{Export, GgufModel, GgufType};
+pub use gguf::{Export, GgufModel, GgufType, export_adapter};
 pub use hf::HfFolder;
 pub(crate) use hf::TextFiles;
 pub use merge::{Merged, merge};
+pub use slices::write_weights;
 
 use crate::Error;
 use crate::Parameters;

@@ -5,18 +5,22 @@
 //! | [`Dynamic8`] | 256 values of a dynamic code book | absmax of 256 elements | moments of AdamW |
 //! | [`Nf4`] | 16 quantiles of the normal distribution | absmax of 64 elements | weights |
 //! | [`Int8Rows`] | −127 … 127 | absmax of a row | weights |
+//! | [`Mxfp4`] | 15 floats of 4 bits | a power of two for 32 elements | weights that were published so |
 //!
-//! The formats are bitsandbytes', and tests compare them with it. Everything is written with ordinary tensor
+//! The first three are bitsandbytes', and tests compare them with it; the last one is compared with transformers. Everything is written with ordinary tensor
 //! operations, so it runs on every device that libtorch supports, without custom kernels.
 
 mod dynamic;
 mod int8;
+mod mxfp4;
 mod nf4;
 #[cfg(test)]
 mod tests;
 
 pub use dynamic::{Code, Dynamic8, dynamic_map};
 pub use int8::Int8Rows;
+pub(crate) use mxfp4::BLOCK as MXFP4_BLOCK;
+pub use mxfp4::Mxfp4;
 pub use nf4::Nf4;
 
 use tch::{Kind, Tensor};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::quant::{Int8Rows, Nf4, Quantization};
+use crate::quant::{Int8Rows, Mxfp4, Nf4, Quantization};
 use crate::tensor::{BaseMap, bytes, map_frozen, shared, to_kind};
 
 /// A matrix `[outputs, inputs]`.
@@ -17,6 +17,8 @@ pub enum Weight {
     Int8(Int8Rows),
     /// 4 bits per element, frozen.
     Nf4(Nf4),
+    /// 4 bits per element as the model was published, frozen.
+    Mxfp4(Mxfp4),
 }
 
 impl Weight {
@@ -50,6 +52,7 @@ impl Weight {
             Self::Dense(weight) => Self::Dense(weight.f_to_device(device)?),
             Self::Int8(weight) => Self::Int8(weight.to_device(device)?),
             Self::Nf4(weight) => Self::Nf4(weight.to_device(device)?),
+            Self::Mxfp4(weight) => Self::Mxfp4(weight.to_device(device)?),
         })
     }
 
@@ -59,6 +62,7 @@ impl Weight {
             Self::Dense(weight) => weight.size(),
             Self::Int8(weight) => weight.values.size(),
             Self::Nf4(weight) => weight.size().to_vec(),
+            Self::Mxfp4(weight) => weight.size(),
         };
         match size[..] {
             [outputs, inputs] => (outputs, inputs),
@@ -72,6 +76,7 @@ impl Weight {
             Self::Dense(weight) => weight.device(),
             Self::Int8(weight) => weight.values.device(),
             Self::Nf4(weight) => weight.packed.device(),
+            Self::Mxfp4(weight) => weight.packed.device(),
         }
     }
 
@@ -81,6 +86,7 @@ impl Weight {
             Self::Dense(weight) => bytes(weight),
             Self::Int8(weight) => bytes(&weight.values) + bytes(&weight.scales),
             Self::Nf4(weight) => bytes(&weight.packed) + bytes(&weight.scales),
+            Self::Mxfp4(weight) => bytes(&weight.packed) + bytes(&weight.scales),
         }
     }
 
@@ -98,6 +104,7 @@ impl Weight {
             Self::Dense(weight) => to_kind(weight, kind),
             Self::Int8(weight) => weight.dequantize(kind),
             Self::Nf4(weight) => weight.dequantize(kind),
+            Self::Mxfp4(weight) => weight.dequantize(kind),
         }
     }
 
@@ -137,6 +144,7 @@ impl Weight {
             Self::Dense(weight) => Self::Dense(map_frozen(weight, map)?),
             Self::Int8(weight) => Self::Int8(weight.map(map)?),
             Self::Nf4(weight) => Self::Nf4(weight.map(map)?),
+            Self::Mxfp4(weight) => Self::Mxfp4(weight.map(map)?),
         })
     }
 }
@@ -161,7 +169,7 @@ impl Stack {
     pub fn new(matrices: Vec<Weight>) -> Result<Self, Error> {
         let differ = || Error::Internal("a stack of matrices that differ".into());
         let (rows, columns) = matrices.first().ok_or_else(differ)?.size();
-        let (mut dense, mut int8, mut nf4) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut dense, mut int8, mut nf4, mut mxfp4) = (vec![], vec![], vec![], vec![]);
         for matrix in matrices {
             if matrix.size() != (rows, columns) {
                 return Err(differ());
@@ -170,12 +178,14 @@ impl Stack {
                 Weight::Dense(matrix) => dense.push(matrix),
                 Weight::Int8(matrix) => int8.push(matrix),
                 Weight::Nf4(matrix) => nf4.push(matrix),
+                Weight::Mxfp4(matrix) => mxfp4.push(matrix),
             }
         }
-        let weight = match (dense.as_slice(), int8.as_slice(), nf4.as_slice()) {
-            (dense, [], []) => Weight::Dense(Tensor::f_cat(dense, 0)?),
-            ([], int8, []) => Weight::Int8(Int8Rows::stacked(int8)?),
-            ([], [], nf4) => Weight::Nf4(Nf4::stacked(nf4)?),
+        let weight = match (&dense[..], &int8[..], &nf4[..], &mxfp4[..]) {
+            (dense, [], [], []) => Weight::Dense(Tensor::f_cat(dense, 0)?),
+            ([], int8, [], []) => Weight::Int8(Int8Rows::stacked(int8)?),
+            ([], [], nf4, []) => Weight::Nf4(Nf4::stacked(nf4)?),
+            ([], [], [], mxfp4) => Weight::Mxfp4(Mxfp4::stacked(mxfp4)?),
             _ => return Err(differ()),
         };
         Ok(Self {
@@ -196,6 +206,7 @@ impl Stack {
             Weight::Dense(weight) => to_kind(&weight.f_narrow(0, first, rows)?, kind)?,
             Weight::Int8(weight) => weight.narrow(first, rows)?.dequantize(kind)?,
             Weight::Nf4(weight) => weight.narrow(start, count)?.dequantize(kind)?,
+            Weight::Mxfp4(weight) => weight.rows(first, rows, 1)?.dequantize(kind)?,
         };
         Ok(dense.f_view([count, self.rows, self.columns])?)
     }

@@ -448,6 +448,8 @@ pub struct Posted {
     pub rocminfo_lists_none: bool,
     /// The words in which a program says that it computes on the CPU.
     pub on_cpu: Option<String>,
+    /// What the program computes with where that is not PyTorch: `JAX`, `TensorFlow`.
+    pub framework: Option<&'static str>,
     /// A list of the architectures that something was compiled for: what it is, and the list.
     pub code_list: Option<(String, Vec<Gfx>)>,
 }

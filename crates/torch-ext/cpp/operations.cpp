@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -86,6 +87,32 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors) {
 } // namespace
 
 extern "C" {
+
+// Causal attention of texts that stand one after the other, [tokens, heads, width]. `bounds`, int32 on the device, are where they
+// begin, and where the last one ends. A token sees the last `window` tokens, itself included; zero for all of its text.
+int32_t surefoot_flash_texts(
+    const at::Tensor* query,
+    const at::Tensor* key,
+    const at::Tensor* value,
+    const at::Tensor* bounds,
+    int64_t longest,
+    int64_t window,
+    double scale,
+    at::Tensor** out) {
+  return guarded([&] {
+    // Builds for ROCm compute NaN with -1, the other way to say that there is no window.
+    std::optional<int64_t> left, right;
+    if (window > 0) {
+      left = window - 1;
+      right = 0;
+    }
+    constexpr double kDropout = 0;
+    constexpr bool kCausal = true, kReturnScores = false;
+    auto results = at::_flash_attention_forward(
+        *query, *key, *value, *bounds, *bounds, longest, longest, kDropout, kCausal, kReturnScores, scale, left, right);
+    *out = new at::Tensor(std::get<0>(std::move(results)));
+  });
+}
 
 // One AdamW step over `count` parameters on any devices and with any dtypes. `steps` are
 // float32 scalars on the same device as their parameter, and are incremented here.

@@ -16,6 +16,7 @@
 //! | [`differentiable()`] | functions whose backward pass is written by hand |
 //! | [`linear_with`], [`grouped_linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`fake`] | tensors without memory, to count what a piece of work allocates |
+//! | [`flash_texts()`] | attention of texts of several lengths in one call |
 //! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`threads`] | seeds, worker threads |
@@ -60,6 +61,36 @@ use tch::Tensor;
 pub fn backward(loss: &Tensor) -> Result<()> {
     // SAFETY: a valid tensor, borrowed for the call; the shim copies the handle.
     raw::check(unsafe { raw::surefoot_backward(loss.as_ptr()) })
+}
+
+/// Causal attention of texts that stand one after the other, `[tokens, heads, width]` in half precision; keys and values may
+/// have fewer heads, each shared by a group. The texts begin at `bounds`, int32 on the device, of which the last is the end of
+/// the last one; the `longest` has so many tokens. A token sees the last `window` of its text, itself included. Scores
+/// are multiplied by `scale`.
+///
+/// Only some devices have it, and builds differ in what they do with the window: compare its results before you rely on it.
+///
+/// # Errors
+/// [`Error::NotImplemented`] on devices without it; torch errors for heads that it does not take.
+pub fn flash_texts(
+    [query, key, value]: [&Tensor; 3],
+    (bounds, longest): (&Tensor, i64),
+    window: Option<i64>,
+    scale: f64,
+) -> Result<Tensor> {
+    // SAFETY: four valid tensors, borrowed for the call; the shim copies their handles.
+    raw::tensor(|out| unsafe {
+        raw::surefoot_flash_texts(
+            query.as_ptr(),
+            key.as_ptr(),
+            value.as_ptr(),
+            bounds.as_ptr(),
+            longest,
+            window.unwrap_or(0),
+            scale,
+            out,
+        )
+    })
 }
 
 /// Takes the gradient that [`backward`] left at a leaf. The leaf has none afterwards,

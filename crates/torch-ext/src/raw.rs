@@ -235,6 +235,16 @@ unsafe extern "C" {
         bias: *const C_tensor,
         out: *mut *mut C_tensor,
     ) -> i32;
+    pub(crate) fn surefoot_flash_texts(
+        query: *const C_tensor,
+        key: *const C_tensor,
+        value: *const C_tensor,
+        bounds: *const C_tensor,
+        longest: i64,
+        window: i64,
+        scale: f64,
+        out: *mut *mut C_tensor,
+    ) -> i32;
     /// Takes ownership of the closure, also when it fails.
     pub(crate) fn surefoot_grouped_linear(
         closure: *const Closure,

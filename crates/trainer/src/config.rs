@@ -70,7 +70,8 @@ pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
 pub use strategy::Strategy;
 pub use train::{
-    Backend, BestMetric, ParameterGroup, ReduceDtype, TrainConfig, VerifyMode, WeightingScheme,
+    Backend, BestMetric, ParameterGroup, ReduceDtype, ReportTo, TrainConfig, VerifyMode,
+    WeightingScheme,
 };
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 pub use words::translated;
@@ -137,8 +138,12 @@ section! {
         /// For Wan: the text encoder.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
         pub text_encoder: Option<PathBuf> = None, for Diffusion, resume Free;
+        /// For models with two: the second text encoder.
+        #[schemars(extend("x-per-machine" = true, "format" = "path"))]
+        pub text_encoder_2: Option<PathBuf> = None, for Diffusion, resume Free;
         /// For Wan: the tokenizer, as a folder, `tokenizer.json` or `spiece.model`. Unset uses the folder's, or the
-        /// one inside the single file of the text encoder.
+        /// one inside the single file of the text encoder. For models with two text encoders, a folder with `tokenizer` and
+        /// `tokenizer_2`.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
         pub tokenizer: Option<PathBuf> = None, for Diffusion, resume Free;
         /// Train the whole model from random weights: of the model in `name_or_path`, only the `config.json` of its
@@ -284,7 +289,8 @@ section! {
         #[schemars(range(min = 1, max = 1000))]
         pub num_inference_steps: Option<u32> = None, for Diffusion, resume Free;
         /// For videos, the guidance scale. At 1 or below the negative prompt is not evaluated,
-        /// which halves the time. Unset means 5.
+        /// which halves the time. A model that is told the guidance (FLUX.1-dev) takes no negative prompt. Unset means 5,
+        /// or what such a model is usually told.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
         pub guidance_scale: Option<f64> = None, for Diffusion, resume Free;
         /// The same for the low-noise expert. Unset means `guidance_scale`.

@@ -184,6 +184,17 @@ pub struct PlacementTrouble {
     pub first: Option<String>,
 }
 
+/// What a search for a learning rate ended with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FoundRate {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// The rate to train with; unset if none can be told.
+    pub learning_rate: Option<f64>,
+    /// Why this one, or why none.
+    pub reason: String,
+}
+
 /// Blocks of the model that are streamed from now on: what a part of a run begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streaming {

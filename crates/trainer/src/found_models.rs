@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use models::diffusion::{self, Expert, Part, PartPaths};
+use models::diffusion::{self, Expert, Part};
 use models::pretrained::Pretrained;
 use serde::Serialize;
 use tch::Device;
 
 use crate::data::models_folder;
 use crate::task::Makes;
-use crate::{Allocator, device, hub, setup};
+use crate::{Allocator, device, hub, setup, single_file};
 
 /// How deep below a folder models are looked for, and in how many folders at most.
 const DEPTH: usize = 3;
@@ -59,12 +59,12 @@ pub struct FoundModels {
 pub fn found_models(folders: &[PathBuf]) -> FoundModels {
     let mut models = Vec::new();
     for (name, path) in hub::complete_models(&hub::Settings::of_the_environment()) {
-        models.extend(model_at(&path, name, ModelPlace::Hub));
+        models.extend(model_at(&path, name, ModelPlace::Hub, &[]));
     }
     for path in entries(&models_folder()) {
         let name = path.file_name().map(|name| name.to_string_lossy());
         if let Some(name) = name.filter(|_| path.is_dir()) {
-            models.extend(model_at(&path, name.into_owned(), ModelPlace::Cache));
+            models.extend(model_at(&path, name.into_owned(), ModelPlace::Cache, &[]));
         }
     }
     let roots: Vec<_> = folders
@@ -101,7 +101,7 @@ fn walk(
             continue;
         }
         let name = path.to_string_lossy().into_owned();
-        let found = model_at(&path, name, ModelPlace::Folder);
+        let found = model_at(&path, name, ModelPlace::Folder, roots);
         // The parts of a model are no models of their own.
         let is_model = found.is_some();
         models.extend(found);
@@ -125,14 +125,15 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The model at `path`, if it is one that can be trained without naming other files.
-fn model_at(path: &Path, name: String, place: ModelPlace) -> Option<FoundModel> {
+/// The model at `path`, if it is one that can be trained without naming other files; the parts beside a single file must be
+/// inside `roots`.
+fn model_at(path: &Path, name: String, place: ModelPlace, roots: &[PathBuf]) -> Option<FoundModel> {
     let is_gguf = path
         .extension()
         .is_some_and(|extension| extension == "gguf");
     let (makes, architecture, bytes) = match () {
-        () if path.is_dir() && diffusion::is_at(path) => {
-            let model = diffusion::open(path, &PartPaths::default()).ok()?;
+        () if diffusion::is_at(path) => {
+            let model = single_file::open_found(path, roots)?;
             let makes = Makes::of(model.as_ref());
             let experts = [Expert::High, Expert::Low];
             let parts = experts
@@ -218,6 +219,24 @@ mod tests {
             model.bytes,
             weight_bytes(&golden("z_image/model/transformer"))
         );
+    }
+
+    #[test]
+    fn a_single_file_is_a_model_if_its_other_parts_are_beside_it() {
+        let place = tempfile::tempdir().unwrap();
+        let file = single_file::comfyui_of_anima(place.path());
+        let [model] = &found_in(place.path())[..] else {
+            panic!("one model");
+        };
+        assert!(Path::new(&model.name).ends_with("diffusion_models/anima.safetensors"));
+        assert_eq!(
+            (model.makes, model.bytes),
+            (Makes::Image, weight_bytes(&file))
+        );
+        // Nothing outside the folder is looked at.
+        assert_eq!(found_in(&place.path().join("diffusion_models")), []);
+        fs::remove_file(place.path().join("vae/qwen_image_vae.safetensors")).unwrap();
+        assert_eq!(found_in(place.path()), []);
     }
 
     #[cfg(unix)]

@@ -171,7 +171,7 @@ impl Wanted<'_> {
     ) -> Result<PathBuf, String> {
         let snapshot = repository.snapshot(commit);
         match self {
-            Self::Model(_) => match cache::lacks(&snapshot) {
+            Self::Model(kind) => match lacks(kind, &snapshot) {
                 None => Ok(snapshot),
                 Some(file) => Err(format!("no `{file}`")),
             },
@@ -188,6 +188,17 @@ impl Wanted<'_> {
                 linked.map(|()| folder).map_err(|error| error.to_string())
             }
         }
+    }
+}
+
+/// A file that a model of this kind needs and `snapshot` does not have.
+fn lacks(kind: ModelKind, snapshot: &Path) -> Option<String> {
+    match kind {
+        ModelKind::Tokenizer => {
+            let lacks = select::lacks_tokenizer(|name| snapshot.join(name).is_file());
+            lacks.map(str::to_owned)
+        }
+        ModelKind::Text | ModelKind::Video | ModelKind::Any => cache::lacks(snapshot),
     }
 }
 
@@ -211,8 +222,9 @@ fn fetch(
         };
     }
     let whole = cached.and_then(Result::ok);
-    // A commit never changes.
-    if let Some(path) = whole.as_ref().filter(|_| name.is_pinned()) {
+    // A commit never changes; and a tokenizer that did would be another one in a run that goes on.
+    let is_tokenizer = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
+    if let Some(path) = whole.as_ref().filter(|_| name.is_pinned() || is_tokenizer) {
         return Ok(path.clone());
     }
     report(&format!("asking {} for {name}", settings.endpoint));
@@ -323,8 +335,8 @@ impl<'a> Download<'a> {
         let files = files.map_err(refused)?;
         self.files(&commit, &files, report)?;
         let path = match wanted {
-            Wanted::Model(_) => {
-                if let Some(file) = cache::lacks(&snapshot) {
+            Wanted::Model(kind) => {
+                if let Some(file) = lacks(kind, &snapshot) {
                     let reason = format!(
                         "`{}` is incomplete on the hub: it has no `{file}`",
                         self.name
@@ -339,7 +351,11 @@ impl<'a> Download<'a> {
                 folder
             }
         };
-        self.repository.remember(self.name, &commit)?;
+        // The whole model may be there as an earlier commit.
+        let is_part = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
+        if !is_part || self.repository.commit_of(self.name).is_none() {
+            self.repository.remember(self.name, &commit)?;
+        }
         Ok(path)
     }
 

@@ -10,7 +10,7 @@ use placement::{Placer, Verify};
 use tch::{Device, Kind};
 
 pub use evaluate::{Score, score};
-pub use export::{Exported, export_gguf};
+pub use export::{Exported, export_gguf, export_gguf_adapter};
 pub(crate) use generate::continue_tokens;
 pub use generate::{Generated, SamplingSettings, generate};
 

@@ -11,6 +11,7 @@
 //! [`run()`] is the whole program; `cli` only reads arguments and draws what the
 //! [`Observer`] reports.
 
+mod adapter_speed;
 mod allocator;
 pub mod checkpoint;
 pub mod config;
@@ -43,6 +44,7 @@ mod run_facts;
 mod run_folder;
 mod sampling;
 mod setup;
+mod single_file;
 mod stop;
 mod summary;
 pub mod task;
@@ -56,8 +58,8 @@ pub use encoding::encode;
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use events::{
-    Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
-    SkippedStep, Streaming,
+    Best, Evaluation, FoundRate, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback,
+    Sample, SkippedStep, Streaming,
 };
 pub use found_models::{FoundModel, FoundModels, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};

@@ -15,12 +15,14 @@ mod encode;
 mod encoded_by;
 pub(crate) mod ffmpeg;
 pub(crate) mod frames;
+mod masks;
 mod shown;
 mod sources;
 mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
+pub(crate) use masks::{LOSS_MASK, masked_means};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};
 pub(crate) use sources::Source;
@@ -60,6 +62,11 @@ impl Problems {
     /// Adds a problem.
     pub(crate) fn add(&mut self, problem: String) {
         self.list.push(problem);
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
     }
 
     /// The problems, one per line.

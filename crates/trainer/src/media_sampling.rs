@@ -16,7 +16,7 @@ use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use models::diffusion::{
     Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser, load_text_encoder,
 };
-pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at, open};
+pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use placement::{Placer, Policy};
 use tch::{Device, Kind, Tensor};
@@ -24,6 +24,7 @@ use tch::{Device, Kind, Tensor};
 pub use self::output::Output;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
+pub use crate::single_file::open;
 
 /// A LoRA file and its strength.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +56,9 @@ impl std::str::FromStr for Lora {
     }
 }
 
+/// The guidance scale if nothing says another.
+const GUIDANCE: f64 = 5.0;
+
 /// What to generate.
 #[derive(Debug)]
 pub struct Request {
@@ -72,8 +76,8 @@ pub struct Request {
     pub fps: Option<u32>,
     /// Number of steps of the solver.
     pub num_inference_steps: usize,
-    /// Guidance scale.
-    pub guidance_scale: f64,
+    /// Guidance scale; `None` for what the model is told, or 5.
+    pub guidance_scale: Option<f64>,
     /// The same for the low-noise expert.
     pub guidance_scale_2: Option<f64>,
     /// Replaces that of the model's scheduler.
@@ -341,15 +345,25 @@ impl Plan {
             }
             _ => {}
         }
-        let guidance_scale = match model.is_distilled() {
-            true if request.guidance_scale > 1.0 => {
-                tracing::warn!(
-                    "this model is distilled: it takes no negative prompt, and a guidance scale of {} does nothing",
-                    request.guidance_scale
-                );
+        let guidance_scale = match (model.guidance(), request.guidance_scale) {
+            (Some(told), scale) => {
+                let negative = request.negative_prompt.as_deref();
+                if negative.is_some_and(|text| !text.is_empty()) {
+                    tracing::warn!(
+                        "this model is told the guidance: a negative prompt does nothing"
+                    );
+                }
+                scale.unwrap_or(told)
+            }
+            (None, scale) if model.is_distilled() => {
+                if let Some(scale) = scale.filter(|scale| *scale > 1.0) {
+                    tracing::warn!(
+                        "this model is distilled: it takes no negative prompt, and a guidance scale of {scale} does nothing"
+                    );
+                }
                 1.0
             }
-            _ => request.guidance_scale,
+            (None, scale) => scale.unwrap_or(GUIDANCE),
         };
         let sampling = Sampling {
             objective: model.objective(),
@@ -364,6 +378,7 @@ impl Plan {
                 }
             },
             guidance_scale,
+            is_guidance_told: model.guidance().is_some(),
             guidance_scale_2: request.guidance_scale_2,
             boundary_ratio,
         };

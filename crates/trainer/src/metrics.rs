@@ -1,8 +1,9 @@
-//! Recording a run: `metrics.jsonl`, TensorBoard events, curves.
+//! Recording a run: `metrics.jsonl`, TensorBoard events, curves, and trackers.
 
 mod jsonl;
 mod plots;
 mod tensorboard;
+mod trackers;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,12 +13,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
 use crate::events::{
-    Evaluation, Metrics, OomRetry, PlacementTrouble, Rollback, Sample, SkippedStep, Streaming,
-    TurnMetrics,
+    Evaluation, FoundRate, Metrics, OomRetry, PlacementTrouble, Rollback, Sample, SkippedStep,
+    Streaming, TurnMetrics,
 };
 use crate::memory::MemorySample;
 use crate::resume::Change;
 use crate::run_folder::{RunFolder, replace};
+
+pub(crate) use trackers::{Trackers, expect_addresses};
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,6 +89,8 @@ pub enum Record {
         /// What is in force from the next step on, and was not before.
         changes: Vec<Change>,
     },
+    /// What a search for a learning rate ended with; the records of its steps are the curve.
+    LearningRate(FoundRate),
     /// A page fault on the GPU had ended the run, and it was started again.
     Restarted {
         /// Optimizer steps done.
@@ -109,6 +114,7 @@ impl Record {
             Self::OutOfMemory(retry) => retry.step,
             Self::Placement(trouble) => trouble.step,
             Self::Streaming(streaming) => streaming.step,
+            Self::LearningRate(found) => found.step,
         }
     }
 }
@@ -138,6 +144,7 @@ fn samples_text(step: u64, samples: &[Sample]) -> String {
 pub(crate) struct Recorder {
     /// `None` where another rank writes.
     files: Option<Files>,
+    pub(crate) trackers: Trackers,
     records: Vec<Record>,
 }
 
@@ -154,6 +161,7 @@ impl Recorder {
         if !folder.is_written_here() {
             return Ok(Self {
                 files: None,
+                trackers: Trackers::default(),
                 records: Vec::new(),
             });
         }
@@ -176,6 +184,7 @@ impl Recorder {
         };
         Ok(Self {
             files: Some(files),
+            trackers: Trackers::default(),
             records,
         })
     }
@@ -286,6 +295,10 @@ impl Recorder {
         self.record(Record::Resumed { step, changes })
     }
 
+    pub(crate) fn found_rate(&mut self, found: &FoundRate) -> Result<(), Error> {
+        self.record(Record::LearningRate(found.clone()))
+    }
+
     pub(crate) fn restarted(&mut self, step: u64, restart: u32) -> Result<(), Error> {
         self.record(Record::Restarted { step, restart })
     }
@@ -316,6 +329,7 @@ impl Recorder {
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), Error> {
+        self.trackers.scalars(step, values);
         match &mut self.files {
             Some(files) => files.tensorboard.scalars(step, values),
             None => Ok(()),

@@ -7,6 +7,7 @@
 
 mod batches;
 mod best;
+mod finder;
 mod idle;
 mod measure;
 mod nonfinite;
@@ -29,8 +30,8 @@ use crate::checkpoint::{self, State, Trained, Window};
 use crate::config::{Config, ConfigError};
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
-use crate::events::{Best, Evaluation, SkippedStep};
-use crate::metrics::{Record, Recorder};
+use crate::events::{Best, Evaluation, FoundRate, SkippedStep};
+use crate::metrics::{Record, Recorder, Trackers, expect_addresses};
 use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{Ema, Gradients, Optimizer, Schedule};
 use crate::ranks::Ranks;
@@ -60,7 +61,9 @@ pub fn run(
     observer: &mut dyn Observer,
     stop: &Stop,
 ) -> Result<Summary, Error> {
-    run_task(config, allocator, observer, stop, |placer, observer| {
+    let search = finder::search_of(config)?;
+    let config = search.as_ref().unwrap_or(config);
+    run_here(config, allocator, observer, stop, |placer, observer| {
         setup::task(config, allocator, placer, observer)
     })
 }
@@ -68,6 +71,24 @@ pub fn run(
 /// Trains a custom task in the same loop: `make` builds it, with its model placed by the placer. The loop
 /// itself reads all of `config` except `model`, `adapter` and `data`.
 pub fn run_task(
+    config: &Config,
+    allocator: &Allocator,
+    observer: &mut dyn Observer,
+    stop: &Stop,
+    make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
+) -> Result<Summary, Error> {
+    let search = finder::search_of(config)?;
+    run_here(
+        search.as_ref().unwrap_or(config),
+        allocator,
+        observer,
+        stop,
+        make,
+    )
+}
+
+/// The same for a config that says all.
+fn run_here(
     config: &Config,
     allocator: &Allocator,
     observer: &mut dyn Observer,
@@ -99,6 +120,9 @@ fn run_rank(
 ) -> Result<Summary, Error> {
     let began = Instant::now();
     ranks.expect_same(&ranks::configuration(config)?)?;
+    if ranks.is_first() {
+        expect_addresses(config)?;
+    }
     if ranks.size() > 1 && config.train.optim.sums() {
         let reason = "`train.optim`: adafactor, came, prodigy and muon need sums over whole matrices, which processes may \
                       round differently, so that their models would drift apart: with several, take `adamw_torch_fused`, \
@@ -129,20 +153,30 @@ fn run_rank(
     });
     run.record_start()?;
     run.write_page(Ending::Running, None);
-    let ended = run.train(observer, stop);
+    let ended = match config.train.find_learning_rate {
+        true => run.search(observer, stop),
+        false => run.train(observer, stop),
+    };
     // Problems just before an error often explain it, so record them first.
     let ended = match run.record_problems() {
         Ok(()) => ended,
         Err(error) => ended.and(Err(error)),
     };
     let ended = ended.and_then(|ending| {
-        let summary = run.finish(ending, observer)?;
+        let summary = match config.train.find_learning_rate {
+            true => run.finish_search(ending, observer)?,
+            false => run.finish(ending, observer)?,
+        };
         run.expect_to_stay(ending, stop)?;
         Ok(summary)
     });
     if let Err(error) = &ended {
         run.write_page(Ending::Failed, Some(error));
     }
+    let ending = ended
+        .as_ref()
+        .map_or(Ending::Failed, |summary| summary.ending);
+    run.recorder.trackers.end(ending);
     ended
 }
 
@@ -184,6 +218,7 @@ struct Run<'a> {
     train_seconds: f64,
     last_saved: Option<u64>,
     last_evaluation: Option<(u64, Evaluation)>,
+    found_rate: Option<FoundRate>,
     window: Window,
     began: Instant,
     page_written: Instant,
@@ -266,6 +301,9 @@ impl<'a> Run<'a> {
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
+        if folder.is_written_here() {
+            recorder.trackers = Trackers::start(config, &folder)?;
+        }
         if let Some(restart) = restarts_after_faults() {
             recorder.restarted(step, restart)?;
         }
@@ -309,6 +347,7 @@ impl<'a> Run<'a> {
             train_seconds: state.as_ref().map_or(0.0, State::recorded_seconds),
             last_saved: state.as_ref().map(|state| state.step),
             last_evaluation: None,
+            found_rate: None,
             window: state.map(|state| state.window).unwrap_or_default(),
             began,
             page_written: began,

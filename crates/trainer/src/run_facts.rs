@@ -196,6 +196,7 @@ fn settings(config: &Config) -> Vec<GenerateOption> {
             ("--transformer-2", part(&model.transformer_2)),
             ("--vae", part(&model.vae)),
             ("--text-encoder", part(&model.text_encoder)),
+            ("--text-encoder-2", part(&model.text_encoder_2)),
             ("--tokenizer", part(&model.tokenizer)),
             (
                 "--boundary-ratio",

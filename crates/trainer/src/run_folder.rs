@@ -5,6 +5,7 @@
 //!             metrics.jsonl              one line per logged step or evaluation
 //!             events.out.tfevents.*      the same for TensorBoard
 //!             loss.svg  memory.svg       curves
+//!             mlflow.json  trackio.json  which run it is there, with `train.report_to`
 //!             run.json                   what it trains, how it ended, and how the result is used
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
@@ -28,7 +29,7 @@ use crate::{Error, checkpoint};
 pub(crate) const REFERENCE: &str = "reference.safetensors";
 
 /// Files that are written or removed through a temporary name.
-const FILES: [&str; 11] = [
+const FILES: [&str; 13] = [
     "config.yaml",
     "metrics.jsonl",
     "samples.txt",
@@ -37,6 +38,8 @@ const FILES: [&str; 11] = [
     "report.html",
     "loss.svg",
     "memory.svg",
+    "mlflow.json",
+    "trackio.json",
     REFERENCE,
     "adapter",
     "model",
@@ -44,13 +47,15 @@ const FILES: [&str; 11] = [
 
 /// What a run may have written before its first checkpoint that it would write again if it was begun anew: the same
 /// numbers. Samples are not among it.
-const BEFORE_CHECKPOINTS: [&str; 7] = [
+const BEFORE_CHECKPOINTS: [&str; 9] = [
     "config.yaml",
     "metrics.jsonl",
     "run.json",
     "report.html",
     "loss.svg",
     "memory.svg",
+    "mlflow.json",
+    "trackio.json",
     REFERENCE,
 ];
 /// How the names of TensorBoard's files begin, which are likewise.

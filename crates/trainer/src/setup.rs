@@ -179,6 +179,7 @@ impl Machine {
             allocator: self.allocator.describe(),
             data: task.data_description(),
             model: task.description(),
+            attention: task.attention().map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
@@ -254,7 +255,7 @@ pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Re
         observer.preparing("looking at the media");
         let path = video_model(config, observer)?;
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let media = show_media(config, &path, count)?;
+        let media = show_media(config, &path, count, observer)?;
         return Ok(Shown::Media(media));
     }
     if let Some(name) = &config.model.name_or_path {

@@ -4,7 +4,7 @@ use placement::swap::SwapReport;
 use serde::Serialize;
 
 use crate::estimate::{Estimate, EstimateError};
-use crate::events::{Best, Evaluation};
+use crate::events::{Best, Evaluation, FoundRate};
 use crate::memory_plan::MemoryPlan;
 
 /// How a run ended.
@@ -49,6 +49,9 @@ pub struct Summary {
     pub micro_batch: Option<u32>,
     /// The best evaluation on the way, where the config asks for it.
     pub best: Option<Best>,
+    /// What a search for a learning rate found, if it was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<FoundRate>,
     /// The last evaluation: of all held-out data when the run completed.
     pub held_out: Option<Evaluation>,
     /// Tokens trained on, over all resumes.
@@ -103,6 +106,9 @@ pub struct Environment {
     pub data: String,
     /// What was trained.
     pub model: String,
+    /// How its attention ran, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     /// CPU cores of the machine.
     pub cores: usize,
     /// Operating system and architecture.

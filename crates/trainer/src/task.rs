@@ -50,6 +50,11 @@ pub trait Task {
     /// One line on the data for the start-up message.
     fn data_description(&self) -> String;
 
+    /// Which kernel attention runs and why, for the start-up message, where that is known.
+    fn attention(&self) -> Option<&str> {
+        None
+    }
+
     /// The trainable parameters.
     fn parameters(&self) -> &Parameters;
 

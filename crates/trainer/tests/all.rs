@@ -5,6 +5,7 @@ mod anima;
 mod another_task;
 mod data;
 mod epochs;
+mod flux1;
 mod flux2;
 mod hub;
 mod layouts;

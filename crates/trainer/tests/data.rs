@@ -278,6 +278,8 @@ fn every_kind_of_rows_resumes_exactly() {
         &["data.packing=true"],
         &["data.packing=false", "data.validation_shuffle=true"],
         &["data.validation_shuffle=true"],
+        &["data.packing=false", "train.group_by_length=true"],
+        &["train.neftune_noise_alpha=5"],
     ] {
         let place = Place::new(40);
         let settings = [settings, &["per_device_train_batch_size=3"]].concat();
@@ -315,6 +317,59 @@ fn a_run_does_not_go_on_with_other_rows() {
     ] {
         let said = place.refused(&[settings, &[on, "max_steps=2"]].concat());
         assert!(said.contains(key), "{settings:?}: {said}");
+    }
+}
+
+#[test]
+fn batches_by_length_are_hardly_padded_and_stay_so() {
+    let place = Place::new(40);
+    let settings = ["data.packing=false", "data.validation_fraction=0"];
+    let grouped = [&settings[..], &["train.group_by_length=true"]].concat();
+    let lengths = |more: &[&str]| {
+        let config = place.config("rows", more);
+        match show_data(&config, 40, &mut NoObserver).unwrap() {
+            Shown::Rows(shown) => {
+                let tokens = shown.rows.iter().map(|row| row.tokens);
+                tokens.collect::<Vec<_>>()
+            }
+            Shown::Media(_) => panic!("texts are no media"),
+        }
+    };
+    // How far each row is from the one before.
+    let apart = |lengths: &[u64]| -> u64 {
+        let pairs = lengths.windows(2);
+        pairs.map(|pair| pair[0].abs_diff(pair[1])).sum()
+    };
+    let (mixed, sorted) = (lengths(&settings), lengths(&grouped));
+    assert!(
+        3 * apart(&sorted) < apart(&mixed),
+        "{sorted:?} and {mixed:?}"
+    );
+    assert_eq!(sorted.first(), sorted.iter().max());
+    place.run("refused", &[&settings[..], &["max_steps=2"]].concat());
+    let on = ["resume_from_checkpoint=latest", "max_steps=2"];
+    let said = place.refused(&[&grouped[..], &on].concat());
+    assert!(said.contains("`train.group_by_length`"), "{said}");
+}
+
+/// They change what is learned, and not what is measured.
+#[test]
+fn noise_and_smoothed_labels_are_for_training_alone() {
+    let place = Place::new(12);
+    let other = place.other();
+    let first = |name: &str, more: &[&str]| {
+        let settings = [&["learning_rate=1e-9", "data.packing=false", &other], more].concat();
+        let summary = place.run(name, &settings);
+        (summary.first_loss.unwrap(), summary.held_out.unwrap().loss)
+    };
+    let (plain, measured) = first("plain", &[]);
+    for key in ["neftune_noise_alpha=20", "label_smoothing_factor=0.3"] {
+        let (learned, held_out) = first(key, &[key]);
+        assert!(
+            (learned - plain).abs() > 1e-3,
+            "{key}: {learned} and {plain}"
+        );
+        assert!((held_out - measured).abs() < 1e-5, "{key}");
     }
 }
 

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 14] = [
+const ADAPTERS: [(&str, &str); 15] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -38,6 +38,7 @@ const ADAPTERS: [(&str, &str); 14] = [
     ("multiplied", "granite-biases"),
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
+    ("beside-mxfp4", "gpt-oss"),
     ("on-a-delta-rule", "qwen3.5"),
 ];
 
@@ -176,7 +177,7 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
         initial: Initial,
     ) -> Result<Tensor, models::Error> {
         let tensor = self.1.tensor(name, shape, initial)?;
-        let kept = ["embed", "lm_head", "mlp.gate.weight"];
+        let kept = ["embed", "lm_head", "mlp.gate.weight", "mlp.router.weight"];
         if tensor.dim() != 2 || kept.iter().any(|part| name.contains(part)) {
             return Ok(tensor);
         }
@@ -231,7 +232,7 @@ fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<
 
 #[test]
 fn fewer_bits_train_as_what_they_stand_for_and_learn() {
-    for base in ["llama-tied-biases", "qwen3-moe"] {
+    for base in ["llama-tied-biases", "qwen3-moe", "gpt-oss-dense"] {
         for to in [Quantization::Nf4, Quantization::Int8] {
             for dora in [false, true] {
                 let (losses, adapter) = train(base, to, dora, true);

@@ -33,12 +33,18 @@ train:
 
 /// The page of a short run.
 fn page(folder: &Path) -> PathBuf {
+    page_of(folder, "report", &[])
+}
+
+/// The same with further keys, which decide the name of its folder.
+fn page_of(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
     fs::write(folder.join("text.txt"), text).unwrap();
-    let overrides = [
+    let mut overrides = vec![
         format!("output_dir={}", folder.join("runs").display()),
         format!("data.path={}", folder.join("text.txt").display()),
     ];
+    overrides.extend(more.iter().map(|text| (*text).to_owned()));
     let config = Config::parse("test.yaml", CONFIG, &overrides).unwrap();
     surefoot_trainer::run(
         &config,
@@ -47,7 +53,7 @@ fn page(folder: &Path) -> PathBuf {
         &Stop::default(),
     )
     .unwrap();
-    folder.join("runs/report/report.html")
+    folder.join("runs").join(name).join("report.html")
 }
 
 fn chromium() -> Option<&'static str> {
@@ -216,6 +222,49 @@ fn the_page_is_whole_in_a_browser() {
     }
     if let Some(target) = std::env::var_os("SUREFOOT_SCREENSHOTS") {
         take_pictures(chromium, folder.path(), &page, Path::new(&target));
+    }
+}
+
+/// The mark stands between the powers of ten that the suggestion lies between.
+#[test]
+fn the_page_of_a_search_shows_the_loss_over_the_rate_and_marks_what_was_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let search = ["train.find_learning_rate=true"];
+    let page = page_of(folder.path(), "report-lr", &search);
+    let summary = fs::read(page.with_file_name("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+    let rate = summary["learning_rate"]["learning_rate"].as_f64().unwrap();
+    let Some(chromium) = chromium() else { return };
+    let observer = "
+        window.addEventListener('load', () => setTimeout(() => {
+          const chart = [...document.querySelectorAll('.chart')].find((one) => one.textContent.startsWith('Loss over'));
+          const powers = [...chart.querySelectorAll('text')].filter((one) => /^1e-[0-9]$/.test(one.textContent));
+          const seen = {
+            what: document.getElementById('what').textContent,
+            mark: Number(chart.querySelector('.marked').getAttribute('x1')),
+            powers: powers.map((one) => [Number(one.textContent), Number(one.getAttribute('x'))]),
+            curves: chart.querySelectorAll('path').length,
+          };
+          document.documentElement.dataset.seen = JSON.stringify(seen);
+        }, 300));";
+    let url = format!("file://{}", observed(&page, observer).display());
+    let output = browse(chromium, folder.path(), &["--dump-dom".into(), url]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("CONSOLE"), "{said}");
+    let dom = String::from_utf8_lossy(&output.stdout);
+    let seen = dom.split("data-seen=\"").nth(1);
+    let seen = seen.and_then(|rest| rest.split('"').next());
+    let seen = seen.unwrap_or_else(|| panic!("no answer: {said}"));
+    let seen: serde_json::Value = serde_json::from_str(&seen.replace("&quot;", "\"")).unwrap();
+    let told = seen["what"].as_str().unwrap();
+    assert!(told.contains("is suggested: a tenth of"), "{seen}");
+    assert_eq!(seen["curves"], 2, "{seen}");
+    let mark = seen["mark"].as_f64().unwrap();
+    let powers = seen["powers"].as_array().unwrap();
+    assert!(powers.len() > 3, "{seen}");
+    for power in powers {
+        let (power, at) = (power[0].as_f64().unwrap(), power[1].as_f64().unwrap());
+        assert_eq!(at < mark, power < rate, "{rate}: {seen}");
     }
 }
 

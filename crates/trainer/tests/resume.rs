@@ -126,9 +126,11 @@ fn stopped_at(place: &Place, step: u64, more: &[&str]) -> Summary {
 /// An adapter, and all of a model whose routers learn their balance from rows with padding.
 #[test]
 fn a_mixture_of_experts_goes_on_to_the_same_end() {
-    for more in [&[][..], &["adapter=null", "data.packing=false"]] {
+    let settings = [&[][..], &["adapter=null", "data.packing=false"]];
+    let models = ["qwen3-moe", "gpt-oss"].into_iter();
+    for (model, more) in models.flat_map(|model| settings.map(|more| (model, more))) {
         let place = || {
-            let place = Place::of("qwen3-moe");
+            let place = Place::of(model);
             let path = place.path("model/config.json");
             let text = fs::read_to_string(&path).unwrap();
             let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -142,7 +144,10 @@ fn a_mixture_of_experts_goes_on_to_the_same_end() {
         cut.resume(more).unwrap();
         for file in ["model.safetensors", "optimizer.safetensors"] {
             let bytes = |place: &Place| fs::read(place.checkpoint(6).join(file)).unwrap();
-            assert!(bytes(&whole) == bytes(&cut), "{file} with {more:?}");
+            assert!(
+                bytes(&whole) == bytes(&cut),
+                "{model}: {file} with {more:?}"
+            );
         }
     }
 }

@@ -146,6 +146,18 @@ fn a_streamed_mixture_of_experts_learns_what_a_resident_one_does() {
     }
 }
 
+/// With sinks, windows, biases, and experts that are in MXFP4 whatever else is quantised.
+#[test]
+fn streamed_experts_in_mxfp4_learn_what_resident_ones_do() {
+    for settings in [
+        &[][..],
+        &["model.quantization=nf4", "train.bf16=true", CHECKPOINTING],
+        &["adapter.modules_to_save=[layers.1.mlp.router]"],
+    ] {
+        Place::new("gpt-oss.gguf").assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
+    }
+}
+
 #[test]
 fn a_streamed_delta_rule_learns_what_a_resident_one_does() {
     for settings in [

@@ -110,7 +110,7 @@ impl Place {
             num_frames: None,
             fps: None,
             num_inference_steps: 4,
-            guidance_scale: 2.0,
+            guidance_scale: Some(2.0),
             guidance_scale_2: None,
             flow_shift: None,
             scheduler: None,
@@ -269,4 +269,18 @@ fn what_pictures_do_not_have_is_refused_and_media_are_shown() {
     };
     let buckets: Vec<_> = media.media.iter().map(|medium| medium.bucket).collect();
     assert_eq!(buckets, [Some((32, 32)); 4]);
+}
+
+#[test]
+fn a_learning_rate_is_searched_for_on_pictures_too() {
+    let place = Place::new();
+    let search = [
+        "train.find_learning_rate=true",
+        "train.per_device_train_batch_size=4",
+    ];
+    let found = place.run(&search).unwrap().learning_rate.unwrap();
+    let rate = found
+        .learning_rate
+        .unwrap_or_else(|| panic!("{}", found.reason));
+    assert!((1e-5..0.2).contains(&rate), "{rate}");
 }

@@ -27,6 +27,40 @@ fn losses_of_five_steps_are_those_of_peft() {
     place.losses_of_five_steps_are_those_of_peft(&texts);
 }
 
+/// Masks are of a picture and stay with its latents.
+#[test]
+fn what_is_masked_is_not_learned() {
+    let place = Place::new(NAME);
+    let masks = place.path("masks");
+    fs::create_dir(&masks).unwrap();
+    let mask = |number: u8, left: u8| {
+        let mask = image::GrayImage::from_fn(20, 20, |x, _| {
+            image::Luma([if x < 10 { left } else { 255 }])
+        });
+        mask.save(masks.join(format!("{number}.png"))).unwrap();
+    };
+    let key = format!("data.mask_path={}", masks.display());
+    place.run(&["name=none"]).unwrap();
+    // Of the last picture, which is held out, everything counts.
+    (0..3).for_each(|number| mask(number, 255));
+    assert_eq!(place.encoded(&[&key]), (4, 0));
+    place.run(&["name=white", &key]).unwrap();
+    assert!(place.weights("none") == place.weights("white"));
+    mask(1, 0);
+    assert_eq!(place.encoded(&[&key]), (1, 0));
+    place.run(&["name=half", &key]).unwrap();
+    assert!(place.weights("white") != place.weights("half"));
+    place
+        .run(&["name=least", &key, "data.mask_min_value=1"])
+        .unwrap();
+    assert!(place.weights("white") == place.weights("least"));
+    image::GrayImage::new(20, 20)
+        .save(masks.join("2.png"))
+        .unwrap();
+    let refused = place.run(&["name=black", &key]).unwrap_err().to_string();
+    assert!(refused.contains("2.png: its mask is black"), "{refused}");
+}
+
 #[test]
 fn pictures_become_a_lora_and_are_encoded_once() {
     let place = Place::new(NAME);

@@ -41,7 +41,11 @@ struct Gguf {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = Stored::Q8_0)]
     quantize: Stored,
 
-    /// The file to write [default: `model-TYPE.gguf` in the folder of the run, or in this one]
+    /// Write the LoRA alone, which llama.cpp adds to its base (`--lora`), and Ollama by `ADAPTER`
+    #[arg(long, conflicts_with = "quantize")]
+    adapter_only: bool,
+
+    /// The file to write [default: `model-TYPE.gguf`, or `adapter.gguf`, in the folder of the run, or in this one]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -90,21 +94,22 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             let folder = if is_run { &*args.what } else { Path::new("") };
             let named = args.quantize.to_possible_value();
             let named = named.as_ref().map_or("", |value| value.get_name());
-            folder.join(format!("model-{named}.gguf"))
+            folder.join(match args.adapter_only {
+                true => "adapter.gguf".to_owned(),
+                false => format!("model-{named}.gguf"),
+            })
         }
     };
+    if args.adapter_only {
+        return adapter_only(&path, options.adapter(), &output, json);
+    }
     let modelfile = output.with_extension("Modelfile");
     if modelfile == output {
         return Err(Failure::usage(
             "`--output` is the model's file, and its Modelfile is written beside it",
         ));
     }
-    if let Some(there) = [&output, &modelfile].into_iter().find(|path| path.exists()) {
-        return Err(Failure::usage(format_args!(
-            "`{}` is there already: move it away, or name another file with `--output`",
-            there.display()
-        )));
-    }
+    refuse_existing(&[&output, &modelfile])?;
     let display = std::cell::RefCell::new(ProgressDisplay::new());
     let told = |done: usize, all: usize| {
         let text = format!("writing: tensor {done} of {all}");
@@ -129,6 +134,44 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         ),
     })?;
     Ok(Outcome::Fine)
+}
+
+/// Writes the adapter alone.
+fn adapter_only(
+    model: &Path,
+    adapter: Option<&Path>,
+    output: &Path,
+    json: bool,
+) -> Result<Outcome, Failure> {
+    let adapter = adapter.ok_or_else(|| {
+        Failure::usage(
+            "`--adapter-only` needs a LoRA: name a run that trained one, or `--adapter DIR`",
+        )
+    })?;
+    refuse_existing(&[output])?;
+    inference::export_gguf_adapter(model, adapter, output).map_err(failure)?;
+    let bytes = output.metadata().map_or(0, |file| file.len());
+    output::print(&match json {
+        true => format!("{}\n", json!({ "output": output, "bytes": bytes })),
+        false => format!(
+            "{} ({:.2} MB)\nnext: load it in llama.cpp beside a file of its base: --lora {}\n",
+            output.display(),
+            bytes as f64 / 1e6,
+            output.display()
+        ),
+    })?;
+    Ok(Outcome::Fine)
+}
+
+/// Refuses to replace a file.
+fn refuse_existing(files: &[&Path]) -> Result<(), Failure> {
+    match files.iter().find(|path| path.exists()) {
+        None => Ok(()),
+        Some(there) => Err(Failure::usage(format_args!(
+            "`{}` is there already: move it away, or name another file with `--output`",
+            there.display()
+        ))),
+    }
 }
 
 /// What Ollama makes a model of.

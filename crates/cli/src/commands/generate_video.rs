@@ -36,7 +36,7 @@ pub(crate) struct VideoOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     num_inference_steps: Option<u32>,
 
-    /// Guidance scale; at 1 or below the negative prompt is not evaluated [default: 5]
+    /// Guidance scale; at 1 or below the negative prompt is not evaluated [default: 5, or the model's]
     #[arg(long, value_name = "G", value_parser = finite, allow_negative_numbers = true)]
     guidance_scale: Option<f64>,
 
@@ -182,7 +182,7 @@ impl VideoOptions {
             num_frames: self.num_frames,
             fps: self.fps,
             num_inference_steps: self.num_inference_steps.unwrap_or(50) as usize,
-            guidance_scale: self.guidance_scale.unwrap_or(5.0),
+            guidance_scale: self.guidance_scale,
             guidance_scale_2: self.guidance_scale_2,
             flow_shift: self.flow_shift,
             scheduler: self.scheduler,

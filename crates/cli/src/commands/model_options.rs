@@ -55,6 +55,10 @@ pub(crate) struct PartOptions {
     #[arg(long, value_name = "DIR|FILE")]
     text_encoder: Option<PathBuf>,
 
+    /// The second text encoder, of models with two
+    #[arg(long, value_name = "DIR|FILE")]
+    text_encoder_2: Option<PathBuf>,
+
     /// The tokenizer, if it is neither in the folder nor inside the file of the text encoder
     #[arg(long, value_name = "DIR|FILE")]
     tokenizer: Option<PathBuf>,
@@ -68,6 +72,7 @@ impl PartOptions {
             ("--transformer-2", &self.transformer_2),
             ("--vae", &self.vae),
             ("--text-encoder", &self.text_encoder),
+            ("--text-encoder-2", &self.text_encoder_2),
             ("--tokenizer", &self.tokenizer),
         ];
         let found = all.into_iter().find(|(_, path)| path.is_some());
@@ -81,9 +86,13 @@ impl PartOptions {
             transformer_2: self.transformer_2.clone(),
             vae: self.vae.clone(),
             text_encoder: self.text_encoder.clone(),
+            text_encoder_2: self.text_encoder_2.clone(),
             tokenizer: self.tokenizer.clone(),
         };
-        media_sampling::open(path, &parts).map_err(|error| failure(error.into()))
+        let mut display = ProgressDisplay::new();
+        let opened = media_sampling::open(path, &parts, &mut |text| display.preparing(text));
+        display.clear();
+        opened.map_err(failure)
     }
 }
 

@@ -23,7 +23,7 @@ use trainer::{
 use super::model_options::failure;
 #[cfg(unix)]
 use super::train_ranks;
-use super::{config_report, train_data, train_environment, train_report};
+use super::{config_report, train_data, train_environment, train_report, train_signals};
 
 /// The default config.
 const DEFAULT_CONFIG: &str = "configs/small.yaml";
@@ -74,6 +74,10 @@ pub(crate) struct Args {
     )]
     show_data: Option<u64>,
 
+    /// In place of training, try a step at each of many learning rates, in a run folder of its own, and suggest one
+    #[arg(long, conflicts_with_all = ["dry_run", "resume", "show_data"])]
+    find_lr: bool,
+
     /// Check only the config; with `--json`, its problems are a list on stdout
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
@@ -98,7 +102,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return dry_run(&config, display, json);
     }
     let stop = Stop::default();
-    on_signals(&stop)?;
+    train_signals::listen(&stop)?;
     display.name.clone_from(&config.name);
     display.notifier = Notifier::new(config.notify.url.clone());
     let result = install(&config).and_then(|allocator| {
@@ -122,6 +126,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if json {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
+    } else if let Some(found) = &summary.learning_rate {
+        output::print(&train_report::found(found, &display.folder))?;
     } else {
         // Before the first step there is nothing to try.
         let next = match summary.steps {
@@ -130,7 +136,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         };
         output::print(&(train_report::summary(&summary, &display.folder) + &next))?;
     }
-    Ok(Outcome::Fine)
+    match summary.learning_rate {
+        Some(found) if found.learning_rate.is_none() => Err(Failure::Job(anyhow::anyhow!(
+            "no learning rate can be told: {}",
+            found.reason
+        ))),
+        _ => Ok(Outcome::Fine),
+    }
 }
 
 /// Prints rows of the data.
@@ -174,14 +186,19 @@ fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
 
 /// The config in a file, or on stdin.
 fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
+    let mut set = args.set.clone();
+    set.extend(
+        args.find_lr
+            .then(|| "train.find_learning_rate=true".to_owned()),
+    );
     if path != Path::new("-") {
-        return Config::load(path, &args.set);
+        return Config::load(path, &set);
     }
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|error| ConfigError::of(&args.source, format!("cannot read it: {error}")))?;
-    Config::parse(&args.source, &text, &args.set)
+    Config::parse(&args.source, &text, &set)
 }
 
 /// The given config file, or the run's own, or the default one.
@@ -258,60 +275,6 @@ fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<
     };
     output::print(&text)?;
     Ok(Outcome::Fine)
-}
-
-/// Ctrl-C, SIGTERM and a closed terminal ask the run to stop; a second Ctrl-C or SIGTERM ends the process at once.
-/// SIGUSR1 requests a checkpoint, SIGUSR2 samples.
-fn on_signals(stop: &Stop) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-    let stop = stop.clone();
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
-    // With `nohup` the run should outlive its terminal.
-    if !is_ignored(SIGHUP) {
-        signals.add_signal(SIGHUP)?;
-    }
-    std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            for signal in signals.forever() {
-                match signal {
-                    SIGUSR1 => {
-                        stop.request_save();
-                        continue;
-                    }
-                    SIGUSR2 => {
-                        stop.request_sample();
-                        continue;
-                    }
-                    _ => {}
-                }
-                // A closed terminal is reported twice, by the kernel and by the shell.
-                if stop.is_requested() && signal != SIGHUP {
-                    let _ = signal_hook::low_level::emulate_default_handler(signal);
-                }
-                // Printed once for all processes that train together.
-                if trainer::rank_of_this_process() == 0 {
-                    let _ = writeln!(
-                        std::io::stderr(),
-                        "\nfinishing the step and saving; once more ends it at once without saving"
-                    );
-                }
-                match signal {
-                    // As sent by `torchrun` to the ranks of one machine before it starts all of them again.
-                    SIGTERM => stop.request_leave(),
-                    _ => stop.request(),
-                }
-            }
-        })?;
-    Ok(())
-}
-
-/// Whether this process was started with the signal ignored (proc(5), `SigIgn`).
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// The progress bar, and lines above it.
@@ -428,6 +391,9 @@ impl Observer for ProgressDisplay {
         self.line(format!("allocator  {}", environment.allocator));
         self.line(format!("data       {}", environment.data));
         self.line(format!("model      {}", environment.model));
+        if let Some(attention) = &environment.attention {
+            self.line(format!("attention  {attention}"));
+        }
         self.line(format!("run        {}", start.folder.display()));
         for line in train_report::plan(start.plan) {
             self.line(line);

@@ -5,9 +5,9 @@
 //! has touched a GPU. Signals, terminal and exit code are those of one
 //! process.
 
-use doctor::plan::{VISIBILITY, Variable, plan};
+use doctor::plan::{AOTRITON, AOTRITON_CHECK, VISIBILITY, Variable, attention_is_untried, plan};
 use platform::Machine;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use surefoot_cli::live::{self, Python};
 
 /// Marks the restarted process.
@@ -19,7 +19,11 @@ pub(crate) fn apply(device: &str) {
     if device == "cpu" || std::env::var_os(STARTED).is_some() {
         return;
     }
-    let needed = needed(&live::machine(&Python::Skip), device);
+    let machine = live::machine(&Python::Skip);
+    let mut needed = needed(&machine, device);
+    if !machine.gpus.is_empty() && !needed.iter().any(|variable| variable.name == AOTRITON) {
+        needed.extend(attention());
+    }
     if needed.is_empty() {
         return;
     }
@@ -31,6 +35,41 @@ pub(crate) fn apply(device: &str) {
         Err(error) => error,
     };
     eprintln!("surefoot: cannot restart with them ({error}); continuing without");
+}
+
+/// The switch of attention's fast kernels, if they are right on this GPU with this PyTorch, which is tried once.
+fn attention() -> Option<Variable> {
+    let mut machine = live::machine(&Python::Active);
+    if attention_is_untried(&machine) {
+        eprintln!(
+            "surefoot: trying AOTriton's kernels for attention on this GPU, once for it and this PyTorch"
+        );
+        let program = std::env::current_exe().ok()?;
+        let name = format!("surefoot{}", std::env::consts::EXE_SUFFIX);
+        let beside = program.with_file_name(&name);
+        // Its own process: a kernel that is not for this GPU may end it.
+        let tried = Command::new(if beside.is_file() {
+            beside
+        } else {
+            name.into()
+        })
+        .args(["probe", "--only", AOTRITON_CHECK])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status();
+        if let Err(error) = tried {
+            eprintln!(
+                "surefoot: `surefoot probe` cannot be started ({error}); attention stays as it is"
+            );
+            return None;
+        }
+        machine = live::machine(&Python::Active);
+        if machine.probed.get(AOTRITON_CHECK) == Some(&false) {
+            eprintln!("surefoot: they fail or are wrong here, and stay off");
+        }
+    }
+    let mut variables = plan(&machine).variables.into_iter();
+    variables.find(|variable| variable.name == AOTRITON)
 }
 
 /// The variables from the plan. If the device is a GPU by number, no GPU may be hidden: that would change the

@@ -6,7 +6,7 @@ use std::path::Path;
 use platform::Bytes;
 use serde_json::Value;
 use trainer::text::thousands;
-use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Start, Summary};
+use trainer::{DryRun, Ending, Evaluation, FoundRate, MemoryPlan, Start, Summary};
 
 /// The summary as text.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -88,6 +88,18 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     ));
     lines.push(format!("results         {}", folder.display()));
     lines.join("\n") + "\n"
+}
+
+/// What a search for a learning rate found.
+pub(crate) fn found(found: &FoundRate, folder: &Path) -> String {
+    let results = folder.display();
+    match found.learning_rate {
+        Some(rate) => format!(
+            "train.learning_rate={rate:.1e}: {}\nresults         {results}\n",
+            found.reason
+        ),
+        None => format!("results         {results}\n"),
+    }
 }
 
 /// How many steps a run has, and what they are of the data.
@@ -177,6 +189,8 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
     let changes: String = changes
         .map(|change| format!("changed     {change}\n"))
         .collect();
+    let attention = environment.attention.as_ref();
+    let attention = attention.map_or(String::new(), |path| format!("attention   {path}\n"));
     let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
     format!(
         "dry run: everything is in place; nothing was trained, and no run folder made\n\
@@ -184,7 +198,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          device      {}\n\
          allocator   {}\n\
          data        {}\n\
-         model       {}\n\
+         model       {}\n{attention}\
          run         {start}\n\
          {changes}{plan}\
          first batch loss {:.4}, gradient norm {:.3}, {held_out}\n\

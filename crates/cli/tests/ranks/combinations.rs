@@ -119,6 +119,18 @@ fn sums_that_overlap_with_a_backward_pass_of_checkpointed_blocks() {
 }
 
 #[test]
+fn batches_by_length() {
+    let keys = [
+        "data.path=lines.jsonl",
+        "data.packing=false",
+        "data.block_size=64",
+        "train.group_by_length=true",
+        "train.label_smoothing_factor=0.1",
+    ];
+    two_ranks_are_one("max_memory: null", "adapter: {r: 4}", &keys, &ROUNDING);
+}
+
+#[test]
 fn moments_of_eight_bits() {
     two_ranks_are_one("", "", &["train.optim=adamw_8bit"], &CODES);
 }

@@ -206,6 +206,70 @@ fn what_a_probe_found_is_used_from_then_on() {
     assert_eq!(env()[AOTRITON], Value::Null, "the last word counts");
 }
 
+/// Before its first step on a GPU, `surefoot train` tries the switch of attention's kernels, once, and sets it where they are right.
+#[test]
+fn training_tries_attention_by_itself_the_first_time() {
+    const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
+    for verdict in ["ok", "wrong"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (machine, config) = (
+            folder.path().join("machine.txt"),
+            folder.path().join("c.yaml"),
+        );
+        let dump = std::fs::read_to_string(crate::common::fixture(
+            "synthetic/kfd_gfx1151_128g_gtt110.txt",
+        ))
+        .expect("a fixture");
+        let prefix = folder.path().display();
+        let python =
+            format!("== python/prefix\n{prefix}\n== python/packages\ntorch 2.11.0+rocm7.2\n");
+        std::fs::write(&machine, dump + &python).expect("a file");
+        // Nothing to train on: it ends after the environment is as it should be.
+        std::fs::write(&config, "data: {path: nothing.txt}\n").expect("a file");
+        let path = folder.path().join("bin/python");
+        std::fs::create_dir_all(folder.path().join("bin")).expect("a folder");
+        let answer = format!(
+            "#!/bin/sh\necho tried >> {prefix}/tries\nif [ \"$2\" = attention ]; then echo '{{\"verdict\": \"{verdict}\"}}'; exit; fi\n\
+             echo '{{\"verdict\": \"ok\", \"architecture\": \"gfx1151\", \"torch\": \"2.11.0+rocm7.2\"}}'\n"
+        );
+        std::fs::write(&path, answer).expect("a script");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+            .expect("permissions");
+        let train = |variables: &[(&str, &str)]| {
+            let output = surefoot()
+                .arg("train")
+                .arg(&config)
+                .env("SUREFOOT_MACHINE", &machine)
+                .env("SUREFOOT_CACHE", folder.path().join("cache"))
+                .env_remove(AOTRITON)
+                .envs(variables.iter().copied())
+                .output()
+                .expect("it runs");
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        let tries = || {
+            let text = std::fs::read_to_string(folder.path().join("tries")).unwrap_or_default();
+            text.lines().count()
+        };
+        let set = format!("surefoot: set {AOTRITON}=1");
+        assert!(
+            !train(&[(AOTRITON, "0")]).contains(AOTRITON),
+            "somebody has decided"
+        );
+        assert_eq!(tries(), 0);
+        let first = train(&[]);
+        assert!(first.contains("trying AOTriton's kernels"), "{first}");
+        assert_eq!(first.contains(&set), verdict == "ok", "{first}");
+        assert_eq!(first.contains("stay off"), verdict == "wrong", "{first}");
+        // The import, and the attention.
+        assert_eq!(tries(), 2);
+        let second = train(&[]);
+        assert!(!second.contains("trying"), "{second}");
+        assert_eq!(second.contains(&set), verdict == "ok", "{second}");
+        assert_eq!(tries(), 2);
+    }
+}
+
 /// What `surefoot doctor` says of a log with NaN, on a Strix Halo whose attention answers `verdict`.
 fn doctor_measures(verdict: &str, options: &[&str]) -> (String, Value) {
     let folder = tempfile::tempdir().expect("a folder");

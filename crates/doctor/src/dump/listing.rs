@@ -112,7 +112,7 @@ patterns! {
     /// An architecture as that of a device, and not of a file or of a package.
     OF_DEVICE = r"(?i)\b(?:on|GPU|APU|HIP|AMD|Ryzen|Radeon|Instinct|Strix \w+|card|hardware)\b[^\n/=]{0,40}\bgfx[0-9a-f]{3,5}\b";
     /// The short names, which are looked for where no card is named in full.
-    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
+    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00|W[67]\d00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
 }
 
 /// Names that stand before their own architecture: `780M iGPU (gfx1103)`. Of more than two, the text lists what something
@@ -451,6 +451,7 @@ mod tests {
             Some(Gfx::new(12, 0, 0))
         );
         assert_eq!(gfx("a 9070 XT, a month old"), Some(Gfx::new(12, 0, 1)));
+        assert_eq!(gfx("# W7900 (gfx1100, RDNA3)"), Some(Gfx::new(11, 0, 0)));
         for both in [
             "Ryzen 7 7840HS (Radeon 780M) and an RX 7700S",
             "- 780M iGPU (gfx1103) with 12 CU's\n- 7700S GPU (gfx1102) with 32 CU's",

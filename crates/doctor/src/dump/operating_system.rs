@@ -7,7 +7,7 @@ use crate::signs::{self, is_drive};
 /// The system, where a text shows it.
 pub(super) fn of(text: &str) -> Option<System> {
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
-    if has(signs::WSL) {
+    if has(signs::WSL) || has(signs::WSL_IN_PROSE) && !has(signs::ON_WINDOWS) {
         return Some(System::Wsl);
     }
     if has(&[
@@ -58,6 +58,11 @@ mod tests {
                 Some(System::Windows),
             ),
             ("set HIP_VISIBLE_DEVICES=1", Some(System::Windows)),
+            ("Ubuntu in WSL2", Some(System::Wsl)),
+            (
+                "it trains on Windows, and on Linux (WSL2) with another card",
+                None,
+            ),
             (
                 "MIOpen Error: E:/TheRock/ml-libs/x.cpp:299",
                 Some(System::Windows),

@@ -1,9 +1,8 @@
 //! Facts about a posted text and its program: that it is truncated, that ZLUDA or
 //! DirectML replaces ROCm, which packages and which ROCm are installed.
 
-use super::{code_lists, fragments, startup};
+use super::{code_lists, failure, fragments, startup};
 use crate::names;
-use crate::pasted::HARMLESS_LEVELS;
 use crate::pattern::patterns;
 use platform::machine::{Class, Gpu, InsteadOfRocm, Machine, System};
 use platform::python::{self, is_relevant_package};
@@ -20,7 +19,6 @@ patterns! {
     ANSWER = r"^\W*(\d+\.\d+\.\d+\S*\+(?:cpu|cu\d|rocm)\S*) (?:True|False)\s*$";
     PACKAGE = r"^(?:\[pip3?\] |- )?([A-Za-z][0-9A-Za-z_.-]{2,50})(?:==|[ \t]{2,}| @ )([0-9][0-9A-Za-z_.+]*)";
     WHEEL = r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)";
-    FAILED = r"(?im)traceback \(most recent|\b(?-i:Runtime|Value|Type|Import|OS|Attribute|Key|Index|Memory|System|Assertion)Error: |^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code|panicked at|CUDA_ERROR_[A-Z]";
     NO_GPU = r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)";
     /// The answer is on the line of the question, or on one of the next two.
     AVAILABLE = r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$";
@@ -56,6 +54,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
             || line.starts_with("Uuid:") && line.contains("AIE-")
     }) || NPU_SIGNS.iter().any(|sign| text.contains(sign));
     posted.on_cpu = startup::on_cpu(text);
+    posted.framework = startup::framework(&lower);
     posted.code_list = code_lists::compiled(text);
     if posted.cpu_only.is_none() && NO_GPU.is_match(text) {
         posted.cpu_only = Some("The program".to_owned());
@@ -68,9 +67,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     ]
     .iter()
     .any(|index| lower.contains(index));
-    posted.has_failed = text
-        .lines()
-        .any(|line| !is_warning(line) && FAILED.is_match(line));
+    posted.has_failed = failure::is_printed(text);
     posted.rocm = text
         .lines()
         .filter_map(|line| ROCM.captures(line))
@@ -86,7 +83,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .peekable();
     let is_answered = answers.peek().is_some();
     let sees_one = answers.any(|sees| sees);
-    posted.sees_gpu = sees_one;
+    posted.sees_gpu = sees_one || text.contains("RocmDevice(id=");
     posted.torch_sees_none = !sees_one && (is_answered || startup::torch_sees_none(text));
     posted.lacks_group = lacking_group(text);
     posted.processor = processor(text);
@@ -127,33 +124,6 @@ fn installed_versions(text: &str) -> Vec<String> {
     versions
 }
 
-/// The line that tells most of a failure, with its number: the last exception, or else the first complaint, of those that are not
-/// known to be harmless.
-pub(crate) fn failure<'a>(text: &'a str, harmless: &[&str]) -> Option<(usize, &'a str)> {
-    let lines = text.lines().enumerate();
-    let complaints = || {
-        lines
-            .clone()
-            .filter(|(_, line)| !is_warning(line) && FAILED.is_match(line))
-            .filter(|(_, line)| !harmless.iter().any(|known| line.contains(known)))
-    };
-    let is_exception = |line: &str| {
-        let name = line.split(':').next().unwrap_or_default().trim();
-        !name.contains(' ') && (name.ends_with("Error") || name.ends_with("Exception"))
-    };
-    let exception = complaints().filter(|(_, line)| is_exception(line)).last();
-    let is_telling = |line: &str| !line.contains("Traceback (most recent");
-    let (at, line) = exception.or_else(|| complaints().find(|(_, line)| is_telling(line)))?;
-    Some((at + 1, line.trim()))
-}
-
-/// Whether the program itself marks a line as a warning or as information: it went on.
-fn is_warning(line: &str) -> bool {
-    const MARKS: [&str; 4] = ["Warning:", "NCCL INFO", "level=DEBUG", "level=INFO"];
-    let mut marks = MARKS.iter().chain(&HARMLESS_LEVELS);
-    marks.any(|mark| line.contains(mark))
-}
-
 /// The output of a tool without its GPU and its end.
 fn is_cut(text: &str) -> bool {
     let is_report = text.contains("Collecting environment information")
@@ -175,7 +145,7 @@ fn is_cut(text: &str) -> bool {
 }
 
 /// The name of the processor, if it has integrated graphics.
-fn processor(text: &str) -> Option<String> {
+pub(super) fn processor(text: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| PROCESSOR.find(line))
         .map(|found| found.as_str().trim().to_owned())
@@ -245,6 +215,17 @@ fn name_graphics_of_processor(machine: &mut Machine) {
             if gpu.gtt_bytes.is_none() {
                 gpu.vram_bytes = None;
             }
+        }
+    }
+    // One tool gives its name alone, and another its architecture.
+    let is_of_processor = |gpu: &Gpu| gfx.is_some() && gpu.gfx == gfx;
+    let is_bare =
+        |gpu: &Gpu| is_of_processor(gpu) && gpu.product.is_none() && gpu.device_id.is_none();
+    let is_named = |gpu: &Gpu| is_of_processor(gpu) && gpu.product.is_some() && gpu.pci.is_none();
+    if machine.gpus.iter().any(is_named) {
+        machine.gpus.retain(|gpu| !is_bare(gpu));
+        for (index, gpu) in machine.gpus.iter_mut().enumerate() {
+            gpu.index = index;
         }
     }
 }

@@ -11,7 +11,7 @@ patterns! {
         // InvokeAI, in the words of its versions.
         r"|using torch device:? \W?cpu\b|using device_type cpu\b|GPU device = cpu\b|PyTorch device: cpu\b",
         // Unsloth and others.
-        r"|installing CPU-only PyTorch|hardware detected: CPU\b",
+        r"|installing CPU-only PyTorch|hardware detected: CPU\b|^JAX backend:? cpu\b|^\[CpuDevice\(id=0\)\]",
         r"|no GPU (?:is )?(?:found|detected|available)\W{1,4}(?:using|running on|will use) (?:the )?CPU",
         r")",
     );
@@ -33,6 +33,21 @@ pub(super) fn on_cpu(text: &str) -> Option<String> {
     let line = text.lines().find(|line| ON_CPU.is_match(line))?;
     let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
     Some(crate::explain::clip(&words, 160).to_owned())
+}
+
+/// What a text computes with, in small letters, where it is not PyTorch.
+pub(super) fn framework(text: &str) -> Option<&'static str> {
+    let has = |name: &str| {
+        let is_letter = |c: char| c.is_ascii_alphanumeric();
+        text.match_indices(name).any(|(at, _)| {
+            !text[..at].ends_with(is_letter) && !text[at + name.len()..].starts_with(is_letter)
+        })
+    };
+    let other = [("tensorflow", "TensorFlow"), ("jax", "JAX")];
+    let named = other.into_iter().find(|(name, _)| has(name));
+    named
+        .filter(|_| !text.contains("torch"))
+        .map(|(_, name)| name)
 }
 
 /// Whether a line says that ZLUDA is used, and none only names it as a possibility.
@@ -73,6 +88,14 @@ mod tests {
         ] {
             assert!(runs_on_zluda(line), "{line}");
         }
+    }
+
+    #[test]
+    fn a_framework_is_named_by_its_own_word() {
+        assert_eq!(framework("import jax\njax.devices()"), Some("JAX"));
+        assert_eq!(framework("tensorflow version: 2.11.0"), Some("TensorFlow"));
+        assert_eq!(framework("no tensorflow found, using torch"), None);
+        assert_eq!(framework("ajax"), None);
     }
 
     #[test]

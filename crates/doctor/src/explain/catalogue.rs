@@ -81,6 +81,8 @@ fn kept(entry: schema::Entry) -> &'static Entry {
             when: step.when.leak(),
             unless: step.unless.leak(),
             gpus: texts(step.gpus),
+            named: texts(step.named),
+            unnamed: texts(step.unnamed),
             text: step.text.leak(),
         };
         steps.into_iter().map(kept).collect::<Vec<_>>().leak()

@@ -10,11 +10,16 @@ pub(super) struct Clues {
     wsl: usize,
     windows: usize,
     linux: usize,
+    /// It is named in a sentence.
+    says_wsl: bool,
+    says_windows: bool,
 }
 
 impl Clues {
     pub(super) fn read(&mut self, line: &str, marks: &Marks) {
         self.wsl += usize::from(marks.has(Sign::Wsl));
+        self.says_wsl |= marks.has(Sign::WslInProse);
+        self.says_windows |= marks.has(Sign::OnWindows);
         // A path of Windows within a path of Linux is that of a mounted disk.
         if (line.contains(":\\") || line.contains(":/"))
             && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
@@ -29,7 +34,7 @@ impl Clues {
     /// Programs for Windows are built on Linux and print paths of there, hardly ever the
     /// other way round.
     pub(super) fn system(&self) -> Option<System> {
-        if self.wsl > 0 {
+        if self.wsl > 0 || self.says_wsl && !self.says_windows {
             Some(System::Wsl)
         } else if self.windows > 0 && self.windows * 4 >= self.linux {
             Some(System::Windows)

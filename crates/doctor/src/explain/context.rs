@@ -158,8 +158,15 @@ impl Context {
     }
 
     /// What is known of the text.
-    fn known(&self, machine: Option<&Machine>) -> Known {
+    fn known(&self, machine: Option<&Machine>, text: &str) -> Known {
         let target = self.target();
+        let torch = machine.and_then(|machine| machine.python.as_ref()?.torch.as_ref());
+        let has_code =
+            |fact: &Fact<Gfx>| torch.is_some_and(|torch| torch.supports(fact.value) == Some(true));
+        let gpu = only(&self.devices).or_else(|| match &self.gpus[..] {
+            [] => only(&self.products).or_else(|| only_gpu(machine?)),
+            gpus => only(gpus),
+        });
         let of_wheel = self.rocm.as_ref();
         let of_wheel = of_wheel.and_then(|rocm| wheels::upstream_architectures(&rocm.value));
         let lacks = |target: &Gfx| of_wheel.is_some_and(|list| !list.contains(target));
@@ -181,6 +188,14 @@ impl Context {
                 self.rocm.is_some() && !self.names_nvidia,
                 schema::Fact::RocmWheel,
             ),
+            (
+                gpu.as_ref().is_some_and(has_code),
+                schema::Fact::WheelHasGpu,
+            ),
+            (
+                machine.is_some_and(|machine| machine.posted.framework.is_some()),
+                schema::Fact::OtherFramework,
+            ),
             (self.gpus.len() > 1, schema::Fact::SeveralArchitectures),
         ];
         let facts = facts.into_iter().filter(|(holds, _)| *holds);
@@ -200,6 +215,7 @@ impl Context {
                     .map(|gpu| gpu.value)
                     .collect(),
             },
+            text: text.to_ascii_lowercase(),
         }
     }
 
@@ -214,6 +230,7 @@ impl Context {
         matches: &mut Vec<Match>,
         catalogue: &Catalogue,
         machine: Option<&Machine>,
+        text: &str,
     ) {
         if let Some(found) = &self.pairing.contradiction
             && let Some((_, entry)) = catalogue.entry("override-renames-gpu")
@@ -223,7 +240,7 @@ impl Context {
                 ..from_entry(entry, &found.line, found.line_number)
             });
         }
-        let mut known = self.known(machine);
+        let mut known = self.known(machine, text);
         let of_text = known.facts.len();
         let nothing = BTreeMap::new();
         let probed = machine.map_or(&nothing, |machine| &machine.probed);
@@ -276,7 +293,13 @@ impl Context {
                     .extend(all.map(|gpu| noted(&gpu.value, gpu.line)));
             }
             let gfx = gpu.map(|gpu| gpu.value);
+            let needs_no_torch = [schema::Fact::WheelHasGpu, schema::Fact::OtherFramework]
+                .iter()
+                .any(|fact| known.facts.contains(fact));
             let value = |place: &str| {
+                if place == "install" && needs_no_torch {
+                    return Some(String::new());
+                }
                 let own = found.values.iter().find(|(name, _)| *name == place);
                 own.map(|(_, value)| value.clone())
                     .or_else(|| self.value(place, &found.line, gfx))
@@ -385,17 +408,21 @@ impl Context {
                 line: found.line_number,
             });
         }
-        let only = |facts: &[Fact<Gfx>]| match facts {
-            [one] => Some(Fact {
-                value: one.value,
-                line: one.line,
-            }),
-            _ => None,
-        };
         only(&self.devices).or_else(|| match &self.gpus[..] {
             [] => only(&self.products),
             gpus => only(gpus),
         })
+    }
+}
+
+/// The only one of several facts.
+fn only(facts: &[Fact<Gfx>]) -> Option<Fact<Gfx>> {
+    match facts {
+        [one] => Some(Fact {
+            value: one.value,
+            line: one.line,
+        }),
+        _ => None,
     }
 }
 

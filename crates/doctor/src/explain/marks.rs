@@ -9,6 +9,8 @@ use std::sync::LazyLock;
 #[derive(Clone, Copy)]
 pub(super) enum Sign {
     Wsl,
+    WslInProse,
+    OnWindows,
     Windows,
     Linux,
     /// A card of NVIDIA, or a torch for one.
@@ -57,8 +59,10 @@ const OTHERS: [(&str, Sign); 13] = [
 ];
 
 static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
-    let lists: [(&[&str], Sign); 6] = [
+    let lists: [(&[&str], Sign); 8] = [
         (signs::WSL, Sign::Wsl),
+        (signs::WSL_IN_PROSE, Sign::WslInProse),
+        (signs::ON_WINDOWS, Sign::OnWindows),
         (signs::WINDOWS, Sign::Windows),
         (signs::PROBABLY_WINDOWS, Sign::Windows),
         (signs::LINUX, Sign::Linux),
@@ -98,6 +102,8 @@ impl Sign {
             Self::Mode => 11,
             Self::Archive => 12,
             Self::Other | Self::Distribution(_) => 13,
+            Self::WslInProse => 14,
+            Self::OnWindows => 15,
         };
         1 << place
     }

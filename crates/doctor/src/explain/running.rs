@@ -1,6 +1,6 @@
 //! What a program shows of its work: how fast it goes, and how its loss develops.
 
-use crate::signs::{NOT_ON_GPU, RATES};
+use crate::signs::{FINISHED, NOT_ON_GPU, RATES};
 use aho_corasick::AhoCorasick;
 use std::sync::LazyLock;
 
@@ -12,6 +12,8 @@ pub(super) struct Running {
     loss: Series,
     gradient: Series,
     accuracy: Series,
+    /// The number of each line of a step or an epoch, whatever it is.
+    steps: Series,
     /// A line that shows a first step that goes on for minutes, and how many.
     waiting: Option<(usize, u64)>,
     /// A line that shows steps of minutes, and the seconds of one.
@@ -52,6 +54,11 @@ static INTERESTING: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
         "<?",
         " nan ",
         "Prompt executed",
+        "Processed:",
+        "  fps ",
+        "====> Epoch",
+        "tep ",
+        "poch ",
     ])
     .ok()
 });
@@ -65,7 +72,9 @@ impl Running {
     /// No loss comes from here to 0 in one report.
     const CLEAR: f64 = 0.5;
     /// Fewer numbers of a loss show no direction.
-    const FALLING: usize = 3;
+    const MOVING: usize = 3;
+    /// A loss that grows so much is no evidence of a training that is right.
+    const RISEN: f64 = 4.0;
 
     pub(super) fn read(&mut self, line: &str, number: usize) {
         if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
@@ -73,7 +82,7 @@ impl Running {
         }
         let value = |names: &[&str]| names.iter().find_map(|name| value_of(line, name));
         let values = [
-            value(&["loss", "Loss"]),
+            value(&["loss", "Loss"]).or_else(|| value(&["loss_mel", "loss_gen", "loss_g"])),
             value(&["grad_norm", "grad norm"]),
             value(&["accuracy", "Accuracy"]),
         ];
@@ -86,7 +95,11 @@ impl Running {
                 }
             }
         }
-        if self.works.is_none() && self.loss.falls() {
+        if let Some(value) = value_of_step(line) {
+            self.steps.add(value, number);
+        }
+        let all = [&self.loss, &self.gradient, &self.steps];
+        if self.works.is_none() && all.into_iter().any(Series::moves) {
             self.works = Some(super::clip(line.trim(), 160).to_owned());
         }
         if values[0] == Some(0.0) && is_summary(line) {
@@ -207,9 +220,10 @@ impl Series {
         self.same >= Running::EQUAL && self.same * 10 >= self.count * 8 && self.last != 0.0
     }
 
-    /// Whether it is clearly less than at first.
-    fn falls(&self) -> bool {
-        self.count >= Running::FALLING && self.last > 0.0 && self.last < 0.95 * self.first
+    /// Whether it is another number again and again, and none that runs away.
+    fn moves(&self) -> bool {
+        let is_calm = self.first <= 0.0 || self.last < Running::RISEN * self.first;
+        self.count >= Running::MOVING && self.same == 1 && self.last > 0.0 && is_calm
     }
 
     /// Whether it ends in zeros.
@@ -235,7 +249,8 @@ fn shows_work(line: &str) -> bool {
             && names.iter().any(|name| line.contains(name))
     };
     // ComfyUI says it after a failure as well, which the failure then shows.
-    RATES.iter().any(rate) || is_bench() || line.contains("Prompt executed in")
+    let is_finished = || FINISHED.iter().any(|words| line.contains(words));
+    RATES.iter().any(rate) || is_bench() || is_finished()
 }
 
 /// Whether a line sums up a run, as Trainer does: `{'train_runtime': 19.8, …, 'train_loss': 0.0}`, `train_loss  =  0.0`.
@@ -269,9 +284,27 @@ fn minutes_of_first_step(line: &str) -> Option<u64> {
     (step.ends_with(" 0") && minutes >= SHORT).then_some(minutes)
 }
 
-/// The seconds that a bar gives for a step.
+/// The first number with a decimal point in a line of a step or of an epoch: `Step 10: 0.208075`, `epoch 5/20  train 0.421`.
+fn value_of_step(line: &str) -> Option<f64> {
+    let line = line.trim_start();
+    let rest = ["step ", "Step ", "epoch ", "Epoch ", "iter ", "Iter "]
+        .iter()
+        .find_map(|word| line.strip_prefix(word))?;
+    if !rest.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let mut words = rest.split([' ', ':', '=', ',', '|', '\t']);
+    let number = words.find(|word| word.contains('.') && word.parse::<f64>().is_ok())?;
+    number.parse().ok()
+}
+
+/// The seconds that a bar gives for a step; one of an epoch or of a whole run has many.
 fn seconds_of_step(line: &str) -> Option<f64> {
-    if NOT_ON_GPU.iter().any(|word| line.contains(word)) {
+    let label = line.trim_start().to_ascii_lowercase();
+    let has_many = ["epoch", "total"]
+        .iter()
+        .any(|word| label.starts_with(word));
+    if has_many || NOT_ON_GPU.iter().any(|word| line.contains(word)) {
         return None;
     }
     let (before, _) = line.split_once("s/it")?;
@@ -372,6 +405,10 @@ mod tests {
         assert_eq!(running.works(), None);
         let told: Vec<_> = running.sentences().collect();
         assert_eq!(told, [(1, "training: a step takes 106 seconds".to_owned())]);
+        let bars = "step: 100%|##| 40/40 [02:01<00:00, 3.03s/it]\nepoch:   1%|  | 1/100 [02:25<4:00:12, 145.58s/it]\n";
+        let running = read(bars);
+        assert_eq!(running.sentences().count(), 0);
+        assert!(running.works().is_some());
     }
 
     #[test]
@@ -418,6 +455,17 @@ mod tests {
                 .sentences()
                 .any(|(_, text)| text.contains("nan in 2 rows"))
         );
+        for log in [
+            "Step 10: 0.208075\nStep 20: 0.237863\nStep 30: 0.181474\n",
+            "epoch  1/20  train 0.6921\nepoch  5/20  train 0.4210\nepoch 10/20  train 0.2911\n",
+            "{'loss': 0.81}\n{'loss': 0.85}\n{'loss': 0.79}\n",
+            "loss_disc=4.3, loss_mel=24.1\nloss_disc=4.1, loss_mel=22.0\nloss_disc=3.9, loss_mel=19.2\n",
+            "{'loss': 0.0, 'grad_norm': 0.41}\n{'loss': 0.0001, 'grad_norm': 0.39}\n{'loss': 0.0003, 'grad_norm': 0.43}\n",
+        ] {
+            assert!(read(log).works().is_some(), "{log}");
+        }
+        let runs_away = "loss: 2.1\nloss: 80.5\nloss: 9000.1\n";
+        assert_eq!(read(runs_away).works(), None);
         let works = read("{'loss': 1.6}\n{'loss': 1.4}\n{'loss': 1.3}\n");
         assert_eq!(works.works(), Some("{'loss': 1.3}"));
         let falling = "loss: 3.1\nloss: 2.9\nloss: 2.9\nloss: 2.7\nloss: 2.7\n";

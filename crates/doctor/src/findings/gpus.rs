@@ -272,7 +272,10 @@ fn several(machine: &Machine, plan: &Plan, found: &mut Found) {
             &[("gpus", &machine.gpus.len()), ("cards", &distinct.len())],
         );
     }
-    let Some(picked) = plan.pick.and_then(|index| machine.gpus.get(index)) else {
+    // Whether one of them loads beside the other is known of PyTorch's wheels.
+    let is_of_torch = machine.posted.framework.is_none();
+    let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+    let Some(picked) = picked.filter(|_| is_of_torch) else {
         return;
     };
     let is_alternative = |gpu: &&Gpu| {

@@ -1,7 +1,7 @@
 //! Memory of APUs: little-known limits, and misleading numbers.
 
-use super::Found;
 use super::said::{self, Said};
+use super::{Found, Severity};
 use crate::steps::initramfs_of;
 use platform::Bytes;
 use platform::machine::{Class, Gpu, Machine, ReadFrom, System};
@@ -261,10 +261,14 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     {
         // However much RAM the machine has, that leaves little.
         let rest = Bytes::gib(128).saturating_sub(vram);
-        found.add(
+        let finding = found.add(
             &said::CARVEOUT_STARVES_HOST_LARGE,
             &[("vram", &vram), ("rest", &rest)],
         );
+        // The largest machines then have as much for the host.
+        if rest >= vram {
+            finding.severity = Severity::Info;
+        }
     }
 }
 

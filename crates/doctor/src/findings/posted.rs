@@ -135,8 +135,10 @@ fn program(machine: &Machine, found: &mut Found) {
         );
     }
     if let Some(words) = &machine.posted.on_cpu {
-        // The wrong build has a finding of its own.
-        if !matches!(build(machine), Some(Build::Cpu | Build::Cuda)) {
+        // The wrong build has a finding of its own, and messages of JAX and TensorFlow tell of theirs.
+        if machine.posted.framework.is_none()
+            && !matches!(build(machine), Some(Build::Cpu | Build::Cuda))
+        {
             let there = machine.gpus.first().map_or(String::new(), |gpu| {
                 format!(", though the text names a GPU ({})", gpu.name())
             });

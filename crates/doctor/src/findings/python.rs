@@ -87,7 +87,23 @@ fn without_wheel(machine: &Machine, gpu: &Gpu, found: &mut Found) {
         ];
         found.add(said, &values);
     };
-    if wheels::needs_old_upstream(gfx) {
+    if let Some(framework) = machine.posted.framework {
+        if !wheels::is_in_newest_upstream(gfx) {
+            let (said, value) = match wheels::override_for(gfx) {
+                Some(value) => (&said::ARCHITECTURE_OF_OTHER_FRAMEWORK_OVERRIDE, value),
+                None => (&said::ARCHITECTURE_OF_OTHER_FRAMEWORK, ""),
+            };
+            found.add(
+                said,
+                &[
+                    ("framework", &framework),
+                    ("gfx", &gfx),
+                    ("gpu", &name),
+                    ("override", &value),
+                ],
+            );
+        }
+    } else if wheels::needs_old_upstream(gfx) {
         add(&said::ARCHITECTURE_NEEDS_OLD_WHEEL, without_rocblas(gfx));
     } else if gfx.architecture().is_none() || wheels::is_in_newest_upstream(gfx) {
         // Nothing special.

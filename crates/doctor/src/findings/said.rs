@@ -20,7 +20,7 @@ pub(crate) struct Said {
     pub(super) severity: Severity,
     /// Where it has a meaning.
     pub(super) scope: Scope,
-    /// It is about an age or a wheel, and a note where a program is shown at work on the GPU.
+    /// A note where a program is shown at work on the GPU, though it is an error elsewhere; warnings are notes there anyway.
     pub(super) refuted_by_work: bool,
     /// Findings and messages that say less about the same cause, which are left out beside it.
     pub(crate) covers: &'static [&'static str],
@@ -97,7 +97,9 @@ impl<'a> Found<'a> {
         let covered: Vec<&str> = all.iter().flat_map(Finding::covers).copied().collect();
         all.retain(|finding| !covered.contains(&&*finding.id));
         for finding in &mut all {
-            if is_at_work && finding.said.is_some_and(|said| said.refuted_by_work) {
+            let is_refuted = finding.said.is_some_and(|said| said.refuted_by_work)
+                || finding.severity == Severity::Warning;
+            if is_at_work && is_refuted {
                 finding.severity = Severity::Info;
             }
             match measured::by(&finding.probe, &self.machine.probed) {

@@ -84,9 +84,11 @@ pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> Str
             found.source, found.id
         );
     }
-    if let Some(verdict) = explanation.verdict.text() {
-        let _ = writeln!(text, "{}", wrap(&verdict, 0));
-    } else if explanation.matches.is_empty() {
+    let said = explanation.verdict.text().or(explanation.summary.clone());
+    if let Some(said) = &said {
+        let _ = writeln!(text, "{}", wrap(said, 0));
+    }
+    if explanation.matches.is_empty() && said.is_none() {
         text.push_str("Nothing in this text is a message we know. To find out more, collect:\n");
         for step in explain::WHAT_TO_COLLECT {
             let _ = writeln!(text, "    {step}");

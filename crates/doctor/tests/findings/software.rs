@@ -27,6 +27,11 @@ pub(crate) fn of_python() -> Vec<Case> {
             card(110_003),
             card(110_000),
         ),
+        (
+            "architecture-of-other-framework",
+            "GPU: AMD Radeon RX 6700 XT\nimport tensorflow as tf\n".to_owned(),
+            "GPU: AMD Radeon RX 6800 XT\nimport tensorflow as tf\n".to_owned(),
+        ),
         ("architecture-needs-old-wheel", card(90_006), card(90_010)),
         ("architecture-needs-old-wheel", card(90_000), card(90_010)),
         (

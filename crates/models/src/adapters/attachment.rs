@@ -21,6 +21,8 @@ pub struct Attachment {
     matcher: Matcher,
     /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
+    /// The type of the adapters' products.
+    compute: Kind,
     /// Names in its file that exist in this model.
     used: BTreeSet<String>,
     attached: Vec<String>,
@@ -56,6 +58,7 @@ impl Attachment {
         Ok(Self {
             matcher: Matcher::new(config).map_err(Error::Invalid)?,
             saved: None,
+            compute: Kind::Float,
             used: BTreeSet::new(),
             attached: Vec::new(),
             saved_modules: Vec::new(),
@@ -82,6 +85,13 @@ impl Attachment {
             saved: None,
             ..self
         }
+    }
+
+    /// Lets the adapters' products be in the type `compute` where those of their layers are; fp32 without this. Their matrices are
+    /// in fp32 anyway, and DoRA computes in it.
+    #[must_use]
+    pub fn computing_in(self, compute: Kind) -> Self {
+        Self { compute, ..self }
     }
 
     /// Dropout probability of the adapters' inputs in training.
@@ -319,10 +329,17 @@ impl Attachment {
     pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
         let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
         match saved {
+            None if tensor.ends_with(".bias") && self.matcher.config().bias == Biases::All => {
+                Err(Error::Invalid(
+                    "`bias: all`: the biases of experts are not trained; `lora_only` trains those of layers that have \
+                     an adapter"
+                        .into(),
+                ))
+            }
             None => Ok(()),
             Some(module) => Err(Error::Invalid(format!(
                 "`modules_to_save`: `{module}` has experts, which are not trained in full beside an adapter; \
-                 name what else of it is to be trained, such as its router (`mlp.gate`)"
+                 name what else of it is to be trained, such as its router (`mlp.gate`, `mlp.router`)"
             ))),
         }
     }
@@ -421,6 +438,7 @@ impl Attachment {
             b,
             scaling,
             dropout,
+            compute: self.compute,
             dora,
         })
     }

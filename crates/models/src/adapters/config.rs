@@ -104,7 +104,10 @@ impl Modules {
     pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::AllLinear => {
-                let in_mixture = name.contains(".mlp.experts.") || name.ends_with(".mlp.gate");
+                let in_mixture = name.contains(".mlp.experts.")
+                    || [".mlp.gate", ".mlp.router"]
+                        .iter()
+                        .any(|end| name.ends_with(end));
                 ![HEAD, EMBEDDING].contains(&name) && !in_mixture
             }
             Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {

@@ -49,6 +49,8 @@ pub struct LoraLayer {
     pub scaling: f64,
     /// Dropout probability of the input in training.
     pub dropout: f64,
+    /// The type of its products, if that of the layer is the same; otherwise they are in fp32, as its matrices always are.
+    pub compute: Kind,
     /// Set for DoRA.
     pub dora: Option<Dora>,
 }
@@ -78,8 +80,9 @@ impl LoraLayer {
         let size = input.size();
         let (inputs, outputs) = (self.a.size()[1], self.b.size()[0]);
         let rows = input.f_reshape([-1, inputs])?;
+        let kind = self.kind(base.1);
         let dropped = match dropout && self.dropout > 0.0 {
-            true => Some(to_kind(&rows, Kind::Float)?.f_dropout(self.dropout, true)?),
+            true => Some(to_kind(&rows, kind)?.f_dropout(self.dropout, true)?),
             false => None,
         };
         let result = match &self.dora {
@@ -125,16 +128,30 @@ impl LoraLayer {
         (weight, compute): (&Weight, Kind),
         bias: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
+        let kind = self.kind(compute);
+        let rows = &match kind == compute {
+            // One copy for both products.
+            true => to_kind(rows, kind)?,
+            false => rows.shallow_clone(),
+        };
         let base = weight.product(rows, bias, compute)?;
-        let low = self.low(dropped.unwrap_or(rows))?;
+        let low = self.low(dropped.unwrap_or(rows), kind)?;
         // The product is not shared, and its backward pass does not need it, so B·A·x is added in place.
-        let mut base = to_kind(&base, Kind::Float)?;
-        Ok(base.f_addmm_(&low, &self.b.f_tr()?)?)
+        let mut base = to_kind(&base, kind)?;
+        Ok(base.f_addmm_(&low, &to_kind(&self.b, kind)?.f_tr()?)?)
     }
 
-    /// The scaled input of `B`: `[rows, rank]` in fp32.
-    fn low(&self, rows: &Tensor) -> Result<Tensor, Error> {
-        let low = to_kind(rows, Kind::Float)?.f_linear(&self.a, None::<&Tensor>)?;
+    /// The type of its products, where those of the layer are in `compute`.
+    pub(crate) fn kind(&self, compute: Kind) -> Kind {
+        match self.compute == compute && self.dora.is_none() {
+            true => compute,
+            false => Kind::Float,
+        }
+    }
+
+    /// The scaled input of `B`: `[rows, rank]` in the type `kind`.
+    fn low(&self, rows: &Tensor, kind: Kind) -> Result<Tensor, Error> {
+        let low = to_kind(rows, kind)?.f_linear(&to_kind(&self.a, kind)?, None::<&Tensor>)?;
         match self.scaling == 1.0 {
             true => Ok(low),
             false => Ok(low.f_mul_scalar(self.scaling)?),
@@ -157,7 +174,9 @@ impl LoraLayer {
             to_kind(&weight.product(rows, None, compute)?, Kind::Float)
         };
         let change = |rows: &Tensor| -> Result<Tensor, Error> {
-            Ok(self.low(rows)?.f_linear(&self.b, None::<&Tensor>)?)
+            Ok(self
+                .low(rows, Kind::Float)?
+                .f_linear(&self.b, None::<&Tensor>)?)
         };
         let result = match dropped {
             None => product(rows)?.f_add(&change(rows)?)?.f_mul(&scale)?,

@@ -68,4 +68,13 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_3_06b_base"],
+        text_encoder_2: &[],
+        vae: &["qwen_image_vae"],
+        tokenizers: &[
+            ("tokenizer", "Qwen/Qwen3-0.6B"),
+            ("t5_tokenizer", "google/t5-v1_1-xxl"),
+        ],
+    },
 };

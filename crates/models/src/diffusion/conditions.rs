@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::formats::TensorSource;
@@ -12,6 +12,9 @@ pub const TEXT: &str = "text";
 
 /// The name of the number of rows of each text of a batch that is no padding, `[batch]`.
 pub const TEXT_TOKENS: &str = "text_tokens";
+
+/// The name of the guidance that a denoiser is told, `[batch]`; without it, it is told 1.
+pub const GUIDANCE: &str = "guidance";
 
 /// The name of latent frames at the beginning that are given, not made: `[channels, frames, height, width]`. They are
 /// neither noised nor predicted.
@@ -82,6 +85,16 @@ impl Conditions {
             Ok(row)
         });
         Self::stacked(&padded.collect::<Result<Vec<_>, Error>>()?)
+    }
+
+    /// What [`TEXT_TOKENS`] says.
+    ///
+    /// # Errors
+    /// If there is no such condition.
+    pub fn text_tokens(&self) -> Result<Vec<i64>, Error> {
+        let tokens = self.get(TEXT_TOKENS)?.f_to_device(Device::Cpu)?;
+        let tokens = tokens.f_to_kind(Kind::Int64)?.f_view([-1])?;
+        Ok(Vec::try_from(&tokens)?)
     }
 
     /// Adds or replaces a condition.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::BlockNames;
 use crate::Error;
 use crate::formats::{SafetensorsFile, Shards, TensorSource};
 
@@ -20,7 +21,8 @@ pub struct PartNames {
     /// The name in diffusers (or transformers) of a tensor whose name in the file may be another one; `None` if it is
     /// no weight of this part. Its second argument is all names in the file.
     pub rename: fn(&str, &[String]) -> Option<String>,
-    /// Matrices that a file may have as one, stacked by rows: how its name ends once it is renamed, and how theirs do.
+    /// Matrices that a file may have as one, stacked by rows: how its name ends once it is renamed, and how theirs do. One
+    /// that is named several times has as many times the rows.
     pub stacked: &'static [(&'static str, &'static [&'static str])],
     /// How the names of matrices end that a file may have as convolutions of one pixel.
     pub matrices: &'static [&'static str],
@@ -44,13 +46,59 @@ impl PartNames {
         ..Self::DIFFUSERS
     };
 
-    /// The matrices that `name` stands for, by how many there are of the same size.
-    pub(crate) fn unstacked(&self, name: &str) -> Option<Vec<String>> {
-        self.stacked.iter().find_map(|(whole, parts)| {
+    /// The matrices that `name` stands for, and the share of the rows of each. Their biases are stacked as they are.
+    pub(crate) fn unstacked(&self, name: &str) -> Option<Vec<(String, i64)>> {
+        let direct = self.stacked.iter().find_map(|(whole, parts)| {
             let base = name.strip_suffix(whole)?;
-            Some(parts.iter().map(|part| format!("{base}{part}")).collect())
+            let parts = parts.chunk_by(|one, other| one == other);
+            let named =
+                |same: &[&str]| Some((format!("{base}{}", same.first()?), same.len() as i64));
+            parts.map(named).collect()
+        });
+        direct.or_else(|| {
+            let module = name.strip_suffix(".bias")?;
+            let parts = self.unstacked(&format!("{module}.weight"))?.into_iter();
+            let named = |(part, share): (String, i64)| {
+                Some((format!("{}.bias", part.strip_suffix(".weight")?), share))
+            };
+            parts.map(named).collect()
         })
     }
+}
+
+/// The name of a denoiser's weight without what files may have before it.
+pub(super) fn bare(name: &str) -> &str {
+    let prefixes = ["model.diffusion_model.", "diffusion_model."];
+    let rest = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+    rest.unwrap_or(name)
+}
+
+/// diffusers' name of a denoiser's weight, whose name may be the original one: of a block in `lists`, or of one of the
+/// `others`, which both have names in diffusers and in the original files.
+pub(super) fn renamed<'a>(
+    name: &str,
+    lists: &[&BlockNames],
+    others: impl IntoIterator<Item = &'a (&'a str, &'a str)>,
+) -> Option<String> {
+    // Norms have a scale in place of a weight.
+    let (module, ending) = bare(name).rsplit_once('.')?;
+    let ending = if ending == "scale" { "weight" } else { ending };
+    for list in lists {
+        for prefix in [list.name, list.original] {
+            let rest = module.strip_prefix(prefix);
+            let Some(rest) = rest.and_then(|rest| rest.strip_prefix('.')) else {
+                continue;
+            };
+            let (number, part) = rest.split_once('.')?;
+            // A part of a stacked layer has its original name, too.
+            let mut parts = list.others.iter().chain(list.linear);
+            let (part, _) = parts.find(|(own, original)| *own == part || *original == part)?;
+            return Some(format!("{}.{number}.{part}.{ending}", list.name));
+        }
+    }
+    let mut others = others.into_iter();
+    let (module, _) = others.find(|(own, original)| *own == module || *original == module)?;
+    Some(format!("{module}.{ending}"))
 }
 
 /// Where a weight is in a file.
@@ -58,8 +106,8 @@ impl PartNames {
 struct Place {
     /// Its name there.
     stored: String,
-    /// Which part of the rows it is, and of how many.
-    rows: (i64, i64),
+    /// The share of the rows before it, its own, and that of all.
+    rows: [i64; 3],
     /// Whether it is a matrix whatever its shape in the file.
     is_matrix: bool,
     /// Whether its two halves of rows are in the other order there.
@@ -70,7 +118,7 @@ impl Place {
     /// The shape of a weight that is stored as `shape`.
     fn shape(&self, mut shape: Vec<i64>) -> Vec<i64> {
         if let Some(rows) = shape.first_mut() {
-            *rows /= self.rows.1;
+            *rows = *rows / self.rows[2] * self.rows[1];
         }
         if self.is_matrix && shape.len() == 4 && shape[2..] == [1, 1] {
             shape.truncate(2);
@@ -81,11 +129,11 @@ impl Place {
     /// A weight that is part of `stored`.
     fn part(&self, stored: Tensor) -> Result<Tensor, Error> {
         let shape = self.shape(stored.size());
-        let (part, of) = self.rows;
-        let rows = match of {
+        let [before, own, all] = self.rows;
+        let rows = match all {
             1 => stored,
             _ => stored
-                .f_narrow(0, part * shape[0], shape[0])?
+                .f_narrow(0, shape[0] / own * before, shape[0])?
                 .f_contiguous()?,
         };
         let rows = match self.is_swapped {
@@ -183,15 +231,18 @@ impl PartFile {
                 unknown.push(name);
                 continue;
             };
-            let parts = part.unstacked(&renamed).unwrap_or_else(|| vec![renamed]);
-            let count = parts.len() as i64;
-            for (number, renamed) in (0..).zip(parts) {
+            let parts = part.unstacked(&renamed);
+            let parts = parts.unwrap_or_else(|| vec![(renamed, 1)]);
+            let all = parts.iter().map(|(_, share)| share).sum();
+            let mut before = 0;
+            for (renamed, share) in parts {
                 let place = Place {
                     stored: name.clone(),
-                    rows: (number, count),
+                    rows: [before, share, all],
                     is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
                     is_swapped: part.swapped.iter().any(|end| name.ends_with(end)),
                 };
+                before += share;
                 let Some(Place { stored: other, .. }) = names.insert(renamed, place) else {
                     continue;
                 };

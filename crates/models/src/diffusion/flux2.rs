@@ -56,4 +56,10 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_3_4b", "qwen_3_8b"],
+        text_encoder_2: &[],
+        vae: &["flux2-vae"],
+        tokenizers: &[("", "Qwen/Qwen3-4B")],
+    },
 };

@@ -97,13 +97,20 @@ impl LoraFile {
         }
     }
 
-    /// Reads a LoRA for whichever of the known models has layers of these names.
+    /// Reads a LoRA for whichever of the known models has layers of these names: the one that its header names, if there are
+    /// several.
     ///
     /// # Errors
     /// As [`LoraFile::read`], for the first of them.
     pub fn read_any(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
         let mut first = None;
-        for arch in super::archs() {
+        let mut archs = super::archs();
+        if let Ok(file) = SafetensorsFile::open(path) {
+            let metadata = file.metadata();
+            let named = metadata.get("modelspec.architecture");
+            archs.sort_by_key(|arch| named.is_none_or(|name| name != arch.lora.architecture));
+        }
+        for arch in archs {
             match Self::read(path, arch, expert) {
                 Ok(file) => return Ok(file),
                 Err(error) => first = first.or(Some(error)),
@@ -319,7 +326,7 @@ impl LoraFile {
                  `comfy`"
             ));
         }
-        if self.arch.lora.partial == LoraForm::Kohya {
+        if self.arch.lora.partial != LoraForm::Comfy {
             return Ok(());
         }
         let missing = self.missing();

@@ -66,4 +66,10 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_2.5_vl_7b"],
+        text_encoder_2: &[],
+        vae: &["qwen_image_vae"],
+        tokenizers: &[("", "Qwen/Qwen2.5-VL-7B-Instruct")],
+    },
 };

@@ -377,6 +377,7 @@ impl Reference {
                     None => model.shift(tokens, steps).unwrap(),
                 },
                 guidance_scale: run["guidance"].as_f64().unwrap(),
+                is_guidance_told: model.guidance().is_some(),
                 guidance_scale_2: None,
                 boundary_ratio: None,
             };
@@ -566,10 +567,13 @@ impl SingleFiles {
     pub(super) fn ask_for_the_other_parts(&self, reference: &Reference, told: Option<&str>) {
         let path = self.path("transformer");
         assert!(super::is_at(&path));
+        let two = reference.arch.has_two_encoders();
+        let tokenizers = if two { "model" } else { "model/tokenizer" };
         let parts = |vae: bool, text: bool, tokenizer: bool| PartPaths {
             vae: vae.then(|| reference.golden("model/vae")),
             text_encoder: text.then(|| reference.golden("model/text_encoder")),
-            tokenizer: tokenizer.then(|| reference.golden("model/tokenizer")),
+            text_encoder_2: two.then(|| reference.golden("model/text_encoder_2")),
+            tokenizer: tokenizer.then(|| reference.golden(tokenizers)),
             ..PartPaths::default()
         };
         for (given, told) in [

@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, anima, flux2, qwen_image, sdxl, wan, z_image};
+use super::{Arch, Diffusion, PartPaths, anima, flux1, flux2, qwen_image, sdxl, wan, z_image};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 6] = [
+pub static REGISTRY: [&Arch; 7] = [
     &wan::ARCH,
     &z_image::ARCH,
+    // Before the second, which takes LoRAs of the first for its own.
+    &flux1::ARCH,
     &flux2::ARCH,
     &anima::ARCH,
     &sdxl::ARCH,
@@ -51,7 +53,7 @@ pub fn is_at(path: &Path) -> bool {
 }
 
 /// The kind of a denoiser's file.
-fn of_file(path: &Path) -> Option<&'static Arch> {
+pub fn of_file(path: &Path) -> Option<&'static Arch> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
         return None;
@@ -60,6 +62,19 @@ fn of_file(path: &Path) -> Option<&'static Arch> {
         let part = PartFile::open(&arch.denoiser, path);
         part.is_ok_and(|part| (arch.is_denoiser)(&part))
     })
+}
+
+fn opened(arch: &Arch, path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error> {
+    match &parts.text_encoder_2 {
+        Some(other) if !arch.has_two_encoders() => {
+            let reason = format!(
+                "is given as second text encoder, but {} has one",
+                arch.title
+            );
+            Err(Error::file(other, reason))
+        }
+        _ => (arch.open)(path, parts),
+    }
 }
 
 /// Reads the configs of the diffusers folder at `path`, or the shapes of single files: `path` is then the
@@ -71,7 +86,7 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
     if !path.is_dir() {
         // The first one says what it misses.
         let arch = of_file(path).unwrap_or(REGISTRY[0]);
-        return (arch.open)(path, parts);
+        return opened(arch, path, parts);
     }
     let Some(index) = index_of(path) else {
         let reason = format!(
@@ -86,7 +101,7 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
     let known = archs();
     let mut fitting = known.iter().filter(|arch| arch.pipelines.contains(&class));
     match fitting.next() {
-        Some(arch) => (arch.open)(path, parts),
+        Some(arch) => opened(arch, path, parts),
         None => {
             let names = known.iter().flat_map(|arch| arch.pipelines);
             let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
@@ -98,6 +113,38 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
                 "_class_name",
                 format!("is {class:?}: only {list} are supported"),
             ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::golden;
+
+    #[test]
+    fn a_denoisers_file_is_of_one_kind() {
+        for (file, name) in [
+            ("wan/transformer-t2v", "wan"),
+            ("wan/transformer-ti2v", "wan"),
+            ("z_image/model/transformer", "z_image"),
+            ("flux1/model/transformer", "flux1"),
+            ("flux2/model/transformer", "flux2"),
+            ("anima/model/transformer", "anima"),
+            ("sdxl/model/unet", "sdxl"),
+            ("qwen_image/model/transformer", "qwen_image"),
+        ] {
+            let path = golden(file).join("diffusion_pytorch_model.safetensors");
+            let is_of = |arch: &&&Arch| {
+                let part = PartFile::open(&arch.denoiser, &path).unwrap();
+                (arch.is_denoiser)(&part)
+            };
+            let found: Vec<_> = REGISTRY
+                .iter()
+                .filter(is_of)
+                .map(|arch| arch.name)
+                .collect();
+            assert_eq!(found, [name], "{file}");
         }
     }
 }

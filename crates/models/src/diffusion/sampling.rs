@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use super::objective::TRAIN_STEPS;
 use super::parts::schedule::{Sampler, Schedule, Scheduler};
-use super::{Conditions, Denoiser, Expert, FIRST_FRAME, Objective};
+use super::{Conditions, Denoiser, Expert, FIRST_FRAME, GUIDANCE, Objective};
 use crate::Error;
 use crate::model::Pass;
 
@@ -26,6 +26,8 @@ pub struct Sampling {
     pub flow_shift: f64,
     /// Guidance scale; up to 1, the negative prompt is not evaluated.
     pub guidance_scale: f64,
+    /// Whether the denoiser is told that; the negative prompt is then never evaluated.
+    pub is_guidance_told: bool,
     /// The same for the low-noise expert; `None` for the same value.
     pub guidance_scale_2: Option<f64>,
     /// The fraction of the highest timestep below which the low-noise expert is used; `None` with a single
@@ -36,7 +38,7 @@ pub struct Sampling {
 impl Sampling {
     /// Whether the negative prompt is evaluated.
     pub fn is_guided(&self) -> bool {
-        self.guidance_scale > 1.0
+        self.guidance_scale > 1.0 && !self.is_guidance_told
     }
 
     /// The expert for the timestep `time`.
@@ -152,7 +154,12 @@ impl<'a> SamplingState<'a> {
         let latents = &self.latents;
         let times = Tensor::f_from_slice(&[time])?.f_to_device(latents.device())?;
         let ask = |conditions| denoiser.predict(latents, &times, conditions, Pass::Evaluate);
-        let mut prediction = ask(&self.conditions.positive)?;
+        let mut prompt = self.conditions.positive.shallow_clone();
+        if self.settings.is_guidance_told {
+            let scale = Tensor::f_full_like(&times, self.settings.guidance_scale)?;
+            prompt.insert(GUIDANCE, scale);
+        }
+        let mut prediction = ask(&prompt)?;
         if let Some(negative) = &self.conditions.negative
             && self.settings.is_guided()
         {

@@ -62,4 +62,10 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Kohya,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &[],
+        text_encoder_2: &[],
+        vae: &[],
+        tokenizers: &[("", "openai/clip-vit-large-patch14")],
+    },
 };

@@ -63,4 +63,10 @@ pub static ARCH: Arch = Arch {
         programs: ["wan_cache_latents.py", "wan_cache_text_encoder_outputs.py"],
         text: "varlen_t5_",
     }),
+    companions: super::Companions {
+        text_encoder: &["umt5_xxl", "umt5-xxl"],
+        text_encoder_2: &[],
+        vae: &["wan_2.1_vae", "wan2.1_vae", "wan2.2_vae", "wan_2.2_vae"],
+        tokenizers: &[],
+    },
 };

@@ -36,7 +36,13 @@ pub static ARCH: Arch = Arch {
     ],
     training_shift: 2.0,
     denoiser: names::TRANSFORMER,
-    is_denoiser: |file| file.shape("all_x_embedder.2-1.weight").is_some(),
+    is_denoiser: |file| {
+        // `x_embedder`, as the first has in the original files, others have, too.
+        let parts = ["all_x_embedder.2-1", "cap_embedder.1"];
+        parts
+            .iter()
+            .all(|part| file.shape(&format!("{part}.weight")).is_some())
+    },
     open: |path, parts| Ok(Box::new(ZImage::open(path, parts)?)),
     lists: &[
         names::blocks("noise_refiner"),
@@ -61,4 +67,10 @@ pub static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: super::Companions {
+        text_encoder: &["qwen_3_4b"],
+        text_encoder_2: &[],
+        vae: &["ae"],
+        tokenizers: &[("", "Qwen/Qwen3-4B")],
+    },
 };

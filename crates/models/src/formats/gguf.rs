@@ -78,7 +78,33 @@ impl Gguf {
         self.read_elements(name, Some(index))
     }
 
+    /// The bytes of element `index` of the first dimension, `[rows, bytes]`.
+    ///
+    /// # Errors
+    /// As [`read_element`](Self::read_element).
+    pub fn read_bytes(&self, name: &str, index: i64) -> Result<Tensor, Error> {
+        let (format, shape, start) = self.place(name, Some(index))?;
+        let row = shape.last().copied().unwrap_or(0);
+        let rows: i64 = shape.iter().rev().skip(1).product();
+        let bytes = format.bytes_of(row as u64).unwrap_or(0) as i64;
+        tensor_from(&[rows, bytes], Kind::Uint8, |bytes| {
+            self.file
+                .read_exact_at(bytes, start)
+                .map_err(|error| Error::io("read", &self.path, error))
+        })
+    }
+
     fn read_elements(&self, name: &str, index: Option<i64>) -> Result<Tensor, Error> {
+        let (format, shape, start) = self.place(name, index)?;
+        tensor_from(&shape, Kind::Float, |bytes| {
+            let numbers: &mut [f32] = bytemuck::try_cast_slice_mut(bytes)
+                .map_err(|error| Error::file(&self.path, format!("tensor `{name}`: {error}")))?;
+            self.dequantize(start, format, numbers)
+        })
+    }
+
+    /// Format, shape and place of a tensor or of an element of its first dimension.
+    fn place(&self, name: &str, index: Option<i64>) -> Result<(Format, Vec<i64>, u64), Error> {
         let entry = self
             .header
             .tensors
@@ -110,11 +136,7 @@ impl Gguf {
             shape.remove(0);
             start += bytes * place;
         }
-        tensor_from(&shape, Kind::Float, |bytes| {
-            let numbers: &mut [f32] = bytemuck::try_cast_slice_mut(bytes)
-                .map_err(|error| Error::file(&self.path, format!("tensor `{name}`: {error}")))?;
-            self.dequantize(start, format, numbers)
-        })
+        Ok((format, shape, start))
     }
 
     fn dequantize(&self, start: u64, format: Format, numbers: &mut [f32]) -> Result<(), Error> {

@@ -222,6 +222,11 @@ impl<'a> LazyTensor<'a> {
         }
     }
 
+    /// Its type.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// Its shape.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape

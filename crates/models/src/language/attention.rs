@@ -1,13 +1,36 @@
 //! Causal grouped-query attention, and the KV cache that makes generation linear.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::norm::Norm;
 use super::{DecoderConfig, QkNorm};
 use crate::Error;
 use crate::model::layers::{Linear, Positions, seen};
-use crate::model::{Builder, Initial, causal_attention};
-use crate::tensor::BaseMap;
+use crate::model::{self, AttentionPath, Builder, Heads, Initial, Sinks, causal_attention};
+use crate::tensor::{BaseMap, map_frozen};
+
+/// How the attention of a model's blocks runs on a device, in the type `kind`, over rows of `length` tokens, which are several
+/// texts if they are `packed`.
+///
+/// # Errors
+/// If the device is lost, or memory runs out.
+pub fn attention_path(
+    config: &DecoderConfig,
+    (device, kind): (Device, Kind),
+    (length, packed): (i64, bool),
+) -> Result<AttentionPath, Error> {
+    let heads = Heads {
+        device,
+        kind,
+        queries: config.num_attention_heads,
+        keys: config.num_key_value_heads,
+        width: config.head_dim,
+        has_sinks: config.sinks,
+    };
+    let local = config.local.as_ref();
+    let local = local.filter(|local| local.layers.contains(&true));
+    model::attention_path(heads, length, packed, local.map(|local| local.window))
+}
 
 /// The attention of one block.
 #[derive(Debug)]
@@ -22,6 +45,8 @@ pub(super) struct Attention {
     scale: Option<f64>,
     /// Whether each query head has a gate beside it.
     gated: bool,
+    /// `[heads]`: scores of nothing, which take a part of the attention.
+    sinks: Option<Tensor>,
     heads: i64,
     key_value_heads: i64,
     width: i64,
@@ -80,6 +105,10 @@ impl Attention {
             is_rotated: config.is_rotated(index),
             scale: config.score_scale,
             gated: config.gated,
+            sinks: match config.sinks {
+                true => Some(builder.exact(&format!("{name}.sinks"), &[heads], initial, true)?),
+                false => None,
+            },
             heads,
             key_value_heads,
             width,
@@ -101,7 +130,7 @@ impl Attention {
         let split = |projected: Tensor, heads: i64, norm: Option<&Norm>| -> Result<Tensor, Error> {
             let normed = |input: Tensor, place: QkNorm| match norm.filter(|_| self.qk_norm == place)
             {
-                Some(norm) => Ok(norm.forward(&input)?.f_to_kind(input.kind())?),
+                Some(norm) => norm.in_its_type(&input),
                 None => Ok::<_, Error>(input),
             };
             let heads = normed(projected, QkNorm::Projection)?
@@ -137,27 +166,41 @@ impl Attention {
             Some(cache) => cache.extend(&key, &value)?,
             None => (key, value),
         };
+        let sinks = self.sinks.as_ref();
+        let sinks = sinks.map(|sinks| Sinks::new(sinks, self.scale, self.width));
         let mixed = match start == 0 && length > 1 {
-            true => causal_attention(&query, &key, &value, positions.mask.as_ref(), self.scale)?,
+            true => {
+                let inputs = [&query, &key, &value];
+                causal_attention(inputs, &positions.sight, self.scale, sinks.as_ref())?
+            }
             false => {
                 // A single new token attends to everything in its window; several need a mask.
                 let mut mask = None;
                 if length > 1 {
-                    mask = Some(seen((length, start), positions.window, input.device())?);
-                } else if let Some(window) = positions.window.filter(|window| *window < start + 1) {
+                    mask = Some(seen(
+                        (length, start),
+                        positions.sight.window,
+                        input.device(),
+                    )?);
+                } else if let Some(window) =
+                    positions.sight.window.filter(|window| *window < start + 1)
+                {
                     key = key.f_narrow(2, start + 1 - window, window)?;
                     value = value.f_narrow(2, start + 1 - window, window)?;
                 }
-                Tensor::f_scaled_dot_product_attention(
-                    &query,
-                    &key,
-                    &value,
-                    mask.as_ref(),
-                    0.0,
-                    false,
-                    self.scale,
-                    self.heads != self.key_value_heads,
-                )?
+                match sinks {
+                    Some(sinks) => sinks.attention(&query, &key, &value, mask.as_ref())?,
+                    None => Tensor::f_scaled_dot_product_attention(
+                        &query,
+                        &key,
+                        &value,
+                        mask.as_ref(),
+                        0.0,
+                        false,
+                        self.scale,
+                        self.heads != self.key_value_heads,
+                    )?,
+                }
             }
         };
         let joined =
@@ -176,10 +219,11 @@ impl Attention {
         match &self.projections {
             Projections::Separate(layers) => {
                 let [query, key, value] = layers.as_ref();
+                let input = Linear::shared_input(input.shallow_clone(), &[query, key, value])?;
                 Ok([
-                    query.forward(input, dropout)?,
-                    key.forward(input, dropout)?,
-                    value.forward(input, dropout)?,
+                    query.forward(&input, dropout)?,
+                    key.forward(&input, dropout)?,
+                    value.forward(&input, dropout)?,
                 ])
             }
             Projections::Fused(all) => {
@@ -212,6 +256,10 @@ impl Attention {
             output: self.output.with_base(map)?,
             norms: match &self.norms {
                 Some((query, key)) => Some((query.with_base(map)?, key.with_base(map)?)),
+                None => None,
+            },
+            sinks: match &self.sinks {
+                Some(sinks) => Some(map_frozen(sinks, map)?),
                 None => None,
             },
             ..*self

@@ -9,7 +9,7 @@ use super::feed_forward::FeedForward;
 use super::norm::Norm;
 use crate::Error;
 use crate::model::layers::Positions;
-use crate::model::{Builder, Initial};
+use crate::model::{Builder, Initial, PackedTexts};
 use crate::tensor::BaseMap;
 
 /// The positions of a pass, for blocks that see the whole text and for those with a window.
@@ -40,9 +40,10 @@ impl Views {
 
     /// These for rows that pack several texts: `positions` (`[batch, length]`) restart at 0 with each.
     pub(super) fn packed(&self, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
+        let packed = PackedTexts::new(positions)?;
         Ok(Self {
             texts: Some(Texts::new(positions)?),
-            ..self.map(|view| view.packed(positions, kind))?
+            ..self.map(|view| view.packed(positions, &packed, kind))?
         })
     }
 }

@@ -55,6 +55,9 @@ pub(super) const NO_EFFECT: &[&str] = &[
     "mtp_num_hidden_layers",
     "mtp_use_dedicated_embeddings",
     "mamba_ssm_dtype",
+    // Other names of keys of gpt-oss.
+    "experts_per_token",
+    "initial_context_length",
     "return_dict",
     "output_hidden_states",
     "output_attentions",
@@ -114,6 +117,8 @@ pub struct DecoderConfig {
     pub delta: Option<DeltaLayers>,
     /// Whether what attention gives is multiplied by a gate, which the query projection makes, too.
     pub gated: bool,
+    /// Whether each query head has a learned score that takes a part of the attention to nothing.
+    pub sinks: bool,
     /// For each block, whether its queries and keys are rotated; empty if all are.
     pub rotated: Vec<bool>,
     /// What scores are multiplied by; `None` for one over the root of the head's width.
@@ -168,12 +173,19 @@ pub enum EmbeddingScale {
 }
 
 /// Activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// x · σ(x)
     Silu,
     /// The approximation of GELU by tanh.
     GeluTanh,
+    /// x · σ(slope · x) of a gate up to a limit, and what it lets through within it, plus one.
+    ClampedSwiglu {
+        /// Transformers' `swiglu_alpha`.
+        slope: f64,
+        /// Transformers' `swiglu_limit`.
+        limit: f64,
+    },
 }
 
 impl DecoderConfig {
@@ -339,6 +351,8 @@ pub(super) struct Defaults {
     pub(super) pad_token_id: Option<i64>,
     pub(super) bos_token_id: Option<i64>,
     pub(super) eos_token_id: Option<i64>,
+    /// The `quant_method` of files whose weights can be read although they are quantised.
+    pub(super) quantized: Option<&'static str>,
 }
 
 impl Defaults {
@@ -358,6 +372,7 @@ impl Defaults {
         pad_token_id: None,
         bos_token_id: None,
         eos_token_id: None,
+        quantized: None,
     };
 }
 
@@ -375,7 +390,7 @@ pub(super) fn read(
     if !object.flag("is_causal", true)? {
         return Err(object.error("is_causal", "is false; only causal models are supported"));
     }
-    quantized::refuse(object)?;
+    quantized::refuse(object, defaults.quantized)?;
     let size = |key, default| object.integer(key, default, 1..=1 << 20);
     let hidden_size = size("hidden_size", defaults.hidden_size)?;
     let heads = object.integer(
@@ -418,6 +433,7 @@ pub(super) fn read(
         local: None,
         delta: None,
         gated: false,
+        sinks: false,
         rotated: Vec::new(),
         score_scale: None,
         // Others than a token mean none, as −1 does.
@@ -444,15 +460,15 @@ pub(super) fn read(
     Ok(config)
 }
 
-/// The supported model whose name begins most like `model_type`, if one does.
+/// The supported model whose name begins most like `model_type`, if one does: with all of it, or with this many letters.
 fn nearest(model_type: &str) -> Option<&'static str> {
-    const LEAST: usize = 3;
+    const LEAST: usize = 5;
     let shared = |name: &str| {
         let pairs = name.bytes().zip(model_type.bytes());
         pairs.take_while(|(ours, theirs)| ours == theirs).count()
     };
     let names = REGISTRY.map(|family| family.model_type).into_iter();
-    let near = names.filter(|name| shared(name) >= LEAST);
+    let near = names.filter(|name| shared(name) >= LEAST.min(model_type.len().max(3)));
     near.max_by_key(|name| (shared(name), std::cmp::Reverse(name.len())))
 }
 

@@ -21,7 +21,7 @@ use super::{DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
 use crate::model::layers::{Embedding, Linear, Positions, Rope};
-use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings};
+use crate::model::{BlockList, Blocks, Builder, Initial, Pass, RopeScaling, RopeSettings, Sight};
 use crate::tensor::{frozen_bytes, shared, to_kind};
 use crate::weight::Weight;
 
@@ -30,6 +30,7 @@ use crate::weight::Weight;
 pub struct Decoder {
     embedding: Embedding,
     embedding_scale: f64,
+    noise: EmbeddingNoise,
     logits_divisor: f64,
     blocks: Blocks<Layer>,
     norm: Norm,
@@ -41,6 +42,15 @@ pub struct Decoder {
     compute: Kind,
     /// Logits that a loss computes at a time.
     pub(crate) logits_at_once: i64,
+}
+
+/// Noise that embeddings have in training (NEFTune).
+#[derive(Debug, Clone, Copy)]
+struct EmbeddingNoise {
+    /// Its strength; 0 for none.
+    alpha: f64,
+    /// Whether embeddings are multiplied by their scale after it was added: transformers adds it to what the layer gives.
+    is_scaled: bool,
 }
 
 /// Settings of a model besides its config.
@@ -129,8 +139,10 @@ impl Decoder {
                     Some((most, frequencies)) => Some((most, table(&frequencies)?)),
                     None => None,
                 },
-                window,
-                mask: None,
+                sight: Sight {
+                    window,
+                    ..Sight::default()
+                },
             })
         };
         Ok(Self {
@@ -140,6 +152,10 @@ impl Decoder {
                 EmbeddingScale::RootOfWidth => {
                     rounded((hidden as f64).sqrt(), embedding.weight.kind())?
                 }
+            },
+            noise: EmbeddingNoise {
+                alpha: 0.0,
+                is_scaled: matches!(config.embedding_scale, EmbeddingScale::Number(_)),
             },
             logits_divisor: config.logits_divisor,
             embedding,
@@ -166,6 +182,12 @@ impl Decoder {
         self.blocks.offload_activations(offload);
     }
 
+    /// Adds uniform noise to embeddings in training: of a sequence of `n` tokens, up to `alpha` over the root of `n` times the
+    /// width (NEFTune; Jain et al., 2023).
+    pub fn add_noise(&mut self, alpha: f64) {
+        self.noise.alpha = alpha;
+    }
+
     /// Bytes of everything frozen on the device.
     ///
     /// # Errors
@@ -190,11 +212,11 @@ impl Decoder {
         self.blocks.report()
     }
 
-    /// The sizes of the frozen tensors of block `index`, in the order of `BaseMap`.
+    /// The sizes and types of the frozen tensors of block `index`, in the order of `BaseMap`.
     ///
     /// # Errors
     /// If libtorch fails to create a handle to a tensor.
-    pub fn block_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
+    pub fn block_sizes(&self, index: usize) -> Result<Vec<(Vec<i64>, Kind)>, Error> {
         self.blocks.base_sizes(index)
     }
 
@@ -221,7 +243,7 @@ impl Decoder {
         let views = self
             .views
             .map(|positions| positions.of_length((0, length), self.compute))?;
-        let stream = self.embed(tokens)?;
+        let stream = self.embed(tokens, pass)?;
         let stream = self.blocks.forward(stream, &[], &views, pass)?;
         self.finish(&stream)
     }
@@ -245,12 +267,13 @@ impl Decoder {
             None => positions.of_length((0, length), self.compute),
         })?;
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
-        let last = self
-            .blocks
-            .evaluate(self.embed(tokens)?, |layer, index, stream| {
+        let last = self.blocks.evaluate(
+            self.embed(tokens, Pass::Evaluate)?,
+            |layer, index, stream| {
                 states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
                 layer.run(stream, &views, None, false)
-            })?;
+            },
+        )?;
         states.push(Some(last));
         let state = |index: &usize| {
             let state = states.get(*index).and_then(Option::as_ref);
@@ -273,7 +296,7 @@ impl Decoder {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let views = self.views.packed(positions, self.compute)?;
-        let stream = self.embed(tokens)?;
+        let stream = self.embed(tokens, pass)?;
         let stream = self.blocks.forward(stream, &[], &views, pass)?;
         self.finish(&stream)
     }
@@ -311,7 +334,7 @@ impl Decoder {
         };
         let counted = counted.f_reshape([-1])?;
         views.counted = Some(counted.shallow_clone());
-        let start = vec![self.embed(tokens)?, balance.start(tokens.device())?];
+        let start = vec![self.embed(tokens, pass)?, balance.start(tokens.device())?];
         match &self.blocks.carry(start, &[], &views, pass)?[..] {
             [stream, sums] => Ok((self.finish(stream)?, Some(balance.loss(sums, &counted)?))),
             _ => Err(Error::Internal("blocks that hand on no balance".into())),
@@ -319,8 +342,21 @@ impl Decoder {
     }
 
     /// The first block's input.
-    fn embed(&self, tokens: &Tensor) -> Result<Tensor, Error> {
-        scaled(self.embedding.forward(tokens)?, self.embedding_scale)
+    fn embed(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
+        let rows = self.embedding.forward(tokens)?;
+        let EmbeddingNoise { alpha, is_scaled } = self.noise;
+        if alpha == 0.0 || pass == Pass::Evaluate {
+            return scaled(rows, self.embedding_scale);
+        }
+        let noisy = |rows: Tensor| -> Result<Tensor, Error> {
+            let numbers = rows.size().iter().skip(1).product::<i64>();
+            let most = alpha / (numbers as f64).sqrt();
+            Ok(rows.f_add(&rows.f_zeros_like()?.f_uniform_(-most, most)?)?)
+        };
+        match is_scaled {
+            true => scaled(noisy(rows)?, self.embedding_scale),
+            false => noisy(scaled(rows, self.embedding_scale)?),
+        }
     }
 
     /// The head's input for the last block's output. Logits are linear in it, so what divides them divides it.
@@ -381,11 +417,10 @@ impl Decoder {
         let views = self
             .views
             .map(|positions| positions.of_length(places, self.compute))?;
-        let stream = self
-            .blocks
-            .evaluate(self.embed(&tokens)?, |layer, index, stream| {
-                layer.run(stream, &views, cache.layers.get_mut(index), false)
-            })?;
+        let stream = self.blocks.evaluate(
+            self.embed(&tokens, Pass::Evaluate)?,
+            |layer, index, stream| layer.run(stream, &views, cache.layers.get_mut(index), false),
+        )?;
         self.head(&self.finish(&stream.f_select(1, -1)?)?, Pass::Evaluate)
     }
 

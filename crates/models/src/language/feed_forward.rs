@@ -57,11 +57,16 @@ impl FeedForward {
 }
 
 impl Activation {
-    /// Applies it.
-    pub(super) fn of(self, input: &Tensor) -> Result<Tensor, Error> {
+    /// What `gate` lets through of `up`.
+    pub(super) fn gated(self, gate: &Tensor, up: &Tensor) -> Result<Tensor, Error> {
         Ok(match self {
-            Self::Silu => input.f_silu()?,
-            Self::GeluTanh => input.f_gelu("tanh")?,
+            Self::Silu => gate.f_silu()?.f_mul(up)?,
+            Self::GeluTanh => gate.f_gelu("tanh")?.f_mul(up)?,
+            Self::ClampedSwiglu { slope, limit } => {
+                let gate = gate.f_clamp_max(limit)?;
+                let open = gate.f_mul(&gate.f_mul_scalar(slope)?.f_sigmoid()?)?;
+                open.f_mul(&up.f_clamp(-limit, limit)?.f_add_scalar(1.0)?)?
+            }
         })
     }
 }
@@ -118,8 +123,9 @@ impl Dense {
     fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let (gate, up) = match &self.inputs {
             Inputs::Separate([gate, up]) => {
-                let up = up.forward(input, dropout)?;
-                (gate.forward(input, dropout)?, up)
+                let input = Linear::shared_input(input.shallow_clone(), &[gate, up])?;
+                let up = up.forward(&input, dropout)?;
+                (gate.forward(&input, dropout)?, up)
             }
             Inputs::Fused(both) => {
                 let mut halves = both.forward(input, dropout)?.f_chunk(2, -1)?.into_iter();
@@ -129,8 +135,8 @@ impl Dense {
                 }
             }
         };
-        let gate = self.activation.of(&gate)?;
-        self.down.forward(&gate.f_mul(&up)?, dropout)
+        self.down
+            .forward(&self.activation.gated(&gate, &up)?, dropout)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {

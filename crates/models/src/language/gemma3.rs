@@ -110,6 +110,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         pad_token_id: Some(0),
         bos_token_id: Some(2),
         eos_token_id: Some(1),
+        ..Defaults::NONE
     };
     let config = config::read(&FAMILY, object, &defaults)?;
     let bias = object.flag("attention_bias", false)?;

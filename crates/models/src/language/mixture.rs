@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Activation, DecoderConfig};
 use crate::Error;
-use crate::json::{self, Object};
+use crate::json::Object;
 use crate::model::experts::Experts;
 use crate::model::{Builder, Initial};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
@@ -26,12 +26,16 @@ pub(super) const KEYS: &[&str] = &[
     "num_experts",
     "num_local_experts",
     "num_experts_per_tok",
+    "output_router_logits",
+    "router_aux_loss_coef",
+];
+
+/// Those of [`Mixture::read`] beside them.
+pub(super) const SPARSE_KEYS: &[&str] = &[
     "moe_intermediate_size",
     "norm_topk_prob",
     "decoder_sparse_step",
     "mlp_only_layers",
-    "output_router_logits",
-    "router_aux_loss_coef",
 ];
 
 /// What the mixtures of a model are.
@@ -49,6 +53,13 @@ pub struct Mixture {
     pub layers: Vec<bool>,
     /// How much of the loss is the routers' balance, if it is learned.
     pub balance: Option<f64>,
+    /// The name of the router in its layer.
+    pub router: &'static str,
+    /// Whether router and experts have biases.
+    pub biased: bool,
+    /// Whether files have all experts of a block as one tensor of transposed matrices, in which the outputs of gate and up
+    /// take turns.
+    pub alternating: bool,
 }
 
 impl Mixture {
@@ -57,6 +68,25 @@ impl Mixture {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub(super) fn read(object: &Object, blocks: i64) -> Result<Self, Error> {
+        let step = object.integer("decoder_sparse_step", Some(1), 1..=1 << 20)?;
+        let dense = object
+            .integers("mlp_only_layers", 0..=4096)?
+            .unwrap_or_default();
+        let has_experts = |block: i64| !dense.contains(&block) && (block + 1) % step == 0;
+        Ok(Self {
+            width: object.integer("moe_intermediate_size", Some(768), 1..=1 << 20)?,
+            normalised: object.flag("norm_topk_prob", false)?,
+            layers: (0..blocks).map(has_experts).collect(),
+            ..Self::in_all(object, blocks, 8)?
+        })
+    }
+
+    /// Of a model whose blocks all have experts as wide as `intermediate_size`, whose weights are divided by their sum; a
+    /// token goes through `used` of them if no key says how many.
+    ///
+    /// # Errors
+    /// As [`Mixture::read`].
+    pub(super) fn in_all(object: &Object, blocks: i64, used: i64) -> Result<Self, Error> {
         // The second is the name of transformers 5.
         let key = match object.has("num_experts") {
             false if object.has("num_local_experts") => "num_local_experts",
@@ -64,16 +94,11 @@ impl Mixture {
         };
         let count = object.integer(key, Some(128), 1..=4096)?;
         const USED: &str = "num_experts_per_tok";
-        let used = object.integer(USED, Some(8), 1..=4096)?;
+        let used = object.integer(USED, Some(used), 1..=4096)?;
         if used > count {
             let reason = format!("is {used}, and there are {count} experts (`{key}`)");
             return Err(object.error(USED, reason));
         }
-        let step = object.integer("decoder_sparse_step", Some(1), 1..=1 << 20)?;
-        let dense = object
-            .integers("mlp_only_layers", 0..=4096)?
-            .unwrap_or_default();
-        let has_experts = |block: i64| !dense.contains(&block) && (block + 1) % step == 0;
         let balance = match object.get("router_aux_loss_coef") {
             None => 0.001,
             Some(value) => {
@@ -84,12 +109,15 @@ impl Mixture {
         Ok(Self {
             count,
             used,
-            width: object.integer("moe_intermediate_size", Some(768), 1..=1 << 20)?,
-            normalised: object.flag("norm_topk_prob", false)?,
-            layers: (0..blocks).map(has_experts).collect(),
+            width: object.integer("intermediate_size", Some(2880), 1..=1 << 20)?,
+            normalised: true,
+            layers: (0..blocks).map(|_| true).collect(),
             balance: object
                 .flag("output_router_logits", false)?
                 .then_some(balance),
+            router: "gate",
+            biased: false,
+            alternating: false,
         })
     }
 
@@ -100,18 +128,24 @@ impl Mixture {
             .filter(|(_, has_experts)| !**has_experts)
             .map(|(block, _)| block)
             .collect();
+        self.write_in_all("num_experts", keys);
         for (key, value) in [
-            ("num_experts", json!(self.count)),
-            ("num_experts_per_tok", json!(self.used)),
             ("moe_intermediate_size", json!(self.width)),
             ("norm_topk_prob", json!(self.normalised)),
             ("decoder_sparse_step", json!(1)),
             ("mlp_only_layers", json!(dense)),
+        ] {
+            keys.insert(key.to_owned(), value);
+        }
+    }
+
+    /// Adds the keys that [`Mixture::in_all`] reads; `count` is the name of the number of experts.
+    pub(super) fn write_in_all(&self, count: &str, keys: &mut Map<String, Value>) {
+        for (key, value) in [
+            (count, json!(self.count)),
+            ("num_experts_per_tok", json!(self.used)),
             ("output_router_logits", json!(self.balance.is_some())),
-            (
-                "router_aux_loss_coef",
-                json::number(self.balance.unwrap_or(0.001)),
-            ),
+            ("router_aux_loss_coef", json!(self.balance.unwrap_or(0.001))),
         ] {
             keys.insert(key.to_owned(), value);
         }
@@ -167,6 +201,8 @@ impl Balance {
 pub(super) struct Routed {
     /// `[experts, hidden]`
     router: Tensor,
+    /// `[experts]`
+    bias: Option<Tensor>,
     experts: Experts,
     count: i64,
     used: i64,
@@ -185,14 +221,26 @@ impl Routed {
         builder: &mut Builder,
     ) -> Result<Self, Error> {
         let (hidden, count) = (config.hidden_size, mixture.count);
-        let (router, experts) = (format!("{name}.gate"), format!("{name}.experts"));
+        let (router, experts) = (
+            format!("{name}.{}", mixture.router),
+            format!("{name}.experts"),
+        );
         builder.leave_out(&router);
         for layer in ["gate_proj", "up_proj", "down_proj"] {
             builder.leave_out(&format!("{experts}.0.{layer}"));
         }
         Ok(Self {
             router: builder.matrix(&format!("{router}.weight"), &[count, hidden], initial, true)?,
-            experts: builder.experts(&experts, count, (hidden, mixture.width), initial)?,
+            bias: match mixture.biased {
+                true => Some(builder.vector(&format!("{router}.bias"), count, Initial::Zeros)?),
+                false => None,
+            },
+            experts: builder.experts(
+                &experts,
+                count,
+                (hidden, mixture.width),
+                (mixture.biased, initial),
+            )?,
             count,
             used: mixture.used,
             normalised: mixture.normalised,
@@ -212,7 +260,7 @@ impl Routed {
         let (tokens, rows) = (batch * length, batch * length * self.used);
         let input = input.f_reshape([tokens, hidden])?;
         let scores = to_kind(&input, Kind::Float)?
-            .f_linear(&to_kind(&self.router, Kind::Float)?, None::<&Tensor>)?;
+            .f_linear(&to_kind(&self.router, Kind::Float)?, self.bias.as_ref())?;
         let likely = scores.f_softmax(-1, Kind::Float)?;
         let (mut weights, chosen) = likely.f_topk(self.used, -1, true, true)?;
         if self.normalised {
@@ -233,10 +281,10 @@ impl Routed {
             .f_expand([tokens, self.used, hidden], false)?
             .f_reshape([rows, hidden])?
             .f_index_select(0, &order)?;
-        let activation = |input: &Tensor| self.activation.of(input);
+        let gated = |gate: &Tensor, up: &Tensor| self.activation.gated(gate, up);
         let outputs = self
             .experts
-            .forward(&assigned, &bounds, &activation, self.compute)?;
+            .forward(&assigned, (&bounds, &sorted), &gated, self.compute)?;
         let mixed = outputs
             .f_index_select(0, &order.f_argsort(0, false)?)?
             .f_view([tokens, self.used, hidden])?
@@ -268,6 +316,10 @@ impl Routed {
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             router: map_frozen(&self.router, map)?,
+            bias: match &self.bias {
+                Some(bias) => Some(map_frozen(bias, map)?),
+                None => None,
+            },
             experts: self.experts.with_base(map)?,
             ..*self
         })

@@ -1,12 +1,12 @@
 //! The RMS norms of a decoder.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::DecoderConfig;
 use crate::Error;
 use crate::model::layers::RmsNorm;
 use crate::model::{Builder, Initial};
-use crate::tensor::BaseMap;
+use crate::tensor::{BaseMap, to_kind};
 
 /// An RMS norm whose weight may be stored as its difference to one.
 #[derive(Debug)]
@@ -49,6 +49,18 @@ impl Norm {
             epsilon: self.inner.epsilon,
         };
         whole.forward(input)
+    }
+
+    /// The same in the type of `input`. In half precision the kernel computes in fp32, and rounds once: a weight that is not
+    /// trained is rounded to where it came from, so that `input` need not be converted. A difference to one is not.
+    pub(super) fn in_its_type(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let (weight, kind) = (&self.inner.weight, input.kind());
+        if kind == Kind::Float || self.plus_one || weight.requires_grad() {
+            return to_kind(&self.forward(input)?, kind);
+        }
+        let width = weight.numel() as i64;
+        let weight = to_kind(weight, kind)?;
+        Ok(input.f_rms_norm([width], Some(&weight), self.inner.epsilon)?)
     }
 
     /// The stored weight.

@@ -1,5 +1,5 @@
-//! `quantization_config` in a `config.json`: the weights were saved quantised, and by which method. None of
-//! these formats can be read, so each is refused with advice on what to use instead.
+//! `quantization_config` in a `config.json`: the weights were saved quantised, and by which method. What a
+//! family's files cannot be read with is refused with advice on what to use instead.
 
 use serde_json::Value;
 
@@ -35,11 +35,11 @@ const METHODS: [(&str, &str); 22] = [
     ("vptq", "VPTQ"),
 ];
 
-/// Refuses a config whose weights were saved quantised.
+/// Refuses a config whose weights were saved quantised, unless by the method that is `read`.
 ///
 /// # Errors
 /// The error names the method, the number of bits if the config has it, and what to do.
-pub(super) fn refuse(object: &Object) -> Result<(), Error> {
+pub(super) fn refuse(object: &Object, read: Option<&str>) -> Result<(), Error> {
     for key in KEYS {
         let Some(section) = object.object(key)? else {
             continue;
@@ -56,6 +56,9 @@ pub(super) fn refuse(object: &Object) -> Result<(), Error> {
                 ));
             }
         };
+        if Some(method.as_str()) == read {
+            continue;
+        }
         let known = METHODS.iter().find(|(name, _)| *name == method);
         let name = known.map_or_else(|| format!("{method:?}"), |(_, name)| (*name).to_owned());
         let bits = match section.get("bits") {
@@ -102,7 +105,7 @@ mod tests {
 
     fn refusal(config: &Value) -> Option<String> {
         let object = Object::parse(Path::new("config.json"), &config.to_string()).unwrap();
-        refuse(&object).err().map(|error| error.to_string())
+        refuse(&object, None).err().map(|error| error.to_string())
     }
 
     #[test]

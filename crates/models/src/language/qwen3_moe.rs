@@ -20,6 +20,7 @@ pub(super) static FAMILY: Family = Family {
         // The class has no use for the last.
         &["use_sliding_window", "sliding_window", "max_window_layers"],
         mixture::KEYS,
+        mixture::SPARSE_KEYS,
     ],
     read,
     write,

@@ -7,16 +7,16 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
-use crate::model::layers::{Positions, Rope};
 use crate::model::{
-    Base, Builder, FileWeights, Initial, Pass, Streaming, WeightSource, causal_attention,
+    Base, Builder, FileWeights, Initial, PackedTexts, Pass, Sight, Streaming, WeightSource,
+    causal_attention,
 };
 use crate::pretrained::HfFolder;
 use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 28] = [
+pub(crate) const MODELS: [&str; 30] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -42,6 +42,8 @@ pub(crate) const MODELS: [&str; 28] = [
     "ministral3-multimodal",
     "qwen3-moe",
     "qwen3-moe-stacked",
+    "gpt-oss",
+    "gpt-oss-dense",
     "qwen3.5",
     "qwen3.5-untied",
     "qwen3.5-multimodal",
@@ -91,7 +93,8 @@ fn logits_are_those_of_transformers() {
             .unwrap();
         let difference = largest_difference(&ours, &theirs);
         let size = f64::try_from(theirs.abs().max()).unwrap();
-        assert!(difference <= 5e-6 * size, "{name}: {difference} of {size}");
+        // The sums of the delta rule differ by 6e-6 between CPUs, in whose order libtorch adds.
+        assert!(difference <= 1e-5 * size, "{name}: {difference} of {size}");
     }
 }
 
@@ -226,20 +229,18 @@ fn a_long_row_of_many_texts_is_the_texts() {
         &[700, 5, 795].map(|length| Tensor::arange(length, (Kind::Int64, Device::Cpu))),
         0,
     );
-    let whole = Positions {
-        rope: Rope::new(&[1.0; 4], 1.0, 1500, Device::Cpu).unwrap(),
-        long: None,
-        window: None,
-        mask: None,
+    let sight = Sight {
+        texts: Some(PackedTexts::new(&positions.unsqueeze(0)).unwrap()),
+        ..Sight::default()
     };
-    let places = whole.packed(&positions.unsqueeze(0), Kind::Float).unwrap();
-    let attend = |query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>| {
-        causal_attention(query, key, value, mask, None)
+    let attend = |query: &Tensor, key: &Tensor, value: &Tensor, sight: &Sight| {
+        causal_attention([query, key, value], sight, None, None)
     };
-    let whole = attend(&query, &key, &value, places.mask.as_ref()).unwrap();
+    let whole = attend(&query, &key, &value, &sight).unwrap();
     for (start, length) in [(0, 700), (700, 5), (705, 795)] {
         let part = |tensor: &Tensor| tensor.narrow(2, start, length);
-        let alone = attend(&part(&query), &part(&key), &part(&value), None).unwrap();
+        let (query, key, value) = (part(&query), part(&key), part(&value));
+        let alone = attend(&query, &key, &value, &Sight::default()).unwrap();
         let difference = largest_difference(&alone, &part(&whole));
         assert!(
             difference <= 1e-6,
@@ -328,7 +329,18 @@ fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
 /// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.
 #[test]
 fn routers_and_experts_learn_what_those_of_transformers_learn() {
-    let name = "qwen3-moe-stacked";
+    // Two routers, five experts in each of two blocks, and a block without; and two blocks with biases and sinks.
+    for (name, count) in [
+        ("qwen3-moe-stacked", 2 + 3 * (2 * 5 + 1)),
+        ("gpt-oss-dense", 2 * (2 + 6 * 5 + 1)),
+    ] {
+        assert_eq!(learned_as_in_transformers(name), count, "{name}");
+    }
+}
+
+/// Compares the loss and the gradients with those of transformers; returns the number of gradients.
+fn learned_as_in_transformers(name: &str) -> usize {
+    let mut compared = 0;
     let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
     let folder = HfFolder::open(&golden(name)).unwrap();
     let (tokens, _) = expected(name);
@@ -358,8 +370,9 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
         let ours = f64::try_from(&loss).unwrap();
         assert!((ours / theirs - 1.0).abs() <= 1e-6, "{ours} and {theirs}");
         torch_ext::backward(&loss).unwrap();
-        let mut compared = 0;
-        for parameter in parameters.iter().filter(|p| p.name.contains(".mlp.")) {
+        compared = 0;
+        let is_compared = |name: &str| name.contains(".mlp.") || name.contains("sinks");
+        for parameter in parameters.iter().filter(|p| is_compared(&p.name)) {
             let stored = parameter.name.replace(".mlp.experts.", " ");
             let (place, part) = match stored.split_once(' ') {
                 None => (None, format!("gradient.{stored}")),
@@ -375,12 +388,35 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
             let size = f64::try_from(theirs.abs().max()).unwrap();
             assert!(
                 difference <= 1e-5 * size.max(0.1),
-                "{}: {difference} of {size}",
+                "{name}, {}: {difference} of {size}",
                 parameter.name
             );
             compared += 1;
         }
-        // Two routers, five experts in each of two blocks, and a block without.
-        assert_eq!(compared, 2 + 3 * (2 * 5 + 1));
+    }
+    compared
+}
+
+/// Noise of the same generator, on embeddings that are layers with a scale, or are scaled after the layer.
+#[test]
+fn noise_in_training_is_that_of_transformers_neftune() {
+    let path = crate::golden::golden("regularised.safetensors");
+    let file = SafetensorsFile::open(&path).unwrap();
+    let tokens = file.read("tokens", Kind::Int64).unwrap();
+    let number = |name: &str| file.read(name, Kind::Double).unwrap().double_value(&[]);
+    let train = Pass::Train { checkpoint: false };
+    for name in ["llama-grouped", "gemma3", "granite"] {
+        let mut model = open(name, Kind::Float);
+        let plain = model.logits(&tokens, train).unwrap();
+        model.add_noise(number("alpha"));
+        tch::manual_seed(number("seed") as i64);
+        let ours = model.logits(&tokens, train).unwrap();
+        let theirs = file.read(&format!("logits.{name}"), Kind::Float).unwrap();
+        let size = f64::try_from(theirs.abs().max()).unwrap();
+        let difference = largest_difference(&ours, &theirs);
+        assert!(difference <= 5e-6 * size, "{name}: {difference} of {size}");
+        assert!(largest_difference(&ours, &plain) > 1e-2 * size, "{name}");
+        let evaluated = model.logits(&tokens, Pass::Evaluate).unwrap();
+        assert_eq!(evaluated, plain, "{name}");
     }
 }

@@ -86,14 +86,19 @@ impl LocalLayers {
         }))
     }
 
-    /// Adds the keys that [`LocalLayers::read`] reads.
-    pub(super) fn write(&self, keys: &mut Map<String, Value>) {
+    /// Adds the keys that say which blocks these are.
+    pub(super) fn write_layers(&self, keys: &mut Map<String, Value>) {
         let kinds = self.layers.iter().map(|local| match local {
             true => "sliding_attention",
             false => "full_attention",
         });
         keys.insert("layer_types".into(), kinds.collect());
         keys.insert("sliding_window".into(), self.window.into());
+    }
+
+    /// Adds the keys that [`LocalLayers::read`] reads.
+    pub(super) fn write(&self, keys: &mut Map<String, Value>) {
+        self.write_layers(keys);
         let whole = keys.remove("rope_parameters");
         let sections = json!({
             "full_attention": whole,

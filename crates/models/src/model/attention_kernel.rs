@@ -1,67 +1,375 @@
-//! Causal self-attention, with the kernel that is fastest for the case.
+//! Causal self-attention, by calls that need no mask wherever what a token sees can be said without one: kernels that
+//! keep no scores refuse masks on many GPUs, or heads that share keys and values, and scores then take memory and
+//! time with the square of the length.
+//!
+//! | a row is | how it is computed |
+//! |---|---|
+//! | one text | one causal call |
+//! | several texts, or has a window | one call of variable-length flash attention, where [`super::attention_path`] found it right |
+//! | several texts | otherwise a causal call for each |
+//! | a text longer than the window | otherwise blocks of as many tokens as the window, each with the block before it |
+//! | anything else | a mask; and where only kernels without groups take it, keys and values are repeated for each head |
 //!
 //! libtorch's `scaled_dot_product_attention` is the right choice almost everywhere. But on the CPU its kernel
 //! does not use the matrix instructions for bfloat16 that ordinary matrix products use, which matters for
 //! short sequences: forward and backward of a `[16, 4, 256, 64]` batch took 21.9 ms, and 7.4 ms written as
 //! two batched products and a softmax (Zen 5, two cores, libtorch 2.13). So short bfloat16 sequences on the
-//! CPU use the latter; longer ones would lose the gain to the score matrix.
+//! CPU use the latter, with a mask; longer ones would lose the gain to the score matrix.
+
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
+use super::attention_path::{self, Heads};
+use super::layers::{hidden, seen};
 use crate::Error;
 
 /// Longest sequence for which the score matrix is materialised.
-const MAX_EXPLICIT_LENGTH: i64 = 512;
+pub(super) const MAX_EXPLICIT_LENGTH: i64 = 512;
 
-/// Attention of queries `[batch, heads, length, width]` over keys and values of the same length, which may
-/// have fewer heads, each shared by a group of query heads. `mask`, `[batch, 1, length, length]`, is added to
-/// the scores and must also hide later tokens; without one, attention is causal. Scores are multiplied by
-/// `scale`, or by one over the root of the width.
-pub(crate) fn causal_attention(
-    query: &Tensor,
-    key: &Tensor,
-    value: &Tensor,
-    mask: Option<&Tensor>,
-    scale: Option<f64>,
-) -> Result<Tensor, Error> {
-    let (_, heads, length, _) = query.size4()?;
-    let grouped = key.size()[1] != heads;
-    if attention_materialises_scores(query.device(), query.kind(), length) {
-        return explicit_attention(query, key, value, mask, scale);
-    }
-    let causal = mask.is_none();
-    Ok(Tensor::f_scaled_dot_product_attention(
-        query, key, value, mask, 0.0, causal, scale, grouped,
-    )?)
+/// What a token sees of those before it.
+#[derive(Debug, Default)]
+pub struct Sight {
+    /// Number of tokens, itself included; `None` for all.
+    pub window: Option<i64>,
+    /// The texts that share rows without seeing each other; `None` if a row is one text.
+    pub texts: Option<PackedTexts>,
+    /// Instead of both: added to the scores, `[batch or 1, 1, length, length]`.
+    pub mask: Option<Tensor>,
 }
 
-/// Whether attention over `length` tokens materialises the score matrix, which is then kept for the backward
-/// pass.
-fn attention_materialises_scores(device: Device, kind: Kind, length: i64) -> bool {
+impl Sight {
+    /// What tokens of rows of `length` see of those within the `window`, or of the `texts`, which are the rows'.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub(crate) fn new(
+        (window, texts): (Option<i64>, Option<PackedTexts>),
+        length: i64,
+        (kind, device): (Kind, Device),
+    ) -> Result<Self, Error> {
+        let is_plain = texts.is_none() && window.is_none_or(|window| window >= length);
+        let mask = match writes_scores_down(device, kind, length) && !is_plain {
+            false => None,
+            true => {
+                let earlier = seen((length, 0), window, device)?.f_unsqueeze(0)?;
+                let seen = match &texts {
+                    Some(texts) => texts.same(length)?.f_logical_and(&earlier)?,
+                    None => earlier,
+                };
+                Some(hidden(&seen, kind)?)
+            }
+        };
+        Ok(Self {
+            window,
+            texts,
+            mask,
+        })
+    }
+
+    /// A second handle to the same.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        Self {
+            window: self.window,
+            texts: self.texts.as_ref().map(PackedTexts::shallow_clone),
+            mask: self.mask.as_ref().map(Tensor::shallow_clone),
+        }
+    }
+}
+
+/// Texts that share rows without seeing each other.
+#[derive(Debug)]
+pub struct PackedTexts {
+    /// The length of each, row by row.
+    lengths: Arc<[i64]>,
+    /// Where each begins if the rows stand one after the other, and where the last one ends: int32, on the device.
+    bounds: Tensor,
+}
+
+impl PackedTexts {
+    /// Those whose tokens have these positions, integers `[batch, length]`: each 0 starts one, and so does each row.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub(crate) fn new(positions: &Tensor) -> Result<Self, Error> {
+        let length = positions.size2()?.1;
+        let places = positions.f_to_device(Device::Cpu)?.f_reshape([-1])?;
+        let places = Vec::<i64>::try_from(&places.f_to_kind(Kind::Int64)?)?;
+        let starts = (0i64..).zip(places);
+        let starts = starts.filter(|(at, place)| *place == 0 || at % length == 0);
+        let starts: Vec<i64> = starts.map(|(at, _)| at).collect();
+        Self::from_starts(&starts, positions.numel() as i64, positions.device())
+    }
+
+    /// Those that begin there, of so many tokens.
+    fn from_starts(starts: &[i64], tokens: i64, device: Device) -> Result<Self, Error> {
+        let bounds: Vec<i64> = starts.iter().copied().chain([tokens]).collect();
+        Ok(Self {
+            lengths: bounds.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+            bounds: Tensor::f_from_slice(&bounds)?
+                .f_to_kind(Kind::Int)?
+                .f_to_device(device)?,
+        })
+    }
+
+    /// `batch` rows of `length` tokens, each a text.
+    fn rows(batch: i64, length: i64, device: Device) -> Result<Self, Error> {
+        let starts: Vec<i64> = (0..batch).map(|row| row * length).collect();
+        Self::from_starts(&starts, batch * length, device)
+    }
+
+    fn longest(&self) -> i64 {
+        self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// For each token of rows of `length`, the last position of its text, `[batch, length]`.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub(crate) fn last(&self, length: i64) -> Result<Tensor, Error> {
+        let each = |length: &i64| std::iter::repeat_n(length - 1, *length as usize);
+        let last: Vec<i64> = self.lengths.iter().flat_map(each).collect();
+        Ok(Tensor::f_from_slice(&last)?
+            .f_view([-1, length])?
+            .f_to_device(self.bounds.device())?)
+    }
+
+    /// Which tokens of rows of `length` are of the same text: booleans `[batch, length, length]`.
+    fn same(&self, length: i64) -> Result<Tensor, Error> {
+        let numbers = (0i64..).zip(self.lengths.iter());
+        let numbers =
+            numbers.flat_map(|(number, length)| std::iter::repeat_n(number, *length as usize));
+        let numbers: Vec<i64> = numbers.collect();
+        let numbers = Tensor::f_from_slice(&numbers)?
+            .f_view([-1, length])?
+            .f_to_device(self.bounds.device())?;
+        Ok(numbers
+            .f_unsqueeze(2)?
+            .f_eq_tensor(&numbers.f_unsqueeze(1)?)?)
+    }
+
+    /// A second handle to the same.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        Self {
+            lengths: Arc::clone(&self.lengths),
+            bounds: self.bounds.shallow_clone(),
+        }
+    }
+}
+
+/// Attention of queries `[batch, heads, length, width]` over keys and values of the same length, which may
+/// have fewer heads, each shared by a group of query heads. Each token sees itself and what `sight` lets it see
+/// of those before it, and the `sinks`. Scores are multiplied by `scale`, or by one over the root of the width.
+pub(crate) fn causal_attention(
+    [query, key, value]: [&Tensor; 3],
+    sight: &Sight,
+    scale: Option<f64>,
+    sinks: Option<&Sinks<'_>>,
+) -> Result<Tensor, Error> {
+    let (batch, _, length, width) = query.size4()?;
+    let device = query.device();
+    if writes_scores_down(device, query.kind(), length) {
+        let mask = sight.mask.as_ref();
+        return match sinks {
+            None => explicit_attention([query, key, value], mask, scale),
+            Some(sinks) => sinks.square([query, key, value], mask, explicit_attention),
+        };
+    }
+    if sight.mask.is_some() {
+        return kernel([query, key, value], sight.mask.as_ref(), scale, sinks);
+    }
+    let longest = sight.texts.as_ref().map_or(length, PackedTexts::longest);
+    let window = sight.window.filter(|window| *window < longest);
+    if sight.texts.is_none() && window.is_none() {
+        return kernel([query, key, value], None, scale, sinks);
+    }
+    if sinks.is_none() && attention_path::takes_texts(Heads::of(query, key)?, window.is_some())? {
+        let texts = match &sight.texts {
+            Some(texts) => texts.shallow_clone(),
+            None => PackedTexts::rows(batch, length, device)?,
+        };
+        let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
+        return in_a_line([query, key, value], |inputs| {
+            let [query, key, value] = inputs.each_ref();
+            let texts = (&texts.bounds, texts.longest());
+            Ok(torch_ext::flash_texts(
+                [query, key, value],
+                texts,
+                window,
+                scale,
+            )?)
+        });
+    }
+    match &sight.texts {
+        None => windowed([query, key, value], window, scale, sinks),
+        Some(texts) => in_a_line([query, key, value], |inputs| {
+            each_text(inputs, &texts.lengths, window, (scale, sinks))
+        }),
+    }
+}
+
+/// Whether attention over `length` tokens is written as products of matrices, with scores that are kept for the
+/// backward pass.
+pub(super) fn writes_scores_down(device: Device, kind: Kind, length: i64) -> bool {
     device == Device::Cpu && kind == Kind::BFloat16 && length <= MAX_EXPLICIT_LENGTH
 }
 
+/// Calls `attend` with rows that stand one after the other, `[tokens, heads, width]`, which returns the same; takes and gives
+/// `[batch, heads, length, width]`.
+fn in_a_line(
+    inputs: [&Tensor; 3],
+    attend: impl FnOnce([Tensor; 3]) -> Result<Tensor, Error>,
+) -> Result<Tensor, Error> {
+    let (batch, heads, length, width) = inputs[0].size4()?;
+    let line = |tensor: &Tensor| -> Result<Tensor, Error> {
+        let heads = tensor.size4()?.1;
+        let rows = tensor.f_transpose(1, 2)?;
+        Ok(rows.f_reshape([batch * length, heads, width])?)
+    };
+    let [query, key, value] = inputs;
+    let output = attend([line(query)?, line(key)?, line(value)?])?;
+    Ok(output
+        .f_view([batch, length, heads, width])?
+        .f_transpose(1, 2)?)
+}
+
+/// Attention within each of the texts that have these `lengths`, one after the other: all `[tokens, heads, width]`.
+fn each_text(
+    inputs: [Tensor; 3],
+    lengths: &[i64],
+    window: Option<i64>,
+    (scale, sinks): (Option<f64>, Option<&Sinks<'_>>),
+) -> Result<Tensor, Error> {
+    // Unlike narrowing, whose gradients are as long as the line for each text.
+    let [query, key, value] = inputs.map(|tensor| tensor.f_split_with_sizes(lengths, 0));
+    let mut outputs = Vec::with_capacity(lengths.len());
+    for ((query, key), value) in query?.iter().zip(&key?).zip(&value?) {
+        let row = |tensor: &Tensor| tensor.f_transpose(0, 1)?.f_unsqueeze(0);
+        let output = windowed(
+            [&row(query)?, &row(key)?, &row(value)?],
+            window,
+            scale,
+            sinks,
+        )?;
+        outputs.push(output.f_squeeze_dim(0)?.f_transpose(0, 1)?);
+    }
+    Ok(Tensor::f_cat(&outputs, 0)?)
+}
+
+/// Causal attention within a window: blocks of as many tokens as it has, over the keys of that block and of the one before.
+fn windowed(
+    [query, key, value]: [&Tensor; 3],
+    window: Option<i64>,
+    scale: Option<f64>,
+    sinks: Option<&Sinks<'_>>,
+) -> Result<Tensor, Error> {
+    let (batch, heads, length, width) = query.size4()?;
+    let Some(window) = window.filter(|window| *window < length) else {
+        return kernel([query, key, value], None, scale, sinks);
+    };
+    // Nothing stands before the first block.
+    let first = |tensor: &Tensor| tensor.f_narrow(2, 0, window);
+    let inputs = [&first(query)?, &first(key)?, &first(value)?];
+    let first = kernel(inputs, None, scale, sinks)?;
+    let others = (length - 1) / window;
+    let missing = (others + 1) * window - length;
+    let filled = |tensor: &Tensor| match missing {
+        0 => Ok(tensor.shallow_clone()),
+        _ => tensor.f_constant_pad_nd([0, 0, 0, missing]),
+    };
+    let queries = filled(query)?
+        .f_narrow(2, window, others * window)?
+        .f_reshape([batch, heads, others, window, width])?
+        .f_transpose(1, 2)?
+        .f_reshape([batch * others, heads, window, width])?;
+    let pairs = |tensor: &Tensor| -> Result<Tensor, Error> {
+        let heads = tensor.size4()?.1;
+        let pairs = filled(tensor)?.f_unfold(2, 2 * window, window)?;
+        Ok(pairs.f_permute([0, 2, 1, 4, 3])?.f_reshape([
+            batch * others,
+            heads,
+            2 * window,
+            width,
+        ])?)
+    };
+    let seen = seen((window, window), Some(window), query.device())?;
+    let inputs = [&queries, &pairs(key)?, &pairs(value)?];
+    let rest = kernel(inputs, Some(&seen), scale, sinks)?
+        .f_view([batch, others, heads, window, width])?
+        .f_transpose(1, 2)?
+        .f_reshape([batch, heads, others * window, width])?
+        .f_narrow(2, 0, length - window)?;
+    Ok(Tensor::f_cat(&[first, rest], 2)?)
+}
+
+/// libtorch's attention, causal or with a mask, of which the `sinks` are part.
+fn kernel(
+    inputs: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    scale: Option<f64>,
+    sinks: Option<&Sinks<'_>>,
+) -> Result<Tensor, Error> {
+    match (sinks, mask) {
+        (None, _) => plain(inputs, mask, scale),
+        (Some(sinks), None) => sinks.square(inputs, None, plain),
+        (Some(sinks), Some(mask)) => sinks.beside(inputs, mask, plain),
+    }
+}
+
+/// libtorch's attention: causal, or with a mask. Keys and values are repeated for each head where the alternative is a
+/// kernel that writes the scores down.
+fn plain(
+    [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    scale: Option<f64>,
+) -> Result<Tensor, Error> {
+    let causal = mask.is_none();
+    let groups = query.size()[1] / key.size()[1].max(1);
+    if groups > 1 && query.device() != Device::Cpu {
+        let choice =
+            Tensor::f_internal_fused_sdp_choice(query, key, value, mask, 0.0, causal, scale, true)?;
+        if choice == attention_path::WRITTEN_DOWN {
+            let (key, value) = (repeated(key, groups)?, repeated(value, groups)?);
+            return Ok(Tensor::f_scaled_dot_product_attention(
+                query, &key, &value, mask, 0.0, causal, scale, false,
+            )?);
+        }
+    }
+    Ok(Tensor::f_scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        mask,
+        0.0,
+        causal,
+        scale,
+        groups > 1,
+    )?)
+}
+
+/// `[batch, heads, length, width]` with each head `groups` times.
+fn repeated(tensor: &Tensor, groups: i64) -> Result<Tensor, Error> {
+    let (batch, heads, length, width) = tensor.size4()?;
+    Ok(tensor
+        .f_unsqueeze(2)?
+        .f_expand([batch, heads, groups, length, width], false)?
+        .f_reshape([batch, heads * groups, length, width])?)
+}
+
 /// `softmax(query @ keyᵀ · scale + mask) @ value`, in three kernels.
-fn explicit_attention(
-    query: &Tensor,
-    key: &Tensor,
-    value: &Tensor,
+pub(super) fn explicit_attention(
+    [query, key, value]: [&Tensor; 3],
     mask: Option<&Tensor>,
     scale: Option<f64>,
 ) -> Result<Tensor, Error> {
     let (batch, heads, length, width) = query.size4()?;
-    let key_value_heads = key.size()[1];
-    let groups = heads / key_value_heads;
-    let flat = |tensor: &Tensor, heads: i64| tensor.f_reshape([batch * heads, length, width]);
+    let groups = heads / key.size()[1];
+    let flat = |tensor: &Tensor| tensor.f_reshape([batch * heads, length, width]);
     let shared = |tensor: &Tensor| -> Result<Tensor, Error> {
-        if groups == 1 {
-            return Ok(flat(tensor, heads)?);
+        match groups {
+            1 => Ok(flat(tensor)?),
+            _ => Ok(flat(&repeated(tensor, groups)?)?),
         }
-        let spread = [batch, key_value_heads, groups, length, width];
-        Ok(flat(
-            &tensor.f_unsqueeze(2)?.f_expand(spread, false)?,
-            heads,
-        )?)
     };
     let mask = match mask {
         Some(mask) => {
@@ -77,66 +385,289 @@ fn explicit_attention(
     };
     let keys = shared(key)?.f_transpose(1, 2)?;
     let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
-    let scores = mask.f_baddbmm(&flat(query, heads)?, &keys, 1.0, scale)?;
+    let scores = mask.f_baddbmm(&flat(query)?, &keys, 1.0, scale)?;
     let weights = scores.f_softmax(-1, scores.kind())?;
     Ok(weights
         .f_bmm(&shared(value)?)?
         .f_view([batch, heads, length, width])?)
 }
 
+/// Scores of nothing, one for each query head, that take a part of the attention (gpt-oss). No kernel of libtorch knows
+/// them. They become those of one more key before the others, whose value is zero: queries and keys are wider by the
+/// number of query heads that share a key, of which each query sees its own.
+pub(crate) struct Sinks<'a> {
+    /// `[heads]`
+    scores: &'a Tensor,
+    scale: f64,
+}
+
+impl<'a> Sinks<'a> {
+    /// With these `scores`, where others are multiplied by `scale`, or by one over the root of the `width`.
+    pub(crate) fn new(scores: &'a Tensor, scale: Option<f64>, width: i64) -> Self {
+        Self {
+            scores,
+            scale: scale.unwrap_or(1.0 / (width as f64).sqrt()),
+        }
+    }
+
+    /// Queries, keys and values with them.
+    fn wider(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3], Error> {
+        let (batch, heads, length, width) = query.size4()?;
+        let (shared, kind) = (key.size()[1], query.kind());
+        let each = heads / shared;
+        let own = Tensor::f_eye(each, (kind, query.device()))?
+            .f_repeat([shared, 1])?
+            .f_view([1, heads, 1, each])?
+            .f_expand([batch, heads, length, each], false)?;
+        let sink = self
+            .scores
+            .f_div_scalar(self.scale)?
+            .f_to_kind(kind)?
+            .f_view([1, shared, 1, each])?
+            .f_constant_pad_nd([width, 0])?
+            .f_expand([batch, shared, 1, width + each], false)?;
+        Ok([
+            Tensor::f_cat(&[query, &own], -1)?,
+            Tensor::f_cat(&[sink, key.f_constant_pad_nd([0, each])?], 2)?,
+            value.f_constant_pad_nd([0, each, 1, 0])?,
+        ])
+    }
+
+    /// What `attend` makes of as many queries as keys, with an added `mask` or causally: the first query sees nothing else.
+    fn square(
+        &self,
+        [query, key, value]: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        attend: impl FnOnce([&Tensor; 3], Option<&Tensor>, Option<f64>) -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error> {
+        let (_, _, length, width) = query.size4()?;
+        let [query, key, value] = self.wider(query, key, value)?;
+        let query = query.f_constant_pad_nd([0, 0, 1, 0])?;
+        let mask = mask.map(|mask| mask.f_constant_pad_nd([1, 0, 1, 0]));
+        let mask = mask.transpose()?;
+        let mixed = attend([&query, &key, &value], mask.as_ref(), Some(self.scale))?;
+        Ok(mixed.f_narrow(2, 1, length)?.f_narrow(3, 0, width)?)
+    }
+
+    /// What `attend` makes of queries and keys whose `mask` is added, or says what is seen.
+    fn beside(
+        &self,
+        [query, key, value]: [&Tensor; 3],
+        mask: &Tensor,
+        attend: impl FnOnce([&Tensor; 3], Option<&Tensor>, Option<f64>) -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error> {
+        let width = query.size4()?.3;
+        let [query, key, value] = self.wider(query, key, value)?;
+        let mask = match mask.kind() {
+            Kind::Bool => mask
+                .f_logical_not()?
+                .f_constant_pad_nd([1, 0])?
+                .f_logical_not()?,
+            _ => mask.f_constant_pad_nd([1, 0])?,
+        };
+        let mixed = attend([&query, &key, &value], Some(&mask), Some(self.scale))?;
+        Ok(mixed.f_narrow(3, 0, width)?)
+    }
+
+    /// Attention of fewer queries than keys. `mask` has what each sees, `[queries, keys]`; all without one.
+    pub(crate) fn attention(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let grouped = key.size()[1] != query.size()[1];
+        let attend = |[query, key, value]: [&Tensor; 3], mask: Option<&Tensor>, scale| {
+            let mixed = Tensor::f_scaled_dot_product_attention(
+                query, key, value, mask, 0.0, false, scale, grouped,
+            )?;
+            Ok(mixed)
+        };
+        match mask {
+            Some(mask) => self.beside([query, key, value], mask, attend),
+            None => {
+                let width = query.size4()?.3;
+                let [query, key, value] = self.wider(query, key, value)?;
+                let mixed = attend([&query, &key, &value], None, Some(self.scale))?;
+                Ok(mixed.f_narrow(3, 0, width)?)
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layers::{Positions, Rope};
 
+    /// Positions of texts of these lengths, one row.
+    fn positions(lengths: &[i64]) -> Tensor {
+        let places: Vec<i64> = lengths.iter().flat_map(|length| 0..*length).collect();
+        Tensor::from_slice(&places)
+    }
+
+    /// What `sight` lets tokens see, as a mask.
+    fn mask(sight: &Sight, length: i64) -> Tensor {
+        let earlier = seen((length, 0), sight.window, Device::Cpu).unwrap();
+        let seen = match &sight.texts {
+            Some(texts) => texts.same(length).unwrap().logical_and(&earlier),
+            None => earlier.unsqueeze(0),
+        };
+        hidden(&seen, Kind::Float).unwrap()
+    }
+
+    /// Two rows of 23 tokens, whole or of several texts, with windows that divide them and that do not, and heads in groups:
+    /// values and gradients are those of a mask.
     #[test]
-    fn both_ways_agree_in_values_and_gradients() {
+    fn every_way_to_do_without_a_mask_is_the_mask() {
+        let rows = [[9, 1, 13].as_slice(), &[4, 19]].map(positions);
+        let packed = Tensor::stack(&rows, 0);
         for key_value_heads in [4, 2, 1] {
             let options = (Kind::Float, Device::Cpu);
             let random = |heads| {
-                Tensor::randn([2, 9, heads, 6], options)
+                Tensor::randn([2, 23, heads, 6], options)
                     .transpose(1, 2)
                     .set_requires_grad(true)
             };
             let (query, key, value) = (random(4), random(key_value_heads), random(key_value_heads));
             let inputs = [&query, &key, &value];
-            let weights = Tensor::randn([2, 4, 9, 6], options);
-            let run = |output: &Tensor| {
+            let weights = Tensor::randn([2, 4, 23, 6], options);
+            let gradients = |output: &Tensor| {
                 let loss = (output * &weights).sum(Kind::Float);
                 Tensor::run_backward(&[loss], &inputs, false, false)
             };
-            // The first 4 tokens and the ones after them do not attend to each other.
-            let row = Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1, 2, 3, 4]);
-            let positions = Tensor::stack(&[&row, &row], 0);
-            let rope = Rope::new(&[1.0; 3], 1.0, 9, Device::Cpu).unwrap();
-            let whole = Positions {
-                rope,
-                long: None,
-                window: None,
-                mask: None,
-            };
-            let packed = whole.packed(&positions, Kind::Float).unwrap();
-            for (mask, scale) in [
-                (None, None),
-                (packed.mask.as_ref(), None),
-                (packed.mask.as_ref(), Some(0.7)),
-            ] {
-                let kernel = causal_attention(&query, &key, &value, mask, scale).unwrap();
-                let written = explicit_attention(&query, &key, &value, mask, scale).unwrap();
-                assert!(kernel.allclose(&written, 1e-5, 1e-6, false));
-                for (left, right) in run(&kernel).iter().zip(run(&written)) {
-                    assert!(
-                        left.allclose(&right, 1e-4, 1e-5, false),
-                        "{key_value_heads}"
-                    );
-                }
-                if mask.is_some() {
-                    let part = |tensor: &Tensor| tensor.narrow(2, 4, 5);
-                    let (query, key, value) = (part(&query), part(&key), part(&value));
-                    let alone = causal_attention(&query, &key, &value, None, scale);
-                    assert!(part(&kernel).allclose(&alone.unwrap(), 1e-6, 1e-6, false));
+            for window in [None, Some(1), Some(4), Some(12), Some(22), Some(23)] {
+                for (texts, scale) in [(false, None), (true, None), (true, Some(0.7))] {
+                    let sight = Sight {
+                        window,
+                        texts: texts.then(|| PackedTexts::new(&packed).unwrap()),
+                        mask: None,
+                    };
+                    let ours =
+                        causal_attention([&query, &key, &value], &sight, scale, None).unwrap();
+                    let mask = mask(&sight, 23);
+                    let written =
+                        explicit_attention([&query, &key, &value], Some(&mask), scale).unwrap();
+                    let place = format!("{key_value_heads} heads, {window:?}, {texts}");
+                    assert!(ours.allclose(&written, 1e-5, 1e-6, false), "{place}");
+                    for (left, right) in gradients(&ours).iter().zip(gradients(&written)) {
+                        assert!(left.allclose(&right, 1e-4, 1e-5, false), "{place}");
+                    }
                 }
             }
         }
+    }
+
+    /// Written as transformers does: one more score for each query, whose weight is dropped.
+    #[test]
+    fn sinks_are_scores_of_nothing() {
+        for (key_value_heads, kind, bound) in [(2, Kind::Float, 1e-5), (4, Kind::BFloat16, 3e-2)] {
+            let random = |shape: &[i64]| {
+                let random = Tensor::randn(shape, (Kind::Float, Device::Cpu));
+                random.to_kind(kind).set_requires_grad(true)
+            };
+            let query = random(&[2, 4, 9, 6]);
+            let (key, value) = (
+                random(&[2, key_value_heads, 9, 6]),
+                random(&[2, key_value_heads, 9, 6]),
+            );
+            let sinks = Tensor::randn([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            let inputs = [&query, &key, &value, &sinks];
+            let weights = Tensor::randn([2, 4, 9, 6], (Kind::Float, Device::Cpu));
+            let run = |output: &Tensor| {
+                let loss = (output.to_kind(Kind::Float) * &weights).sum(Kind::Float);
+                Tensor::run_backward(&[loss], &inputs, false, false)
+            };
+            // A window of three.
+            let seen = Tensor::ones([9, 9], (Kind::Bool, Device::Cpu)).tril(0);
+            let windowed = seen.triu(-2);
+            let added = |seen: &Tensor| {
+                let zeros = Tensor::zeros([9, 9], (kind, Device::Cpu));
+                zeros.masked_fill(&seen.logical_not(), f64::NEG_INFINITY)
+            };
+            let own = Sinks::new(&sinks, None, 6);
+            let float = |tensor: &Tensor| tensor.to_kind(Kind::Float);
+            let near = |ours: &Tensor, theirs: &Tensor| {
+                let difference = (float(ours) - float(theirs)).abs().max();
+                let size = f64::try_from(float(theirs).abs().max()).unwrap();
+                f64::try_from(difference).unwrap() <= bound * size
+            };
+            let sight = |window| Sight::new((window, None), 9, (kind, Device::Cpu)).unwrap();
+            for (sight, seen) in [(sight(None), &seen), (sight(Some(3)), &windowed)] {
+                let ours =
+                    causal_attention([&query, &key, &value], &sight, None, Some(&own)).unwrap();
+                let spread = |tensor: &Tensor| {
+                    float(tensor).repeat_interleave_self_int(4 / key_value_heads, 1, None)
+                };
+                let scores = float(&query).matmul(&spread(&key).transpose(2, 3)) / 6f64.sqrt();
+                let scores = scores + float(&added(seen));
+                let sink = sinks.view([1, 4, 1, 1]).expand([2, 4, 9, 1], false);
+                let shares = Tensor::cat(&[scores, sink], -1).softmax(-1, Kind::Float);
+                let theirs = shares.narrow(3, 0, 9).matmul(&spread(&value));
+                assert!(near(&ours, &theirs), "{kind:?}");
+                for (place, (ours, theirs)) in run(&ours).iter().zip(run(&theirs)).enumerate() {
+                    assert!(near(ours, &theirs), "{kind:?}, gradient {place}");
+                }
+                // The last three as if the others were cached.
+                let last = query.narrow(2, 6, 3);
+                let mask = seen.narrow(0, 6, 3);
+                let cached = own.attention(&last, &key, &value, Some(&mask)).unwrap();
+                assert!(near(&cached, &theirs.narrow(2, 6, 3)), "{kind:?}");
+            }
+            let one = own
+                .attention(&query.narrow(2, 8, 1), &key, &value, None)
+                .unwrap();
+            let all = causal_attention([&query, &key, &value], &sight(None), None, Some(&own));
+            let all = all.unwrap();
+            assert!(near(&one, &all.narrow(2, 8, 1)), "{kind:?}");
+        }
+    }
+
+    /// What variable-length flash is given is what it needs: here, its place is taken by calls for each text.
+    #[test]
+    fn rows_in_a_line_are_the_rows() {
+        let options = (Kind::Float, Device::Cpu);
+        let [query, key, value] = [4, 2, 2].map(|heads| Tensor::randn([3, heads, 8, 6], options));
+        let texts = PackedTexts::rows(3, 8, Device::Cpu).unwrap();
+        assert_eq!(texts.longest(), 8);
+        assert_eq!(texts.bounds.kind(), Kind::Int);
+        assert_eq!(Vec::<i64>::try_from(&texts.bounds).unwrap(), [0, 8, 16, 24]);
+        for window in [None, Some(3)] {
+            let line = in_a_line([&query, &key, &value], |inputs| {
+                assert_eq!(inputs[1].size(), [24, 2, 6]);
+                each_text(inputs, &texts.lengths, window, (None, None))
+            });
+            let sight = Sight {
+                window,
+                ..Sight::default()
+            };
+            let rows = causal_attention([&query, &key, &value], &sight, None, None).unwrap();
+            assert!(line.unwrap().allclose(&rows, 1e-5, 1e-6, false));
+        }
+    }
+
+    #[test]
+    fn texts_are_found_by_their_positions() {
+        let packed = Tensor::stack(&[positions(&[3, 1, 2]), positions(&[6])], 0);
+        let texts = PackedTexts::new(&packed).unwrap();
+        assert_eq!(texts.lengths[..], [3, 1, 2, 6]);
+        let last = Vec::<i64>::try_from(&texts.last(6).unwrap().view([-1])).unwrap();
+        assert_eq!(last, [2, 2, 2, 0, 1, 1, 5, 5, 5, 5, 5, 5]);
+    }
+
+    /// Short rows in bfloat16 keep their scores on the CPU, and a mask is made for them alone.
+    #[test]
+    fn only_short_rows_get_a_mask() {
+        let sight = |kind, length| {
+            let texts = PackedTexts::rows(1, length, Device::Cpu).unwrap();
+            Sight::new((None, Some(texts)), length, (kind, Device::Cpu)).unwrap()
+        };
+        assert!(sight(Kind::BFloat16, MAX_EXPLICIT_LENGTH).mask.is_some());
+        assert!(
+            sight(Kind::BFloat16, MAX_EXPLICIT_LENGTH + 1)
+                .mask
+                .is_none()
+        );
+        assert!(sight(Kind::Float, 8).mask.is_none());
     }
 }

@@ -311,12 +311,12 @@ impl<L: Layer> Blocks<L> {
         Ok(())
     }
 
-    /// The sizes of the tensors of block `index`, if it is resident.
-    pub(crate) fn base_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
+    /// The sizes and types of the tensors of block `index`, if it is resident.
+    pub(crate) fn base_sizes(&self, index: usize) -> Result<Vec<(Vec<i64>, Kind)>, Error> {
         let mut sizes = Vec::new();
         if let Some(Block::Resident(layer)) = self.list.get(index) {
             layer.with_base(&mut |tensor| {
-                sizes.push(tensor.size());
+                sizes.push((tensor.size(), tensor.kind()));
                 shared(tensor)
             })?;
         }

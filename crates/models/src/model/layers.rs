@@ -6,6 +6,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::attention_kernel::{PackedTexts, Sight};
 use crate::Error;
 use crate::adapters::LoraLayer;
 use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
@@ -43,13 +44,22 @@ impl Linear {
         }
     }
 
-    /// The input of several layers, in fp32 if any of them has an adapter: each would otherwise keep an fp32 copy of its
-    /// own.
+    /// The input of several layers, in the type that their adapters need, if they have some: each would otherwise make and
+    /// keep a copy of its own.
     pub(crate) fn shared_input(input: Tensor, layers: &[&Self]) -> Result<Tensor, Error> {
-        match layers.iter().any(|layer| layer.adapter.is_some()) {
-            true => to_kind(&input, Kind::Float),
-            false => Ok(input),
+        match Self::shared_kind(layers) {
+            Some(kind) => to_kind(&input, kind),
+            None => Ok(input),
         }
+    }
+
+    /// The type in which the adapters of `layers` take their input: fp32 if one of them does; `None` without any.
+    pub(crate) fn shared_kind(layers: &[&Self]) -> Option<Kind> {
+        let kinds = layers.iter().filter_map(|layer| {
+            let adapter = layer.adapter.as_ref()?;
+            Some(adapter.kind(layer.compute))
+        });
+        kinds.reduce(|one, other| if one == other { one } else { Kind::Float })
     }
 
     /// The same layer on another base (see [`BaseMap`]).
@@ -177,10 +187,8 @@ pub struct Positions {
     pub rope: Rope,
     /// The rotations of texts of more tokens than this, if theirs are others.
     pub long: Option<(i64, Rope)>,
-    /// Number of tokens that a token sees, itself included; `None` for all before it.
-    pub window: Option<i64>,
-    /// Added to the scores, `[batch or 1, 1, length, length]`; `None` for plain causal attention.
-    pub mask: Option<Tensor>,
+    /// What a token sees of those before it.
+    pub sight: Sight,
 }
 
 impl Positions {
@@ -190,22 +198,19 @@ impl Positions {
     /// # Errors
     /// If memory runs out.
     pub fn of_length(&self, (start, length): (i64, i64), kind: Kind) -> Result<Self, Error> {
-        let mask = match self.window.filter(|window| *window < length) {
-            Some(window) => {
-                let seen = seen((length, 0), Some(window), self.rope.cos.device())?;
-                Some(hidden(&seen.f_unsqueeze(0)?, kind)?)
-            }
-            None => None,
-        };
         let rope = match &self.long {
             Some((most, rope)) if start + length > *most => rope,
             _ => &self.rope,
         };
+        let rope = match start {
+            // Once for all blocks; a token that continues a text needs one row of them.
+            0 => rope.until(length, kind)?,
+            _ => rope.shallow_clone(),
+        };
         Ok(Self {
-            rope: rope.shallow_clone(),
+            rope,
             long: None,
-            window: self.window,
-            mask,
+            sight: Sight::new((self.sight.window, None), length, (kind, self.device()))?,
         })
     }
 
@@ -215,43 +220,44 @@ impl Positions {
     /// # Errors
     /// If memory runs out.
     pub fn filled(&self, text: i64, length: i64, kind: Kind) -> Result<Self, Error> {
-        let device = self.rope.cos.device();
+        let (device, window) = (self.device(), self.sight.window);
         let is_text = Tensor::f_arange(length, (Kind::Int64, device))?.f_lt(text)?;
-        let seen = seen((length, 0), self.window, device)?.f_logical_and(&is_text)?;
+        let seen = seen((length, 0), window, device)?.f_logical_and(&is_text)?;
         Ok(Self {
-            mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
+            sight: Sight {
+                window,
+                texts: None,
+                mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
+            },
             ..self.of_length((0, length), kind)?
         })
     }
 
-    /// Positions of rows that pack several texts, which do not attend to each other: `positions` (`[batch,
+    /// Positions of rows that pack several `texts`, which do not attend to each other: `positions` (`[batch,
     /// length]`) restart at 0 with each text. `kind` is the type of the scores.
     ///
     /// # Errors
     /// If a position is beyond the tables, or memory runs out.
-    pub fn packed(&self, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
+    pub fn packed(
+        &self,
+        positions: &Tensor,
+        texts: &PackedTexts,
+        kind: Kind,
+    ) -> Result<Self, Error> {
         let length = positions.size2()?.1;
-        let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
-        let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
-        let earlier = seen((length, 0), self.window, positions.device())?;
-        let seen = same.f_logical_and(&earlier)?;
         let rope = self.rope.at(positions)?;
         let rope = match &self.long {
             None => rope,
             Some((most, long)) => {
-                // The last position of each token's text.
-                let last = positions
-                    .f_unsqueeze(1)?
-                    .f_masked_fill(&same.f_logical_not()?, 0)?
-                    .f_amax([2], false)?;
-                long.at(positions)?.where_else(&last.f_ge(*most)?, &rope)?
+                let is_long = texts.last(length)?.f_ge(*most)?;
+                long.at(positions)?.where_else(&is_long, &rope)?
             }
         };
+        let seen = (self.sight.window, Some(texts.shallow_clone()));
         Ok(Self {
-            rope,
+            rope: rope.until(length, kind)?,
             long: None,
-            window: self.window,
-            mask: Some(hidden(&seen, kind)?),
+            sight: Sight::new(seen, length, (kind, self.device()))?,
         })
     }
 
@@ -266,9 +272,12 @@ impl Positions {
         Self {
             rope: self.rope.shallow_clone(),
             long: long.map(|(most, rope)| (*most, rope.shallow_clone())),
-            window: self.window,
-            mask: self.mask.as_ref().map(Tensor::shallow_clone),
+            sight: self.sight.shallow_clone(),
         }
+    }
+
+    fn device(&self) -> Device {
+        self.rope.cos.device()
     }
 }
 
@@ -290,7 +299,7 @@ pub(crate) fn seen(
 }
 
 /// The mask that is added to scores, `[batch, 1, length, length]`, for what is `seen`.
-fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
+pub(super) fn hidden(seen: &Tensor, kind: Kind) -> Result<Tensor, Error> {
     Ok(Tensor::f_zeros(seen.size(), (kind, seen.device()))?
         .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
         .f_unsqueeze(1)?)
@@ -416,6 +425,16 @@ impl Rope {
             cos: rows(&self.cos)?,
             sin: rows(&self.sin)?,
             growth: self.growth.as_ref().map(rows).transpose()?,
+        })
+    }
+
+    /// The tables of the first `positions`, in the type of what is rotated.
+    fn until(&self, positions: i64, kind: Kind) -> Result<Self, Error> {
+        let part = |table: &Tensor| to_kind(&table.f_narrow(-2, 0, positions)?, kind);
+        Ok(Self {
+            cos: part(&self.cos)?,
+            sin: part(&self.sin)?,
+            growth: self.growth.as_ref().map(part).transpose()?,
         })
     }
 

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
+use crate::quant::{MXFP4_BLOCK, Mxfp4};
 
 /// Initial values of a tensor that is not loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,6 +49,19 @@ pub trait WeightSource {
         Ok(self
             .tensor(name, shape, initial)?
             .f_to_device(Device::Cpu)?)
+    }
+
+    /// The matrix `name` of this shape in MXFP4, if it is stored so; in host memory if `on_the_host`.
+    ///
+    /// # Errors
+    /// If its shape differs, or it cannot be read.
+    fn packed(
+        &mut self,
+        _name: &str,
+        _shape: &[i64],
+        _on_the_host: bool,
+    ) -> Result<Option<Mxfp4>, Error> {
+        Ok(None)
     }
 }
 
@@ -103,6 +117,36 @@ impl WeightSource for FileWeights<'_> {
     ) -> Result<Tensor, Error> {
         self.read(name, shape, self.kind)
     }
+
+    fn packed(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        on_the_host: bool,
+    ) -> Result<Option<Mxfp4>, Error> {
+        if !self.tensors.is_mxfp4(name) {
+            return Ok(None);
+        }
+        require(self.tensors, name, shape)?;
+        let packed = self.tensors.read_mxfp4(name)?;
+        let not_numbers = packed.scales.f_eq(255)?.f_sum(Kind::Int64)?;
+        let bad = not_numbers.f_int64_value(&[])?;
+        if bad > 0 {
+            return Err(Error::NotFinite {
+                path: self.tensors.path().to_owned(),
+                tensor: name.to_owned(),
+                bad: bad * MXFP4_BLOCK,
+                of: shape.iter().product(),
+            });
+        }
+        Ok(Some(match on_the_host {
+            true => packed,
+            false => Mxfp4 {
+                packed: self.placer.weight(name, &packed.packed, None)?,
+                scales: self.placer.weight(name, &packed.scales, None)?,
+            },
+        }))
+    }
 }
 
 /// The shapes of a model without its data, to inspect it before it is loaded: for [`FakeMode`](torch_ext::fake::FakeMode), in
@@ -125,6 +169,14 @@ impl WeightSource for MetaWeights<'_> {
             require(tensors, name, shape)?;
         }
         Ok(Tensor::f_empty(shape, self.options)?)
+    }
+
+    fn packed(&mut self, name: &str, shape: &[i64], _: bool) -> Result<Option<Mxfp4>, Error> {
+        let Some(tensors) = self.tensors.filter(|tensors| tensors.is_mxfp4(name)) else {
+            return Ok(None);
+        };
+        require(tensors, name, shape)?;
+        Mxfp4::shape_alone(shape, self.options.1).map(Some)
     }
 }
 

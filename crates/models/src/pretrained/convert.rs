@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-use super::Pretrained;
+use super::{Pretrained, write_weights};
 use crate::Error;
-use crate::formats::{LazyTensor, write_safetensors};
+use crate::formats::LazyTensor;
 use crate::json::Object;
 use crate::language::DecoderConfig;
 
@@ -57,7 +57,7 @@ pub fn convert_gguf(
         })
         .collect::<Result<Vec<_>, Error>>()?;
     let file = draft.join("model.safetensors");
-    write_safetensors(&file, tensors, Some(CONVERSION_NOTE))?;
+    write_weights(&file, &model.config, tensors, Some(CONVERSION_NOTE))?;
 
     model.write_companions(&model.config, draft, kind)?;
 
@@ -136,10 +136,13 @@ fn kept(source: &Object, read: &DecoderConfig, written: Value) -> Value {
     if source.get("model_type") != written.get("model_type") {
         return written;
     }
-    let mut kept: Map<String, Value> = (source
+    // What is written is not quantised.
+    let keys = source
         .keys()
-        .map(|(key, value)| (key.clone(), value.clone())))
-    .collect();
+        .filter(|(key, _)| *key != "quantization_config");
+    let mut kept: Map<String, Value> = keys
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     for (key, value) in written.as_object().into_iter().flatten() {
         if before.get(key) != Some(value) || key == "architectures" {
             kept.insert(key.clone(), value.clone());

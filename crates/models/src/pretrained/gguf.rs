@@ -18,15 +18,16 @@ use serde_json::json;
 use tch::{Kind, Tensor};
 
 use delta::Change;
-pub use export::{Export, GgufType};
+pub use export::{Export, GgufType, export_adapter};
 pub(super) use keys::keys_without_effect;
 
 use super::slices::Slice;
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::TensorSource;
-use crate::formats::gguf::{Array, Gguf, Header, Value};
+use crate::formats::gguf::{Array, Format, Gguf, Header, TensorEntry, Value};
 use crate::language::{self, DecoderConfig, Family};
+use crate::quant::Mxfp4;
 
 /// A divisor for each dimension pair of a head, in files of Llama 3.1 and later.
 const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
@@ -92,7 +93,7 @@ impl GgufModel {
                 slice,
             };
             let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
-            let slices = Slice::all_of(&ours, &shape);
+            let slices = Slice::all_of(&ours, &shape, false);
             if slices.is_empty() {
                 tensors.insert(ours, source(None));
             }
@@ -164,6 +165,25 @@ impl TensorSource for GgufModel {
         match source.slice {
             None => Some(source.change.shape(shape)),
             Some(slice) => Some(slice.shape(&shape)),
+        }
+    }
+
+    fn is_mxfp4(&self, name: &str) -> bool {
+        let source = self.tensors.get(name);
+        source.is_some_and(|source| {
+            let entry = self.gguf.header().tensors.get(&source.name);
+            let format = entry.and_then(TensorEntry::format);
+            source.slice.is_some() && format == Some(Format::Mxfp4)
+        })
+    }
+
+    fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
+        let source = self.tensors.get(name).filter(|_| self.is_mxfp4(name));
+        match source.and_then(|source| Some((source, source.slice?))) {
+            Some((source, slice)) => {
+                Mxfp4::from_ggml(&self.gguf.read_bytes(&source.name, slice.expert)?)
+            }
+            None => Err(Error::Internal(format!("`{name}` is not in MXFP4"))),
         }
     }
 
@@ -325,7 +345,7 @@ fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language:
         "max_position_embeddings": keys.integer("context_length", Some(2048), 1 << 30)?,
         "rms_norm_eps": shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
         "rope_theta": shortest(keys.positive("rope.freq_base", 10_000.0)?),
-        "rope_scaling": rope_scaling(&keys)?,
+        "rope_scaling": rope_scaling(&keys, rules.yarn)?,
         "tie_word_embeddings": !header.tensors.contains_key("output.weight"),
         "bos_token_id": token(header, "tokenizer.ggml.bos_token_id")?,
         "eos_token_id": token(header, "tokenizer.ggml.eos_token_id")?,
@@ -402,8 +422,8 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, Error> {
     numbers.map_err(|error| Error::file(gguf.path(), error.to_string()))
 }
 
-/// The `rope_scaling` of a `config.json`, null without any.
-fn rope_scaling(keys: &Keys) -> Result<serde_json::Value, String> {
+/// The `rope_scaling` of a `config.json`, null without any; `yarn` as in [`language::Gguf`].
+fn rope_scaling(keys: &Keys, yarn: Option<bool>) -> Result<serde_json::Value, String> {
     let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor});
     let key = format!("{}.rope.scaling.type", keys.prefix);
     match keys.header.metadata.get(&key) {
@@ -428,6 +448,15 @@ fn rope_scaling(keys: &Keys) -> Result<serde_json::Value, String> {
             let factor = shortest(keys.positive("rope.scaling.factor", 1.0)?);
             Ok(linear(factor))
         }
+        Some(Value::String(kind)) if kind == "yarn" && yarn.is_some() => Ok(json!({
+            "rope_type": "yarn",
+            "factor": shortest(keys.positive("rope.scaling.factor", 1.0)?),
+            "original_max_position_embeddings":
+                keys.integer("rope.scaling.original_context_length", None, 1 << 30)?,
+            "beta_fast": shortest(keys.positive("rope.scaling.yarn_beta_fast", 32.0)?),
+            "beta_slow": shortest(keys.positive("rope.scaling.yarn_beta_slow", 1.0)?),
+            "truncate": yarn,
+        })),
         Some(other) => Err(format!("`{key}` is {other:?}; supported: none and linear")),
     }
 }

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::slices::Slice;
+use super::slices::{self, BLOCKS, SCALES, Slice};
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::{Shards, TensorSource};
 use crate::json::Object;
 use crate::language::{DecoderConfig, end_tokens};
+use crate::quant::Mxfp4;
 
 /// The name of the default chat template.
 const DEFAULT: &str = "default";
@@ -74,11 +75,21 @@ impl HfFolder {
         }
         let weights = Shards::open(path, "model")?;
         let mut names = BTreeMap::new();
+        let experts = config.experts.as_ref();
+        let alternating = experts.is_some_and(|experts| experts.alternating);
         for name in weights.names() {
+            // They are read with their numbers.
+            if alternating && name.ends_with(SCALES) {
+                continue;
+            }
             let Some(ours) = config.family.tensor_name(&name) else {
                 continue;
             };
-            let slices = Slice::all_of(&ours, &weights.shape(&name).unwrap_or_default());
+            let slices = Slice::all_of(
+                &ours,
+                &weights.shape(&name).unwrap_or_default(),
+                alternating,
+            );
             if slices.is_empty() {
                 names.insert(ours, Stored { name, slice: None });
                 continue;
@@ -175,7 +186,31 @@ impl TensorSource for HfFolder {
         Some(slice.map_or_else(|| shape.clone(), |slice| slice.shape(&shape)))
     }
 
+    fn is_mxfp4(&self, name: &str) -> bool {
+        let stored = self.names.get(name);
+        stored.is_some_and(|stored| stored.slice.is_some() && stored.name.ends_with(BLOCKS))
+    }
+
+    fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
+        let Some(Stored {
+            name: blocks,
+            slice: Some(slice),
+        }) = self.names.get(name)
+        else {
+            return Err(Error::Internal(format!("`{name}` is not in MXFP4")));
+        };
+        let scales = format!("{}{SCALES}", blocks.strip_suffix(BLOCKS).unwrap_or(blocks));
+        let read = |name: &str| self.weights.read_element(name, slice.expert, Kind::Uint8);
+        let matrix = slices::mxfp4(&read(blocks)?, read(&scales)?);
+        slice.of_mxfp4(
+            matrix.map_err(|reason| Error::file(&self.path, format!("`{blocks}` {reason}")))?,
+        )
+    }
+
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        if self.is_mxfp4(name) {
+            return self.read_mxfp4(name)?.dequantize(kind);
+        }
         match self.names.get(name) {
             None => self.weights.read(name, kind),
             Some(Stored { name, slice: None }) => self.weights.read(name, kind),

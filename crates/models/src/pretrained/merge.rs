@@ -5,12 +5,13 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
-use super::Pretrained;
+use super::{Pretrained, write_weights};
 use crate::Error;
 use crate::adapters::{Attachment, EMBEDDING, HEAD, PeftAdapter};
-use crate::formats::{LazyTensor, TensorSource, write_safetensors};
+use crate::formats::{LazyTensor, TensorSource};
 use crate::language::DecoderConfig;
 use crate::parameters::Parameters;
+use crate::quant::Mxfp4;
 use crate::weight::Weight;
 
 const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";
@@ -91,6 +92,14 @@ impl TensorSource for Merged<'_> {
         self.base.tensors.shape(self.source(name))
     }
 
+    fn is_mxfp4(&self, name: &str) -> bool {
+        self.base.tensors.is_mxfp4(name)
+    }
+
+    fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
+        self.base.tensors.read_mxfp4(name)
+    }
+
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         let mut adapter = self.attachment.borrow_mut();
         let mut parameters = Parameters::default();
@@ -146,7 +155,12 @@ pub fn merge(
         Ok((name, tensor))
     });
     let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
-    write_safetensors(&target.join("model.safetensors"), tensors, None)?;
+    write_weights(
+        &target.join("model.safetensors"),
+        merged.config(),
+        tensors,
+        None,
+    )?;
     let config = merged.config().clone();
     merged.finish()?;
     base.write_companions(&config, target, kind)

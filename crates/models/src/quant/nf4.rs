@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake;
 
-use super::{blocks, largest, nearest, normalised};
+use super::{blocks, largest, mxfp4, nearest, normalised};
 use crate::Error;
 use crate::tensor::BaseMap;
 
@@ -103,7 +103,7 @@ impl Nf4 {
             [matrices, rows, columns] => (matrices, rows * columns),
             _ => (1, self.shape.iter().product()),
         };
-        let table = Table::on(self.packed.device(), kind)?;
+        let table = Table::on(self.packed.device(), kind, Nibbles::Nf4)?;
         let mut rows = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
         let numbers = rows
             .f_mul_(&self.scales)?
@@ -171,6 +171,26 @@ impl Nf4 {
     }
 }
 
+/// What the nibbles of a format stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nibbles {
+    /// [`LEVELS`], the earlier one of a byte in its high nibble.
+    Nf4,
+    /// Those of [`Mxfp4`](super::Mxfp4), the earlier one in the low nibble.
+    Mxfp4,
+}
+
+impl Nibbles {
+    /// The two levels of a packed byte.
+    fn levels_of(self, byte: usize) -> [f32; 2] {
+        let (high, low) = (byte >> 4, byte & 15);
+        match self {
+            Self::Nf4 => [LEVELS[high], LEVELS[low]],
+            Self::Mxfp4 => [mxfp4::LEVELS[low], mxfp4::LEVELS[high]],
+        }
+    }
+}
+
 /// The levels that packed values stand for.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -184,8 +204,8 @@ impl Table {
     /// The table of a device for values that are needed as `kind`. On the CPU it has to fit the first cache,
     /// so it is that of single bytes in fp32; elsewhere memory is what limits, and one look-up for four values, in
     /// the type that is needed if that has 16 bits, moves a third of the bytes.
-    fn on(device: Device, kind: Kind) -> Result<Self, Error> {
-        static TABLES: Mutex<Vec<(Device, Kind, Table)>> = Mutex::new(Vec::new());
+    pub(super) fn on(device: Device, kind: Kind, nibbles: Nibbles) -> Result<Self, Error> {
+        static TABLES: Mutex<Vec<(Device, Kind, Nibbles, Table)>> = Mutex::new(Vec::new());
         let kind = match kind {
             Kind::BFloat16 | Kind::Half if device != Device::Cpu => kind,
             _ => Kind::Float,
@@ -193,24 +213,24 @@ impl Table {
         let mut tables = TABLES.lock();
         let known = tables
             .iter()
-            .find(|known| (known.0, known.1) == (device, kind));
+            .find(|known| (known.0, known.1, known.2) == (device, kind, nibbles));
         if let Some((.., table)) = known {
             return Ok(table.shared());
         }
         let made = match device {
-            Device::Cpu => Self::of_bytes()?,
-            _ => Self::of_two_bytes(device, kind)?,
+            Device::Cpu => Self::of_bytes(nibbles)?,
+            _ => Self::of_two_bytes(device, kind, nibbles)?,
         };
         let table = made.shared();
         if !fake::is_on() {
-            tables.push((device, kind, made));
+            tables.push((device, kind, nibbles, made));
         }
         Ok(table)
     }
 
     /// For single bytes, on the CPU in fp32.
-    pub(super) fn of_bytes() -> Result<Self, Error> {
-        let levels: Vec<f32> = (0..256).flat_map(levels_of).collect();
+    pub(super) fn of_bytes(nibbles: Nibbles) -> Result<Self, Error> {
+        let levels: Vec<f32> = (0..256).flat_map(|byte| nibbles.levels_of(byte)).collect();
         Ok(Self {
             levels: Tensor::f_from_slice(&levels)?.f_view([256, 2])?,
             offset: None,
@@ -219,11 +239,15 @@ impl Table {
 
     /// For two bytes at a time, of which the earlier one is the lower half of a number: all machines that PyTorch
     /// runs on with a GPU are little-endian.
-    pub(super) fn of_two_bytes(device: Device, kind: Kind) -> Result<Self, Error> {
+    pub(super) fn of_two_bytes(
+        device: Device,
+        kind: Kind,
+        nibbles: Nibbles,
+    ) -> Result<Self, Error> {
         let numbers = i32::from(i16::MIN)..=i32::from(i16::MAX);
         let levels: Vec<f32> = numbers
             .flat_map(|number| number.to_le_bytes().map(usize::from)[..2].to_owned())
-            .flat_map(levels_of)
+            .flat_map(|byte| nibbles.levels_of(byte))
             .collect();
         let levels = Tensor::f_from_slice(&levels)?.f_view([1 << 16, 4])?;
         let offset = Tensor::f_from_slice(&[-i32::from(i16::MIN)])?;
@@ -251,9 +275,4 @@ impl Table {
         };
         Ok(self.levels.f_index_select(0, &codes)?)
     }
-}
-
-/// The two levels of a packed byte.
-fn levels_of(byte: usize) -> [f32; 2] {
-    [LEVELS[byte >> 4], LEVELS[byte & 15]]
 }

@@ -123,9 +123,12 @@ fn both_tables_of_nf4_mean_the_same() {
     // Every pair of bytes.
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     let packed = Tensor::from_slice(&bytes).view([-1, 32]);
-    let ones = nf4::Table::of_bytes().unwrap().look_up(&packed).unwrap();
+    let ones = nf4::Table::of_bytes(nf4::Nibbles::Nf4)
+        .unwrap()
+        .look_up(&packed)
+        .unwrap();
     for kind in [Kind::Float, Kind::BFloat16] {
-        let twos = nf4::Table::of_two_bytes(Device::Cpu, kind).unwrap();
+        let twos = nf4::Table::of_two_bytes(Device::Cpu, kind, nf4::Nibbles::Nf4).unwrap();
         let twos = twos.look_up(&packed).unwrap();
         assert!(
             twos.view(-1).equal(&ones.to_kind(kind).view(-1)),

@@ -10,6 +10,7 @@ use minijinja::{Environment, Value};
 use serde_json::{Map, Value as Json};
 
 use super::jinja::{self, GENERATION};
+use super::refusals::REASONING;
 use super::template_source::has_generation_tags;
 
 /// One message of a conversation: an object with a `role` and other keys that the template reads, such as
@@ -72,9 +73,7 @@ impl Message {
         if message.get("content").is_none() && message.get("tool_calls").is_none() {
             return Err("has neither `content` nor `tool_calls`".into());
         }
-        let reasoning = ["reasoning_content", "thinking", "reasoning"]
-            .iter()
-            .find_map(|key| message.get(*key).cloned());
+        let reasoning = REASONING.iter().find_map(|key| message.get(*key).cloned());
         if let Some(reasoning) = reasoning {
             if !message.contains_key("thinking") {
                 message.shift_insert(0, "thinking".into(), reasoning.clone());
@@ -115,6 +114,13 @@ impl Message {
             joined.insert("content".into(), text.into());
         }
         Self(joined)
+    }
+
+    /// The same message without what the assistant thought.
+    fn without_thoughts(&self) -> Self {
+        let mut said = self.0.clone();
+        said.retain(|key, _| !REASONING.contains(&key.as_str()));
+        Self(said)
     }
 
     /// The same message with `mark` in its content at byte `at`, if the content is a text.
@@ -339,22 +345,36 @@ impl ChatTemplate {
     ) -> Result<Option<Range<usize>>, String> {
         let messages = &conversation.messages;
         let run = |messages: &[Message], prompt| self.run(messages, conversation, prompt);
-        // Some templates refuse a conversation without a user message, or one that ends with it.
-        let before = run(&messages[..turn], true).ok();
-        let before = before.filter(|before| whole.starts_with(before.as_str()));
-        let start = match &before {
-            Some(before) => before.len(),
+        // Some templates leave out the thoughts of a message once there are others after it.
+        let plain: Vec<_> = messages.iter().map(Message::without_thoughts).collect();
+        // Some refuse a conversation without a user message, or one that ends with it.
+        let beginning = |count: usize, prompt: bool, without: &str| {
+            let forms = [&messages[..count], &plain[..count]].into_iter();
+            let texts = forms.filter_map(|messages| run(messages, prompt).ok());
+            let mut lengths = texts.filter_map(|text| {
+                let text = text.strip_suffix(without)?;
+                whole.starts_with(text).then_some(text.len())
+            });
+            lengths.next()
+        };
+        let before = beginning(turn, true, "");
+        let start = match before {
+            Some(before) => before,
             None => match self.words_start(conversation, turn, whole)? {
                 Some(start) => start,
                 None => return Ok(None),
             },
         };
-        let with = run(&messages[..=turn], false);
-        if let Ok(with) = &with
-            && with.len() >= start
-            && whole.starts_with(with.as_str())
-        {
-            return Ok(Some(start..with.len()));
+        // A template that writes the end of the last message differently writes it like any other before a generation
+        // prompt.
+        let prompt = before.and_then(|before| {
+            let given = beginning(turn, false, "")?;
+            whole.get(given..before)
+        });
+        let end = beginning(turn + 1, false, "").filter(|end| *end >= start);
+        let end = end.or_else(|| beginning(turn + 1, true, prompt?));
+        if let Some(end) = end.filter(|end| *end >= start) {
+            return Ok(Some(start..end));
         }
         // Some templates write the last message differently, as those of models that reason do. So the end of the
         // content is marked both in the whole and in the part that ends with this message, and the text after it

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use super::chat::{ChatTemplate, Conversation, Message, not_plain};
 
 /// What templates call the reasoning of a message.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 impl ChatTemplate {
     /// Refuses what the template does not support and would silently leave out.
@@ -42,11 +42,13 @@ impl ChatTemplate {
                     them: use a model whose template does, or write the calls into `content`"
                 ));
             }
+            // Templates that know it may leave it out of what is not the last answer.
+            let is_last = || {
+                let later = &mut conversation.messages[turn..].iter();
+                later.all(|later| !["user", "assistant"].contains(&later.role()))
+            };
             if conversation.is_unread(turn, text)
-                && (REASONING.iter().all(|word| unknown(word))
-                    || conversation.messages[turn..]
-                        .iter()
-                        .all(|later| later.role() != "user"))
+                && (REASONING.iter().all(|word| unknown(word)) || is_last())
             {
                 return Err(format!(
                     "turn {turn} has reasoning (`reasoning_content`, `thinking` or `reasoning`), but the \

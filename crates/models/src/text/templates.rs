@@ -115,6 +115,55 @@ fn templates_are_rendered_as_transformers_renders_them() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// What is learned of a conversation with channels: each message of the assistant from its channel to its end.
+#[test]
+fn answers_have_the_channels_and_the_end_that_the_template_gives_them() {
+    let source = std::fs::read_to_string(reference().join("templates/channels.jinja")).unwrap();
+    let template = ChatTemplate::at(&source, Vec::new(), fixed_time()).unwrap();
+    let answers = |conversation: &Conversation| -> Vec<String> {
+        let (text, answers) = template.render_answers(conversation).unwrap();
+        answers
+            .into_iter()
+            .map(|answer| text[answer].to_owned())
+            .collect()
+    };
+    let conversations = conversations();
+    let found = answers(&conversations["reasoning beside the answer"]);
+    let last = "<|channel|>analysis<|message|>Four\nand three.\n<|end|><|start|>assistant<|channel|>final\
+                <|message|>7.<|return|>";
+    assert_eq!(found, ["<|channel|>final<|message|>4.<|end|>", last]);
+    let found = answers(&conversations["several turns"]);
+    let ends: Vec<_> = found.iter().map(|text| text.rsplit("<|").next()).collect();
+    assert_eq!(ends, ["end|>", "end|>", "return|>"].map(Some));
+    // What was thought before a call is left out once an answer follows.
+    let mut called = conversations["a tool is called"].clone();
+    let at = |role: &str| {
+        called
+            .messages
+            .iter()
+            .position(|message| message.role() == role)
+    };
+    let (call, answer) = (at("assistant").unwrap(), called.messages.len() - 1);
+    let mut fields = called.messages[call].fields().clone();
+    fields.remove("content");
+    fields.insert("thinking".into(), "A tool knows.".into());
+    called.messages[call] = Message::from_json(fields.into()).unwrap();
+    let found = answers(&called);
+    assert!(
+        found[0].starts_with(" to=functions.get_weather<|channel|>commentary json<|message|>{")
+    );
+    assert!(
+        found[0].ends_with("}<|call|>") && found[1].ends_with("<|return|>"),
+        "{found:?}"
+    );
+    called.messages.truncate(answer);
+    let found = answers(&called);
+    assert!(
+        found[0].starts_with("<|channel|>analysis<|message|>A tool knows.<|end|>"),
+        "{found:?}"
+    );
+}
+
 /// Templates that only one side refuses: `|safe` with something concatenated to it, refused here; and
 /// `tojson` of the result of `map`, refused by Python.
 const KNOWN: [&str; 2] = ["functionary-medium-v3.1", "llama-cpp-deepseek-r1"];

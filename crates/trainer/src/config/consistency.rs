@@ -149,6 +149,9 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             );
         }
     }
+    if let Some((message, help)) = train.report_to.problem() {
+        report(&["train", "report_to"], message, &help);
+    }
     if train.metric_for_best_model == BestMetric::EvalNatsPerByte && published {
         report(
             &["train", "metric_for_best_model"],

@@ -115,6 +115,16 @@ section! {
         /// Probability of dropping a caption during training. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub caption_dropout: Option<f64> = None, for Diffusion, resume Free;
+        /// A folder of masks: pictures with the names and forms of the media, whose white parts are learned and whose black
+        /// parts are not. It must not be inside `path`.
+        #[schemars(extend("format" = "path", "x-not-with" = "data.encoded_by"))]
+        pub mask_path: Option<PathBuf> = None, for Diffusion, resume Fixed;
+        /// Whether the transparency of pictures is their mask. Unset means `false`.
+        #[schemars(extend("x-not-with" = "data.mask_path"))]
+        pub alpha_mask: Option<bool> = None, for Diffusion, resume Fixed;
+        /// How much counts what is masked, from 0 (not at all) to 1. Unset means 0.
+        #[schemars(range(min = 0, max = 1))]
+        pub mask_min_value: Option<f64> = None, for Diffusion, resume Fixed;
         /// How often each clip is used per epoch. Unset means the number that its folder's name begins with
         /// (`10_cat`), else 1.
         #[schemars(range(min = 1, max = 65536))]

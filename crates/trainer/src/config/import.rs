@@ -65,6 +65,8 @@ pub struct Imported {
     pub left_out: Vec<LeftOut>,
     /// What has to be filled in before a run can start.
     pub fill_in: Vec<String>,
+    /// Lines that the user still has to write or to choose: those, and keys whose values could not be taken.
+    pub to_change: usize,
 }
 
 /// A key of ours.
@@ -87,6 +89,8 @@ pub struct LeftOut {
     pub value: Value,
     /// Why it is not in the config.
     pub reason: String,
+    /// Whether the user has to write something in its place.
+    pub to_write: bool,
 }
 
 /// Translates the file at `path`; files that it names (a data set config, sample prompts) are read from where it is.
@@ -188,11 +192,17 @@ impl Draft {
     fn take(&mut self, item: &Item, meaning: Meaning) {
         match meaning {
             Meaning::Adapter => self.adapter = true,
-            Meaning::Nothing(reason) => self.leave_out(item, reason),
+            Meaning::Nothing(reason) => self.leave_out(item, reason, false),
+            Meaning::Write(reason) => self.leave_out(item, reason, true),
+            Meaning::Guess(key, value, why) => {
+                if self.set.insert(key, (value, item.clone())).is_none() {
+                    self.fill_in.push(format!("{key}: {why}"));
+                }
+            }
             Meaning::Set(key, value) => match self.set.get(key) {
                 Some((before, from)) if *before != value => {
                     let reason = format!("`{}` sets `{key}` already", from.path);
-                    self.leave_out(item, reason);
+                    self.leave_out(item, reason, false);
                 }
                 Some(_) => {}
                 None => drop(self.set.insert(key, (value, item.clone()))),
@@ -200,11 +210,12 @@ impl Draft {
         }
     }
 
-    fn leave_out(&mut self, item: &Item, reason: String) {
+    fn leave_out(&mut self, item: &Item, reason: String, to_write: bool) {
         self.left_out.push(LeftOut {
             key: item.path.clone(),
             value: item.value.clone(),
             reason,
+            to_write,
         });
     }
 
@@ -268,7 +279,7 @@ impl Draft {
             }
             for (key, reason) in refused {
                 if let Some((_, item)) = self.set.shift_remove(key) {
-                    self.leave_out(&item, format!("`{key}` was left out: {reason}"));
+                    self.leave_out(&item, format!("`{key}` was left out: {reason}"), true);
                 }
             }
         };
@@ -284,7 +295,10 @@ impl Draft {
         if !self.left_out.is_empty() {
             config += "\n# Keys of that file that are not above, and why:\n";
         }
-        for LeftOut { key, value, reason } in &self.left_out {
+        for LeftOut {
+            key, value, reason, ..
+        } in &self.left_out
+        {
             let mut value = one_line(value).replace('\n', " ");
             if let Some((end, _)) = value.char_indices().nth(LONGEST) {
                 value.replace_range(end.., "…");
@@ -296,7 +310,9 @@ impl Draft {
             value,
             from: from.path,
         });
+        let to_write = self.left_out.iter().filter(|key| key.to_write).count();
         Imported {
+            to_change: self.fill_in.len() + to_write,
             origin,
             config,
             set: set.collect(),

@@ -345,6 +345,13 @@ pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
             ));
         }
     }
+    if optim == Optim::Prodigy && train.find_learning_rate {
+        found.push((
+            "find_learning_rate",
+            "`prodigy` estimates the learning rate itself".to_owned(),
+            "write `learning_rate: 1`, or choose another optimizer".into(),
+        ));
+    }
     if optim == Optim::ScheduleFreeAdamw {
         if !train.lr_scheduler_type.is_constant() {
             let message = "`schedule_free_adamw` takes the place of a schedule".to_owned();

@@ -135,6 +135,13 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "set `train.per_device_train_batch_size` to 2 or more",
         );
     }
+    if loss == LossType::Kto && config.train.group_by_length {
+        report(
+            ["train", "group_by_length"],
+            "`kto` takes records in the order of the file: so each is compared with the answer to another one of its batch",
+            "remove the key",
+        );
+    }
     if config.data.dataset.is_some() {
         report(
             ["data", "dataset"],
@@ -196,6 +203,17 @@ mod tests {
                 "loss_type: kto",
                 "train: {per_device_train_batch_size: 1}",
                 "`train.per_device_train_batch_size`",
+            ),
+            ("", "train: {group_by_length: true}", ""),
+            (
+                "loss_type: kto",
+                "train: {group_by_length: true}",
+                "order of the file",
+            ),
+            (
+                "",
+                "train: {label_smoothing_factor: 0.1}",
+                "`train.label_smoothing_factor`",
             ),
         ] {
             let found = messages(preference, more);

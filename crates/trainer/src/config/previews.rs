@@ -7,8 +7,6 @@ use super::{Config, SampleConfig};
 
 /// Default number of inference steps.
 const STEPS: u32 = 20;
-/// Default guidance scale.
-const GUIDANCE: f64 = 5.0;
 
 /// A video to generate.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +20,7 @@ pub(crate) struct Preview {
     pub(crate) num_frames: u32,
     pub(crate) seed: u64,
     pub(crate) num_inference_steps: u32,
-    pub(crate) guidance_scale: f64,
+    pub(crate) guidance_scale: Option<f64>,
     pub(crate) guidance_scale_2: Option<f64>,
     pub(crate) flow_shift: Option<f64>,
     pub(crate) image: Option<PathBuf>,
@@ -56,7 +54,7 @@ impl Config {
             num_frames: sample.num_frames.or(longest.copied()).unwrap_or(1),
             seed: sample.seed.unwrap_or(self.seed),
             num_inference_steps: sample.num_inference_steps.unwrap_or(STEPS),
-            guidance_scale: sample.guidance_scale.unwrap_or(GUIDANCE),
+            guidance_scale: sample.guidance_scale,
             guidance_scale_2: sample.guidance_scale_2,
             flow_shift: sample.flow_shift,
             image: sample.image.clone(),
@@ -98,7 +96,7 @@ impl Preview {
                 "f" => made.num_frames = whole()?,
                 "s" => made.num_inference_steps = whole()?,
                 "d" => made.seed = value.parse().map_err(|_| wrong("must be a whole number"))?,
-                "l" => made.guidance_scale = number()?,
+                "l" => made.guidance_scale = Some(number()?),
                 "fs" => made.flow_shift = Some(number()?),
                 "n" => made.negative_prompt = value.to_owned(),
                 "i" => made.image = Some(value.into()),
@@ -145,7 +143,7 @@ mod tests {
             num_frames: 9,
             seed: 5,
             num_inference_steps: 4,
-            guidance_scale: 5.0,
+            guidance_scale: None,
             guidance_scale_2: None,
             flow_shift: None,
             image: None,
@@ -158,7 +156,7 @@ mod tests {
             num_frames: 5,
             seed: 7,
             num_inference_steps: 3,
-            guidance_scale: 1.0,
+            guidance_scale: Some(1.0),
             guidance_scale_2: None,
             flow_shift: Some(2.5),
             image: Some("x.png".into()),

@@ -426,6 +426,15 @@ fn rules_between_keys_hold() {
             &["train.warmup_steps=2000"],
             "a warm-up of 2000 steps does not fit",
         ),
+        (
+            &[
+                "train.optim=prodigy",
+                "train.learning_rate=1",
+                "train.find_learning_rate=true",
+            ],
+            "estimates the learning rate itself",
+        ),
+        (&["train.report_to=[wandb]"], "`wandb` is not supported"),
         (&["name=../x"], "cannot be the name of a folder"),
         (
             &["train.per_device_train_batch_size=much"],

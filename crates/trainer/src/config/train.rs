@@ -1,6 +1,8 @@
 //! The config's section `train`.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::bf16::Bf16;
@@ -27,6 +29,14 @@ section! {
         /// Sequences per forward pass of the evaluation; unset means as in training.
         #[schemars(range(min = 1, max = 65_536))]
         pub per_device_eval_batch_size: Option<u32> = None, for Any, resume Free;
+        /// Whether batches have examples of similar length, so that little of them is padding: the order is random, then by
+        /// length within each few hundred examples, longer and shorter ones in turns. The longest are the first batch, so
+        /// that a lack of memory shows at once.
+        #[schemars(extend(
+            "x-needs" = "data.packing: false or preference",
+            "x-because" = "other rows are all of one length"
+        ))]
+        pub group_by_length: bool = false, for PublishedLanguage, resume Fixed;
         /// Forward and backward passes per optimizer step.
         #[schemars(range(min = 1, max = 65_536))]
         pub gradient_accumulation_steps: u32 = 1, for Any, resume Free;
@@ -40,6 +50,9 @@ section! {
         /// Peak learning rate.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
         pub learning_rate: f64 = 1e-3, for Any, resume Free;
+        /// In place of training, try a step at each of a hundred rates from 1e-7 to 1, in a run folder whose name ends in `-lr`,
+        /// and suggest a `learning_rate` by the losses. No weights are kept. The same as `surefoot train --find-lr`.
+        pub find_learning_rate: bool = false, for Any, resume Unrelated;
         /// Learning rate at the end of a `linear` or `cosine` schedule.
         #[schemars(range(min = 0, max = 10))]
         pub min_lr: f64 = 0.0, for Any, resume Free;
@@ -90,9 +103,21 @@ section! {
             "x-because" = "only activations that gradient checkpointing keeps can be offloaded"
         ))]
         pub activation_offload: bool = false, for Any, resume Free;
+        /// Uniform noise in the embeddings of a batch, in training alone (NEFTune): up to this over the root of the numbers in
+        /// a sequence; 5 is usual. Unset adds none.
+        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        pub neftune_noise_alpha: Option<f64> = None, for PublishedLanguage, resume Free;
+        /// The share of probability that targets give to all tokens alike, in training; the held-out loss is measured
+        /// without.
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1, "x-not-with" = "preference"))]
+        pub label_smoothing_factor: f64 = 0.0, for PublishedLanguage, resume Free;
         /// Record metrics every this many steps.
         #[schemars(range(min = 1))]
         pub logging_steps: u64 = 10, for Any, resume Free;
+        /// Trackers that get the numbers, beside the run folder with its TensorBoard files: `mlflow` (the server of
+        /// `MLFLOW_TRACKING_URI`), `trackio` (that of `TRACKIO_SERVER_URL`), or a list of both. A server that does not answer
+        /// never stops or slows a run; a resumed run goes on there.
+        pub report_to: ReportTo = ReportTo::default(), for Any, resume Unrelated;
         /// When the held-out loss is measured during training; it always is at the end.
         pub eval_strategy: Strategy = Strategy::Steps, for Any, resume Free;
         /// With `eval_strategy: steps`, every this many steps; 0 evaluates only at the end.
@@ -148,6 +173,9 @@ section! {
         /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
         pub flow_shift: Option<f64> = None, for Diffusion, resume Free;
+        /// For models that are told the guidance (FLUX.1-dev), the guidance in training. Unset means 1.
+        #[schemars(range(min = 0, max = 100))]
+        pub guidance_scale: Option<f64> = None, for Diffusion, resume Free;
         /// Mean of the log-odds, for `logit_normal`. Unset means 0.
         #[schemars(range(min = -20, max = 20))]
         #[schemars(extend("x-needs" = "train.weighting_scheme: logit_normal"))]
@@ -198,6 +226,66 @@ pub struct ParameterGroup {
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: Option<f64>,
+}
+
+/// Names of trackers: one, or a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ReportTo {
+    /// One.
+    One(String),
+    /// A list.
+    Several(Vec<String>),
+}
+
+impl Default for ReportTo {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl ReportTo {
+    /// Their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let names = match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        };
+        names.iter().map(String::as_str)
+    }
+
+    /// What is wrong with a name, and what to do.
+    pub(super) fn problem(&self) -> Option<(String, String)> {
+        // TensorBoard's files are always written.
+        let known = ["mlflow", "trackio", "tensorboard", "none"];
+        let name = self.names().find(|name| !known.contains(name))?;
+        Some(match name {
+            "wandb" => (
+                "`wandb` is not supported: it has no server of its own that is free to run".into(),
+                "write `trackio`, which has the interface of wandb, or `mlflow`; or import the TensorBoard files of the run \
+                 folder with `wandb sync`"
+                    .into(),
+            ),
+            name => (
+                format!("`{name}` is no tracker that is known here"),
+                format!("choose from `{}`", known.join("`, `")),
+            ),
+        })
+    }
+}
+
+impl JsonSchema for ReportTo {
+    fn schema_name() -> Cow<'static, str> {
+        "ReportTo".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "`mlflow`, `trackio`, a list of those, or `none`.",
+            "type": ["string", "array"],
+            "items": {"type": "string"},
+        })
+    }
 }
 
 /// Which copies to the device are verified, as `docs/transfer.md` specifies.

@@ -95,6 +95,7 @@ impl ModelConfig {
             transformer_2: self.transformer_2.clone(),
             vae: self.vae.clone(),
             text_encoder: self.text_encoder.clone(),
+            text_encoder_2: self.text_encoder_2.clone(),
             tokenizer: self.tokenizer.clone(),
         }
     }
@@ -126,6 +127,29 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
         problems.push((path, message, help));
     };
     let (model, data, train) = (&config.model, &config.data, &config.train);
+    let masks = (data.mask_path.is_some(), data.alpha_mask == Some(true));
+    if masks.1 && data.encoded_by.is_some() {
+        report(
+            ["data", "alpha_mask"],
+            "clips that another trainer has encoded have no masks".into(),
+            "remove the key, or `data.encoded_by`",
+        );
+    }
+    if masks.0 && data.eval_dataset.is_some() {
+        report(
+            ["data", "mask_path"],
+            "masks are those of the media in `data.path`, and `data.eval_dataset` has others"
+                .into(),
+            "hold out some of `data.path` by `data.validation_fraction` in place of `data.eval_dataset`",
+        );
+    }
+    if masks == (false, false) && data.mask_min_value.is_some() {
+        report(
+            ["data", "mask_min_value"],
+            "there are no masks".into(),
+            "set `data.mask_path` or `data.alpha_mask: true`, or remove the key",
+        );
+    }
     match (&model.name_or_path, &config.adapter) {
         (None, _) => report(
             ["model", "name_or_path"],

@@ -17,7 +17,8 @@ seed random_state random_seed training_seed data_seed
 model.name_or_path model_name_or_path pretrained_model_name_or_path base_model model_name model_id model_path ckpt_path pretrained_model_name
 model.transformer dit dit_path dit_high_noise transformer_path
 model.vae vae_path ae vae_checkpoint
-model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1
+model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1 clip_l
+model.text_encoder_2 t5xxl text_encoder2
 model.tokenizer tokenizer_name_or_path tokenizer_path
 model.quantization load_in_4bit load_in_8bit quantization_bit quantization_method
 model.boundary_ratio timestep_boundary
@@ -48,14 +49,24 @@ data.caption_extension caption_ext
 data.caption_dropout caption_dropout_rate caption_dropout_prob
 data.num_repeats repeats dataset_repeats
 data.cache_dir cache_directory latents_cache_dir
+preference.loss_type pref_loss
+preference.beta pref_beta rl_beta dpo_beta orpo_alpha
+preference.label_smoothing dpo_label_smoothing
+preference.desirable_weight kto_chosen_weight kto_desirable_weight
+preference.undesirable_weight kto_rejected_weight kto_undesirable_weight
+preference.precompute_ref_log_probs dpo_precompute_ref_log_probs
 train.max_steps max_train_steps steps max_iters total_steps num_steps iterations
 train.num_train_epochs epochs num_epochs max_train_epochs n_epochs max_epochs
 train.per_device_train_batch_size batch_size train_batch_size micro_batch_size micro_batch_size_per_gpu
 train.per_device_eval_batch_size eval_batch_size val_batch_size
+train.group_by_length train_sampling_strategy
+train.neftune_noise_alpha neftune_alpha noisy_embedding_alpha
 train.gradient_accumulation_steps gradient_accumulation grad_accum_steps grad_accumulation_steps
 train.optim optimizer optimizer_type
 train.optim_args optimizer_args optimizer_params optimizer_kwargs
 train.learning_rate lr unet_lr max_lr peak_lr
+train.report_to log_with
+train.find_learning_rate find_lr auto_lr_find lr_find
 train.lr_scheduler_type lr_scheduler lr_schedule
 train.lr_scheduler_kwargs lr_scheduler_args lr_scheduler_params
 train.warmup_steps lr_warmup_steps num_warmup_steps warmup_iters
@@ -108,7 +119,10 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("use_gradient_checkpointing", "unsloth", "true"),
     ("use_gradient_checkpointing", "true", "true"),
     ("use_gradient_checkpointing", "false", "false"),
+    ("train_sampling_strategy", "group_by_length", "true"),
+    ("train_sampling_strategy", "random", "false"),
     ("timestep_sampling", "shift", "logit_normal"),
+    ("timestep_sampling", "flux_shift", "logit_normal"),
     ("timestep_sampling", "uniform", "uniform"),
     ("timestep_sampling", "sigmoid", "logit_normal"),
     ("timestep_type", "shift", "shift"),
@@ -159,8 +173,9 @@ const NEEDLESS: &str = "\
 attention kernels are chosen by themselves: flash_attention flash_attn attn_implementation xformers xformers_attention sdpa sdpa_attention mem_eff_attn use_flash_attention_2 attn_mode split_attn experts_implementation
 kernels are chosen by themselves: plugins use_kernels use_scattermoe lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy liger_cross_entropy use_liger_kernel enable_liger_kernel cut_cross_entropy torch_compile compile dynamo_backend use_unsloth use_reentrant gradient_checkpointing_kwargs
 models larger than a GPU are streamed (`model.offload`), and each process has all of it: fsdp fsdp_config fsdp_version deepspeed dp_shard_size tensor_parallel_size context_parallel_size
-metrics are always written to the run folder, also for TensorBoard: report_to log_with logging_dir wandb_project wandb_entity wandb_name wandb_run_id wandb_watch wandb_log_model use_tensorboard log_tracker_name plot_loss logging_first_step include_num_input_tokens_seen performance_log_every
+metrics are always written to the run folder, also for TensorBoard: logging_dir wandb_project wandb_entity wandb_name wandb_run_id wandb_watch wandb_log_model use_tensorboard log_tracker_name plot_loss logging_first_step include_num_input_tokens_seen performance_log_every
 data is read and cached as it is needed: dataset_processes dataset_num_proc preprocessing_num_workers dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor max_data_loader_n_workers persistent_data_loader_workers num_workers dataset_prepared_path overwrite_cache overwrite_output_dir cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk cache_text_embeddings unload_text_encoder vae_batch_size skip_cache_check latents_to_disk
+prompts and answers are cut where a row ends (`data.block_size`): max_prompt_length max_completion_length max_target_length truncation_mode
 this is what a run does here: job meta sample_start_step do_train do_eval strict pad_to_sequence_len pad_to_max_length eval_sample_packing eval_packing save_safetensors save_model_as train_unet network_train_unet_only remove_unused_columns ddp_find_unused_parameters ddp_timeout
 class, tokenizer and noise schedule follow from the files of the model: special_tokens processor_type eot_tokens model_type tokenizer_type trust_remote_code tokenizer_use_fast use_fast_tokenizer arch text_encoder_type model_version task noise_scheduler sampler sample_sampler guidance_embedding
 the chat template and the form of the records are read from the model and the data: chat_template template type ds_type default_system_message dataset_text_field prompt_template message_property_mappings message_field_role message_field_content roles
@@ -220,7 +235,15 @@ pub(crate) fn our_key(word: &str, section: &str) -> Option<&'static str> {
         same().find(|name| name.rsplit_once('.').map_or("", |(above, _)| above) == section)
     };
     let order = [
-        section, "", "train", "adapter", "data", "model", "sample", "notify",
+        section,
+        "",
+        "train",
+        "adapter",
+        "data",
+        "model",
+        "sample",
+        "notify",
+        "preference",
     ];
     order.into_iter().find_map(inside).map(String::as_str)
 }

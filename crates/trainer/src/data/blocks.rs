@@ -3,10 +3,23 @@
 //! Every epoch divides the text into blocks from a new random offset, and shuffles them. The order follows from
 //! the seed and the number of the epoch, so a checkpoint only needs
 //! the position.
+//!
+//! Where blocks are rows of different lengths, batches should have similar ones:
+//!
+//! ```text
+//! shuffled     5 2 9 1 │ 7 3 8 6 │ 4 2 8 1
+//! by length    9 5 2 1 │ 3 6 7 8 │ 8 4 2 1      groups of many rows, falling and rising in turns
+//! ```
+//!
+//! Neighbours are alike across the borders, too, so any number of them is a batch, on any number of processes; the order
+//! depends on neither.
 
 use serde::{Deserialize, Serialize};
 
 use super::random::SplitMix64;
+
+/// The most rows that are sorted by length together: more give less padding and less chance.
+const TOGETHER: usize = 1024;
 
 /// The position of a run in its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +38,8 @@ pub struct BlockOrder {
     state: OrderState,
     /// Whether an epoch is shuffled.
     shuffled: bool,
+    /// The length of each row, where rows of similar length are neighbours; empty if they are not.
+    lengths: Vec<u32>,
     /// Start of each block of the current epoch, in the order in which they are used.
     starts: Vec<u32>,
 }
@@ -44,6 +59,7 @@ impl BlockOrder {
             block_size,
             state,
             shuffled: true,
+            lengths: Vec::new(),
             starts: Vec::new(),
         };
         order.shuffle();
@@ -53,6 +69,13 @@ impl BlockOrder {
     /// The same blocks, from the first to the last in each epoch.
     pub(crate) fn in_order(mut self) -> Self {
         self.shuffled = false;
+        self.shuffle();
+        self
+    }
+
+    /// Rows of these lengths, of which each start is the number, so that those of similar length are neighbours.
+    pub(crate) fn by_length(mut self, lengths: Vec<u32>) -> Self {
+        self.lengths = lengths;
         self.shuffle();
         self
     }
@@ -126,6 +149,22 @@ impl BlockOrder {
         for end in (1..last).rev() {
             self.starts.swap(end, random.below(end as u64 + 1) as usize);
         }
+        let length = |row: &u32| self.lengths.get(*row as usize).copied().unwrap_or_default();
+        if self.lengths.is_empty() {
+            return;
+        }
+        // A quarter of a small set, so that there is something left to chance.
+        let together = (self.starts.len() / 4).clamp(1, TOGETHER);
+        let longest = (0..self.starts.len()).max_by_key(|at| length(&self.starts[*at]));
+        if let Some(at) = longest {
+            self.starts.swap(0, at);
+        }
+        for (number, group) in self.starts.chunks_mut(together).enumerate() {
+            group.sort_by_key(length);
+            if number % 2 == 0 {
+                group.reverse();
+            }
+        }
     }
 }
 
@@ -172,6 +211,49 @@ mod tests {
                 prop_assert_eq!(whole.next_start(), resumed.next_start());
             }
         }
+    }
+
+    /// Padded tokens over tokens, in batches of `size` rows.
+    fn padded(order: &[u32], lengths: &[u32], size: usize) -> f64 {
+        let length = |row: &u32| u64::from(lengths[*row as usize]);
+        let batches = order.chunks(size);
+        let padded = batches.map(|rows| rows.iter().map(length).max().unwrap() * rows.len() as u64);
+        padded.sum::<u64>() as f64 / order.iter().map(length).sum::<u64>() as f64
+    }
+
+    /// Lengths as of chats: most are short, few are long.
+    #[test]
+    fn rows_by_length_are_all_there_and_hardly_padded_in_batches_of_any_size() {
+        let mut random = SplitMix64::new(&[3]);
+        let lengths: Vec<u32> = (0..4001)
+            .map(|_| (20.0 * (4.0 * random.unit()).exp()) as u32)
+            .collect();
+        let order = BlockOrder::new(1, lengths.len() + 1, 1);
+        let mixed = order.starts().to_vec();
+        let grouped = order.by_length(lengths.clone());
+        let mut all = grouped.starts().to_vec();
+        assert_ne!(all, mixed);
+        let longest = *lengths.iter().max().unwrap();
+        assert_eq!(lengths[all[0] as usize], longest);
+        for size in [2, 7, 16, 64] {
+            let found = [&mixed, &all].map(|order| padded(order, &lengths, size));
+            assert!(found[1] < 1.2 && found[0] > 1.4, "{size}: {found:?}");
+        }
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..4001));
+        let mut resumed = BlockOrder::new(1, lengths.len() + 1, 1).by_length(lengths);
+        let state = OrderState {
+            epoch: 3,
+            position: 9,
+        };
+        resumed.restore(state);
+        assert_ne!(resumed.starts(), grouped.starts());
+        let mut whole = grouped;
+        for _ in 0..3 * 4001 + 9 {
+            whole.next_start();
+        }
+        assert_eq!(whole.state(), state);
+        assert_eq!(whole.next_start(), resumed.next_start());
     }
 
     #[test]

@@ -12,10 +12,12 @@ pub enum ModelKind {
     Video,
     /// Either.
     Any,
+    /// The tokenizer of a language model alone.
+    Tokenizer,
 }
 
 /// The files of a language model besides its weights.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 12] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -27,7 +29,11 @@ const COMPANIONS: [&str; 11] = [
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "spiece.model",
 ];
+
+/// Those of them that a tokenizer does not need.
+const NOT_OF_TOKENIZERS: [&str; 2] = ["config.json", "generation_config.json"];
 
 const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"];
 
@@ -37,6 +43,18 @@ const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"]
 /// What is missing, as a phrase to follow the model's name.
 pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, String> {
     let is_there = |name: &str| files.iter().any(|file| file == name);
+    if kind == ModelKind::Tokenizer {
+        let needed = COMPANIONS
+            .iter()
+            .filter(|name| !NOT_OF_TOKENIZERS.contains(name));
+        let chosen = needed
+            .filter(|name| is_there(name))
+            .map(|name| (*name).to_owned());
+        return match lacks_tokenizer(is_there) {
+            None => Ok(chosen.collect()),
+            Some(file) => Err(format!("has no `{file}`")),
+        };
+    }
     let is_video = diffusion::INDEXES.iter().any(|name| is_there(name));
     if is_video && kind == ModelKind::Text {
         return Err("is a video or image model, not a language model: set \
@@ -77,6 +95,17 @@ pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, S
     }
     chosen.sort_by_key(|file| is_weight(file));
     Ok(chosen.into_iter().cloned().collect())
+}
+
+/// What a tokenizer lacks, of which these files are there.
+pub(super) fn lacks_tokenizer(is_there: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let forms: [&[&str]; 3] = [
+        &["tokenizer.json"],
+        &["spiece.model"],
+        &["vocab.json", "merges.txt"],
+    ];
+    let is_whole = |form: &&[&str]| form.iter().all(|name| is_there(name));
+    (!forms.iter().any(is_whole)).then_some("tokenizer.json")
 }
 
 /// Whether a name stays inside its folder.
@@ -143,6 +172,22 @@ mod tests {
         let expected =
             "config.json tokenizer.json additional_chat_templates/tools.jinja model.safetensors";
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_tokenizer_comes_without_its_model() {
+        let files = [
+            "config.json",
+            "merges.txt",
+            "vocab.json",
+            "model.safetensors",
+        ];
+        let found = chosen(&files, ModelKind::Tokenizer).unwrap();
+        assert_eq!(found, "vocab.json merges.txt");
+        let reason = chosen(&files[..2], ModelKind::Tokenizer).unwrap_err();
+        assert_eq!(reason, "has no `tokenizer.json`");
+        let found = chosen(&["spiece.model", "a.bin"], ModelKind::Tokenizer).unwrap();
+        assert_eq!(found, "spiece.model");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use models::adapters::PeftAdapter;
 use models::formats::TensorSource;
-use models::pretrained::{Export, GgufType, Merged, Pretrained};
+use models::pretrained::{Export, GgufType, Merged, Pretrained, export_adapter};
 use models::text::Encoder;
 
 use crate::Error;
@@ -77,4 +77,16 @@ pub fn export_gguf(
         ends: names,
         ollama_template: encoder.ollama_template(),
     })
+}
+
+/// Writes the adapter in `adapter`, which belongs to the model at `path`, as the GGUF file `output`, which llama.cpp loads
+/// beside its base.
+///
+/// # Errors
+/// When one of them is damaged, such a file cannot say what the adapter has, or it cannot be written.
+pub fn export_gguf_adapter(path: &Path, adapter: &Path, output: &Path) -> Result<(), Error> {
+    let model = Pretrained::open(path)?;
+    let adapter = PeftAdapter::open(adapter)?;
+    let name = output.file_stem().unwrap_or_default().to_string_lossy();
+    Ok(export_adapter(&model, &adapter, &name, output)?)
 }

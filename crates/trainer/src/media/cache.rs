@@ -3,7 +3,7 @@
 //! ```text
 //! <folder>/media/<path, size, date>.json     facts about a medium: hash of its content, shape; for the cache of
 //!                                            another trainer, the hash
-//! <folder>/latents/<hash>.safetensors        `latents` [channels, frames, height, width], `condition`
+//! <folder>/latents/<hash>.safetensors        `latents` [channels, frames, height, width], conditions
 //! <folder>/texts/<hash>.safetensors          `text` [tokens, width]
 //! ```
 //!

@@ -18,6 +18,7 @@ use super::cache::{self, Cache};
 use super::clips::{ClipExtraction, Span};
 use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
+use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
@@ -72,6 +73,8 @@ struct Cut {
     shape: Shape,
     span: Span,
     size: Size,
+    /// What of it counts, if there are masks.
+    mask: Option<Mask>,
 }
 
 impl Cut {
@@ -178,6 +181,8 @@ impl Encoder<'_> {
         }
         let buckets = buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
+        let masks = Masks::of(data, path)?;
+        let mut unmasked = Problems::default();
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
         let count = items.len();
@@ -185,7 +190,7 @@ impl Encoder<'_> {
             if index % 64 == 0 {
                 observer.preparing(&format!("looking at the media: {index} of {count}"));
             }
-            let name = shown(item.source.path(), path);
+            let name = sources::shown(item.source.path(), path);
             let facts = match self.cache.facts(&item.source, self.fps)? {
                 Ok(facts) => facts,
                 Err(reason) => {
@@ -201,10 +206,21 @@ impl Encoder<'_> {
                 ));
                 continue;
             };
+            let mask = masks.as_ref();
+            let mask = mask.map(|masks| masks.of_medium(&item.source, shape, path));
+            if mask == Some(Mask::Whole) {
+                unmasked.add(format!("`{name}`"));
+            }
             let text = self.text_file(&item.caption, captions)?;
             for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
-                let content = &facts.content;
-                planned.push(self.planned(&item.source, content, shape, span, size, &name, &text));
+                let cut = Cut {
+                    source: item.source.clone(),
+                    shape,
+                    span,
+                    size,
+                    mask: mask.clone(),
+                };
+                planned.push(self.planned(cut, &facts.content, &name, &text)?);
             }
         }
         wrong.refuse(&format!(
@@ -215,6 +231,10 @@ impl Encoder<'_> {
             short.refuse(&format!("no clip is left of `{}`", path.display()))?;
         }
         short.warn("videos that are too short");
+        if masks.is_some() && unmasked.len() == count {
+            unmasked.refuse("there is no mask for any of the media")?;
+        }
+        unmasked.warn("media without a mask, of which everything counts");
         Ok(planned)
     }
 
@@ -244,6 +264,11 @@ impl Encoder<'_> {
             .into_iter()
             .map(|clip| PlannedClip { clip, cut: None })
             .collect())
+    }
+
+    /// How much of what is masked counts.
+    fn least(&self) -> f64 {
+        self.config.data.mask_min_value.unwrap_or(0.0)
     }
 
     /// Whether clips need conditions of their first frame.
@@ -294,18 +319,15 @@ impl Encoder<'_> {
         spans
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what a clip is made of")]
     fn planned(
         &self,
-        source: &Source,
+        cut: Cut,
         content: &str,
-        shape: Shape,
-        span: Span,
-        size: Size,
         name: &str,
         text: &Path,
-    ) -> PlannedClip {
-        let numbers = format!(
+    ) -> Result<PlannedClip, Error> {
+        let (size, span) = (cut.size, cut.span);
+        let mut numbers = format!(
             "{}x{} {}+{} at {} {:?} {}",
             size.0,
             size.1,
@@ -315,29 +337,28 @@ impl Encoder<'_> {
             self.compute,
             encoded_by::pipeline(self.with_first_frame())
         );
-        let key = cache::key(&[content, &numbers, &self.autoencoder]);
-        PlannedClip {
-            cut: Some(Cut {
-                source: source.clone(),
-                shape,
-                span,
-                size,
-            }),
-            clip: Clip {
-                name: match shape.still {
-                    true => name.to_owned(),
-                    false => format!("{name} from frame {}, {} frames", span.start, span.frames),
-                },
-                latents: self.cache.latents(&key),
-                key,
-                text: text.to_owned(),
-                shape: (size.0, size.1, span.frames),
-                tokens: self.geometry.latent_frames(span.frames.into()) as u64
-                    * u64::from(size.0 / self.step)
-                    * u64::from(size.1 / self.step),
-                repeats: sources::repeats(source.path()),
-            },
+        if let Some(mask) = &cut.mask {
+            numbers += &format!(" mask {}", mask.identity(&self.cache, self.least())?);
         }
+        let key = cache::key(&[content, &numbers, &self.autoencoder]);
+        let clip = Clip {
+            name: match cut.shape.still {
+                true => name.to_owned(),
+                false => format!("{name} from frame {}, {} frames", span.start, span.frames),
+            },
+            latents: self.cache.latents(&key),
+            key,
+            text: text.to_owned(),
+            shape: (size.0, size.1, span.frames),
+            tokens: self.geometry.latent_frames(span.frames.into()) as u64
+                * u64::from(size.0 / self.step)
+                * u64::from(size.1 / self.step),
+            repeats: sources::repeats(cut.source.path()),
+        };
+        Ok(PlannedClip {
+            clip,
+            cut: Some(cut),
+        })
     }
 
     /// The file of a caption, whose tokens are added to `captions`.
@@ -428,6 +449,10 @@ impl Encoder<'_> {
                 let made = model.first_frame_conditions(codec, &first, frames, None)?;
                 conditions.extend(made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?);
             }
+            if let Some(mask) = &cut.mask {
+                let mask = mask.for_latents(&latents, cut.shape, cut.size, self.least());
+                conditions.insert(LOSS_MASK, mask.map_err(told)?);
+            }
             let mut tensors = vec![("latents".to_owned(), &latents)];
             tensors.extend(named(&conditions));
             let finite = |tensor: &Tensor| -> Result<bool, Error> {
@@ -455,7 +480,7 @@ impl Encoder<'_> {
         let mut encoding = autoencoder.encoding(height, width, None)?;
         let (mut latents, mut first, mut failed) = (Vec::new(), None, None);
         let mut push = |picture: image::RgbImage| -> Result<(), Error> {
-            let frame = pixels(&picture)?;
+            let frame = frames::pixels(&picture)?;
             latents.extend(encoding.push(&frame)?);
             first.get_or_insert(frame);
             Ok(())
@@ -516,18 +541,6 @@ pub(super) fn cache_folder(config: &Config) -> PathBuf {
     set.unwrap_or_else(|| crate::data::cache_folder().join("videos"))
 }
 
-/// A picture as `[1, 3, height, width]` from −1 to 1.
-pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
-    let (width, height) = (i64::from(picture.width()), i64::from(picture.height()));
-    let bytes = Tensor::f_from_slice(picture.as_raw())?;
-    Ok(bytes
-        .f_view([1, height, width, 3])?
-        .f_permute([0, 3, 1, 2])?
-        .f_to_kind(Kind::Float)?
-        .f_div_scalar(127.5)?
-        .f_sub_scalar(1.0)?)
-}
-
 /// The tensors of a cache file.
 fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
     let tensors = conditions.iter();
@@ -571,15 +584,4 @@ fn identity(model: &dyn Diffusion, part: Part) -> Result<String, Error> {
         identity += &format!(" {:08x}", crc32c::crc32c(&text));
     }
     Ok(identity)
-}
-
-/// A path for messages: relative to `root` if it is below.
-fn shown(path: &Path, root: &Path) -> String {
-    let root = if root.is_dir() {
-        Some(root)
-    } else {
-        root.parent()
-    };
-    let below = root.and_then(|root| path.strip_prefix(root).ok());
-    below.unwrap_or(path).display().to_string()
 }

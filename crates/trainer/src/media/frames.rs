@@ -7,12 +7,17 @@ use std::path::{Path, PathBuf};
 use image::codecs::gif::GifDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::imageops::{self, FilterType};
-use image::{AnimationDecoder, DynamicImage, Frames, ImageDecoder, ImageReader, RgbImage};
+use image::{
+    AnimationDecoder, DynamicImage, Frames, GrayImage, ImageDecoder, ImageReader, RgbImage,
+};
+
+use tch::{Kind, Tensor};
 
 use super::buckets::Size;
 use super::clips::Span;
 use super::ffmpeg;
 use super::sources::Source;
+use crate::Error;
 
 /// Properties of a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,12 +193,38 @@ fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
 
 /// A picture with its EXIF orientation applied.
 pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
+    Ok(on_white(&oriented(path)?))
+}
+
+fn oriented(path: &Path) -> Result<DynamicImage, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let decoded = DynamicImage::from_decoder(decoder);
     let mut decoded = decoded.map_err(|error| error.to_string())?;
     decoded.apply_orientation(turned);
-    Ok(on_white(&decoded))
+    Ok(decoded)
+}
+
+/// How opaque each pixel of a picture is; `None` if all are.
+pub(super) fn opacity(path: &Path) -> Result<Option<GrayImage>, String> {
+    let decoded = oriented(path)?;
+    if !decoded.color().has_alpha() {
+        return Ok(None);
+    }
+    let picture = decoded.to_rgba8();
+    let (width, height) = picture.dimensions();
+    let alpha = |x, y| image::Luma([picture.get_pixel(x, y).0[3]]);
+    Ok(Some(GrayImage::from_fn(width, height, alpha)))
+}
+
+/// How bright each pixel of a picture is; one that is transparent is black.
+pub(super) fn brightness(path: &Path) -> Result<GrayImage, String> {
+    let picture = oriented(path)?.to_luma_alpha8();
+    let (width, height) = picture.dimensions();
+    Ok(GrayImage::from_fn(width, height, |x, y| {
+        let [light, alpha] = picture.get_pixel(x, y).0.map(u32::from);
+        image::Luma([((light * alpha + 127) / 255) as u8])
+    }))
 }
 
 /// Replaces transparency with white.
@@ -274,6 +305,18 @@ pub(crate) fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
     };
     let (left, top) = corner(picture.dimensions(), size);
     imageops::crop_imm(&scaled, left, top, size.0, size.1).to_image()
+}
+
+/// A picture as `[1, 3, height, width]` from −1 to 1.
+pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
+    let (width, height) = (i64::from(picture.width()), i64::from(picture.height()));
+    let bytes = Tensor::f_from_slice(picture.as_raw())?;
+    Ok(bytes
+        .f_view([1, height, width, 3])?
+        .f_permute([0, 3, 1, 2])?
+        .f_to_kind(Kind::Float)?
+        .f_div_scalar(127.5)?
+        .f_sub_scalar(1.0)?)
 }
 
 #[cfg(test)]

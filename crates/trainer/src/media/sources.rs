@@ -18,7 +18,7 @@ const VIDEOS: [&str; 12] = [
     "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
 ];
 /// Extensions of still images.
-const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+pub(super) const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
 /// Extensions of possibly animated images.
 const MOVING: [&str; 2] = ["gif", "webp"];
 
@@ -330,8 +330,19 @@ fn in_folder(
     Ok(all)
 }
 
+/// A path for messages: relative to `root` if it is below.
+pub(super) fn shown(path: &Path, root: &Path) -> String {
+    let root = if root.is_dir() {
+        Some(root)
+    } else {
+        root.parent()
+    };
+    let below = root.and_then(|root| path.strip_prefix(root).ok());
+    below.unwrap_or(path).display().to_string()
+}
+
 /// Refuses a file that leads elsewhere, before anything is said of it.
-fn stay_within(confinement: Option<&Confinement>, path: &Path) -> Result<(), String> {
+pub(super) fn stay_within(confinement: Option<&Confinement>, path: &Path) -> Result<(), String> {
     match confinement {
         Some(confinement) if !confinement.allows(path) => {
             Err(format!("`{}` {LEADS_ELSEWHERE}", path.display()))
@@ -452,7 +463,7 @@ pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-fn ending(path: &Path) -> String {
+pub(super) fn ending(path: &Path) -> String {
     path.extension()
         .unwrap_or_default()
         .to_string_lossy()

@@ -140,11 +140,15 @@ impl PlannedDecoder<'_> {
         let router = experts.map(|experts| vec![experts.count, hidden]);
         let delta = self.shape.delta.as_ref();
         let decay = delta.map(|delta| vec![delta.value_heads, hidden]);
-        let of = |size: &Vec<i64>| {
+        let of = |(size, kind): &(Vec<i64>, Kind)| {
             let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
             let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
             if size.len() != 2 {
                 return aligned(numbers * 4);
+            }
+            // In MXFP4, and stays so.
+            if *kind == Kind::Uint8 {
+                return aligned(numbers);
             }
             let to = self.config.model.quantization;
             let is_exact = [&router, &decay].contains(&&Some(size.clone()));
@@ -197,13 +201,33 @@ mod tests {
     use models::adapters::Attachment;
     use models::language::DecoderOptions;
     use models::loss::mean_cross_entropy;
-    use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
+    use models::model::{Base, Builder, Initial, Pass, Streaming, WeightSource};
+    use models::quant::Mxfp4;
     use placement::swap::SwapOptions;
     use serde_json::json;
     use tch::{Device, Tensor};
     use torch_ext::fake::{self, FakeMode};
 
     use super::*;
+
+    /// Tensors of any shape, for fake mode; experts in MXFP4, if that says so.
+    struct Shapes(bool);
+
+    impl WeightSource for Shapes {
+        fn packed(
+            &mut self,
+            _: &str,
+            shape: &[i64],
+            _: bool,
+        ) -> Result<Option<Mxfp4>, models::Error> {
+            let packed = self.0.then(|| Mxfp4::shape_alone(shape, Device::Cpu));
+            packed.transpose()
+        }
+
+        fn tensor(&mut self, _: &str, shape: &[i64], _: Initial) -> Result<Tensor, models::Error> {
+            Ok(Tensor::f_empty(shape, (Kind::BFloat16, Device::Cpu))?)
+        }
+    }
 
     /// The plan for Qwen3-30B-A3B with an adapter on its attention and rows of 2,048 tokens.
     fn thirty_billion(quantization: &str, memory: Memory) -> Result<MemoryPlan, Error> {
@@ -213,6 +237,15 @@ mod tests {
             "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
             "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
         });
+        planned((keys, false), quantization, memory)
+    }
+
+    /// The plan for a model with an adapter on its attention and rows of 2,048 tokens, whose experts may be in MXFP4.
+    fn planned(
+        (keys, mxfp4): (serde_json::Value, bool),
+        quantization: &str,
+        memory: Memory,
+    ) -> Result<MemoryPlan, Error> {
         let shape = DecoderConfig::from_json(Path::new("config.json"), keys).unwrap();
         let text = format!(
             "adapter: {{r: 16}}\nmodel: {{name_or_path: m, quantization: {quantization}}}\n\
@@ -224,7 +257,7 @@ mod tests {
         let compute = Kind::BFloat16;
         let build = |parameters: &mut Parameters, quantization, streamed: &[usize]| {
             let mut attachment = Attachment::fresh(&lora).unwrap();
-            let mut source = MetaWeights::new(None, (compute, Device::Cpu));
+            let mut source = Shapes(mxfp4);
             let streaming = Streaming {
                 blocks: streamed.to_vec(),
                 options: SwapOptions::default(),
@@ -266,6 +299,34 @@ mod tests {
             measured: &measured,
         };
         planned.plan(memory, &OffloadOptions::default())
+    }
+
+    #[test]
+    fn gpt_oss_20b_trains_on_a_card_of_16_gib() {
+        let keys =
+            || json!({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32});
+        let card = |device: u64| Memory::Discrete {
+            device: Bytes::gib(device),
+            host: Bytes::gib(32),
+        };
+        let plan = planned((keys(), true), "nf4", card(15)).unwrap();
+        let phase = &plan.plan.phases[0];
+        println!(
+            "{} of weights, {} beside them",
+            phase.resident, phase.working
+        );
+        assert_eq!(plan.streamed, [0; 0]);
+        // 19.1 billion numbers of experts, each 17/32 of a byte; 0.6 of attention, each 9/16 of one; embedding and head,
+        // 0.58 each, in bf16.
+        assert!(
+            (11.7..12.1).contains(&phase.resident.as_gib()),
+            "{}",
+            phase.resident
+        );
+        assert!(phase.working < Bytes::gib(3), "{}", phase.working);
+        // Dequantised, they would not fit.
+        let dense = planned((keys(), false), "int8", card(15)).unwrap();
+        assert!(!dense.streamed.is_empty());
     }
 
     #[test]

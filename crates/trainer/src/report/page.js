@@ -94,8 +94,8 @@ function range(curves, zero) {
   return { low: zero ? low : low - margin, high: high + margin, beyond: cut ? top : null };
 }
 
-/* A card with curves over the steps, redrawn when its width changes. */
-function chart({ title, unit, curves, format = short, zero = false, wide = false }) {
+/* A card with curves over the steps or over another axis, redrawn when its width changes; `mark` is a place on that. */
+function chart({ title, unit, curves, format = short, zero = false, wide = false, axis = null, mark = null }) {
   curves = curves.filter((curve) => curve.points.length > 0);
   if (curves.length === 0) return;
   const legend = make("ul", { class: "legend" });
@@ -118,7 +118,8 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
   if (beyond !== null) {
     card.append(make("p", { class: "note" }, `The first steps go beyond the scale, up to ${format(beyond)}.`));
   }
-  const [lastStep, firstStep] = [Math.max(lastRecorded, ...curves.flatMap((c) => c.points.map((p) => p[0])), 1), 0];
+  const [lastStep, firstStep] = axis ? [axis.to, axis.from]
+    : [Math.max(lastRecorded, ...curves.flatMap((c) => c.points.map((p) => p[0])), 1), 0];
 
   let scale = null;
   const nearest = (curve, step) => curve.points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
@@ -139,7 +140,7 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
       const name = make("span", {}, make("i", { style: `background: var(--${curve.colour})` }), curve.name);
       return make("div", {}, name, make("b", {}, format(near[1])));
     });
-    tip.replaceChildren(make("div", {}, `step ${whole.format(step)}`), ...rows);
+    tip.replaceChildren(make("div", {}, axis ? axis.tell(step) : `step ${whole.format(step)}`), ...rows);
     const beside = x(step) < width / 2;
     tip.style.left = beside ? `${x(step) + 12}px` : "auto";
     tip.style.right = beside ? "auto" : `${width - x(step) + 12}px`;
@@ -162,11 +163,12 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
       svg.append(make("line", { class: "grid", x1: left, x2: width - right, y1: y(mark), y2: y(mark) }));
       svg.append(make("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end", class: "tick" }, labels[index]));
     }
-    for (const mark of ticks(firstStep, lastStep, width < 420 ? 3 : 6)) {
-      if (Number.isInteger(mark)) svg.append(make("text", { x: x(mark), y: height - 24, "text-anchor": "middle" }, whole.format(mark)));
+    for (const tick of ticks(firstStep, lastStep, axis ? lastStep - firstStep : width < 420 ? 3 : 6)) {
+      const label = axis ? axis.label(tick) : whole.format(tick);
+      if (Number.isInteger(tick)) svg.append(make("text", { x: x(tick), y: height - 24, "text-anchor": "middle" }, label));
     }
     const middle = (top + height - bottom) / 2;
-    svg.append(make("text", { class: "axis", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "step"));
+    svg.append(make("text", { class: "axis", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, axis ? axis.name : "step"));
     svg.append(make("text", { class: "axis", transform: `translate(12 ${middle}) rotate(-90)`, "text-anchor": "middle" }, unit));
     /* A picture in the picture cuts off what is beyond the scale. */
     const [w, h] = [width - left, height - bottom + 4];
@@ -179,6 +181,10 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
       }
     }
     svg.append(lines);
+    if (mark) {
+      const [line, label] = [{ class: "marked", x1: x(mark.at), x2: x(mark.at), y1: top, y2: height - bottom }, { x: x(mark.at) + 6, y: top + 10 }];
+      svg.append(make("line", line), make("text", label, mark.label));
+    }
     svg.append(make("line", { class: "cursor", x1: 0, x2: 0, y1: top, y2: height - bottom, visibility: "hidden" }));
   }
   const all = wide ? aligned : [];
@@ -186,8 +192,8 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
   svg.addEventListener("pointermove", (event) => {
     const { left, right, width } = scale;
     const share = (event.clientX - svg.getBoundingClientRect().left - left) / (width - left - right);
-    const step = Math.round(Math.min(Math.max(share, 0), 1) * (lastStep - firstStep) + firstStep);
-    for (const one of all) one(step);
+    const step = Math.min(Math.max(share, 0), 1) * (lastStep - firstStep) + firstStep;
+    for (const one of all) one(axis ? step : Math.round(step));
   });
   svg.addEventListener("pointerleave", () => { for (const one of all) one(null); });
   let drawn = 0;
@@ -282,6 +288,24 @@ function curves() {
     points: points("train", (r) => r.turns?.[turn]?.grad_norm) }));
   chart({ title: "Gradient norm", unit: "norm before clipping", zero: true, curves: norms.length ? norms : [
     { name: "norm", colour: "one", points: points("train", (r) => r.grad_norm) }] });
+}
+
+/* What a search for a learning rate saw. */
+function search() {
+  const found = summary.learning_rate;
+  if (!found) return;
+  const told = found.learning_rate === null ? "No learning rate can be told" : `A learning rate of ${short(found.learning_rate)} is suggested`;
+  at("what").append(` ${told}: ${found.reason}.`);
+  const points = records.filter((r) => r.kind === "train" && Number.isFinite(r.loss)).map((r) => [Math.log10(r.learning_rate), r.loss]);
+  if (points.length < 2) return;
+  const rate = (power) => `rate ${(10 ** power).toExponential(1)}`;
+  chart({ title: "Loss over the learning rate", unit: data.loss_unit, wide: true,
+    axis: { name: "learning rate", from: Math.floor(points[0][0]), to: Math.ceil(points.at(-1)[0]), label: (power) => (power === 0 ? "1" : `1e${power}`), tell: rate },
+    mark: found.learning_rate === null ? null : { at: Math.log10(found.learning_rate), label: short(found.learning_rate) },
+    curves: [
+      { name: "one step each", colour: "one-pale", points },
+      { name: "smoothed", colour: "one", points: smooth(points) },
+    ] });
 }
 
 /* The commands that fit this run. */
@@ -407,6 +431,7 @@ function environment() {
 
 header();
 use();
+search();
 curves();
 events();
 changes();

@@ -57,7 +57,9 @@ impl Run<'_> {
             self.train_seconds += self.window.seconds - state.window.seconds;
             self.window = state.window;
             self.last_evaluation = None;
+            let trackers = std::mem::take(&mut self.recorder.trackers);
             self.recorder = Recorder::open(&self.folder, state.step, u64::MAX)?;
+            self.recorder.trackers = trackers;
         }
         self.recorder.rolled_back(&rollback)?;
         observer.rolled_back(&rollback);

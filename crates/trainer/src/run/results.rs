@@ -9,7 +9,7 @@ use crate::checkpoint::{self, Draft, Progress};
 use crate::observer::Observer;
 use crate::report::Page;
 use crate::run_facts::RunFacts;
-use crate::run_folder::replace;
+use crate::run_folder::{RunFolder, replace};
 use crate::summary::{Ending, Summary};
 
 impl Run<'_> {
@@ -97,10 +97,7 @@ impl Run<'_> {
         self.export(ending)?;
         self.recorder.draw(self.config.loss_unit())?;
         let summary = self.summary(ending);
-        let path = self.folder.join("summary.json");
-        let text = serde_json::to_string_pretty(&summary)
-            .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
-        replace(&path, &(text + "\n"))?;
+        write_summary(&self.folder, &summary)?;
         self.write_page(ending, None);
         self.forget_if(ending)?;
         observer.finished(&summary);
@@ -108,7 +105,7 @@ impl Run<'_> {
     }
 
     /// A completed run is not continued when its processes are started again, once rank 0 has written all of it.
-    fn forget_if(&mut self, ending: Ending) -> Result<(), Error> {
+    pub(super) fn forget_if(&mut self, ending: Ending) -> Result<(), Error> {
         if ending == Ending::Completed {
             self.ranks.barrier()?;
             self.ranks.forget_folder();
@@ -132,7 +129,10 @@ impl Run<'_> {
     fn try_write_page(&self, ending: Ending, error: Option<&Error>) -> Result<(), Error> {
         let facts = RunFacts::new(
             self.config,
-            self.task.usable(),
+            // Of a search, nothing is kept.
+            self.task
+                .usable()
+                .filter(|_| !self.config.train.find_learning_rate),
             self.folder.path(),
             self.task.export_name(),
             ending,
@@ -156,7 +156,7 @@ impl Run<'_> {
         page.write(&self.folder.join("report.html"))
     }
 
-    fn summary(&self, ending: Ending) -> Summary {
+    pub(super) fn summary(&self, ending: Ending) -> Summary {
         let units = self.units + self.window.units;
         let train_seconds = self.train_seconds + self.window.seconds;
         let losses = self.recorder.training_losses();
@@ -174,6 +174,7 @@ impl Run<'_> {
             repeated_steps: self.oom.repeated_steps,
             micro_batch: self.oom.micro_batch(),
             best: self.best,
+            learning_rate: self.found_rate.clone(),
             held_out: self
                 .last_evaluation
                 .as_ref()
@@ -197,4 +198,11 @@ impl Run<'_> {
             environment: self.environment.clone(),
         }
     }
+}
+
+/// Writes `summary.json` atomically.
+pub(super) fn write_summary(folder: &RunFolder, summary: &Summary) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(summary)
+        .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
+    replace(&folder.join("summary.json"), &(text + "\n"))
 }

@@ -38,6 +38,8 @@ struct Plans<'a> {
     loss: Loss<'a>,
     compute: Kind,
     device: Device,
+    /// The type of the adapters' products.
+    adapters: Kind,
 }
 
 impl BaseModel {
@@ -53,16 +55,20 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
+        let compute = match config.train.bf16.on(placer.device()) {
+            true => Kind::BFloat16,
+            false => Kind::Float,
+        };
         let plans = Plans {
             config,
             pretrained,
             context,
             loss,
-            compute: match config.train.bf16.on(placer.device()) {
-                true => Kind::BFloat16,
-                false => Kind::Float,
-            },
+            compute,
             device: placer.device(),
+            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
+                adapter.computes_in((compute, placer.device()))
+            }),
         };
         let plan = match config.model.offload_options() {
             Some(options) => Some(plans.plan(memory, &options)?),
@@ -85,7 +91,8 @@ impl BaseModel {
         let mut builder = plans
             .builder(&mut source, &mut parameters, attachment.as_mut())
             .streamed(streaming);
-        let model = plans.decoder(&mut builder)?;
+        let mut model = plans.decoder(&mut builder)?;
+        model.add_noise(config.train.neftune_noise_alpha.unwrap_or_default());
         if config.train.activation_offload && !plans.offloads() {
             tracing::warn!(
                 "`train.activation_offload` is left off: on the CPU there is no other memory to \
@@ -139,10 +146,11 @@ impl Plans<'_> {
         let Some(adapter) = &self.config.adapter else {
             return Ok(None);
         };
-        Ok(Some(match &adapter.resume_from {
+        let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
             None => Attachment::fresh(&adapter.lora()?)?,
-        }))
+        };
+        Ok(Some(attachment.computing_in(self.adapters)))
     }
 
     fn builder<'b>(

@@ -18,8 +18,8 @@ use crate::estimate::{self, Footprint};
 use crate::events::Sample;
 use models::Parameters;
 use models::formats::write_tensors;
-use models::language::{Decoder, DecoderConfig, DecoderOptions};
-use models::model::{Base, Builder, MetaWeights, Pass, RandomWeights};
+use models::language::{Decoder, DecoderConfig, DecoderOptions, attention_path};
+use models::model::{AttentionPath, Base, Builder, MetaWeights, Pass, RandomWeights};
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
@@ -34,6 +34,7 @@ pub struct CausalLm {
     /// What the model computes.
     shape: DecoderConfig,
     initializer_range: f64,
+    attention: AttentionPath,
     sample_config: SampleConfig,
 }
 
@@ -93,6 +94,11 @@ impl CausalLm {
             block_size,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             seed: config.seed,
+            attention: attention_path(
+                &shape,
+                (placer.device(), compute),
+                (block_size as i64, false),
+            )?,
             shape,
             initializer_range: config.model.initializer_range,
             sample_config: config.sample.clone(),
@@ -191,6 +197,10 @@ impl CausalLm {
 }
 
 impl Task for CausalLm {
+    fn attention(&self) -> Option<&str> {
+        Some(&self.attention.words)
+    }
+
     fn description(&self) -> String {
         format!(
             "{} parameters, {} layers of width {}, {} tokens of context, {}",

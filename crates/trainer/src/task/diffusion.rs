@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{self, Conditions, Denoiser, Diffusion, Expert as Which, FIRST_FRAME};
+use models::diffusion::{
+    Conditions, Denoiser, Diffusion, Expert as Which, FIRST_FRAME, GUIDANCE, Part,
+};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -40,9 +42,13 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
-use crate::media::{Encoded, ShownMedia, TrainedPart, VideoData, shown_media, trained_parts};
+use crate::media::{
+    Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
+    trained_parts,
+};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
+use crate::single_file;
 use crate::text::thousands;
 
 /// Default number of consecutive steps of each of two experts.
@@ -86,7 +92,7 @@ impl DiffusionTask {
         memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        let (model, parts) = opened(config, path)?;
+        let (model, parts) = opened(config, path, observer)?;
         let mut previews = Previews::open(config, &model, placer.device())?;
         let texts = previews.as_ref().map_or(Vec::new(), Previews::texts);
         let mut data = VideoData::prepare(config, &*model, &texts, placer, observer)?;
@@ -230,17 +236,24 @@ impl DiffusionTask {
         ];
         let mut conditions = Conditions::default();
         for (name, tensor) in batch.iter() {
-            if !["latents", "noise", "sigma"].contains(&name) {
+            if !["latents", "noise", "sigma", LOSS_MASK].contains(&name) {
                 conditions.insert(name, tensor.shallow_clone());
             }
         }
         let of = (&*self.model, &*expert.model);
-        losses(&self.config, of, media, conditions, pass)
+        let squares = squares(&self.config, of, media, conditions, pass)?;
+        match batch.find(LOSS_MASK) {
+            Some(masks) => {
+                let least = self.config.data.mask_min_value.unwrap_or(0.0);
+                masked_means(&squares, masks, least)
+            }
+            None => means(&squares),
+        }
     }
 }
 
-/// The mean squared error of each clip, `[rows]`, of what `denoiser` makes of clean latents, noise and noise levels.
-fn losses(
+/// The squared errors, `[rows, channels, frames, height, width]`, of what `denoiser` makes of clean latents, noise and noise levels.
+fn squares(
     config: &Config,
     (model, denoiser): (&dyn Diffusion, &dyn Denoiser),
     [clean, noise, sigma]: [&Tensor; 3],
@@ -252,6 +265,9 @@ fn losses(
     if given {
         conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
     }
+    if let Some(scale) = config.train.guidance_scale {
+        conditions.insert(GUIDANCE, Tensor::f_full_like(sigma, scale)?);
+    }
     let objective = model.objective();
     let noisy = objective.noisy(clean, noise, sigma)?;
     let times = objective.times(sigma)?;
@@ -260,20 +276,34 @@ fn losses(
     if given {
         apart = apart.f_narrow(2, 1, frames - 1)?;
     }
-    Ok(apart
-        .f_square()?
-        .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
+    Ok(apart.f_square()?)
+}
+
+/// The mean of each clip, `[rows]`.
+fn means(squares: &Tensor) -> Result<Tensor, Error> {
+    Ok(squares.f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
 }
 
 /// The model at `path`, and what of it is trained.
-fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
-    let model = diffusion::open(path, &config.model.parts())?;
+fn opened(
+    config: &Config,
+    path: &Path,
+    observer: &mut dyn Observer,
+) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
+    let mut report = |text: &str| observer.preparing(text);
+    let model = single_file::open(path, &config.model.parts(), &mut report)?;
     let parts = trained_parts(&*model, config)?;
     let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
     model
         .check_training(&experts, config.data.image_to_video)
         .map_err(Error::of_config)?;
     weights::check(&config.train, &*model, path)?;
+    if model.guidance().is_none() && config.train.guidance_scale.is_some() {
+        return Err(Error::Data(format!(
+            "`train.guidance_scale`: `{}` is not told the guidance; remove the key",
+            path.display()
+        )));
+    }
     if model.geometry().frames.is_none() && config.data.num_frames.is_some() {
         return Err(Error::Data(format!(
             "`data.num_frames`: `{}` makes pictures; remove the key",
@@ -284,9 +314,14 @@ fn opened(config: &Config, path: &Path) -> Result<(Arc<dyn Diffusion>, Vec<Train
 }
 
 /// The media of a run on the model in `path`; loads no weights.
-pub(crate) fn show_media(config: &Config, path: &Path, count: usize) -> Result<ShownMedia, Error> {
+pub(crate) fn show_media(
+    config: &Config,
+    path: &Path,
+    count: usize,
+    observer: &mut dyn Observer,
+) -> Result<ShownMedia, Error> {
     let media = crate::locate::text_path(&config.data)?;
-    let (model, _) = opened(config, path)?;
+    let (model, _) = opened(config, path, observer)?;
     shown_media(config, &media, &*model, count)
 }
 
@@ -297,7 +332,7 @@ pub(crate) fn encode_data(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
-    let (model, _) = opened(config, path)?;
+    let (model, _) = opened(config, path, observer)?;
     let previews = Previews::open(config, &model, placer.device())?;
     let texts = previews.map_or(Vec::new(), |previews| previews.texts());
     let data = VideoData::prepare(config, &*model, &texts, placer, observer)?;
@@ -502,9 +537,15 @@ impl Task for DiffusionTask {
         let now = self.data_state()?;
         for key in ["clips", "content"] {
             if state[key] != now[key] {
+                let part = |part| self.model.part(part).unwrap_or_default();
                 return Err(Error::Data(format!(
-                    "the clips and captions differ from those of the checkpoint: `{key}` was {} and is now {}",
-                    state[key], now[key]
+                    "the clips and captions differ from those of the checkpoint: `{key}` was {} and is now {}. They were \
+                     encoded by the autoencoder `{}` and the text encoder `{}`: name others by `model.vae` and \
+                     `model.text_encoder`",
+                    state[key],
+                    now[key],
+                    part(Part::Autoencoder).display(),
+                    part(Part::TextEncoder(0)).display()
                 )));
             }
         }

@@ -29,11 +29,11 @@ use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
 use models::Parameters;
 use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
-use models::formats::write_tensors;
-use models::language::Decoder;
-use models::loss::{mean_cross_entropy, summed_cross_entropy};
-use models::model::Pass;
-use models::pretrained::{Pretrained, fingerprint, merge};
+use models::formats::LazyTensor;
+use models::language::{Decoder, attention_path};
+use models::loss::{smoothed_cross_entropy, summed_cross_entropy};
+use models::model::{AttentionPath, Pass};
+use models::pretrained::{Pretrained, fingerprint, merge, write_weights};
 use models::text::{Conversation, Encoder, Message};
 
 /// Rotary tables and caches for samples reach at least this far, if the model does.
@@ -53,6 +53,7 @@ pub struct FineTune {
     data: FineTuneData,
     /// Set if it learns from preferences.
     preference: Option<Preference>,
+    attention: AttentionPath,
     context: i64,
     eval_batch_size: usize,
     checkpoint: bool,
@@ -100,7 +101,7 @@ impl FineTune {
             };
             match &preference {
                 Some(preference) => Ok(preference.outcome(model, &batch, pass)?.loss),
-                None => loss_of_tokens(model, &batch, pass),
+                None => loss_of_tokens(model, &batch, train.label_smoothing_factor, pass),
             }
         };
         let BaseModel {
@@ -111,6 +112,11 @@ impl FineTune {
             plan,
         } = BaseModel::load(config, &pretrained, (context, &loss), placer, memory)?;
         Ok(Self {
+            attention: attention_path(
+                &pretrained.config,
+                (placer.device(), model.compute()),
+                (longest, data.training.packed()),
+            )?,
             model,
             pretrained,
             encoder,
@@ -249,6 +255,10 @@ impl Reference for FineTune {
 }
 
 impl Task for FineTune {
+    fn attention(&self) -> Option<&str> {
+        Some(&self.attention.words)
+    }
+
     fn description(&self) -> String {
         let trained = thousands(self.parameters.count());
         match &self.adapter {
@@ -338,7 +348,8 @@ impl Task for FineTune {
         if let Some(preference) = &self.preference {
             return preference.loss(&self.model, batch, pass);
         }
-        loss_of_tokens(&self.model, batch, pass)
+        let smoothing = self.config.train.label_smoothing_factor;
+        loss_of_tokens(&self.model, batch, smoothing, pass)
     }
 
     fn evaluates(&self) -> bool {
@@ -529,7 +540,12 @@ impl Task for FineTune {
             return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
+        let named = self.parameters.named();
+        let tensors = named
+            .into_iter()
+            .map(|(name, tensor)| (name, LazyTensor::ready(tensor)));
+        let file = folder.join("model.safetensors");
+        write_weights(&file, &self.pretrained.config, tensors.collect(), None)?;
         Ok(self
             .pretrained
             .write_companions(&self.pretrained.config, folder, Kind::Float)?)
@@ -556,10 +572,16 @@ fn batch_of(
 }
 
 /// The mean loss of the tokens that are learned, and what the model learns besides.
-fn loss_of_tokens(model: &Decoder, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
+fn loss_of_tokens(
+    model: &Decoder,
+    batch: &Batch,
+    smoothing: f64,
+    pass: Pass,
+) -> Result<Tensor, Error> {
     let places = (batch.find("positions"), batch.find("real"));
     let (hidden, balance) = model.learned(batch.get("tokens")?, places, pass)?;
-    let loss = mean_cross_entropy(model, &hidden, batch.get("targets")?, pass)?;
+    let targets = batch.get("targets")?;
+    let loss = smoothed_cross_entropy(model, &hidden, targets, smoothing, pass)?;
     match balance {
         Some(balance) => Ok(loss.f_add(&balance)?),
         None => Ok(loss),

@@ -162,7 +162,7 @@ impl FineTuneData {
             (None, None) => name,
         };
         Ok(Self {
-            blocks: TrainingBlocks::new(training.order(config.seed)?, &config.train, identity),
+            blocks: TrainingBlocks::new(training.order(config)?, &config.train, identity),
             description: parts.describe(&name, &training, held_out.as_ref()),
             fitting: parts.fitting.get().unwrap_or_default(),
             question,

@@ -19,6 +19,7 @@ use super::Batch;
 use super::blocks::{held_out_starts, spread};
 use super::preference::{Answers, Form};
 use crate::Error;
+use crate::config::Config;
 use crate::data::BlockOrder;
 use crate::records::{Span, TokenFile};
 use models::text::Example;
@@ -195,7 +196,8 @@ impl Sequences {
     ///
     /// # Errors
     /// When there is not a single row, or there are too many.
-    pub(super) fn order(&self, seed: u64) -> Result<BlockOrder, Error> {
+    pub(super) fn order(&self, config: &Config) -> Result<BlockOrder, Error> {
+        let by_length = config.train.group_by_length;
         let (count, block) = match &self.rows {
             Rows::Wrapped(stream) => (stream.tokens, self.block_size),
             // Each start is the number of a row.
@@ -209,11 +211,16 @@ impl Sequences {
         }
         match count as usize > block {
             true => {
-                let order = BlockOrder::new(seed, count as usize, block);
-                match &self.rows {
-                    Rows::Answers(answers) if answers.in_order() => Ok(order.in_order()),
-                    _ => Ok(order),
-                }
+                let order = BlockOrder::new(config.seed, count as usize, block);
+                Ok(match &self.rows {
+                    Rows::Answers(answers) if answers.in_order() => order.in_order(),
+                    Rows::Answers(answers) if by_length => order.by_length(answers.lengths()),
+                    Rows::Whole { rows, .. } if by_length => {
+                        let lengths = rows.iter().map(|row| tokens_of(row) as u32);
+                        order.by_length(lengths.collect())
+                    }
+                    _ => order,
+                })
             }
             false => Err(Error::Internal("no row to train on".into())),
         }

@@ -59,6 +59,7 @@ pub(crate) static ARCH: Arch = Arch {
         partial: LoraForm::Comfy,
     },
     caches: None,
+    companions: models::diffusion::Companions::NONE,
 };
 
 /// The model in a folder.

@@ -66,7 +66,7 @@ fn made_by(
     quantization: Option<Quantization>,
     streamed: usize,
 ) -> Tensor {
-    let model = open(&place.path("model"), parts).unwrap();
+    let model = open(&place.path("model"), parts, &mut |_| ()).unwrap();
     let path = place.path(&format!("{name}.safetensors"));
     let request = Request {
         prompt: "a grey cat".into(),
@@ -76,7 +76,7 @@ fn made_by(
         num_frames: Some(5),
         fps: None,
         num_inference_steps: 3,
-        guidance_scale: 3.0,
+        guidance_scale: Some(3.0),
         guidance_scale_2: None,
         flow_shift: None,
         scheduler: None,

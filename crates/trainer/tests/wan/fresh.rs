@@ -66,7 +66,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     assert!(!run.join("adapter").exists());
 
     let model = run.join("model");
-    let folder = open(&model, &PartPaths::default()).unwrap();
+    let folder = open(&model, &PartPaths::default(), &mut |_| ()).unwrap();
     let shape = |model: &Path| fs::read(model.join("transformer/config.json")).unwrap();
     assert_eq!(shape(&model), shape(&place.path("model")));
     let made = place.path("made");
@@ -78,7 +78,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         num_frames: Some(5),
         fps: None,
         num_inference_steps: 2,
-        guidance_scale: 2.0,
+        guidance_scale: Some(2.0),
         guidance_scale_2: None,
         flow_shift: None,
         scheduler: None,

@@ -58,7 +58,7 @@ pub struct Generation {
 }
 
 /// The options that `run.json` may name: those that load a model, and none that writes a file.
-const LOADING: [&str; 13] = [
+const LOADING: [&str; 14] = [
     "--model",
     "--adapter",
     "--lora",
@@ -67,6 +67,7 @@ const LOADING: [&str; 13] = [
     "--transformer-2",
     "--vae",
     "--text-encoder",
+    "--text-encoder-2",
     "--tokenizer",
     "--boundary-ratio",
     "--quantization",

@@ -1,6 +1,6 @@
 // Descriptions of the events of a run.
 import type { RunEvent } from "./api";
-import { bytes } from "./format";
+import { bytes, number } from "./format";
 
 const count = (event: RunEvent, key: string) => Number(event.record?.[key] ?? 0);
 const has = (event: RunEvent, key: string) => typeof event.record?.[key] === "number";
@@ -49,6 +49,11 @@ export function sentence(event: RunEvent): string {
       const changes = (event.record?.["changes"] ?? []) as { key: string; before: unknown; now: unknown }[];
       const told = changes.map(({ key, before, now }) => `${key} ${JSON.stringify(before)} → ${JSON.stringify(now)}`);
       return `Resumed with another config: ${told.join(", ")}.`;
+    }
+    case "learning_rate": {
+      const rate = event.record?.["learning_rate"];
+      const what = typeof rate === "number" ? `A learning rate of ${number(rate, 2)} is suggested` : "No learning rate can be told";
+      return `${what}: ${event.record?.["reason"]}.`;
     }
     case "restarted":
       return `A page fault on the GPU had ended the run; it goes on from here (restart ${count(event, "restart")}).`;

@@ -379,3 +379,31 @@ test("two hundred runs, and one of a hundred thousand points", async () => {
   assert.deepEqual(page.complaints, []);
   await other.close();
 });
+
+test("a search for a learning rate is a picture with what was found, and its reason", async () => {
+  const folder = writeRun(place.runs, "small-lr", { done: 0, ending: "completed" });
+  const lines = Array.from({ length: 90 }, (_, step) => {
+    const rate = 1e-7 * 10 ** (step / 15);
+    const line = JSON.parse(trainLine(step + 1, 106, rate, () => 0));
+    return { ...line, learning_rate: rate, loss: 3 - 1 / (1 + 1e-4 / rate) + (rate / 1e-2) ** 2 };
+  });
+  lines.push({ kind: "learning_rate", step: 90, learning_rate: 3.1e-4, reason: "a tenth of 3.1e-3, where the loss was lowest" });
+  writeFileSync(join(folder, "metrics.jsonl"), lines.map((line) => `${JSON.stringify(line)}\n`).join(""));
+  const page = await place.page();
+  await at(page, "#/run/small-lr");
+  const picture_ = page.getByRole("img", { name: /Loss over the learning rate. Suggested learning rate: 0.00031/ });
+  await picture_.waitFor();
+  await page.waitForSelector("text=a tenth of 3.1e-3");
+  // The mark stands above the rate on the axis: between 1e-4 and 1e-3.
+  const places = await picture_.evaluate((svg) => {
+    const text = (label) => [...svg.querySelectorAll("text")].find((one) => one.textContent === label);
+    const [low, high] = ["1e-4", "1e-3"].map((label) => Number(text(label).getAttribute("x")));
+    return { low, high, mark: Number(svg.querySelector(".mark line").getAttribute("x1")) };
+  });
+  assert.ok(places.low < places.mark && places.mark < places.high, JSON.stringify(places));
+  assert.equal(await picture_.locator("path").count(), 2);
+  await picture(page, "search");
+  assert.deepEqual(await serious(page), []);
+  assert.deepEqual(page.complaints, []);
+  await page.context().close();
+});

@@ -414,7 +414,7 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
         target_modules: Modules::AllLinear,
         ..LoraConfig::default()
     };
-    for base in ["qwen3-moe", "qwen3-moe-stacked"] {
+    for base in ["qwen3-moe", "qwen3-moe-stacked", "gpt-oss"] {
         let adapted = fresh(base, &config).unwrap();
         let modules = adapted.attached.modules.iter();
         let mut modules = modules.map(|name| name.split_once("self_attn."));
@@ -441,6 +441,20 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
         let expected = format!("`target_modules` match `model.{layer}`: experts, routers");
         assert!(reason.contains(&expected), "{reason}");
     }
+    let biases = LoraConfig {
+        bias: Biases::All,
+        ..on(&["q_proj"])
+    };
+    let reason = refusal(&biases, "gpt-oss");
+    assert!(
+        reason.contains("`bias: all`: the biases of experts"),
+        "{reason}"
+    );
+    let reason = refusal(&on(&["router"]), "gpt-oss");
+    assert!(
+        reason.contains("match `model.layers.0.mlp.router`"),
+        "{reason}"
+    );
     for modules in ["layers.0.mlp", "experts"] {
         let reason = refusal(&saving(&["q_proj"], &[modules]), "qwen3-moe");
         assert!(

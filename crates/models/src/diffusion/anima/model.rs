@@ -106,8 +106,8 @@ impl Anima {
             conditioner_folder,
         };
         model.check_parts()?;
-        if !path.is_dir() {
-            // Nothing but a key says where they are.
+        // Nothing but a key says where they are; a file in place of the folder stands for those that are not here yet.
+        if !path.is_dir() && !model.stills.parts.tokenizer.is_file() {
             model.tokenizers()?;
         }
         Ok(model)

@@ -63,7 +63,6 @@ impl Transformer {
     ) -> Result<Self, Error> {
         let width = config.width();
         let patch = PATCH * PATCH;
-        let time = ["linear_1", "linear_2"].map(|part| format!("time_embed.t_embedder.{part}"));
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let model = Self {
             conditioner: Conditioner::new(conditioner, device, builder)?,
@@ -74,7 +73,7 @@ impl Transformer {
                 initial(width),
             )?,
             time: TimeEmbedding::new(
-                time.each_ref().map(String::as_str),
+                "time_embed.t_embedder",
                 [width, width, 3 * width],
                 false,
                 builder,

@@ -8,7 +8,6 @@ use tch::Device;
 use super::ARCH;
 use super::transformer::{Transformer, TransformerConfig};
 use crate::Error;
-use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
@@ -62,9 +61,12 @@ impl Flux2 {
             }
             None => (None, false),
         };
-        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let mut model = Self {
-            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            config: parts.transformer(
+                &ARCH,
+                TransformerConfig::read,
+                TransformerConfig::of_shapes,
+            )?,
             stills: Stills {
                 arch: &ARCH,
                 path: path.to_owned(),

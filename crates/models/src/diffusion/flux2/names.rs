@@ -1,11 +1,11 @@
 //! What the weights are called.
 
 use crate::diffusion::BlockNames;
-use crate::diffusion::files::PartNames;
+use crate::diffusion::files::{PartNames, renamed};
 
 /// The transformer.
 pub(super) const TRANSFORMER: PartNames = PartNames {
-    rename,
+    rename: |name, _| renamed(name, &[&DOUBLE, &SINGLE], OTHERS.iter().chain(&BESIDE)),
     stacked: &[
         (
             ".attn.to_qkv.weight",
@@ -28,32 +28,6 @@ pub(super) const TRANSFORMER: PartNames = PartNames {
     swapped: &["final_layer.adaLN_modulation.1.weight"],
     ..PartNames::DIFFUSERS
 };
-
-/// diffusers' name of a weight, whose name may be the original one.
-fn rename(name: &str, _: &[String]) -> Option<String> {
-    let prefixes = ["model.diffusion_model.", "diffusion_model."];
-    let rest = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
-    let name = rest.unwrap_or(name);
-    // Norms have a scale in place of a weight.
-    let (module, ending) = name.rsplit_once('.')?;
-    let ending = if ending == "scale" { "weight" } else { ending };
-    for list in [&DOUBLE, &SINGLE] {
-        for prefix in [list.name, list.original] {
-            let rest = module.strip_prefix(prefix);
-            let Some(rest) = rest.and_then(|rest| rest.strip_prefix('.')) else {
-                continue;
-            };
-            let (number, part) = rest.split_once('.')?;
-            // A part of a stacked layer has its original name, too.
-            let mut parts = list.others.iter().chain(list.linear);
-            let (part, _) = parts.find(|(own, original)| *own == part || *original == part)?;
-            return Some(format!("{}.{number}.{part}.{ending}", list.name));
-        }
-    }
-    let mut others = OTHERS.iter().chain(&BESIDE);
-    let (module, _) = others.find(|(own, original)| *own == module || *original == module)?;
-    Some(format!("{module}.{ending}"))
-}
 
 /// The blocks with a stream for the text and one for the picture.
 pub(super) const DOUBLE: BlockNames = BlockNames {

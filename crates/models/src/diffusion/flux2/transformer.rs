@@ -21,8 +21,9 @@ pub(super) use self::layers::DOUBLE;
 use self::layers::Single;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
-use crate::diffusion::parts::double::{DoubleBlock, Shared, VECTORS, modulated};
-use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::parts::double::{DoubleBlock, Shared, VECTORS};
+use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
+use crate::diffusion::parts::rotary::{Rotary, places};
 use crate::diffusion::parts::time::TimeEmbedding;
 use crate::diffusion::{Conditions, Denoiser, TEXT};
 use crate::model::layers::Linear;
@@ -44,8 +45,7 @@ pub struct Transformer {
     text: Linear,
     double: Blocks<DoubleBlock>,
     single: Blocks<Single>,
-    last_modulation: Linear,
-    output: Linear,
+    last: LastLayer,
     device: Device,
 }
 
@@ -61,10 +61,9 @@ impl Transformer {
     ) -> Result<Self, Error> {
         let width = config.width();
         let initial = Initial::Normal(0.02);
-        let names = ["linear_1", "linear_2"]
-            .map(|part| format!("time_guidance_embed.timestep_embedder.{part}"));
+        let name = "time_guidance_embed.timestep_embedder";
         let widths = [config.timestep_guidance_channels, width, width];
-        let time = TimeEmbedding::new([&names[0], &names[1]], widths, false, builder)?;
+        let time = TimeEmbedding::new(name, widths, false, builder)?;
         let mut linear = |name: &str, inputs: i64, outputs: i64| {
             builder.linear(name, (inputs, outputs), false, initial)
         };
@@ -96,18 +95,7 @@ impl Transformer {
             text,
             double,
             single,
-            last_modulation: builder.linear(
-                "norm_out.linear",
-                (width, 2 * width),
-                false,
-                initial,
-            )?,
-            output: builder.linear(
-                "proj_out",
-                (width, config.in_channels),
-                false,
-                Initial::Zeros,
-            )?,
+            last: LastLayer::new((width, config.in_channels), false, config.eps, builder)?,
             config: config.clone(),
             device,
         };
@@ -128,23 +116,10 @@ impl Transformer {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let dropout = pass != Pass::Evaluate;
-        let (batch, channels, frames, rows, columns) = latents.size5()?;
-        let (texts, words, text_width) = text.size3()?;
         let config = &self.config;
-        if channels != config.in_channels || frames != 1 || rows < 1 || columns < 1 {
-            return Err(Error::Invalid(format!(
-                "latents of {channels} channels and {frames} × {rows} × {columns}: this model takes {} channels and one \
-                 frame",
-                config.in_channels
-            )));
-        }
-        if texts != batch || words < 1 || text_width != config.joint_attention_dim {
-            return Err(Error::Invalid(format!(
-                "texts of shape [{texts}, {words}, {text_width}] for {batch} pictures: this model takes one of width {} \
-                 for each",
-                config.joint_attention_dim
-            )));
-        }
+        let (rows, columns) = grid(latents, config.in_channels, 1)?;
+        let words = text.size3()?.1;
+        check_texts(text, (latents.size()[0], config.joint_attention_dim), None)?;
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let time = self
             .time
@@ -159,10 +134,7 @@ impl Transformer {
             seen: None,
         };
         let tokens = rows * columns;
-        let patches = latents
-            .f_reshape([batch, channels, tokens])?
-            .f_transpose(1, 2)?;
-        let picture = self.picture.forward(&patches, dropout)?;
+        let picture = self.picture.forward(&patched(latents, 1)?, dropout)?;
         let text = self.text.forward(text, dropout)?;
         let stream = Tensor::f_cat(&[text, picture], 1)?;
         let [of_picture, of_text] = &self.double_modulation;
@@ -171,27 +143,19 @@ impl Transformer {
         let others = [vectors(&self.single_modulation)?];
         let stream = self.single.forward(stream, &others, &shared, pass)?;
         let picture = stream.f_narrow(1, words, tokens)?;
-        let last = vectors(&self.last_modulation)?.f_unsqueeze(1)?;
-        let [scale, shift] =
-            [0, 1].map(|half| last.f_narrow(2, half * config.width(), config.width()));
-        let normed = modulated(&picture, (&shift?, &scale?), config.eps)?;
-        let made = to_kind(&self.output.forward(&normed, dropout)?, Kind::Float)?;
-        Ok(made
-            .f_transpose(1, 2)?
-            .f_reshape([batch, channels, 1, rows, columns])?)
+        unpatched(
+            &self.last.forward(&picture, &time, dropout)?,
+            (rows, columns),
+            1,
+        )
     }
 
     /// Rotations of `words` tokens of the text, followed by `rows` × `columns` of the picture.
     fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
         let options = (Kind::Double, Device::Cpu);
         let none = |count: i64| Tensor::f_zeros([1, count], options);
-        let place = |positions: Tensor| {
-            positions
-                .f_expand([rows, columns], false)?
-                .f_reshape([1, -1])
-        };
-        let row = place(Tensor::f_arange(rows, options)?.f_unsqueeze(1)?)?;
-        let column = place(Tensor::f_arange(columns, options)?.f_unsqueeze(0)?)?;
+        let of = |count: i64| Tensor::f_arange(count, options);
+        let [row, column] = places(&of(rows)?, &of(columns)?)?;
         let word = Tensor::f_arange(words, options)?.f_unsqueeze(0)?;
         let axes = [
             none(words + rows * columns)?,

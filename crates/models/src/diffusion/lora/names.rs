@@ -48,10 +48,11 @@ const OTHER_KINDS: [(&str, &str); 5] = [
 const FLAT: [&str; 3] = ["lora_unet_", "lora_transformer_", "lycoris_"];
 
 /// How the keys of text encoders begin.
-const TEXT_ENCODERS: [&str; 5] = [
+const TEXT_ENCODERS: [&str; 6] = [
     "lora_te_",
     "lora_te1_",
     "lora_te2_",
+    "lora_te3_",
     "text_encoder.",
     "text_encoder_2.",
 ];

@@ -7,7 +7,7 @@
 //!            └  0     0   up v ┘   └ down v ┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Kind, Tensor};
 
@@ -18,30 +18,36 @@ use crate::diffusion::{Arch, BlockNames};
 use crate::tensor::to_kind;
 
 impl Arch {
-    /// The layer that the denoiser's original files have in place of the layer `name` and others: its name in diffusers,
-    /// and which of its parts `name` is.
-    fn whole_of(&self, name: &str) -> Option<(String, usize)> {
+    /// The layer that LoRA files with original names have in place of the layer `name` and others, by its name in diffusers.
+    fn whole_of(&self, name: &str) -> Option<String> {
         let weight = format!("{name}.weight");
-        self.denoiser.stacked.iter().find_map(|(whole, parts)| {
-            let of = |(number, part): (usize, &&str)| Some((weight.strip_suffix(part)?, number));
-            let (base, number) = parts.iter().enumerate().find_map(of)?;
-            let whole = whole.strip_suffix(".weight").unwrap_or(whole);
-            Some((format!("{base}{whole}"), number))
-        })
+        let original = original_module(name, self);
+        let mut wholes = self.denoiser.stacked.iter().filter_map(|(whole, parts)| {
+            let base = parts.iter().find_map(|part| weight.strip_suffix(part))?;
+            Some(format!("{base}{}", whole.strip_suffix(".weight")?))
+        });
+        wholes.find(|whole| original_module(whole, self) == original)
     }
 
     /// A layer that other programs have as one, although LoRA files with original names have one for each of its parts.
     pub fn split_layer(&self) -> Option<&'static str> {
-        let parts = || self.lists.iter().flat_map(BlockNames::parts);
         let plain = |name: &'static str| name.trim_matches('.').trim_end_matches(".weight");
-        let original = |name: &str| {
-            parts()
-                .find(|(own, _)| *own == name)
-                .map(|(_, other)| other)
+        let original = |list: &BlockNames, name: &str| {
+            let found = list.parts().find(|(own, _)| *own == name);
+            found.map(|(_, other)| other)
         };
         let is_split = |(whole, parts): &&(&'static str, &[&'static str])| {
-            let first = parts.first().and_then(|part| original(plain(part)));
-            first != original(plain(whole))
+            let Some(first) = parts.first() else {
+                return false;
+            };
+            let both = |list| (original(list, plain(whole)), original(list, plain(first)));
+            let is_there = |(whole, first): (Option<_>, Option<_>)| whole.or(first).is_some();
+            self.lists.iter().map(both).any(is_there)
+                && !self
+                    .lists
+                    .iter()
+                    .map(both)
+                    .any(|(whole, first)| whole.is_some() && whole == first)
         };
         let found = self.denoiser.stacked.iter().find(is_split);
         found.map(|(whole, _)| plain(whole))
@@ -55,31 +61,39 @@ pub(super) fn joined(
     modules: &BTreeMap<String, LoraModule>,
 ) -> Result<BTreeMap<String, LoraModule>, Error> {
     let mut all = BTreeMap::new();
-    let mut wholes: BTreeMap<String, BTreeMap<usize, &LoraModule>> = BTreeMap::new();
+    let mut wholes = BTreeSet::new();
     for (name, module) in modules {
-        let whole = arch.whole_of(name);
-        let whole =
-            whole.filter(|(whole, _)| original_module(whole, arch) == original_module(name, arch));
-        match whole {
-            Some((whole, number)) => {
-                wholes.entry(whole).or_default().insert(number, module);
+        match arch.whole_of(name) {
+            Some(whole) => {
+                wholes.insert(whole);
             }
             None => {
                 all.insert(name.clone(), module.shallow_clone());
             }
         }
     }
-    for (name, parts) in wholes {
-        let count = arch.denoiser.unstacked(&format!("{name}.weight"));
-        let count = count.map_or(0, |parts| parts.len());
-        all.insert(name, one_of(&parts, count)?);
+    for name in wholes {
+        let parts = parts_of(arch, &name).unwrap_or_default();
+        let parts = parts
+            .iter()
+            .map(|(part, share)| (modules.get(part), *share));
+        all.insert(name, one_of(&parts.collect::<Vec<_>>())?);
     }
     Ok(all)
 }
 
-/// One LoRA for a layer of `count` equal parts, of which some have one.
-fn one_of(parts: &BTreeMap<usize, &LoraModule>, count: usize) -> Result<LoraModule, Error> {
-    let modules = || parts.values().copied();
+/// The parts of the layer `name` that files have as one, and the share of the rows of each.
+fn parts_of(arch: &Arch, name: &str) -> Option<Vec<(String, i64)>> {
+    let mut parts = arch.denoiser.unstacked(&format!("{name}.weight"))?;
+    for (part, _) in &mut parts {
+        part.truncate(part.trim_end_matches(".weight").len());
+    }
+    Some(parts)
+}
+
+/// One LoRA for a layer of parts, of which some have one, with the share of the rows of each.
+fn one_of(parts: &[(Option<&LoraModule>, i64)]) -> Result<LoraModule, Error> {
+    let modules = || parts.iter().filter_map(|(module, _)| *module);
     let scales: Vec<f64> = modules().map(LoraModule::scale).collect();
     // In the matrices if they have different ones.
     let scale = scales.first().copied().unwrap_or(1.0);
@@ -91,12 +105,13 @@ fn one_of(parts: &BTreeMap<usize, &LoraModule>, count: usize) -> Result<LoraModu
     };
     let down = modules().map(|module| to_kind(&module.down, kind));
     let down = Tensor::f_cat(&down.collect::<Result<Vec<_>, _>>()?, 0)?;
-    let rows = modules().next().map_or(0, |module| module.up.size()[0]);
+    let unit = |(module, share): &(Option<&LoraModule>, i64)| Some((*module)?.up.size()[0] / share);
+    let unit = parts.iter().find_map(unit).unwrap_or(0);
     let rank = down.size()[0];
     let (mut blocks, mut before) = (Vec::new(), 0);
-    for number in 0..count {
-        blocks.push(match parts.get(&number) {
-            None => down.f_new_zeros([rows, rank], (kind, down.device()))?,
+    for (module, share) in parts {
+        blocks.push(match module {
+            None => down.f_new_zeros([share * unit, rank], (kind, down.device()))?,
             Some(module) => {
                 let up = match is_same {
                     true => module.up.shallow_clone(),
@@ -127,17 +142,26 @@ pub(super) fn parted(
     name: String,
     module: LoraModule,
 ) -> Result<Vec<(String, LoraModule)>, Error> {
-    let Some(parts) = arch.denoiser.unstacked(&format!("{name}.weight")) else {
+    let Some(parts) = parts_of(arch, &name) else {
         return Ok(vec![(name, module)]);
     };
-    let count = parts.len() as i64;
-    let rows = module.up.size()[0] / count;
-    let up = |number: i64| module.up.f_narrow(0, number * rows, rows)?.f_contiguous();
-    let ups = (0..count).map(up).collect::<Result<Vec<_>, _>>()?;
+    let all: i64 = parts.iter().map(|(_, share)| share).sum();
+    let rows = module.up.size()[0];
+    if rows % all != 0 {
+        return Err(Error::Invalid(format!(
+            "`{name}` has {rows} rows, which are not {all} times the width of a {}",
+            arch.title
+        )));
+    }
+    let (mut ups, mut before) = (Vec::new(), 0);
+    for (_, share) in &parts {
+        let own = rows / all * share;
+        ups.push(module.up.f_narrow(0, before, own)?.f_contiguous()?);
+        before += own;
+    }
     let columns = columns_of(&ups)?;
     let mut modules = Vec::new();
-    for ((part, up), columns) in parts.iter().zip(ups).zip(columns) {
-        let name = part.strip_suffix(".weight").unwrap_or(part).to_owned();
+    for (((name, _), up), columns) in parts.into_iter().zip(ups).zip(columns) {
         let part = match columns {
             None => LoraModule {
                 up,

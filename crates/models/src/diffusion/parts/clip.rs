@@ -20,34 +20,45 @@ pub use tokens::ClipTokenizer;
 use crate::Error;
 use crate::diffusion::{self, Conditions, TEXT};
 use crate::model::layers::{Embedding, LayerNorm, Linear};
-use crate::model::{Blocks, Builder, Initial, Layer, causal_attention};
+use crate::model::{Blocks, Builder, Initial, Layer, Sight, causal_attention};
 use crate::tensor::{BaseMap, to_kind};
 
 /// The name of the vector for all of a text: `[width]`, with a batch dimension in front for a batch.
 pub const POOLED: &str = "pooled";
 
-/// An encoder whose states before the last block are taken.
+/// What is taken of an encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// The states before the last block, which is left out.
+    States,
+    /// These, and the vector behind the matrix.
+    StatesAndVector,
+    /// The vector behind the last norm alone.
+    Vector,
+}
+
+/// An encoder whose states before the last block are taken, or the vector for all of a text.
 #[derive(Debug)]
 pub struct ClipText {
     config: ClipConfig,
     tokens: Embedding,
     positions: Tensor,
     blocks: Blocks<Block>,
-    /// The last norm and a matrix, if there is a vector for all of the text.
-    pooling: Option<(LayerNorm, Linear)>,
+    taken: Taken,
+    /// The last norm, and perhaps a matrix, if there is a vector for all of the text.
+    pooling: Option<(LayerNorm, Option<Linear>)>,
     compute: Kind,
     device: Device,
 }
 
 impl ClipText {
-    /// Builds the model on `device`; blocks are streamed if `builder` is set up for it. Without `pooled`, the last block
-    /// is left out.
+    /// Builds as much of the model on `device` as is `taken`; blocks are streamed if `builder` is set up for it.
     ///
     /// # Errors
     /// If a weight is missing, or memory runs out.
     pub fn new(
         config: &ClipConfig,
-        pooled: bool,
+        taken: Taken,
         device: Device,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
@@ -57,16 +68,20 @@ impl ClipText {
         let positions = "embeddings.position_embedding.weight";
         let shape = [config.max_position_embeddings, width];
         let positions = builder.matrix(positions, &shape, initial, true)?;
-        let count = config.num_hidden_layers as usize - usize::from(!pooled);
+        let count = config.num_hidden_layers as usize - usize::from(taken == Taken::States);
         let name = "encoder.layers";
         let blocks = Blocks::new((name, count), device, builder, |index, builder| {
             Block::new(config, &format!("{name}.{index}"), builder)
         })?;
-        let pooling = match pooled {
-            false => None,
-            true => {
+        let pooling = match taken {
+            Taken::States => None,
+            _ => {
                 let norm = builder.layer_norm("final_layer_norm", width, config.layer_norm_eps)?;
-                Some((norm, projection(config, builder)?))
+                let matrix = match taken {
+                    Taken::StatesAndVector => Some(projection(config, builder)?),
+                    _ => None,
+                };
+                Some((norm, matrix))
             }
         };
         builder.finish_blocks()?;
@@ -74,6 +89,7 @@ impl ClipText {
             tokens,
             positions,
             blocks,
+            taken,
             pooling,
             compute: builder.compute(),
             config: config.clone(),
@@ -81,8 +97,8 @@ impl ClipText {
         })
     }
 
-    /// The states before the last block, `[tokens, width]`, and the vector for all of the text, `[projection]`, if the
-    /// model was built with it; both in fp32.
+    /// The states before the last block, `[tokens, width]`, and the vector for all of the text, `[projection]` or
+    /// `[width]`, if the model was built with it; both in fp32.
     ///
     /// # Errors
     /// If there are no tokens or too many, or one is unknown; or if memory runs out.
@@ -119,7 +135,11 @@ impl ClipText {
             return Ok((states, None));
         };
         let end = last.f_select(1, self.config.end_of(&ids) as i64)?;
-        let pooled = projection.forward(&norm.forward(&end)?, false)?;
+        let normed = norm.forward(&end)?;
+        let pooled = match projection {
+            Some(matrix) => matrix.forward(&normed, false)?,
+            None => normed,
+        };
         Ok((
             states,
             Some(to_kind(&pooled, Kind::Float)?.f_squeeze_dim(0)?),
@@ -146,7 +166,10 @@ fn projection(config: &ClipConfig, builder: &mut Builder) -> Result<Linear, Erro
 impl diffusion::TextEncoder for ClipText {
     fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error> {
         let (states, pooled) = self.encode(tokens)?;
-        let mut conditions = Conditions::of(TEXT, states);
+        let mut conditions = Conditions::default();
+        if self.taken != Taken::Vector {
+            conditions.insert(TEXT, states);
+        }
         if let Some(pooled) = pooled {
             conditions.insert(POOLED, pooled);
         }
@@ -212,7 +235,8 @@ impl Layer for Block {
             let split = rows.f_reshape([batch, length, self.heads, width / self.heads])?;
             Ok(split.f_transpose(1, 2)?)
         };
-        let mixed = causal_attention(&heads(query)?, &heads(key)?, &heads(value)?, None, None)?;
+        let (query, key, value) = (heads(query)?, heads(key)?, heads(value)?);
+        let mixed = causal_attention([&query, &key, &value], &Sight::default(), None, None)?;
         let joined = mixed.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
         let stream = stream.f_add(&output.forward(&joined, dropout)?)?;
         let [first, second] = &self.feed_forward;

@@ -1,5 +1,5 @@
-//! Where the parts of a model are that makes pictures of texts with one transformer, one autoencoder and one language
-//! model: in a diffusers folder, or in single files as used by ComfyUI.
+//! Where the parts of a model are that makes pictures of texts with one transformer, one autoencoder and one or two text
+//! encoders: in a diffusers folder, or in single files as used by ComfyUI.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::language::{DecoderConfig, keys_without_effect};
 use crate::pretrained::warn_about_keys;
 
 /// The parts that an index names beside those whose class is that of their config.
-const OF_ANY_CLASS: [&str; 2] = ["text_encoder", "tokenizer"];
+const OF_ANY_CLASS: [&str; 4] = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"];
 
 /// Where the parts are: each a folder or a file.
 #[derive(Debug, Clone)]
@@ -20,7 +20,9 @@ pub(crate) struct Places {
     pub(crate) transformer: PathBuf,
     pub(crate) vae: PathBuf,
     pub(crate) text_encoder: PathBuf,
-    /// A folder.
+    /// If such a model has two.
+    pub(crate) text_encoder_2: Option<PathBuf>,
+    /// A folder; with two text encoders, that of the folders of both tokenizers.
     pub(crate) tokenizer: PathBuf,
     /// The file that names the parts of a diffusers folder.
     pub(crate) index: Option<Object>,
@@ -44,7 +46,7 @@ impl Places {
                 let index = index_of(path).unwrap_or_else(|| path.join(INDEXES[0]));
                 let index = Object::read(&index)?;
                 check(&index, classes, keys)?;
-                Self::of_folder(path, parts, index)
+                Self::of_folder(arch, path, parts, index)
             }
             false => Self::of_files(arch, path, parts)?,
         };
@@ -55,7 +57,7 @@ impl Places {
         Ok(places)
     }
 
-    fn of_folder(folder: &Path, parts: &PartPaths, index: Object) -> Self {
+    fn of_folder(arch: &Arch, folder: &Path, parts: &PartPaths, index: Object) -> Self {
         let part = |given: &Option<PathBuf>, name: &str| {
             given.clone().unwrap_or_else(|| folder.join(name))
         };
@@ -63,7 +65,13 @@ impl Places {
             transformer: part(&parts.transformer, "transformer"),
             vae: part(&parts.vae, "vae"),
             text_encoder: part(&parts.text_encoder, "text_encoder"),
-            tokenizer: part(&parts.tokenizer, "tokenizer"),
+            text_encoder_2: arch
+                .has_two_encoders()
+                .then(|| part(&parts.text_encoder_2, "text_encoder_2")),
+            tokenizer: match (&parts.tokenizer, arch.has_two_encoders()) {
+                (None, true) => folder.to_owned(),
+                (given, _) => part(given, "tokenizer"),
+            },
             index: Some(index),
         }
     }
@@ -91,18 +99,31 @@ impl Places {
             &parts.text_encoder,
             &format!("text encoder (`text_encoder`, {a_file})"),
         )?;
-        let beside = text_encoder.join("tokenizer.json").is_file();
+        let two = arch.has_two_encoders();
+        let text_encoder_2 = match two {
+            true => Some(part(
+                &parts.text_encoder_2,
+                &format!("second text encoder (`text_encoder_2`, {a_file})"),
+            )?),
+            false => None,
+        };
+        let beside = !two && text_encoder.join("tokenizer.json").is_file();
+        let inside = match two {
+            true => "the folders `tokenizer` and `tokenizer_2`",
+            false => "`tokenizer.json` and `tokenizer_config.json`",
+        };
         let tokenizer = match &parts.tokenizer {
             None if beside => text_encoder.clone(),
             given => part(
                 given,
-                "tokenizer (`tokenizer`, a folder with `tokenizer.json` and `tokenizer_config.json`)",
+                &format!("tokenizer (`tokenizer`, a folder with {inside})"),
             )?,
         };
         Ok(Self {
             transformer: path.to_owned(),
             vae: part(&parts.vae, &format!("autoencoder (`vae`, {a_file})"))?,
             text_encoder,
+            text_encoder_2,
             tokenizer,
             index: None,
         })
@@ -114,8 +135,15 @@ impl Places {
             Part::Denoiser(Expert::High) => Some(self.transformer.clone()),
             Part::Autoencoder => Some(self.vae.clone()),
             Part::TextEncoder(0) => Some(self.text_encoder.clone()),
+            Part::TextEncoder(1) => self.text_encoder_2.clone(),
             Part::Denoiser(Expert::Low) | Part::TextEncoder(_) => None,
         }
+    }
+
+    /// Where the text encoders are; the second is the first if there is one.
+    pub(crate) fn text_encoders(&self) -> [&Path; 2] {
+        let first = self.text_encoder.as_path();
+        [first, self.text_encoder_2.as_deref().unwrap_or(first)]
     }
 
     /// The transformer's config, as one function reads it or as another infers it from shapes.
@@ -153,6 +181,15 @@ pub(crate) fn config_at<C>(
     match path.is_dir() {
         true => read(&path.join("config.json")),
         false => of_shapes(&PartFile::open(names, path)?),
+    }
+}
+
+/// Refuses a single file that is named like another model, which looks like the one that it is taken for.
+pub(crate) fn refuse_named(path: &Path, part: &str, other: &str) -> Result<(), Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match path.is_file() && name.to_lowercase().contains(part) {
+        true => Err(Error::file(path, format!("is named like {other}"))),
+        false => Ok(()),
     }
 }
 

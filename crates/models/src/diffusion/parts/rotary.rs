@@ -113,6 +113,13 @@ impl Rotary {
     }
 }
 
+/// The row and the column of each token, `[1, tokens]`, of the positions of rows and of columns.
+pub(crate) fn places(rows: &Tensor, columns: &Tensor) -> Result<[Tensor; 2], Error> {
+    let grid = [rows.size1()?, columns.size1()?];
+    let of = |positions: Tensor| positions.f_expand(grid, false)?.f_reshape([1, -1]);
+    Ok([of(rows.f_unsqueeze(1)?)?, of(columns.f_unsqueeze(0)?)?])
+}
+
 /// Angles of the positions on each axis, `[1 or batch, tokens]`, with the width of its part and the base of its
 /// frequencies: `[1 or batch, tokens, 1, head width / 2]`, in double precision.
 fn angles_at<'a>(axes: impl Iterator<Item = (&'a Tensor, i64, f64)>) -> Result<Tensor, Error> {

@@ -1,4 +1,4 @@
-//! What models of pictures share that are one transformer, one autoencoder and one language model.
+//! What models of pictures share that are one transformer, one autoencoder and one or two text encoders.
 
 use std::path::PathBuf;
 
@@ -16,16 +16,26 @@ use crate::diffusion::{Arch, Defaults, Geometry, Part};
 use crate::language::DecoderConfig;
 use crate::model::Builder;
 
+/// The text encoders of a model.
+pub(crate) trait Texts {
+    /// Names of the weights of each.
+    const NAMES: &'static [PartNames];
+}
+
+impl Texts for DecoderConfig {
+    const NAMES: &'static [PartNames] = &[decoder::NAMES];
+}
+
 /// The parts of such a model but the transformer, and how it is sampled if the user says nothing. A model holds it as
 /// `stills`, and `answered_by_stills!()` in its `Diffusion`.
 #[derive(Debug, Clone)]
-pub(crate) struct Stills {
+pub(crate) struct Stills<T = DecoderConfig> {
     pub(crate) arch: &'static Arch,
     /// The folder, or the transformer's file.
     pub(crate) path: PathBuf,
     pub(crate) parts: Places,
     pub(crate) vae: Vae,
-    pub(crate) text: DecoderConfig,
+    pub(crate) text: T,
     /// Latents per token, in each direction.
     pub(crate) patch: i64,
     pub(crate) scheduler: Scheduler,
@@ -75,7 +85,7 @@ impl Vae {
     }
 }
 
-impl Stills {
+impl<T: Texts> Stills<T> {
     /// Fails if the transformer takes another number of latent `channels` than the autoencoder has.
     pub(crate) fn check_channels(&self, channels: i64) -> Result<(), Error> {
         let found = self.vae.channels();
@@ -118,7 +128,7 @@ impl Stills {
             (Part::Denoiser(_), _) => self.arch.denoiser,
             (Part::Autoencoder, Vae::Kl(_)) => kl::NAMES,
             (Part::Autoencoder, Vae::Causal(_)) => causal_kl::NAMES,
-            (Part::TextEncoder(_), _) => decoder::NAMES,
+            (Part::TextEncoder(number), _) => T::NAMES[number.min(T::NAMES.len() - 1)],
         }
     }
 

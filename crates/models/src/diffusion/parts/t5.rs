@@ -1,12 +1,13 @@
-//! UMT5's encoder: the tokens of a prompt to the transformer's text input.
+//! The encoders of T5 1.1 and UMT5: the tokens of a prompt to the transformer's text input.
 //!
 //! ```text
 //! tokens ─▶ embedding ─▶ ┌ norm ─▶ attention + bias by distance ─▶ + ─▶ norm ─▶ gated layer ─▶ + ┐ ─▶ norm
 //!                        └──────────────────────────── × layers ──────────────────────────────────┘
 //! ```
 //!
-//! Unlike in T5, each layer has its own position bias. Texts are encoded one at a time, without padding: the
-//! reference implementation masks the padding anyway, and replaces it by zeros afterwards.
+//! In UMT5 each layer has its own position bias, in T5 all have that of the first. Texts are encoded one at a time, and all
+//! tokens are seen. Where padding is not, texts come without: the reference implementation masks it and replaces it by
+//! zeros afterwards.
 
 use std::path::Path;
 
@@ -24,9 +25,20 @@ use crate::tensor::{BaseMap, map_frozen, to_kind};
 /// Rows of every embedding; those after the text are zeros.
 pub const TEXT_ROWS: i64 = 512;
 
+/// A kind of encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// T5 1.1.
+    T5,
+    /// UMT5.
+    Umt5,
+}
+
 /// Dimensions of a text encoder, with transformers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextEncoderConfig {
+    /// What it is.
+    pub family: Family,
     /// Size of the vocabulary.
     pub vocab_size: i64,
     /// Width of the residual stream.
@@ -65,7 +77,7 @@ const KEYS: [&str; 13] = [
 ];
 
 /// Keys that do not affect the encoder.
-const WITHOUT_EFFECT: [&str; 21] = [
+const WITHOUT_EFFECT: [&str; 24] = [
     "architectures",
     "bos_token_id",
     "classifier_dropout",
@@ -74,12 +86,15 @@ const WITHOUT_EFFECT: [&str; 21] = [
     "dtype",
     "eos_token_id",
     "initializer_factor",
+    "n_positions",
+    "task_specific_params",
     "is_decoder",
     "is_encoder_decoder",
     "num_decoder_layers",
     "output_past",
     "pad_token_id",
     "scalable_attention",
+    "scale_decoder_outputs",
     "tie_word_embeddings",
     "tokenizer_class",
     "torch_dtype",
@@ -91,25 +106,37 @@ const WITHOUT_EFFECT: [&str; 21] = [
 
 impl TextEncoderConfig {
     /// Reads a `config.json`, with a warning for each unknown key.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path, family: Family) -> Result<Self, Error> {
         let object = Object::read(path)?;
         object.warn_about_unknown_keys(&[&KEYS[..], &WITHOUT_EFFECT].concat());
+        let gated = json!("gated-gelu");
+        // Where nothing is said, T5 is the first version.
+        let (name, unsaid) = match family {
+            Family::T5 => ("t5", json!("relu")),
+            Family::Umt5 => ("umt5", gated.clone()),
+        };
+        object.require("model_type", &json!(name), &json!(name))?;
+        object.require("feed_forward_proj", &gated, &unsaid)?;
         for (key, supported) in [
-            ("model_type", json!("umt5")),
-            ("feed_forward_proj", json!("gated-gelu")),
             ("dense_act_fn", json!("gelu_new")),
             ("is_gated_act", json!(true)),
         ] {
             object.require(key, &supported, &supported)?;
         }
+        // The defaults of their classes.
+        let [vocabulary, wide, layers, heads] = match family {
+            Family::T5 => [32_128, 2048, 6, 8],
+            Family::Umt5 => [250_112, 1024, 8, 6],
+        };
         let integer = |key, default, largest| object.integer(key, Some(default), 1..=largest);
         let config = Self {
-            vocab_size: integer("vocab_size", 250_112, 1 << 24)?,
+            family,
+            vocab_size: integer("vocab_size", vocabulary, 1 << 24)?,
             d_model: integer("d_model", 512, 1 << 20)?,
             d_kv: integer("d_kv", 64, 1 << 16)?,
-            d_ff: integer("d_ff", 1024, 1 << 20)?,
-            num_layers: integer("num_layers", 8, 1024)?,
-            num_heads: integer("num_heads", 6, 1024)?,
+            d_ff: integer("d_ff", wide, 1 << 20)?,
+            num_layers: integer("num_layers", layers, 1024)?,
+            num_heads: integer("num_heads", heads, 1024)?,
             relative_attention_num_buckets: integer("relative_attention_num_buckets", 32, 4096)?,
             relative_attention_max_distance: integer(
                 "relative_attention_max_distance",
@@ -128,11 +155,15 @@ impl TextEncoderConfig {
     }
 
     /// Infers the config from the shapes in a file with transformers' names.
-    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
+    pub fn of_shapes(tensors: &dyn TensorSource, family: Family) -> Result<Self, Error> {
+        let title = match family {
+            Family::T5 => "T5",
+            Family::Umt5 => "UMT5",
+        };
         let matrix = |name: &str| {
             let shape = tensors.shape(name).filter(|shape| shape.len() == 2);
             shape.ok_or_else(|| {
-                let reason = format!("not a UMT5 encoder: there is no matrix `{name}`");
+                let reason = format!("not a {title} encoder: there is no matrix `{name}`");
                 Error::file(tensors.path(), reason)
             })
         };
@@ -144,11 +175,17 @@ impl TextEncoderConfig {
         let embedding = matrix("shared.weight")?;
         let bias = matrix(&format!("{first}.relative_attention_bias.weight"))?;
         let inner = matrix(&format!("{first}.q.weight"))?[0];
+        let second = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight";
+        if family == Family::T5 && tensors.shape(second).is_some() {
+            let reason = format!("not a {title} encoder but one of UMT5: there is `{second}`");
+            return Err(Error::file(tensors.path(), reason));
+        }
         if bias[1] == 0 || inner % bias[1] != 0 {
             let reason = format!("queries of width {inner} for {} heads", bias[1]);
             return Err(Error::file(tensors.path(), reason));
         }
         Ok(Self {
+            family,
             vocab_size: embedding[0],
             d_model: embedding[1],
             d_kv: inner / bias[1],
@@ -173,6 +210,8 @@ pub struct TextEncoder {
     config: TextEncoderConfig,
     /// `[vocabulary, width]` in host memory: a fifth of the weights, of which a prompt needs a few rows.
     embedding: Tensor,
+    /// The position bias of all blocks, if they have none of their own.
+    bias: Option<Tensor>,
     blocks: Blocks<Block>,
     norm: RmsNorm,
     device: Device,
@@ -192,8 +231,13 @@ impl TextEncoder {
         })?;
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let norm = "encoder.final_layer_norm";
+        let bias = match config.family {
+            Family::T5 => Some(bias_of(config, 0, builder)?),
+            Family::Umt5 => None,
+        };
         let model = Self {
             embedding,
+            bias,
             blocks: Blocks::new(
                 ("encoder.block", count),
                 device,
@@ -235,7 +279,11 @@ impl TextEncoder {
             .f_index_select(0, &Tensor::f_from_slice(&tokens)?)?;
         let stream = to_kind(&rows.f_to_device(self.device)?, Kind::Float)?.f_unsqueeze(0)?;
         let buckets = buckets(&self.config, length)?.f_to_device(self.device)?;
-        let stream = self.blocks.forward(stream, &[], &buckets, Pass::Evaluate)?;
+        let shared = match &self.bias {
+            Some(table) => position_bias(table, &buckets)?,
+            None => buckets,
+        };
+        let stream = self.blocks.forward(stream, &[], &shared, Pass::Evaluate)?;
         Ok(self.norm.forward(&stream)?.f_squeeze_dim(0)?)
     }
 }
@@ -275,6 +323,24 @@ fn buckets(config: &TextEncoderConfig, length: i64) -> Result<Tensor, Error> {
     Ok(near.f_add(&later)?)
 }
 
+/// The table of position biases of a block, `[buckets, heads]`.
+fn bias_of(
+    config: &TextEncoderConfig,
+    block: usize,
+    builder: &mut Builder,
+) -> Result<Tensor, Error> {
+    let shape = [config.relative_attention_num_buckets, config.num_heads];
+    let name =
+        format!("encoder.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight");
+    builder.kept(&name, &shape, Initial::Normal(0.02))
+}
+
+/// The bias of each query and key, `[1, heads, length, length]`.
+fn position_bias(table: &Tensor, buckets: &Tensor) -> Result<Tensor, Error> {
+    let bias = Tensor::f_embedding(table, buckets, -1, false, false)?;
+    Ok(bias.f_permute([2, 0, 1])?.f_unsqueeze(0)?)
+}
+
 #[derive(Debug)]
 struct Block {
     norms: [RmsNorm; 2],
@@ -282,8 +348,9 @@ struct Block {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// `[buckets, heads]`
-    bias: Tensor,
+    heads: i64,
+    /// Its own table, if it has one.
+    bias: Option<Tensor>,
     gate: Linear,
     up: Linear,
     down: Linear,
@@ -295,9 +362,10 @@ impl Block {
         let (width, inner, wide) = (config.d_model, config.num_heads * config.d_kv, config.d_ff);
         let initial = Initial::Normal(0.02);
         let epsilon = config.layer_norm_epsilon;
-        let table = [config.relative_attention_num_buckets, config.num_heads];
-        let bias = name("0.SelfAttention.relative_attention_bias.weight");
-        let bias = builder.kept(&bias, &table, initial)?;
+        let bias = match config.family {
+            Family::T5 => None,
+            Family::Umt5 => Some(bias_of(config, index, builder)?),
+        };
         let norms = [
             builder.norm(&name("0.layer_norm"), width, epsilon)?,
             builder.norm(&name("1.layer_norm"), width, epsilon)?,
@@ -309,6 +377,7 @@ impl Block {
             key: linear("0.SelfAttention.k", (width, inner))?,
             value: linear("0.SelfAttention.v", (width, inner))?,
             output: linear("0.SelfAttention.o", (inner, width))?,
+            heads: config.num_heads,
             bias,
             gate: linear("1.DenseReluDense.wi_0", (width, wide))?,
             up: linear("1.DenseReluDense.wi_1", (width, wide))?,
@@ -317,17 +386,18 @@ impl Block {
     }
 
     /// `[1, length, width]` to the same shape.
-    fn self_attention(&self, input: &Tensor, buckets: &Tensor) -> Result<Tensor, Error> {
+    fn self_attention(&self, input: &Tensor, shared: &Tensor) -> Result<Tensor, Error> {
         let (batch, length, _) = input.size3()?;
-        let heads = self.bias.size()[1];
+        let heads = self.heads;
         let split = |linear: &Linear| -> Result<Tensor, Error> {
             let rows = linear.forward(input, false)?;
             Ok(rows.f_view([batch, length, heads, -1])?.f_transpose(1, 2)?)
         };
         let (query, key, value) = (split(&self.query)?, split(&self.key)?, split(&self.value)?);
-        let bias = Tensor::f_embedding(&self.bias, buckets, -1, false, false)?
-            .f_permute([2, 0, 1])?
-            .f_unsqueeze(0)?;
+        let bias = match &self.bias {
+            Some(table) => position_bias(table, shared)?,
+            None => shared.shallow_clone(),
+        };
         // Scores are not scaled; the softmax is in fp32.
         let scores = query.f_matmul(&key.f_transpose(2, 3)?)?;
         let weights = to_kind(&scores, Kind::Float)?
@@ -340,23 +410,18 @@ impl Block {
 }
 
 impl Layer for Block {
-    /// The bias index of each query and key.
+    /// The bias of each query and key, or its index if blocks have tables of their own.
     type Shared = Tensor;
 
     fn share(shared: &Tensor) -> Tensor {
         shared.shallow_clone()
     }
 
-    fn forward(
-        &self,
-        inputs: &[Tensor],
-        buckets: &Tensor,
-        _dropout: bool,
-    ) -> Result<Tensor, Error> {
+    fn forward(&self, inputs: &[Tensor], shared: &Tensor, _dropout: bool) -> Result<Tensor, Error> {
         let [stream] = inputs else {
-            return Err(Error::Internal("a block of UMT5 takes one input".into()));
+            return Err(Error::Internal("a block of T5 takes one input".into()));
         };
-        let self_attention = self.self_attention(&self.norms[0].forward(stream)?, buckets)?;
+        let self_attention = self.self_attention(&self.norms[0].forward(stream)?, shared)?;
         let stream = stream.f_add(&self_attention)?;
         let normed = self.norms[1].forward(&stream)?;
         let gate = self.gate.forward(&normed, false)?.f_gelu("tanh")?;
@@ -371,7 +436,11 @@ impl Layer for Block {
             key: self.key.with_base(map)?,
             value: self.value.with_base(map)?,
             output: self.output.with_base(map)?,
-            bias: map_frozen(&self.bias, map)?,
+            heads: self.heads,
+            bias: match &self.bias {
+                Some(table) => Some(map_frozen(table, map)?),
+                None => None,
+            },
             gate: self.gate.with_base(map)?,
             up: self.up.with_base(map)?,
             down: self.down.with_base(map)?,
@@ -383,7 +452,6 @@ impl Layer for Block {
 mod tests {
     use placement::swap::SwapOptions;
     use placement::{Placer, Policy};
-    use serde_json::Value;
 
     use super::*;
     use crate::Parameters;
@@ -391,16 +459,12 @@ mod tests {
     use crate::diffusion::wan::names::TEXT_ENCODER;
     use crate::formats::SafetensorsFile;
     use crate::golden::golden;
+    use crate::json::testing::reading;
     use crate::model::{Base, FileWeights, Streaming};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            TextEncoderConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(|path| TextEncoderConfig::read(path, Family::Umt5));
         let plain = json!({"model_type": "umt5"});
         let base = read(&plain).unwrap();
         for key in KEYS.iter().chain(&WITHOUT_EFFECT) {
@@ -424,13 +488,13 @@ mod tests {
 
     fn open(compute: Kind, streaming: Option<Streaming>) -> TextEncoder {
         let folder = golden("wan/text-encoder");
-        let config = TextEncoderConfig::read(&folder.join("config.json")).unwrap();
+        let config = TextEncoderConfig::read(&folder.join("config.json"), Family::Umt5).unwrap();
         let tensors = PartFile::open(&TEXT_ENCODER, &folder).unwrap();
         assert!(tensors.unknown().is_empty());
         assert_eq!(
             TextEncoderConfig {
                 relative_attention_max_distance: config.relative_attention_max_distance,
-                ..TextEncoderConfig::of_shapes(&tensors).unwrap()
+                ..TextEncoderConfig::of_shapes(&tensors, Family::Umt5).unwrap()
             },
             config
         );

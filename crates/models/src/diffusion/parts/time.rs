@@ -15,9 +15,20 @@ pub(crate) struct TimeEmbedding {
 }
 
 impl TimeEmbedding {
+    /// Builds the layers `linear_1` and `linear_2` of the module `name`, as [`Self::of_layers`] does.
+    pub(crate) fn new(
+        name: &str,
+        widths: [i64; 3],
+        bias: bool,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let [first, second] = [1, 2].map(|number| format!("{name}.linear_{number}"));
+        Self::of_layers([&first, &second], widths, bias, builder)
+    }
+
     /// Builds the layers with these `names`; `widths` are the number of sines and cosines, that between the layers and
     /// that of the result.
-    pub(crate) fn new(
+    pub(crate) fn of_layers(
         names: [&str; 2],
         [sines, inner, outputs]: [i64; 3],
         bias: bool,

@@ -25,6 +25,8 @@ use crate::json::Object;
 
 /// The end-of-text token.
 const END: &str = "</s>";
+/// The token that fills up texts.
+const FILLER: &str = "<pad>";
 /// The tensor in ComfyUI's single files that contains the sentencepiece file.
 const EMBEDDED: &str = "spiece_model";
 
@@ -35,6 +37,10 @@ pub struct TextTokenizer {
     end: u32,
     /// Whether prompts are cleaned before.
     cleans: bool,
+    /// Tokens that are read.
+    length: usize,
+    /// What shorter texts are filled up with.
+    filler: Option<u32>,
 }
 
 impl TextTokenizer {
@@ -84,11 +90,30 @@ impl TextTokenizer {
         }
     }
 
-    /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], the last of which is `</s>`.
+    /// The same, for models that see as many tokens of each text: shorter ones are filled up.
+    ///
+    /// # Errors
+    /// If there is no token for that.
+    pub fn filled(self, length: usize) -> Result<Self, Error> {
+        let filler = self.tokenizer.token_to_id(FILLER);
+        let missing = || Error::Invalid(format!("the tokenizer has no token {FILLER:?}"));
+        Ok(Self {
+            filler: Some(filler.ok_or_else(missing)?),
+            length,
+            ..self
+        })
+    }
+
+    /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], or as it was [`filled`](Self::filled), of which `</s>`
+    /// ends the text.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let most = TEXT_ROWS as usize - 1;
-        let ids = self.cut(text)?;
-        Ok(ids.into_iter().take(most).chain([self.end]).collect())
+        let mut ids = self.cut(text)?;
+        ids.truncate(self.length - 1);
+        ids.push(self.end);
+        if let Some(filler) = self.filler {
+            ids.resize(self.length, filler);
+        }
+        Ok(ids)
     }
 
     /// Number of tokens of `text`, including `</s>`, before truncation to [`TEXT_ROWS`].
@@ -118,6 +143,8 @@ impl TextTokenizer {
             tokenizer,
             end,
             cleans: true,
+            length: TEXT_ROWS as usize,
+            filler: None,
         })
     }
 
@@ -183,6 +210,8 @@ impl TextTokenizer {
             tokenizer,
             end,
             cleans: true,
+            length: TEXT_ROWS as usize,
+            filler: None,
         })
     }
 }
@@ -193,7 +222,7 @@ impl diffusion::Tokenizer for TextTokenizer {
     }
 
     fn length(&self, text: &str) -> Result<(usize, usize), Error> {
-        Ok((self.count(text)?, TEXT_ROWS as usize))
+        Ok((self.count(text)?, self.length))
     }
 }
 

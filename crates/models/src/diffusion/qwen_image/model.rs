@@ -8,9 +8,8 @@ use super::ARCH;
 use super::text::{self, LONGEST, PromptTokenizer, TOKENS_BEFORE};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
 use crate::Error;
-use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{self, TextDecoder};
-use crate::diffusion::parts::places::{Places, config_at};
+use crate::diffusion::parts::places::{Places, config_at, refuse_named};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
@@ -31,6 +30,9 @@ const CLASSES: [(&str, &[&str]); 3] = [
     ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
 ];
 
+/// What single files may be that look like those of this model.
+const EDIT: &str = "Qwen-Image-Edit, which changes pictures and is not supported: take Qwen-Image or Qwen-Image-2512";
+
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct QwenImage {
@@ -47,15 +49,18 @@ impl QwenImage {
     /// If a file is missing or damaged, or its content is not supported.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
         let parts = Places::find(&ARCH, path, parts, (&CLASSES, &[]))?;
-        refuse_edit(&parts.transformer)?;
+        refuse_named(&parts.transformer, "edit", EDIT)?;
         let (scheduler, shift) = match path.is_dir() {
             true => Scheduler::read_by_size(&path.join("scheduler/scheduler_config.json"))?,
             false => SCHEDULE,
         };
-        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let text = &parts.text_encoder;
         let mut model = Self {
-            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            config: parts.transformer(
+                &ARCH,
+                TransformerConfig::read,
+                TransformerConfig::of_shapes,
+            )?,
             stills: Stills {
                 arch: &ARCH,
                 path: path.to_owned(),
@@ -87,19 +92,6 @@ impl QwenImage {
             return Err(Error::file(&parts.text_encoder, reason));
         }
         Ok(())
-    }
-}
-
-/// Refuses single files of the models that change pictures: but for their names they look like the others.
-fn refuse_edit(path: &Path) -> Result<(), Error> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    match path.is_file() && name.to_lowercase().contains("edit") {
-        true => {
-            let reason = "is named like Qwen-Image-Edit, which changes pictures and is not supported: take Qwen-Image or \
-                          Qwen-Image-2512";
-            Err(Error::file(path, reason))
-        }
-        false => Ok(()),
     }
 }
 

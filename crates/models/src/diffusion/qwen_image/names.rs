@@ -1,24 +1,13 @@
 //! What the weights are called.
 
 use crate::diffusion::BlockNames;
-use crate::diffusion::files::PartNames;
+use crate::diffusion::files::{PartNames, renamed};
 
 /// The transformer.
 pub(super) const TRANSFORMER: PartNames = PartNames {
-    rename,
+    rename: |name, _| renamed(name, &[&BLOCKS], OTHERS),
     ..PartNames::DIFFUSERS
 };
-
-/// diffusers' name of a weight: original files may have another beginning.
-fn rename(name: &str, _: &[String]) -> Option<String> {
-    let prefixes = ["model.diffusion_model.", "diffusion_model."];
-    let rest = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
-    let name = rest.unwrap_or(name);
-    let (module, _) = name.rsplit_once('.')?;
-    let blocks = format!("{}.", BLOCKS.name);
-    let is_known = name.starts_with(&blocks) || OTHERS.iter().any(|(own, _)| *own == module);
-    is_known.then(|| name.to_owned())
-}
 
 /// The same name in diffusers and in the original files.
 const fn same(name: &'static str) -> (&'static str, &'static str) {

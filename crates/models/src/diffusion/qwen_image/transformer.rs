@@ -17,10 +17,11 @@ pub use config::TransformerConfig;
 
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
-use crate::diffusion::parts::double::{Double, DoubleBlock, Shared, Stream, modulated};
-use crate::diffusion::parts::rotary::Rotary;
+use crate::diffusion::parts::double::{Double, DoubleBlock, Shared, Stream};
+use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
+use crate::diffusion::parts::rotary::{Rotary, places};
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, TEXT, TEXT_TOKENS};
+use crate::diffusion::{Conditions, Denoiser, TEXT};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
@@ -68,8 +69,7 @@ pub struct Transformer {
     text_norm: RmsNorm,
     text: Linear,
     blocks: Blocks<DoubleBlock>,
-    last_modulation: Linear,
-    output: Linear,
+    last: LastLayer,
     compute: Kind,
     device: Device,
 }
@@ -85,10 +85,8 @@ impl Transformer {
         builder: &mut Builder,
     ) -> Result<Self, Error> {
         let width = config.width();
-        let names = ["linear_1", "linear_2"]
-            .map(|part| format!("time_text_embed.timestep_embedder.{part}"));
-        let names = [names[0].as_str(), names[1].as_str()];
-        let time = TimeEmbedding::new(names, [SINES, width, width], true, builder)?;
+        let name = "time_text_embed.timestep_embedder";
+        let time = TimeEmbedding::new(name, [SINES, width, width], true, builder)?;
         let text_width = config.joint_attention_dim;
         let text_norm = builder.norm("txt_norm", text_width, EPSILON)?;
         let mut linear = |name: &str, inputs: i64, outputs: i64| {
@@ -102,18 +100,13 @@ impl Transformer {
             let name = format!("{name}.{index}");
             DoubleBlock::new(&DOUBLE, config.sizes(), &name, builder)
         })?;
-        let initial = Initial::Normal(0.02);
-        let last_modulation =
-            builder.linear("norm_out.linear", (width, 2 * width), true, initial)?;
-        let outputs = (width, config.in_channels);
         let model = Self {
             time,
             picture,
             text_norm,
             text,
             blocks,
-            last_modulation,
-            output: builder.linear("proj_out", outputs, true, Initial::Zeros)?,
+            last: LastLayer::new((width, config.in_channels), true, EPSILON, builder)?,
             compute: builder.compute(),
             config: config.clone(),
             device,
@@ -135,7 +128,10 @@ impl Transformer {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let dropout = pass != Pass::Evaluate;
-        let grid = self.checked(latents, text, tokens)?;
+        let config = &self.config;
+        let grid = grid(latents, config.out_channels, PATCH)?;
+        let texts = (latents.size()[0], config.joint_attention_dim);
+        check_texts(text, texts, Some(tokens))?;
         let (words, pictured) = (text.size3()?.1, grid.0 * grid.1);
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let time = self.time.forward(&levels.f_mul_scalar(TRAIN_STEPS)?)?;
@@ -145,60 +141,22 @@ impl Transformer {
             words,
             seen: self.seen(words, pictured, tokens)?,
         };
-        let picture = self.picture.forward(&patched(latents)?, dropout)?;
+        let picture = self.picture.forward(&patched(latents, PATCH)?, dropout)?;
         let text = to_kind(&self.text_norm.forward(text)?, self.compute)?;
         let text = self.text.forward(&text, dropout)?;
         let stream = Tensor::f_cat(&[text, picture], 1)?;
         let others = [time.shallow_clone()];
         let stream = self.blocks.forward(stream, &others, &shared, pass)?;
         let picture = stream.f_narrow(1, words, pictured)?;
-        let last = self.last_modulation.forward(&time, dropout)?;
-        let last = to_kind(&last, Kind::Float)?.f_unsqueeze(1)?;
-        let width = self.config.width();
-        let [scale, shift] = [0, 1].map(|half| last.f_narrow(2, half * width, width));
-        let normed = modulated(&picture, (&shift?, &scale?), EPSILON)?;
-        let made = to_kind(&self.output.forward(&normed, dropout)?, Kind::Float)?;
-        unpatched(&made, grid)
-    }
-
-    /// Rows and columns of tokens of a picture, if shapes match.
-    fn checked(
-        &self,
-        latents: &Tensor,
-        text: &Tensor,
-        tokens: &[i64],
-    ) -> Result<(i64, i64), Error> {
-        let config = &self.config;
-        let (batch, channels, frames, height, width) = latents.size5()?;
-        let fits = |side: i64| side >= PATCH && side % PATCH == 0;
-        if channels != config.out_channels || frames != 1 || !fits(height) || !fits(width) {
-            return Err(Error::Invalid(format!(
-                "latents of {channels} channels and {frames} × {height} × {width}: this model takes {} channels, one frame \
-                 and sides that are multiples of {PATCH}",
-                config.out_channels
-            )));
-        }
-        let (texts, rows, text_width) = text.size3()?;
-        let counted = tokens.iter().all(|count| (1..=rows).contains(count));
-        let are_as_many = texts == batch && tokens.len() as i64 == batch;
-        if !are_as_many || text_width != config.joint_attention_dim || !counted {
-            return Err(Error::Invalid(format!(
-                "texts of shape [{texts}, {rows}, {text_width}] with {tokens:?} tokens for {batch} pictures: this model \
-                 takes one of width {} for each",
-                config.joint_attention_dim
-            )));
-        }
-        Ok((height / PATCH, width / PATCH))
+        unpatched(&self.last.forward(&picture, &time, dropout)?, grid, PATCH)
     }
 
     /// Rotations of `words` tokens of the text, followed by those of the picture.
     fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
         let options = (Kind::Double, Device::Cpu);
-        let all = |numbers: Tensor| numbers.f_expand([rows, columns], false)?.f_reshape([1, -1]);
         let from_middle =
             |count: i64| Tensor::f_arange_start(count / 2 - count, count / 2, options);
-        let row = all(from_middle(rows)?.f_unsqueeze(1)?)?;
-        let column = all(from_middle(columns)?.f_unsqueeze(0)?)?;
+        let [row, column] = places(&from_middle(rows)?, &from_middle(columns)?)?;
         let first = (rows / 2).max(columns / 2);
         let word = Tensor::f_arange_start(first, first + words, options)?.f_unsqueeze(0)?;
         let frame = Tensor::f_zeros([1, rows * columns], options)?;
@@ -236,28 +194,24 @@ impl Denoiser for Transformer {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let levels = times.f_div_scalar(TRAIN_STEPS)?;
-        let tokens = conditions.get(TEXT_TOKENS)?;
-        let tokens = tokens
-            .f_to_device(Device::Cpu)?
-            .f_to_kind(Kind::Int64)?
-            .f_view([-1])?;
-        let tokens = Vec::<i64>::try_from(&tokens)?;
+        let tokens = conditions.text_tokens()?;
         self.velocity(noisy, &levels, (conditions.get(TEXT)?, &tokens), pass)
     }
 
     /// As by others, with each token as long as that of the prompt alone.
     fn guided(&self, positive: &Tensor, negative: &Tensor, scale: f64) -> Result<Tensor, Error> {
         let away = positive.f_sub(negative)?.f_mul_scalar(scale)?;
-        let sum = patched(&negative.f_add(&away)?)?;
+        let sum = patched(&negative.f_add(&away)?, PATCH)?;
         let length = |tokens: &Tensor| -> Result<Tensor, Error> {
             let squares = tokens.f_square()?;
             Ok(squares
                 .f_sum_dim_intlist([2].as_slice(), true, Kind::Float)?
                 .f_sqrt()?)
         };
-        let ratio = length(&patched(positive)?)?.f_div(&length(&sum)?)?;
+        let ratio = length(&patched(positive, PATCH)?)?.f_div(&length(&sum)?)?;
         let (_, _, _, height, width) = positive.size5()?;
-        unpatched(&sum.f_mul(&ratio)?, (height / PATCH, width / PATCH))
+        let grid = (height / PATCH, width / PATCH);
+        unpatched(&sum.f_mul(&ratio)?, grid, PATCH)
     }
 
     fn lists(&self) -> Vec<&dyn BlockList> {
@@ -268,24 +222,4 @@ impl Denoiser for Transformer {
         let (layers, width) = (self.config.num_layers, self.config.width());
         format!("{layers} double blocks of width {width}")
     }
-}
-
-/// `[batch, tokens, numbers of a patch]`: the channel comes first.
-fn patched(latents: &Tensor) -> Result<Tensor, Error> {
-    let (batch, channels, _, height, width) = latents.size5()?;
-    let (rows, columns) = (height / PATCH, width / PATCH);
-    Ok(latents
-        .f_reshape([batch, channels, rows, PATCH, columns, PATCH])?
-        .f_permute([0, 2, 4, 1, 3, 5])?
-        .f_reshape([batch, rows * columns, channels * PATCH * PATCH])?)
-}
-
-/// Patches as `[batch, channels, 1, height, width]`.
-fn unpatched(patches: &Tensor, (rows, columns): (i64, i64)) -> Result<Tensor, Error> {
-    let (batch, _, numbers) = patches.size3()?;
-    let channels = numbers / (PATCH * PATCH);
-    Ok(patches
-        .f_reshape([batch, rows, columns, channels, PATCH, PATCH])?
-        .f_permute([0, 3, 1, 4, 2, 5])?
-        .f_reshape([batch, channels, 1, rows * PATCH, columns * PATCH])?)
 }

@@ -8,7 +8,7 @@ use super::unet::{SIZES, Unet, UnetConfig};
 use super::{ARCH, names};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::parts::clip::{self, ClipConfig, ClipText, ClipTokenizer};
+use crate::diffusion::parts::clip::{self, ClipConfig, ClipText, ClipTokenizer, Taken};
 use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::kl::{self, KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::{check, config_at, refuse_second};
@@ -183,7 +183,7 @@ impl Parts {
             vae: part(&parts.vae, "vae"),
             texts: [
                 part(&parts.text_encoder, "text_encoder"),
-                folder.join("text_encoder_2"),
+                part(&parts.text_encoder_2, "text_encoder_2"),
             ],
             tokenizers: [
                 part(&parts.tokenizer, "tokenizer"),
@@ -198,6 +198,7 @@ impl Parts {
         for (other, name) in [
             (&parts.transformer, "`transformer`"),
             (&parts.text_encoder, "`text_encoder`"),
+            (&parts.text_encoder_2, "`text_encoder_2`"),
         ] {
             if let Some(other) = other {
                 let reason = format!(
@@ -382,13 +383,9 @@ impl Diffusion for Sdxl {
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
         // The vector is that of the second one.
-        let config = &self.texts[number.min(1)];
-        Ok(Box::new(ClipText::new(
-            config,
-            number > 0,
-            device,
-            builder,
-        )?))
+        let taken = [Taken::States, Taken::StatesAndVector];
+        let (config, taken) = (&self.texts[number.min(1)], taken[number.min(1)]);
+        Ok(Box::new(ClipText::new(config, taken, device, builder)?))
     }
 
     fn text_width(&self) -> Result<i64, Error> {

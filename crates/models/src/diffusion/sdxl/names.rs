@@ -1,7 +1,7 @@
 //! What the UNet's weights are called: in diffusers, and in checkpoints.
 
 use crate::diffusion::BlockNames;
-use crate::diffusion::files::PartNames;
+use crate::diffusion::files::{PartNames, bare};
 
 /// The UNet.
 pub(super) const UNET: PartNames = PartNames {
@@ -37,9 +37,7 @@ const OUTSIDE: [(&str, &str); 7] = [
 
 /// diffusers' name of a weight, whose name may be that of a checkpoint; `None` if it is of another part of that.
 fn rename(name: &str, _: &[String]) -> Option<String> {
-    let prefixes = ["model.diffusion_model.", "diffusion_model."];
-    let rest = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
-    let name = rest.unwrap_or(name);
+    let name = bare(name);
     let own = [
         "conv_in.",
         "conv_norm_out.",

@@ -162,6 +162,7 @@ fn samples_are_those_of_the_pipeline() {
             steps: run["steps"].as_u64().unwrap() as usize,
             flow_shift: 1.0,
             guidance_scale: run["guidance"].as_f64().unwrap(),
+            is_guidance_told: false,
             guidance_scale_2: None,
             boundary_ratio: None,
         };

@@ -71,10 +71,8 @@ impl Unet {
     pub fn new(config: &UnetConfig, device: Device, builder: &mut Builder) -> Result<Self, Error> {
         let widths = &config.block_out_channels;
         let (first, time) = (widths[0], config.time());
-        let mut embedder = |name: &str, inputs: i64| {
-            let [one, two] = [1, 2].map(|number| format!("{name}.linear_{number}"));
-            TimeEmbedding::new([&one, &two], [inputs, time, time], true, builder)
-        };
+        let mut embedder =
+            |name: &str, inputs: i64| TimeEmbedding::new(name, [inputs, time, time], true, builder);
         let sizes = config.projection_class_embeddings_input_dim;
         let (time, sizes) = (
             embedder("time_embedding", first)?,

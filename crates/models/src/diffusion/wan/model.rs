@@ -13,7 +13,7 @@ use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::causal_kl::{self, Autoencoder, AutoencoderConfig, FRAMES_PER_LATENT};
 use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::schedule::Scheduler;
-use crate::diffusion::parts::t5::{self, TEXT_ROWS, TextEncoderConfig};
+use crate::diffusion::parts::t5::{self, Family, TEXT_ROWS, TextEncoderConfig};
 use crate::diffusion::parts::tiles::Tiling;
 use crate::diffusion::parts::unigram::TextTokenizer;
 use crate::diffusion::{
@@ -213,8 +213,10 @@ impl WanModel {
     /// Dimensions of the text encoder.
     fn text_encoder_config(&self) -> Result<TextEncoderConfig, Error> {
         match config_of(&self.text_encoder, "UMT5EncoderModel") {
-            Some(config) => TextEncoderConfig::read(&config),
-            None => TextEncoderConfig::of_shapes(&self.weights(Part::TextEncoder(0))?),
+            Some(config) => TextEncoderConfig::read(&config, Family::Umt5),
+            None => {
+                TextEncoderConfig::of_shapes(&self.weights(Part::TextEncoder(0))?, Family::Umt5)
+            }
         }
     }
 

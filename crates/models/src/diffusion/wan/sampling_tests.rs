@@ -111,6 +111,7 @@ fn runs() -> Vec<Run> {
             steps: run["steps"].as_u64().unwrap() as usize,
             flow_shift: run["shift"].as_f64().unwrap(),
             guidance_scale: run["guidance"].as_f64().unwrap(),
+            is_guidance_told: false,
             guidance_scale_2: run["second"].as_f64(),
             boundary_ratio: run["boundary"].as_f64(),
         },

@@ -8,7 +8,6 @@ use tch::Device;
 use super::ARCH;
 use super::transformer::{PATCH, Transformer, TransformerConfig, filled};
 use crate::Error;
-use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
@@ -53,9 +52,12 @@ impl ZImage {
             true => Scheduler::read(&path.join("scheduler/scheduler_config.json"))?.1,
             false => SINGLE_FILE_SHIFT,
         };
-        let of_shapes = |file: &PartFile| TransformerConfig::of_shapes(file);
         let model = Self {
-            config: parts.transformer(&ARCH, TransformerConfig::read, of_shapes)?,
+            config: parts.transformer(
+                &ARCH,
+                TransformerConfig::read,
+                TransformerConfig::of_shapes,
+            )?,
             stills: Stills {
                 arch: &ARCH,
                 path: path.to_owned(),

@@ -26,7 +26,7 @@ use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, TEXT, TEXT_TOKENS};
+use crate::diffusion::{Conditions, Denoiser, TEXT};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
@@ -77,7 +77,7 @@ impl Transformer {
         let last = |part: &str| format!("all_final_layer.{PATCH}-1.{part}");
         let names = ["t_embedder.mlp.0", "t_embedder.mlp.2"];
         let [sines, inner] = TIME;
-        let time = TimeEmbedding::new(names, [sines, inner, modulation], true, builder)?;
+        let time = TimeEmbedding::of_layers(names, [sines, inner, modulation], true, builder)?;
         let patches = format!("all_x_embedder.{PATCH}-1");
         let blocks = |name: &'static str, count: i64, is_modulated: bool, builder: &mut Builder| {
             let count = usize::try_from(count).unwrap_or(0);
@@ -228,12 +228,7 @@ impl Denoiser for Transformer {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let levels = times.f_div_scalar(TRAIN_STEPS)?;
-        let tokens = conditions.get(TEXT_TOKENS)?;
-        let tokens = tokens
-            .f_to_device(Device::Cpu)?
-            .f_to_kind(Kind::Int64)?
-            .f_view([-1])?;
-        let tokens = Vec::<i64>::try_from(&tokens)?;
+        let tokens = conditions.text_tokens()?;
         self.velocity(noisy, &levels, (conditions.get(TEXT)?, &tokens), pass)
     }
 

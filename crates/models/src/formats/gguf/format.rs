@@ -31,11 +31,13 @@ pub enum Format {
     Q5K,
     /// 6 bits per element, with 8-bit scales for 16 groups of 16 elements.
     Q6K,
+    /// Floats of 4 bits, and a power of two per 32 elements.
+    Mxfp4,
 }
 
 impl Format {
     /// All supported formats.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -47,6 +49,7 @@ impl Format {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Mxfp4,
     ];
 
     /// The format with this code in the file (`enum ggml_type`).
@@ -68,6 +71,7 @@ impl Format {
             Self::Q5K => 13,
             Self::Q6K => 14,
             Self::BF16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -85,6 +89,7 @@ impl Format {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
@@ -92,7 +97,7 @@ impl Format {
     pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -110,6 +115,7 @@ impl Format {
             Self::Q4K => 2 + 2 + 12 + 128,
             Self::Q5K => 2 + 2 + 12 + 32 + 128,
             Self::Q6K => 128 + 64 + 16 + 2,
+            Self::Mxfp4 => 1 + 16,
         }
     }
 
@@ -139,6 +145,7 @@ impl Format {
             Self::Q4K => q4_k,
             Self::Q5K => q5_k,
             Self::Q6K => q6_k,
+            Self::Mxfp4 => mxfp4,
         };
         let blocks = bytes.chunks_exact(self.block_bytes());
         for (block, numbers) in blocks.zip(out.chunks_exact_mut(self.block_elements())) {
@@ -257,5 +264,25 @@ fn q6_k(b: &[u8], y: &mut [f32]) {
                 y[i + 32 * quarter] = scale * group * (f32::from(quant) - 32.0);
             }
         }
+    }
+}
+
+/// Twice what the nibbles of MXFP4 without their sign stand for.
+const MXFP4: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
+
+/// The low nibbles are the first half of the block, the high nibbles the second half.
+fn mxfp4(b: &[u8], y: &mut [f32]) {
+    // 2^(exponent − 128), of which the first two are subnormal.
+    let half = f32::from_bits(match b[0] {
+        small @ 0..2 => 0x0020_0000 << small,
+        exponent => (u32::from(exponent) - 1) << 23,
+    });
+    let number = |nibble: u8| {
+        let size = MXFP4[usize::from(nibble & 7)] * half;
+        if nibble & 8 == 0 { size } else { -size }
+    };
+    for (i, byte) in b[1..].iter().enumerate() {
+        y[i] = number(byte & 15);
+        y[i + 16] = number(byte >> 4);
     }
 }

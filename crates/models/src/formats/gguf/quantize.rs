@@ -37,7 +37,7 @@ impl Format {
             Self::Q4K => |x, out| with_minima::<15>(x, (-1.0, 20), out),
             Self::Q5K => |x, out| with_minima::<31>(x, (-0.5, 15), out),
             Self::Q6K => q6_k,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => return None,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Mxfp4 => return None,
         })
     }
 }

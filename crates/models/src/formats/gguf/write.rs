@@ -22,7 +22,7 @@ pub struct GgufTensor<'a> {
     pub name: String,
     /// How it is stored.
     pub format: Format,
-    /// Its shape, and what makes it.
+    /// Its shape, and what makes it: numbers, or bytes as they are written.
     pub tensor: LazyTensor<'a>,
 }
 
@@ -58,7 +58,8 @@ impl<'a> GgufWriter<'a> {
             let row = shape.last().copied().unwrap_or(1);
             let bytes = format.bytes_of(shape.iter().product::<usize>() as u64);
             let bytes = bytes
-                .filter(|_| row.is_multiple_of(format.block_elements()) && format.can_be_written());
+                .filter(|_| row.is_multiple_of(format.block_elements()))
+                .filter(|_| format.can_be_written() || tensor.kind() == Kind::Uint8);
             let bytes = bytes.ok_or_else(|| {
                 let format = format.name();
                 Error::Internal(format!(
@@ -127,6 +128,13 @@ impl<'a> GgufWriter<'a> {
         } in self.tensors
         {
             let made = tensor.make()?.f_detach()?.f_to_device(Device::Cpu)?;
+            if made.kind() == Kind::Uint8 {
+                let mut bytes = vec![0u8; made.numel()];
+                made.f_contiguous()?.f_copy_data(&mut bytes, made.numel())?;
+                bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
+                file.write_all(&bytes).map_err(io)?;
+                continue;
+            }
             let made = made.f_to_kind(Kind::Float)?.f_contiguous()?;
             let mut numbers = vec![0f32; made.numel()];
             made.f_copy_data(&mut numbers, made.numel())?;

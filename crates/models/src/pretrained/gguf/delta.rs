@@ -109,6 +109,17 @@ impl Change {
     }
 }
 
+impl Change {
+    /// The factors A and B of what is added to a matrix, for the matrix as [`Change::apply`] has it.
+    pub(super) fn apply_to_factors(&self, [a, b]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
+        Ok(match &self.order {
+            Some(order) if order.dimension == 0 => [a, order.apply(&b, order.heads)?],
+            Some(order) => [order.apply(&a, order.heads)?, b],
+            None => [a, b],
+        })
+    }
+}
+
 impl Order {
     /// Heads that stand in groups, of the first number of groups with the second number of heads each: the first of each
     /// group, then the second of each.

@@ -3,6 +3,7 @@
 //! What is written is read back before the weights are: a config or a tokenizer that would come out as another one,
 //! because the format or llama.cpp has no word for something, is refused by name.
 
+mod adapter;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,8 @@ use crate::formats::{LazyTensor, TensorSource};
 use crate::language::{self, DecoderConfig};
 use crate::model::RopeScaling;
 use crate::pretrained::{Pretrained, names_used};
+
+pub use adapter::export_adapter;
 
 /// How the matrices of a file are stored, by llama.cpp's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,6 +222,21 @@ impl Export<'_> {
                 own.push(("rope.scaling.type".into(), text("linear")));
                 own.push(("rope.scaling.factor".into(), Value::Float(factor)));
             }
+            RopeScaling::Yarn(ref yarn) if rules.yarn.is_some() => {
+                own.push(("rope.scaling.type".into(), text("yarn")));
+                let original = yarn.original_max_position_embeddings as i64;
+                own.push((
+                    "rope.scaling.original_context_length".into(),
+                    whole(original),
+                ));
+                for (key, number) in [
+                    ("factor", yarn.factor),
+                    ("yarn_beta_fast", yarn.beta_fast),
+                    ("yarn_beta_slow", yarn.beta_slow),
+                ] {
+                    own.push((format!("rope.scaling.{key}"), Value::Float(number)));
+                }
+            }
             _ => {
                 return Err(format!(
                     "its rotary embedding is scaled by {}, and that is not written as GGUF: only `linear` and \
@@ -273,6 +291,7 @@ impl Export<'_> {
             }
             if name.ends_with(".bias")
                 && !rules.interleaved
+                && !rules.biases
                 && !name.contains(".self_attn.q_proj")
                 && !name.contains(".self_attn.k_proj")
                 && !name.contains(".self_attn.v_proj")
@@ -310,7 +329,7 @@ impl Export<'_> {
             [first, ..] => self.tensors.shape(first).unwrap_or_default(),
             [] => Vec::new(),
         };
-        let is_stack = theirs.ends_with("_exps.weight");
+        let is_stack = theirs.contains("_exps.");
         if is_stack {
             shape.insert(0, ours.len() as i64);
         }
@@ -338,6 +357,19 @@ impl Export<'_> {
             .map_or_else(Change::default, |name| Change::of(self.config, name));
         let shape = change.stored_shape(shape);
         let (source, names) = (self.tensors, ours.to_owned());
+        // Experts that were published in MXFP4 stay so, as in llama.cpp's converter.
+        if is_stack && names.iter().all(|name| source.is_mxfp4(name)) {
+            let make = move || {
+                let parts = names.iter().map(|name| source.read_mxfp4(name)?.to_ggml());
+                let parts = parts.collect::<Result<Vec<_>, Error>>()?;
+                Ok(Tensor::f_stack(&parts, 0)?)
+            };
+            return Ok(GgufTensor {
+                name: theirs.to_owned(),
+                format: Format::Mxfp4,
+                tensor: LazyTensor::made(&shape, Kind::Uint8, make).on_made(told),
+            });
+        }
         let make = move || -> Result<Tensor, Error> {
             let parts = names.iter().map(|name| source.read(name, Kind::Float));
             let mut parts = parts.collect::<Result<Vec<_>, Error>>()?;

@@ -19,7 +19,15 @@ const UNUSED: i64 = 5;
 const BYTE: i64 = 6;
 
 /// The names of divisions into words, one of each kind that is known.
-const DIVISIONS: [&str; 6] = ["qwen2", "qwen35", "llama-bpe", "dbrx", "smollm", "gpt-2"];
+const DIVISIONS: [&str; 7] = [
+    "qwen2",
+    "qwen35",
+    "llama-bpe",
+    "dbrx",
+    "gpt-4o",
+    "smollm",
+    "gpt-2",
+];
 
 /// Texts that tokenizers divide differently: contractions, numbers, spaces, line ends, scripts, code, and joined and
 /// separate accents.

@@ -34,10 +34,12 @@ pub(super) const GGUF_MODEL: &[(&str, KeySupport)] = &[
     // Also known from the tensors.
     ("vocab_size", NoEffect),
     ("attention.value_length", NoEffect),
-    // Notes on how the file was made; scalings other than linear are refused.
     // How rotated pairs are divided among the axes of pictures.
     ("rope.dimension_sections", NoEffect),
+    // Applied with YaRN alone, where a family has it.
     ("rope.scaling.original_context_length", NoEffect),
+    ("rope.scaling.yarn_beta_fast", NoEffect),
+    ("rope.scaling.yarn_beta_slow", NoEffect),
     ("rope.scaling.finetuned", NoEffect),
 ];
 

@@ -28,6 +28,9 @@ const QWEN3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{
 /// From Llama 3's published `tokenizer.json`.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// From gpt-oss': words change between small and capital letters.
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Builds the tokenizer.
 ///
 /// # Errors
@@ -146,10 +149,11 @@ impl Rules {
             "llama3" | "llama-v3" | "llama-bpe" => (split(LLAMA3)?, false, true),
             // Phi-4's and Olmo 2's, and SmolLM3's.
             "dbrx" | "smaug-bpe" => (split(LLAMA3)?, false, false),
+            "gpt-4o" => (split(GPT_4O)?, false, false),
             _ => {
                 return Err(format!(
                     "`tokenizer.ggml.pre` is {name:?}; supported: gpt-2, smollm, refact, starcoder, command-r, \
-                     qwen2, qwen35, llama-bpe, dbrx, smaug-bpe"
+                     qwen2, qwen35, llama-bpe, dbrx, smaug-bpe, gpt-4o"
                 ));
             }
         };

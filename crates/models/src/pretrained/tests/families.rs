@@ -1,6 +1,7 @@
 //! What only some families' configs and files say.
 
 use super::*;
+use crate::model::FileWeights;
 
 fn config_json(name: &str) -> Value {
     let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
@@ -167,4 +168,194 @@ fn a_part_with_a_head_of_its_own_is_not_tied() {
         let opened = HfFolder::open(folder.path()).unwrap();
         assert_eq!(opened.config().tie_word_embeddings, is_tied);
     }
+}
+
+#[test]
+fn experts_in_mxfp4_are_dequantised_as_transformers_does_to_the_bit() {
+    let folder = HfFolder::open(&golden("gpt-oss")).unwrap();
+    let gguf = GgufModel::open(&golden("gpt-oss.gguf")).unwrap();
+    let expected =
+        crate::formats::SafetensorsFile::open(&golden("gpt-oss/expected.safetensors")).unwrap();
+    // With the signs of zeros.
+    let same = |ours: &tch::Tensor, theirs: &tch::Tensor| {
+        let bits = |tensor: &tch::Tensor| tensor.contiguous().view_dtype(Kind::Int16);
+        ours.kind() == theirs.kind() && bits(ours).equal(&bits(theirs))
+    };
+    for (part, stored, start, step) in [
+        ("gate_proj", "gate_up", 0, 2),
+        ("up_proj", "gate_up", 1, 2),
+        ("down_proj", "down", 0, 1),
+    ] {
+        let stored = expected.read_stored(stored).unwrap();
+        for expert in 0..6 {
+            let name = format!("model.layers.0.mlp.experts.{expert}.{part}.weight");
+            let theirs = stored.get(expert).tr().slice(0, start, None, step);
+            for source in [&folder as &dyn TensorSource, &gguf] {
+                assert!(source.is_mxfp4(&name));
+                let kept = source.read_mxfp4(&name).unwrap();
+                assert_eq!(kept.size(), theirs.size());
+                for ours in [
+                    source.read(&name, Kind::BFloat16).unwrap(),
+                    kept.dequantize(Kind::BFloat16).unwrap(),
+                    kept.dequantize(Kind::Float)
+                        .unwrap()
+                        .to_kind(Kind::BFloat16),
+                ] {
+                    assert!(
+                        same(&ours, &theirs),
+                        "{name} of {}",
+                        source.path().display()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A copy of the tiny gpt-oss with changed tensors.
+fn changed(change: impl Fn(&str, tch::Tensor) -> tch::Tensor) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let from = golden("gpt-oss");
+    let config = folder.path().join("config.json");
+    std::fs::copy(from.join("config.json"), config).unwrap();
+    let file = crate::formats::SafetensorsFile::open(&from.join("model.safetensors")).unwrap();
+    let read = |name: &String| (name.clone(), change(name, file.read_stored(name).unwrap()));
+    let tensors: Vec<_> = file.names().iter().map(read).collect();
+    let named = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
+    let path = folder.path().join("model.safetensors");
+    crate::formats::write_tensors(&path, &named.collect::<Vec<_>>()).unwrap();
+    folder
+}
+
+#[test]
+fn damaged_experts_in_mxfp4_are_found() {
+    let weight = "model.layers.1.mlp.experts.2.up_proj.weight";
+    let load = |folder: &tempfile::TempDir| {
+        let folder = HfFolder::open(folder.path()).unwrap();
+        let mut placer =
+            placement::Placer::new(tch::Device::Cpu, placement::Policy::default()).unwrap();
+        let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+        let packed = source.packed(weight, &[64, 32], false);
+        packed
+            .map(|packed| packed.is_some())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(load(&changed(|_, tensor| tensor)), Ok(true));
+    let scales = |name: &str| name.ends_with("layers.1.mlp.experts.gate_up_proj_scales");
+    let no_number = changed(|name, tensor| {
+        if scales(name) {
+            let _ = tensor.get(2).get(3).fill_(255);
+        }
+        tensor
+    });
+    let reason = load(&no_number).unwrap_err();
+    assert!(
+        reason.contains("has 32 NaN or infinite values of 2048"),
+        "{reason}"
+    );
+    let fewer = changed(|name, tensor| match scales(name) {
+        true => tensor.narrow(1, 0, 100),
+        false => tensor,
+    });
+    let reason = load(&fewer).unwrap_err();
+    assert!(
+        reason.contains("_blocks` has [128, 1, 16] bytes of numbers and [100, 1] factors"),
+        "{reason}"
+    );
+    // Another format is refused.
+    let folder = changed(|_, tensor| tensor);
+    let path = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("mxfp4", "gptq")).unwrap();
+    let reason = HfFolder::open(folder.path()).unwrap_err().to_string();
+    assert!(reason.contains("quant_method` is \"gptq\""), "{reason}");
+}
+
+#[test]
+fn a_gpt_oss_is_written_as_transformers_has_it() {
+    let from = golden("gpt-oss-dense");
+    let folder = HfFolder::open(&from).unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let path = target.path().join("model.safetensors");
+    let tensors = folder.names().into_iter().map(|name| {
+        let tensor = crate::formats::LazyTensor::of(&folder, &name, Kind::Float).unwrap();
+        (name, tensor)
+    });
+    write_weights(&path, folder.config(), tensors.collect(), None).unwrap();
+    let open = |path: &Path| crate::formats::SafetensorsFile::open(path).unwrap();
+    let (ours, theirs) = (open(&path), open(&from.join("model.safetensors")));
+    assert_eq!(ours.names(), theirs.names());
+    for name in theirs.names() {
+        let (ours, theirs) = (
+            ours.read_stored(&name).unwrap(),
+            theirs.read_stored(&name).unwrap(),
+        );
+        assert!(
+            ours.size() == theirs.size() && ours.equal(&theirs),
+            "{name}"
+        );
+    }
+}
+
+/// The config of gpt-oss-20b, which was written by transformers 4.
+#[test]
+fn a_published_config_of_gpt_oss_is_read_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let published = json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+        "intermediate_size": 2880, "max_position_embeddings": 131_072, "model_type": "gpt_oss",
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false,
+        "pad_token_id": 199_999, "rms_norm_eps": 1e-5, "rope_theta": 150_000, "sliding_window": 128,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "truncate": false,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn"},
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "router_aux_loss_coef": 0.9, "swiglu_limit": 7.0, "tie_word_embeddings": false,
+        "transformers_version": "4.55.0.dev0", "use_cache": true, "vocab_size": 201_088,
+    });
+    std::fs::write(&path, published.to_string()).unwrap();
+    assert_eq!(keys_without_effect(&path).unwrap(), [""; 0]);
+    let read = DecoderConfig::read(&path).unwrap();
+    // All that it says is what the class has without a key, but for the number of blocks and experts.
+    let short = json!({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32,
+        "pad_token_id": 199_999, "eos_token_id": 200_002});
+    assert_eq!(read, config_of(&short).unwrap());
+    let local = read.local.as_ref().unwrap();
+    assert!((local.window, local.layers[0], local.layers[1]) == (128, true, false));
+    let factor = read.rope.attention_factor();
+    assert!((factor - 1.346_573_6).abs() < 1e-6, "{factor}");
+}
+
+#[test]
+fn what_is_written_of_a_model_in_mxfp4_is_not_quantised_and_says_so() {
+    let target = tempfile::tempdir().unwrap();
+    let folder = target.path().join("model");
+    let source = golden("gpt-oss.gguf");
+    convert_gguf(&source, &folder, Kind::Float, &|_, _| ()).unwrap();
+    let (converted, original) = (
+        Pretrained::open(&folder).unwrap(),
+        Pretrained::open(&source).unwrap(),
+    );
+    assert_eq!(converted.config, original.config);
+    for name in original.tensors.names() {
+        let read = |model: &Pretrained| model.tensors.read(&name, Kind::Float).unwrap();
+        assert!(read(&converted).equal(&read(&original)), "{name}");
+        assert!(!converted.tensors.is_mxfp4(&name));
+    }
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("gpt-oss").join(file), folder.join(file)).unwrap();
+    }
+    let model = Pretrained::open(&folder).unwrap();
+    let written = tempfile::tempdir().unwrap();
+    model
+        .write_companions(&model.config, written.path(), Kind::BFloat16)
+        .unwrap();
+    let path = written.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let keys: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(keys.get("quantization_config"), None);
+    assert_eq!(DecoderConfig::read(&path).unwrap(), model.config);
 }

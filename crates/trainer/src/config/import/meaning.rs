@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::Origin;
 use super::read::{Item, pairs};
+use crate::config::LossType;
 use crate::config::words::{needless, our_key, translated, value_of};
 
 /// What becomes of a key.
@@ -18,6 +19,10 @@ pub(super) enum Meaning {
     Adapter,
     /// Nothing, for this reason.
     Nothing(String),
+    /// Nothing, until the user writes something.
+    Write(String),
+    /// A key of ours with a guess, and why it is one.
+    Guess(&'static str, Value, String),
 }
 
 /// A file, while its keys are looked at.
@@ -51,14 +56,17 @@ impl Keys<'_> {
         let one = |meaning| vec![meaning];
         let set = |key, value: Value| one(Meaning::Set(key, value));
         let nothing = |reason: &str| one(Meaning::Nothing(reason.into()));
+        let write = |reason: &str| one(Meaning::Write(reason.into()));
         if value.is_null() || text == "None" {
             return nothing("it is not set there, either");
         }
         if value.get("expression").is_some() {
-            return one(Meaning::Nothing(match our_key(word, item.section()) {
-                Some(ours) => format!("its value is computed there: write it as `{ours}`"),
-                None => "its value is computed there".into(),
-            }));
+            return one(match our_key(word, item.section()) {
+                Some(ours) => {
+                    Meaning::Write(format!("its value is computed there: write it as `{ours}`"))
+                }
+                None => Meaning::Nothing("its value is computed there".into()),
+            });
         }
         if item.path.starts_with("launcher.") && word != "mixed_precision" {
             return nothing("it is for the launcher; `surefoot train` starts the processes itself");
@@ -96,21 +104,37 @@ impl Keys<'_> {
                 ("network", _) => nothing("the adapters here are LoRA"),
                 _ => nothing("this is what a run does here"),
             },
-            "stage" | "rl" => match text {
-                "sft" | "pt" => nothing("this is what a run does here"),
-                _ => nothing(
-                    "this is another training than that on texts or answers: see the handbook on what there is",
-                ),
-            },
+            "stage" | "rl" | "loss_type" | "pref_loss" if !origin.is_of_media() => {
+                self.preference(item)
+            }
+            "beta" if self.loss().is_some() => {
+                let mut found = self.preference(item);
+                found.push(self.by_words(item));
+                found
+            }
+            "report_to" | "log_with" => {
+                let names = value
+                    .as_array()
+                    .map_or(std::slice::from_ref(value), Vec::as_slice);
+                let ours = names
+                    .iter()
+                    .filter(|name| **name == "mlflow" || **name == "trackio");
+                match ours.cloned().collect::<Vec<_>>() {
+                    ours if ours.is_empty() => nothing(
+                        "metrics are always written to the run folder, also for TensorBoard; `mlflow` and `trackio` are known, too",
+                    ),
+                    ours => set("train.report_to", ours.into()),
+                }
+            }
             "evals_per_epoch" | "eval_every_n_epochs" if number == Some(1.0) => {
                 set("train.eval_strategy", "epoch".into())
             }
             "saves_per_epoch" | "save_every_n_epochs" if number == Some(1.0) => {
                 set("train.save_strategy", "epoch".into())
             }
-            "evals_per_epoch" | "eval_every_n_epochs" => nothing("write `train.eval_steps`"),
-            "saves_per_epoch" | "save_every_n_epochs" => nothing("write `train.save_steps`"),
-            "sample_every_n_epochs" => nothing("write `sample.sample_steps`"),
+            "evals_per_epoch" | "eval_every_n_epochs" => write("write `train.eval_steps`"),
+            "saves_per_epoch" | "save_every_n_epochs" => write("write `train.save_steps`"),
+            "sample_every_n_epochs" => write("write `sample.sample_steps`"),
             "max_steps" | "max_train_steps" if number.is_some_and(|steps| steps <= 0.0) => {
                 nothing("it says nothing: the epochs count")
             }
@@ -182,7 +206,7 @@ impl Keys<'_> {
                             lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
                         set("sample.prompts", prompts.map(Value::from).collect())
                     }
-                    Err(_) => nothing("write the prompts of this file as `sample.prompts`"),
+                    Err(_) => write("write the prompts of this file as `sample.prompts`"),
                 }
             }
             "prompt" if item.section() == "samples" => {
@@ -205,6 +229,61 @@ impl Keys<'_> {
         }
     }
 
+    /// The loss on preferences that the file asks for, by its name there; an empty one if that is not said.
+    fn loss(&self) -> Option<&str> {
+        let text = |word: &str| match self.get(word)? {
+            // `["sigmoid"]` is the same.
+            Value::Array(list) => list.first().filter(|_| list.len() == 1)?.as_str(),
+            value => value.as_str(),
+        };
+        let written = text("loss_type").or_else(|| text("pref_loss"));
+        match (text("rl").or_else(|| text("stage")), written) {
+            (Some("dpo"), None) => Some("sigmoid"),
+            (Some("cpo"), None) => Some("cpo"),
+            (Some("dpo" | "kto"), Some(loss)) | (Some("cpo"), Some(loss @ "simpo")) => Some(loss),
+            (Some(stage @ ("cpo" | "ipo" | "orpo" | "kto" | "simpo")), _) => Some(stage),
+            (Some(_), _) => None,
+            // The file of `trl dpo --config` does not say for which of its commands it is.
+            (None, Some(loss)) if self.origin == Origin::Trl && known(loss) => Some(loss),
+            (None, None) if self.origin == Origin::Trl => self.get("beta").map(|_| ""),
+            _ => None,
+        }
+    }
+
+    /// Learning from preferences, and what else is meant by it there.
+    fn preference(&self, item: &Item) -> Vec<Meaning> {
+        const KEY: &str = "preference.loss_type";
+        let text = item.value.as_str().unwrap_or_default();
+        let Some(loss) = self.loss() else {
+            return vec![match text {
+                "sft" | "pt" | "nll" => Meaning::Nothing("this is what a run does here".into()),
+                _ => Meaning::Write(
+                    "this is another training than that on texts or answers: see the handbook on what there is"
+                        .into(),
+                ),
+            }];
+        };
+        if !known(loss) {
+            let why = match loss {
+                "" => "which loss is not said there; `sigmoid` (DPO) is a guess".into(),
+                loss => format!("`{loss}` is no loss here; `sigmoid` (DPO) is a guess"),
+            };
+            return vec![Meaning::Guess(KEY, "sigmoid".into(), why)];
+        }
+        let mut found = vec![Meaning::Set(KEY, loss.into())];
+        let unset = |words: &[&str]| words.iter().all(|word| self.get(word).is_none());
+        if loss == "simpo" {
+            // TRL's defaults, which are not ours.
+            if unset(&["beta", "pref_beta", "rl_beta", "dpo_beta"]) {
+                found.push(Meaning::Set("preference.beta", json!(0.1)));
+            }
+            if self.origin != Origin::LlamaFactory && unset(&["cpo_alpha"]) {
+                found.push(Meaning::Set("preference.cpo_alpha", json!(1.0)));
+            }
+        }
+        found
+    }
+
     /// By the table of words.
     fn by_words(&self, item: &Item) -> Meaning {
         let (word, value) = (item.word(), &item.value);
@@ -220,11 +299,14 @@ impl Keys<'_> {
                 false => "there is no counterpart".into(),
             });
         };
+        if ours.starts_with("preference.") && self.loss().is_none() {
+            return Meaning::Nothing("nothing is learned from preferences there".into());
+        }
         match translated(word, value) {
             Some((_, None)) if is_off => {
                 Meaning::Nothing(format!("it is off, as without `{ours}`"))
             }
-            Some((_, None)) => Meaning::Nothing(format!(
+            Some((_, None)) => Meaning::Write(format!(
                 "this value is not known here: choose one for `{ours}`"
             )),
             Some((_, Some(value))) => Meaning::Set(ours, value_of(ours, &value)),
@@ -314,7 +396,7 @@ impl Keys<'_> {
         });
         let mut found = sets(&paths.collect(), held_out);
         for name in unknown {
-            found.push(Meaning::Nothing(format!(
+            found.push(Meaning::Write(format!(
                 "`{name}` is a name in LLaMA-Factory's `dataset_info.json`: write the file or the name on the hub"
             )));
         }
@@ -322,11 +404,19 @@ impl Keys<'_> {
     }
 }
 
+/// Whether this is the name of a loss on preferences.
+fn known(loss: &str) -> bool {
+    serde_json::from_value::<LossType>(loss.into()).is_ok()
+}
+
 /// One data set, or a mixture of several.
 fn sets(value: &Value, held_out: bool) -> Vec<Meaning> {
     /// The keys of a set with its keys here.
     const KEYS: [(&str, &str); 3] = [("path", "path"), ("name", "subset"), ("split", "split")];
-    const COLUMNS: [(&str, &str); 6] = [
+    const COLUMNS: [(&str, &str); 9] = [
+        ("field_prompt", "prompt"),
+        ("field_chosen", "chosen"),
+        ("field_rejected", "rejected"),
         ("field_messages", "messages"),
         ("field_instruction", "instruction"),
         ("field_input", "input"),

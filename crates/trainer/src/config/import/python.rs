@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::read::Item;
 
 /// Functions and classes whose arguments are read.
-const CALLS: [&str; 14] = [
+const CALLS: [&str; 20] = [
     "FastLanguageModel.from_pretrained",
     "FastModel.from_pretrained",
     "AutoModelForCausalLM.from_pretrained",
@@ -22,8 +22,17 @@ const CALLS: [&str; 14] = [
     "BitsAndBytesConfig",
     "DPOConfig",
     "DPOTrainer",
+    "ORPOConfig",
+    "ORPOTrainer",
+    "KTOConfig",
+    "KTOTrainer",
+    "CPOConfig",
+    "CPOTrainer",
     "load_dataset",
 ];
+
+/// Of TRL's trainers, those on preferences.
+pub(super) const PREFERENCES: [&str; 4] = ["dpo", "orpo", "kto", "cpo"];
 
 /// Arguments that are objects of the program, and no settings.
 const OBJECTS: [&str; 9] = [
@@ -50,6 +59,13 @@ pub(super) fn items(text: &str) -> Vec<Item> {
                 .is_some_and(|letter| letter.is_alphanumeric() || letter == '_' || letter == '.')
             {
                 continue;
+            }
+            let class = ["Trainer", "Config"]
+                .iter()
+                .find_map(|end| call.strip_suffix(end));
+            let trainer = class.unwrap_or_default().to_lowercase();
+            if PREFERENCES.contains(&trainer.as_str()) {
+                found.push(Item::new(format!("{call}.rl"), trainer.into()));
             }
             let inside = balanced(&text[start + call.len() + 1..]);
             let method = call.rsplit('.').next().unwrap_or(call);

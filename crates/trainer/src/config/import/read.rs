@@ -140,6 +140,14 @@ fn command(text: &str) -> Vec<Item> {
             [".py", ".exe"].iter().any(|end| word.ends_with(end))
                 || ["trl", "llamafactory-cli", "axolotl"].contains(&word.as_str())
         });
+        // `trl dpo`, and TRL's own `dpo.py`.
+        let called = program.and_then(|program| {
+            let is_trl = words[program] == "trl";
+            let name = words.get(program + usize::from(is_trl))?;
+            let name = name.rsplit('/').next()?.trim_end_matches(".py");
+            python::PREFERENCES.contains(&name).then(|| name.to_owned())
+        });
+        found.extend(called.map(|name| Item::new("command.rl", name.into())));
         let mut rest = words.iter().enumerate().peekable();
         while let Some((index, word)) = rest.next() {
             let Some(option) = word.strip_prefix("--") else {

@@ -1,5 +1,7 @@
 //! Files in the style of each trainer, made for these tests. All that is written is loaded by our own parser.
 
+mod preferences;
+
 use serde_json::json;
 
 use super::*;
@@ -357,6 +359,28 @@ fn kohya_toml_and_its_data_set() {
 }
 
 #[test]
+fn kohya_with_two_text_encoders() {
+    let imported = imported(
+        "picture.toml",
+        "pretrained_model_name_or_path = \"model.safetensors\"\nclip_l = \"clip_l.safetensors\"\n\
+         t5xxl = \"t5xxl_fp16.safetensors\"\nae = \"ae.safetensors\"\nnetwork_module = \"networks.lora_flux\"\n\
+         network_dim = 16\nguidance_scale = 1.0\ntimestep_sampling = \"flux_shift\"\ntrain_data_dir = \"pictures\"\n",
+    );
+    assert_eq!(imported.origin, Origin::Kohya);
+    expect(
+        &imported,
+        &[
+            ("model.name_or_path", json!("model.safetensors")),
+            ("model.text_encoder", json!("clip_l.safetensors")),
+            ("model.text_encoder_2", json!("t5xxl_fp16.safetensors")),
+            ("model.vae", json!("ae.safetensors")),
+            ("train.guidance_scale", json!(1.0)),
+            ("train.weighting_scheme", json!("logit_normal")),
+        ],
+    );
+}
+
+#[test]
 fn a_command_line_of_musubi() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
@@ -470,5 +494,59 @@ fn an_unknown_form_says_which_are_known() {
         std::fs::write(&path, text).unwrap();
         let error = import(&path).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
+    }
+}
+
+/// In the form of the examples that come with each of them.
+#[test]
+fn examples_of_loras_need_few_changes() {
+    for (name, text, most) in [
+        (
+            "axolotl.yml",
+            "base_model: m\nload_in_8bit: true\nadapter: lora\ndatasets:\n  - {path: org/d, type: alpaca}\n\
+          val_set_size: 0.05\nsequence_len: 4096\nsample_packing: true\nlora_r: 32\nlora_alpha: 16\n\
+          lora_target_linear: true\nmicro_batch_size: 2\nnum_epochs: 4\noptimizer: adamw_bnb_8bit\n\
+          lr_scheduler: cosine\nlearning_rate: 0.0002\nbf16: auto\nevals_per_epoch: 4\nsaves_per_epoch: 1\n\
+          eval_sample_packing: false\nwarmup_steps: 10\nflash_attention: true\n",
+            1,
+        ),
+        (
+            "factory.yaml",
+            "model_name_or_path: org/m\nstage: dpo\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n\
+          lora_target: all\npref_beta: 0.1\npref_loss: sigmoid\ndataset: mine\ntemplate: llama3\ncutoff_len: 2048\n\
+          max_samples: 1000\noutput_dir: saves/lora\nlogging_steps: 10\nsave_steps: 500\nplot_loss: true\n\
+          per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nlearning_rate: 5.0e-6\n\
+          num_train_epochs: 3.0\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n",
+            1,
+        ),
+        (
+            "trl.sh",
+            "trl sft --model_name_or_path org/m --dataset_name org/d --learning_rate 2.0e-4 --num_train_epochs 1 \\\n\
+          --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --eval_strategy steps \\\n\
+          --eval_steps 100 --use_peft --lora_r 32 --lora_alpha 16 --output_dir out --push_to_hub\n",
+            0,
+        ),
+        ("unsloth.py", UNSLOTH, 5),
+        (
+            "kohya.sh",
+            "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path m.safetensors \\\n\
+          --train_data_dir pictures --resolution 1024 --network_module networks.lora --network_dim 32 \\\n\
+          --network_alpha 16 --optimizer_type AdamW8bit --learning_rate 1e-4 --max_train_epochs 10 \\\n\
+          --save_every_n_epochs 1 --mixed_precision bf16 --gradient_checkpointing --sdpa\n",
+            0,
+        ),
+        (
+            "toolkit.yaml",
+            "config:\n  name: mine\n  process:\n    - type: sd_trainer\n      device: cuda:0\n\
+          \x20     network: {type: lora, linear: 16, linear_alpha: 16}\n      save: {dtype: float16, save_every: 250}\n\
+          \x20     datasets:\n        - {folder_path: pictures, caption_ext: txt, resolution: [512, 1024]}\n\
+          \x20     train: {batch_size: 1, steps: 2000, lr: 0.0001, optimizer: adamw8bit, dtype: bf16}\n\
+          \x20     model: {name_or_path: org/m, quantize: true}\n",
+            0,
+        ),
+    ] {
+        let imported = imported(name, text);
+        let found = imported.to_change;
+        assert!(found <= most, "{name}: {found}\n{}", imported.config);
     }
 }

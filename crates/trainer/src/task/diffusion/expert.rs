@@ -62,7 +62,10 @@ impl Expert {
     ) -> Result<Self, Error> {
         let (arch, which) = (diffusion.arch(), part.which());
         let weights = diffusion.weights(Part::Denoiser(which))?;
-        let mut attachment = attachment(config, arch, part.expert)?;
+        let kind = config.adapter.as_ref().map_or(Kind::Float, |adapter| {
+            adapter.computes_in((compute, placer.device()))
+        });
+        let mut attachment = attachment(config, arch, part.expert)?.computing_in(kind);
         let mut parameters = Parameters::default();
         let load = Load {
             compute,

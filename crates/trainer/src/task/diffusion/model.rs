@@ -92,6 +92,7 @@ fn named_parts(config: &Config, model: &dyn Diffusion) -> Vec<(PathBuf, &'static
         (parts.transformer_2, "transformer_2"),
         (parts.vae, "vae"),
         (parts.text_encoder, "text_encoder"),
+        (parts.text_encoder_2, "text_encoder_2"),
         (parts.tokenizer, "tokenizer"),
     ];
     let named = named.into_iter();

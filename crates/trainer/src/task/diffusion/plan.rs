@@ -21,7 +21,7 @@ use torch_ext::fake::PassMemory;
 
 use super::clip_loader::ClipSource;
 use super::expert::{attachment, offload_activations};
-use super::losses;
+use super::{means, squares};
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
@@ -462,14 +462,14 @@ pub(super) fn measured(
             checkpoint: config.train.gradient_checkpointing,
         };
         let of = (&**model, &**denoiser);
-        let losses = losses(
+        let squares = squares(
             config,
             of,
             [&clean, &noise, &sigma],
             conditions.shallow_clone(),
             pass,
         )?;
-        Ok(losses.f_mean(Kind::Float)?)
+        Ok(means(&squares)?.f_mean(Kind::Float)?)
     });
     // These are real.
     let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;

@@ -172,10 +172,15 @@ impl Answers {
             .sum()
     }
 
+    /// Tokens in the longer text of each row.
+    pub(in crate::task) fn lengths(&self) -> Vec<u32> {
+        let longer = |[one, other]: &[Text; 2]| one.length().max(other.length()) as u32;
+        self.rows.iter().map(longer).collect()
+    }
+
     /// Tokens in the longest text.
     pub(in crate::task) fn longest(&self) -> usize {
-        let lengths = self.rows.iter().flatten().map(|text| text.length());
-        lengths.max().unwrap_or(0)
+        self.lengths().into_iter().max().unwrap_or(0) as usize
     }
 
     /// The row with the longest text.

@@ -11,6 +11,7 @@ import { NotesPart } from "./notes";
 import { CurvesPart } from "./run_curves";
 import { EventsPart, Why } from "./run_events";
 import { columnsOf, SamplesPart } from "./samples";
+import { SearchPart } from "./search";
 
 export function RunView({ name }: { name: string }) {
   const [refused, setRefused] = useState<string | null>(null);
@@ -127,6 +128,7 @@ export function RunView({ name }: { name: string }) {
       </dl>
       {samples && <SamplesPart columns={columnsOf(name, samples.sets)} onMore={run.hasMoreSamples() ? () => run.showAllSamples() : null} />}
       <NotesPart key={name} run={detail} />
+      <SearchPart kept={kept} />
       <CurvesPart run={run} detail={detail} kept={kept} />
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}

@@ -9,8 +9,8 @@ use super::PATCH;
 use crate::Error;
 use crate::diffusion::anima::ARCH;
 use crate::diffusion::files::PartFile;
+use crate::diffusion::parts::dimensions::{Problem, Shapes, of_axes, of_class, sound};
 use crate::formats::TensorSource;
-use crate::json::Object;
 
 /// Dimensions of a transformer, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,8 +131,7 @@ impl TransformerConfig {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = of_class(path, CLASS)?;
-        object.warn_about_unknown_keys(&KEYS);
+        let object = of_class(path, CLASS, &KEYS)?;
         let patch = json!([1, PATCH, PATCH]);
         object.require("patch_size", &patch, &patch)?;
         // Its default is another one.
@@ -144,8 +143,7 @@ impl TransformerConfig {
         let integer = |key, default| object.integer(key, Some(default), 1..=1 << 20);
         let in_channels = integer("in_channels", 16)?;
         object.require("out_channels", &json!(in_channels), &json!(16))?;
-        let axes = "must have three values: frames, rows, columns";
-        let sizes = object.integers("max_size", 1..=1 << 20)?;
+        let axes = "frames, rows, columns";
         let scales = object.numbers("rope_scale")?;
         let config = Self {
             in_channels,
@@ -155,16 +153,14 @@ impl TransformerConfig {
             mlp_ratio: object.positive("mlp_ratio", Some(4.0))?,
             text_embed_dim: integer("text_embed_dim", 1024)?,
             adaln_lora_dim: integer("adaln_lora_dim", 256)?,
-            max_size: (sizes.unwrap_or_else(|| vec![128, 240, 240]).try_into())
-                .map_err(|_| object.error("max_size", axes))?,
-            rope_scale: (scales.unwrap_or_else(|| vec![2.0, 1.0, 1.0]).try_into())
-                .map_err(|_| object.error("rope_scale", axes))?,
+            max_size: of_axes(&object, "max_size", [128, 240, 240], axes)?,
+            rope_scale: (scales.unwrap_or_else(|| vec![2.0, 1.0, 1.0]).try_into()).map_err(
+                |_| object.error("rope_scale", format!("must have three values: {axes}")),
+            )?,
             concat_padding_mask: object.flag("concat_padding_mask", true)?,
         };
-        match config.problem() {
-            Some((key, reason)) => Err(object.error(key, reason)),
-            None => Ok(config),
-        }
+        let problem = config.problem();
+        sound(&object, config, problem)
     }
 
     /// Infers the config from the shapes in a file with diffusers' names; what they do not tell is as published.
@@ -172,7 +168,8 @@ impl TransformerConfig {
     /// # Errors
     /// If it is no transformer of this kind.
     pub fn of_shapes(file: &PartFile) -> Result<Self, Error> {
-        let size = |name: &str, dimension| size(file, name, dimension);
+        let shapes = Shapes::new(&ARCH, file);
+        let size = |name: &str, at| shapes.size(&format!("{name}.weight"), at);
         let extra = file
             .unknown()
             .iter()
@@ -198,7 +195,7 @@ impl TransformerConfig {
             in_channels: outputs,
             num_attention_heads: width / head,
             attention_head_dim: head,
-            num_layers: blocks(file, 1),
+            num_layers: shapes.blocks(1),
             mlp_ratio: size(&first("ff.net.0.proj"), 0)? as f64 / width as f64,
             text_embed_dim: size(&first("attn2.to_k"), 1)?,
             adaln_lora_dim: size(&first("norm1.linear_1"), 0)?,
@@ -213,7 +210,7 @@ impl TransformerConfig {
     }
 
     /// An inconsistency: a key, and what is wrong with it.
-    fn problem(&self) -> Option<(&'static str, String)> {
+    fn problem(&self) -> Option<Problem> {
         let head = self.attention_head_dim;
         // The frequencies of an axis with one pair cannot be stretched.
         if head % 2 != 0 || self.axes().iter().any(|width| *width < 4) {
@@ -243,8 +240,7 @@ impl ConditionerConfig {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = of_class(path, CONDITIONER_CLASS)?;
-        object.warn_about_unknown_keys(&CONDITIONER_KEYS);
+        let object = of_class(path, CONDITIONER_CLASS, &CONDITIONER_KEYS)?;
         object.require("use_self_attention", &json!(true), &json!(true))?;
         object.require("use_layer_norm", &json!(false), &json!(false))?;
         let integer = |key, default| object.integer(key, Some(default), 1..=1 << 20);
@@ -259,10 +255,8 @@ impl ConditionerConfig {
             target_vocab_size: integer("target_vocab_size", 32_128)?,
             min_sequence_length: object.integer("min_sequence_length", Some(512), 0..=1 << 20)?,
         };
-        match config.problem() {
-            Some((key, reason)) => Err(object.error(key, reason)),
-            None => Ok(config),
-        }
+        let problem = config.problem();
+        sound(&object, config, problem)
     }
 
     /// Infers the config from the shapes in a file with diffusers' names; what they do not tell is as published.
@@ -279,12 +273,13 @@ impl ConditionerConfig {
             );
             return Err(Error::file(file.path(), reason));
         }
-        let size = |name: &str, dimension| size(file, &part(name), dimension);
+        let shapes = Shapes::new(&ARCH, file);
+        let size = |name: &str, at| shapes.size(&part(&format!("{name}.weight")), at);
         let width = size("embed", 1)?;
         let config = Self {
             source_dim: size("blocks.0.cross_attn.k_proj", 1)?,
             target_dim: width,
-            num_layers: blocks(file, 0),
+            num_layers: shapes.blocks(0),
             num_attention_heads: width / size("blocks.0.cross_attn.q_norm", 0)?,
             mlp_ratio: size("blocks.0.mlp.0", 0)? as f64 / width as f64,
             target_vocab_size: size("embed", 0)?,
@@ -297,7 +292,7 @@ impl ConditionerConfig {
     }
 
     /// An inconsistency: a key, and what is wrong with it.
-    fn problem(&self) -> Option<(&'static str, String)> {
+    fn problem(&self) -> Option<Problem> {
         let (width, heads) = (self.target_dim, self.num_attention_heads);
         (heads < 1 || width % (2 * heads) != 0).then(|| {
             let reason =
@@ -312,39 +307,10 @@ fn inner(width: i64, ratio: f64) -> i64 {
     (width as f64 * ratio) as i64
 }
 
-/// The config at `path`, which is of this class.
-fn of_class(path: &Path, class: &str) -> Result<Object, Error> {
-    let object = Object::read(path)?;
-    let other = object.text("_class_name")?.filter(|other| *other != class);
-    match other {
-        Some(other) => {
-            let reason = format!("is {other:?}: only {class:?} is supported");
-            Err(object.error("_class_name", reason))
-        }
-        None => Ok(object),
-    }
-}
-
-/// Number of blocks in a list of the file.
-fn blocks(file: &PartFile, list: usize) -> i64 {
-    ARCH.blocks(file).get(list).map_or(0, |count| *count as i64)
-}
-
-/// A dimension of the weight of the module `name`.
-fn size(file: &PartFile, name: &str, dimension: usize) -> Result<i64, Error> {
-    let name = format!("{name}.weight");
-    let size = file
-        .shape(&name)
-        .and_then(|shape| shape.get(dimension).copied());
-    size.filter(|size| *size > 0).ok_or_else(|| {
-        let reason = format!("not a transformer of {}: there is no `{name}`", ARCH.title);
-        Error::file(file.path(), reason)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::testing::reading;
 
     /// Reads a config with each of `keys` changed, which must show in what is read or in the error.
     fn each_key<T: PartialEq + std::fmt::Debug>(
@@ -353,12 +319,7 @@ mod tests {
         ineffective: &[&str],
         read: fn(&Path) -> Result<T, Error>,
     ) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(read);
         let base = read(plain).unwrap();
         for key in keys {
             let mut config = plain.clone();
@@ -400,8 +361,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_built_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let read = reading(TransformerConfig::read);
         for (config, told) in [
             (json!({}), "`extra_pos_embed_type`"),
             (
@@ -417,12 +377,11 @@ mod tests {
                 "three values",
             ),
         ] {
-            std::fs::write(&path, config.to_string()).unwrap();
-            let error = TransformerConfig::read(&path).unwrap_err().to_string();
+            let error = read(&config).unwrap_err();
             assert!(error.contains(told), "{config}: {error}");
         }
-        std::fs::write(&path, json!({"num_attention_heads": 15}).to_string()).unwrap();
-        let error = ConditionerConfig::read(&path).unwrap_err().to_string();
+        let read = reading(ConditionerConfig::read);
+        let error = read(&json!({"num_attention_heads": 15})).unwrap_err();
         assert!(error.contains("`num_attention_heads`"), "{error}");
     }
 }

@@ -289,10 +289,10 @@ impl Attention {
         let (batch, length, width) = input.size3()?;
         let linears = [&self.query, &self.key, &self.value];
         // One converted copy for all three; each adapter would otherwise keep its own.
-        let adapted = linears.iter().any(|linear| linear.adapter.is_some());
+        let adapted = Linear::shared_kind(&linears);
         let converted = |tensor: &Tensor| match adapted {
-            true => to_kind(tensor, Kind::Float),
-            false => Ok(tensor.shallow_clone()),
+            Some(kind) => to_kind(tensor, kind),
+            None => Ok(tensor.shallow_clone()),
         };
         let mixed = {
             let input = converted(&input)?;

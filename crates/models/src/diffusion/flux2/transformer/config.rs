@@ -5,9 +5,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::diffusion::files::PartFile;
 use crate::diffusion::flux2::ARCH;
-use crate::formats::TensorSource;
-use crate::json::Object;
+use crate::diffusion::parts::dimensions::{
+    Problem, Shapes, of_axes, of_class, problem_of_axes, sound,
+};
 
 /// Dimensions of a transformer, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,13 +78,7 @@ impl TransformerConfig {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = Object::read(path)?;
-        let class = object.text("_class_name")?;
-        if let Some(class) = class.filter(|class| *class != CLASS) {
-            let reason = format!("is {class:?}: only {CLASS:?} is supported");
-            return Err(object.error("_class_name", reason));
-        }
-        object.warn_about_unknown_keys(&KEYS);
+        let object = of_class(path, CLASS, &KEYS)?;
         object.require("patch_size", &json!(1), &json!(1))?;
         // FLUX.2 [dev] and its guidance are not supported.
         object.require("guidance_embeds", &json!(false), &json!(true))?;
@@ -91,8 +87,7 @@ impl TransformerConfig {
         if object.get("out_channels").is_some() {
             object.require("out_channels", &json!(in_channels), &Value::Null)?;
         }
-        let axes = object.integers("axes_dims_rope", 1..=1 << 16)?;
-        let axes = axes.unwrap_or_else(|| vec![32; 4]);
+        let axes = "references, rows, columns, position in the text";
         let config = Self {
             in_channels,
             num_layers: object.integer("num_layers", Some(8), 0..=1024)?,
@@ -102,50 +97,33 @@ impl TransformerConfig {
             joint_attention_dim: integer("joint_attention_dim", 15360, 1 << 20)?,
             timestep_guidance_channels: integer("timestep_guidance_channels", 256, 1 << 16)?,
             mlp_ratio: object.positive("mlp_ratio", Some(3.0))?,
-            axes_dims_rope: axes.try_into().map_err(|_| {
-                let reason =
-                    "must have four values: references, rows, columns, position in the text";
-                object.error("axes_dims_rope", reason)
-            })?,
+            axes_dims_rope: of_axes(&object, "axes_dims_rope", [32; 4], axes)?,
             rope_theta: object.positive("rope_theta", Some(THETA))?,
             eps: object.positive("eps", Some(EPSILON))?,
         };
-        match config.problem() {
-            Some((key, reason)) => Err(object.error(key, reason)),
-            None => Ok(config),
-        }
+        let problem = config.problem();
+        sound(&object, config, problem)
     }
 
     /// Infers the config from the shapes in a file with diffusers' names; what they do not tell is as published.
     ///
     /// # Errors
     /// If it is no transformer of this kind.
-    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
-        let wrong = |reason: String| Error::file(tensors.path(), reason);
-        let size = |name: &str, dimension: usize| {
-            let shape = tensors.shape(name);
-            let size = shape.and_then(|shape| shape.get(dimension).copied());
-            size.filter(|size| *size > 0).ok_or_else(|| {
-                wrong(format!(
-                    "not a FLUX.2 klein transformer: there is no `{name}`"
-                ))
-            })
-        };
-        let guided = "time_guidance_embed.guidance_embedder.linear_1.weight";
-        if tensors.shape(guided).is_some() {
+    pub fn of_shapes(tensors: &PartFile) -> Result<Self, Error> {
+        let shapes = Shapes::new(&ARCH, tensors);
+        if shapes.has("time_guidance_embed.guidance_embedder.linear_1.weight") {
             let reason = "its guidance is an input (`guidance_in`), as that of FLUX.2 [dev], which is not supported";
-            return Err(wrong(reason.into()));
+            return Err(shapes.wrong(reason));
         }
+        let size = |name: &str, at| shapes.size(name, at);
         let width = size("x_embedder.weight", 0)?;
         let head = size("transformer_blocks.0.attn.norm_q.weight", 0)?;
         let inner = size("transformer_blocks.0.ff.linear_out.weight", 1)?;
-        let blocks = ARCH.blocks(tensors);
-        let count = |list: usize| blocks.get(list).map_or(0, |count| *count as i64);
         let time = "time_guidance_embed.timestep_embedder.linear_1.weight";
         let config = Self {
             in_channels: size("x_embedder.weight", 1)?,
-            num_layers: count(0),
-            num_single_layers: count(1),
+            num_layers: shapes.blocks(0),
+            num_single_layers: shapes.blocks(1),
             attention_head_dim: head,
             num_attention_heads: width / head,
             joint_attention_dim: size("context_embedder.weight", 1)?,
@@ -157,21 +135,16 @@ impl TransformerConfig {
         };
         match config.problem() {
             None if width % head == 0 => Ok(config),
-            _ => Err(wrong(format!(
-                "not a FLUX.2 klein transformer: a width of {width} with heads of {head}"
-            ))),
+            _ => Err(shapes.no(format!("a width of {width} with heads of {head}"))),
         }
     }
 
     /// An inconsistency: a key, and what is wrong with it.
-    fn problem(&self) -> Option<(&'static str, String)> {
-        let axes = self.axes_dims_rope;
+    fn problem(&self) -> Option<Problem> {
         let head = self.attention_head_dim;
-        if axes.iter().sum::<i64>() != head || axes.iter().any(|width| width % 2 != 0) {
-            let reason = format!(
-                "is {axes:?}: even numbers are needed whose sum is the width of a head, {head}"
-            );
-            return Some(("axes_dims_rope", reason));
+        let problem = problem_of_axes("axes_dims_rope", &self.axes_dims_rope, head);
+        if problem.is_some() {
+            return problem;
         }
         let sines = self.timestep_guidance_channels;
         if sines % 2 != 0 {
@@ -188,15 +161,11 @@ impl TransformerConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::testing::{each_is_obeyed_or_refused, reading};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            TransformerConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(TransformerConfig::read);
         let reason = read(&json!({})).unwrap_err();
         assert!(
             reason.contains("`guidance_embeds` is missing, which means true"),
@@ -205,23 +174,15 @@ mod tests {
         let plain = json!({"guidance_embeds": false});
         let base = read(&plain).unwrap();
         assert_eq!((base.width(), base.inner()), (6144, 18432));
-        for key in KEYS {
-            let mut config = plain.clone();
-            config[key] = match key {
-                "axes_dims_rope" => json!([16, 48, 48, 16]),
-                "guidance_embeds" => json!(true),
-                "rope_theta" | "eps" | "mlp_ratio" => json!(0.5),
-                _ => json!(64),
-            };
-            match read(&config) {
-                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
-                // The parts of a head are those of its width.
-                Err(reason) if key == "attention_head_dim" => {
-                    assert!(reason.contains("`axes_dims_rope`"), "{reason}");
-                }
-                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
-            }
-        }
+        let another = |key: &str| match key {
+            "axes_dims_rope" => json!([16, 48, 48, 16]),
+            "guidance_embeds" => json!(true),
+            "rope_theta" | "eps" | "mlp_ratio" => json!(0.5),
+            _ => json!(64),
+        };
+        // The parts of a head are those of its width.
+        let refusals = [("attention_head_dim", "`axes_dims_rope`")];
+        each_is_obeyed_or_refused(&read, &plain, KEYS, &another, &refusals);
         for (config, told) in [
             (
                 json!({"_class_name": "FluxTransformer2DModel"}),

@@ -348,13 +348,14 @@ impl AutoencoderConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::diffusion::files::PartFile;
     use crate::diffusion::parts::causal_kl::NAMES;
     use crate::diffusion::wan::names::TEXT_ENCODER;
     use crate::golden::golden;
+    use crate::json::testing::reading;
 
     #[test]
     fn shapes_say_what_the_config_says() {
@@ -383,12 +384,7 @@ mod tests {
 
     #[test]
     fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            AutoencoderConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(AutoencoderConfig::read);
         let keys = [(CLASSES[0], &KNOWN[..]), (CLASSES[1], &KNOWN_OF_PICTURES)];
         let keys = keys
             .into_iter()

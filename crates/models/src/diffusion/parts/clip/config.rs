@@ -195,32 +195,21 @@ impl ClipConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
+    use crate::json::testing::{each_is_obeyed_or_refused, reading};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            ClipConfig::read(&path).map_err(|error| error.to_string())
+        let read = reading(ClipConfig::read);
+        let another = |key: &str| match key {
+            "model_type" => json!("siglip_text_model"),
+            "hidden_act" => json!("gelu"),
+            "layer_norm_eps" => json!(0.5),
+            "num_attention_heads" => json!(16),
+            _ => json!(1024),
         };
-        let base = read(&json!({})).unwrap();
-        for key in KEYS.into_iter().filter(|key| *key != "attention_dropout") {
-            let other = match key {
-                "model_type" => json!("siglip_text_model"),
-                "hidden_act" => json!("gelu"),
-                "layer_norm_eps" => json!(0.5),
-                "num_attention_heads" => json!(16),
-                _ => json!(1024),
-            };
-            match read(&json!({ key: other })) {
-                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
-                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
-            }
-        }
+        let keys = KEYS.into_iter().filter(|key| *key != "attention_dropout");
+        each_is_obeyed_or_refused(&read, &json!({}), keys, &another, &[]);
         for (config, key) in [
             (json!({"hidden_act": "relu"}), "`hidden_act`"),
             (json!({"hidden_size": 511}), "`hidden_size`"),

@@ -289,6 +289,7 @@ mod tests {
     use super::*;
     use crate::diffusion::files::{PartFile, PartNames};
     use crate::golden::golden;
+    use crate::json::testing::reading;
 
     #[test]
     fn shapes_say_what_the_config_says() {
@@ -320,12 +321,7 @@ mod tests {
 
     #[test]
     fn each_key_of_a_config_is_obeyed_refused_or_without_effect() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            KlConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(KlConfig::read);
         for class in &CLASSES {
             let plain = json!({"_class_name": class.name});
             let base = read(

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::diffusion::parts::dimensions::{Problem, of_class, sound};
 use crate::diffusion::sdxl::ARCH;
 use crate::diffusion::sdxl::names::LAYERS;
 use crate::formats::TensorSource;
@@ -116,12 +117,10 @@ impl UnetConfig {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = Object::read(path)?;
-        let class = object.text("_class_name")?;
-        if let Some(class) = class.filter(|class| *class != CLASS) {
-            let reason = format!("is {class:?}: only {CLASS:?} is supported");
-            return Err(object.error("_class_name", reason));
-        }
+        let fixed = fixed();
+        let known = fixed.iter().map(|(key, ..)| *key);
+        let known: Vec<_> = known.chain(KEYS).chain(WITHOUT_EFFECT).collect();
+        let object = of_class(path, CLASS, &known)?;
         let integer = |key, default| object.integer(key, Some(default), 1..=1 << 20);
         let in_channels = integer("in_channels", 4)?;
         if in_channels == 9 {
@@ -130,13 +129,9 @@ impl UnetConfig {
         if object.get("time_cond_proj_dim").is_some() {
             return Err(object.error("time_cond_proj_dim", format!("is set: {LCM}")));
         }
-        let fixed = fixed();
         for (key, supported, default) in &fixed {
             object.require(key, supported, default)?;
         }
-        let known = fixed.iter().map(|(key, ..)| *key);
-        object
-            .warn_about_unknown_keys(&known.chain(KEYS).chain(WITHOUT_EFFECT).collect::<Vec<_>>());
         object.require("out_channels", &json!(in_channels), &json!(4))?;
         object.require("layers_per_block", &json!(LAYERS), &json!(2))?;
         let widths = object.integers("block_out_channels", 1..=1 << 16)?;
@@ -181,10 +176,8 @@ impl UnetConfig {
             norm_num_groups: integer("norm_num_groups", 32)?,
             norm_eps: object.positive("norm_eps", Some(1e-5))?,
         };
-        match config.problem() {
-            Some((key, reason)) => Err(object.error(key, reason)),
-            None => Ok(config),
-        }
+        let problem = config.problem();
+        sound(&object, config, problem)
     }
 
     /// Infers the config from the shapes in a file with diffusers' names, and the width of the vector for all of a text;
@@ -248,7 +241,7 @@ impl UnetConfig {
     }
 
     /// An inconsistency: a key, and what is wrong with it.
-    fn problem(&self) -> Option<(&'static str, String)> {
+    fn problem(&self) -> Option<Problem> {
         let widths = &self.block_out_channels;
         let sizes = self.projection_class_embeddings_input_dim;
         if (self.cross_attention_dim, sizes) == (1280, 2560) {
@@ -330,15 +323,11 @@ fn stages_with_transformers(object: &Object, stages: usize) -> Result<Vec<bool>,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::testing::{each_is_obeyed_or_refused, reading};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            UnetConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(UnetConfig::read);
         let published = json!({
             "block_out_channels": [320, 640, 1280], "attention_head_dim": [5, 10, 20],
             "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
@@ -351,30 +340,24 @@ mod tests {
         let base = read(&published).unwrap();
         assert_eq!(base.pooled(), 1280);
         assert_eq!(base.transformer_layers_per_block, [0, 2, 10]);
-        let fixed = fixed();
-        for key in fixed.iter().map(|(key, ..)| *key).chain(KEYS) {
-            let mut changed = published.clone();
-            changed[key] = match key {
-                "down_block_types" => json!(vec!["CrossAttnDownBlock2D"; 3]),
-                "up_block_types" => json!(vec!["AttnUpBlock2D"; 3]),
-                "block_out_channels" => json!([320, 640, 640]),
-                "transformer_layers_per_block" => json!([1, 2, 4]),
-                "attention_head_dim" => json!([5, 10, 10]),
-                "norm_eps" => json!(1e-6),
-                "norm_num_groups" => json!(16),
-                "projection_class_embeddings_input_dim" => json!(2048),
-                _ => json!(128),
-            };
-            match read(&changed) {
-                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
-                // What goes in is what comes out; both lists name the same stages.
-                Err(reason) if key == "in_channels" => assert!(reason.contains("`out_channels`")),
-                Err(reason) if key == "down_block_types" => {
-                    assert!(reason.contains("`up_block_types`"));
-                }
-                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
-            }
-        }
+        let another = |key: &str| match key {
+            "down_block_types" => json!(vec!["CrossAttnDownBlock2D"; 3]),
+            "up_block_types" => json!(vec!["AttnUpBlock2D"; 3]),
+            "block_out_channels" => json!([320, 640, 640]),
+            "transformer_layers_per_block" => json!([1, 2, 4]),
+            "attention_head_dim" => json!([5, 10, 10]),
+            "norm_eps" => json!(1e-6),
+            "norm_num_groups" => json!(16),
+            "projection_class_embeddings_input_dim" => json!(2048),
+            _ => json!(128),
+        };
+        // What goes in is what comes out; both lists name the same stages.
+        let refusals = [
+            ("in_channels", "`out_channels`"),
+            ("down_block_types", "`up_block_types`"),
+        ];
+        let keys = fixed().into_iter().map(|(key, ..)| key).chain(KEYS);
+        each_is_obeyed_or_refused(&read, &published, keys, &another, &refusals);
         for (key, value, told) in [
             ("in_channels", json!(9), "inpainting"),
             ("time_cond_proj_dim", json!(256), "(LCM)"),

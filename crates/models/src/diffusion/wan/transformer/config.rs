@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use crate::Error;
+use crate::diffusion::parts::dimensions::of_class;
 use crate::formats::TensorSource;
-use crate::json::Object;
 
 /// Dimensions of a transformer, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,13 +74,7 @@ impl TransformerConfig {
 
     /// Reads a `config.json`, with a warning for each unknown key.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = Object::read(path)?;
-        let class = object.text("_class_name")?;
-        if let Some(class) = class.filter(|class| *class != CLASS) {
-            let reason = format!("is {class:?}: only {CLASS:?} is supported");
-            return Err(object.error("_class_name", reason));
-        }
-        object.warn_about_unknown_keys(&KNOWN);
+        let object = of_class(path, CLASS, &KNOWN)?;
         for key in ["image_dim", "added_kv_proj_dim", "pos_embed_seq_len"] {
             if object.get(key).is_some() {
                 return Err(object.error(key, IMAGE_EMBEDDER));
@@ -189,31 +183,21 @@ const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, wh
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
+    use crate::json::testing::{each_is_obeyed_or_refused, reading};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            TransformerConfig::read(&path).map_err(|error| error.to_string())
+        let read = reading(TransformerConfig::read);
+        let another = |key: &str| match key {
+            "patch_size" => json!([1, 4, 4]),
+            "cross_attn_norm" => json!(false),
+            "qk_norm" => json!("layer_norm"),
+            "eps" => json!(0.5),
+            _ => json!(8),
         };
-        let base = read(&json!({})).unwrap();
-        for key in KNOWN {
-            let other = match key {
-                "patch_size" => json!([1, 4, 4]),
-                "cross_attn_norm" => json!(false),
-                "qk_norm" => json!("layer_norm"),
-                "eps" => json!(0.5),
-                _ => json!(8),
-            };
-            match read(&json!({ key: other })) {
-                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
-                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
-            }
-        }
+        each_is_obeyed_or_refused(&read, &json!({}), KNOWN, &another, &[]);
     }
 }

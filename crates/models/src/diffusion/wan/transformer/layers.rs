@@ -309,13 +309,13 @@ impl Attention {
         let (batch, length, width) = input.size3()?;
         // One converted copy for all three; each adapter would otherwise keep its own.
         let linears = [&self.query, &self.key, &self.value];
-        let adapted = linears.iter().any(|linear| linear.adapter.is_some());
-        let kind = if adapted { Kind::Float } else { input.kind() };
+        let adapted = Linear::shared_kind(&linears);
+        let kind = adapted.unwrap_or(input.kind());
         let mixed = {
             let input = rounded(input, kind)?;
             let seen = match text {
                 None => input.shallow_clone(),
-                Some(text) if adapted => to_kind(text, kind)?,
+                Some(text) if adapted.is_some() => to_kind(text, kind)?,
                 Some(text) => text.shallow_clone(),
             };
             let query =

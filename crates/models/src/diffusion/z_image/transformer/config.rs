@@ -6,9 +6,11 @@ use serde_json::json;
 
 use super::{PATCH, SEQUENCE_STEP};
 use crate::Error;
+use crate::diffusion::files::PartFile;
+use crate::diffusion::parts::dimensions::{
+    Problem, Shapes, of_axes, of_class, problem_of_axes, sound,
+};
 use crate::diffusion::z_image::ARCH;
-use crate::formats::TensorSource;
-use crate::json::Object;
 
 /// Dimensions of a transformer, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,13 +95,7 @@ impl TransformerConfig {
     /// # Errors
     /// The error names the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let object = Object::read(path)?;
-        let class = object.text("_class_name")?;
-        if let Some(class) = class.filter(|class| *class != CLASS) {
-            let reason = format!("is {class:?}: only {CLASS:?} is supported");
-            return Err(object.error("_class_name", reason));
-        }
-        object.warn_about_unknown_keys(&KEYS);
+        let object = of_class(path, CLASS, &KEYS)?;
         for (key, only) in [("all_patch_size", PATCH), ("all_f_patch_size", 1)] {
             object.require(key, &json!([only]), &json!([only]))?;
         }
@@ -108,13 +104,7 @@ impl TransformerConfig {
             return Err(object.error("siglip_feat_dim", reason));
         }
         let integer = |key, default, largest| object.integer(key, Some(default), 1..=largest);
-        let axes = |key, default: [i64; 3]| {
-            let found = object.integers(key, 1..=1 << 20)?;
-            let found = found.unwrap_or_else(|| default.to_vec());
-            found
-                .try_into()
-                .map_err(|_| object.error(key, "must have three values: text, rows, columns"))
-        };
+        let axes = |key, default| of_axes(&object, key, default, "text, rows, columns");
         let n_heads = integer("n_heads", 30, 1024)?;
         object.require("n_kv_heads", &json!(n_heads), &json!(30))?;
         let config = Self {
@@ -131,50 +121,41 @@ impl TransformerConfig {
             axes_dims: axes("axes_dims", [32, 48, 48])?,
             axes_lens: axes("axes_lens", [1024, 512, 512])?,
         };
-        match config.problem() {
-            Some((key, reason)) => Err(object.error(key, reason)),
-            None => Ok(config),
-        }
+        let problem = config.problem();
+        sound(&object, config, problem)
     }
 
     /// Infers the config from the shapes in a file with diffusers' names; what they do not tell is as published.
     ///
     /// # Errors
     /// If it is no transformer of this kind.
-    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
+    pub fn of_shapes(tensors: &PartFile) -> Result<Self, Error> {
         Self::of_shapes_with(tensors, [32, 48, 48])
     }
 
     pub(in crate::diffusion::z_image) fn of_shapes_with(
-        tensors: &dyn TensorSource,
+        tensors: &PartFile,
         axes_dims: [i64; 3],
     ) -> Result<Self, Error> {
-        let wrong = |reason: String| Error::file(tensors.path(), reason);
-        let size = |name: &str, dimension: usize| {
-            let shape = tensors.shape(name);
-            let size = shape.and_then(|shape| shape.get(dimension).copied());
-            size.filter(|size| *size > 0)
-                .ok_or_else(|| wrong(format!("not a Z-Image transformer: there is no `{name}`")))
-        };
-        if tensors.shape("siglip_pad_token").is_some() {
+        let shapes = Shapes::new(&ARCH, tensors);
+        if shapes.has("siglip_pad_token") {
             let reason =
                 "`siglip_pad_token`: models that are given pictures (Omni) are not supported";
-            return Err(wrong(reason.into()));
+            return Err(shapes.wrong(reason));
         }
+        let size = |name: &str, at| shapes.size(name, at);
         let patches = format!("all_x_embedder.{PATCH}-1.weight");
         let dim = size(&patches, 0)?;
         let head: i64 = axes_dims.iter().sum();
-        let blocks = ARCH.blocks(tensors);
-        let count = |list: usize| blocks.get(list).map_or(0, |count| *count as i64);
         let norm = "layers.0.attention.norm_q.weight";
         let config = Self {
             in_channels: size(&patches, 1)? / (PATCH * PATCH),
             dim,
-            n_layers: count(2),
-            n_refiner_layers: count(0),
+            n_layers: shapes.blocks(2),
+            n_refiner_layers: shapes.blocks(0),
             n_heads: dim / head,
             norm_eps: 1e-5,
-            qk_norm: tensors.shape(norm).is_some(),
+            qk_norm: shapes.has(norm),
             cap_feat_dim: size("cap_embedder.1.weight", 1)?,
             rope_theta: 256.0,
             t_scale: 1000.0,
@@ -182,15 +163,14 @@ impl TransformerConfig {
             axes_lens: [1536, 512, 512],
         };
         if dim % head != 0 || (config.qk_norm && size(norm, 0)? != head) {
-            return Err(wrong(format!(
-                "not a Z-Image transformer: a width of {dim}, which is not made of heads of {head}"
-            )));
+            let reason = format!("a width of {dim}, which is not made of heads of {head}");
+            return Err(shapes.no(reason));
         }
         Ok(config)
     }
 
     /// An inconsistency: a key, and what is wrong with it.
-    fn problem(&self) -> Option<(&'static str, String)> {
+    fn problem(&self) -> Option<Problem> {
         if self.dim % self.n_heads != 0 {
             let reason = format!(
                 "is {}, which is not a multiple of {} heads",
@@ -198,14 +178,9 @@ impl TransformerConfig {
             );
             return Some(("dim", reason));
         }
-        let turned: i64 = self.axes_dims.iter().sum();
-        if turned != self.head_dim() || self.axes_dims.iter().any(|width| width % 2 != 0) {
-            let reason = format!(
-                "is {:?}: even numbers are needed whose sum is the width of a head, {}",
-                self.axes_dims,
-                self.head_dim()
-            );
-            return Some(("axes_dims", reason));
+        let problem = problem_of_axes("axes_dims", &self.axes_dims, self.head_dim());
+        if problem.is_some() {
+            return problem;
         }
         (self.axes_lens[0] < SEQUENCE_STEP + 2).then(|| {
             let reason = format!(
@@ -219,40 +194,29 @@ impl TransformerConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
+    use crate::json::testing::{each_is_obeyed_or_refused, reading};
 
     #[test]
     fn each_key_of_a_config_is_obeyed_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
-        let read = |config: &Value| {
-            std::fs::write(&path, config.to_string()).unwrap();
-            TransformerConfig::read(&path).map_err(|error| error.to_string())
-        };
+        let read = reading(TransformerConfig::read);
         let base = read(&json!({})).unwrap();
         assert_eq!(
             (base.head_dim(), base.inner(), base.modulation()),
             (128, 10240, 256)
         );
-        for key in KEYS {
-            let other = match key {
-                "all_patch_size" | "all_f_patch_size" => json!([2, 4]),
-                "qk_norm" => json!(false),
-                "axes_dims" => json!([64, 32, 32]),
-                "axes_lens" => json!([1536, 512, 512]),
-                "n_heads" => json!(15),
-                "rope_theta" | "t_scale" | "norm_eps" => json!(0.5),
-                _ => json!(7680),
-            };
-            match read(&json!({ key: other })) {
-                Ok(found) => assert_ne!(found, base, "{key} changes nothing"),
-                // The heads of keys follow those of queries.
-                Err(reason) if key == "n_heads" => assert!(reason.contains("`n_kv_heads`")),
-                Err(reason) => assert!(reason.contains(key), "{key}: {reason}"),
-            }
-        }
+        let another = |key: &str| match key {
+            "all_patch_size" | "all_f_patch_size" => json!([2, 4]),
+            "qk_norm" => json!(false),
+            "axes_dims" => json!([64, 32, 32]),
+            "axes_lens" => json!([1536, 512, 512]),
+            "n_heads" => json!(15),
+            "rope_theta" | "t_scale" | "norm_eps" => json!(0.5),
+            _ => json!(7680),
+        };
+        // The heads of keys follow those of queries.
+        let refusals = [("n_heads", "`n_kv_heads`")];
+        each_is_obeyed_or_refused(&read, &json!({}), KEYS, &another, &refusals);
         for (config, key) in [
             (
                 json!({"_class_name": "FluxTransformer2DModel"}),

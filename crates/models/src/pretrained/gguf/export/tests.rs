@@ -3,6 +3,8 @@
 use tch::Device;
 
 use super::*;
+use crate::adapters::PeftAdapter;
+use crate::formats::gguf::Gguf;
 use crate::golden::golden;
 use crate::language::{Decoder, DecoderOptions};
 use crate::model::{Base, Builder, FileWeights, Pass};
@@ -64,6 +66,7 @@ fn what_is_written_is_read_as_the_same_model() {
         "qwen2",
         "qwen3",
         "qwen3-moe",
+        "gpt-oss",
         "qwen3.5",
         "gemma3.gguf",
         "granite.gguf",
@@ -97,6 +100,30 @@ fn what_is_written_is_read_as_the_same_model() {
     }
     let all = language::Family::in_gguf().map(|(family, _)| family.model_type);
     assert_eq!(families, all.collect());
+}
+
+/// As the file that was made from the same numbers without this code.
+#[test]
+fn experts_in_mxfp4_are_written_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    export(&model("gpt-oss"), GgufType::Q8_0, &path).unwrap();
+    let (ours, theirs) = (
+        crate::formats::Gguf::open(&path).unwrap(),
+        crate::formats::Gguf::open(&golden("models/gpt-oss.gguf")).unwrap(),
+    );
+    for part in ["gate", "up", "down"] {
+        let name = format!("blk.1.ffn_{part}_exps.weight");
+        let format = |gguf: &crate::formats::Gguf| gguf.header().tensors[&name].format();
+        assert_eq!(
+            (format(&ours), format(&theirs)),
+            (Some(Format::Mxfp4), Some(Format::Mxfp4))
+        );
+        for expert in 0..6 {
+            let bytes = |gguf: &crate::formats::Gguf| gguf.read_bytes(&name, expert).unwrap();
+            assert!(bytes(&ours).equal(&bytes(&theirs)), "{name} {expert}");
+        }
+    }
 }
 
 #[test]
@@ -154,6 +181,8 @@ fn what_a_file_cannot_say_is_refused_by_name() {
         error.contains("`ministral3`") && error.contains("qwen3"),
         "{error}"
     );
+    let error = refused(&model("gpt-oss-dense"));
+    assert!(error.contains("`swiglu_limit: 0.8` (7"), "{error}");
     let mut scaled = model("gemma3.gguf");
     scaled.config.score_scale = Some(0.25);
     let error = refused(&scaled);
@@ -163,4 +192,166 @@ fn what_a_file_cannot_say_is_refused_by_name() {
     other.tokenizer.with_pre_tokenizer(Some(numbers));
     let error = refused(&other);
     assert!(error.contains("has no name in a GGUF file"), "{error}");
+}
+
+/// A LoRA of random numbers on some matrices of the model, in PEFT's form.
+fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> PeftAdapter {
+    let used = crate::pretrained::names_used(&model.config).unwrap();
+    let mut tensors = Vec::new();
+    let mut targets = std::collections::BTreeSet::new();
+    for name in used {
+        let shape = model.tensors.shape(&name).unwrap();
+        let Some(module) = name.strip_suffix(".weight") else {
+            continue;
+        };
+        let last = module.rsplit('.').next().unwrap();
+        let has_lora = shape.len() == 2 && !name.contains(".experts.") && last != "gate";
+        let is_tied = module == "lm_head" && model.config.tie_word_embeddings;
+        if !has_lora || is_tied {
+            continue;
+        }
+        let rank = if last == "q_proj" { 2 } else { 3 };
+        let random = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        let prefix = format!("base_model.model.{module}");
+        let factors = match last {
+            "embed_tokens" => [
+                ("lora_embedding_A", [rank, shape[0]]),
+                ("lora_embedding_B", [shape[1], rank]),
+            ],
+            _ => [
+                ("lora_A.weight", [rank, shape[1]]),
+                ("lora_B.weight", [shape[0], rank]),
+            ],
+        };
+        targets.insert(last.to_owned());
+        tensors.extend(factors.map(|(factor, size)| (format!("{prefix}.{factor}"), random(size))));
+    }
+    let mut config = serde_json::json!({
+        "peft_type": "LORA", "r": 3, "lora_alpha": 6, "use_rslora": true,
+        "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"o_proj": 5},
+        "target_modules": targets,
+    });
+    for (key, value) in more.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, tensor)| (name.clone(), tensor))
+        .collect();
+    crate::adapters::write_folder(folder, &config, &tensors).unwrap();
+    PeftAdapter::open(folder).unwrap()
+}
+
+/// Matrix by matrix, as llama.cpp adds them: base + alpha / rank · B·A.
+#[test]
+fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
+    tch::manual_seed(3);
+    for name in [
+        "llama-grouped",
+        "llama-tied-biases",
+        "qwen3",
+        "qwen3-moe",
+        "qwen3.5",
+        "gemma3.gguf",
+        "granite.gguf",
+        "olmo2.gguf",
+        "phi3.gguf",
+        "smollm3.gguf",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let base = model(name);
+        let adapter = random_lora(&base, &path("lora"), &serde_json::json!({}));
+        export(&base, GgufType::F32, &path("base.gguf")).unwrap();
+        export_adapter(&base, &adapter, "tiny", &path("lora.gguf")).unwrap();
+        let merged = crate::pretrained::Merged::new(&base, adapter).unwrap();
+        let whole = Export {
+            model: &base,
+            tokenizer: &base.tokenizer,
+            tensors: &merged,
+            config: merged.config(),
+            name: "tiny".into(),
+            stored: GgufType::F32,
+        };
+        whole.write(&path("merged.gguf"), &|_, _| ()).unwrap();
+        let [base, lora, merged] = ["base", "lora", "merged"]
+            .map(|name| Gguf::open(&path(&format!("{name}.gguf"))).unwrap());
+        let alpha = match lora.header().metadata.get("adapter.lora.alpha") {
+            Some(Value::Float(alpha)) => *alpha,
+            other => panic!("{name}: {other:?}"),
+        };
+        let mut changed = 0;
+        for matrix in merged.header().tensors.keys() {
+            let expected = merged.read(matrix).unwrap();
+            // A head of its own, where the embedding alone has an adapter.
+            let source = match base.header().tensors.contains_key(matrix) {
+                true => matrix.as_str(),
+                false => "token_embd.weight",
+            };
+            let mut ours = base.read(source).unwrap();
+            if lora
+                .header()
+                .tensors
+                .contains_key(&format!("{matrix}.lora_a"))
+            {
+                let [a, b] = ["lora_a", "lora_b"]
+                    .map(|part| lora.read(&format!("{matrix}.{part}")).unwrap());
+                let scale = alpha / b.size()[1] as f64;
+                let added = match matrix.as_str() {
+                    "token_embd.weight" => a.matmul(&b.tr()),
+                    _ => b.matmul(&a),
+                };
+                assert_ne!(ours, expected, "{name}: {matrix}");
+                ours = ours + added * scale;
+                changed += 1;
+            }
+            let off = (ours - &expected).abs().max().double_value(&[]);
+            let size = expected.abs().max().double_value(&[]);
+            assert!(
+                off <= 1e-5 * size.max(1.0),
+                "{name}: {matrix} {off} of {size}"
+            );
+        }
+        assert_eq!(2 * changed, lora.header().tensors.len(), "{name}");
+    }
+}
+
+#[test]
+fn what_an_adapter_in_a_file_cannot_be_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lora.gguf");
+    for (name, more, told) in [
+        (
+            "llama-grouped",
+            serde_json::json!({"bias": "all"}),
+            "`bias`",
+        ),
+        (
+            "llama-grouped",
+            serde_json::json!({"modules_to_save": ["norm"]}),
+            "`modules_to_save`",
+        ),
+        (
+            "llama-grouped",
+            serde_json::json!({"use_dora": true}),
+            "DoRA",
+        ),
+        (
+            "llama-tied-biases",
+            serde_json::json!({"target_modules": ["q_proj", "lm_head"]}),
+            "head",
+        ),
+        ("ministral3", serde_json::json!({}), "`ministral3`"),
+    ] {
+        let base = model(name);
+        let adapter = random_lora(&base, &folder.path().join(told), &more);
+        let error = export_adapter(&base, &adapter, "tiny", &path)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(told) && error.contains("--adapter-only"),
+            "{error}"
+        );
+        assert!(!path.exists());
+    }
 }
