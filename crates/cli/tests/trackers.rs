@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use serde_json::{Value, json};
@@ -218,7 +219,7 @@ fn a_server_that_is_silent_gone_or_hostile_ends_no_run() {
         format!("http://{}", listener.local_addr().unwrap())
     };
     let (other, redirected) = serve(good);
-    let hostile: [(&str, Answers); 5] = [
+    let hostile: [(&str, Answers); 6] = [
         ("an endless answer", |stream, _, _| {
             let _ = write!(
                 stream,
@@ -243,6 +244,7 @@ fn a_server_that_is_silent_gone_or_hostile_ends_no_run() {
             drop(stream.write_all(b"\x00\xff nonsense"))
         }),
         ("no JSON", |stream, _, _| answer(stream, "200 OK", "[[[[")),
+        ("other JSON", |stream, _, _| answer(stream, "200 OK", "[]")),
         ("an error with colours", |stream, _, _| {
             answer(
                 stream,
@@ -301,6 +303,73 @@ fn a_server_that_is_silent_gone_or_hostile_ends_no_run() {
     );
     assert!(redirected.try_recv().is_err());
     drop(silent);
+}
+
+#[test]
+fn a_run_is_created_once_and_its_parameters_arrive_in_another_try() {
+    /// The tag of each run that was created, and how often parameters were refused for now.
+    static CREATED: Mutex<(Vec<Value>, u32)> = Mutex::new((Vec::new(), 0));
+    let (url, asked) = serve(|stream, path, body| {
+        let mut known = CREATED.lock().unwrap();
+        let run = json!({"info": {"run_id": "abc123"}});
+        if path.ends_with("runs/create") {
+            let mut tags = body["tags"].as_array().unwrap().iter();
+            let tag = tags.find(|tag| tag["key"] == "surefoot.run").unwrap();
+            known.0.push(tag["value"].clone());
+            // It is created, and nobody is told.
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        } else if path.ends_with("runs/search") {
+            let is_asked_for = |tag: &Value| {
+                let tag = format!("tags.`surefoot.run` = '{}'", tag.as_str().unwrap());
+                body["filter"] == tag && body["experiment_ids"] == json!(["7"])
+            };
+            let found = known.0.iter().any(is_asked_for).then_some(run);
+            let found = json!({"runs": found.as_slice()});
+            answer(stream, "200 OK", &found.to_string());
+        } else if !body["params"].is_null() && known.1 < 1 {
+            known.1 += 1;
+            answer(stream, "503 Later", "{}");
+        } else {
+            good(stream, path, body);
+        }
+    });
+    let place = Place::new();
+    let output = place.train(
+        &[("MLFLOW_TRACKING_URI", &url)],
+        &["train.report_to=mlflow"],
+    );
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(CREATED.lock().unwrap().0.len(), 1);
+    let asked: Vec<Asked> = asked.try_iter().collect();
+    assert_eq!(losses(&asked), place.losses());
+    assert_eq!(asked.last().unwrap().1["status"], "FINISHED");
+    let batches = asked.iter().filter(|(_, body)| !body["params"].is_null());
+    let batches: Vec<_> = batches.map(|(_, body)| &body["params"]).collect();
+    assert!(batches.len() == 2 && batches[0] == batches[1], "{asked:?}");
+}
+
+#[test]
+fn parameters_that_are_refused_are_told_and_the_numbers_go_on() {
+    let (url, asked) = serve(|stream, path, body| {
+        let params = body["params"].as_array();
+        if params.is_some_and(|params| params.iter().any(|param| param["key"] == "name")) {
+            return answer(stream, "400 Bad", r#"{"message": "no such name"}"#);
+        }
+        good(stream, path, body);
+    });
+    let place = Place::new();
+    let output = place.train(
+        &[("MLFLOW_TRACKING_URI", &url)],
+        &["train.report_to=mlflow"],
+    );
+    let told = stderr(&output);
+    assert!(output.status.success(), "{told}");
+    assert!(
+        told.contains("mlflow lacks up to ") && told.contains("no such name"),
+        "{told}"
+    );
+    let asked: Vec<Asked> = asked.try_iter().collect();
+    assert_eq!(losses(&asked), place.losses());
 }
 
 #[test]

@@ -289,3 +289,26 @@ fn a_run_that_cannot_go_on_says_what_it_saw() {
         assert!(text.contains(words), "{words} in {text}");
     }
 }
+
+#[test]
+fn a_search_for_a_learning_rate_goes_on_after_a_bad_batch_and_ends_after_three() {
+    let search = ["train.find_learning_rate=true"];
+    let place = Place::new(8);
+    let summary = place.run("a", &search, &mut NoObserver).unwrap();
+    let records = place.records("a-lr");
+    let skipped = records.iter().find_map(|record| match record {
+        Record::Skipped(step) => Some(step.step),
+        _ => None,
+    });
+    let losses = records
+        .iter()
+        .filter(|record| matches!(record, Record::Train { .. }))
+        .count();
+    let found = summary.learning_rate.unwrap();
+    assert!(found.step > skipped.unwrap() + 3, "{found:?}");
+    assert_eq!(losses as u64 + summary.skipped_steps, found.step);
+    let summary = Place::new(100).run("b", &search, &mut NoObserver).unwrap();
+    let found = summary.learning_rate.unwrap();
+    assert_eq!((found.step, found.learning_rate), (3, None));
+    assert!(found.reason.contains("not finite"), "{}", found.reason);
+}

@@ -68,6 +68,8 @@ enum Problem {
 /// What a tracker is told of a run.
 struct Begun {
     name: String,
+    /// An id of our own, the same at each try to begin it.
+    key: String,
     /// The config's keys by their full names.
     config: Map<String, Value>,
 }
@@ -76,7 +78,7 @@ struct Begun {
 trait Service: Send {
     fn name(&self) -> &'static str;
 
-    /// Where its runs are, without passwords: a run is continued there and nowhere else.
+    /// Where its runs are: a run is continued there and nowhere else.
     fn place(&self) -> String;
 
     /// Begins a run, or continues that with this id; returns its id.
@@ -84,7 +86,7 @@ trait Service: Send {
 
     fn log(&self, run: &Begun, id: &str, points: &[Point]) -> Result<(), Problem>;
 
-    fn end(&self, id: &str, ending: Ending) -> Result<(), Problem>;
+    fn end(&self, run: &Begun, id: &str, ending: Ending) -> Result<(), Problem>;
 }
 
 /// The trackers of `config`.
@@ -130,8 +132,15 @@ impl Trackers {
     /// # Errors
     /// If an address is missing, or there can be no thread.
     pub(crate) fn start(config: &Config, folder: &RunFolder) -> Result<Self, Error> {
-        let services = services(config)?.into_iter();
-        let trackers = services.map(|service| {
+        Self::of(services(config)?, config, folder)
+    }
+
+    fn of(
+        services: Vec<Box<dyn Service>>,
+        config: &Config,
+        folder: &RunFolder,
+    ) -> Result<Self, Error> {
+        let trackers = services.into_iter().map(|service| {
             let (sender, receiver) = sync_channel(QUEUE);
             let (alive, done) = sync_channel(0);
             let left_out = Arc::new(AtomicU64::new(0));
@@ -141,6 +150,7 @@ impl Trackers {
                 known: folder.join(&format!("{name}.json")),
                 run: Begun {
                     name: run_name.to_string_lossy().into_owned(),
+                    key: format!("{:x}{:08x}", now(), std::process::id()),
                     config: config.without_secrets().leaves()?,
                 },
                 service,
@@ -208,6 +218,13 @@ impl Trackers {
                 );
             }
         }
+    }
+}
+
+/// An error on the way to [`Trackers::end`] is one of the run.
+impl Drop for Trackers {
+    fn drop(&mut self) {
+        self.end(Ending::Failed);
     }
 }
 
@@ -312,7 +329,7 @@ impl Thread {
             self.waiting.drain(..count);
         }
         match ending {
-            Some(ending) => self.service.end(&id, ending),
+            Some(ending) => self.service.end(&self.run, &id, ending),
             None => Ok(()),
         }
     }
@@ -337,16 +354,64 @@ fn now() -> u64 {
     since.unwrap_or_default().as_millis() as u64
 }
 
-/// Checks an address from the variable of this name: `http` or `https`; without the slash at its end.
-fn address(name: &str, value: &str) -> Result<String, String> {
+/// Checks an address from the variable of this name: `http` or `https`. Returns it without the slash at its end, and
+/// without a user and a password, which are returned as the header `Authorization`.
+fn address(name: &str, value: &str) -> Result<(String, Option<String>), String> {
     let value = value.trim().trim_end_matches('/');
-    match value.starts_with("http://") || value.starts_with("https://") {
-        true => Ok(value.to_owned()),
+    let parts = value.split_once("://");
+    let Some((scheme, rest)) = parts.filter(|(scheme, _)| matches!(*scheme, "http" | "https"))
+    else {
         // It may have a password.
-        false => Err(format!(
+        return Err(format!(
             "`{name}` is no address of a server (`http://…` or `https://…`)"
-        )),
+        ));
+    };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    Ok(match host.rsplit_once('@') {
+        None => (value.to_owned(), None),
+        Some((user, host)) => {
+            let (user, password) = user.split_once(':').unwrap_or((user, ""));
+            let user = [decoded(user), b":".to_vec(), decoded(password)].concat();
+            (format!("{scheme}://{host}{path}"), Some(basic(&user)))
+        }
+    })
+}
+
+/// Bytes that stand as `%40` in an address. RFC 3986, section 2.1.
+fn decoded(text: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        let (byte, after) = match (*first, digit(0).zip(digit(1))) {
+            (b'%', Some((high, low))) => ((high << 4 | low) as u8, &after[2..]),
+            (byte, _) => (byte, after),
+        };
+        bytes.push(byte);
+        rest = after;
     }
+    bytes
+}
+
+/// The header `Authorization` of a user and a password, with a colon between them. RFC 7617.
+fn basic(user: impl AsRef<[u8]>) -> String {
+    format!("Basic {}", base64(user.as_ref()))
+}
+
+/// RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let part = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
+        let word = part(0) << 16 | part(1) << 8 | part(2);
+        for place in 0..4 {
+            text.push(match place <= chunk.len() {
+                true => char::from(LETTERS[(word >> (18 - 6 * place) & 63) as usize]),
+                false => '=',
+            });
+        }
+    }
+    text
 }
 
 fn agent() -> Agent {
@@ -393,5 +458,97 @@ fn refused(status: u16, answer: &Value) -> Problem {
     match status {
         408 | 429 | 500.. => Problem::Later(told),
         _ => Problem::Never(told),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn a_user_and_a_password_are_taken_out_of_an_address() {
+        for (written, host, user) in [
+            ("https://me:p%40ss@host/a/", "https://host/a", "me:p@ss"),
+            (
+                "http://a%3Ab:50%25%zz%C3%BC@host:5000",
+                "http://host:5000",
+                "a:b:50%%zzü",
+            ),
+            ("https://me@host", "https://host", "me:"),
+        ] {
+            let (address, authorization) = address("A", written).unwrap();
+            assert_eq!(address, host);
+            assert_eq!(authorization, Some(basic(user)));
+        }
+        let (address, authorization) = address("A", "http://host/a@b").unwrap();
+        assert_eq!((&*address, authorization), ("http://host/a@b", None));
+    }
+
+    /// An error between the start of the trackers and that of training: nobody says how the run ended.
+    #[test]
+    fn a_run_that_is_dropped_has_failed_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://me:p%40ss@{}", listener.local_addr().unwrap());
+        let (sender, asked) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    reader.read_line(&mut head).unwrap();
+                }
+                let small = head.to_lowercase();
+                let mut lines = small.lines();
+                let length = lines.find_map(|line| line.strip_prefix("content-length: "));
+                let mut body = vec![0; length.unwrap().parse().unwrap()];
+                reader.read_exact(&mut body).unwrap();
+                // Slow enough that whoever does not wait has gone on.
+                std::thread::sleep(Duration::from_millis(200));
+                let body = String::from_utf8(body).unwrap();
+                sender.send((head, body)).unwrap();
+                let body = json!({"experiments": [{"experiment_id": "1"}], "run": {"info": {"run_id": "a"}}});
+                let body = body.to_string();
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                )
+                .unwrap();
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "name: a\noutput_dir: {}\ndata: {{path: a.txt}}\n",
+            folder.path().display()
+        );
+        let config = Config::parse("a.yaml", &text, &[]).unwrap();
+        let variable = |name: &str| (name == "MLFLOW_TRACKING_URI").then(|| url.clone());
+        let services = vec![mlflow::open(&variable).unwrap()];
+        let folder = RunFolder::create(&config).unwrap();
+        drop(Trackers::of(services, &config, &folder).unwrap());
+        let asked: Vec<(String, String)> = asked.try_iter().collect();
+        // Not as it stands in the address.
+        let user = basic("me:p@ss");
+        assert!(
+            asked.iter().all(|(head, _)| head.contains(&user)),
+            "{asked:?}"
+        );
+        assert!(asked.last().unwrap().1.contains("FAILED"), "{asked:?}");
     }
 }

@@ -75,11 +75,16 @@ fn rate(done: u64) -> f64 {
     LOWEST * 10f64.powf(done as f64 / STEPS_OF_TEN as f64)
 }
 
-/// Losses of the steps so far, one for each rate.
+/// Losses of the steps so far, and the rate of each: a step that is skipped has none.
 #[derive(Debug, Default)]
-struct Losses(Vec<f64>);
+struct Losses(Vec<f64>, Vec<f64>);
 
 impl Losses {
+    fn add(&mut self, rate: f64, loss: f64) {
+        self.0.push(loss);
+        self.1.push(rate);
+    }
+
     /// The loss of the lowest rates, at which nothing is learned yet.
     fn first(&self) -> f64 {
         mean(&self.0[..self.0.len().min(STEPS_OF_TEN as usize)])
@@ -107,9 +112,16 @@ impl Losses {
             return (None, "the search was stopped before its end".into());
         }
         let (smoothed, first) = (self.smoothed(), self.first());
+        let end = match is_finite {
+            true => "the highest rate that is tried",
+            false => "and was not finite at higher rates",
+        };
         let least = (0..smoothed.len()).min_by(|a, b| smoothed[*a].total_cmp(&smoothed[*b]));
         let Some(least) = least.filter(|_| self.0.len() > STEPS_OF_TEN as usize) else {
-            let reason = format!("the loss is not finite even at a rate of {:.0e}", rate(0));
+            let reason = format!(
+                "the loss is not finite even at low rates: {} steps from a rate of {LOWEST:.0e} on had a finite one",
+                self.0.len()
+            );
             return (None, reason);
         };
         let off = smoothed
@@ -135,19 +147,16 @@ impl Losses {
                 reason + ". Larger batches (`train.gradient_accumulation_steps`) make it clearer",
             );
         }
-        if is_finite && !self.rose() && least + 2 * REACH >= self.0.len() {
-            let reason = format!(
-                "the loss still fell at {:.1e}, the highest rate that is tried",
-                rate(least as u64)
-            );
+        let lowest_at = self.1[least];
+        if !self.rose() && least + 2 * REACH >= self.0.len() {
+            let reason = format!("the loss still fell at {lowest_at:.1e}, {end}");
             return (None, reason);
         }
-        let found = rate(least as u64) / 10.0;
+        let found = lowest_at / 10.0;
         // Two digits are all that it is good for.
         let unit = 10f64.powi(found.log10().floor() as i32 - 1);
         let reason = format!(
-            "a tenth of {:.1e}, where the loss was lowest ({lowest:.4}, from {first:.4})",
-            rate(least as u64)
+            "a tenth of {lowest_at:.1e}, where the loss was lowest ({lowest:.4}, from {first:.4})"
         );
         (Some((found / unit).round() * unit), reason)
     }
@@ -158,7 +167,8 @@ fn mean(numbers: &[f64]) -> f64 {
 }
 
 impl Run<'_> {
-    /// One step at each rate, until the loss has clearly risen.
+    /// One step at each rate, until the loss has clearly risen, or several in a row were not finite: one alone is an
+    /// overflow or an unlucky batch.
     pub(super) fn search(
         &mut self,
         observer: &mut dyn Observer,
@@ -177,13 +187,15 @@ impl Run<'_> {
                 break;
             }
             let learning_rate = rate(self.step);
-            if self.step(learning_rate, observer, stop)?.is_some() {
-                is_finite = false;
+            if let Some(skipped) = self.step(learning_rate, observer, stop)? {
+                self.recorder.skipped(&skipped)?;
+                observer.skipped(&skipped);
+                is_finite = !self.guard.skipped(skipped);
                 continue;
             }
             observer.stepped(self.step);
             self.note_asked(stop);
-            losses.0.push(self.window.loss);
+            losses.add(learning_rate, self.window.loss);
             self.log(learning_rate, observer)?;
         }
         let (learning_rate, reason) = losses.found(ending, is_finite);
@@ -235,7 +247,7 @@ mod tests {
         for step in 0..STEPS {
             let rate = rate(step);
             let loss = 3.0 - falls / (1.0 + 1e-4 / rate) + rises * (rate / 1e-2).powi(2);
-            losses.0.push(loss + noise * (random.unit() - 0.5));
+            losses.add(rate, loss + noise * (random.unit() - 0.5));
             if losses.rose() {
                 break;
             }
@@ -258,6 +270,22 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_is_that_of_the_step_where_others_were_skipped() {
+        let all = losses(0.0, 1.0, 1.0);
+        let mut some = Losses::default();
+        for (at, (loss, rate)) in all.0.iter().zip(&all.1).enumerate() {
+            if at % 10 != 0 {
+                some.add(*rate, *loss);
+            }
+        }
+        let [all, some] = [all, some].map(|losses| losses.found(Ending::Completed, true));
+        let (Some(all), Some(some)) = (all.0, some.0) else {
+            panic!("{} {}", all.1, some.1)
+        };
+        assert!((0.7..1.5).contains(&(some / all)), "{some} {all}");
+    }
+
+    #[test]
     fn what_tells_nothing_is_refused_with_its_reason() {
         let flat = |noise| losses(noise, 0.0, 0.0).found(Ending::Completed, true);
         for noise in [0.0, 0.01, 1.0] {
@@ -272,8 +300,15 @@ mod tests {
         assert!(found.is_none() && reason.contains("flat"), "{reason}");
         let (found, reason) = losses(0.0, 1.0, 0.0).found(Ending::Completed, true);
         assert!(found.is_none() && reason.contains("still fell"), "{reason}");
-        let (found, reason) = Losses(vec![3.0; 2]).found(Ending::Completed, false);
+        let few = Losses(vec![3.0; 2], vec![1e-7, 2e-7]);
+        let (found, reason) = few.found(Ending::Completed, false);
         assert!(found.is_none() && reason.contains("not finite"), "{reason}");
+        // Not finite before it has risen.
+        let mut cut = losses(0.0, 1.0, 0.0);
+        cut.0.truncate(50);
+        cut.1.truncate(50);
+        let (found, reason) = cut.found(Ending::Completed, false);
+        assert!(found.is_none() && reason.contains("still fell"), "{reason}");
         let (found, reason) = losses(0.0, 1.0, 1.0).found(Ending::Stopped, true);
         assert!(found.is_none() && reason.contains("stopped"), "{reason}");
     }

@@ -229,11 +229,21 @@ impl Keys<'_> {
         }
     }
 
-    /// The loss on preferences that the file asks for, by its name there; an empty one if that is not said.
+    /// The losses of a sum (`loss_type=["hinge", "sft"]`), which TRL has.
+    fn sum_of_losses(&self) -> Option<&[Value]> {
+        let list = self.get("loss_type")?.as_array()?;
+        (list.len() > 1).then_some(list)
+    }
+
+    /// The loss on preferences that the file asks for, by its name there; an empty one if that is not said. Of a sum, that
+    /// which is known here.
     fn loss(&self) -> Option<&str> {
         let text = |word: &str| match self.get(word)? {
-            // `["sigmoid"]` is the same.
-            Value::Array(list) => list.first().filter(|_| list.len() == 1)?.as_str(),
+            // `["sigmoid"]` is the same as `"sigmoid"`.
+            Value::Array(list) => {
+                let mut names = list.iter().filter_map(Value::as_str);
+                names.clone().find(|name| known(name)).or(names.next())
+            }
             value => value.as_str(),
         };
         let written = text("loss_type").or_else(|| text("pref_loss"));
@@ -263,6 +273,18 @@ impl Keys<'_> {
                 ),
             }];
         };
+        if let Some(list) = self.sum_of_losses() {
+            let weights = self
+                .get("loss_weights")
+                .map(|weights| format!(", weighted by {weights}"));
+            let ours = if known(loss) { loss } else { "sigmoid" };
+            let why = format!(
+                "the loss there is the sum of {}{}; here it is one, and `{ours}` is a guess",
+                Value::from(list),
+                weights.unwrap_or_default()
+            );
+            return vec![Meaning::Guess(KEY, ours.into(), why)];
+        }
         if !known(loss) {
             let why = match loss {
                 "" => "which loss is not said there; `sigmoid` (DPO) is a guess".into(),

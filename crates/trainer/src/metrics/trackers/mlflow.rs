@@ -1,15 +1,19 @@
 //! MLflow's REST interface (`/api/2.0/mlflow`).
 
+use std::cell::Cell;
+
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::{Begun, Point, Problem, Service, address, agent, is_id, now, post, refused};
+use super::{Begun, Point, Problem, Service, address, agent, basic, is_id, now, post, refused};
 use crate::summary::Ending;
 
 /// The most parameters in a request.
 const PARAMETERS: usize = 100;
 /// The longest value of a parameter that all versions take.
 const LONGEST_VALUE: usize = 500;
+/// The tag with our own id of a run.
+const TAG: &str = "surefoot.run";
 
 struct Mlflow {
     agent: Agent,
@@ -19,6 +23,8 @@ struct Mlflow {
     experiment: String,
     /// A run that exists already, as MLflow's client reads it.
     run: Option<String>,
+    /// How many parameters of the run were written.
+    written: Cell<usize>,
 }
 
 /// The server of `MLFLOW_TRACKING_URI`.
@@ -29,15 +35,18 @@ pub(super) fn open(variable: &dyn Fn(&str) -> Option<String>) -> Result<Box<dyn 
     })?;
     let user = variable("MLFLOW_TRACKING_USERNAME");
     let password = variable("MLFLOW_TRACKING_PASSWORD").unwrap_or_default();
-    let basic =
-        user.map(|user| format!("Basic {}", base64(format!("{user}:{password}").as_bytes())));
+    let user = user.map(|user| basic(format!("{user}:{password}")));
     let token = variable("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
+    let (address, authorization) = address(ADDRESS, &server)?;
     Ok(Box::new(Mlflow {
         agent: agent(),
-        address: address(ADDRESS, &server)?,
-        authorization: basic.or(token),
+        address,
+        // In the order of MLflow's client.
+        authorization: authorization.or(user).or(token),
         experiment: variable("MLFLOW_EXPERIMENT_NAME").unwrap_or_else(|| "Default".into()),
         run: variable("MLFLOW_RUN_ID").filter(|id| is_id(id)),
+        // A run that exists has them.
+        written: Cell::new(usize::MAX),
     }))
 }
 
@@ -77,6 +86,56 @@ impl Mlflow {
             (status, answer) => Err(refused(status, &answer)),
         }
     }
+
+    /// Creates the run, once: an earlier try may have got no answer in time, and have been obeyed nevertheless.
+    fn create(&self, run: &Begun) -> Result<String, Problem> {
+        let experiment = self.experiment()?;
+        let filter = format!("tags.`{TAG}` = '{}'", run.key);
+        let search = json!({"experiment_ids": [experiment], "filter": filter, "max_results": 1});
+        let mut found = self.expect("runs/search", &search)?["runs"][0].clone();
+        if found.is_null() {
+            let begin = json!({
+                "experiment_id": experiment,
+                "run_name": run.name,
+                "start_time": now(),
+                "tags": [{"key": "mlflow.source.name", "value": "surefoot"}, {"key": TAG, "value": run.key}],
+            });
+            found = self.expect("runs/create", &begin)?["run"].clone();
+        }
+        let id = found["info"]["run_id"].as_str().filter(|id| is_id(id));
+        let id = id.ok_or_else(strange)?.to_owned();
+        self.written.set(0);
+        Ok(id)
+    }
+
+    /// Writes what is not written yet of the config.
+    fn parameters(&self, run: &Begun, id: &str) -> Result<(), Problem> {
+        let all: Vec<_> = run
+            .config
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .collect();
+        while let Some(left) = all
+            .get(self.written.get()..)
+            .filter(|left| !left.is_empty())
+        {
+            let part = &left[..left.len().min(PARAMETERS)];
+            let params = part.iter().map(|(key, value)| {
+                let value = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
+                let value: String = value.chars().take(LONGEST_VALUE).collect();
+                json!({"key": key, "value": value})
+            });
+            let params: Vec<_> = params.collect();
+            match self.expect("runs/log-batch", &json!({"run_id": id, "params": params})) {
+                Err(Problem::Never(reason)) => lacks_parameters(part.len(), &reason),
+                written => drop(written?),
+            }
+            self.written.set(self.written.get() + part.len());
+        }
+        Ok(())
+    }
 }
 
 impl Service for Mlflow {
@@ -85,10 +144,7 @@ impl Service for Mlflow {
     }
 
     fn place(&self) -> String {
-        // Without a user and a password.
-        let (scheme, rest) = self.address.split_once("://").unwrap_or_default();
-        let host = rest.rsplit('@').next().unwrap_or_default();
-        format!("{scheme}://{host} {}", self.experiment)
+        format!("{} {}", self.address, self.experiment)
     }
 
     fn begin(&self, run: &Begun, id: Option<&str>) -> Result<String, Problem> {
@@ -102,43 +158,12 @@ impl Service for Mlflow {
                 _ => return Err(refused(status, &answer)),
             }
         }
-        let begin = json!({
-            "experiment_id": self.experiment()?,
-            "run_name": run.name,
-            "start_time": now(),
-            "tags": [{"key": "mlflow.source.name", "value": "surefoot"}],
-        });
-        let answer = self.expect("runs/create", &begin)?;
-        let id = answer["run"]["info"]["run_id"]
-            .as_str()
-            .filter(|id| is_id(id));
-        let id = id.ok_or_else(strange)?.to_owned();
-        let parameters: Vec<_> = run
-            .config
-            .iter()
-            .filter(|(_, value)| !value.is_null())
-            .collect();
-        for parameters in parameters.chunks(PARAMETERS) {
-            let params = parameters.iter().map(|(key, value)| {
-                let value = value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), str::to_owned);
-                let value: String = value.chars().take(LONGEST_VALUE).collect();
-                json!({"key": key, "value": value})
-            });
-            let params: Vec<_> = params.collect();
-            // Without them the numbers are worth having, too, and a second try would be a second run.
-            if self
-                .expect("runs/log-batch", &json!({"run_id": id, "params": params}))
-                .is_err()
-            {
-                break;
-            }
-        }
-        Ok(id)
+        self.create(run)
     }
 
-    fn log(&self, _: &Begun, id: &str, points: &[Point]) -> Result<(), Problem> {
+    fn log(&self, run: &Begun, id: &str, points: &[Point]) -> Result<(), Problem> {
+        // If it may succeed later, it is tried then: the numbers do not wait for it.
+        let _ = self.parameters(run, id);
         let metrics = points.iter().flat_map(|point| {
             point.values.iter().map(|(tag, value)| {
                 json!({"key": tag, "value": value, "timestamp": point.time, "step": point.step})
@@ -149,7 +174,10 @@ impl Service for Mlflow {
         Ok(())
     }
 
-    fn end(&self, id: &str, ending: Ending) -> Result<(), Problem> {
+    fn end(&self, run: &Begun, id: &str, ending: Ending) -> Result<(), Problem> {
+        if let Err(Problem::Later(reason) | Problem::Never(reason)) = self.parameters(run, id) {
+            lacks_parameters(run.config.len() - self.written.get(), &reason);
+        }
         let status = match ending {
             Ending::Completed => "FINISHED",
             Ending::Stopped => "KILLED",
@@ -164,25 +192,14 @@ fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-fn strange() -> Problem {
-    Problem::Never("it does not answer like MLflow: is `MLFLOW_TRACKING_URI` right?".into())
+fn lacks_parameters(count: usize, reason: &str) {
+    tracing::warn!(
+        "mlflow lacks up to {count} parameters of the run, which its folder has: {reason}"
+    );
 }
 
-/// RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let part = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
-        let word = part(0) << 16 | part(1) << 8 | part(2);
-        for place in 0..4 {
-            text.push(match place <= chunk.len() {
-                true => char::from(LETTERS[(word >> (18 - 6 * place) & 63) as usize]),
-                false => '=',
-            });
-        }
-    }
-    text
+fn strange() -> Problem {
+    Problem::Never("it does not answer like MLflow: is `MLFLOW_TRACKING_URI` right?".into())
 }
 
 #[cfg(test)]
@@ -190,21 +207,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_that_of_the_rfc() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
-
-    #[test]
     fn the_place_of_a_server_has_no_password() {
         let variable = |name: &str| match name {
-            "MLFLOW_TRACKING_URI" => Some("https://me:secret@host:5000/".to_owned()),
+            "MLFLOW_TRACKING_URI" => Some("https://me:sec@ret@host:5000/".to_owned()),
             _ => None,
         };
         let place = open(&variable)

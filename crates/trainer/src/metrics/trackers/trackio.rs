@@ -3,12 +3,14 @@
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::{Begun, Point, Problem, Service, address, agent, now, post, refused};
+use super::{Begun, Point, Problem, Service, address, agent, post, refused};
 use crate::summary::Ending;
 
 struct Trackio {
     agent: Agent,
     address: String,
+    /// The header `Authorization`.
+    authorization: Option<String>,
     token: String,
     project: String,
 }
@@ -23,9 +25,11 @@ pub(super) fn open(variable: &dyn Fn(&str) -> Option<String>) -> Result<Box<dyn 
     let mut words = query.split('&');
     let token = words.find_map(|word| word.strip_prefix("write_token=").map(str::to_owned));
     let token = token.or_else(|| variable("TRACKIO_WRITE_TOKEN"));
+    let (address, authorization) = address(ADDRESS, server)?;
     Ok(Box::new(Trackio {
         agent: agent(),
-        address: address(ADDRESS, server)?,
+        address,
+        authorization,
         token: token.ok_or(
             "`trackio` needs a token to write, in `TRACKIO_WRITE_TOKEN` or in the address",
         )?,
@@ -37,7 +41,12 @@ impl Trackio {
     fn send(&self, logs: &[Value]) -> Result<(), Problem> {
         let url = format!("{}/api/bulk_log", self.address);
         let body = json!({"args": [], "kwargs": {"logs": logs, "hf_token": null}});
-        let headers = [("x-trackio-write-token", self.token.as_str())];
+        let mut headers = vec![("x-trackio-write-token", self.token.as_str())];
+        headers.extend(
+            self.authorization
+                .as_deref()
+                .map(|value| ("Authorization", value)),
+        );
         match post(&self.agent, &url, &headers, &body)? {
             (200, answer) if answer["error"].is_null() && answer.is_object() => Ok(()),
             (200, _) => Err(Problem::Never(
@@ -54,15 +63,12 @@ impl Service for Trackio {
     }
 
     fn place(&self) -> String {
-        let (scheme, rest) = self.address.split_once("://").unwrap_or_default();
-        let host = rest.rsplit('@').next().unwrap_or_default();
-        format!("{scheme}://{host} {}", self.project)
+        format!("{} {}", self.address, self.project)
     }
 
     /// The server knows of a run by its first numbers; its id is ours to choose.
-    fn begin(&self, _: &Begun, id: Option<&str>) -> Result<String, Problem> {
-        let new = || format!("{:x}{:08x}", now(), std::process::id());
-        Ok(id.map_or_else(new, str::to_owned))
+    fn begin(&self, run: &Begun, id: Option<&str>) -> Result<String, Problem> {
+        Ok(id.unwrap_or(&run.key).to_owned())
     }
 
     fn log(&self, run: &Begun, id: &str, points: &[Point]) -> Result<(), Problem> {
@@ -84,7 +90,7 @@ impl Service for Trackio {
         self.send(&logs.collect::<Vec<_>>())
     }
 
-    fn end(&self, _: &str, _: Ending) -> Result<(), Problem> {
+    fn end(&self, _: &Begun, _: &str, _: Ending) -> Result<(), Problem> {
         Ok(())
     }
 }

@@ -68,6 +68,11 @@ fn a_loss_that_is_not_known_is_a_guess_that_is_told() {
             "not said",
         ),
         ("c.sh", "trl cpo --model_name_or_path m\n", "`cpo`"),
+        (
+            "e.py",
+            "DPOConfig(loss_type=[\"apo_zero\", \"sft\"])\n",
+            "[\"apo_zero\",\"sft\"]",
+        ),
     ] {
         let imported = imported(name, text);
         assert_eq!(
@@ -84,6 +89,29 @@ fn a_loss_that_is_not_known_is_a_guess_that_is_told() {
     }
     let rewards = imported("d.yaml", "base_model: m\ndatasets: [{path: a}]\nrl: grpo\n");
     assert!(reason(&rewards, "rl").contains("another training"));
+}
+
+#[test]
+fn of_a_sum_of_losses_one_is_a_guess_that_names_them_all() {
+    for (name, text) in [
+        (
+            "a.py",
+            "DPOConfig(loss_type=[\"sft\", \"hinge\"], loss_weights=[0.25, 0.5])\n",
+        ),
+        (
+            "b.yaml",
+            "model_name_or_path: m\ndataset_name: d\nloss_type: [sft, hinge]\nloss_weights: [0.25, 0.5]\n",
+        ),
+    ] {
+        let imported = imported(name, text);
+        assert_eq!(preference(&imported)[0], json!("hinge"), "{name}");
+        let told = imported
+            .fill_in
+            .iter()
+            .filter(|line| line.contains("[\"sft\",\"hinge\"]") && line.contains("[0.25,0.5]"));
+        assert_eq!(told.count(), 1, "{name}: {:?}", imported.fill_in);
+        assert!(imported.to_change >= imported.fill_in.len());
+    }
 }
 
 #[test]
