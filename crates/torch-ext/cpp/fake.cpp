@@ -377,6 +377,17 @@ const std::unordered_map<std::string, Sizes>& sizes_of() {
        }},
       {"aten::_scaled_dot_product_flash_attention_backward",
        [](Arguments a) -> std::vector<IValue> { return {of_heads(a[1]), of_heads(a[2]), of_heads(a[3])}; }},
+      {"aten::_flash_attention_forward",
+       [](Arguments a) -> std::vector<IValue> {
+         // The rows of several texts, one after the other: [tokens, heads, width].
+         const auto& query = a[0].toTensor();
+         return {like(a[0]), sized({query.size(1), query.size(0)}, query, at::kFloat), sized({2}, query, at::kLong),
+                 sized({}, query, at::kLong), sized({0}, query)};
+       }},
+      {"aten::_flash_attention_backward",
+       [](Arguments a) -> std::vector<IValue> { return {like(a[1]), like(a[2]), like(a[3])}; }},
+      {"aten::unfold_backward",
+       [](Arguments a) -> std::vector<IValue> { return {sized(a[1].toIntVector(), a[0].toTensor())}; }},
       {"aten::_scaled_dot_product_efficient_attention",
        [](Arguments a) -> std::vector<IValue> {
          const auto& query = a[0].toTensor();

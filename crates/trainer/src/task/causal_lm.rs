@@ -67,6 +67,12 @@ impl CausalLm {
             let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
             Ok(Decoder::new(&shape, options, &mut builder)?)
         };
+        // Before memory is measured: to find the kernel, some are tried on numbers.
+        let attention = attention_path(
+            &shape,
+            (placer.device(), compute),
+            (block_size as i64, false),
+        )?;
         let pass = estimate::measured(options.device, build, |model: &Decoder| {
             let size = [i64::from(batch_size), block_size as i64];
             let tokens = Tensor::f_zeros(size, (Kind::Int64, options.device))?;
@@ -94,11 +100,7 @@ impl CausalLm {
             block_size,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             seed: config.seed,
-            attention: attention_path(
-                &shape,
-                (placer.device(), compute),
-                (block_size as i64, false),
-            )?,
+            attention,
             shape,
             initializer_range: config.model.initializer_range,
             sample_config: config.sample.clone(),

@@ -95,6 +95,16 @@ impl FineTune {
         let batch_size = train.per_device_train_batch_size;
         let rows = vec![data.training.longest_row(); batch_size as usize];
         let batch = placer.batch(batch_of(&data, preference.as_ref(), &rows)?)?;
+        let compute = match train.bf16.on(placer.device()) {
+            true => Kind::BFloat16,
+            false => Kind::Float,
+        };
+        // Before memory is measured: to find the kernel, some are tried on numbers.
+        let attention = attention_path(
+            &pretrained.config,
+            (placer.device(), compute),
+            (longest, data.training.packed()),
+        )?;
         let loss = |model: &Decoder| {
             let pass = Pass::Train {
                 checkpoint: train.gradient_checkpointing,
@@ -112,11 +122,7 @@ impl FineTune {
             plan,
         } = BaseModel::load(config, &pretrained, (context, &loss), placer, memory)?;
         Ok(Self {
-            attention: attention_path(
-                &pretrained.config,
-                (placer.device(), model.compute()),
-                (longest, data.training.packed()),
-            )?,
+            attention,
             model,
             pretrained,
             encoder,
