@@ -194,6 +194,10 @@ fn tried(heads: Heads, windowed: bool) -> Result<Option<String>, Error> {
     if let Some((_, _, reason)) = known().iter().find(same) {
         return Ok(reason.clone());
     }
+    // Fake tensors have no numbers to compare: who measures with them has tried before.
+    if torch_ext::fake::is_on() {
+        return Ok(Some(String::new()));
+    }
     let reason = match choice(heads)? {
         FLASH | CUDNN => try_texts(heads, windowed, torch_ext::flash_texts)?,
         _ => Some("libtorch takes flash for no rows of such heads here".into()),

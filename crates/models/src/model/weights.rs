@@ -171,6 +171,15 @@ impl WeightSource for MetaWeights<'_> {
         Ok(Tensor::f_empty(shape, self.options)?)
     }
 
+    fn exact_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        Ok(self.tensor(name, shape, initial)?.f_to_kind(Kind::Float)?)
+    }
+
     fn packed(&mut self, name: &str, shape: &[i64], _: bool) -> Result<Option<Mxfp4>, Error> {
         let Some(tensors) = self.tensors.filter(|tensors| tensors.is_mxfp4(name)) else {
             return Ok(None);

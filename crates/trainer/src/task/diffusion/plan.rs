@@ -430,15 +430,18 @@ pub(super) fn measured(
         None => None,
     };
     let mut adapters = match &config.adapter {
-        Some(_) => Some(attachment(config, model.arch(), which)?.without_values()),
+        Some(adapter) => {
+            let adapters = attachment(config, model.arch(), which)?.without_values();
+            Some(adapters.computing_in(adapter.computes_in((compute, device))))
+        }
         None => None,
     };
-    let base = match &adapters {
-        Some(_) => Base::Frozen(compute),
-        None => Base::Trained,
+    let (base, stored) = match &adapters {
+        Some(_) => (Base::Frozen(compute), compute),
+        None => (Base::Trained, Kind::Float),
     };
     let shapes = weights.as_ref().map(|weights| weights as &dyn TensorSource);
-    let mut source = MetaWeights::new(shapes, (compute, device));
+    let mut source = MetaWeights::new(shapes, (stored, device));
     let mut parameters = Parameters::default();
     let build = || {
         let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
