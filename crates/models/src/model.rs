@@ -14,13 +14,15 @@ pub mod experts;
 pub mod layers;
 mod load;
 pub(crate) mod rope;
+mod sinks;
 mod weights;
 
+pub(crate) use attention_kernel::causal_attention;
 pub use attention_kernel::{PackedTexts, Sight};
-pub(crate) use attention_kernel::{Sinks, causal_attention};
 pub use attention_path::{AttentionPath, Heads, attention_path};
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
 pub use load::Load;
 pub use rope::{LongRope, QueryGrowth, RopeScaling, RopeSettings, Yarn};
+pub(crate) use sinks::Sinks;
 pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

@@ -2,6 +2,7 @@
 //! held against what the libraries that its script calls made of it.
 
 mod pictures;
+mod single_files;
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +13,15 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake;
 
-use super::files::{PartFile, PartNames};
+pub(super) use self::single_files::{SingleFiles, stored};
+use super::files::PartFile;
 use super::sampling::{Experts, Guided, Sampling, sample};
 use super::{
     Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
     load_denoiser, load_text_encoder,
 };
 use crate::adapters::{Attachment, LoraConfig, Modules};
-use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
+use crate::formats::{SafetensorsFile, TensorSource};
 use crate::model::{Base, Builder, FileWeights, MetaWeights, Pass, Streaming};
 use crate::quant::Quantization;
 use crate::{Error, Parameters};
@@ -468,137 +470,5 @@ pub(super) struct One(pub(super) Box<dyn Denoiser>);
 impl Experts for One {
     fn denoiser(&mut self, _: Expert) -> Result<&dyn Denoiser, Error> {
         Ok(&*self.0)
-    }
-}
-
-/// The parts that have other names in single files.
-const PARTS: [(Part, &str); 2] = [
-    (Part::Denoiser(Expert::High), "transformer"),
-    (Part::Autoencoder, "vae"),
-];
-
-/// The tensors of a single file, each made of those that `names` lists, which `read` reads.
-pub(super) fn stored(
-    names: &Value,
-    read: impl Fn(&str) -> Tensor,
-) -> impl Iterator<Item = (&String, Tensor)> {
-    names.as_object().unwrap().iter().map(move |(name, keys)| {
-        let keys = keys.as_array().unwrap().iter();
-        let all: Vec<_> = keys.map(|key| read(key.as_str().unwrap())).collect();
-        let tensor = match all.as_slice() {
-            [one] => one.shallow_clone(),
-            all => Tensor::cat(all, 0),
-        };
-        match name.contains(".attn_1.") && tensor.dim() == 2 {
-            true => (name, tensor.unsqueeze(-1).unsqueeze(-1)),
-            false => (name, tensor),
-        }
-    })
-}
-
-/// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
-pub(super) struct SingleFiles(tempfile::TempDir);
-
-impl SingleFiles {
-    /// The transformer also has the tensors `unused`.
-    pub(super) fn new(reference: &Reference, unused: &[&str]) -> Self {
-        Self::with_prefix(reference, "model.diffusion_model.", unused)
-    }
-
-    /// The same with another beginning of all names in the transformer.
-    pub(super) fn with_prefix(reference: &Reference, prefix: &str, unused: &[&str]) -> Self {
-        let files = Self(tempfile::tempdir().unwrap());
-        let names: Value = reference.json("original.json");
-        for ((part, name), prefix) in PARTS.into_iter().zip([prefix, ""]) {
-            let weights = reference.model().weights(part).unwrap();
-            let folder = reference.golden("model").join(name);
-            let with_unused = PartFile::open(&PartNames::DIFFUSERS, &folder).unwrap();
-            let read = |key: &str| {
-                let file = match weights.shape(key) {
-                    Some(_) => &weights,
-                    None => &with_unused,
-                };
-                file.read(key, Kind::Float).unwrap()
-            };
-            let tensors = stored(&names[name], read).map(|(name, mut tensor)| {
-                if reference.arch.denoiser.swapped.contains(&name.as_str()) {
-                    let halves = tensor.chunk(2, 0);
-                    tensor = Tensor::cat(&[&halves[1], &halves[0]], 0);
-                }
-                (format!("{prefix}{name}"), tensor)
-            });
-            let mut tensors: Vec<(String, Tensor)> = tensors.collect();
-            for unused in unused.iter().filter(|_| name == "transformer") {
-                let ones = Tensor::ones([24], (Kind::Float, Device::Cpu));
-                tensors.push((format!("{prefix}{unused}"), ones));
-            }
-            let list: Vec<_> = tensors
-                .iter()
-                .map(|(name, tensor)| (name.clone(), tensor))
-                .collect();
-            write_tensors(&files.path(name), &list).unwrap();
-        }
-        let text = reference.golden("model/text_encoder/model.safetensors");
-        std::fs::copy(text, files.path("text_encoder")).unwrap();
-        files
-    }
-
-    pub(super) fn path(&self, part: &str) -> PathBuf {
-        self.0.path().join(format!("{part}.safetensors"))
-    }
-
-    /// The files have the weights of the folder, and these unknown tensors.
-    pub(super) fn have_the_same_weights(&self, reference: &Reference, unknown: [&[&str]; 2]) {
-        let model = reference.model();
-        for ((part, name), unknown) in PARTS.into_iter().zip(unknown) {
-            let folder = model.weights(part).unwrap();
-            let single = PartFile::open(&model.names(part), &self.path(name)).unwrap();
-            assert_eq!(single.names(), folder.names());
-            for name in folder.names() {
-                assert_eq!(single.shape(&name), folder.shape(&name), "{name}");
-                let read = |file: &PartFile| file.read(&name, Kind::Float).unwrap();
-                assert_eq!(read(&single), read(&folder), "{name}");
-            }
-            assert_eq!(single.unknown(), unknown);
-        }
-    }
-
-    /// A single file beside folders for the other parts, and what is said if one is missing; `told` if none is.
-    pub(super) fn ask_for_the_other_parts(&self, reference: &Reference, told: Option<&str>) {
-        let path = self.path("transformer");
-        assert!(super::is_at(&path));
-        let two = reference.arch.has_two_encoders();
-        let tokenizers = if two { "model" } else { "model/tokenizer" };
-        let parts = |vae: bool, text: bool, tokenizer: bool| PartPaths {
-            vae: vae.then(|| reference.golden("model/vae")),
-            text_encoder: text.then(|| reference.golden("model/text_encoder")),
-            text_encoder_2: two.then(|| reference.golden("model/text_encoder_2")),
-            tokenizer: tokenizer.then(|| reference.golden(tokenizers)),
-            ..PartPaths::default()
-        };
-        for (given, told) in [
-            (
-                parts(false, true, true),
-                Some("name its autoencoder (`vae`"),
-            ),
-            (
-                parts(true, false, true),
-                Some("name its text encoder (`text_encoder`"),
-            ),
-            (
-                parts(true, true, false),
-                Some("name its tokenizer (`tokenizer`"),
-            ),
-            (parts(true, true, true), told),
-        ] {
-            let found = super::open(&path, &given);
-            match told {
-                Some(told) => {
-                    let error = found.unwrap_err().to_string();
-                    assert!(error.contains(told), "{error}");
-                }
-                None => assert_eq!(found.unwrap().arch().name, reference.arch.name),
-            }
-        }
     }
 }

@@ -17,9 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::Parameters;
-use models::diffusion::{
-    Conditions, Denoiser, Diffusion, Expert as Which, FIRST_FRAME, GUIDANCE, Part,
-};
+use models::diffusion::{Conditions, Diffusion, Expert as Which, Part};
 use models::formats::SafetensorsFile;
 use models::model::Pass;
 use placement::Placer;
@@ -34,6 +32,7 @@ use self::expert::{Expert, ExpertPlacement, streaming};
 use self::model::write_model;
 use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
 use self::previews::Previews;
+use self::weights::{means, squares};
 use super::clip_order::{ClipOrder, Position};
 use super::{
     AlternatingGroup, Batch, Epochs, EvaluationSums, Makes, Share, Task, Usable, steps_of,
@@ -250,38 +249,6 @@ impl DiffusionTask {
             None => means(&squares),
         }
     }
-}
-
-/// The squared errors, `[rows, channels, frames, height, width]`, of what `denoiser` makes of clean latents, noise and noise levels.
-fn squares(
-    config: &Config,
-    (model, denoiser): (&dyn Diffusion, &dyn Denoiser),
-    [clean, noise, sigma]: [&Tensor; 3],
-    mut conditions: Conditions,
-    pass: Pass,
-) -> Result<Tensor, Error> {
-    let frames = clean.size5()?.2;
-    let given = config.data.image_to_video == Some(true) && frames > 1;
-    if given {
-        conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
-    }
-    if let Some(scale) = config.train.guidance_scale {
-        conditions.insert(GUIDANCE, Tensor::f_full_like(sigma, scale)?);
-    }
-    let objective = model.objective();
-    let noisy = objective.noisy(clean, noise, sigma)?;
-    let times = objective.times(sigma)?;
-    let prediction = denoiser.predict(&noisy, &times, &conditions, pass)?;
-    let mut apart = prediction.f_sub(&objective.target(clean, noise, sigma)?)?;
-    if given {
-        apart = apart.f_narrow(2, 1, frames - 1)?;
-    }
-    Ok(apart.f_square()?)
-}
-
-/// The mean of each clip, `[rows]`.
-fn means(squares: &Tensor) -> Result<Tensor, Error> {
-    Ok(squares.f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
 }
 
 /// The model at `path`, and what of it is trained.

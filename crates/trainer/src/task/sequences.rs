@@ -7,8 +7,7 @@
 //! preferences        │P A A A    │P R R      │      a prompt with either answer
 //! ```
 //!
-//! Rows are padded on the right to the longest of their batch. Attention is causal, so no token of
-//! an example sees the padding, and no target there counts.
+//! Rows are padded on the right to the longest of their batch: with causal attention, no token sees that.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -21,7 +21,7 @@ use torch_ext::fake::PassMemory;
 
 use super::clip_loader::ClipSource;
 use super::expert::{attachment, offload_activations};
-use super::{means, squares};
+use super::weights::{means, squares};
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;

@@ -1,13 +1,16 @@
 //! Weights of the loss by the signal-to-noise ratio, for models that are noised by steps: `train.min_snr_gamma` (Hang et al.,
-//! 2023) and `train.debiased_estimation_loss` (Yu et al., 2023), as in kohya's sd-scripts.
+//! 2023) and `train.debiased_estimation_loss` (Yu et al., 2023), as in kohya's sd-scripts; and the errors that they weigh.
 
 use std::path::Path;
 
-use models::diffusion::{Diffusion, Noise, Objective, Prediction};
+use models::diffusion::{
+    Conditions, Denoiser, Diffusion, FIRST_FRAME, GUIDANCE, Noise, Objective, Prediction,
+};
+use models::model::Pass;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::config::TrainConfig;
+use crate::config::{Config, TrainConfig};
 
 /// The largest ratio for debiased weights.
 const LARGEST: f64 = 1000.0;
@@ -66,6 +69,38 @@ fn weight(train: &TrainConfig, objective: &Objective, level: f64) -> f64 {
         weight /= if is_v { ratio + 1.0 } else { ratio.sqrt() };
     }
     weight
+}
+
+/// The squared errors, `[rows, channels, frames, height, width]`, of what `denoiser` makes of clean latents, noise and noise levels.
+pub(super) fn squares(
+    config: &Config,
+    (model, denoiser): (&dyn Diffusion, &dyn Denoiser),
+    [clean, noise, sigma]: [&Tensor; 3],
+    mut conditions: Conditions,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let frames = clean.size5()?.2;
+    let given = config.data.image_to_video == Some(true) && frames > 1;
+    if given {
+        conditions.insert(FIRST_FRAME, clean.f_narrow(2, 0, 1)?);
+    }
+    if let Some(scale) = config.train.guidance_scale {
+        conditions.insert(GUIDANCE, Tensor::f_full_like(sigma, scale)?);
+    }
+    let objective = model.objective();
+    let noisy = objective.noisy(clean, noise, sigma)?;
+    let times = objective.times(sigma)?;
+    let prediction = denoiser.predict(&noisy, &times, &conditions, pass)?;
+    let mut apart = prediction.f_sub(&objective.target(clean, noise, sigma)?)?;
+    if given {
+        apart = apart.f_narrow(2, 1, frames - 1)?;
+    }
+    Ok(apart.f_square()?)
+}
+
+/// The mean of each clip, `[rows]`.
+pub(super) fn means(squares: &Tensor) -> Result<Tensor, Error> {
+    Ok(squares.f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
 }
 
 #[cfg(test)]
