@@ -204,8 +204,8 @@ const NAMED: [(&str, &str); 6] = [
     ),
 ];
 
-/// Names of other things that begin like a family: programs, and a scaling of the rotary embedding.
-const OTHERS: [&str; 10] = [
+/// Names of other things that have a family's: programs, a scaling of the rotary embedding, whole models.
+const OTHERS: [&str; 13] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
@@ -216,6 +216,10 @@ const OTHERS: [&str; 10] = [
     "llamafactory",
     "llama3",
     "llama_4_scaling_beta",
+    // Models of the hub, whose tokenizers others have.
+    "qwen/qwen2.5-vl-7b-instruct",
+    "qwen/qwen3-0.6b",
+    "qwen/qwen3-4b",
 ];
 
 #[test]

@@ -124,7 +124,12 @@ impl Libraries {
         if let Some(loaded) = Self::loaded() {
             return Ok(loaded);
         }
-        let folder = std::env::var_os("LIBTORCH").map(|folder| Path::new(&folder).join("lib"));
+        let set = std::env::var_os("LIBTORCH");
+        // Tests are run without what cargo sets for builds.
+        let built = option_env!("LIBTORCH").filter(|_| cfg!(test));
+        let folder = set
+            .or(built.map(Into::into))
+            .map(|folder| Path::new(&folder).join("lib"));
         let mut why = String::new();
         // The first brings the libraries for GPUs, too. It stays, since operators are registered in it.
         for name in ["torch", "torch_cpu"] {

@@ -13,14 +13,33 @@ use models::Error;
 use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex};
 
+use crate::config::{AdapterConfig, Bf16};
 use crate::data::cache_folder;
 use crate::device;
 
 /// fp32 stays unless bf16 takes less than this share of its time: what bf16 loses in precision should be worth it.
 const WORTH: f64 = 0.7;
 
+/// The type of the adapters' products on `device`, where those of their layers are in `compute`.
+pub(crate) fn computes_in(adapter: &AdapterConfig, (compute, device): (Kind, Device)) -> Kind {
+    let obstacle = match (compute, adapter.use_dora) {
+        (Kind::Float, _) => Some("matrix products are in fp32 (`train.bf16`)"),
+        (_, true) => Some("DoRA computes in fp32"),
+        _ => None,
+    };
+    match (adapter.lora_bf16, obstacle) {
+        (Bf16::On, Some(obstacle)) => {
+            tracing::warn!("`adapter.lora_bf16: true` has no effect: {obstacle}");
+            Kind::Float
+        }
+        (Bf16::On, None) => compute,
+        (Bf16::Auto, None) => measured(device),
+        _ => Kind::Float,
+    }
+}
+
 /// The type of the products of adapters on `device`.
-pub(crate) fn measured(device: Device) -> Kind {
+fn measured(device: Device) -> Kind {
     let Ok(index) = DeviceIndex::try_from(device) else {
         return Kind::Float;
     };

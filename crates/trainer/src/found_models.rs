@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_single_file_is_a_model_if_its_other_parts_are_beside_it() {
         let place = tempfile::tempdir().unwrap();
-        let file = single_file::comfyui_of_anima(place.path());
+        let file = single_file::tests::comfyui_of_anima(place.path());
         let [model] = &found_in(place.path())[..] else {
             panic!("one model");
         };

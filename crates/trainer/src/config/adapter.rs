@@ -9,10 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bf16::Bf16;
 use super::video::LoraFormat;
-use crate::adapter_speed;
 use models::Error;
 use models::adapters::{Biases, Layers, LoraConfig, Modules};
-use tch::{Device, Kind};
 
 section! {
     /// A low-rank adapter, which is trained while the model stays frozen.
@@ -153,24 +151,6 @@ impl AdapterConfig {
         self.resume_from.is_none()
             && self.modules_to_save.is_none()
             && self.bias == BiasConfig::None
-    }
-
-    /// The type of the adapters' products on `device`, where those of their layers are in `compute`.
-    pub(crate) fn computes_in(&self, (compute, device): (Kind, Device)) -> Kind {
-        let obstacle = match (compute, self.use_dora) {
-            (Kind::Float, _) => Some("matrix products are in fp32 (`train.bf16`)"),
-            (_, true) => Some("DoRA computes in fp32"),
-            _ => None,
-        };
-        match (self.lora_bf16, obstacle) {
-            (Bf16::On, Some(obstacle)) => {
-                tracing::warn!("`adapter.lora_bf16: true` has no effect: {obstacle}");
-                Kind::Float
-            }
-            (Bf16::On, None) => compute,
-            (Bf16::Auto, None) => adapter_speed::measured(device),
-            _ => Kind::Float,
-        }
     }
 
     /// The settings of the adapter for the model.

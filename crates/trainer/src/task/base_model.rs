@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::fake::{FakeMode, PassMemory};
 
 use crate::Error;
+use crate::adapter_speed;
 use crate::config::Config;
 use crate::estimate::{self, Footprint};
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
@@ -67,7 +68,7 @@ impl BaseModel {
             compute,
             device: placer.device(),
             adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
-                adapter.computes_in((compute, placer.device()))
+                adapter_speed::computes_in(adapter, (compute, placer.device()))
             }),
         };
         let plan = match config.model.offload_options() {

@@ -20,6 +20,7 @@ use super::lora_file;
 use super::model::config_file;
 use super::plan::{component, has_offloaded_modules};
 use crate::Error;
+use crate::adapter_speed;
 use crate::config::{Config, ModuleNames};
 use crate::media::{Density, TrainedPart};
 use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
@@ -63,7 +64,7 @@ impl Expert {
         let (arch, which) = (diffusion.arch(), part.which());
         let weights = diffusion.weights(Part::Denoiser(which))?;
         let kind = config.adapter.as_ref().map_or(Kind::Float, |adapter| {
-            adapter.computes_in((compute, placer.device()))
+            adapter_speed::computes_in(adapter, (compute, placer.device()))
         });
         let mut attachment = attachment(config, arch, part.expert)?.computing_in(kind);
         let mut parameters = Parameters::default();

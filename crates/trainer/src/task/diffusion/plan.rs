@@ -23,6 +23,7 @@ use super::clip_loader::ClipSource;
 use super::expert::{attachment, offload_activations};
 use super::weights::{means, squares};
 use crate::Error;
+use crate::adapter_speed;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
 use crate::media::VideoData;
@@ -432,7 +433,7 @@ pub(super) fn measured(
     let mut adapters = match &config.adapter {
         Some(adapter) => {
             let adapters = attachment(config, model.arch(), which)?.without_values();
-            Some(adapters.computing_in(adapter.computes_in((compute, device))))
+            Some(adapters.computing_in(adapter_speed::computes_in(adapter, (compute, device))))
         }
         None => None,
     };
