@@ -302,7 +302,7 @@ fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
                     _ => b.matmul(&a),
                 };
                 assert_ne!(ours, expected, "{name}: {matrix}");
-                ours = ours + added * scale;
+                ours += added * scale;
                 changed += 1;
             }
             let off = (ours - &expected).abs().max().double_value(&[]);
