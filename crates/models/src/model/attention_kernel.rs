@@ -5,7 +5,7 @@
 //! | a row is | how it is computed |
 //! |---|---|
 //! | one text | one causal call |
-//! | several texts, or has a window | one call of variable-length flash attention, where [`super::attention_path`] found it right |
+//! | several texts, or has a window | one call of variable-length flash attention, where [`mod@super::attention_path`] found it right |
 //! | several texts | otherwise a causal call for each |
 //! | a text longer than the window | otherwise blocks of as many tokens as the window, each with the block before it |
 //! | anything else | a mask; and where only kernels without groups take it, keys and values are repeated for each head |
