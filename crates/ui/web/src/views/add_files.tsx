@@ -20,13 +20,17 @@ export function AddFiles({ path, onAdded, children }: AddFilesProps) {
   const add = async (files: File[]) => {
     if (files.length === 0) return;
     setWrong([]);
+    let refused = files.length;
     try {
-      setWrong(await upload(path, files, setSaid));
+      const wrong = await upload(path, files, setSaid);
+      refused = wrong.length;
+      setWrong(wrong);
     } catch (error) {
       setWrong([(error as Error).message]);
     }
     setSaid(null);
-    onAdded();
+    // The folder is as it was otherwise, and what is chosen in it stays so.
+    if (refused < files.length) onAdded();
   };
   return (
     <section
