@@ -183,7 +183,7 @@ test("files are added, replace none, and are deleted after a question", async ()
   assert.equal(readFileSync(join(folder, "dog.txt"), "utf8"), "a dog");
   await cell(page, "dog.png").getByRole("checkbox").check();
   await button(page, "Delete 1").click();
-  await page.keyboard.press("Escape");
+  await button(page, "Yes").press("Escape");
   assert.deepEqual(readdirSync(folder), ["dog.png", "dog.txt"]);
   await button(page, "Delete 1").click();
   await button(page, "Yes").click();
