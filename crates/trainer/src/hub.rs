@@ -161,6 +161,11 @@ enum Wanted<'a> {
 }
 
 impl Wanted<'_> {
+    /// Whether it is a part of a model, of which the rest may be there or not.
+    fn is_tokenizer(self) -> bool {
+        matches!(self, Self::Model(ModelKind::Tokenizer))
+    }
+
     /// The folder to use, if everything is in the cache; otherwise what is missing.
     fn find(
         self,
@@ -223,8 +228,8 @@ fn fetch(
     }
     let whole = cached.and_then(Result::ok);
     // A commit never changes; and a tokenizer that did would be another one in a run that goes on.
-    let is_tokenizer = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
-    if let Some(path) = whole.as_ref().filter(|_| name.is_pinned() || is_tokenizer) {
+    let is_final = name.is_pinned() || wanted.is_tokenizer();
+    if let Some(path) = whole.as_ref().filter(|_| is_final) {
         return Ok(path.clone());
     }
     report(&format!("asking {} for {name}", settings.endpoint));
@@ -352,8 +357,7 @@ impl<'a> Download<'a> {
             }
         };
         // The whole model may be there as an earlier commit.
-        let is_part = matches!(wanted, Wanted::Model(ModelKind::Tokenizer));
-        if !is_part || self.repository.commit_of(self.name).is_none() {
+        if !wanted.is_tokenizer() || self.repository.commit_of(self.name).is_none() {
             self.repository.remember(self.name, &commit)?;
         }
         Ok(path)

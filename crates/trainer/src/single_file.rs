@@ -84,8 +84,8 @@ fn completed(
         ("autoencoder", &parts.vae, &all.vae),
         ("tokenizer", &parts.tokenizer, &all.tokenizer),
     ];
-    for (part, _, found) in found.iter().filter(|(_, named, _)| named.is_none()) {
-        if let Some(found) = found {
+    for (part, named, found) in found {
+        if let (None, Some(found)) = (named, found) {
             tracing::info!(
                 "{part}: `{}`, which was found for `{}`",
                 found.display(),

@@ -53,52 +53,39 @@ impl Arch {
     ) -> PartPaths {
         // Each place a part may be at; one that was not found is nowhere, once.
         let places = |given: &Option<PathBuf>, folders: &[&str], names: &[&str]| {
-            let found = match given {
-                Some(given) => vec![given.clone()],
-                None => called(path, folders, names),
-            };
-            let is_kept = |file: &PathBuf| given.is_some() || is_allowed(file);
-            let mut found: Vec<_> = found.into_iter().filter(is_kept).map(Some).collect();
+            if given.is_some() {
+                return vec![given.clone()];
+            }
+            let found = called(path, folders, names).into_iter();
+            let mut found: Vec<_> = found.filter(|file| is_allowed(file)).map(Some).collect();
             if found.is_empty() {
                 found.push(None);
             }
             found
         };
         let own = &self.companions;
-        let mut all = vec![parts.clone()];
-        for (given, folders, names, put) in [
-            (
-                &parts.text_encoder,
-                &TEXT_ENCODERS[..],
-                own.text_encoder,
-                (|parts, place| parts.text_encoder = place) as fn(&mut PartPaths, Option<PathBuf>),
-            ),
-            (
-                &parts.text_encoder_2,
-                &TEXT_ENCODERS[..],
-                own.text_encoder_2,
-                |parts, place| parts.text_encoder_2 = place,
-            ),
-            (&parts.vae, &AUTOENCODERS[..], own.vae, |parts, place| {
-                parts.vae = place;
-            }),
-        ] {
-            let places = places(given, folders, names);
-            let with = |parts: &PartPaths, place: &Option<PathBuf>| {
-                let mut parts = parts.clone();
-                put(&mut parts, place.clone());
-                parts
-            };
-            let each = |parts: &PartPaths| places.iter().map(|place| with(parts, place)).collect();
-            all = all
-                .iter()
-                .flat_map(|parts| -> Vec<_> { each(parts) })
-                .collect();
+        let texts = places(&parts.text_encoder, &TEXT_ENCODERS, own.text_encoder);
+        let second = places(&parts.text_encoder_2, &TEXT_ENCODERS, own.text_encoder_2);
+        let vaes = places(&parts.vae, &AUTOENCODERS, own.vae);
+        let mut first = None;
+        for text_encoder in &texts {
+            for text_encoder_2 in &second {
+                for vae in &vaes {
+                    let parts = PartPaths {
+                        text_encoder: text_encoder.clone(),
+                        text_encoder_2: text_encoder_2.clone(),
+                        vae: vae.clone(),
+                        ..parts.clone()
+                    };
+                    if (self.open)(path, &parts).is_ok() {
+                        return parts;
+                    }
+                    first.get_or_insert(parts);
+                }
+            }
         }
-        let fits = |parts: &&PartPaths| (self.open)(path, parts).is_ok();
         // If none fits, the error is that of the first.
-        let chosen = all.iter().find(fits).or(all.first());
-        chosen.unwrap_or(parts).clone()
+        first.unwrap_or_else(|| parts.clone())
     }
 }
 

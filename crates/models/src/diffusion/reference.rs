@@ -15,10 +15,12 @@ use torch_ext::fake;
 
 pub(super) use self::single_files::{SingleFiles, stored};
 use super::files::PartFile;
+use super::lora::LoraFile;
+use super::parts::schedule::Schedule;
 use super::sampling::{Experts, Guided, Sampling, sample};
 use super::{
-    Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Part, PartPaths, TEXT,
-    load_denoiser, load_text_encoder,
+    Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths,
+    TEXT, load_denoiser, load_text_encoder,
 };
 use crate::adapters::{Attachment, LoraConfig, Modules};
 use crate::formats::{SafetensorsFile, TensorSource};
@@ -413,6 +415,39 @@ impl Reference {
         let ours = sample(experts, &start, guided, settings, &mut |_| ());
         let apart = difference(&ours.unwrap(), &self.of_run(name, "latents"));
         assert!(apart <= 1e-3, "{name}: {apart}");
+    }
+
+    /// The levels of runs of several lengths and sizes are those of `shifts.json`.
+    pub(super) fn noise_levels_are_those_of_the_pipeline(&self) {
+        let model = self.model();
+        let scheduler = model.defaults().unwrap().scheduler;
+        for case in self.json::<Vec<Value>>("shifts.json") {
+            let steps = case["steps"].as_u64().unwrap() as usize;
+            let tokens = case["tokens"].as_i64().unwrap();
+            let shift = model.shift(tokens, steps).unwrap();
+            let levels = Schedule::new(scheduler, &Objective::FLOW, steps, shift).unwrap();
+            let theirs: Vec<f32> = serde_json::from_value(case["sigmas"].clone()).unwrap();
+            assert_eq!(levels.sigmas.len(), theirs.len());
+            for (ours, theirs) in levels.sigmas.iter().zip(theirs) {
+                assert!((ours - theirs).abs() < 1e-6, "{case}: {ours}");
+            }
+        }
+    }
+
+    /// A LoRA that diffusers loads makes the same picture here; the ranks of its layers.
+    pub(super) fn a_lora_of_diffusers_does_what_it_does_there(&self) -> Vec<i64> {
+        let model = self.model();
+        let lora = LoraFile::read(&self.golden("lora.safetensors"), self.arch, None).unwrap();
+        let ranks = lora.modules.values().map(|module| module.rank()).collect();
+        let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
+        let loras = vec![(lora, 1.0)];
+        let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer());
+        let case = self.case("small");
+        let ours = case.predicted(&*denoiser.unwrap(), Pass::Evaluate);
+        let apart = difference(&ours, &self.expected("lora.made"));
+        assert!(apart <= 1e-4, "{apart}");
+        assert!(difference(&ours, &case.made) > 0.01);
+        ranks
     }
 
     /// Copies the configs of the model, without weights.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::Device;
+use tch::{Device, Kind};
 
 /// Whether to compute in bfloat16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,14 @@ pub enum Bf16 {
 }
 
 impl Bf16 {
+    /// The type of matrix products on a device.
+    pub fn kind(self, device: Device) -> Kind {
+        match self.on(device) {
+            true => Kind::BFloat16,
+            false => Kind::Float,
+        }
+    }
+
     /// Whether to use bfloat16 on a device.
     pub fn on(self, device: Device) -> bool {
         match self {

@@ -122,10 +122,7 @@ impl VideoData {
             fps: frame_rate(config, geometry.fps),
             step: geometry.step() as u32,
             geometry,
-            compute: match config.train.bf16.on(placer.device()) {
-                true => Kind::BFloat16,
-                false => Kind::Float,
-            },
+            compute: config.train.bf16.kind(placer.device()),
             autoencoder: identity(model, Part::Autoencoder)?,
             texts: TextKeys::open(model)?,
         };

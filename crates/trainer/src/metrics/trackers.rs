@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use ureq::Agent;
 
@@ -371,47 +373,16 @@ fn address(name: &str, value: &str) -> Result<(String, Option<String>), String> 
         None => (value.to_owned(), None),
         Some((user, host)) => {
             let (user, password) = user.split_once(':').unwrap_or((user, ""));
+            let decoded = |text| percent_decode_str(text).collect::<Vec<u8>>();
             let user = [decoded(user), b":".to_vec(), decoded(password)].concat();
             (format!("{scheme}://{host}{path}"), Some(basic(&user)))
         }
     })
 }
 
-/// Bytes that stand as `%40` in an address. RFC 3986, section 2.1.
-fn decoded(text: &str) -> Vec<u8> {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((first, after)) = rest.split_first() {
-        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
-        let (byte, after) = match (*first, digit(0).zip(digit(1))) {
-            (b'%', Some((high, low))) => ((high << 4 | low) as u8, &after[2..]),
-            (byte, _) => (byte, after),
-        };
-        bytes.push(byte);
-        rest = after;
-    }
-    bytes
-}
-
 /// The header `Authorization` of a user and a password, with a colon between them. RFC 7617.
 fn basic(user: impl AsRef<[u8]>) -> String {
-    format!("Basic {}", base64(user.as_ref()))
-}
-
-/// RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let part = |at: usize| u32::from(chunk.get(at).copied().unwrap_or_default());
-        let word = part(0) << 16 | part(1) << 8 | part(2);
-        for place in 0..4 {
-            text.push(match place <= chunk.len() {
-                true => char::from(LETTERS[(word >> (18 - 6 * place) & 63) as usize]),
-                false => '=',
-            });
-        }
-    }
-    text
+    format!("Basic {}", BASE64_STANDARD.encode(user))
 }
 
 fn agent() -> Agent {
@@ -476,7 +447,7 @@ mod tests {
             ("fo", "Zm8="),
             ("foobar", "Zm9vYmFy"),
         ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
+            assert_eq!(basic(bytes), format!("Basic {text}"));
         }
     }
 

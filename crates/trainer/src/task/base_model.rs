@@ -56,10 +56,7 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
-        let compute = match config.train.bf16.on(placer.device()) {
-            true => Kind::BFloat16,
-            false => Kind::Float,
-        };
+        let compute = config.train.bf16.kind(placer.device());
         let plans = Plans {
             config,
             pretrained,

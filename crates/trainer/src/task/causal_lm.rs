@@ -49,11 +49,7 @@ impl CausalLm {
         placer: &mut Placer,
     ) -> Result<Self, Error> {
         let block_size = config.data.block_size as usize;
-        let compute = if config.train.bf16.on(placer.device()) {
-            Kind::BFloat16
-        } else {
-            Kind::Float
-        };
+        let compute = config.train.bf16.kind(placer.device());
         let shape = decoder_config(&config.model, &data, block_size)?;
         let options = DecoderOptions {
             positions: block_size as i64,

@@ -98,10 +98,7 @@ impl DiffusionTask {
         if let Some(previews) = &mut previews {
             previews.set_texts(std::mem::take(&mut data.texts));
         }
-        let compute = match config.train.bf16.on(placer.device()) {
-            true => Kind::BFloat16,
-            false => Kind::Float,
-        };
+        let compute = config.train.bf16.kind(placer.device());
         let device = placer.device();
         let plan = match &config.adapter {
             None => None,

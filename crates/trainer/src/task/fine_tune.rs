@@ -95,10 +95,7 @@ impl FineTune {
         let batch_size = train.per_device_train_batch_size;
         let rows = vec![data.training.longest_row(); batch_size as usize];
         let batch = placer.batch(batch_of(&data, preference.as_ref(), &rows)?)?;
-        let compute = match train.bf16.on(placer.device()) {
-            true => Kind::BFloat16,
-            false => Kind::Float,
-        };
+        let compute = train.bf16.kind(placer.device());
         // Before memory is measured: to find the kernel, some are tried on numbers.
         let attention = attention_path(
             &pretrained.config,

@@ -11,6 +11,7 @@ use axum::body::{Body as HttpBody, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State as Shared};
 use axum::http::{Request, StatusCode, header};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hyper_util::rt::TokioIo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -219,7 +220,7 @@ async fn caption(
     let Some(picture) = picture.await.map_err(|refusal| refusal.1)? else {
         return Ok(None);
     };
-    let url = format!("data:image/jpeg;base64,{}", base64(&picture));
+    let url = address_of(&picture);
     let body = json!({
         "model": asked.model,
         "max_tokens": MAX_TOKENS,
@@ -337,22 +338,9 @@ async fn ask(
     }
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let number = three
-            .iter()
-            .fold(0_u32, |number, byte| number << 8 | u32::from(*byte))
-            << (8 * (3 - three.len()));
-        for digit in 0..4 {
-            text.push(match digit <= three.len() {
-                true => DIGITS[(number >> (18 - 6 * digit)) as usize & 63] as char,
-                false => '=',
-            });
-        }
-    }
-    text
+/// A picture in an address.
+fn address_of(jpeg: &[u8]) -> String {
+    format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(jpeg))
 }
 
 #[cfg(test)]
@@ -368,7 +356,8 @@ mod tests {
             ("foo", "Zm9v"),
             ("foob", "Zm9vYg=="),
         ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
+            let expected = format!("data:image/jpeg;base64,{text}");
+            assert_eq!(address_of(bytes.as_bytes()), expected);
         }
     }
 

@@ -6,12 +6,10 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
-use crate::diffusion::lora::LoraFile;
 use crate::diffusion::parts::clip::POOLED;
-use crate::diffusion::parts::schedule::Schedule;
 use crate::diffusion::reference::{Case, FROZEN, Reference, difference, placer, write};
 use crate::diffusion::{
-    Conditions, DenoiserOptions, Expert, GUIDANCE, Objective, PartPaths, TEXT, load_denoiser,
+    Conditions, DenoiserOptions, Expert, GUIDANCE, PartPaths, TEXT, load_denoiser,
     load_text_encoder,
 };
 use crate::model::Pass;
@@ -149,19 +147,9 @@ fn samples_are_those_of_the_pipeline() {
 
 #[test]
 fn noise_levels_are_those_of_the_pipeline() {
+    REFERENCE.noise_levels_are_those_of_the_pipeline();
     let model = REFERENCE.model();
     let defaults = model.defaults().unwrap();
-    for case in REFERENCE.json::<Vec<Value>>("shifts.json") {
-        let steps = case["steps"].as_u64().unwrap() as usize;
-        let tokens = case["tokens"].as_i64().unwrap();
-        let shift = model.shift(tokens, steps).unwrap();
-        let levels = Schedule::new(defaults.scheduler, &Objective::FLOW, steps, shift).unwrap();
-        let theirs: Vec<f32> = serde_json::from_value(case["sigmas"].clone()).unwrap();
-        assert_eq!(levels.sigmas.len(), theirs.len());
-        for (ours, theirs) in levels.sigmas.iter().zip(theirs) {
-            assert!((ours - theirs).abs() < 1e-6, "{case}: {ours}");
-        }
-    }
     // 4 pixels per latent: the default's 1024 × 1024 are 128 × 128 tokens.
     assert_eq!(defaults.shift, model.shift(128 * 128, 50).unwrap());
 }
@@ -169,17 +157,8 @@ fn noise_levels_are_those_of_the_pipeline() {
 /// A LoRA that diffusers loads makes the same picture here.
 #[test]
 fn a_lora_of_diffusers_does_what_it_does_there() {
-    let model = REFERENCE.model();
-    let lora = LoraFile::read(&REFERENCE.golden("lora.safetensors"), &ARCH, None).unwrap();
-    assert_eq!(lora.modules.len(), 34);
-    let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let loras = vec![(lora, 1.0)];
-    let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer()).unwrap();
-    let case = REFERENCE.case("small");
-    let ours = case.predicted(&*denoiser, Pass::Evaluate);
-    let apart = difference(&ours, &REFERENCE.expected("lora.made"));
-    assert!(apart <= 1e-4, "{apart}");
-    assert!(difference(&ours, &case.made) > 0.01);
+    let ranks = REFERENCE.a_lora_of_diffusers_does_what_it_does_there();
+    assert_eq!(ranks.len(), 34);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use models::diffusion::files::PartFile;
 use models::diffusion::{Diffusion, Expert as Which, Part};
 use models::formats::TensorSource;
 use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
+use models::tensor::bytes;
 use placement::Bytes;
 use placement::plan::{
     Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
@@ -476,7 +477,6 @@ pub(super) fn measured(
         Ok(means(&squares)?.f_mean(Kind::Float)?)
     });
     // These are real.
-    let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
     pass.kept += conditions
         .iter()
         .map(|(_, tensor)| bytes(tensor))
