@@ -25,6 +25,7 @@ mod commands {
     pub(crate) mod train_ranks;
     pub(crate) mod train_report;
     pub(crate) mod train_signals;
+    pub(crate) mod tune;
 }
 
 use clap::{Parser, Subcommand};
@@ -55,6 +56,7 @@ enum Command {
     #[command(hide = true)]
     Models(commands::models::Args),
     Train(commands::train::Args),
+    Tune(commands::tune::Args),
     Eval(commands::eval::Args),
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Models(args) => commands::models::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
+        Command::Tune(args) => commands::tune::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),
         Command::Chat(args) => commands::chat::run(&args, json),

@@ -23,6 +23,7 @@ use trainer::{
 use super::model_options::failure;
 #[cfg(unix)]
 use super::train_ranks;
+use super::tune::kept::Kept;
 use super::{config_report, train_data, train_environment, train_report, train_signals};
 
 /// The default config.
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.check {
         return check(args, json);
     }
-    let config = config(args)?;
+    let mut config = config(args, &[])?;
     if let Some(count) = args.show_data {
         return show_data(&config, count, json);
     }
@@ -96,7 +97,18 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
     }
-    train_environment::apply(&config.device);
+    let mut tuned = Vec::new();
+    if let Some(kept) = Kept::of(&config) {
+        let keys: Vec<String> = kept.keys().collect();
+        if !keys.is_empty() {
+            config = self::config(args, &keys)?;
+        }
+        if !train_environment::is_restarted() {
+            eprintln!("surefoot: {}", kept.describe());
+        }
+        tuned = kept.variables();
+    }
+    train_environment::apply(&config.device, tuned);
     let mut display = ProgressDisplay::new();
     if args.dry_run {
         return dry_run(&config, display, json);
@@ -167,7 +179,7 @@ fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let Some(path) = &args.config else {
         return Err(Failure::usage("`--check` needs a config, or `-` for stdin"));
     };
-    let problems = match (load(args, path), json) {
+    let problems = match (load(args, path, &[]), json) {
         (Err(error), true) => error.problems,
         (found, _) => {
             found.map_err(|error| Failure::Usage(config_report::render(&error)))?;
@@ -184,9 +196,9 @@ fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
     })
 }
 
-/// The config in a file, or on stdin.
-fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
-    let mut set = args.set.clone();
+/// The config in a file, or on stdin, with these keys and those of the command line.
+fn load(args: &Args, path: &Path, tuned: &[String]) -> Result<Config, ConfigError> {
+    let mut set = [tuned, &args.set].concat();
     set.extend(
         args.find_lr
             .then(|| "train.find_learning_rate=true".to_owned()),
@@ -201,10 +213,10 @@ fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
     Config::parse(&args.source, &text, &set)
 }
 
-/// The given config file, or the run's own, or the default one.
-fn config(args: &Args) -> Result<Config, Failure> {
+/// The given config file, or the run's own, or the default one, with these keys.
+fn config(args: &Args, tuned: &[String]) -> Result<Config, Failure> {
     let load = |path: &Path| {
-        load(args, path).map_err(|error| Failure::Usage(config_report::render(&error)))
+        load(args, path, tuned).map_err(|error| Failure::Usage(config_report::render(&error)))
     };
     let mut config = match (&args.config, args.resume.as_deref()) {
         (Some(path), _) => load(path)?,
