@@ -18,7 +18,7 @@ const VIDEOS: [&str; 12] = [
     "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
 ];
 /// Extensions of still images.
-pub(super) const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+pub(super) const IMAGES: [&str; 7] = ["png", "jpg", "jpeg", "bmp", "tif", "tiff", "avif"];
 /// Extensions of possibly animated images.
 const MOVING: [&str; 2] = ["gif", "webp"];
 
@@ -71,6 +71,17 @@ impl Source {
             () if is_in(&MOVING) => Some(Self::Moving(path.to_owned())),
             () => None,
         })
+    }
+}
+
+/// What to do with a picture of a kind that nothing here decodes.
+fn converted(path: &Path) -> &'static str {
+    match ending(path).as_str() {
+        "heic" | "heif" => {
+            ": HEIC is not read; `heif-convert` or `magick mogrify -format png *.heic` converts it"
+        }
+        "jxl" => ": JPEG XL is not read; `djxl IN OUT.png` converts it",
+        _ => "",
     }
 }
 
@@ -258,7 +269,7 @@ fn in_folder(
                     .map_err(Error::Data)?;
                 sources.push(source);
             }
-            None => others.add(format!("`{name}`")),
+            None => others.add(format!("`{name}`{}", converted(&path))),
         }
     }
     others.warn(&format!(
