@@ -18,6 +18,7 @@ pub(crate) mod frames;
 mod masks;
 mod shown;
 mod sources;
+mod tags;
 mod trained;
 
 pub(crate) use density::Density;

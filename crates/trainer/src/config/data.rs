@@ -112,6 +112,26 @@ section! {
         /// those that do not contain it.
         #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
         pub trigger_word: Option<String> = None, for Diffusion, resume Free;
+        /// A folder of regularisation media: pictures of what the model should go on to know, with captions of their own. In a pass
+        /// they are together seen as often as those of `path`. It must not be inside `path`.
+        #[schemars(extend("format" = "path", "x-not-with" = "data.encoded_by"))]
+        pub reg_data_dir: Option<PathBuf> = None, for Diffusion, resume Fixed;
+        /// Captions are lists of tags, and each pass sees them in another order; there are eight of each caption. Unset
+        /// means `false`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub shuffle_caption: Option<bool> = None, for Diffusion, resume Free;
+        /// How many tags at the start of a caption, trigger word included, stay where they are, and are never dropped. Unset means 0.
+        #[schemars(range(min = 0, max = 1000), extend("x-not-with" = "data.encoded_by"))]
+        pub keep_tokens: Option<u32> = None, for Diffusion, resume Free;
+        /// What stands between the tags that stay and the others, such as `|||`; captions without it follow `keep_tokens`.
+        #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub keep_tokens_separator: Option<String> = None, for Diffusion, resume Free;
+        /// What separates tags. Unset means a comma.
+        #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub caption_separator: Option<String> = None, for Diffusion, resume Free;
+        /// Probability of dropping each of the other tags, in each of the orders. Unset means 0.
+        #[schemars(range(min = 0, max = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub caption_tag_dropout_rate: Option<f64> = None, for Diffusion, resume Free;
         /// Probability of dropping a caption during training. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub caption_dropout: Option<f64> = None, for Diffusion, resume Free;

@@ -409,6 +409,7 @@ mod tests {
                 "data.mask_path",
                 "data.mixture[].path",
                 "data.path",
+                "data.reg_data_dir",
                 "model.name_or_path",
                 "model.offload_folder",
                 "model.text_encoder",

@@ -198,6 +198,9 @@ section! {
         /// For the same models: whether the loss is divided by the root of that ratio, or for velocities by the ratio plus
         /// 1 (debiased estimation).
         pub debiased_estimation_loss: bool = false, for Diffusion, resume Free;
+        /// Weight of the loss of the media in `data.reg_data_dir`.
+        #[schemars(range(min = 0, max = 1000), extend("x-unused-without" = "data.reg_data_dir"))]
+        pub prior_loss_weight: f64 = 1.0, for Diffusion, resume Free;
         /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
         /// `both`.
         pub experts: Option<Experts> = None, for Diffusion, resume Fixed;

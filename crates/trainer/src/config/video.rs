@@ -143,6 +143,14 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "hold out some of `data.path` by `data.validation_fraction` in place of `data.eval_dataset`",
         );
     }
+    if masks != (false, false) && data.reg_data_dir.is_some() {
+        report(
+            ["data", "reg_data_dir"],
+            "masks are those of the media in `data.path`, and regularisation media have none"
+                .into(),
+            "remove the key, or the masks",
+        );
+    }
     if masks == (false, false) && data.mask_min_value.is_some() {
         report(
             ["data", "mask_min_value"],

@@ -47,7 +47,11 @@ data.num_frames target_frames max_num_frames num_frames_list
 data.fps target_fps frame_rate
 data.caption_extension caption_ext
 data.caption_dropout caption_dropout_rate caption_dropout_prob
+data.reg_data_dir regularization_path reg_path class_data_dir
+data.caption_tag_dropout_rate tag_dropout tag_dropout_rate
+data.shuffle_caption shuffle_tokens shuffle_tags
 data.num_repeats repeats dataset_repeats
+train.prior_loss_weight prior_preservation_weight reg_weight
 data.cache_dir cache_directory latents_cache_dir
 preference.loss_type pref_loss
 preference.beta pref_beta rl_beta dpo_beta orpo_alpha

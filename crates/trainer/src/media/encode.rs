@@ -20,6 +20,7 @@ use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
+use super::tags;
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
 use crate::observer::Observer;
@@ -35,12 +36,16 @@ pub(crate) struct Clip {
     pub(crate) latents: PathBuf,
     /// Its text's file.
     pub(crate) text: PathBuf,
+    /// Files of the orders of its caption's tags, which passes take in turn; empty if it has one text.
+    pub(crate) orders: Vec<PathBuf>,
     /// Width, height and frames in pixels; clips of the same shape can share a batch.
     pub(crate) shape: (u32, u32, u32),
     /// Number of transformer tokens.
     pub(crate) tokens: u64,
     /// How often its folder's name asks for it in a pass.
     pub(crate) repeats: u32,
+    /// Whether it is there so that the model does not forget it.
+    pub(crate) is_regular: bool,
 }
 
 /// All clips, in the cache.
@@ -140,14 +145,17 @@ impl Encoder<'_> {
         let data = &self.config.data;
         let path = crate::locate::text_path(data)?;
         let mut captions = BTreeMap::new();
-        let mut training = self.plan(&path, &mut captions, observer)?;
+        let mut training = self.plan(&path, data, &mut captions, observer)?;
         let held_out = match crate::locate::eval_path(data)? {
-            Some(other) => self.plan(&other, &mut captions, observer)?,
+            Some(other) => self.plan(&other, data, &mut captions, observer)?,
             None => {
                 let count = training.len() as f64 * data.validation_fraction;
                 training.split_off(training.len() - (count as usize).min(training.len() - 1))
             }
         };
+        if let Some(folder) = &data.reg_data_dir {
+            training.extend(self.regular(folder, &path, &mut captions, observer)?);
+        }
         let empty = self.text_file("", &mut captions)?;
         let others = texts.iter().map(|text| self.text_file(text, &mut captions));
         let others = others.collect::<Result<_, _>>()?;
@@ -165,21 +173,60 @@ impl Encoder<'_> {
         })
     }
 
-    /// The clips of the media at `path`, and their captions by the file of the text.
-    fn plan(
+    /// The clips of the regularisation media in `folder`, where those to learn are at `path`.
+    fn regular(
         &self,
+        folder: &Path,
         path: &Path,
         captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
-        let data = &self.config.data;
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let reason = match () {
+            () if !folder.exists() => "which does not exist",
+            () if real(folder).starts_with(real(path)) => {
+                "inside `data.path`, where they would be learned: move it out of there"
+            }
+            () => "",
+        };
+        if !reason.is_empty() {
+            let folder = folder.display();
+            return Err(Error::Data(format!(
+                "`data.reg_data_dir` names `{folder}`, {reason}"
+            )));
+        }
+        // The word stands for what is learned.
+        let data = DataConfig {
+            trigger_word: None,
+            ..self.config.data.clone()
+        };
+        let mut planned = self.plan(folder, &data, captions, observer)?;
+        for PlannedClip { clip, .. } in &mut planned {
+            clip.is_regular = true;
+        }
+        Ok(planned)
+    }
+
+    /// The clips of the media at `path`, and their captions by the file of the text.
+    fn plan(
+        &self,
+        path: &Path,
+        data: &DataConfig,
+        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<PlannedClip>, Error> {
         if let Some(by) = data.encoded_by {
             return self.import(path, by, observer);
         }
         let buckets = buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
         let masks = Masks::of(data, path)?;
-        let mut unmasked = Problems::default();
+        let (mut unmasked, mut doubles, mut small) = (
+            Problems::default(),
+            Problems::default(),
+            Problems::default(),
+        );
+        let mut seen = BTreeMap::new();
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
         let count = items.len();
@@ -203,12 +250,24 @@ impl Encoder<'_> {
                 ));
                 continue;
             };
+            if let Some(first) = seen.insert(facts.content.clone(), name.clone()) {
+                doubles.add(format!("`{name}` is `{first}` again"));
+            }
+            if shape.size.0 < size.0 && shape.size.1 < size.1 {
+                let ((width, height), (to_width, to_height)) = (shape.size, size);
+                small.add(format!(
+                    "`{name}`: {width} × {height}, to {to_width} × {to_height}"
+                ));
+            }
             let mask = masks.as_ref();
             let mask = mask.map(|masks| masks.of_medium(&item.source, shape, path));
             if mask == Some(Mask::Whole) {
                 unmasked.add(format!("`{name}`"));
             }
             let text = self.text_file(&item.caption, captions)?;
+            let orders = tags::orders(&item.caption, data, self.config.seed);
+            let orders = orders.iter().map(|order| self.text_file(order, captions));
+            let orders = orders.collect::<Result<Vec<_>, _>>()?;
             for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
                 let cut = Cut {
                     source: item.source.clone(),
@@ -217,7 +276,9 @@ impl Encoder<'_> {
                     size,
                     mask: mask.clone(),
                 };
-                planned.push(self.planned(cut, &facts.content, &name, &text)?);
+                let mut cut = self.planned(cut, &facts.content, &name, &text)?;
+                cut.clip.orders.clone_from(&orders);
+                planned.push(cut);
             }
         }
         wrong.refuse(&format!(
@@ -232,6 +293,10 @@ impl Encoder<'_> {
             unmasked.refuse("there is no mask for any of the media")?;
         }
         unmasked.warn("media without a mask, of which everything counts");
+        doubles.warn("media that are there twice, and seen as often");
+        small.warn(
+            "media that are enlarged, which blurs them (`data.bucket_no_upscale` keeps their size)",
+        );
         Ok(planned)
     }
 
@@ -346,11 +411,13 @@ impl Encoder<'_> {
             latents: self.cache.latents(&key),
             key,
             text: text.to_owned(),
+            orders: Vec::new(),
             shape: (size.0, size.1, span.frames),
             tokens: self.geometry.latent_frames(span.frames.into()) as u64
                 * u64::from(size.0 / self.step)
                 * u64::from(size.1 / self.step),
             repeats: sources::repeats(cut.source.path()),
+            is_regular: false,
         };
         Ok(PlannedClip {
             clip,

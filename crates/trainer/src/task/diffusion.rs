@@ -33,7 +33,7 @@ use self::model::write_model;
 use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
 use self::previews::Previews;
 use self::weights::{means, squares};
-use super::clip_order::{ClipOrder, Position};
+use super::clip_order::{ClipOrder, Position, repeats};
 use super::{
     AlternatingGroup, Batch, Epochs, EvaluationSums, Makes, Share, Task, Usable, steps_of,
 };
@@ -42,13 +42,16 @@ use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
 use crate::media::{
-    Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
+    Clip, Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
     trained_parts,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::single_file;
 use crate::text::thousands;
+
+/// The name of the weights of a batch's clips, `[rows]`, where they differ.
+const LOSS_WEIGHT: &str = "loss_weight";
 
 /// Default number of consecutive steps of each of two experts.
 const STEPS_PER_EXPERT: u64 = 10;
@@ -142,10 +145,11 @@ impl DiffusionTask {
         }
         residency.enter(&experts, Some(0), placer)?;
         let rows = config.train.per_device_train_batch_size as usize;
-        let repeats = config.data.num_repeats;
-        let of_order = data.training.iter();
-        let of_order = of_order.map(|clip| (clip.shape, repeats.unwrap_or(clip.repeats)));
-        let order = ClipOrder::new(config.seed, of_order, rows);
+        let asked = config.data.num_repeats;
+        let asked = |clip: &Clip| (asked.unwrap_or(clip.repeats), clip.is_regular);
+        let repeats = repeats(&data.training.iter().map(asked).collect::<Vec<_>>());
+        let shapes = data.training.iter().map(|clip| clip.shape);
+        let order = ClipOrder::new(config.seed, shapes.zip(repeats), rows);
         let source = ClipSource::new(&data.training, &model);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
@@ -218,6 +222,13 @@ impl DiffusionTask {
             ("latents".to_owned(), clips.latents),
             ("sigma".to_owned(), sigma.shallow_clone()),
         ];
+        let prior = self.config.train.prior_loss_weight as f32;
+        if self.config.data.reg_data_dir.is_some() && prior != 1.0 {
+            let weights = clips.regular.iter();
+            let weights = weights.map(|is_regular| if *is_regular { prior } else { 1.0 });
+            let weights = Tensor::f_from_slice(&weights.collect::<Vec<_>>())?;
+            tensors.push((LOSS_WEIGHT.to_owned(), weights));
+        }
         let conditions = conditions.iter();
         tensors.extend(conditions.map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())));
         Ok(Batch::new(tensors, clips.tokens))
@@ -232,7 +243,7 @@ impl DiffusionTask {
         ];
         let mut conditions = Conditions::default();
         for (name, tensor) in batch.iter() {
-            if !["latents", "noise", "sigma", LOSS_MASK].contains(&name) {
+            if !["latents", "noise", "sigma", LOSS_MASK, LOSS_WEIGHT].contains(&name) {
                 conditions.insert(name, tensor.shallow_clone());
             }
         }
@@ -448,6 +459,9 @@ impl Task for DiffusionTask {
             weights::weights(&self.config.train, &objective, batch.get("sigma")?)?
         {
             losses = losses.f_mul(&weights)?;
+        }
+        if let Some(weights) = batch.find(LOSS_WEIGHT) {
+            losses = losses.f_mul(weights)?;
         }
         Ok(losses.f_mean(Kind::Float)?)
     }
