@@ -70,11 +70,27 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             &["data"],
             "there is nothing to train on".into(),
             match config.is_video() {
-                true => "set `data.path` to a folder of pictures or videos",
+                true => {
+                    "set `data.dataset: garments`, or `data.path` to a folder of pictures or videos"
+                }
                 false => {
                     "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text"
                 }
             },
+        );
+    }
+    if let Some(set) = data
+        .dataset
+        .filter(|set| set.is_pictures() != config.is_video())
+    {
+        let (what, help) = match set.is_pictures() {
+            true => ("pictures", "set `data.resolution`"),
+            false => ("text", "remove `data.resolution`"),
+        };
+        report(
+            &["data", "dataset"],
+            format!("`data.dataset: {}` is {what}", set.name()),
+            help,
         );
     }
     let parts = [

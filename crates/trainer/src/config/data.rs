@@ -15,7 +15,7 @@ section! {
     pub struct DataConfig {
         /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
         #[schemars(extend("x-sets" = "what is trained on"))]
-        pub dataset: Option<Dataset> = None, for Language, resume Free;
+        pub dataset: Option<Dataset> = None, for Any, resume Free;
         /// A data file, or a folder whose files are read in the order of their names: `.txt` and
         /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
         /// `completion`, or of `messages`; only published models can be trained on the latter two. With `preference`,
@@ -199,6 +199,10 @@ pub(crate) const RECORD_KEYS: [&str; 16] = [
 pub enum Dataset {
     /// The works of William Shakespeare, 5 MB of public-domain text.
     Shakespeare,
+    /// 1,800 pictures of nine kinds of garments, of Fashion-MNIST.
+    Garments,
+    /// 200 pictures of the tenth kind.
+    Trousers,
 }
 
 impl Dataset {
@@ -206,7 +210,14 @@ impl Dataset {
     pub fn name(self) -> &'static str {
         match self {
             Self::Shakespeare => "shakespeare",
+            Self::Garments => "garments",
+            Self::Trousers => "trousers",
         }
+    }
+
+    /// Whether it consists of pictures.
+    pub fn is_pictures(self) -> bool {
+        self != Self::Shakespeare
     }
 }
 

@@ -122,7 +122,7 @@ fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
         (vec!["model.low_vram=true"], "add an `adapter` section"),
         (
             vec!["data.path=null", "data.dataset=shakespeare"],
-            "`data.dataset` has no effect on videos",
+            "`data.dataset: shakespeare` is text",
         ),
     ] {
         let got = with(&keys);
@@ -136,4 +136,9 @@ fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
         text[0].contains("`model.from_config` is for videos"),
         "{text:?}"
     );
+    let garments = ["data.path=null", "data.dataset=garments"];
+    assert_eq!(with(&garments), Vec::<String>::new());
+    let text = problems(&garments);
+    let told = |line: &String| line.contains("`data.dataset: garments` is pictures");
+    assert!(text.iter().any(told), "{text:?}");
 }

@@ -548,3 +548,6 @@ fn memory_per_model(plan: &Plan, models: usize) -> Option<Memory> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

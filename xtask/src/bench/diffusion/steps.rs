@@ -1,4 +1,4 @@
-//! Training steps of both sides in turn, and encoding, on the CPU.
+//! Training steps of both sides in turn, on the CPU.
 
 use std::fs;
 use std::path::Path;
@@ -9,19 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use super::super::measured::{Measured, metrics, steady};
 use super::super::median;
-use super::super::process::{self, PeakMemory};
-use super::{WanBench, config, make_model};
+use super::super::process;
+use super::Model;
 use crate::workspace;
 
 /// Steps at the start that are not counted.
 const WARM_UP: usize = 2;
-const SIZE: (u32, u32) = (256, 160);
 
 /// Results of both sides, in pairs.
 #[derive(Serialize)]
-pub(super) struct Steps {
-    layers: u32,
-    width: u32,
+pub(in super::super) struct Steps {
+    kind: &'static str,
+    sizes: String,
     tokens: f64,
     bf16: bool,
     steps: u32,
@@ -35,14 +34,7 @@ pub(super) struct Steps {
     anonymous_ratio: f64,
 }
 
-/// Peak memory while encoding a clip.
-#[derive(Serialize)]
-pub(super) struct Encoding {
-    frames: u32,
-    memory: PeakMemory,
-}
-
-/// What `bench/wan/reference.py` writes.
+/// What `bench/diffusion/reference.py` writes.
 #[derive(Deserialize)]
 struct Theirs {
     versions: Vec<String>,
@@ -50,32 +42,28 @@ struct Theirs {
     step_seconds: Vec<f64>,
 }
 
-/// Trains with both sides in turn.
-pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Result<Steps> {
+/// Trains with both sides in turn: so many pairs of so many steps, in bf16 or not.
+pub(in super::super) fn measure(
+    model: &Model,
+    (pairs, steps, bf16): (u32, u32, bool),
+    python: &Path,
+    surefoot: &Path,
+) -> Result<Steps> {
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
     let folder = scratch.path();
-    let number = |name: &str, value: u32| [format!("--{name}"), value.to_string()];
-    let sizes = [
-        number("layers", bench.layers),
-        number("heads", bench.heads),
-        number("width", SIZE.0),
-        number("height", SIZE.1),
-        number("frames", bench.frames),
-    ];
-    make_model(python, folder, &sizes.concat())?;
-    let path = config(folder, "cpu", SIZE, bench.frames)?;
-    let tokens = f64::from((bench.frames - 1) / 4 + 1) * f64::from(SIZE.0 / 16 * (SIZE.1 / 16));
+    let path = model.make(python, folder, "cpu")?;
+    let tokens = model.tokens();
     let settings = [
-        format!("train.max_steps={}", bench.steps),
-        format!("train.bf16={}", bench.bf16),
+        format!("train.max_steps={steps}"),
+        format!("train.bf16={bf16}"),
     ];
     // Encode before anything is measured.
     let mut cache = Command::new(surefoot);
     cache.arg("cache").arg(&path).arg("--set").arg(&settings[1]);
     process::run(cache)?;
     let (mut ours, mut theirs, mut versions) = (Vec::new(), Vec::new(), Vec::new());
-    for pair in 1..=bench.pairs {
-        eprintln!("pair {pair} of {}", bench.pairs);
+    for pair in 1..=pairs {
+        eprintln!("{}: pair {pair} of {pairs}", model.kind);
         let name = format!("pair-{pair}");
         let mut command = Command::new(surefoot);
         command.arg("train").arg(&path);
@@ -93,7 +81,7 @@ pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Resul
         let out = folder.join("theirs.json");
         let mut command = Command::new(python);
         command
-            .arg(workspace::root().join("bench/wan/reference.py"))
+            .arg(workspace::root().join("bench/diffusion/reference.py"))
             .arg(run.join("config.yaml"))
             .arg("--model")
             .arg(folder.join("model"))
@@ -123,11 +111,16 @@ pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Resul
         )
     };
     Ok(Steps {
-        layers: bench.layers,
-        width: 128 * bench.heads,
+        kind: model.kind,
+        sizes: model
+            .sizes
+            .iter()
+            .map(|(name, value)| format!("{value} {name}"))
+            .collect::<Vec<_>>()
+            .join(", "),
         tokens,
-        bf16: bench.bf16,
-        steps: bench.steps,
+        bf16,
+        steps,
         versions,
         speed_ratio: ratio(|run| run.tokens_per_second),
         resident_ratio: ratio(|run| run.memory.resident_bytes as f64),
@@ -140,9 +133,9 @@ pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Resul
 impl Steps {
     pub(super) fn print(&self) {
         println!(
-            "{} layers of width {}, {} tokens, {}, every block checkpointed",
-            self.layers,
-            self.width,
+            "\n{}: {}, {} tokens, {}, every block checkpointed",
+            self.kind,
+            self.sizes,
             self.tokens,
             if self.bf16 { "bf16" } else { "fp32" }
         );
@@ -172,39 +165,6 @@ impl Steps {
             self.anonymous_ratio,
             self.surefoot.len(),
             self.versions.join(", ")
-        );
-    }
-}
-
-/// Encodes one clip of `frames` frames.
-pub(super) fn encode(frames: u32, python: &Path, surefoot: &Path) -> Result<Encoding> {
-    eprintln!("encoding {frames} frames");
-    let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let folder = scratch.path();
-    let number = |name: &str, value: u32| [format!("--{name}"), value.to_string()];
-    let sizes = [
-        number("layers", 1),
-        number("heads", 1),
-        number("encoder-channels", 32),
-        number("width", SIZE.0),
-        number("height", SIZE.1),
-        number("frames", frames),
-    ];
-    make_model(python, folder, &sizes.concat())?;
-    let path = config(folder, "cpu", SIZE, frames)?;
-    let mut command = Command::new(surefoot);
-    command.arg("cache").arg(&path);
-    command.args(["--set", "train.bf16=false"]);
-    let memory = process::run(command)?;
-    Ok(Encoding { frames, memory })
-}
-
-pub(super) fn print_encoding(list: &[Encoding]) {
-    for Encoding { frames, memory } in list {
-        println!(
-            "encoding a clip of {frames:>3} frames: peak {} MiB, {} MiB of it anonymous",
-            memory.resident_bytes >> 20,
-            memory.anonymous_bytes >> 20
         );
     }
 }
