@@ -80,12 +80,8 @@ impl Transformer {
             let sizes = config.sizes(!is_modulated);
             let blocks = (list.name, usize::try_from(count).unwrap_or(0));
             Blocks::new(blocks, device, builder, |index, builder| {
-                Block::new(
-                    sizes,
-                    &format!("{}.{index}", list.name),
-                    is_modulated,
-                    builder,
-                )
+                let name = format!("{}.{index}", list.name);
+                Block::new(sizes, &name, is_modulated, builder)
             })
         };
         let model = Self {

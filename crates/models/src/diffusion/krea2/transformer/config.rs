@@ -148,31 +148,19 @@ impl TransformerConfig {
     /// An inconsistency: a key, and what is wrong with it.
     fn problem(&self) -> Option<Problem> {
         let own = &self.dimensions;
-        let of_text = own.text_num_attention_heads;
+        let (heads, of_text) = (own.num_attention_heads, own.text_num_attention_heads);
+        let (keys, text_keys) = (own.num_key_value_heads, own.text_num_key_value_heads);
         let multiples = [
             ("in_channels", own.in_channels, PATCH * PATCH),
-            (
-                "num_attention_heads",
-                own.num_attention_heads,
-                own.num_key_value_heads,
-            ),
-            (
-                "text_num_attention_heads",
-                of_text,
-                own.text_num_key_value_heads,
-            ),
+            ("num_attention_heads", heads, keys),
+            ("text_num_attention_heads", of_text, text_keys),
             ("text_hidden_dim", own.text_hidden_dim, of_text),
         ];
         let other = multiples.into_iter().find(|(_, found, of)| found % of != 0);
         let problem = other
             .map(|(key, found, of)| (key, format!("is {found}: multiples of {of} are needed")));
-        problem.or_else(|| {
-            problem_of_axes(
-                "axes_dims_rope",
-                &self.axes_dims_rope,
-                own.attention_head_dim,
-            )
-        })
+        let (axes, head) = (&self.axes_dims_rope, own.attention_head_dim);
+        problem.or_else(|| problem_of_axes("axes_dims_rope", axes, head))
     }
 }
 
