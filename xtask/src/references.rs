@@ -89,6 +89,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "sdxl",
         // After anima, whose functions it calls.
         "qwen_image",
+        // After that one, likewise.
+        "krea2",
         // After wan and sdxl, likewise.
         "flux1",
         "preferences",
@@ -118,6 +120,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "sdxl::",
             "qwen_image::",
             "flux1::",
+            "krea2::",
         ],
     )?;
     Ok(())

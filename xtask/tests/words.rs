@@ -113,7 +113,7 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 7] = [
+const MODELS: [(&str, &[&str]); 8] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
     ("flux1", &["schnell"]),
@@ -121,6 +121,7 @@ const MODELS: [(&str, &[&str]); 7] = [
     ("anima", &[]),
     ("sdxl", &[]),
     ("qwen_image", &["qwen-image", "qwenimage"]),
+    ("krea2", &["krea-2"]),
 ];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.
@@ -180,10 +181,14 @@ fn a_diffusion_model_is_named_in_its_folder_alone() {
 }
 
 /// Where a family of language models may be named besides its own file, and why.
-const NAMED: [(&str, &str); 6] = [
+const NAMED: [(&str, &str); 7] = [
     (
-        "crates/models/src/diffusion/qwen_image/text.rs",
+        "crates/models/src/diffusion/krea2/model.rs",
         "a text encoder that is a part of a model of another kind",
+    ),
+    (
+        "crates/models/src/diffusion/qwen_image/model.rs",
+        "likewise",
     ),
     ("crates/models/src/language.rs", "the registry"),
     (
@@ -205,7 +210,7 @@ const NAMED: [(&str, &str); 6] = [
 ];
 
 /// Names of other things that have a family's: programs, a scaling of the rotary embedding, whole models.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 15] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
@@ -220,6 +225,9 @@ const OTHERS: [&str; 13] = [
     "qwen/qwen2.5-vl-7b-instruct",
     "qwen/qwen3-0.6b",
     "qwen/qwen3-4b",
+    "qwen/qwen3-vl-4b-instruct",
+    // A file of one.
+    "qwen3vl_4b",
 ];
 
 #[test]

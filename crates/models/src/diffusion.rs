@@ -17,6 +17,7 @@ pub mod files;
 pub mod flux1;
 pub mod flux2;
 mod geometry;
+pub mod krea2;
 mod load;
 pub mod lora;
 mod objective;

@@ -8,6 +8,7 @@ mod epochs;
 mod flux1;
 mod flux2;
 mod hub;
+mod krea2;
 mod layouts;
 mod parity;
 mod peft;

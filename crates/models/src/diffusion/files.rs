@@ -26,6 +26,8 @@ pub struct PartNames {
     pub stacked: &'static [(&'static str, &'static [&'static str])],
     /// How the names of matrices end that a file may have as convolutions of one pixel.
     pub matrices: &'static [&'static str],
+    /// How the names of matrices end that a file may have as one vector, and how many rows they have.
+    pub tables: &'static [(&'static str, i64)],
     /// How the names of matrices end, in a file, whose two halves of rows diffusers has in the other order.
     pub swapped: &'static [&'static str],
 }
@@ -37,6 +39,7 @@ impl PartNames {
         rename: |name, _| Some(name.to_owned()),
         stacked: &[],
         matrices: &[],
+        tables: &[],
         swapped: &[],
     };
 
@@ -110,6 +113,8 @@ struct Place {
     rows: [i64; 3],
     /// Whether it is a matrix whatever its shape in the file.
     is_matrix: bool,
+    /// How many rows it has if it is a vector in the file.
+    table: Option<i64>,
     /// Whether its two halves of rows are in the other order there.
     is_swapped: bool,
 }
@@ -123,7 +128,10 @@ impl Place {
         if self.is_matrix && shape.len() == 4 && shape[2..] == [1, 1] {
             shape.truncate(2);
         }
-        shape
+        match (self.table, shape.as_slice()) {
+            (Some(rows), [all]) if all % rows == 0 => vec![rows, all / rows],
+            _ => shape,
+        }
     }
 
     /// A weight that is part of `stored`.
@@ -240,6 +248,10 @@ impl PartFile {
                     stored: name.clone(),
                     rows: [before, share, all],
                     is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
+                    table: part
+                        .tables
+                        .iter()
+                        .find_map(|(end, rows)| renamed.ends_with(end).then_some(*rows)),
                     is_swapped: part.swapped.iter().any(|end| name.ends_with(end)),
                 };
                 before += share;

@@ -18,3 +18,4 @@ pub mod t5;
 pub mod tiles;
 pub(crate) mod time;
 pub mod unigram;
+pub(crate) mod vision_language;

@@ -13,7 +13,6 @@ mod model;
 mod names;
 #[cfg(test)]
 mod tests;
-mod text;
 pub mod transformer;
 
 pub use model::QwenImage;

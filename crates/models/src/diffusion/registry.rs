@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, anima, flux1, flux2, qwen_image, sdxl, wan, z_image};
+use super::{
+    Arch, Diffusion, PartPaths, anima, flux1, flux2, krea2, qwen_image, sdxl, wan, z_image,
+};
 use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 7] = [
+pub static REGISTRY: [&Arch; 8] = [
     &wan::ARCH,
     &z_image::ARCH,
     // Before the second, which takes LoRAs of the first for its own.
@@ -18,6 +20,7 @@ pub static REGISTRY: [&Arch; 7] = [
     &anima::ARCH,
     &sdxl::ARCH,
     &qwen_image::ARCH,
+    &krea2::ARCH,
 ];
 
 /// Those that a program has added.
@@ -133,6 +136,7 @@ mod tests {
             ("anima/model/transformer", "anima"),
             ("sdxl/model/unet", "sdxl"),
             ("qwen_image/model/transformer", "qwen_image"),
+            ("krea2/model/transformer", "krea2"),
         ] {
             let path = golden(file).join("diffusion_pytorch_model.safetensors");
             let is_of = |arch: &&&Arch| {

@@ -515,8 +515,28 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the source does not have its weight.
     pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
-        let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
-        Ok(RmsNorm { weight, epsilon })
+        Ok(RmsNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Ones)?,
+            epsilon,
+            plus_one: false,
+        })
+    }
+
+    /// The same with a weight that is stored as its difference to one.
+    ///
+    /// # Errors
+    /// As [`Builder::norm`].
+    pub fn norm_plus_one(
+        &mut self,
+        name: &str,
+        width: i64,
+        epsilon: f64,
+    ) -> Result<RmsNorm, Error> {
+        Ok(RmsNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Zeros)?,
+            epsilon,
+            plus_one: true,
+        })
     }
 
     /// A layer norm named `name`.

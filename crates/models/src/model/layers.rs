@@ -119,6 +119,8 @@ pub struct RmsNorm {
     pub weight: Tensor,
     /// Added to the mean square.
     pub epsilon: f64,
+    /// Whether the weight is a difference to one.
+    pub plus_one: bool,
 }
 
 impl RmsNorm {
@@ -129,7 +131,11 @@ impl RmsNorm {
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = to_kind(input, Kind::Float)?;
         let width = self.weight.numel() as i64;
-        Ok(input.f_rms_norm([width], Some(&self.weight), self.epsilon)?)
+        let weight = match self.plus_one {
+            true => self.weight.f_add_scalar(1.0)?,
+            false => self.weight.shallow_clone(),
+        };
+        Ok(input.f_rms_norm([width], Some(&weight), self.epsilon)?)
     }
 
     /// The same norm on another base (see [`BaseMap`]).
@@ -139,7 +145,7 @@ impl RmsNorm {
     pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             weight: map_frozen(&self.weight, map)?,
-            epsilon: self.epsilon,
+            ..*self
         })
     }
 }

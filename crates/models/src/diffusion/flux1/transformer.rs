@@ -25,7 +25,7 @@ use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::clip::POOLED;
 use crate::diffusion::parts::double::{DoubleBlock, Shared};
 use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
-use crate::diffusion::parts::rotary::{Rotary, places};
+use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::TimeEmbedding;
 use crate::diffusion::{Conditions, Denoiser, GUIDANCE, TEXT};
 use crate::model::layers::Linear;
@@ -134,19 +134,6 @@ impl Transformer {
         }
         Ok(sum.f_silu()?)
     }
-
-    /// Rotations of `words` tokens of the text, followed by those of the picture.
-    fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
-        let options = (Kind::Double, Device::Cpu);
-        let of = |count: i64| Tensor::f_arange(count, options);
-        let [row, column] = places(&of(rows)?, &of(columns)?)?;
-        let places = [row.f_zeros_like()?, row, column].into_iter();
-        let mut axes = Vec::new();
-        for (place, width) in places.zip(self.config.axes_dims_rope) {
-            axes.push((place.f_constant_pad_nd([words, 0])?, width));
-        }
-        Rotary::exactly_at(&axes, THETA, self.device)
-    }
 }
 
 impl Denoiser for Transformer {
@@ -164,7 +151,7 @@ impl Denoiser for Transformer {
         let words = text.size3()?.1;
         let time = self.embedded(times, conditions)?;
         let shared = Shared {
-            rotary: self.rotary(words, grid)?,
+            rotary: Rotary::behind_text((words, grid), config.axes_dims_rope, THETA, self.device)?,
             words,
             seen: None,
         };

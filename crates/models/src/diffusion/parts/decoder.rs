@@ -24,10 +24,9 @@ use crate::text::{ChatTemplate, Conversation, Encoder, Message};
 /// is left out.
 pub const NAMES: PartNames = PartNames {
     rename: |name, _| {
-        let name = match name.strip_prefix("model.language_model.") {
-            Some(rest) => rest,
-            None => name,
-        };
+        let starts = ["model.language_model.", "language_model."];
+        let rest = starts.iter().find_map(|start| name.strip_prefix(start));
+        let name = rest.unwrap_or(name);
         if name.starts_with("visual.") || name.starts_with("model.visual.") {
             return None;
         }

@@ -64,22 +64,20 @@ pub(crate) fn vectors<const N: usize>(all: &Tensor) -> Result<[Tensor; N], Error
 /// Attention between all tokens: queries, keys and values `[batch, tokens, heads, head width]` to
 /// `[batch, tokens, width]`.
 pub(crate) fn attended([query, key, value]: [Tensor; 3], shared: &Shared) -> Result<Tensor, Error> {
+    let turned = |rows: Tensor| shared.rotary.rotated(&rows);
+    mixed([turned(query)?, turned(key)?, value], shared.seen.as_ref())
+}
+
+/// The same of queries and keys whose positions are in them already, or that have none.
+pub(crate) fn mixed(
+    [query, key, value]: [Tensor; 3],
+    seen: Option<&Tensor>,
+) -> Result<Tensor, Error> {
     let (batch, tokens, heads, head) = query.size4()?;
-    let turned = |rows: Tensor| {
-        let turned = shared.rotary.rotated(&rows)?;
-        turned.f_transpose(1, 2).map_err(Error::from)
-    };
-    let (query, key) = (turned(query)?, turned(key)?);
-    let value = value.f_transpose(1, 2)?;
+    let by_heads = |rows: Tensor| rows.f_transpose(1, 2);
+    let (query, key, value) = (by_heads(query)?, by_heads(key)?, by_heads(value)?);
     let mixed = Tensor::f_scaled_dot_product_attention(
-        &query,
-        &key,
-        &value,
-        shared.seen.as_ref(),
-        0.0,
-        false,
-        None,
-        false,
+        &query, &key, &value, seen, 0.0, false, None, false,
     )?;
     drop((query, key, value));
     let joined = mixed.f_transpose(1, 2)?;

@@ -1,6 +1,6 @@
 //! A picture's latents as the tokens of a transformer, and back.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::double::modulated;
 use crate::Error;
@@ -39,6 +39,26 @@ pub(crate) fn check_texts(
         "texts of shape [{texts}, {rows}, {found}]{tokens} for {batch} pictures: this model takes one of width {width} for \
          each"
     )))
+}
+
+/// Which tokens are seen, `[batch, 1, 1, tokens]`: of the `words` of each text as many as `tokens` says, and the `pictured`
+/// ones behind them; `None` for all.
+pub(crate) fn seen(
+    words: i64,
+    pictured: i64,
+    tokens: &[i64],
+    device: Device,
+) -> Result<Option<Tensor>, Error> {
+    if tokens.iter().all(|count| *count == words) {
+        return Ok(None);
+    }
+    let counts = Tensor::f_from_slice(tokens)?.f_unsqueeze(1)?;
+    let texts = Tensor::f_arange(words, (Kind::Int64, Device::Cpu))?.f_lt_tensor(&counts)?;
+    let batch = tokens.len() as i64;
+    let pictures = Tensor::f_ones([batch, pictured], (Kind::Bool, Device::Cpu))?;
+    let seen = Tensor::f_cat(&[texts, pictures], 1)?;
+    let seen = seen.f_unsqueeze(1)?.f_unsqueeze(1)?;
+    Ok(Some(seen.f_to_device(device)?))
 }
 
 /// `[batch, tokens, numbers of a token]`: the channel comes first.

@@ -2,19 +2,25 @@
 
 use std::path::Path;
 
+use serde_json::json;
 use tch::Device;
 
 use super::ARCH;
-use super::text::{self, LONGEST, PromptTokenizer, TOKENS_BEFORE};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
 use crate::Error;
+use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::{self, TextDecoder};
 use crate::diffusion::parts::places::{Places, config_at, refuse_named};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
+use crate::diffusion::parts::vision_language::{
+    End, LONGEST, PromptTokenizer, TOKENS_BEFORE, VisionLanguage,
+};
 use crate::diffusion::{
     Conditions, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
 };
+use crate::formats::TensorSource;
+use crate::language::DecoderConfig;
 use crate::model::Builder;
 
 /// The schedule of the published folders, where no scheduler says it.
@@ -32,6 +38,14 @@ const CLASSES: [(&str, &[&str]); 3] = [
 
 /// What single files may be that look like those of this model.
 const EDIT: &str = "Qwen-Image-Edit, which changes pictures and is not supported: take Qwen-Image or Qwen-Image-2512";
+
+/// The text encoder.
+pub(super) const TEXT: VisionLanguage = VisionLanguage {
+    title: "Qwen2.5-VL",
+    types: ["qwen2_5_vl", "qwen2_5_vl_text"],
+    family: "qwen2",
+    keys: &[],
+};
 
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
@@ -65,7 +79,12 @@ impl QwenImage {
                 arch: &ARCH,
                 path: path.to_owned(),
                 vae: Vae::causal(&parts)?,
-                text: config_at(text, &decoder::NAMES, text::read, text::of_shapes)?,
+                text: config_at(
+                    text,
+                    &decoder::NAMES,
+                    |path| TEXT.read(path),
+                    text_of_shapes,
+                )?,
                 parts,
                 patch: PATCH,
                 scheduler,
@@ -95,6 +114,46 @@ impl QwenImage {
     }
 }
 
+/// The text encoder's config from the shapes in its file; what they do not tell is as published.
+pub(super) fn text_of_shapes(file: &PartFile) -> Result<DecoderConfig, Error> {
+    const HEAD: i64 = 128;
+    let size = |name: &str, dimension: usize| {
+        let shape = file.shape(&format!("model.{name}"));
+        let size = shape.and_then(|shape| shape.get(dimension).copied());
+        size.ok_or_else(|| {
+            let reason = format!("not the text encoder of Qwen-Image: there is no `model.{name}`");
+            Error::file(file.path(), reason)
+        })
+    };
+    let rows = |part: &str| size(&format!("layers.0.self_attn.{part}_proj.bias"), 0);
+    let (queries, keys) = (rows("q")?, rows("k")?);
+    if queries % HEAD != 0 || keys % HEAD != 0 {
+        let reason = format!(
+            "not the text encoder of Qwen-Image: queries of {queries} and keys of {keys} numbers are not made of heads of \
+             {HEAD}"
+        );
+        return Err(Error::file(file.path(), reason));
+    }
+    let layer = |name: &String| -> Option<i64> {
+        let rest = name.strip_prefix("model.layers.")?;
+        rest.split('.').next()?.parse().ok()
+    };
+    let last = file.names().iter().filter_map(layer).max().unwrap_or(0);
+    let keys = json!({
+        "model_type": "qwen2",
+        "vocab_size": size("embed_tokens.weight", 0)?,
+        "hidden_size": size("embed_tokens.weight", 1)?,
+        "intermediate_size": size("layers.0.mlp.gate_proj.weight", 0)?,
+        "num_hidden_layers": last + 1,
+        "num_attention_heads": queries / HEAD,
+        "num_key_value_heads": keys / HEAD,
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+    });
+    DecoderConfig::from_json(file.path(), keys)
+}
+
 impl Diffusion for QwenImage {
     answered_by_stills!();
 
@@ -113,7 +172,7 @@ impl Diffusion for QwenImage {
 
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
         let (folder, config) = (&self.stills.parts.tokenizer, &self.stills.text);
-        Ok(Box::new(PromptTokenizer::open(folder, config)?))
+        Ok(Box::new(PromptTokenizer::open(folder, config, End::Cut)?))
     }
 
     fn text_encoder(

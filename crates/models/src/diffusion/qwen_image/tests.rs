@@ -5,9 +5,11 @@ mod single_files;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use super::ARCH;
+use super::model::TEXT as ENCODER;
 use super::transformer::TransformerConfig;
-use super::{ARCH, text};
 use crate::diffusion::parts::schedule::Schedule;
+use crate::diffusion::parts::vision_language;
 use crate::diffusion::reference::{Case, FROZEN, Reference};
 use crate::diffusion::{Conditions, Objective, PartPaths, TEXT, TEXT_TOKENS};
 use crate::model::Pass;
@@ -16,7 +18,11 @@ const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
-    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(1, text::TOKENS_BEFORE, 369);
+    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(
+        1,
+        vision_language::TOKENS_BEFORE,
+        369,
+    );
 }
 
 #[test]
@@ -159,7 +165,7 @@ fn parts_of_other_models_are_refused() {
 #[test]
 fn a_text_encoder_is_read_from_older_configs_too() {
     let config = REFERENCE.golden("model/text_encoder/config.json");
-    let new = text::read(&config).unwrap();
+    let new = ENCODER.read(&config).unwrap();
     assert!(new.qkv_bias && new.rope.theta == 1e6);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
@@ -171,7 +177,7 @@ fn a_text_encoder_is_read_from_older_configs_too() {
         keys["rope_parameters"] = Value::Null;
         keys["rope_scaling"] = rope;
         std::fs::write(&path, keys.to_string()).unwrap();
-        text::read(&path)
+        ENCODER.read(&path)
     };
     let old = read(json!({"type": "mrope", "mrope_section": [2, 2, 2]})).unwrap();
     assert_eq!(old, new);

@@ -30,6 +30,8 @@ pub(in crate::diffusion) fn stored(
         };
         match name.contains(".attn_1.") && tensor.dim() == 2 {
             true => (name, tensor.unsqueeze(-1).unsqueeze(-1)),
+            // A table as one vector.
+            false if name.ends_with(".mod.lin") => (name, tensor.view([-1])),
             false => (name, tensor),
         }
     })

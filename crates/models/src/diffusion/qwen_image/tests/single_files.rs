@@ -6,8 +6,9 @@ use tch::{Kind, Tensor};
 use super::REFERENCE;
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::decoder;
+use crate::diffusion::qwen_image::ARCH;
+use crate::diffusion::qwen_image::model::text_of_shapes;
 use crate::diffusion::qwen_image::transformer::TransformerConfig;
-use crate::diffusion::qwen_image::{ARCH, text};
 use crate::diffusion::reference::SingleFiles;
 use crate::diffusion::{Part, PartPaths};
 use crate::formats::{TensorSource, write_tensors};
@@ -85,7 +86,7 @@ fn shapes_say_what_the_published_configs_say() {
     ]);
     let file = PartFile::open(&decoder::NAMES, &path).unwrap();
     assert_eq!(file.unknown(), ["visual.blocks.0.attn.qkv.weight"]);
-    let config = text::of_shapes(&file).unwrap();
+    let config = text_of_shapes(&file).unwrap();
     assert_eq!(
         (config.num_hidden_layers, config.num_key_value_heads),
         (3, 1)
@@ -93,7 +94,7 @@ fn shapes_say_what_the_published_configs_say() {
     assert!(config.qkv_bias && config.rope.theta == 1e6);
     let tiny = REFERENCE.golden("model/text_encoder");
     let tiny = PartFile::open(&decoder::NAMES, &tiny).unwrap();
-    let error = text::of_shapes(&tiny).unwrap_err().to_string();
+    let error = text_of_shapes(&tiny).unwrap_err().to_string();
     assert!(error.contains("not made of heads of 128"), "{error}");
 }
 
