@@ -20,6 +20,7 @@ use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
+use super::trim::Trim;
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
 use crate::observer::Observer;
@@ -209,7 +210,7 @@ impl Encoder<'_> {
                 unmasked.add(format!("`{name}`"));
             }
             let text = self.text_file(&item.caption, captions)?;
-            for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
+            for span in self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong) {
                 let cut = Cut {
                     source: item.source.clone(),
                     shape,
@@ -277,18 +278,19 @@ impl Encoder<'_> {
     fn spans(
         &self,
         data: &DataConfig,
-        shape: Shape,
+        (shape, trim): (Shape, Trim),
         name: &str,
         short: &mut Problems,
         wrong: &mut Problems,
     ) -> Vec<Span> {
-        if shape.still {
-            let image = Span {
-                start: 0,
-                frames: 1,
-            };
-            return vec![image];
-        }
+        let part = match trim.of(shape, self.fps) {
+            Ok(part) if shape.still => return vec![part],
+            Ok(part) => part,
+            Err(reason) => {
+                wrong.add(format!("`{name}`: {reason}"));
+                return Vec::new();
+            }
+        };
         if self.geometry.frames.is_none() {
             let title = self.model.arch().title;
             wrong.add(format!(
@@ -303,14 +305,14 @@ impl Encoder<'_> {
             ));
             return Vec::new();
         };
-        let (spans, too_long) = cutting.clips(shape.frames);
+        let (spans, too_long) = cutting.clips(part);
         for length in too_long {
             short.add(format!(
                 "`{name}` has {} frames at {} a second, and gives no clip of {length}: lower \
                  `data.num_frames` (up to {} fits)",
-                shape.frames,
+                part.frames,
                 self.fps,
-                self.geometry.whole_frames(shape.frames.into())
+                self.geometry.whole_frames(part.frames.into())
             ));
         }
         spans
@@ -507,6 +509,12 @@ impl Encoder<'_> {
             first,
         ))
     }
+}
+
+/// The size of a square picture in training, in which none has more pixels.
+pub(crate) fn largest_size(config: &Config, model: &dyn Diffusion) -> Result<Size, Error> {
+    let size = buckets(config, model)?.of((u32::from(u16::MAX), u32::from(u16::MAX)));
+    size.ok_or_else(|| Error::Internal("no bucket".into()))
 }
 
 /// The available picture sizes for a model.
