@@ -200,7 +200,7 @@ mod tests {
     fn config(root: &Path, model: &str, more: &[&str]) -> Config {
         let (model, root) = (golden(model), root.display());
         let data = match model.is_dir() {
-            true => "resolution: 64, validation_fraction: 0",
+            true => "resolution: 64",
             false => "block_size: 48",
         };
         let text = format!(
@@ -221,34 +221,6 @@ mod tests {
             &mut NoObserver,
         )
         .unwrap()
-    }
-
-    #[test]
-    fn what_is_measured_without_data_is_what_a_run_with_data_is_planned_with() {
-        let place = tempfile::tempdir().unwrap();
-        let root = place.path();
-        std::fs::create_dir(root.join("data")).unwrap();
-        for number in 0..3_u8 {
-            let picture = image::RgbImage::from_pixel(64, 64, image::Rgb([number * 50, 90, 20]));
-            picture
-                .save(root.join(format!("data/{number}.png")))
-                .unwrap();
-            let caption = "a photo of a cat on a bench in a park and a dog. ".repeat(16);
-            std::fs::write(root.join(format!("data/{number}.txt")), caption).unwrap();
-        }
-        for model in ["z_image/model", "sdxl/model", "qwen_image/model"] {
-            let config = config(root, model, &[]);
-            let measured = found(root, &config).ways[0].need as f64;
-            let dry = crate::dry_run(&config, &Allocator::torch(), &mut NoObserver).unwrap();
-            // A run plans with a tenth more to work in.
-            let planned = dry.memory_plan.unwrap().plan.device_peak().0 as f64;
-            let apart = measured / planned;
-            println!("{model}: {measured} of {planned}");
-            assert!(
-                (0.85..1.05).contains(&apart),
-                "{model}: {measured} of {planned}"
-            );
-        }
     }
 
     #[test]
@@ -289,16 +261,13 @@ mod tests {
     #[test]
     fn only_adapters_of_published_models_are_fitted() {
         let place = tempfile::tempdir().unwrap();
-        for more in ["model.name_or_path=null", "adapter=null"] {
-            let config = config(place.path(), "models/gemma3.gguf", &[more]);
-            let folder = place.path().join("fits");
-            let refused = kept_in(&folder, &config, &Allocator::torch(), &mut NoObserver);
-            assert!(
-                refused
-                    .unwrap_err()
-                    .to_string()
-                    .contains("set `model.name_or_path` and `adapter`")
-            );
-        }
+        let config = config(place.path(), "models/gemma3.gguf", &["adapter=null"]);
+        let folder = place.path().join("fits");
+        let refused = kept_in(&folder, &config, &Allocator::torch(), &mut NoObserver);
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("set `model.name_or_path` and `adapter`"),
+            "{refused}"
+        );
     }
 }

@@ -174,7 +174,7 @@ fn a_video_is_cut_within_the_part_that_it_is_trimmed_to() {
     // Sixteen frames of the one and six of the other give three clips and one; there are three pictures.
     assert_eq!(place.encoded(&[]).0, 7);
     let trim = place.path("media/dog.trim.json");
-    // Frames 5 to 14: two clips, of which one is where the second was.
+    // Frames 5 to 15: two clips, where the second and the third were.
     fs::write(&trim, r#"{"start": 0.3, "end": 0.95}"#).unwrap();
     assert_eq!(place.encoded(&[]).0, 0);
     fs::write(&trim, r#"{"start": 0.4, "end": 0.8}"#).unwrap();
