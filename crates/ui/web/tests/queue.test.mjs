@@ -181,6 +181,11 @@ test("a run is duplicated with what is different shown, asked for a checkpoint a
   assert.equal(readFileSync(join(folder, "config.yaml"), "utf8").match(/max_steps: 10000000/g).length, 1);
   await page.getByRole("button", { name: "Stop and save" }).click();
   await page.waitForSelector(".badge.stopped");
+  // The queue knows it a moment later, and until then refuses a second job for the run.
+  await page.waitForFunction(async () => {
+    const { jobs } = await (await fetch("/api/queue")).json();
+    return jobs.every(({ state }) => state === "ended");
+  });
   await page.getByRole("button", { name: "Resume" }).click();
   await page.waitForSelector("h1:has-text('Queue')");
   await page.waitForSelector("li[aria-label$='long, running']");
