@@ -22,6 +22,7 @@ mod encoding;
 mod error;
 mod estimate;
 mod events;
+mod fit;
 mod found_models;
 #[cfg(test)]
 mod golden;
@@ -61,6 +62,7 @@ pub use events::{
     Best, Evaluation, FoundRate, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback,
     Sample, SkippedStep, Streaming,
 };
+pub use fit::{Fit, Way, fit};
 pub use found_models::{FoundModel, FoundModels, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};
 pub use memory::MemorySample;

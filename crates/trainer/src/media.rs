@@ -20,9 +20,10 @@ mod shown;
 mod sources;
 mod tags;
 mod trained;
+mod trim;
 
 pub(crate) use density::Density;
-pub(crate) use encode::{Clip, VideoData};
+pub(crate) use encode::{Clip, VideoData, largest_size};
 pub(crate) use masks::{LOSS_MASK, masked_means};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};

@@ -79,6 +79,13 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["dry_run", "resume", "show_data"])]
     find_lr: bool,
 
+    /// Say how the model of the config fits into this machine's memory, quantised or streamed if need be; no data are read
+    #[arg(
+        long,
+        conflicts_with_all = ["dry_run", "check", "nproc", "show_data", "find_lr", "resume"]
+    )]
+    fits: bool,
+
     /// Check only the config; with `--json`, its problems are a list on stdout
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
@@ -94,7 +101,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return show_data(&config, count, json);
     }
     #[cfg(unix)]
-    if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
+    if !args.dry_run && !args.fits && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
     }
     let mut tuned = Vec::new();
@@ -112,6 +119,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let mut display = ProgressDisplay::new();
     if args.dry_run {
         return dry_run(&config, display, json);
+    }
+    if args.fits {
+        return fits(&config, display, json);
     }
     let stop = Stop::default();
     train_signals::listen(&stop)?;
@@ -284,6 +294,20 @@ fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<
     let text = match json {
         true => serde_json::to_string_pretty(&found)? + "\n",
         false => train_report::dry_run(&found),
+    };
+    output::print(&text)?;
+    Ok(Outcome::Fine)
+}
+
+/// Prints how the model fits.
+fn fits(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<Outcome, Failure> {
+    let result = install(config)
+        .and_then(|allocator| trainer::fit(config, &allocator, &mut display).map_err(failure));
+    display.bar.finish_and_clear();
+    let found = result?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&found)? + "\n",
+        false => train_report::fit(&found),
     };
     output::print(&text)?;
     Ok(Outcome::Fine)

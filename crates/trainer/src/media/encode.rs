@@ -21,6 +21,7 @@ use super::frames::{self, Shape};
 use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
 use super::tags;
+use super::trim::Trim;
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
 use crate::observer::Observer;
@@ -268,7 +269,7 @@ impl Encoder<'_> {
             let orders = tags::orders(&item.caption, data, self.config.seed);
             let orders = orders.iter().map(|order| self.text_file(order, captions));
             let orders = orders.collect::<Result<Vec<_>, _>>()?;
-            for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
+            for span in self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong) {
                 let cut = Cut {
                     source: item.source.clone(),
                     shape,
@@ -342,18 +343,19 @@ impl Encoder<'_> {
     fn spans(
         &self,
         data: &DataConfig,
-        shape: Shape,
+        (shape, trim): (Shape, Trim),
         name: &str,
         short: &mut Problems,
         wrong: &mut Problems,
     ) -> Vec<Span> {
-        if shape.still {
-            let image = Span {
-                start: 0,
-                frames: 1,
-            };
-            return vec![image];
-        }
+        let part = match trim.of(shape, self.fps) {
+            Ok(part) if shape.still => return vec![part],
+            Ok(part) => part,
+            Err(reason) => {
+                wrong.add(format!("`{name}`: {reason}"));
+                return Vec::new();
+            }
+        };
         if self.geometry.frames.is_none() {
             let title = self.model.arch().title;
             wrong.add(format!(
@@ -368,14 +370,14 @@ impl Encoder<'_> {
             ));
             return Vec::new();
         };
-        let (spans, too_long) = cutting.clips(shape.frames);
+        let (spans, too_long) = cutting.clips(part);
         for length in too_long {
             short.add(format!(
                 "`{name}` has {} frames at {} a second, and gives no clip of {length}: lower \
                  `data.num_frames` (up to {} fits)",
-                shape.frames,
+                part.frames,
                 self.fps,
-                self.geometry.whole_frames(shape.frames.into())
+                self.geometry.whole_frames(part.frames.into())
             ));
         }
         spans
@@ -574,6 +576,12 @@ impl Encoder<'_> {
             first,
         ))
     }
+}
+
+/// The size of a square picture in training, in which none has more pixels.
+pub(crate) fn largest_size(config: &Config, model: &dyn Diffusion) -> Result<Size, Error> {
+    let size = buckets(config, model)?.of((u32::from(u16::MAX), u32::from(u16::MAX)));
+    size.ok_or_else(|| Error::Internal("no bucket".into()))
 }
 
 /// The available picture sizes for a model.

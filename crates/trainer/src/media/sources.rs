@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Problems;
+use super::trim::{self, Trim};
 use crate::Error;
 use crate::config::{Confinement, DataConfig, LEADS_ELSEWHERE};
 use crate::data::refuse_pointer;
@@ -92,6 +93,8 @@ pub(crate) struct Item {
     pub(crate) source: Source,
     /// Its caption, including the trigger word.
     pub(crate) caption: String,
+    /// The part of it that is used.
+    pub(crate) trim: Trim,
 }
 
 /// A medium with its caption, or with the problem with that.
@@ -103,24 +106,33 @@ pub(crate) struct Found {
     pub(crate) caption_file: Option<PathBuf>,
     /// The caption as written, without the trigger word.
     pub(crate) caption: Result<String, String>,
+    /// The part of it that is used.
+    pub(crate) trim: Result<Trim, String>,
 }
 
 /// All media in a folder, or named in a file of JSON lines, in the order of their names or lines.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
     let found = find(path, config)?;
     let (mut items, mut wrong) = (Vec::new(), Problems::default());
+    let mut trims = Problems::default();
     for Found {
-        source, caption, ..
+        source,
+        caption,
+        trim,
+        ..
     } in found
     {
+        let trim = trim.map_err(|complaint| trims.add(complaint));
         match caption {
             Ok(caption) => items.push(Item {
                 source,
                 caption: with_trigger(&caption, config.trigger_word.as_deref()),
+                trim: trim.unwrap_or_default(),
             }),
             Err(complaint) => wrong.add(complaint),
         }
     }
+    trims.refuse(&format!("parts of videos in `{}`", path.display()))?;
     wrong.refuse(&format!(
         "captions in `{}` (an empty file is an empty caption; with `data.trigger_word`, what has none \
          gets that word)",
@@ -236,14 +248,17 @@ fn in_folder(
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
         (Vec::new(), BTreeMap::new(), Problems::default());
-    let mut nested = Vec::new();
+    let (mut nested, mut trims) = (Vec::new(), BTreeMap::new());
     for path in entries(folder)? {
         stay_within(confinement, &path).map_err(Error::Data)?;
         refuse_pointer(&path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_file() && name.ends_with(extension) {
-            let stem = name.strip_suffix(extension).unwrap_or_default().to_owned();
-            captions.insert(stem, path);
+        let beside = [(trim::EXTENSION, &mut trims), (extension, &mut captions)];
+        let beside = beside
+            .into_iter()
+            .find_map(|(extension, files)| Some((name.strip_suffix(extension)?.to_owned(), files)));
+        if let Some((stem, files)) = beside.filter(|_| path.is_file()) {
+            files.insert(stem, path);
             continue;
         }
         if path.is_dir() {
@@ -289,6 +304,9 @@ fn in_folder(
         let found = [&whole, &stem]
             .into_iter()
             .find(|name| captions.contains_key(&***name));
+        let trim = [&whole, &stem]
+            .into_iter()
+            .find_map(|name| trims.remove(&**name));
         let (file, caption) = match found {
             Some(name) => {
                 used.push(name.to_string());
@@ -311,14 +329,19 @@ fn in_folder(
             source,
             caption_file: Some(file),
             caption,
+            trim: trim.map_or(Ok(Trim::default()), |path| Trim::read(&path)),
         });
     }
     let mut orphans = Problems::default();
+    for (stem, path) in &trims {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        orphans.add(format!("`{name}`: no video is called `{stem}`"));
+    }
     for (stem, path) in captions.iter().filter(|(stem, _)| !used.contains(stem)) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
     }
-    orphans.warn("captions without a video or image are not used");
+    orphans.warn("captions and trim files without a video or image are not used");
     for (path, below) in nested {
         let repeats = kohya(&path).map(|(times, name)| match config.num_repeats {
             None => format!(
@@ -373,6 +396,8 @@ const FILE_KEYS: [&str; 6] = [
 ];
 /// Keys for the caption.
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
+/// Keys for the part of a video that is used, in seconds.
+const TRIM_KEYS: [&str; 2] = ["start", "end"];
 
 fn in_lines(path: &Path, confinement: Option<&Confinement>) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
@@ -405,15 +430,25 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
             (Some((key, other)), None) => Err(format!("`{key}` is not text: {other}")),
         }
     };
-    let known =
-        |key: &&String| FILE_KEYS.contains(&key.as_str()) || CAPTION_KEYS.contains(&key.as_str());
-    if let Some(key) = object.keys().find(|key| !known(key)) {
+    let known = [&FILE_KEYS[..], &CAPTION_KEYS, &TRIM_KEYS].concat();
+    if let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) {
         return Err(format!(
-            "unknown key `{key}`; supported: {} and {}",
-            FILE_KEYS.join(", "),
-            CAPTION_KEYS.join(", ")
+            "unknown key `{key}`; supported: {}",
+            known.join(", ")
         ));
     }
+    let time = |key: &str| match object.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(time) => Ok(Some(time)),
+            None => Err(format!("`{key}` is no number of seconds: {value}")),
+        },
+    };
+    let [start, end] = TRIM_KEYS.map(time);
+    let trim = Trim {
+        start: start?,
+        end: end?,
+    };
     let name = text(&FILE_KEYS)?.ok_or_else(|| format!("none of {}", FILE_KEYS.join(", ")))?;
     let caption = text(&CAPTION_KEYS)?.ok_or("neither `caption` nor `text`")?;
     let path = folder.join(&name);
@@ -430,6 +465,7 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
         source,
         caption_file: None,
         caption: Ok(caption),
+        trim: Ok(trim.checked()?),
     })
 }
 

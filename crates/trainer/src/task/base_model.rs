@@ -1,8 +1,8 @@
 //! Loading the published model that is fine-tuned: planned, placed, and with its adapter.
 
-use placement::Placer;
-use placement::plan::{Memory, OffloadOptions};
+use placement::plan::{DeviceMap, Memory, OffloadOptions};
 use placement::swap::SwapOptions;
+use placement::{Bytes, Placer};
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake::{FakeMode, PassMemory};
 
@@ -56,18 +56,7 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
-        let compute = config.train.bf16.kind(placer.device());
-        let plans = Plans {
-            config,
-            pretrained,
-            context,
-            loss,
-            compute,
-            device: placer.device(),
-            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
-                adapter_speed::computes_in(adapter, (compute, placer.device()))
-            }),
-        };
+        let plans = Plans::new(config, pretrained, (context, loss), placer.device());
         let plan = match config.model.offload_options() {
             Some(options) => Some(plans.plan(memory, &options)?),
             None => None,
@@ -107,7 +96,47 @@ impl BaseModel {
     }
 }
 
-impl Plans<'_> {
+/// The most bytes that training has on the device at once if it is planned within `memory`.
+///
+/// # Errors
+/// If the adapter does not fit, or there is no such plan.
+pub(super) fn peak(
+    config: &Config,
+    pretrained: &Pretrained,
+    (context, loss): (i64, Loss<'_>),
+    device: Device,
+    memory: Memory,
+) -> Result<Bytes, Error> {
+    let options = config.model.offload_options();
+    let options = options.unwrap_or_else(|| OffloadOptions {
+        device_map: DeviceMap::all_on_device(),
+        ..OffloadOptions::default()
+    });
+    let plans = Plans::new(config, pretrained, (context, loss), device);
+    Ok(plans.plan(memory, &options)?.plan.device_peak())
+}
+
+impl<'a> Plans<'a> {
+    fn new(
+        config: &'a Config,
+        pretrained: &'a Pretrained,
+        (context, loss): (i64, Loss<'a>),
+        device: Device,
+    ) -> Self {
+        let compute = config.train.bf16.kind(device);
+        Self {
+            config,
+            pretrained,
+            context,
+            loss,
+            compute,
+            device,
+            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
+                adapter_speed::computes_in(adapter, (compute, device))
+            }),
+        }
+    }
+
     fn decoder(&self, builder: &mut Builder) -> Result<Decoder, Error> {
         let options = DecoderOptions {
             positions: self.context,

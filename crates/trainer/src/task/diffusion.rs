@@ -5,6 +5,7 @@
 
 mod clip_loader;
 mod expert;
+mod imagined;
 mod lora_file;
 mod model;
 mod plan;
@@ -29,6 +30,7 @@ use torch_ext::fake::PassMemory;
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, ExpertPlacement, streaming};
+pub(crate) use self::imagined::Imagined;
 use self::model::write_model;
 use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
 use self::previews::Previews;
@@ -103,13 +105,16 @@ impl DiffusionTask {
         }
         let compute = config.train.bf16.kind(placer.device());
         let device = placer.device();
+        let source = ClipSource::new(&data.training, &model);
+        let largest = |rows: u32| source.largest(rows);
         let plan = match &config.adapter {
             None => None,
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
                 let shown = previews.is_some();
-                let planned = PlannedExperts::new(config, &model, &data, machine, &trained, shown)?;
+                let planned =
+                    PlannedExperts::new(config, &model, &largest, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
             }
         };
@@ -117,7 +122,7 @@ impl DiffusionTask {
         let streamed = plan.as_ref().map(|plan| plan.streamed_of(component(first)));
         let streamed = streamed.unwrap_or_default();
         let machine = (compute, device);
-        let pass = measured(config, &model, &data, first, machine, &streamed)?.pass;
+        let pass = measured(config, &model, &largest, first, machine, &streamed)?.pass;
         let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
@@ -150,7 +155,6 @@ impl DiffusionTask {
         let repeats = repeats(&data.training.iter().map(asked).collect::<Vec<_>>());
         let shapes = data.training.iter().map(|clip| clip.shape);
         let order = ClipOrder::new(config.seed, shapes.zip(repeats), rows);
-        let source = ClipSource::new(&data.training, &model);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
             let train = &config.train;

@@ -575,7 +575,7 @@ fn batch_of(
 }
 
 /// The mean loss of the tokens that are learned, and what the model learns besides.
-fn loss_of_tokens(
+pub(super) fn loss_of_tokens(
     model: &Decoder,
     batch: &Batch,
     smoothing: f64,

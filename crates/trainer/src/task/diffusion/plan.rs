@@ -20,19 +20,21 @@ use placement::swap::SwapOptions;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake::PassMemory;
 
-use super::clip_loader::ClipSource;
+use super::clip_loader::Encoded;
 use super::expert::{attachment, offload_activations};
 use super::weights::{means, squares};
 use crate::Error;
 use crate::adapter_speed;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
-use crate::media::VideoData;
 use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
 
 /// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
 /// limit; as estimated; and a tenth less, because a run that may fit should be tried.
 const MARGINS: [u64; 3] = [11, 10, 9];
+
+/// So many rows of the largest clip.
+pub(super) type Largest<'a> = &'a dyn Fn(u32) -> Result<Encoded, Error>;
 
 /// The run's config, or a variant that might fit.
 pub(super) struct PlannedExperts<'a> {
@@ -42,7 +44,7 @@ pub(super) struct PlannedExperts<'a> {
     which: Option<Which>,
     /// Number of blocks of each list of a denoiser.
     blocks: Vec<usize>,
-    data: &'a VideoData,
+    largest: Largest<'a>,
     /// What passes were measured to need, each under a description of what matters.
     measured: RefCell<BTreeMap<String, Measured>>,
     compute: Kind,
@@ -81,7 +83,7 @@ impl<'a> PlannedExperts<'a> {
     pub(super) fn new(
         config: &'a Config,
         model: &'a Arc<dyn Diffusion>,
-        data: &'a VideoData,
+        largest: Largest<'a>,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
         previews: bool,
@@ -96,7 +98,7 @@ impl<'a> PlannedExperts<'a> {
             model,
             which: trained.first().copied().flatten(),
             blocks: Vec::new(),
-            data,
+            largest,
             measured: RefCell::default(),
             compute,
             device,
@@ -125,17 +127,13 @@ impl<'a> PlannedExperts<'a> {
         Ok(planned)
     }
 
-    /// Plans within `memory`, as configured; without such options, all blocks stay.
+    /// Plans within `memory`, as configured.
     ///
     /// # Errors
     /// If it does not fit however the batches are split, with what would fit; or an option does not apply to
     /// this model.
     pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
-        let options = self.config.model.offload_options();
-        let options = options.unwrap_or_else(|| OffloadOptions {
-            device_map: DeviceMap::all_on_device(),
-            ..OffloadOptions::default()
-        });
+        let options = self.options();
         let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
         let mut refused = None;
         for (margin, rows) in attempts.chain([(MARGINS[2], 1)]) {
@@ -158,6 +156,30 @@ impl<'a> PlannedExperts<'a> {
             }
         }
         self.refuse(memory, &options, refused)
+    }
+
+    /// The most that is on the device at once if it is planned as configured within `memory`.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(super) fn peak(&self, memory: Memory) -> Result<Result<Bytes, PlanError>, Error> {
+        let request = PlanRequest {
+            config: self.config,
+            options: &self.options(),
+            margin: MARGINS[1],
+            rows: self.rows(),
+        };
+        let planned = self.attempt(&self.components, memory, &request)?;
+        Ok(planned.map(|plan| plan.device_peak()))
+    }
+
+    /// As configured; without such options, all blocks stay.
+    fn options(&self) -> OffloadOptions {
+        let options = self.config.model.offload_options();
+        options.unwrap_or_else(|| OffloadOptions {
+            device_map: DeviceMap::all_on_device(),
+            ..OffloadOptions::default()
+        })
     }
 
     fn rows(&self) -> u32 {
@@ -208,7 +230,14 @@ impl<'a> PlannedExperts<'a> {
             return Ok(*known);
         }
         let machine = (self.compute, self.device);
-        let measured = measured(config, self.model, self.data, self.which, machine, streamed)?;
+        let measured = measured(
+            config,
+            self.model,
+            self.largest,
+            self.which,
+            machine,
+            streamed,
+        )?;
         self.measured.borrow_mut().insert(key, measured);
         Ok(measured)
     }
@@ -415,14 +444,14 @@ pub(super) struct Measured {
 pub(super) fn measured(
     config: &Config,
     model: &Arc<dyn Diffusion>,
-    data: &VideoData,
+    largest: Largest<'_>,
     which: Option<Which>,
     (compute, device): (Kind, Device),
     streamed: &[usize],
 ) -> Result<Measured, Error> {
     let part = which.unwrap_or(Which::High);
     let rows = config.train.per_device_train_batch_size;
-    let largest = ClipSource::new(&data.training, model).largest(rows)?;
+    let largest = largest(rows)?;
     let conditions = largest
         .conditions
         .map(|_, tensor| tensor.f_to_device(device))?;
