@@ -223,6 +223,49 @@ fn a_lora_is_rewritten_in_every_dialect() {
     }
 }
 
+/// Before anything is learned, and where parts learned nothing, each is what it was.
+#[test]
+fn parts_without_changes_come_back_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = (Kind::Float, Device::Cpu);
+    let zeros = |rank: i64, outputs: i64| LoraModule {
+        down: Tensor::randn([rank, 32], options),
+        up: Tensor::zeros([outputs, rank], options),
+        alpha: 6.0,
+    };
+    let block = "single_transformer_blocks.0";
+    let (query, up) = (format!("{block}.attn.to_q"), format!("{block}.proj_mlp"));
+    let learned = LoraModule {
+        up: Tensor::randn([32, 6], options),
+        ..zeros(6, 32)
+    };
+    // Of one of two parts, of one alone, and of both nothing was learned.
+    for modules in [
+        vec![(query.clone(), learned), (up.clone(), zeros(3, 128))],
+        vec![(query.clone(), zeros(6, 32))],
+        vec![(query, zeros(7, 32)), (up, zeros(7, 128))],
+    ] {
+        let mut lora = LoraFile::new(&ARCH);
+        lora.modules.extend(modules);
+        for form in [LoraForm::Comfy, LoraForm::Kohya] {
+            let path = folder.path().join("x.safetensors");
+            lora.write(&path, form).unwrap();
+            let read = LoraFile::read(&path, &ARCH, None).unwrap();
+            assert!(read.modules.keys().eq(lora.modules.keys()), "{form:?}");
+            for (name, module) in &lora.modules {
+                let again = &read.modules[name];
+                assert_eq!(again.down, module.down, "{name}");
+                assert!(difference(&change(again), &change(module)) < 1e-5, "{name}");
+            }
+            // What is read and written again says nothing that holds no more.
+            let diffusers = folder.path().join("y.safetensors");
+            read.write(&diffusers, LoraForm::Diffusers).unwrap();
+            let metadata = SafetensorsFile::open(&diffusers).unwrap().metadata();
+            assert!(!metadata.keys().any(|key| key.starts_with("surefoot")));
+        }
+    }
+}
+
 /// sd-scripts trains the layers as they are in the original files, and those that modulate the blocks, too.
 #[test]
 fn a_lora_of_other_trainers_is_read() {
