@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use super::files::PartFile;
+use super::files::{PartFile, is_language_model};
 use super::{Arch, Diffusion, PartPaths, anima, flux1, flux2, qwen_image, sdxl, wan, z_image};
 use crate::Error;
+use crate::formats::Gguf;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
@@ -55,7 +56,12 @@ pub fn is_at(path: &Path) -> bool {
 /// The kind of a denoiser's file.
 pub fn of_file(path: &Path) -> Option<&'static Arch> {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
+    let may_be = match extension {
+        Some("safetensors" | "sft") => path.is_file(),
+        Some("gguf") => Gguf::open(path).is_ok_and(|file| !is_language_model(&file)),
+        _ => false,
+    };
+    if !may_be {
         return None;
     }
     archs().into_iter().find(|arch| {

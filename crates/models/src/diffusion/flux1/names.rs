@@ -2,6 +2,7 @@
 
 use crate::diffusion::BlockNames;
 use crate::diffusion::files::{PartFile, PartNames, renamed};
+use crate::diffusion::parts::t5;
 
 /// The transformer.
 pub(super) const TRANSFORMER: PartNames = PartNames {
@@ -48,6 +49,7 @@ pub(super) const TRANSFORMER: PartNames = PartNames {
 /// T5, whose files of today have its table once, and older ones twice.
 pub(super) const T5: PartNames = PartNames {
     rename: |name, _| {
+        let name = &*t5::of_llama_cpp(name);
         let is_table = ["shared.weight", "encoder.embed_tokens.weight"].contains(&name);
         match is_table {
             true => Some("shared.weight".into()),

@@ -9,10 +9,14 @@
 //! tokens are seen. Where padding is not, texts come without: the reference implementation masks it and replaces it by
 //! zeros afterwards.
 
+mod names;
+
 use std::path::Path;
 
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
+
+pub(crate) use self::names::of_llama_cpp;
 
 use crate::Error;
 use crate::diffusion::{self, Conditions, TEXT};

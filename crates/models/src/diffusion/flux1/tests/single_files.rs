@@ -11,7 +11,8 @@ use crate::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use crate::diffusion::parts::clip::{self, ClipConfig};
 use crate::diffusion::parts::t5::{Family, TextEncoderConfig};
 use crate::diffusion::reference::{SingleFiles, difference};
-use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
+use crate::formats::gguf::{Format, GgufTensor, GgufWriter};
+use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_tensors};
 
 #[test]
 fn single_files_have_the_same_weights() {
@@ -155,6 +156,51 @@ fn text_encoders_are_those_of_their_files() {
     let clip = PartFile::open(&clip::TRANSFORMERS, clip.path()).unwrap();
     let clip = ClipConfig::of_shapes(&clip).unwrap();
     assert_eq!((clip.hidden_size, clip.num_attention_heads), (128, 2));
+}
+
+/// Encoders of T5 in GGUF have names of llama.cpp's.
+#[test]
+fn a_text_encoder_in_gguf_has_the_same_weights() {
+    let folder = REFERENCE.golden("model/text_encoder_2");
+    let folder = PartFile::open(&names::T5, &folder).unwrap();
+    let theirs = |name: &str| {
+        let name = name.replace("encoder.block.", "enc.blk.");
+        let name = name.replace("encoder.final_layer_norm", "enc.output_norm");
+        let name = name.replace("shared.", "token_embd.");
+        [
+            (".layer.0.layer_norm.", ".attn_norm."),
+            (
+                ".layer.0.SelfAttention.relative_attention_bias.",
+                ".attn_rel_b.",
+            ),
+            (".layer.0.SelfAttention.", ".attn_"),
+            (".layer.1.layer_norm.", ".ffn_norm."),
+            (".layer.1.DenseReluDense.wi_0.", ".ffn_gate."),
+            (".layer.1.DenseReluDense.wi_1.", ".ffn_up."),
+            (".layer.1.DenseReluDense.wo.", ".ffn_down."),
+        ]
+        .iter()
+        .fold(name, |name, (ours, theirs)| name.replace(ours, theirs))
+    };
+    let tensors = folder.names().into_iter().map(|name| GgufTensor {
+        name: theirs(&name),
+        format: Format::F32,
+        tensor: LazyTensor::of(&folder, &name, Kind::Float).unwrap(),
+    });
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("t5.gguf");
+    let writer = GgufWriter::new(&[], tensors.collect()).unwrap();
+    writer.write(&path).unwrap();
+    assert!(!crate::diffusion::is_at(&path));
+    let file = PartFile::open(&names::T5, &path).unwrap();
+    assert_eq!(file.names(), folder.names());
+    assert!(file.unknown().is_empty() && file.names().len() > 20);
+    for name in file.names() {
+        let [ours, theirs] = [&file, &folder].map(|file| file.read(&name, Kind::Float).unwrap());
+        assert_eq!(ours, theirs, "{name}");
+    }
+    let config = |file: &PartFile| TextEncoderConfig::of_shapes(file, Family::T5).unwrap();
+    assert_eq!(config(&file), config(&folder));
 }
 
 fn change(module: &LoraModule) -> Tensor {
