@@ -91,6 +91,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "qwen_image",
         // After wan and sdxl, likewise.
         "flux1",
+        // After flux1.
+        "chroma",
         "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
@@ -118,6 +120,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "sdxl::",
             "qwen_image::",
             "flux1::",
+            "chroma::",
         ],
     )?;
     Ok(())

@@ -116,7 +116,7 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 const MODELS: [(&str, &[&str]); 7] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
-    ("flux1", &["schnell"]),
+    ("flux1", &["schnell", "chroma"]),
     ("flux2", &["klein"]),
     ("anima", &[]),
     ("sdxl", &[]),

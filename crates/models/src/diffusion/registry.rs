@@ -10,11 +10,12 @@ use crate::formats::Gguf;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 7] = [
+pub static REGISTRY: [&Arch; 8] = [
     &wan::ARCH,
     &z_image::ARCH,
-    // Before the second, which takes LoRAs of the first for its own.
+    // Each before those that take its LoRAs for their own.
     &flux1::ARCH,
+    &flux1::chroma::ARCH,
     &flux2::ARCH,
     &anima::ARCH,
     &sdxl::ARCH,
@@ -135,6 +136,7 @@ mod tests {
             ("wan/transformer-ti2v", "wan"),
             ("z_image/model/transformer", "z_image"),
             ("flux1/model/transformer", "flux1"),
+            ("chroma/model/transformer", "chroma"),
             ("flux2/model/transformer", "flux2"),
             ("anima/model/transformer", "anima"),
             ("sdxl/model/unet", "sdxl"),

@@ -18,7 +18,7 @@ pub use config::TransformerConfig;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::double::{Double, DoubleBlock, Shared, Stream};
-use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
+use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, seen, unpatched};
 use crate::diffusion::parts::rotary::{Rotary, places};
 use crate::diffusion::parts::time::TimeEmbedding;
 use crate::diffusion::{Conditions, Denoiser, TEXT};
@@ -139,7 +139,7 @@ impl Transformer {
         let shared = Shared {
             rotary: self.rotary(words, grid)?,
             words,
-            seen: self.seen(words, pictured, tokens)?,
+            seen: seen(tokens, (words, pictured), self.device)?,
         };
         let picture = self.picture.forward(&patched(latents, PATCH)?, dropout)?;
         let text = to_kind(&self.text_norm.forward(text)?, self.compute)?;
@@ -168,20 +168,6 @@ impl Transformer {
             axes.push((Tensor::f_cat(&[&word, &place], 1)?, width));
         }
         Rotary::at(&axes, THETA, self.device)
-    }
-
-    /// Which of the text's and the picture's tokens are seen, `[batch, 1, 1, tokens]`; `None` for all.
-    fn seen(&self, words: i64, pictured: i64, tokens: &[i64]) -> Result<Option<Tensor>, Error> {
-        if tokens.iter().all(|count| *count == words) {
-            return Ok(None);
-        }
-        let counts = Tensor::f_from_slice(tokens)?.f_unsqueeze(1)?;
-        let texts = Tensor::f_arange(words, (Kind::Int64, Device::Cpu))?.f_lt_tensor(&counts)?;
-        let batch = tokens.len() as i64;
-        let pictures = Tensor::f_ones([batch, pictured], (Kind::Bool, Device::Cpu))?;
-        let seen = Tensor::f_cat(&[texts, pictures], 1)?;
-        let seen = seen.f_unsqueeze(1)?.f_unsqueeze(1)?;
-        Ok(Some(seen.f_to_device(self.device)?))
     }
 }
 
