@@ -93,6 +93,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "krea2",
         // After wan and sdxl, likewise.
         "flux1",
+        // After flux1.
+        "chroma",
         "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
@@ -121,6 +123,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "qwen_image::",
             "flux1::",
             "krea2::",
+            "chroma::",
         ],
     )?;
     Ok(())

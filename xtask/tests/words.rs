@@ -95,7 +95,7 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
 }
 
 /// Files outside a diffusion model's folder that may name it, and why.
-const NAMING_MODELS: [(&str, &str); 11] = [
+const NAMING_MODELS: [(&str, &str); 12] = [
     ("crates/models/src/diffusion.rs", "the folder's `mod`"),
     ("crates/models/src/diffusion/registry.rs", "its line"),
     (
@@ -105,6 +105,10 @@ const NAMING_MODELS: [(&str, &str); 11] = [
     ("crates/trainer/src/config.rs", "help for keys"),
     ("crates/trainer/src/config/data.rs", "help for keys"),
     ("crates/trainer/src/config/train.rs", "help for keys"),
+    (
+        "crates/trainer/src/media/ffmpeg.rs",
+        "the part of a colour that is not its brightness",
+    ),
     ("crates/doctor/src/wan.rs", "what it needs of a machine"),
     ("crates/doctor/src/lib.rs", "the `mod` of that"),
     ("crates/cli/src/commands/doctor.rs", "`--wan`"),
@@ -116,7 +120,7 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 const MODELS: [(&str, &[&str]); 8] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
-    ("flux1", &["schnell"]),
+    ("flux1", &["schnell", "chroma"]),
     ("flux2", &["klein"]),
     ("anima", &[]),
     ("sdxl", &[]),

@@ -438,6 +438,11 @@ pub trait Diffusion: Debug + Send + Sync {
         false
     }
 
+    /// Whether a frozen matrix is quantised, if matrices are.
+    fn is_quantized(&self, _name: &str) -> bool {
+        true
+    }
+
     /// The weights of a part.
     ///
     /// # Errors

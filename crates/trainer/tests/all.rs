@@ -3,6 +3,7 @@
 mod adapters;
 mod anima;
 mod another_task;
+mod chroma;
 mod data;
 mod epochs;
 mod flux1;

@@ -1,7 +1,7 @@
 //! The weights of a part of a model: a diffusers folder, or a single file with other names.
 //!
-//! A single file is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's `fp8_scaled` and
-//! `int8_convrot` files, are dequantised when they are read.
+//! A single file, safetensors or GGUF, is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's
+//! `fp8_scaled` and `int8_convrot` files, and those of GGUF are dequantised when they are read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use tch::{Kind, Tensor};
 
 use super::BlockNames;
 use crate::Error;
-use crate::formats::{SafetensorsFile, Shards, TensorSource};
+use crate::formats::{Gguf, SafetensorsFile, Shards, TensorSource};
+use crate::pretrained::GgufModel;
 
 /// How the weights of a part are found and named.
 #[derive(Debug, Clone, Copy)]
@@ -180,7 +181,7 @@ const QUANTIZATION: &str = "_quantization_metadata";
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 
 impl PartFile {
-    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
+    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors or GGUF
     /// file.
     ///
     /// # Errors
@@ -195,8 +196,7 @@ impl PartFile {
                 return Err(Error::file(path, pickled(extension)));
             }
             if extension == Some("gguf") {
-                let reason = "GGUF files of image and video models are not supported: take the file in bf16 or fp8";
-                return Err(Error::file(path, reason));
+                return Self::of(part, of_gguf(path)?);
             }
             let file = SafetensorsFile::open(path)?;
             if let Some(text) = file.metadata().get(QUANTIZATION) {
@@ -347,6 +347,21 @@ impl TensorSource for PartFile {
         let weight = self.turned_back(stored, weight.f_mul(&scale)?)?;
         place.part(weight.f_to_kind(kind)?)
     }
+}
+
+/// The tensors of a GGUF file: those of a language model under Hugging Face's names, all others under those in the file.
+fn of_gguf(path: &Path) -> Result<Box<dyn TensorSource>, Error> {
+    let file = Gguf::open(path)?;
+    Ok(match is_language_model(&file) {
+        true => Box::new(GgufModel::open(path)?),
+        false => Box::new(file),
+    })
+}
+
+/// Whether a GGUF file is a language model: llama.cpp calls blocks of a decoder so.
+pub(super) fn is_language_model(file: &Gguf) -> bool {
+    let mut names = file.header().tensors.keys();
+    names.any(|name| name.starts_with("blk."))
 }
 
 fn pickled(extension: &str) -> String {
@@ -530,8 +545,5 @@ mod tests {
             let error = noted(&eight, &scale, &header).unwrap_err().to_string();
             assert!(error.contains(told), "{header}: {error}");
         }
-        let gguf = PartFile::open(&PartNames::DIFFUSERS, Path::new("x.gguf"));
-        let error = gguf.unwrap_err().to_string();
-        assert!(error.contains("GGUF files of image"), "{error}");
     }
 }

@@ -181,10 +181,15 @@ impl LoraFile {
                 )));
             }
         }
+        let ranks = match metadata.get(stacked::RANKS) {
+            Some(text) => serde_json::from_str(text)
+                .map_err(|error| wrong(format!("`{}` in its header: {error}", stacked::RANKS)))?,
+            None => stacked::Ranks::new(),
+        };
         let mut modules = BTreeMap::new();
         for (name, parts) in parts {
             let module = parts.module(&name, &settings).map_err(wrong)?;
-            for (name, module) in stacked::parted(arch, name, module)? {
+            for (name, module) in stacked::parted(arch, name, module, &ranks)? {
                 if modules.insert(name.clone(), module).is_some() {
                     return Err(wrong(format!("`{name}` is changed twice")));
                 }
@@ -246,11 +251,16 @@ impl LoraFile {
     pub fn write(&self, path: &Path, form: LoraForm) -> Result<u32, Error> {
         self.check(form)?;
         let mut tensors = Vec::new();
+        let mut metadata = self.metadata_of(form);
         let joined;
         let modules = match form {
             LoraForm::Diffusers => &self.modules,
             LoraForm::Kohya | LoraForm::Comfy => {
-                joined = stacked::joined(self.arch, &self.modules)?;
+                let ranks;
+                (joined, ranks) = stacked::joined(self.arch, &self.modules)?;
+                if !ranks.is_empty() {
+                    metadata.insert(stacked::RANKS.into(), json!(ranks).to_string());
+                }
                 &joined
             }
         };
@@ -290,7 +300,6 @@ impl LoraFile {
             );
             tensors.push((name, tensor.shallow_clone()));
         }
-        let metadata = self.metadata_of(form);
         let lazy = tensors
             .iter()
             .map(|(name, tensor)| (name.clone(), LazyTensor::ready(tensor)));
@@ -370,6 +379,7 @@ impl LoraFile {
         let mut metadata = self.metadata.clone();
         // It contains alpha from before it was multiplied in.
         metadata.remove("lora_adapter_metadata");
+        metadata.remove(stacked::RANKS);
         metadata.insert("format".into(), "pt".into());
         let ranks: Vec<i64> = self.modules.values().map(LoraModule::rank).collect();
         if let Some(rank) = ranks.iter().max() {

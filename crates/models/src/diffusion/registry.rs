@@ -3,19 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use super::files::PartFile;
+use super::files::{PartFile, is_language_model};
 use super::{
     Arch, Diffusion, PartPaths, anima, flux1, flux2, krea2, qwen_image, sdxl, wan, z_image,
 };
 use crate::Error;
+use crate::formats::Gguf;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
 pub static REGISTRY: [&Arch; 8] = [
     &wan::ARCH,
     &z_image::ARCH,
-    // Before the second, which takes LoRAs of the first for its own.
+    // Each before those that take its LoRAs for their own.
     &flux1::ARCH,
+    &flux1::chroma::ARCH,
     &flux2::ARCH,
     &anima::ARCH,
     &sdxl::ARCH,
@@ -58,7 +60,12 @@ pub fn is_at(path: &Path) -> bool {
 /// The kind of a denoiser's file.
 pub fn of_file(path: &Path) -> Option<&'static Arch> {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
+    let may_be = match extension {
+        Some("safetensors" | "sft") => path.is_file(),
+        Some("gguf") => Gguf::open(path).is_ok_and(|file| !is_language_model(&file)),
+        _ => false,
+    };
+    if !may_be {
         return None;
     }
     archs().into_iter().find(|arch| {
@@ -132,6 +139,7 @@ mod tests {
             ("wan/transformer-ti2v", "wan"),
             ("z_image/model/transformer", "z_image"),
             ("flux1/model/transformer", "flux1"),
+            ("chroma/model/transformer", "chroma"),
             ("flux2/model/transformer", "flux2"),
             ("anima/model/transformer", "anima"),
             ("sdxl/model/unet", "sdxl"),

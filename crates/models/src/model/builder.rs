@@ -331,7 +331,7 @@ impl<'a> Builder<'a> {
         self.adapted(name, linear)
     }
 
-    /// A linear layer without bias whose matrix is not quantised, because it is small and its errors matter.
+    /// A linear layer whose matrix is not quantised, because it is small and its errors matter.
     ///
     /// # Errors
     /// As [`Builder::linear`].
@@ -339,10 +339,11 @@ impl<'a> Builder<'a> {
         &mut self,
         name: &str,
         shape: (i64, i64),
+        bias: bool,
         initial: Initial,
     ) -> Result<Linear, Error> {
         let quantization = self.quantization.take();
-        let linear = self.bare_linear(name, shape, false, initial);
+        let linear = self.bare_linear(name, shape, bias, initial);
         self.quantization = quantization;
         self.adapted(name, linear?)
     }

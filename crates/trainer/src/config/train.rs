@@ -365,6 +365,8 @@ pub enum WeightingScheme {
     Uniform,
     /// The log-odds are normally distributed: more from the middle.
     LogitNormal,
+    /// More from the middle, but some at both ends: a density of 2 − 7.7 · (level − ½)².
+    InvertedParabola,
     /// Uniformly, then shifted towards noise by `flow_shift`.
     Shift,
 }

@@ -124,7 +124,7 @@ impl Transformer {
         let stream = self.projector.forward(&rows.f_transpose(2, 3)?, dropout)?;
         let shared = Shared {
             rotary: None,
-            seen: seen(words, 0, tokens, self.device)?,
+            seen: seen(tokens, (words, 0), self.device)?,
         };
         let stream = self
             .refiner
@@ -155,7 +155,7 @@ impl Denoiser for Transformer {
         let rotary = Rotary::behind_text((words, grid), axes, theta, self.device)?;
         let shared = Shared {
             rotary: Some(rotary),
-            seen: seen(words, pictured, &tokens, self.device)?,
+            seen: seen(&tokens, (words, pictured), self.device)?,
         };
         let text = self.fused(text, &tokens, pass)?;
         let picture = self.picture.forward(&patched(noisy, PATCH)?, dropout)?;

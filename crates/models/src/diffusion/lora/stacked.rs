@@ -1,5 +1,5 @@
 //! LoRAs of layers that original files have as one, such as that of queries, keys and values: as one LoRA of the whole, or
-//! one of each part.
+//! one of each part. Where zeros hide which columns are those of which part, a file says in its header the rank of each.
 //!
 //! ```text
 //!            ┌ up q   0     0  ┐   ┌ down q ┐
@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::names::original_module;
 use super::{LoraModule, folded};
@@ -54,13 +54,19 @@ impl Arch {
     }
 }
 
+/// The entry of a header with [`Ranks`], as JSON.
+pub(super) const RANKS: &str = "surefoot.ranks_of_parts";
+
+/// Of layers that are one in a file, by diffusers' name of the whole: the rank of each part, which is 0 if it has no LoRA.
+pub(super) type Ranks = BTreeMap<String, Vec<i64>>;
+
 /// `modules`, in which those of a layer that has one original name are one, under the name that diffusers has for the
-/// whole.
+/// whole; and the ranks of the parts of those whose values do not tell them.
 pub(super) fn joined(
     arch: &Arch,
     modules: &BTreeMap<String, LoraModule>,
-) -> Result<BTreeMap<String, LoraModule>, Error> {
-    let mut all = BTreeMap::new();
+) -> Result<(BTreeMap<String, LoraModule>, Ranks), Error> {
+    let (mut all, mut ranks) = (BTreeMap::new(), Ranks::new());
     let mut wholes = BTreeSet::new();
     for (name, module) in modules {
         match arch.whole_of(name) {
@@ -77,9 +83,17 @@ pub(super) fn joined(
         let parts = parts
             .iter()
             .map(|(part, share)| (modules.get(part), *share));
-        all.insert(name, one_of(&parts.collect::<Vec<_>>())?);
+        let parts: Vec<_> = parts.collect();
+        let one = one_of(&parts)?;
+        let learned = one.up.f_ne(0.0)?.f_any_dim(0, false)?.f_all()?;
+        if learned.f_int64_value(&[])? == 0 {
+            let rank =
+                |(module, _): &(Option<&LoraModule>, i64)| module.map_or(0, LoraModule::rank);
+            ranks.insert(name.clone(), parts.iter().map(rank).collect());
+        }
+        all.insert(name, one);
     }
-    Ok(all)
+    Ok((all, ranks))
 }
 
 /// The parts of the layer `name` that files have as one, and the share of the rows of each.
@@ -135,12 +149,13 @@ fn one_of(parts: &[(Option<&LoraModule>, i64)]) -> Result<LoraModule, Error> {
     })
 }
 
-/// The LoRA of each part of a layer that files have as one: those that were [`joined`] are taken apart again, and others
-/// share `down`.
+/// The LoRA of each part of a layer that files have as one: those that were [`joined`] are taken apart again, by the `ranks`
+/// in the header or by their zeros, and others share `down`.
 pub(super) fn parted(
     arch: &Arch,
     name: String,
     module: LoraModule,
+    ranks: &Ranks,
 ) -> Result<Vec<(String, LoraModule)>, Error> {
     let Some(parts) = parts_of(arch, &name) else {
         return Ok(vec![(name, module)]);
@@ -159,7 +174,14 @@ pub(super) fn parted(
         ups.push(module.up.f_narrow(0, before, own)?.f_contiguous()?);
         before += own;
     }
-    let columns = columns_of(&ups)?;
+    let told = ranks.get(&name).filter(|ranks| {
+        let is_whole = ranks.iter().sum::<i64>() == module.rank();
+        ranks.len() == parts.len() && is_whole && ranks.iter().all(|rank| *rank >= 0)
+    });
+    let columns = match told {
+        Some(ranks) => consecutive(ranks)?,
+        None => columns_of(&ups)?,
+    };
     let mut modules = Vec::new();
     for (((name, _), up), columns) in parts.into_iter().zip(ups).zip(columns) {
         let part = match columns {
@@ -180,6 +202,18 @@ pub(super) fn parted(
     Ok(modules)
 }
 
+/// So many columns for each, one after the other.
+fn consecutive(ranks: &[i64]) -> Result<Vec<Option<Tensor>>, Error> {
+    let mut before = 0;
+    let columns = ranks.iter().map(|rank| {
+        let first = before;
+        before += rank;
+        let options = (Kind::Int64, Device::Cpu);
+        Ok(Some(Tensor::f_arange_start(first, before, options)?))
+    });
+    columns.collect()
+}
+
 /// The columns that each of `ups` has for itself, if every column is that of one of them; `None` otherwise.
 fn columns_of(ups: &[Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
     let used = ups.iter().map(|up| up.f_ne(0.0)?.f_any_dim(0, false));
@@ -190,17 +224,10 @@ fn columns_of(ups: &[Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
     if most > 1 || (most == 0 && rank % count != 0) {
         return Ok(ups.iter().map(|_| None).collect());
     }
-    let own = (0..count).map(|number| {
-        let columns = match most {
-            // Nothing was learned yet: the parts have as many columns each.
-            0 => Tensor::f_arange(rank, (Kind::Int64, used.device()))?.f_narrow(
-                0,
-                number * (rank / count),
-                rank / count,
-            )?,
-            _ => used.f_get(number)?.f_nonzero()?.f_squeeze_dim(1)?,
-        };
-        Ok(Some(columns))
-    });
+    if most == 0 {
+        // Nothing was learned yet: the parts have as many columns each.
+        return consecutive(&vec![rank / count; count as usize]);
+    }
+    let own = (0..count).map(|number| Ok(Some(used.f_get(number)?.f_nonzero()?.f_squeeze_dim(1)?)));
     own.collect()
 }

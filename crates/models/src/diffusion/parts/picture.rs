@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::double::modulated;
+use super::double::{modulated, vectors};
 use crate::Error;
 use crate::model::layers::Linear;
 use crate::model::{Builder, Initial};
@@ -41,12 +41,11 @@ pub(crate) fn check_texts(
     )))
 }
 
-/// Which tokens are seen, `[batch, 1, 1, tokens]`: of the `words` of each text as many as `tokens` says, and the `pictured`
-/// ones behind them; `None` for all.
+/// Which tokens of texts padded to `words` tokens, and of the pictures behind them, are seen on `device`, if of each text as
+/// many count as `tokens` says: `[batch, 1, 1, tokens]`; `None` for all.
 pub(crate) fn seen(
-    words: i64,
-    pictured: i64,
     tokens: &[i64],
+    (words, pictured): (i64, i64),
     device: Device,
 ) -> Result<Option<Tensor>, Error> {
     if tokens.iter().all(|count| *count == words) {
@@ -88,7 +87,8 @@ pub(crate) fn unpatched(
 /// The last norm of a picture, scaled and shifted by the time, and the layer that makes its tokens.
 #[derive(Debug)]
 pub(crate) struct LastLayer {
-    modulation: Linear,
+    /// `None` if the model makes the vectors.
+    modulation: Option<Linear>,
     output: Linear,
     epsilon: f64,
 }
@@ -101,29 +101,41 @@ impl LastLayer {
         epsilon: f64,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let vectors = (width, 2 * width);
-        let (some, none) = (Initial::Normal(0.02), Initial::Zeros);
+        let initial = Initial::Normal(0.02);
+        let modulation = builder.linear("norm_out.linear", (width, 2 * width), bias, initial)?;
         Ok(Self {
-            modulation: builder.linear("norm_out.linear", vectors, bias, some)?,
-            output: builder.linear("proj_out", (width, outputs), bias, none)?,
+            modulation: Some(modulation),
+            ..Self::unmodulated((width, outputs), bias, epsilon, builder)?
+        })
+    }
+
+    /// The same for a model that makes the norm's scale and shift itself.
+    pub(crate) fn unmodulated(
+        (width, outputs): (i64, i64),
+        bias: bool,
+        epsilon: f64,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            modulation: None,
+            output: builder.linear("proj_out", (width, outputs), bias, Initial::Zeros)?,
             epsilon,
         })
     }
 
-    /// Of the picture's stream `[batch, tokens, width]`, and of the `time` after its activation, `[batch, width]`: tokens in
-    /// fp32.
+    /// Of the picture's stream `[batch, tokens, width]`, and of the `time` after its activation, `[batch, width]`, or of scale
+    /// and shift, `[batch, 2 · width]`: tokens in fp32.
     pub(crate) fn forward(
         &self,
         picture: &Tensor,
         time: &Tensor,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let vectors = to_kind(&self.modulation.forward(time, dropout)?, Kind::Float)?;
-        let vectors = vectors.f_unsqueeze(1)?.f_chunk(2, 2)?;
-        let [scale, shift] = vectors.as_slice() else {
-            return Err(Error::Internal("a last norm without two vectors".into()));
+        let [scale, shift] = match &self.modulation {
+            Some(linear) => vectors(&to_kind(&linear.forward(time, dropout)?, Kind::Float)?)?,
+            None => vectors(time)?,
         };
-        let normed = modulated(picture, (shift, scale), self.epsilon)?;
+        let normed = modulated(picture, (&shift, &scale), self.epsilon)?;
         to_kind(&self.output.forward(&normed, dropout)?, Kind::Float)
     }
 }

@@ -139,7 +139,7 @@ impl Transformer {
         let shared = Shared {
             rotary: self.rotary(words, grid)?,
             words,
-            seen: seen(words, pictured, tokens, self.device)?,
+            seen: seen(tokens, (words, pictured), self.device)?,
         };
         let picture = self.picture.forward(&patched(latents, PATCH)?, dropout)?;
         let text = to_kind(&self.text_norm.forward(text)?, self.compute)?;

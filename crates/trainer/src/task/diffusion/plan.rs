@@ -395,7 +395,10 @@ fn modules(
         let numbers = size.iter().product::<i64>().max(0) as f64;
         let each = match model.stays_fp32(&name) {
             true => 4.0,
-            false => bytes_of_each(&size, compute, quantization),
+            false => {
+                let quantization = quantization.filter(|_| model.is_quantized(&name));
+                bytes_of_each(&size, compute, quantization)
+            }
         };
         let bytes = (numbers * each) as u64;
         let block = arch.part_of_block(&name).and_then(|(list, number, _)| {

@@ -9,7 +9,7 @@ use super::REFERENCE;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use crate::diffusion::parts::schedule::{Scheduler, Spacing};
-use crate::diffusion::reference::{difference, encoded, placer, stored, write};
+use crate::diffusion::reference::{difference, encoded, placer, stored, the_same_in_gguf, write};
 use crate::diffusion::sdxl::{ARCH, Sdxl};
 use crate::diffusion::{
     self, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths, Prediction,
@@ -94,6 +94,7 @@ fn a_checkpoint_has_the_same_weights() {
     assert!(diffusion::is_at(&checkpoint.path()));
     let model = REFERENCE.model();
     for (_, part) in PARTS {
+        the_same_in_gguf(&model.names(part), &checkpoint.path());
         let folder = model.weights(part).unwrap();
         let single = PartFile::open(&model.names(part), &checkpoint.path()).unwrap();
         let plain = |name: String| name.replace("text_projection.weight", "text_projection");

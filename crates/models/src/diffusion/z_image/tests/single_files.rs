@@ -9,8 +9,9 @@ use crate::diffusion::parts::decoder;
 use crate::diffusion::reference::SingleFiles;
 use crate::diffusion::z_image::transformer::TransformerConfig;
 use crate::diffusion::z_image::{ARCH, names};
-use crate::formats::write_tensors;
+use crate::formats::{TensorSource, write_tensors};
 use crate::language::DecoderConfig;
+use crate::pretrained::{Export, GgufType, HfFolder, Pretrained, SpecialTokens};
 
 #[test]
 fn single_files_have_the_same_weights() {
@@ -53,6 +54,40 @@ fn shapes_say_what_the_configs_say() {
     assert_eq!(found, expected);
     let error = DecoderConfig::of_shapes(&single).unwrap_err().to_string();
     assert!(error.contains("do not tell what language model"), "{error}");
+}
+
+/// A language model in GGUF goes by llama.cpp's names, and is read by those of its family.
+#[test]
+fn a_text_encoder_in_gguf_has_the_same_weights() {
+    let golden = crate::golden::golden("models/qwen3");
+    let folder = HfFolder::open(&golden).unwrap();
+    let model = Pretrained {
+        config: folder.config().clone(),
+        special_tokens: SpecialTokens::default(),
+        tensors: Box::new(folder),
+        ..Pretrained::open(&crate::golden::golden("models/llama-grouped.gguf")).unwrap()
+    };
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("text.gguf");
+    let export = Export {
+        model: &model,
+        tokenizer: &model.tokenizer,
+        tensors: model.tensors.as_ref(),
+        config: &model.config,
+        name: "text".into(),
+        stored: GgufType::F32,
+    };
+    export.write(&path, &|_, _| ()).unwrap();
+    assert!(!crate::diffusion::is_at(&path));
+    let [ours, theirs] =
+        [&path, &golden].map(|path| PartFile::open(&decoder::NAMES, path).unwrap());
+    assert_eq!(ours.names(), theirs.names());
+    for name in ours.names() {
+        let [ours, theirs] = [&ours, &theirs].map(|file| file.read(&name, Kind::Float).unwrap());
+        assert_eq!(ours, theirs, "{name}");
+    }
+    let [ours, theirs] = [&ours, &theirs].map(|file| DecoderConfig::of_shapes(file).unwrap());
+    assert_eq!(ours, theirs);
 }
 
 /// Its heads are too narrow for a published model; everything else was asked for before.
