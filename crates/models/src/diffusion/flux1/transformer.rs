@@ -61,6 +61,7 @@ pub struct Transformer {
 }
 
 /// What the blocks are modulated by.
+#[expect(clippy::large_enum_variant, reason = "a model has one")]
 #[derive(Debug)]
 enum Modulation {
     /// One vector, of which each block makes its own.
