@@ -126,8 +126,11 @@ fn stopped_at(place: &Place, step: u64, more: &[&str]) -> Summary {
 /// An adapter, and all of a model whose routers learn their balance from rows with padding.
 #[test]
 fn a_mixture_of_experts_goes_on_to_the_same_end() {
-    let settings = [&[][..], &["adapter=null", "data.packing=false"]];
-    let models = ["qwen3-moe", "gpt-oss"].into_iter();
+    let settings = [
+        &["adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]"][..],
+        &["adapter=null", "data.packing=false"],
+    ];
+    let models = ["qwen3-moe", "gpt-oss", "qwen3.5-moe"].into_iter();
     for (model, more) in models.flat_map(|model| settings.map(|more| (model, more))) {
         let place = || {
             let place = Place::of(model);
