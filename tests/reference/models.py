@@ -171,7 +171,8 @@ MODELS = {
         swiglu_alpha=1.3, layer_types=["full_attention", "sliding_attention"],
         output_router_logits=True, router_aux_loss_coef=0.5)),
     "qwen3.5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(
-        **BARE, **DELTA, **EXPERTS, head_dim=8, output_router_logits=True, router_aux_loss_coef=0.5,
+        **{**BARE, "initializer_range": 0.2}, **DELTA, **EXPERTS, head_dim=8, output_router_logits=True,
+        router_aux_loss_coef=0.5,
         rope_parameters=dict(rope_type="default", rope_theta=1_000.0, partial_rotary_factor=0.5))),
     # The experts of a block are one tensor in its file, as published.
     "qwen3.5-moe-multimodal": (Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(
