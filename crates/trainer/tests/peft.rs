@@ -105,8 +105,10 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
                 let tokens = tokens.get(step as i64);
                 let loss = loss(&adapted.model, &tokens, checkpoint);
                 let ours = f64::try_from(&loss).unwrap();
+                // Rounding grows with each step of Adam.
+                let bound = if step < 5 { 1e-5 } else { 1e-4 };
                 assert!(
-                    (ours / theirs - 1.0).abs() <= 1e-4,
+                    (ours / theirs - 1.0).abs() <= bound,
                     "{name}, step {step}: {ours} and {theirs}"
                 );
                 let mut gradients = Gradients::default();
