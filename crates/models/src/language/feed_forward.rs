@@ -15,7 +15,7 @@ pub(super) enum FeedForward {
     /// Of all tokens.
     Dense(Box<Dense>),
     /// Of which each token goes through some.
-    Routed(Routed),
+    Routed(Box<Routed>),
 }
 
 impl FeedForward {
@@ -28,7 +28,10 @@ impl FeedForward {
     ) -> Result<Self, Error> {
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
-            Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
+            Some(mixture) => {
+                let layer = Routed::new(config, mixture, name, initial, builder)?;
+                Self::Routed(Box::new(layer))
+            }
             None => {
                 let name = (name, config.intermediate_size);
                 Self::Dense(Box::new(Dense::new(config, name, initial, builder)?))
@@ -54,7 +57,7 @@ impl FeedForward {
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(match self {
             Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
-            Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
+            Self::Routed(layer) => Self::Routed(Box::new(layer.with_base(map)?)),
         })
     }
 }
