@@ -126,10 +126,8 @@ fn stopped_at(place: &Place, step: u64, more: &[&str]) -> Summary {
 /// An adapter, and all of a model whose routers learn their balance from rows with padding.
 #[test]
 fn a_mixture_of_experts_goes_on_to_the_same_end() {
-    let settings = [
-        &["adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]"][..],
-        &["adapter=null", "data.packing=false"],
-    ];
+    let experts = "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]";
+    let settings = [&[experts][..], &["adapter=null", "data.packing=false"]];
     let models = ["qwen3-moe", "gpt-oss", "qwen3.5-moe"].into_iter();
     for (model, more) in models.flat_map(|model| settings.map(|more| (model, more))) {
         let place = || {
@@ -579,7 +577,6 @@ fn a_stopped_run_and_every_checkpoint_have_the_adapter() {
     assert!(file(&adapter) == file(&place.checkpoint(6)));
 }
 
-/// As PEFT finds them in the class for text and pictures; and here.
 #[test]
 fn an_adapter_on_the_text_part_of_a_model_is_named_as_in_the_whole_and_goes_on() {
     let place = Place::new();
