@@ -12,7 +12,9 @@
 
 mod attachment;
 mod config;
+mod experts;
 mod layer;
+mod naming;
 mod peft;
 #[cfg(test)]
 mod tests;
@@ -20,6 +22,8 @@ mod tests;
 pub use attachment::{Attached, Attachment};
 pub use config::{Biases, Layers, LoraConfig, Modules};
 pub(crate) use config::{EMBEDDING, HEAD};
+pub use experts::{ExpertLora, ExpertSizes};
 pub use layer::{AdaptersOff, LoraLayer};
+pub use naming::Naming;
 pub(crate) use peft::write_folder;
 pub use peft::{PeftAdapter, adapter_config, write_peft};

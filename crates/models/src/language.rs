@@ -29,6 +29,7 @@ mod quantized;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
 mod smollm3;
 #[cfg(test)]
@@ -49,7 +50,7 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 14] = [
+pub static REGISTRY: [&Family; 15] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
@@ -57,6 +58,7 @@ pub static REGISTRY: [&Family; 14] = [
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
     &qwen3_5::FAMILY,
+    &qwen3_5_moe::FAMILY,
     &gpt_oss::FAMILY,
     &gemma3::FAMILY,
     &granite::FAMILY,
@@ -316,6 +318,9 @@ const GGUF_PRE_NORMS: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
 ];
+
+/// llama.cpp's key for the width of an expert of all tokens; where it is, no layer has that of `feed_forward_length`.
+pub(crate) const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 
 /// The parts of every family's blocks as llama.cpp and transformers name them.
 const GGUF_PARTS: &[(&str, &str)] = &[

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
 
 use super::config::{Biases, Effects, HEAD, LoraConfig, Matcher, Modules, RankAndScaling};
+use super::experts::TENSORS;
 use super::layer::{Dora, LoraLayer};
+use super::naming::Naming;
 use super::peft::PeftAdapter;
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
@@ -18,14 +20,17 @@ pub(crate) const PREFIX: &str = "base_model.model.";
 /// Attaches an adapter to each layer that a config targets, and makes the modules in its `modules_to_save`
 /// trainable.
 pub struct Attachment {
-    matcher: Matcher,
+    pub(super) matcher: Matcher,
     /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
     /// The type of the adapters' products.
-    compute: Kind,
+    pub(super) compute: Kind,
     /// Names in its file that exist in this model.
     used: BTreeSet<String>,
     attached: Vec<String>,
+    /// Tensors of experts that may have an adapter, and those that have one.
+    pub(super) experts: Vec<String>,
+    pub(super) parameters: Vec<String>,
     /// Modules that are trained in full (`modules_to_save`).
     saved_modules: Vec<String>,
     /// Number of biases that are trained besides the adapters.
@@ -39,13 +44,13 @@ pub struct Attachment {
 }
 
 /// One trained tensor: a matrix of an adapter, a bias, or a tensor that is trained in full.
-struct Part {
+pub(super) struct Part {
     /// Its name in PEFT's files.
-    name: String,
-    size: Vec<i64>,
+    pub(super) name: String,
+    pub(super) size: Vec<i64>,
     /// Whether weight decay applies.
-    decay: bool,
-    device: Device,
+    pub(super) decay: bool,
+    pub(super) device: Device,
 }
 
 impl Attachment {
@@ -55,12 +60,18 @@ impl Attachment {
     /// # Errors
     /// If the config is invalid; the message names the key and what is allowed.
     pub fn fresh(config: &LoraConfig) -> Result<Self, Error> {
+        Self::named(config, Naming::ALONE)
+    }
+
+    fn named(config: &LoraConfig, naming: Naming) -> Result<Self, Error> {
         Ok(Self {
-            matcher: Matcher::new(config).map_err(Error::Invalid)?,
+            matcher: Matcher::new(config, naming).map_err(Error::Invalid)?,
             saved: None,
             compute: Kind::Float,
             used: BTreeSet::new(),
             attached: Vec::new(),
+            experts: Vec::new(),
+            parameters: Vec::new(),
             saved_modules: Vec::new(),
             biases: 0,
             tables: Vec::new(),
@@ -74,7 +85,7 @@ impl Attachment {
     pub fn saved(adapter: PeftAdapter) -> Result<Self, Error> {
         Ok(Self {
             saved: Some(adapter.clone()),
-            ..Self::fresh(adapter.config())?
+            ..Self::named(adapter.config(), adapter.naming())?
         })
     }
 
@@ -217,7 +228,7 @@ impl Attachment {
         };
         let own = format!("{PREFIX}{name}.base_layer.weight");
         let replaced = format!("{PREFIX}{name}.weight");
-        let is_there = |key: &String| saved.tensors().shape(key).is_some();
+        let is_there = |key: &String| saved.shape(key).is_some();
         let weight = format!("{name}.weight");
         let whole = self.matcher.saved_module(&weight).map_err(Error::Invalid)?;
         let key = if is_there(&own) {
@@ -250,7 +261,7 @@ impl Attachment {
     /// has weights for modules that it lacks.
     pub fn finish(self) -> Result<Attached, Error> {
         self.expect_layers_only()?;
-        if self.attached.is_empty() {
+        if self.attached.is_empty() && self.parameters.is_empty() {
             return Err(Error::Invalid(format!(
                 "the adapter's target modules match no layer of this model; the layers that can \
                  have one are {}",
@@ -260,12 +271,25 @@ impl Attachment {
         let unused = self.matcher.unused(&Effects {
             seen: &self.seen,
             attached: &self.attached,
+            parameters: &self.parameters,
             saved: &self.saved_modules,
         });
         let config = self.matcher.config();
         match &self.saved {
             Some(saved) => saved.expect_only(&self.used)?,
             None if !unused.unknown.is_empty() => return Err(self.no_such_layers(&unused.unknown)),
+            None if !unused.parameters.is_empty() => {
+                return Err(Error::Invalid(format!(
+                    "`target_parameters`: {} is no tensor of experts of this model; those that can have an adapter are {}",
+                    unused.parameters.join(" or "),
+                    match self.experts.is_empty() {
+                        true => "none, since it has no experts".to_owned(),
+                        false => TENSORS
+                            .map(|tensor| format!("mlp.experts.{tensor}"))
+                            .join(", "),
+                    }
+                )));
+            }
             None if !unused.saved.is_empty() => {
                 return Err(Error::Invalid(format!(
                     "`modules_to_save`: no module of this model with weights is called {}",
@@ -287,6 +311,8 @@ impl Attachment {
         Ok(Attached {
             config: unused.removed_from(config.clone()),
             modules: self.attached,
+            parameters: self.parameters,
+            matcher: self.matcher.clone(),
             saved_modules: self.saved_modules,
             tables: self.tables,
         })
@@ -347,10 +373,10 @@ impl Attachment {
     /// Fails if the targets match a module that cannot have an adapter, as PEFT does.
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
-            if !self.left_out.is_empty() {
+            if !self.left_out.is_empty() && self.parameters.is_empty() {
                 tracing::warn!(
-                    "`target_modules: all-linear` puts adapters on the attention: experts, routers and what stands \
-                     in for them have none (newer versions of PEFT would adapt every expert)"
+                    "`target_modules: all-linear` puts no adapters on experts, routers and what stands in for them: \
+                     `target_parameters` does on experts (newer versions of PEFT may adapt every expert)"
                 );
             }
             return Ok(());
@@ -359,8 +385,9 @@ impl Attachment {
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
         if let Some(layer) = self.left_out.iter().find(is_target) {
             return Err(Error::Invalid(format!(
-                "`target_modules` match `{layer}`: experts, routers and the feed-forward layers beside them \
-                 cannot have adapters. The layers of this model that can have one are {}",
+                "`target_modules` match `{layer}`: routers and the feed-forward layers beside experts cannot have \
+                 adapters, and experts have theirs by `target_parameters`. The layers of this model that can have one \
+                 are {}",
                 self.layer_names().join(", ")
             )));
         }
@@ -444,7 +471,7 @@ impl Attachment {
     }
 
     /// The saved tensor, or the result of `fresh`, registered as trainable.
-    fn register(
+    pub(super) fn register(
         &mut self,
         part: &Part,
         parameters: &mut Parameters,
@@ -501,8 +528,12 @@ pub struct Attached {
     pub config: LoraConfig,
     /// The layers that have an adapter, in model order.
     pub modules: Vec<String>,
+    /// The tensors of experts that have one, in model order.
+    pub parameters: Vec<String>,
     /// The modules that are trained in full (`modules_to_save`), in model order.
     pub saved_modules: Vec<String>,
+    /// The config as it was, with what it calls modules.
+    pub(super) matcher: Matcher,
     /// Frozen embeddings and heads that PEFT saves with the adapter, by their names in its files.
     pub(super) tables: Vec<(String, Tensor)>,
 }
@@ -511,6 +542,7 @@ impl PeftAdapter {
     /// Reads one of the adapter's tensors, which must have this size.
     fn read(&self, name: &str, size: &[i64]) -> Result<Tensor, Error> {
         let file = self.tensors();
+        let name = &self.stored_name(name);
         match file.shape(name) {
             Some(found) if found == size => {
                 let tensor = file.read(name, Kind::Float)?;
@@ -536,13 +568,26 @@ impl PeftAdapter {
                 && name.ends_with(".bias")
                 && copies.iter().any(|copy| name.contains(copy))
         };
-        let names = self.tensors().names();
-        match names
-            .iter()
-            .find(|name| !used.contains(*name) && !is_copy(name))
-        {
-            Some(name) => Err(self.error(format!("`{name}` does not exist in this model"))),
-            None => Ok(()),
+        let mut others = false;
+        for name in self.tensors().names() {
+            let ours = match name.strip_prefix(PREFIX) {
+                Some(module) => (self.naming().ours(module)).map(|ours| format!("{PREFIX}{ours}")),
+                None => Some(name.clone()),
+            };
+            match ours {
+                None => others = true,
+                Some(ours) if used.contains(&ours) || is_copy(&name) => {}
+                Some(_) => {
+                    return Err(self.error(format!("`{name}` does not exist in this model")));
+                }
+            }
         }
+        if others {
+            tracing::warn!(
+                "what the adapter has for other parts of the model, such as those for pictures, is not used, and will not be \
+                 in what is saved"
+            );
+        }
+        Ok(())
     }
 }

@@ -34,7 +34,7 @@ impl Drop for AdaptersOff {
     }
 }
 
-fn are_off() -> bool {
+pub(super) fn are_off() -> bool {
     OFF.with(|off| off.get() > 0)
 }
 

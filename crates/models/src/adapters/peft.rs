@@ -7,10 +7,11 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::attachment::Attached;
+use super::attachment::{Attached, PREFIX};
 use super::config::{Biases, Layers, LoraConfig, Modules};
+use super::naming::{Naming, exactly};
 use crate::Error;
-use crate::formats::{SafetensorsFile, write_tensors};
+use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 use crate::json::{self, Object};
 use crate::parameters::Parameters;
 
@@ -24,6 +25,7 @@ pub struct PeftAdapter {
     config: LoraConfig,
     base_model: Option<String>,
     tensors: Arc<SafetensorsFile>,
+    naming: Naming,
 }
 
 impl PeftAdapter {
@@ -39,11 +41,15 @@ impl PeftAdapter {
         let folder = beside.unwrap_or(path);
         let object = Object::read(&folder.join(CONFIG))?;
         let config = config(&object)?;
+        let tensors = SafetensorsFile::open(&folder.join(TENSORS))?;
+        let names = tensors.names();
+        let modules = names.iter().filter_map(|name| name.strip_prefix(PREFIX));
         Ok(Self {
             folder: folder.to_owned(),
             config,
             base_model: object.text("base_model_name_or_path")?.map(str::to_owned),
-            tensors: Arc::new(SafetensorsFile::open(&folder.join(TENSORS))?),
+            naming: Naming::of(modules),
+            tensors: Arc::new(tensors),
         })
     }
 
@@ -61,13 +67,28 @@ impl PeftAdapter {
         &self.tensors
     }
 
+    /// What its config and its file call modules.
+    pub(super) fn naming(&self) -> Naming {
+        self.naming
+    }
+
+    /// The name in its file of the tensor that is called `name` here.
+    pub(super) fn stored_name(&self, name: &str) -> String {
+        renamed(self.naming, name)
+    }
+
+    /// The shape of the tensor that is called `name` here.
+    pub(super) fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        self.tensors.shape(&self.stored_name(name))
+    }
+
     pub(crate) fn error(&self, reason: impl Into<String>) -> Error {
         Error::file(&self.folder.join(TENSORS), reason)
     }
 }
 
 /// Keys of PEFT's `LoraConfig` (0.21.2) that are applied.
-pub(super) const APPLIED: [&str; 15] = [
+pub(super) const APPLIED: [&str; 16] = [
     "alpha_pattern",
     "bias",
     "exclude_modules",
@@ -81,6 +102,7 @@ pub(super) const APPLIED: [&str; 15] = [
     "r",
     "rank_pattern",
     "target_modules",
+    "target_parameters",
     "use_dora",
     "use_rslora",
 ];
@@ -106,11 +128,10 @@ pub(super) const NO_EFFECT: [&str; 15] = [
 ];
 
 /// Unsupported keys that affect the output, with the values at which they have no effect.
-pub(super) const UNSUPPORTED: [(&str, &[&str]); 13] = [
+pub(super) const UNSUPPORTED: [(&str, &[&str]); 12] = [
     ("fan_in_fan_out", &["false"]),
     ("layer_replication", &["[]"]),
     ("trainable_token_indices", &["[]", "{}"]),
-    ("target_parameters", &["[]"]),
     ("lora_bias", &["false"]),
     ("use_qalora", &["false"]),
     ("use_bdlora", &["false"]),
@@ -146,14 +167,19 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
         }
     }
     let default = LoraConfig::default();
+    let parameters = names(object, "target_parameters")?;
     let config = LoraConfig {
         rank: object.integer("r", Some(default.rank), 1..=1 << 16)?,
         alpha: number(object, "lora_alpha", object.get("lora_alpha"))?.unwrap_or(default.alpha),
         dropout: number(object, "lora_dropout", object.get("lora_dropout"))?.unwrap_or(0.0),
         rslora: object.flag("use_rslora", false)?,
         dora: object.flag("use_dora", false)?,
-        target_modules: modules(object, "target_modules")?
-            .ok_or_else(|| object.error("target_modules", "is missing"))?,
+        target_modules: match modules(object, "target_modules")? {
+            Some(modules) => modules,
+            None if !parameters.is_empty() => Modules::Suffixes(Vec::new()),
+            None => return Err(object.error("target_modules", "is missing")),
+        },
+        target_parameters: parameters,
         exclude_modules: modules(object, "exclude_modules")?,
         layers: layers(object)?,
         modules_to_save: names(object, "modules_to_save")?,
@@ -168,7 +194,8 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
             number(object, key, Some(value))?.ok_or_else(|| object.error(key, "is missing"))
         })?,
     };
-    super::config::Matcher::new(&config).map_err(|reason| Error::file(object.path(), reason))?;
+    super::config::Matcher::new(&config, Naming::ALONE)
+        .map_err(|reason| Error::file(object.path(), reason))?;
     Ok(config)
 }
 
@@ -305,17 +332,72 @@ fn pattern<T>(
 }
 
 /// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`. `base_model` is recorded
-/// as the name of the base model.
+/// as the name of the base model, in whose class modules have the names of `naming`.
 pub fn write_peft(
     folder: &Path,
     attached: &Attached,
     parameters: &Parameters,
-    base_model: &str,
+    (base_model, naming): (&str, Naming),
 ) -> Result<(), Error> {
     let mut tensors = parameters.named();
     let tables = attached.tables.iter();
     tensors.extend(tables.map(|(name, table)| (name.clone(), table)));
-    write_folder(folder, &adapter_config(attached, base_model), &tensors)
+    for (name, _) in &mut tensors {
+        *name = renamed(naming, name);
+    }
+    write_folder(
+        folder,
+        &adapter_config(attached, base_model, naming),
+        &tensors,
+    )
+}
+
+/// The name in a file of the tensor that is called `name` here.
+fn renamed(naming: Naming, name: &str) -> String {
+    match name.strip_prefix(PREFIX) {
+        Some(module) => format!("{PREFIX}{}", naming.theirs(module)),
+        None => name.to_owned(),
+    }
+}
+
+impl Attached {
+    /// Its config for a model whose modules have the names of `naming`. Where that or the config is of a part of a larger
+    /// model, what it selects is written out, so that the same words select nothing in other parts.
+    fn config_for(&self, naming: Naming) -> LoraConfig {
+        let (config, matcher) = (&self.config, &self.matcher);
+        if [naming, matcher.naming()] == [Naming::ALONE; 2] {
+            return config.clone();
+        }
+        let theirs = |names: &[String]| -> Vec<String> {
+            names.iter().map(|name| naming.theirs(name)).collect()
+        };
+        let modules = theirs(&self.modules);
+        let (mut rank_pattern, mut alpha_pattern) = (IndexMap::new(), IndexMap::new());
+        for name in self.modules.iter().chain(&self.parameters) {
+            let (rank, alpha) = matcher.rank_and_alpha(&matcher.naming().theirs(name));
+            let key = regex::escape(&naming.theirs(name));
+            if rank != config.rank {
+                rank_pattern.insert(key.clone(), rank);
+            }
+            if alpha != config.alpha {
+                alpha_pattern.insert(key, alpha);
+            }
+        }
+        LoraConfig {
+            target_modules: match modules.is_empty() {
+                true => Modules::Suffixes(Vec::new()),
+                false => Modules::from_text(&exactly(&modules))
+                    .unwrap_or_else(|_| Modules::Suffixes(modules)),
+            },
+            target_parameters: theirs(&self.parameters),
+            modules_to_save: theirs(&self.saved_modules),
+            exclude_modules: None,
+            layers: None,
+            rank_pattern,
+            alpha_pattern,
+            ..config.clone()
+        }
+    }
 }
 
 /// Writes the two files of an adapter.
@@ -331,8 +413,8 @@ pub(crate) fn write_folder(
 }
 
 /// The `adapter_config.json` that [`write_peft`] writes.
-pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
-    let config = &attached.config;
+pub fn adapter_config(attached: &Attached, base_model: &str, naming: Naming) -> Value {
+    let config = &attached.config_for(naming);
     let modules = |modules: &Modules| match modules {
         // Listed explicitly, because PEFT also writes what `all-linear` resolved to.
         Modules::AllLinear => {
@@ -360,6 +442,7 @@ pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
         "use_rslora": config.rslora,
         "use_dora": config.dora,
         "target_modules": modules(&config.target_modules),
+        "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
         "exclude_modules": config.exclude_modules.as_ref().map(modules),
         "layers_to_transform": config.layers.as_ref().map(|layers| &layers.indices),
         "layers_pattern": config

@@ -20,7 +20,7 @@ use placement::Placer;
 mod forms;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 14] = [
+const ADAPTERS: [(&str, &str); 23] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -35,7 +35,24 @@ const ADAPTERS: [(&str, &str); 14] = [
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
+    ("on-a-delta-rule", "qwen3.5"),
+    ("on-experts", "qwen3-moe"),
+    ("on-experts-in-turns", "gpt-oss-dense"),
+    ("on-experts-in-mxfp4", "gpt-oss"),
+    ("beside-and-on-experts", "qwen3.5-moe"),
+    ("in-gemma3", "gemma3-multimodal"),
+    ("in-ministral3", "ministral3-multimodal"),
+    ("in-qwen3.5", "qwen3.5-multimodal"),
+    ("in-qwen3.5-moe", "qwen3.5-moe-multimodal"),
 ];
+
+/// What modules of the model are called in its class in transformers.
+fn naming(base: &str) -> Naming {
+    match base.ends_with("multimodal") {
+        true => Naming::PART,
+        false => Naming::ALONE,
+    }
+}
 
 struct Adapted {
     model: Decoder,
@@ -150,15 +167,13 @@ fn a_fresh_adapter_changes_nothing() {
 fn a_written_adapter_is_read_back_as_it_was() {
     for (name, base) in ADAPTERS {
         let folder = tempfile::tempdir().unwrap();
+        // PEFT reads them there: `tests/reference/check_adapters.py`.
+        let kept = std::env::var_os("SUREFOOT_ADAPTERS").map(std::path::PathBuf::from);
+        let folder = kept.map_or(folder.path().to_owned(), |kept| kept.join(name));
         let original = from_peft(name, base);
-        write_peft(
-            folder.path(),
-            &original.attached,
-            &original.parameters,
-            base,
-        )
-        .unwrap();
-        let saved = PeftAdapter::open(folder.path()).unwrap();
+        let how = (base, naming(base));
+        write_peft(&folder, &original.attached, &original.parameters, how).unwrap();
+        let saved = PeftAdapter::open(&folder).unwrap();
         assert_eq!(saved.base_model(), Some(base));
         let base = golden(&format!("models/{base}"));
         let read = adapted(&base, Attachment::saved(saved).unwrap()).unwrap();
@@ -245,7 +260,7 @@ fn patterns_match_the_end_of_a_name_from_a_dot() {
         rslora: true,
         ..LoraConfig::default()
     };
-    let matcher = config::Matcher::new(&config).unwrap();
+    let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
     let shape = |name: &str| matcher.shape(name).unwrap();
     assert_eq!(shape("model.layers.0.self_attn.q_proj").rank, 2);
     assert_eq!(shape("model.layers.0.self_attn.freq_proj").rank, 8);
@@ -485,7 +500,7 @@ fn of_patterns_that_overlap_the_first_in_the_file_counts() {
         config["rank_pattern"][first] = json!(if first == "q_proj" { 2 } else { 3 });
         config["rank_pattern"][second] = json!(if second == "q_proj" { 2 } else { 3 });
         let config = read_config(&config).unwrap();
-        let matcher = config::Matcher::new(&config).unwrap();
+        let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
         let shape = matcher.shape("model.layers.0.self_attn.q_proj").unwrap();
         assert_eq!(shape.rank, rank, "{first} before {second}");
     }
@@ -499,7 +514,7 @@ fn layers_to_transform_chooses_blocks_by_number() {
         config["layers_to_transform"] = indices;
         config["layers_pattern"] = lists;
         let config = read_config(&config).unwrap();
-        let matcher = config::Matcher::new(&config).unwrap();
+        let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
         [0, 1, 11]
             .map(|block| format!("model.layers.{block}.self_attn.q_proj"))
             .map(|name| matcher.shape(&name).is_some())

@@ -15,7 +15,7 @@ pub(super) enum FeedForward {
     /// Of all tokens.
     Dense(Box<Dense>),
     /// Of which each token goes through some.
-    Routed(Routed),
+    Routed(Box<Routed>),
 }
 
 impl FeedForward {
@@ -28,8 +28,14 @@ impl FeedForward {
     ) -> Result<Self, Error> {
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
-            Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
-            None => Self::Dense(Box::new(Dense::new(config, name, initial, builder)?)),
+            Some(mixture) => {
+                let layer = Routed::new(config, mixture, name, initial, builder)?;
+                Self::Routed(Box::new(layer))
+            }
+            None => {
+                let name = (name, config.intermediate_size);
+                Self::Dense(Box::new(Dense::new(config, name, initial, builder)?))
+            }
         })
     }
 
@@ -43,7 +49,7 @@ impl FeedForward {
     ) -> Result<(Tensor, Option<Tensor>), Error> {
         match self {
             Self::Dense(layer) => Ok((layer.forward(input, dropout)?, None)),
-            Self::Routed(layer) => layer.forward(input, counted),
+            Self::Routed(layer) => layer.forward(input, counted, dropout),
         }
     }
 
@@ -51,7 +57,7 @@ impl FeedForward {
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(match self {
             Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
-            Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
+            Self::Routed(layer) => Self::Routed(Box::new(layer.with_base(map)?)),
         })
     }
 }
@@ -89,19 +95,21 @@ enum Inputs {
 }
 
 impl Dense {
-    fn new(
+    /// Builds the layer `name` of this inner width.
+    pub(super) fn new(
         config: &DecoderConfig,
-        name: &str,
+        (name, inner): (&str, i64),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
+        let experts = config.experts.as_ref();
         let mut linear = |suffix: &str, shape| {
             let name = format!("{name}.{suffix}");
-            match config.experts {
-                None => builder.linear(&name, shape, config.mlp_bias, initial),
-                // PEFT takes an adapter with this name to be one of experts.
-                Some(_) => {
+            // Beside experts alone, PEFT takes an adapter with this name to be one of them.
+            match experts.is_some_and(|experts| experts.shared.is_none()) {
+                false => builder.linear(&name, shape, config.mlp_bias, initial),
+                true => {
                     builder.leave_out(&name);
                     builder.bare_linear(&name, shape, config.mlp_bias, initial)
                 }
@@ -120,7 +128,7 @@ impl Dense {
         })
     }
 
-    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+    pub(super) fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let (gate, up) = match &self.inputs {
             Inputs::Separate([gate, up]) => {
                 let input = Linear::shared_input(input.shallow_clone(), &[gate, up])?;
@@ -139,7 +147,7 @@ impl Dense {
             .forward(&self.activation.gated(&gate, &up)?, dropout)
     }
 
-    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             inputs: match &self.inputs {
                 Inputs::Fused(both) => Inputs::Fused(both.with_base(map)?),

@@ -7,7 +7,7 @@ use super::experts::{Expert, Experts};
 use super::layers::{Embedding, LayerNorm, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
-use crate::adapters::{Attachment, HEAD};
+use crate::adapters::{Attachment, ExpertSizes, HEAD};
 use crate::parameters::Parameters;
 use crate::quant::{Mxfp4, Quantization};
 use crate::tensor::shared;
@@ -406,18 +406,23 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The matrices of `count` experts, whose names are `name`, the number of each, and the layer: gate and up
-    /// `[inner, hidden]`, and down `[hidden, inner]`; and their biases, if they are `biased`. They have no adapters.
+    /// The matrices of experts, whose names are `name`, the number of each, and the layer: gate and up `[inner, hidden]`,
+    /// and down `[hidden, inner]`; and their biases, if they are `biased`; with their adapters, if they are targeted.
     ///
     /// # Errors
     /// If the source does not have them, or an adapter is to train them in full.
     pub fn experts(
         &mut self,
         name: &str,
-        count: i64,
-        (hidden, inner): (i64, i64),
+        sizes: &ExpertSizes,
         (biased, initial): (bool, Initial),
     ) -> Result<Experts, Error> {
+        let ExpertSizes {
+            count,
+            hidden,
+            inner,
+            ..
+        } = *sizes;
         let names = |number: i64, role: &str| {
             ["gate_proj", "up_proj", "down_proj"]
                 .map(|layer| format!("{name}.{number}.{layer}.{role}"))
@@ -492,10 +497,18 @@ impl<'a> Builder<'a> {
         for bias in biases.iter().flatten() {
             self.remember(name, bias);
         }
+        let adapters = match &mut self.adapters {
+            Some(adapters) => {
+                let device = self.host_for.unwrap_or_else(|| gate_up.device());
+                adapters.attach_experts(name, sizes, device, self.parameters)?
+            }
+            None => [None, None],
+        };
         Ok(Experts::Frozen {
             gate_up,
             down,
             biases,
+            adapters,
         })
     }
 

@@ -38,6 +38,10 @@ section! {
         /// whole name. `embed_tokens` and `lm_head` are possible, too.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
         pub target_modules: ModuleNames = ModuleNames::Pattern("all-linear".into()), for Any, resume Fixed;
+        /// Tensors of experts that get an adapter, too, by the end of their names: `mlp.experts.gate_up_proj` and
+        /// `mlp.experts.down_proj`, each of all experts of a block, as in PEFT. Not with `lora_dropout` or `use_dora`.
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub target_parameters: Option<Vec<String>> = None, for Language, resume Fixed;
         /// Layers without an adapter: a list of names, or a regular expression for the whole name.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
         pub exclude_modules: Option<ModuleNames> = None, for Any, resume Fixed;
@@ -146,6 +150,12 @@ impl AdapterConfig {
             && self.bias == BiasConfig::None
     }
 
+    /// Whether tensors of experts have adapters, as far as the config says.
+    pub(super) fn is_on_experts(&self) -> bool {
+        let parameters = self.target_parameters.as_ref();
+        self.resume_from.is_none() && parameters.is_some_and(|names| !names.is_empty())
+    }
+
     /// Whether nothing is trained but a new adapter, so that the model without it is the model before the first step.
     pub(crate) fn is_new_and_alone(&self) -> bool {
         self.resume_from.is_none()
@@ -166,6 +176,7 @@ impl AdapterConfig {
             rslora: self.use_rslora,
             dora: self.use_dora,
             target_modules: self.target_modules.modules("target_modules")?,
+            target_parameters: self.target_parameters.clone().unwrap_or_default(),
             exclude_modules: match &self.exclude_modules {
                 Some(names) => Some(names.modules("exclude_modules")?),
                 None => None,

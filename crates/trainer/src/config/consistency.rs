@@ -56,6 +56,20 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             ),
         );
     }
+    if let Some(adapter) = config.adapter.as_ref().filter(|one| one.is_on_experts()) {
+        for (is_set, key) in [
+            (adapter.lora_dropout > 0.0, "lora_dropout"),
+            (adapter.use_dora, "use_dora"),
+        ] {
+            if is_set {
+                report(
+                    &["adapter", key],
+                    format!("`adapter.{key}` does not work with adapters on experts"),
+                    &format!("remove `{key}` or `target_parameters`"),
+                );
+            }
+        }
+    }
     if config.train.gradient_checkpointing && !published && !config.is_video() {
         report(
             &["train", "gradient_checkpointing"],

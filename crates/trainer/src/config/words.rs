@@ -29,6 +29,7 @@ adapter.r rank lora_r lora_rank network_dim lora_dim linear
 adapter.lora_alpha alpha network_alpha linear_alpha
 adapter.lora_dropout network_dropout dropout
 adapter.target_modules lora_target lora_target_modules lora_target_linear target_layers
+adapter.target_parameters lora_target_parameters
 adapter.modules_to_save lora_modules_to_save additional_target
 adapter.use_dora peft_use_dora
 adapter.use_rslora peft_use_rslora

@@ -134,11 +134,12 @@ impl PlannedDecoder<'_> {
     /// Bytes that a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
         let aligned = |bytes: u64| bytes.next_multiple_of(STREAM_ALIGNMENT);
-        // Routers and what makes decays are not quantised, and convolutions are fp32.
+        // Routers, gates and what makes decays are not quantised, and convolutions are fp32.
         let hidden = self.shape.hidden_size;
         let experts = self.shape.experts.as_ref();
         let router = experts.map(|experts| vec![experts.count, hidden]);
         let delta = self.shape.delta.as_ref();
+        let gate = experts.and_then(|experts| experts.shared.map(|_| vec![1, hidden]));
         let decay = delta.map(|delta| vec![delta.value_heads, hidden]);
         let of = |(size, kind): &(Vec<i64>, Kind)| {
             let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
@@ -151,7 +152,7 @@ impl PlannedDecoder<'_> {
                 return aligned(numbers);
             }
             let to = self.config.model.quantization;
-            let is_exact = [&router, &decay].contains(&&Some(size.clone()));
+            let is_exact = [&router, &gate, &decay].contains(&&Some(size.clone()));
             match to.filter(|_| !is_exact) {
                 None => aligned(numbers * stored.elt_size_in_bytes() as u64),
                 Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),

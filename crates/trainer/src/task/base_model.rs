@@ -78,8 +78,7 @@ impl BaseModel {
         let mut builder = plans
             .builder(&mut source, &mut parameters, attachment.as_mut())
             .streamed(streaming);
-        let mut model = plans.decoder(&mut builder)?;
-        model.add_noise(config.train.neftune_noise_alpha.unwrap_or_default());
+        let model = plans.decoder(&mut builder)?;
         if config.train.activation_offload && !plans.offloads() {
             tracing::warn!(
                 "`train.activation_offload` is left off: on the CPU there is no other memory to \
@@ -145,6 +144,7 @@ impl<'a> Plans<'a> {
         };
         let mut model = Decoder::new(&self.pretrained.config, options, builder)?;
         model.offload_activations(self.offloads());
+        model.add_noise((self.config.train.neftune_noise_alpha).unwrap_or_default());
         Ok(model)
     }
 

@@ -28,7 +28,7 @@ use crate::memory_plan::MemoryPlan;
 use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
 use models::Parameters;
-use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
+use models::adapters::{Attached, Naming, PeftAdapter, adapter_config, write_peft};
 use models::formats::LazyTensor;
 use models::language::{Decoder, attention_path};
 use models::loss::{smoothed_cross_entropy, summed_cross_entropy};
@@ -153,13 +153,6 @@ impl FineTune {
         let encoder = Encoder::new(&pretrained)?;
         observer.preparing("reading and tokenising the data");
         let data = FineTuneData::load(config, &encoder, observer)?;
-        if pretrained.is_part && config.adapter.is_some() {
-            tracing::warn!(
-                "the adapter names the layers of a {}, as this model's text part is without the rest: PEFT does not find them in \
-                 the whole model, and the adapter is used here, or merged (`adapter.save_merged: true`)",
-                pretrained.config.family.class
-            );
-        }
         Ok((pretrained, encoder, data))
     }
 
@@ -277,7 +270,7 @@ impl Task for FineTune {
                     self.name_or_path,
                     if adapter.config.dora { "DoRA" } else { "LoRA" },
                     adapter.config.rank,
-                    adapter.modules.len(),
+                    adapter.modules.len() + adapter.parameters.len(),
                 )
             }
         }
@@ -509,11 +502,12 @@ impl Task for FineTune {
             "weights": fingerprint(self.pretrained.tensors.as_ref())?,
         });
         if let Some(adapter) = &self.adapter {
-            let mut config = adapter_config(adapter, &self.name_or_path);
+            let mut config = adapter_config(adapter, &self.name_or_path, Naming::ALONE);
             if let Some(keys) = config.as_object_mut() {
                 // Where the model is, and what may change.
                 keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
-                keys.insert("layers".into(), json!(adapter.modules));
+                let layers = [&adapter.modules[..], &adapter.parameters].concat();
+                keys.insert("layers".into(), json!(layers));
             }
             identity["adapter"] = config;
         }
@@ -524,7 +518,8 @@ impl Task for FineTune {
         let Some(adapter) = &self.adapter else {
             return Ok(false);
         };
-        write_peft(folder, adapter, &self.parameters, &self.name_or_path)?;
+        let base = (self.name_or_path.as_str(), self.pretrained.naming());
+        write_peft(folder, adapter, &self.parameters, base)?;
         Ok(true)
     }
 

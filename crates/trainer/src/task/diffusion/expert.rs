@@ -4,7 +4,7 @@ use std::path::Path;
 
 use models::Parameters;
 use models::adapters::{
-    Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
+    Attached, Attachment, LoraConfig, Modules, Naming, PeftAdapter, adapter_config, write_peft,
 };
 use models::diffusion::lora::{LoraFile, LoraForm};
 use models::diffusion::{Arch, Denoiser, Diffusion, Expert as Which, Part};
@@ -151,7 +151,7 @@ impl Expert {
         let Some(Lora { adapter, .. }) = &self.lora else {
             return Value::Null;
         };
-        let mut identity = adapter_config(adapter, "");
+        let mut identity = adapter_config(adapter, "", Naming::ALONE);
         if let Some(keys) = identity.as_object_mut() {
             keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
             keys.insert("layers".into(), json!(adapter.modules));
@@ -172,7 +172,7 @@ impl Expert {
             return Ok(());
         };
         let base = model.path().display().to_string();
-        write_peft(peft, adapter, &self.parameters, &base)?;
+        write_peft(peft, adapter, &self.parameters, (&base, Naming::ALONE))?;
         let path = peft.join("adapter_config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
         // PEFT has no task type for video models.
