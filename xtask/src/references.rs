@@ -89,6 +89,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "sdxl",
         // After anima, whose functions it calls.
         "qwen_image",
+        // After qwen_image.
+        "qwen_image_edit",
         // After wan and sdxl, likewise.
         "flux1",
         "preferences",
@@ -117,6 +119,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "anima::",
             "sdxl::",
             "qwen_image::",
+            "qwen_image_edit::",
+            "training_adapter::",
             "flux1::",
         ],
     )?;

@@ -9,7 +9,7 @@ use crate::Error;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 7] = [
+pub static REGISTRY: [&Arch; 8] = [
     &wan::ARCH,
     &z_image::ARCH,
     // Before the second, which takes LoRAs of the first for its own.
@@ -18,6 +18,7 @@ pub static REGISTRY: [&Arch; 7] = [
     &anima::ARCH,
     &sdxl::ARCH,
     &qwen_image::ARCH,
+    &qwen_image::EDIT,
 ];
 
 /// Those that a program has added.

@@ -166,6 +166,7 @@ impl Denoiser for Transformer {
         let shared = Shared {
             rotary: self.rotary(words, grid)?,
             words,
+            pictured: grid.0 * grid.1,
             seen: None,
         };
         let picture = self.picture.forward(&patched(noisy, PATCH)?, dropout)?;
