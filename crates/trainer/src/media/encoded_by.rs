@@ -191,6 +191,8 @@ fn clip_of(
         shape: (pixels(width), pixels(height), (count as u32 - 1) * 4 + 1),
         tokens: (count * (height / patch) * (width / patch)) as u64,
         repeats: 1,
+        empty: None,
+        controls: Vec::new(),
     })
 }
 

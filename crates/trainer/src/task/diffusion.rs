@@ -105,7 +105,7 @@ impl DiffusionTask {
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
-                let shown = previews.is_some();
+                let shown = previews.as_ref();
                 let planned = PlannedExperts::new(config, &model, &data, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
             }
@@ -127,7 +127,7 @@ impl DiffusionTask {
             residency.enter(&experts, Some(experts.len()), placer)?;
             let expert = match &plan {
                 Some(plan) => {
-                    let blocks = streaming(config, plan, part.expert, placer)?;
+                    let blocks = streaming(config, plan, component(part.expert), placer)?;
                     Expert::open(config, &*model, part, blocks, compute, placer)?
                 }
                 None => Expert::fresh(config, &*model, part, compute, placer)?,
@@ -144,7 +144,10 @@ impl DiffusionTask {
         let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats;
         let of_order = data.training.iter();
-        let of_order = of_order.map(|clip| (clip.shape, repeats.unwrap_or(clip.repeats)));
+        let of_order = of_order.map(|clip| {
+            let shape = (clip.shape, clip.controls.clone());
+            (shape, repeats.unwrap_or(clip.repeats))
+        });
         let order = ClipOrder::new(config.seed, of_order, rows);
         let source = ClipSource::new(&data.training, &model);
         let clips = ClipLoader::new(source, order, placer.device());
@@ -201,15 +204,10 @@ impl DiffusionTask {
         let mut conditions = clips.conditions;
         if dropped.contains(&true) {
             let mut rows = clips.rows;
-            for (row, _) in rows
-                .iter_mut()
-                .zip(dropped)
-                .filter(|(_, dropped)| **dropped)
-            {
-                row.extend(Conditions::read(
-                    &SafetensorsFile::open(&self.data.empty)?,
-                    &[],
-                )?);
+            let places = rows.iter_mut().zip(&clips.empty).zip(dropped);
+            for ((row, empty), _) in places.filter(|(_, dropped)| **dropped) {
+                let empty = empty.as_ref().unwrap_or(&self.data.empty);
+                row.extend(Conditions::read(&SafetensorsFile::open(empty)?, &[])?);
             }
             conditions = self.model.collate(&rows)?;
         }
@@ -523,6 +521,10 @@ impl Task for DiffusionTask {
         let mut identity = json!({ "adapter": self.experts[0].adapter_identity() });
         for (expert, key) in self.experts.iter().zip(["transformer", "transformer_2"]) {
             identity[key] = json!(expert.fingerprint);
+        }
+        if let Some(adapter) = &self.config.model.training_adapter {
+            let file = lora_file::weights(adapter)?;
+            identity["training_adapter"] = json!(models::pretrained::fingerprint(&file)?);
         }
         Ok(identity)
     }

@@ -1,5 +1,6 @@
 //! Loads encoded clips on a separate thread, ahead of the training step.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use models::diffusion::{Conditions, Diffusion};
@@ -22,6 +23,8 @@ pub(super) struct EncodedClip {
     latents: Tensor,
     conditions: Conditions,
     tokens: u64,
+    /// As that of [`Clip`].
+    empty: Option<PathBuf>,
 }
 
 /// Encoded clips of the same shape on the host.
@@ -35,6 +38,8 @@ pub(super) struct Encoded {
     pub(super) rows: Vec<Conditions>,
     /// Number of the denoiser's tokens of the clips.
     pub(super) tokens: u64,
+    /// Of each clip, the file of the empty text if it has one of its own.
+    pub(super) empty: Vec<Option<PathBuf>>,
 }
 
 impl TensorTree for Encoded {
@@ -49,6 +54,7 @@ impl TensorTree for Encoded {
                 .map(|name, tensor| map(&path.field(name), tensor))?,
             rows: self.rows,
             tokens: self.tokens,
+            empty: self.empty,
         })
     }
 }
@@ -105,6 +111,7 @@ impl ClipSource {
             latents: file.read("latents", Kind::Float)?,
             conditions,
             tokens: clip.tokens,
+            empty: clip.empty.clone(),
         })
     }
 
@@ -112,12 +119,14 @@ impl ClipSource {
         let latents: Vec<_> = clips.iter().map(|clip| &clip.latents).collect();
         let latents = Tensor::f_stack(&latents, 0)?;
         let tokens = clips.iter().map(|clip| clip.tokens).sum();
+        let empty = clips.iter().map(|clip| clip.empty.clone()).collect();
         let rows: Vec<_> = clips.into_iter().map(|clip| clip.conditions).collect();
         Ok(Encoded {
             latents,
             conditions: self.model.collate(&rows)?,
             rows,
             tokens,
+            empty,
         })
     }
 
