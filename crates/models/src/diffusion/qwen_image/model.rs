@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::text::{PromptTokenizer, TextConfig};
+use super::text::{PROCESSORS, PromptTokenizer, TextConfig};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
 use super::{ARCH, EDIT};
 use crate::Error;
@@ -27,7 +27,7 @@ const CLASSES: [(&str, &[&str]); 4] = [
     ("transformer", &["QwenImageTransformer2DModel"]),
     ("vae", &["AutoencoderKLQwenImage"]),
     ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
-    ("processor", &["Qwen2VLProcessor", "Qwen2_5_VLProcessor"]),
+    ("processor", PROCESSORS),
 ];
 
 /// What a transformer may be that looks like that of Qwen-Image.

@@ -59,6 +59,9 @@ const LONGEST_WITH_PICTURES: usize = 4096;
 const PICTURE: &str = "<|image_pad|>";
 const PICTURE_TOKEN: i64 = 151_655;
 
+/// Classes of what prepares pictures for it.
+pub(super) const PROCESSORS: &[&str] = &["Qwen2VLProcessor", "Qwen2_5_VLProcessor"];
+
 /// How many frequencies of a head turn by each kind of positions, as published.
 const SECTIONS: [i64; 3] = [16, 24, 24];
 

@@ -1,4 +1,4 @@
-//! The tower for pictures of Qwen2.5-VL: what its language model sees of a picture, and how the picture is prepared.
+//! The text encoder's tower for pictures: what its language model sees of a picture, and how the picture is prepared.
 //!
 //! ```text
 //! picture ─▶ patches ─▶ linear ─▶ ┌ norm ─▶ attention ─▶ + ─▶ norm ─▶ feed-forward ─▶ + ┐ ─▶ norm ─▶ 4 in 1 ─▶ states

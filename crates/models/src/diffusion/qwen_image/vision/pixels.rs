@@ -1,7 +1,7 @@
 //! How pictures are prepared for the tower, from `preprocessor_config.json` in the folder `processor`.
 //!
-//! A picture is scaled twice: to an area of 384 × 384, as the pipeline does it, and to whole patches, as Qwen2.5-VL's processor
-//! does it without torchvision.
+//! A picture is scaled twice: to an area of 384 × 384, as the pipeline does it, and to whole patches, as the text encoder's
+//! processor does it without torchvision.
 
 use std::path::Path;
 
