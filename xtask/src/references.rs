@@ -92,6 +92,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "qwen_image",
         // After that one, likewise.
         "krea2",
+        // After qwen_image.
+        "qwen_image_edit",
         // After wan and sdxl, likewise.
         "flux1",
         // After flux1.
@@ -129,6 +131,8 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "anima::",
             "sdxl::",
             "qwen_image::",
+            "qwen_image_edit::",
+            "training_adapter::",
             "flux1::",
             "krea2::",
             "chroma::",

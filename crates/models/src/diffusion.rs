@@ -13,6 +13,7 @@
 pub mod anima;
 mod companions;
 mod conditions;
+mod controls;
 pub mod files;
 pub mod flux1;
 pub mod flux2;
@@ -38,6 +39,7 @@ use tch::{Device, Tensor};
 
 pub use companions::Companions;
 pub use conditions::{Conditions, FIRST_FRAME, GUIDANCE, TEXT, TEXT_TOKENS};
+pub use controls::Controls;
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use objective::{Noise, Objective, Prediction};
@@ -46,6 +48,7 @@ pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, of_file, open, reg
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
 use self::parts::codec::MediaCodec;
+pub use self::parts::resample::Picture;
 use self::parts::schedule::Scheduler;
 use self::parts::tiles::Tiling;
 use crate::Error;
@@ -402,6 +405,12 @@ pub trait Diffusion: Debug + Send + Sync {
         Ok(Conditions::default())
     }
 
+    /// How it takes control pictures, of which it then needs one; `None` if it takes none. Their latents are conditions
+    /// with the names of [`Controls::name`], and its texts are encoded with them.
+    fn controls(&self) -> Option<Controls> {
+        None
+    }
+
     /// Conditions, without a batch dimension, of how a picture came to its size. A cache file has them beside the latents.
     ///
     /// # Errors
@@ -514,6 +523,17 @@ pub trait Tokenizer: Debug {
     /// If the tokenizer fails.
     fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error>;
 
+    /// The same for a text that is encoded with pictures of these widths and heights.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    fn tokens_with(&self, text: &str, pictures: &[(u32, u32)]) -> Result<Vec<Vec<u32>>, Error> {
+        match pictures {
+            [] => self.tokens(text),
+            _ => Err(Error::Internal("a tokenizer that knows no pictures".into())),
+        }
+    }
+
     /// Number of tokens of `text` before truncation, and how many are read.
     ///
     /// # Errors
@@ -529,4 +549,17 @@ pub trait TextEncoder: Debug {
     /// # Errors
     /// If a token is unknown, or memory runs out.
     fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error>;
+
+    /// The same for a text with pictures, whose tokens are those of [`Tokenizer::tokens_with`].
+    ///
+    /// # Errors
+    /// If the tokens are those of other pictures, or as [`TextEncoder::encode`].
+    fn encode_with(&self, tokens: &[u32], pictures: &[Picture]) -> Result<Conditions, Error> {
+        match pictures {
+            [] => self.encode(tokens),
+            _ => Err(Error::Internal(
+                "a text encoder that sees no pictures".into(),
+            )),
+        }
+    }
 }

@@ -340,6 +340,9 @@ fn of_media(config: &Config, options: &[GenerateOption], moves: bool) -> Vec<Com
             if let Some(image) = &preview.image {
                 line += &format!(" --image {}", word(&absolute(image)));
             }
+            for control in &preview.controls {
+                line += &format!(" --control-image {}", word(&absolute(control)));
+            }
         }
         None => {
             let any = if moves { "a video" } else { "a picture" };

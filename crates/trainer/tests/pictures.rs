@@ -91,6 +91,15 @@ impl Place {
     /// The losses of five steps from the same adapter are within 1e-5 of PEFT's, and the adapter after them is nearly the
     /// same; `texts` are the conditions of each step's batch.
     pub(crate) fn losses_of_five_steps_are_those_of_peft(&self, texts: &[(&'static str, Tensor)]) {
+        self.losses_of_five_steps_with(&[], texts);
+    }
+
+    /// The same in a run with other keys.
+    pub(crate) fn losses_of_five_steps_with(
+        &self,
+        keys: &[&str],
+        texts: &[(&'static str, Tensor)],
+    ) {
         let file = self.training();
         let batch = |step: i64| {
             let same = texts
@@ -102,7 +111,7 @@ impl Place {
             });
             same.chain(own).collect()
         };
-        let task = self.trained(&self.golden("model"), "losses", batch);
+        let task = self.trained_with(keys, &self.golden("model"), "losses", batch);
         self.parameters_are_those_of_peft(&task);
     }
 
@@ -114,8 +123,18 @@ impl Place {
         losses: &str,
         batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
     ) -> DiffusionTask {
+        self.trained_with(&[], model, losses, batch)
+    }
+
+    fn trained_with(
+        &self,
+        keys: &[&str],
+        model: &Path,
+        losses: &str,
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) -> DiffusionTask {
         let adapter = format!("adapter.resume_from={}", self.golden("adapter").display());
-        let config = self.config(&[&adapter, "train.weight_decay=0.05"]);
+        let config = self.config(&[keys, &[&adapter, "train.weight_decay=0.05"]].concat());
         let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
         let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
         let mut task =

@@ -11,6 +11,7 @@ pub mod kl;
 pub(crate) mod picture;
 pub(crate) mod places;
 pub mod prompt;
+pub mod resample;
 pub mod rotary;
 pub mod schedule;
 pub(crate) mod stills;

@@ -23,6 +23,7 @@ pub static REGISTRY: [&Arch; 8] = [
     &sdxl::ARCH,
     &qwen_image::ARCH,
     &krea2::ARCH,
+    &qwen_image::EDIT,
 ];
 
 /// Those that a program has added.

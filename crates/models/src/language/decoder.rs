@@ -266,14 +266,39 @@ impl Decoder {
             Some(text) => positions.filled(text, length, self.compute),
             None => positions.of_length((0, length), self.compute),
         })?;
+        self.states_of(self.embed(tokens, Pass::Evaluate)?, &views, wanted)
+    }
+
+    /// As [`Decoder::states`], for one text in which the embeddings of the tokens at `places`, integers `[count]`, are
+    /// `rows` `[count, hidden]`, and whose tokens have several positions: `positions` `[kinds, length]`, by which the
+    /// frequencies of [`Rope::in_sections`] turn.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`].
+    pub fn states_with(
+        &self,
+        tokens: &Tensor,
+        (places, rows): (&Tensor, &Tensor),
+        (positions, sections): (&Tensor, &[i64]),
+        wanted: &[usize],
+    ) -> Result<Vec<Tensor>, Error> {
+        let views = (self.views).map(|view| view.in_sections(positions, sections, self.compute))?;
+        let stream = self.embed(tokens, Pass::Evaluate)?;
+        let rows = to_kind(rows, stream.kind())?.f_unsqueeze(0)?;
+        self.states_of(stream.f_index_copy(1, places, &rows)?, &views, wanted)
+    }
+
+    fn states_of(
+        &self,
+        stream: Tensor,
+        views: &Views,
+        wanted: &[usize],
+    ) -> Result<Vec<Tensor>, Error> {
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
-        let last = self.blocks.evaluate(
-            self.embed(tokens, Pass::Evaluate)?,
-            |layer, index, stream| {
-                states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
-                layer.run(stream, &views, None, false)
-            },
-        )?;
+        let last = self.blocks.evaluate(stream, |layer, index, stream| {
+            states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
+            layer.run(stream, views, None, false)
+        })?;
         states.push(Some(last));
         let state = |index: &usize| {
             let state = states.get(*index).and_then(Option::as_ref);

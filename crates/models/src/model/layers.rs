@@ -239,6 +239,27 @@ impl Positions {
         })
     }
 
+    /// Positions of one text whose tokens have several of them: see [`Rope::in_sections`]. `kind` is the type of the
+    /// scores.
+    ///
+    /// # Errors
+    /// As [`Rope::in_sections`].
+    pub fn in_sections(
+        &self,
+        positions: &Tensor,
+        sections: &[i64],
+        kind: Kind,
+    ) -> Result<Self, Error> {
+        let length = positions.size2()?.1;
+        Ok(Self {
+            rope: self
+                .rope
+                .in_sections(positions, sections)?
+                .until(length, kind)?,
+            ..self.of_length((0, length), kind)?
+        })
+    }
+
     /// Positions of rows that pack several `texts`, which do not attend to each other: `positions` (`[batch,
     /// length]`) restart at 0 with each text. `kind` is the type of the scores.
     ///
@@ -431,6 +452,34 @@ impl Rope {
             cos: rows(&self.cos)?,
             sin: rows(&self.sin)?,
             growth: self.growth.as_ref().map(rows).transpose()?,
+        })
+    }
+
+    /// The tables for tokens with several positions each, integers `[kinds, length]`: so many frequencies after one
+    /// another as `sections` lists turn by the first, the second, …, and again by the first.
+    ///
+    /// # Errors
+    /// If a position is beyond the tables, or memory runs out.
+    pub fn in_sections(&self, positions: &Tensor, sections: &[i64]) -> Result<Self, Error> {
+        let kinds = positions.size2()?.0;
+        let half = self.cos.size().last().copied().unwrap_or(0) / 2;
+        let mixed = |table: &Tensor| -> Result<Tensor, Error> {
+            let mut parts = Vec::new();
+            for start in [0, half] {
+                let mut column = start;
+                for (index, width) in sections.iter().enumerate() {
+                    let part = table.f_narrow(-1, column, *width)?;
+                    let rows = positions.f_select(0, index as i64 % kinds)?;
+                    parts.push(part.f_index_select(0, &rows)?);
+                    column += width;
+                }
+            }
+            Ok(Tensor::f_cat(&parts, -1)?)
+        };
+        Ok(Self {
+            cos: mixed(&self.cos)?,
+            sin: mixed(&self.sin)?,
+            growth: None,
         })
     }
 

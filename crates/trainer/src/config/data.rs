@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::encoded_by::EncodedBy;
 use super::mixture::{MixtureSource, StoppingStrategy};
-use super::video::{FrameExtraction, Numbers};
+use super::video::{FrameExtraction, Numbers, Paths};
 
 section! {
     /// How the data is read and split into samples.
@@ -145,6 +145,15 @@ section! {
         /// How much counts what is masked, from 0 (not at all) to 1. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub mask_min_value: Option<f64> = None, for Diffusion, resume Fixed;
+        /// For models that change pictures: a folder of control pictures, from which those of `path` are made. They have the
+        /// names and subfolders of those, with `_0`, `_1`, … behind the name if there are several. Or a list of folders, of
+        /// which each has one. Unset: a `.jsonl` file names them (`control_path`). It must not be inside `path`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub control_path: Option<Paths> = None, for Diffusion, resume Fixed;
+        /// The area at which control pictures are encoded, as the side of a square or width and height; each keeps its form.
+        /// Unset means the model's: 1024 × 1024 for Qwen-Image-Edit.
+        #[schemars(range(min = 32, max = 4096), extend("x-not-with" = "data.encoded_by"))]
+        pub control_resolution: Option<Numbers> = None, for Diffusion, resume Fixed;
         /// How often each clip is used per epoch. Unset means the number that its folder's name begins with
         /// (`10_cat`), else 1.
         #[schemars(range(min = 1, max = 65536))]

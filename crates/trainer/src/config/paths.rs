@@ -405,6 +405,8 @@ mod tests {
             [
                 "adapter.resume_from",
                 "data.cache_dir",
+                "data.control_path",
+                "data.control_path[]",
                 "data.eval_dataset",
                 "data.mask_path",
                 "data.mixture[].path",
@@ -415,11 +417,15 @@ mod tests {
                 "model.text_encoder",
                 "model.text_encoder_2",
                 "model.tokenizer",
+                "model.training_adapter",
                 "model.transformer",
                 "model.transformer_2",
                 "model.vae",
                 "output_dir",
+                "sample.control_image",
+                "sample.control_image[]",
                 "sample.image",
+                "sample.transformer",
                 "train.resume_from_checkpoint",
             ]
         );

@@ -16,6 +16,7 @@ output_dir out_dir output_path save_dir training_folder
 seed random_state random_seed training_seed data_seed
 model.name_or_path model_name_or_path pretrained_model_name_or_path base_model model_name model_id model_path ckpt_path pretrained_model_name
 model.transformer dit dit_path dit_high_noise transformer_path
+model.training_adapter assistant_lora_path base_weights
 model.vae vae_path ae vae_checkpoint
 model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1 clip_l
 model.text_encoder_2 t5xxl text_encoder2
@@ -44,6 +45,7 @@ data.block_size max_seq_length max_seq_len max_length cutoff_len sequence_len se
 data.block_size seq_len model_max_length context_length
 data.packing sample_packing neat_packing pack_sequences
 data.validation_fraction val_set_size val_size test_size validation_split_percentage
+data.control_path control_directory control_image_directory conditioning_data_dir control_dir
 data.num_frames target_frames max_num_frames num_frames_list
 data.fps target_fps frame_rate
 data.caption_extension caption_ext
@@ -99,6 +101,8 @@ sample.prompts sample_prompts validation_prompt validation_prompts
 sample.sample_steps sample_every sample_every_n_steps
 sample.negative_prompt neg negative_prompts
 sample.guidance_scale guidance cfg_scale
+sample.transformer turbo_dit
+sample.control_image control_image_path ctrl_img
 sample.max_new_tokens max_tokens max_gen_length";
 
 /// Values that are written differently here: their word, their value and ours.

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use models::diffusion::parts::codec::MediaCodec;
 use models::diffusion::{
-    Conditions, Diffusion, FirstFrame, Framing, Geometry, Part, Tokenizer, load_autoencoder,
-    load_text_encoder,
+    Conditions, Diffusion, FirstFrame, Framing, Geometry, Part, load_autoencoder,
 };
-use models::pretrained::fingerprint;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
@@ -16,11 +14,13 @@ use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
 use super::clips::{ClipExtraction, Span};
+use super::controls::{self, Control, ControlFiles};
 use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
 use super::tags;
+use super::texts::{PlannedTexts, Prompt, TextKeys, identity};
 use super::trim::Trim;
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
@@ -47,6 +47,10 @@ pub(crate) struct Clip {
     pub(crate) repeats: u32,
     /// Whether it is there so that the model does not forget it.
     pub(crate) is_regular: bool,
+    /// The file of the empty text beside its control pictures; `None` if that of all is.
+    pub(crate) empty: Option<PathBuf>,
+    /// Width and height of each control picture in pixels; only clips whose are the same can share a batch.
+    pub(crate) controls: Vec<Size>,
 }
 
 /// All clips, in the cache.
@@ -81,6 +85,8 @@ struct Cut {
     size: Size,
     /// What of it counts, if there are masks.
     mask: Option<Mask>,
+    /// Its control pictures.
+    controls: Vec<Control>,
 }
 
 impl Cut {
@@ -115,12 +121,13 @@ impl VideoData {
     pub(crate) fn prepare(
         config: &Config,
         model: &dyn Diffusion,
-        texts: &[String],
+        texts: &[Prompt],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         let folder = cache_folder(config);
         let geometry = model.geometry();
+        let compute = config.train.bf16.kind(placer.device());
         let encoder = Encoder {
             config,
             model,
@@ -128,9 +135,9 @@ impl VideoData {
             fps: frame_rate(config, geometry.fps),
             step: geometry.step() as u32,
             geometry,
-            compute: config.train.bf16.kind(placer.device()),
+            compute,
             autoencoder: identity(model, Part::Autoencoder)?,
-            texts: TextKeys::open(model)?,
+            texts: TextKeys::open(model, compute)?,
         };
         encoder.run(texts, placer, observer)
     }
@@ -139,13 +146,13 @@ impl VideoData {
 impl Encoder<'_> {
     fn run(
         self,
-        texts: &[String],
+        texts: &[Prompt],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<VideoData, Error> {
         let data = &self.config.data;
         let path = crate::locate::text_path(data)?;
-        let mut captions = BTreeMap::new();
+        let mut captions = PlannedTexts::new();
         let mut training = self.plan(&path, data, &mut captions, observer)?;
         let held_out = match crate::locate::eval_path(data)? {
             Some(other) => self.plan(&other, data, &mut captions, observer)?,
@@ -157,10 +164,13 @@ impl Encoder<'_> {
         if let Some(folder) = &data.reg_data_dir {
             training.extend(self.regular(folder, &path, &mut captions, observer)?);
         }
-        let empty = self.text_file("", &mut captions)?;
-        let others = texts.iter().map(|text| self.text_file(text, &mut captions));
-        let others = others.collect::<Result<_, _>>()?;
-        let texts = self.encode_texts(&captions, placer, observer)?;
+        let empty = self.texts.file("", &[], &self.cache, &mut captions)?;
+        let mut others = Vec::new();
+        for Prompt { text, controls } in texts {
+            let controls = Control::open(controls, &self.cache)?.map_err(Error::Data)?;
+            others.push((self.texts).file(text, &controls, &self.cache, &mut captions)?);
+        }
+        let texts = (self.texts).encode(&captions, self.model, placer, observer)?;
         let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
         let clips = |list: Vec<PlannedClip>| list.into_iter().map(|planned| planned.clip).collect();
@@ -179,7 +189,7 @@ impl Encoder<'_> {
         &self,
         folder: &Path,
         path: &Path,
-        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
+        captions: &mut PlannedTexts,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -213,7 +223,7 @@ impl Encoder<'_> {
         &self,
         path: &Path,
         data: &DataConfig,
-        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
+        captions: &mut PlannedTexts,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
         if let Some(by) = data.encoded_by {
@@ -222,6 +232,8 @@ impl Encoder<'_> {
         let buckets = buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
         let masks = Masks::of(data, path)?;
+        let files = ControlFiles::of(data, path, items.iter().map(|item| &item.source))?;
+        let dropped = data.caption_dropout.is_some_and(|share| share > 0.0);
         let (mut unmasked, mut doubles, mut small) = (
             Problems::default(),
             Problems::default(),
@@ -265,9 +277,27 @@ impl Encoder<'_> {
             if mask == Some(Mask::Whole) {
                 unmasked.add(format!("`{name}`"));
             }
-            let text = self.text_file(&item.caption, captions)?;
+            let controls = match (item.controls, &files) {
+                (named, Some(files)) if named.is_empty() => files.of_medium(&item.source, path),
+                (named, _) => named,
+            };
+            let controls = match Control::open(&controls, &self.cache)?
+                .and_then(|controls| self.checked(controls))
+            {
+                Ok(controls) => controls,
+                Err(reason) => {
+                    wrong.add(format!("`{name}`: {reason}"));
+                    continue;
+                }
+            };
+            let mut file = |text: &str| self.texts.file(text, &controls, &self.cache, captions);
+            let text = file(&item.caption)?;
+            let empty = match dropped && !controls.is_empty() {
+                true => Some(file("")?),
+                false => None,
+            };
             let orders = tags::orders(&item.caption, data, self.config.seed);
-            let orders = orders.iter().map(|order| self.text_file(order, captions));
+            let orders = orders.iter().map(|order| file(order));
             let orders = orders.collect::<Result<Vec<_>, _>>()?;
             for span in self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong) {
                 let cut = Cut {
@@ -276,9 +306,11 @@ impl Encoder<'_> {
                     span,
                     size,
                     mask: mask.clone(),
+                    controls: controls.clone(),
                 };
                 let mut cut = self.planned(cut, &facts.content, &name, &text)?;
                 cut.clip.orders.clone_from(&orders);
+                cut.clip.empty = empty.clone();
                 planned.push(cut);
             }
         }
@@ -327,6 +359,30 @@ impl Encoder<'_> {
             .into_iter()
             .map(|clip| PlannedClip { clip, cut: None })
             .collect())
+    }
+
+    /// The control pictures of a medium if the model takes so many.
+    fn checked(&self, controls: Vec<Control>) -> Result<Vec<Control>, String> {
+        let (rule, title) = (self.model.controls(), self.model.arch().title);
+        match (rule, controls.len()) {
+            (None, 1..) => Err(format!("{title} takes no control pictures")),
+            (Some(_), 0) => Err(format!(
+                "{title} changes pictures, and it has no control picture: name their folder by `data.control_path`"
+            )),
+            (Some(rule), count) if count > rule.most => Err(format!(
+                "{count} control pictures, where {title} takes {} at most",
+                rule.most
+            )),
+            _ => Ok(controls),
+        }
+    }
+
+    /// The area of control pictures, and the size of each.
+    fn control_sizes(&self, controls: &[Control]) -> Option<(u32, Vec<Size>)> {
+        let rule = self.model.controls().filter(|_| !controls.is_empty())?;
+        let area = controls::area(&self.config.data, rule);
+        let sizes = controls.iter().map(|control| rule.size(area, control.size));
+        Some((area, sizes.collect()))
     }
 
     /// How much of what is masked counts.
@@ -404,6 +460,15 @@ impl Encoder<'_> {
         if let Some(mask) = &cut.mask {
             numbers += &format!(" mask {}", mask.identity(&self.cache, self.least())?);
         }
+        let controls = self.control_sizes(&cut.controls);
+        if let Some((area, _)) = &controls {
+            let contents = cut.controls.iter().map(|control| control.content.as_str());
+            let contents: Vec<_> = contents.collect();
+            numbers += &format!(" controls {area} {}", contents.join(" "));
+        }
+        let controls = controls.map_or(Vec::new(), |(_, sizes)| sizes);
+        let places =
+            |(width, height): &Size| u64::from(width / self.step) * u64::from(height / self.step);
         let key = cache::key(&[content, &numbers, &self.autoencoder]);
         let clip = Clip {
             name: match cut.shape.still {
@@ -415,70 +480,17 @@ impl Encoder<'_> {
             text: text.to_owned(),
             orders: Vec::new(),
             shape: (size.0, size.1, span.frames),
-            tokens: self.geometry.latent_frames(span.frames.into()) as u64
-                * u64::from(size.0 / self.step)
-                * u64::from(size.1 / self.step),
+            tokens: self.geometry.latent_frames(span.frames.into()) as u64 * places(&size)
+                + controls.iter().map(places).sum::<u64>(),
             repeats: sources::repeats(cut.source.path()),
             is_regular: false,
+            empty: None,
+            controls,
         };
         Ok(PlannedClip {
             clip,
             cut: Some(cut),
         })
-    }
-
-    /// The file of a caption, whose tokens are added to `captions`.
-    fn text_file(
-        &self,
-        caption: &str,
-        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
-    ) -> Result<PathBuf, Error> {
-        let tokens = self.texts.tokens(caption)?;
-        let ids: Vec<String> = tokens.iter().map(|ids| format!("{ids:?}")).collect();
-        let key = cache::key(&[
-            "text",
-            &ids.join(" "),
-            &self.texts.fingerprint,
-            &format!("{:?}", self.compute),
-        ]);
-        let path = self.cache.text(&key);
-        captions.insert(path.clone(), tokens);
-        Ok(path)
-    }
-
-    /// Encodes the captions that are not in the cache; returns their number.
-    fn encode_texts(
-        &self,
-        captions: &BTreeMap<PathBuf, Vec<Vec<u32>>>,
-        placer: &mut Placer,
-        observer: &mut dyn Observer,
-    ) -> Result<usize, Error> {
-        let missing: Vec<_> = captions
-            .iter()
-            .filter(|(path, _)| !cache::has(path))
-            .collect();
-        if missing.is_empty() {
-            return Ok(0);
-        }
-        let _no_grad = tch::no_grad_guard();
-        let (count, last) = (missing.len(), self.model.text_encoders());
-        let encoded = missing.iter().map(|(_, ids)| self.model.of_tokens(ids));
-        let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
-        // One encoder after the other, so that only one is in memory.
-        for number in 0..last {
-            observer.preparing("loading the text encoder");
-            let encoder = load_text_encoder(self.model, number, self.compute, true, placer)?;
-            for (index, (path, tokens)) in missing.iter().enumerate() {
-                observer.preparing(&format!("encoding captions: {index} of {count}"));
-                let text = encoder.encode(&tokens[number])?;
-                let text = text.map(|_, tensor| tensor.f_to_device(Device::Cpu))?;
-                encoded[index].join(text)?;
-                if number + 1 == last {
-                    cache::write(path, &named(&std::mem::take(&mut encoded[index])))?;
-                }
-            }
-        }
-        Ok(count)
     }
 
     /// Encodes the clips that are not in the cache; returns their number.
@@ -514,6 +526,13 @@ impl Encoder<'_> {
                 let (model, codec) = (self.model, &*autoencoder);
                 let made = model.first_frame_conditions(codec, &first, frames, None)?;
                 conditions.extend(made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?);
+            }
+            if let Some((area, _)) = self.control_sizes(&cut.controls) {
+                let pictures = cut.controls.iter();
+                let pictures = pictures.map(|control| controls::picture_at(&control.path));
+                let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
+                let (model, codec) = (self.model, &*autoencoder);
+                conditions.extend(controls::latents_of(model, &pictures, area, codec)?);
             }
             if let Some(mask) = &cut.mask {
                 let mask = mask.for_latents(&latents, cut.shape, cut.size, self.least());
@@ -614,46 +633,9 @@ pub(super) fn cache_folder(config: &Config) -> PathBuf {
 }
 
 /// The tensors of a cache file.
-fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
+pub(super) fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
     let tensors = conditions.iter();
     tensors
         .map(|(name, tensor)| (name.to_owned(), tensor))
         .collect()
-}
-
-/// The tokenizer, and everything else that the encoding of captions depends on.
-struct TextKeys {
-    tokenizer: Box<dyn Tokenizer>,
-    fingerprint: String,
-}
-
-impl TextKeys {
-    fn open(model: &dyn Diffusion) -> Result<Self, Error> {
-        let encoders = 0..model.text_encoders();
-        let encoders = encoders.map(|number| identity(model, Part::TextEncoder(number)));
-        Ok(Self {
-            tokenizer: model.tokenizer()?,
-            fingerprint: encoders.collect::<Result<Vec<_>, _>>()?.join(" "),
-        })
-    }
-
-    /// The tokens of a caption, at most as many as the model reads, including the end token.
-    fn tokens(&self, caption: &str) -> Result<Vec<Vec<u32>>, Error> {
-        let (count, most) = self.tokenizer.length(caption)?;
-        if count > most {
-            tracing::warn!("a caption of {count} tokens is truncated to {most}: {caption:?}");
-        }
-        Ok(self.tokenizer.tokens(caption)?)
-    }
-}
-
-/// Identifies what a part computes: its weights, and its config if it has one.
-fn identity(model: &dyn Diffusion, part: Part) -> Result<String, Error> {
-    let mut identity = fingerprint(&model.weights(part)?)?;
-    let config = model.part(part).map(|path| path.join("config.json"));
-    if let Some(config) = config.filter(|config| config.is_file()) {
-        let text = std::fs::read(&config).map_err(|error| Error::io("read", &config, error))?;
-        identity += &format!(" {:08x}", crc32c::crc32c(&text));
-    }
-    Ok(identity)
 }

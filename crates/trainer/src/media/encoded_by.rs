@@ -193,6 +193,8 @@ fn clip_of(
         tokens: (count * (height / patch) * (width / patch)) as u64,
         repeats: 1,
         is_regular: false,
+        empty: None,
+        controls: Vec::new(),
     })
 }
 

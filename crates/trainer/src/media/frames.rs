@@ -175,7 +175,7 @@ fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
 }
 
 /// Width and height after applying the EXIF orientation.
-fn picture_size(path: &Path) -> Result<Size, String> {
+pub(crate) fn picture_size(path: &Path) -> Result<Size, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let (width, height) = decoder.dimensions();

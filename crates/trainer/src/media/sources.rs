@@ -89,6 +89,8 @@ fn converted(path: &Path) -> &'static str {
 /// A medium with its caption.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
+    /// The control pictures that its line names.
+    pub(crate) controls: Vec<PathBuf>,
     /// Where its frames come from.
     pub(crate) source: Source,
     /// Its caption, including the trigger word.
@@ -108,6 +110,8 @@ pub(crate) struct Found {
     pub(crate) caption: Result<String, String>,
     /// The part of it that is used.
     pub(crate) trim: Result<Trim, String>,
+    /// The control pictures that its line names.
+    pub(crate) controls: Vec<PathBuf>,
 }
 
 /// All media in a folder, or named in a file of JSON lines, in the order of their names or lines.
@@ -119,12 +123,14 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
         source,
         caption,
         trim,
+        controls,
         ..
     } in found
     {
         let trim = trim.map_err(|complaint| trims.add(complaint));
         match caption {
             Ok(caption) => items.push(Item {
+                controls,
                 source,
                 caption: with_trigger(&caption, config.trigger_word.as_deref()),
                 trim: trim.unwrap_or_default(),
@@ -330,6 +336,7 @@ fn in_folder(
             caption_file: Some(file),
             caption,
             trim: trim.map_or(Ok(Trim::default()), |path| Trim::read(&path)),
+            controls: Vec::new(),
         });
     }
     let mut orphans = Problems::default();
@@ -362,6 +369,23 @@ fn in_folder(
         all.extend(below);
     }
     Ok(all)
+}
+
+/// The place of a medium below its folder, or that of the file that names it, without the ending.
+pub(super) fn stem_below(source: &Source, root: &Path) -> PathBuf {
+    let path = source.path();
+    let root = if root.is_dir() {
+        Some(root)
+    } else {
+        root.parent()
+    };
+    let below = root
+        .and_then(|root| path.strip_prefix(root).ok())
+        .unwrap_or(path);
+    match source {
+        Source::Frames(..) => below.to_owned(),
+        Source::Image(_) | Source::Moving(_) | Source::Video(_) => below.with_extension(""),
+    }
 }
 
 /// A path for messages: relative to `root` if it is below.
@@ -398,6 +422,39 @@ const FILE_KEYS: [&str; 6] = [
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 /// Keys for the part of a video that is used, in seconds.
 const TRIM_KEYS: [&str; 2] = ["start", "end"];
+/// Keys for control pictures: a file or a list of files. Each may have a number behind it, as in `control_path_0`.
+const CONTROL_KEYS: [&str; 3] = ["control_path", "control_image", "edit_image"];
+
+/// The number behind a key for control pictures.
+fn control_number(key: &str) -> Option<u32> {
+    CONTROL_KEYS
+        .iter()
+        .find_map(|own| match key.strip_prefix(own)? {
+            "" => Some(0),
+            rest => rest.strip_prefix('_')?.parse().ok(),
+        })
+}
+
+/// The control pictures that a line names, in the order of their keys' numbers.
+fn controls_in(object: &serde_json::Map<String, Value>) -> Result<Vec<String>, String> {
+    let keys = object.iter();
+    let mut keys: Vec<_> = keys
+        .filter_map(|(key, value)| Some((control_number(key)?, key, value)))
+        .collect();
+    keys.sort_by_key(|(number, key, _)| (*number, *key));
+    let mut files = Vec::new();
+    for (_, key, value) in keys {
+        let list = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
+        for file in list {
+            let file = file.as_str();
+            let file = file.ok_or_else(|| format!("`{key}` is not a file or a list of files"))?;
+            files.push(file.to_owned());
+        }
+    }
+    Ok(files)
+}
 
 fn in_lines(path: &Path, confinement: Option<&Confinement>) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
@@ -430,11 +487,20 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
             (Some((key, other)), None) => Err(format!("`{key}` is not text: {other}")),
         }
     };
-    let known = [&FILE_KEYS[..], &CAPTION_KEYS, &TRIM_KEYS].concat();
-    if let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) {
+    let known = |key: &&String| {
+        FILE_KEYS.contains(&key.as_str())
+            || [&CAPTION_KEYS[..], &TRIM_KEYS]
+                .concat()
+                .contains(&key.as_str())
+    };
+    let is_control = |key: &&String| control_number(key).is_some();
+    if let Some(key) = object.keys().find(|key| !known(key) && !is_control(key)) {
         return Err(format!(
-            "unknown key `{key}`; supported: {}",
-            known.join(", ")
+            "unknown key `{key}`; supported: {}, {}, {} and {}",
+            FILE_KEYS.join(", "),
+            CAPTION_KEYS.join(", "),
+            TRIM_KEYS.join(", "),
+            CONTROL_KEYS.join(", ")
         ));
     }
     let time = |key: &str| match object.get(key) {
@@ -451,11 +517,19 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
     };
     let name = text(&FILE_KEYS)?.ok_or_else(|| format!("none of {}", FILE_KEYS.join(", ")))?;
     let caption = text(&CAPTION_KEYS)?.ok_or("neither `caption` nor `text`")?;
-    let path = folder.join(&name);
-    stay_within(confinement, &path)?;
-    if !path.exists() {
-        return Err(format!("`{name}` does not exist"));
-    }
+    let there = |name: &str| {
+        let path = folder.join(name);
+        stay_within(confinement, &path)?;
+        match path.exists() {
+            true => Ok(path),
+            false => Err(format!("`{name}` does not exist")),
+        }
+    };
+    let path = there(&name)?;
+    let controls = controls_in(object)?.into_iter();
+    let controls = controls
+        .map(|name| there(&name))
+        .collect::<Result<_, _>>()?;
     let source = Source::of(&path).map_err(|error| error.to_string())?;
     let source =
         source.ok_or_else(|| format!("`{name}` is not a video, image or folder of pictures"))?;
@@ -466,6 +540,7 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
         caption_file: None,
         caption: Ok(caption),
         trim: Ok(trim.checked()?),
+        controls,
     })
 }
 

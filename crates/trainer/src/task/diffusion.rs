@@ -112,7 +112,7 @@ impl DiffusionTask {
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
-                let shown = previews.is_some();
+                let shown = previews.as_ref();
                 let planned =
                     PlannedExperts::new(config, &model, &largest, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
@@ -135,7 +135,7 @@ impl DiffusionTask {
             residency.enter(&experts, Some(experts.len()), placer)?;
             let expert = match &plan {
                 Some(plan) => {
-                    let blocks = streaming(config, plan, part.expert, placer)?;
+                    let blocks = streaming(config, plan, component(part.expert), placer)?;
                     Expert::open(config, &*model, part, blocks, compute, placer)?
                 }
                 None => Expert::fresh(config, &*model, part, compute, placer)?,
@@ -153,7 +153,10 @@ impl DiffusionTask {
         let asked = config.data.num_repeats;
         let asked = |clip: &Clip| (asked.unwrap_or(clip.repeats), clip.is_regular);
         let repeats = repeats(&data.training.iter().map(asked).collect::<Vec<_>>());
-        let shapes = data.training.iter().map(|clip| clip.shape);
+        let shapes = data
+            .training
+            .iter()
+            .map(|clip| (clip.shape, clip.controls.clone()));
         let order = ClipOrder::new(config.seed, shapes.zip(repeats), rows);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
@@ -209,15 +212,10 @@ impl DiffusionTask {
         let mut conditions = clips.conditions;
         if dropped.contains(&true) {
             let mut rows = clips.rows;
-            for (row, _) in rows
-                .iter_mut()
-                .zip(dropped)
-                .filter(|(_, dropped)| **dropped)
-            {
-                row.extend(Conditions::read(
-                    &SafetensorsFile::open(&self.data.empty)?,
-                    &[],
-                )?);
+            let places = rows.iter_mut().zip(&clips.empty).zip(dropped);
+            for ((row, empty), _) in places.filter(|(_, dropped)| **dropped) {
+                let empty = empty.as_ref().unwrap_or(&self.data.empty);
+                row.extend(Conditions::read(&SafetensorsFile::open(empty)?, &[])?);
             }
             conditions = self.model.collate(&rows)?;
         }
@@ -541,6 +539,10 @@ impl Task for DiffusionTask {
         let mut identity = json!({ "adapter": self.experts[0].adapter_identity() });
         for (expert, key) in self.experts.iter().zip(["transformer", "transformer_2"]) {
             identity[key] = json!(expert.fingerprint);
+        }
+        if let Some(adapter) = &self.config.model.training_adapter {
+            let file = lora_file::weights(adapter)?;
+            identity["training_adapter"] = json!(models::pretrained::fingerprint(&file)?);
         }
         Ok(identity)
     }

@@ -85,6 +85,8 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         boundary_ratio: None,
         seed: 1,
         image: None,
+        controls: Vec::new(),
+        control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
         latents: None,

@@ -238,6 +238,7 @@ impl Denoiser for Transformer {
         let shared = Shared {
             rotary: Rotary::behind_text((words, grid), config.axes_dims_rope, THETA, self.device)?,
             words,
+            pictured,
             seen: match tokens {
                 Some(tokens) => seen(&tokens, (words, pictured), self.device)?,
                 None => None,

@@ -14,7 +14,7 @@ use crate::diffusion::parts::places::{Places, config_at, refuse_named};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::parts::vision_language::{
-    End, LONGEST, PromptTokenizer, TOKENS_BEFORE, VisionLanguage,
+    LONGEST, PromptTokenizer, TOKENS_BEFORE, VisionLanguage,
 };
 use crate::diffusion::{
     Conditions, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
@@ -175,7 +175,7 @@ impl Diffusion for Krea2 {
 
     fn tokenizer(&self) -> Result<Box<dyn Tokenizer>, Error> {
         let (folder, config) = (&self.stills.parts.tokenizer, &self.stills.text);
-        Ok(Box::new(PromptTokenizer::open(folder, config, End::Kept)?))
+        Ok(Box::new(PromptTokenizer::open(folder, config)?))
     }
 
     fn text_encoder(

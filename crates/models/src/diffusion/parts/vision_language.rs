@@ -14,15 +14,15 @@ use crate::language::DecoderConfig;
 use crate::text::Encoder;
 
 /// What stands before a prompt, and how many tokens it has.
-const BEFORE: &str = "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, \
+pub(crate) const BEFORE: &str = "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, \
                       spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n";
 pub(crate) const TOKENS_BEFORE: usize = 34;
 
 /// What stands behind it.
-const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n";
+pub(crate) const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n";
 
 /// Tokens of a prompt that are read, with what stands behind it.
-const LONGEST_TEXT: usize = 512;
+pub(crate) const LONGEST_TEXT: usize = 512;
 
 /// The same with what stands before it.
 pub(crate) const LONGEST: usize = TOKENS_BEFORE + LONGEST_TEXT;
@@ -135,20 +135,10 @@ impl VisionLanguage {
     }
 }
 
-/// What becomes of the end of the template if a prompt is too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// It is cut off with the prompt's.
-    Cut,
-    /// It stands behind what is left of the prompt.
-    Kept,
-}
-
 /// Cuts a prompt in its template into tokens.
 #[derive(Debug)]
 pub(crate) struct PromptTokenizer {
     encoder: Encoder,
-    end: End,
 }
 
 impl PromptTokenizer {
@@ -156,7 +146,7 @@ impl PromptTokenizer {
     ///
     /// # Errors
     /// If a file is missing or damaged, or it cuts the template otherwise than the model's.
-    pub(crate) fn open(folder: &Path, config: &DecoderConfig, end: End) -> Result<Self, Error> {
+    pub(crate) fn open(folder: &Path, config: &DecoderConfig) -> Result<Self, Error> {
         let encoder = Encoder::of_folder(folder, config)?;
         let before = encoder.tokens(BEFORE, true)?.len();
         if before != TOKENS_BEFORE {
@@ -166,7 +156,7 @@ impl PromptTokenizer {
             );
             return Err(Error::file(folder, reason));
         }
-        Ok(Self { encoder, end })
+        Ok(Self { encoder })
     }
 
     fn all(&self, text: &str) -> Result<Vec<u32>, Error> {
@@ -179,10 +169,8 @@ impl Tokenizer for PromptTokenizer {
     fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error> {
         let mut tokens = self.all(text)?;
         if tokens.len() > LONGEST {
-            let end = match self.end {
-                End::Cut => Vec::new(),
-                End::Kept => self.encoder.tokens(BEHIND, true)?,
-            };
+            // What stands behind the prompt is kept.
+            let end = self.encoder.tokens(BEHIND, true)?;
             tokens.truncate(LONGEST - end.len());
             tokens.extend(end);
         }

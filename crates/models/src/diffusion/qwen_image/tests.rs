@@ -1,15 +1,14 @@
 //! Held against diffusers, transformers and PEFT: a tiny random model.
 
+mod edit;
 mod single_files;
 
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::ARCH;
-use super::model::TEXT as ENCODER;
 use super::transformer::TransformerConfig;
+use super::{ARCH, text};
 use crate::diffusion::parts::schedule::Schedule;
-use crate::diffusion::parts::vision_language;
 use crate::diffusion::reference::{Case, FROZEN, Reference};
 use crate::diffusion::{Conditions, Objective, PartPaths, TEXT, TEXT_TOKENS};
 use crate::model::Pass;
@@ -18,11 +17,7 @@ const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
-    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(
-        1,
-        vision_language::TOKENS_BEFORE,
-        369,
-    );
+    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(1, text::OF_TEXT.tokens_before, 369);
 }
 
 #[test]
@@ -129,10 +124,15 @@ fn parts_of_other_models_are_refused() {
         (
             INDEX,
             "_class_name",
-            json!("QwenImageEditPlusPipeline"),
-            "is \"QwenImageEditPlusPipeline\": only ",
+            json!("QwenImageEditPipeline"),
+            "is \"QwenImageEditPipeline\": only ",
         ),
-        (TRANSFORMER, "zero_cond_t", json!(true), "`zero_cond_t` is"),
+        (
+            TRANSFORMER,
+            "use_layer3d_rope",
+            json!(true),
+            "`use_layer3d_rope` is",
+        ),
         (
             TRANSFORMER,
             "joint_attention_dim",
@@ -165,7 +165,7 @@ fn parts_of_other_models_are_refused() {
 #[test]
 fn a_text_encoder_is_read_from_older_configs_too() {
     let config = REFERENCE.golden("model/text_encoder/config.json");
-    let new = ENCODER.read(&config).unwrap();
+    let new = text::read(&config).unwrap();
     assert!(new.qkv_bias && new.rope.theta == 1e6);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
@@ -177,7 +177,7 @@ fn a_text_encoder_is_read_from_older_configs_too() {
         keys["rope_parameters"] = Value::Null;
         keys["rope_scaling"] = rope;
         std::fs::write(&path, keys.to_string()).unwrap();
-        ENCODER.read(&path)
+        text::read(&path)
     };
     let old = read(json!({"type": "mrope", "mrope_section": [2, 2, 2]})).unwrap();
     assert_eq!(old, new);

@@ -104,6 +104,15 @@ impl Keys<'_> {
                 ("network", _) => nothing("the adapters here are LoRA"),
                 _ => nothing("this is what a run does here"),
             },
+            "control_path_1" => {
+                let folders = ["control_path_1", "control_path_2", "control_path_3"];
+                let folders = folders.iter().filter_map(|word| self.get(word));
+                let folders = folders.filter(|folder| folder.is_string()).cloned();
+                set("data.control_path", folders.collect())
+            }
+            "control_path_2" | "control_path_3" if self.get("control_path_1").is_some() => {
+                nothing("it stands beside the first one in `data.control_path`")
+            }
             "stage" | "rl" | "loss_type" | "pref_loss" if !origin.is_of_media() => {
                 self.preference(item)
             }

@@ -1,6 +1,6 @@
 //! Loads encoded clips on a separate thread, ahead of the training step.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use models::diffusion::{Conditions, Diffusion};
@@ -24,6 +24,8 @@ pub(super) struct EncodedClip {
     conditions: Conditions,
     tokens: u64,
     is_regular: bool,
+    /// As that of [`Clip`].
+    empty: Option<PathBuf>,
 }
 
 /// Encoded clips of the same shape on the host.
@@ -39,6 +41,8 @@ pub(super) struct Encoded {
     pub(super) tokens: u64,
     /// Of each clip, whether it is for regularisation.
     pub(super) regular: Vec<bool>,
+    /// Of each clip, the file of the empty text if it has one of its own.
+    pub(super) empty: Vec<Option<PathBuf>>,
 }
 
 impl TensorTree for Encoded {
@@ -54,6 +58,7 @@ impl TensorTree for Encoded {
             rows: self.rows,
             tokens: self.tokens,
             regular: self.regular,
+            empty: self.empty,
         })
     }
 }
@@ -107,6 +112,7 @@ impl ClipSource {
             conditions,
             tokens: clip.tokens,
             is_regular: clip.is_regular,
+            empty: clip.empty.clone(),
         })
     }
 
@@ -115,6 +121,7 @@ impl ClipSource {
         let latents = Tensor::f_stack(&latents, 0)?;
         let tokens = clips.iter().map(|clip| clip.tokens).sum();
         let regular = clips.iter().map(|clip| clip.is_regular).collect();
+        let empty = clips.iter().map(|clip| clip.empty.clone()).collect();
         let rows: Vec<_> = clips.into_iter().map(|clip| clip.conditions).collect();
         Ok(Encoded {
             latents,
@@ -122,6 +129,7 @@ impl ClipSource {
             rows,
             tokens,
             regular,
+            empty,
         })
     }
 

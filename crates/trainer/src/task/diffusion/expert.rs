@@ -6,7 +6,7 @@ use models::Parameters;
 use models::adapters::{
     Attached, Attachment, LoraConfig, Modules, Naming, PeftAdapter, adapter_config, write_peft,
 };
-use models::diffusion::lora::{LoraFile, LoraForm};
+use models::diffusion::lora::{LoraFile, LoraForm, WithLoras};
 use models::diffusion::{Arch, Denoiser, Diffusion, Expert as Which, Part};
 use models::model::{Base, Builder, Load, RandomWeights, Streaming};
 use models::pretrained::fingerprint;
@@ -63,6 +63,11 @@ impl Expert {
     ) -> Result<Self, Error> {
         let (arch, which) = (diffusion.arch(), part.which());
         let weights = diffusion.weights(Part::Denoiser(which))?;
+        let (blocks, fingerprint) = (arch.blocks(&weights), fingerprint(&weights)?);
+        let added = config.model.training_adapter.as_deref();
+        let added = added.map(|path| LoraFile::read(path, arch, Some(which)));
+        let added = added.transpose()?.into_iter().map(|lora| (lora, 1.0));
+        let weights = WithLoras::new(Box::new(weights), added.collect())?;
         let kind = config.adapter.as_ref().map_or(Kind::Float, |adapter| {
             adapter_speed::computes_in(adapter, (compute, placer.device()))
         });
@@ -80,7 +85,6 @@ impl Expert {
         offload_activations(&*model, config, placer.device());
         let adapter = attachment.finish()?;
         let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
-        let blocks = arch.blocks(&weights);
         Ok(Self {
             which: part.expert,
             lora: Some(Lora {
@@ -89,7 +93,7 @@ impl Expert {
             }),
             model,
             frozen,
-            fingerprint: fingerprint(&weights)?,
+            fingerprint,
             parameters,
             density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
@@ -159,6 +163,13 @@ impl Expert {
         identity
     }
 
+    /// The LoRA as it is now, if there is one.
+    pub(super) fn lora_file(&self, arch: &'static Arch) -> Result<Option<LoraFile>, Error> {
+        let lora = self.lora.as_ref();
+        let file = lora.map(|lora| lora_file::of(&lora.adapter, &self.parameters, arch));
+        file.transpose()
+    }
+
     /// Writes the LoRA, if there is one, to `folder` in the format for other programs, and to `peft` in
     /// PEFT's format, from which training can continue.
     pub(super) fn export(
@@ -171,6 +182,7 @@ impl Expert {
         let Some(Lora { adapter, form }) = &self.lora else {
             return Ok(());
         };
+        let mut file = lora_file::of(adapter, &self.parameters, model.arch())?;
         let base = model.path().display().to_string();
         write_peft(peft, adapter, &self.parameters, (&base, Naming::ALONE))?;
         let path = peft.join("adapter_config.json");
@@ -178,7 +190,6 @@ impl Expert {
         // PEFT has no task type for video models.
         let text = text.replace("\"CAUSAL_LM\"", "null");
         std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
-        let mut file = lora_file::of(adapter, &self.parameters, model.arch())?;
         file.metadata = self.about(config, model, &base).into_iter().collect();
         file.write(&folder.join(self.file_name(&config.name)), *form)?;
         Ok(())
@@ -324,16 +335,17 @@ pub(super) fn offload_activations(model: &dyn Denoiser, config: &Config, device:
     }
 }
 
-/// A denoiser without a LoRA.
+/// A frozen denoiser, with a LoRA merged into its weights if there is one.
 pub(super) fn frozen(
     config: &Config,
-    diffusion: &dyn Diffusion,
-    which: Which,
+    (diffusion, which): (&dyn Diffusion, Which),
+    lora: Option<LoraFile>,
     streaming: Option<Streaming>,
     compute: Kind,
     placer: &mut Placer,
 ) -> Result<Box<dyn Denoiser>, Error> {
-    let weights = diffusion.weights(Part::Denoiser(which))?;
+    let weights = Box::new(diffusion.weights(Part::Denoiser(which))?);
+    let weights = WithLoras::new(weights, lora.into_iter().map(|lora| (lora, 1.0)).collect())?;
     let load = Load {
         compute,
         quantization: config.model.quantization.map(Into::into),
@@ -403,11 +415,11 @@ fn saved(
     Ok(PeftAdapter::open(folder.path())?)
 }
 
-/// Which blocks of a transformer are streamed, if any.
+/// Which blocks of a transformer are streamed, if any; `component` is its name in the plan.
 pub(super) fn streaming(
     config: &Config,
     plan: &MemoryPlan,
-    which: Option<Which>,
+    component: &str,
     placer: &Placer,
 ) -> Result<Option<Streaming>, Error> {
     let adapter = config.adapter.as_ref();
@@ -415,5 +427,5 @@ pub(super) fn streaming(
         dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
         offload: config.train.activation_offload && placer.device() != Device::Cpu,
     };
-    plan.streaming(component(which), placer, &pass)
+    plan.streaming(component, placer, &pass)
 }

@@ -1,9 +1,12 @@
 //! Converts a trained adapter to a LoRA file, and chooses its format.
 
+use std::path::Path;
+
 use models::Parameters;
 use models::adapters::{Attached, LoraConfig};
 use models::diffusion::Arch;
 use models::diffusion::lora::{LoraFile, LoraForm, LoraModule};
+use models::formats::SafetensorsFile;
 use regex::Regex;
 use tch::{Device, Kind, Tensor};
 
@@ -73,6 +76,15 @@ pub(super) fn form(
         None if complete => Ok(arch.lora.complete),
         None => Ok(arch.lora.partial),
     }
+}
+
+/// The tensors of the LoRA at `path`, a file or a folder of PEFT.
+pub(super) fn weights(path: &Path) -> Result<SafetensorsFile, Error> {
+    let file = match path.is_dir() {
+        true => path.join("adapter_model.safetensors"),
+        false => path.to_owned(),
+    };
+    Ok(SafetensorsFile::open(&file)?)
 }
 
 /// The trained matrices, in fp32.

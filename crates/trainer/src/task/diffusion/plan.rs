@@ -22,6 +22,7 @@ use torch_ext::fake::PassMemory;
 
 use super::clip_loader::Encoded;
 use super::expert::{attachment, offload_activations};
+use super::previews::Previews;
 use super::weights::{means, squares};
 use crate::Error;
 use crate::adapter_speed;
@@ -64,6 +65,9 @@ pub(super) fn component(which: Option<Which>) -> &'static str {
     }
 }
 
+/// The name in the plan of a transformer that is loaded for previews.
+pub(super) const OF_PREVIEWS: &str = "preview_transformer";
+
 /// The input of a plan.
 struct PlanRequest<'a> {
     /// That of the run, or another one that might fit.
@@ -76,7 +80,7 @@ struct PlanRequest<'a> {
 }
 
 impl<'a> PlannedExperts<'a> {
-    /// The transformers in `trained`, and another one if `previews` need it.
+    /// The transformers in `trained`, and others that `previews` need.
     ///
     /// # Errors
     /// If a file is missing or damaged.
@@ -86,10 +90,10 @@ impl<'a> PlannedExperts<'a> {
         largest: Largest<'a>,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
-        previews: bool,
+        previews: Option<&Previews>,
     ) -> Result<Self, Error> {
         let mut all = trained.to_vec();
-        if previews && model.has_low_noise() {
+        if previews.is_some() && model.has_low_noise() {
             let both = [Some(Which::High), Some(Which::Low)];
             all.extend(both.into_iter().filter(|which| !trained.contains(which)));
         }
@@ -104,27 +108,35 @@ impl<'a> PlannedExperts<'a> {
             device,
             trained: trained.len(),
             components: Vec::new(),
-            previews,
+            previews: previews.is_some(),
         };
         for which in all {
             let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
             planned.blocks = model.arch().blocks(&file);
-            let name = component(which);
-            let modules = modules(name, &**model, &file, compute, config.model.quantization);
-            let number = planned.components.len() as u64;
-            planned.components.push(Component {
-                name: name.into(),
-                modules: modules
-                    .into_iter()
-                    .map(|mut module| {
-                        // Transformers share no storage.
-                        module.tensors[0].storage += number << 32;
-                        module
-                    })
-                    .collect(),
-            });
+            planned.add(component(which), &**model, &file);
+        }
+        if let Some(other) = previews.and_then(Previews::other) {
+            let file = other.weights(Part::Denoiser(Which::High))?;
+            planned.add(OF_PREVIEWS, &**other, &file);
         }
         Ok(planned)
+    }
+
+    fn add(&mut self, name: &str, model: &dyn Diffusion, file: &PartFile) {
+        let quantization = self.config.model.quantization;
+        let modules = modules(name, model, file, self.compute, quantization);
+        let number = self.components.len() as u64;
+        self.components.push(Component {
+            name: name.into(),
+            modules: modules
+                .into_iter()
+                .map(|mut module| {
+                    // Transformers share no storage.
+                    module.tensors[0].storage += number << 32;
+                    module
+                })
+                .collect(),
+        });
     }
 
     /// Plans within `memory`, as configured.
@@ -253,7 +265,10 @@ impl<'a> PlannedExperts<'a> {
         let phase = |component: &Component| Phase {
             name: match component.name.as_str() {
                 "transformer_2" => "low noise".into(),
-                _ if components.len() > 1 => "high noise".into(),
+                OF_PREVIEWS => "drawing previews".into(),
+                _ if components.iter().any(|other| other.name == "transformer_2") => {
+                    "high noise".into()
+                }
                 _ => "train".into(),
             },
             active: vec![component.name.clone()],
