@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 15] = [
+const ADAPTERS: [(&str, &str); 18] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -40,6 +40,9 @@ const ADAPTERS: [(&str, &str); 15] = [
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
     ("on-a-delta-rule", "qwen3.5"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
 ];
 
 struct Adapted {

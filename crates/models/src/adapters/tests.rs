@@ -18,9 +18,10 @@ use crate::pretrained::{HfFolder, Pretrained, merge};
 use placement::Placer;
 
 mod forms;
+mod lycoris;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 14] = [
+const ADAPTERS: [(&str, &str); 17] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -35,12 +36,15 @@ const ADAPTERS: [(&str, &str); 14] = [
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
 ];
 
 struct Adapted {
     model: Decoder,
     parameters: Parameters,
-    attached: attachment::Attached,
+    attached: Attached,
 }
 
 fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Error> {
@@ -319,7 +323,7 @@ fn features_that_are_not_known_are_refused_by_name() {
         (
             "peft_type",
             json!("IA3"),
-            "`peft_type` is IA3; only LORA is supported",
+            "`peft_type` is IA3; only LORA, LOHA and LOKR are supported",
         ),
         ("r", json!(0), "`r` must be from 1 to 65536, not 0"),
         (

@@ -62,6 +62,7 @@ pub static ARCH: Arch = Arch {
         network: "networks.lora_qwen_image",
         architecture: "Qwen-Image/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

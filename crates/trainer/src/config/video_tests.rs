@@ -40,7 +40,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "model.hidden_size=64",
         "model.head_dim=8",
         "sample.top_p=0.5",
-        "adapter.use_dora=true",
+        "adapter.bias=all",
     ] {
         let name = key.split('=').next().unwrap();
         let got = problems(&[&VIDEO[..], &[key]].concat());

@@ -395,6 +395,12 @@ impl Encoder<'_> {
         let (count, last) = (missing.len(), self.model.text_encoders());
         let encoded = missing.iter().map(|(_, ids)| self.model.of_tokens(ids));
         let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
+        if last == 0 {
+            // The denoiser is told tokens.
+            for ((path, _), tokens) in missing.iter().zip(&encoded) {
+                cache::write(path, &named(tokens))?;
+            }
+        }
         // One encoder after the other, so that only one is in memory.
         for number in 0..last {
             observer.preparing("loading the text encoder");

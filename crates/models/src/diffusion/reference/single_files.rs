@@ -1,6 +1,6 @@
 //! The single files of people with ComfyUI, made of the tiny models' folders.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::super::files::{PartFile, PartNames};
 use super::super::{Expert, Part, PartPaths};
 use super::Reference;
-use crate::formats::{TensorSource, write_tensors};
+use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 
 /// The parts that have other names in single files.
 const PARTS: [(Part, &str); 2] = [
@@ -33,6 +33,17 @@ pub(in crate::diffusion) fn stored(
             false => (name, tensor),
         }
     })
+}
+
+/// Both files have the same tensors.
+pub(in crate::diffusion) fn is_the_same_file(one: &Path, other: &Path) {
+    let [one, other] = [one, other].map(|path| SafetensorsFile::open(path).unwrap());
+    assert_eq!(one.names(), other.names());
+    for name in one.names() {
+        assert_eq!(one.shape(&name), other.shape(&name), "{name}");
+        let read = |file: &SafetensorsFile| file.read_stored(&name).unwrap();
+        assert_eq!(read(&one), read(&other), "{name}");
+    }
 }
 
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
@@ -90,7 +101,8 @@ impl SingleFiles {
         self.0.path().join(format!("{part}.safetensors"))
     }
 
-    /// The files have the weights of the folder, and these unknown tensors.
+    /// The files have the weights of the folder, and these unknown tensors; and written anew with those weights they are
+    /// what they were.
     pub(in crate::diffusion) fn have_the_same_weights(
         &self,
         reference: &Reference,
@@ -107,6 +119,9 @@ impl SingleFiles {
                 assert_eq!(read(&single), read(&folder), "{name}");
             }
             assert_eq!(single.unknown(), unknown);
+            let again = self.path("again");
+            single.rewrite(&folder, &again, None).unwrap();
+            is_the_same_file(&again, &self.path(name));
         }
     }
 
