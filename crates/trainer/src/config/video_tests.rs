@@ -84,7 +84,11 @@ fn keys_that_require_others_name_them() {
             "{keys:?}: {got:?}"
         );
     }
-    assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
+    // Without an adapter, all weights are trained.
+    let whole = ["data.resolution=512", "model.name_or_path=m"];
+    assert_eq!(problems(&whole), Vec::<String>::new());
+    let text = problems(&[&whole[..], &["train.text_encoder=true"]].concat());
+    assert!(text[0].contains("`train.text_encoder`"), "{text:?}");
 }
 
 #[test]
