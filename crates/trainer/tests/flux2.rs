@@ -24,22 +24,16 @@ fn losses_of_five_steps_are_those_of_peft() {
     place.other_kinds_learn_as_in_peft(&["dora", "lokr"], |step| place.flow(&texts, step));
 }
 
-/// LoRAs of the parts of a layer become one of the whole, with their magnitudes; Kronecker products do not.
+/// LoRAs of the parts of a layer become one of the whole, with their magnitudes.
 #[test]
 fn other_kinds_of_adapters_are_trained_and_used() {
     let place = Place::new(NAME);
     place.other_kinds_are_trained_and_used(
         &flux2::ARCH,
-        &[
-            (
-                "adapter.use_dora=true",
-                &[".lora_A.weight", ".lora_B.weight", ".dora_scale"],
-            ),
-            (
-                "adapter.type=lokr",
-                &[".lokr_w1", ".lokr_w2", ".lokr_w2_a", ".lokr_w2_b", ".alpha"],
-            ),
-        ],
+        &[(
+            "adapter.use_dora=true",
+            &[".lora_A.weight", ".lora_B.weight", ".dora_scale"],
+        )],
     );
     let half = [
         "adapter.use_dora=true",

@@ -31,7 +31,7 @@ fn they_are_trained_and_merged() {
         "adapter.type=loha",
         "adapter.use_dora=true",
     ] {
-        let name = kind.split('=').next_back().unwrap();
+        let name = kind.replace(['.', '='], "-");
         let summary = place.run(&[&format!("name={name}"), kind]).unwrap();
         let path = place.path(&format!("runs/{name}/adapter/{name}.safetensors"));
         assert!(
