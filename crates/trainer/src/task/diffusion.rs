@@ -262,6 +262,13 @@ fn opened(
     let mut report = |text: &str| observer.preparing(text);
     let mut model = single_file::open(path, &config.model.parts(), &mut report)?;
     if config.train.text_encoder {
+        if config.train.gradient_checkpointing || config.model.offload_options().is_some() {
+            return Err(Error::Data(
+                "`train.text_encoder`: no gradient reaches the text encoders through blocks that are streamed or computed again; \
+                 remove `model.offload` and `train.gradient_checkpointing`, or this key"
+                    .into(),
+            ));
+        }
         model = model.with_text().ok_or_else(|| {
             Error::Data(format!(
                 "`train.text_encoder`: the text encoder of {} is not trained here; remove the key",
