@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -83,6 +83,15 @@ ADAPTERS = {
         r=2, lora_alpha=3, target_modules=["in_proj_qkv", "out_proj", "v_proj", "lm_head"], alpha_pattern={"v_proj": 5})),
     "in-qwen3.5-moe": ("qwen3.5-moe-multimodal", dict(
         r=2, lora_alpha=3, target_modules=["in_proj_z", "shared_expert.up_proj"], target_parameters=EXPERTS)),
+    "hadamard": ("llama-grouped", dict(
+        kind=LoHaConfig, r=3, alpha=5, target_modules=["q_proj", "k_proj", "down_proj"], modules_to_save=["lm_head"],
+        rank_pattern={"down_proj": 2}, alpha_pattern={"k_proj": 2})),
+    # Both factors are products, or the first is whole.
+    "kronecker": ("qwen2", dict(
+        kind=LoKrConfig, r=2, alpha=3, decompose_both=True, target_modules="all-linear", rank_pattern={"v_proj": 1})),
+    # Both are whole, whose scale is not 1 in PEFT.
+    "kronecker-whole": ("qwen3-untied", dict(
+        kind=LoKrConfig, r=40, alpha=24, decompose_factor=4, target_modules=["q_proj", "up_proj", "lm_head"])),
 }
 
 
@@ -97,12 +106,14 @@ def main():
         words.output_router_logits = False
         words = words.vocab_size - (4 if name.startswith("in-") else 0)
         # Random B matrices, so that the adapter does something from the start.
-        config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+        kind = settings.pop("kind", LoraConfig)
+        start = "init_lora_weights" if kind is LoraConfig else "init_weights"
+        config = kind(task_type="CAUSAL_LM", **{start: False}, **settings)
         model = get_peft_model(base, config).eval()
         for parameter_name, parameter in model.named_parameters():
             if "lora_embedding" in parameter_name:
                 parameter.data *= 0.3  # of the size of the embeddings
-            elif parameter.requires_grad and "lora_" not in parameter_name or "magnitude" in parameter_name:
+            elif parameter.requires_grad and not any(part in parameter_name for part in ("lora_", "hada_", "lokr_")) or "magnitude" in parameter_name:
                 # Modules and biases start as the base's.
                 parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
         folder = GOLDEN / "adapters" / name

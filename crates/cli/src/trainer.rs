@@ -12,10 +12,12 @@ mod commands {
     pub(crate) mod encode;
     pub(crate) mod eval;
     pub(crate) mod export;
+    pub(crate) mod extract_lora;
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
     pub(crate) mod generate_video;
     pub(crate) mod import;
+    pub(crate) mod merge;
     pub(crate) mod model_options;
     pub(crate) mod models;
     pub(crate) mod train;
@@ -62,6 +64,8 @@ enum Command {
     Chat(commands::chat::Args),
     Encode(commands::encode::Args),
     ConvertLora(commands::convert_lora::Args),
+    ExtractLora(commands::extract_lora::Args),
+    Merge(commands::merge::Args),
     Export(commands::export::Args),
     Import(commands::import::Args),
 }
@@ -81,6 +85,8 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args, json),
         Command::Encode(args) => commands::encode::run(&args, json),
         Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
+        Command::ExtractLora(args) => commands::extract_lora::run(&args, json),
+        Command::Merge(args) => commands::merge::run(&args, json),
         Command::Export(args) => commands::export::run(&args, json),
         Command::Import(args) => commands::import::run(&args, json),
     };

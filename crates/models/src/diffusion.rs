@@ -43,7 +43,9 @@ pub use controls::Controls;
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, of_file, open, register};
+pub use registry::{
+    INDEXES, REGISTRY, archs, denoiser_at, index_of, is_at, of_file, open, register,
+};
 
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
@@ -116,10 +118,22 @@ pub struct LoraFiles {
     pub architecture: &'static str,
     /// Whether kohya's form is written: of some models diffusers ignores it without a word.
     pub kohya: bool,
+    /// The layers of text encoders that a LoRA may change, too, where they can be trained with the denoiser
+    /// ([`Diffusion::with_text`]).
+    pub text: &'static [TextLayers],
     /// The form that every reader takes if all linear layers of the blocks are adapted.
     pub complete: LoraForm,
     /// The same if only some are.
     pub partial: LoraForm,
+}
+
+/// The layers of a text encoder in LoRA files.
+#[derive(Debug)]
+pub struct TextLayers {
+    /// How keys begin in files.
+    pub prefix: &'static str,
+    /// Its blocks; their names here begin with that of the encoder's folder.
+    pub blocks: BlockNames,
 }
 
 /// Encoded clips that other trainers leave behind.
@@ -172,6 +186,20 @@ impl Arch {
             let (number, part) = rest.split_once('.')?;
             Some((list, number.parse().ok()?, part))
         })
+    }
+
+    /// The text encoder that the layer `name` is in, with the index of its block and its name there; `None` for the denoiser's.
+    pub fn text_layer<'a>(&self, name: &'a str) -> Option<(&'static TextLayers, usize, &'a str)> {
+        self.lora.text.iter().find_map(|text| {
+            let rest = name.strip_prefix(text.blocks.name)?.strip_prefix('.')?;
+            let (number, part) = rest.split_once('.')?;
+            Some((text, number.parse().ok()?, part))
+        })
+    }
+
+    /// Whether LoRA files may change the layer that diffusers calls `name`.
+    pub fn is_layer(&self, name: &str) -> bool {
+        lora::is_known(name, self)
     }
 
     /// Number of blocks of each list in a denoiser's file.
@@ -460,6 +488,12 @@ pub trait Diffusion: Debug + Send + Sync {
         let path = self.part(part);
         let path = path.ok_or_else(|| Error::Internal(format!("a model without {part:?}")))?;
         PartFile::open(&self.names(part), &path)
+    }
+
+    /// The same model with its text encoders in the denoiser, which is told tokens in place of what they make of a text, so that
+    /// a LoRA may change them, too; `None` if this model has no such form.
+    fn with_text(&self) -> Option<Box<dyn Diffusion>> {
+        None
     }
 
     /// Number of text encoders.

@@ -12,6 +12,7 @@
 //! [`Observer`] reports.
 
 mod adapter_speed;
+pub mod adapters;
 mod allocator;
 pub mod checkpoint;
 pub mod config;

@@ -25,6 +25,7 @@ use tch::{Device, Kind, Tensor};
 use self::conditions::{check_controls, encode_texts};
 pub(crate) use self::conditions::{condition, control_latents};
 pub use self::output::Output;
+pub(crate) use self::output::expect_new;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
 pub use crate::single_file::open;
@@ -172,6 +173,13 @@ pub fn generate(
         loras(&request.loras, Expert::High)?,
         loras(&request.loras_2, Expert::Low)?,
     ];
+    // Text encoders are changed where they are part of the denoiser.
+    let changes_text = both
+        .iter()
+        .flatten()
+        .any(|(lora, _)| lora.text_layers().next().is_some());
+    let told = model.with_text().filter(|_| changes_text);
+    let model = told.as_deref().unwrap_or(model);
     let negative = request.negative_prompt.clone().unwrap_or_default();
     let texts = match plan.sampling.is_guided() {
         true => vec![&request.prompt, &negative],
@@ -490,7 +498,7 @@ pub fn convert_lora(
     form: Option<LoraForm>,
     expert: Option<Expert>,
 ) -> Result<usize, Error> {
-    output::expect_new(to)?;
+    expect_new(to)?;
     let lora = LoraFile::read_any(from, expert)?;
     match form {
         Some(form) => drop(lora.write(to, form)?),

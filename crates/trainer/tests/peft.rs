@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 23] = [
+const ADAPTERS: [(&str, &str); 26] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -48,6 +48,9 @@ const ADAPTERS: [(&str, &str); 23] = [
     ("in-ministral3", "ministral3-multimodal"),
     ("in-qwen3.5", "qwen3.5-multimodal"),
     ("in-qwen3.5-moe", "qwen3.5-moe-multimodal"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
 ];
 
 struct Adapted {

@@ -10,6 +10,7 @@ mod fresh;
 mod full_disk;
 mod images;
 mod kills;
+mod kinds;
 mod losses;
 mod many;
 mod place;

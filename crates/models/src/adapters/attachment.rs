@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use tch::{Device, Kind, Tensor};
 
+use super::attached::Attached;
+use super::change::{AdapterType, Change, Factor, divided};
 use super::config::{Biases, Effects, HEAD, LoraConfig, Matcher, Modules, RankAndScaling};
 use super::experts::TENSORS;
 use super::layer::{Dora, LoraLayer};
@@ -51,6 +53,27 @@ pub(super) struct Part {
     /// Whether weight decay applies.
     pub(super) decay: bool,
     pub(super) device: Device,
+}
+
+/// What a new matrix contains.
+#[derive(Clone, Copy)]
+enum Start {
+    Zeros,
+    /// PyTorch's `kaiming_uniform_(a=√5)`.
+    Uniform,
+    Normal,
+}
+
+impl Start {
+    fn tensor(self, size: [i64; 2]) -> Result<Tensor, Error> {
+        let options = (Kind::Float, Device::Cpu);
+        let bound = 1.0 / (size[1] as f64).sqrt();
+        Ok(match self {
+            Self::Zeros => Tensor::f_zeros(size, options)?,
+            Self::Uniform => Tensor::f_zeros(size, options)?.f_uniform(-bound, bound)?,
+            Self::Normal => Tensor::f_randn(size, options)?,
+        })
+    }
 }
 
 impl Attachment {
@@ -408,18 +431,26 @@ impl Attachment {
         self.tables.push((key, table.shallow_clone()));
     }
 
-    /// The adapter for the layer `name`, whose weight is `[outputs, inputs]`.
+    /// The adapter for the layer `name`, whose weight is `[outputs, inputs]`. `lora` are the names of a LoRA's matrices.
     fn layer(
         &mut self,
         name: &str,
-        [first, second]: [&str; 2],
+        lora: [&str; 2],
         RankAndScaling { rank, scaling }: RankAndScaling,
         weight: &Weight,
         device: Device,
         parameters: &mut Parameters,
     ) -> Result<LoraLayer, Error> {
         let (outputs, inputs) = weight.size();
-        let (dropout, dora) = (self.matcher.config().dropout, self.matcher.config().dora);
+        let config = self.matcher.config();
+        let (dropout, dora, kind) = (config.dropout, config.dora, config.kind);
+        let is_embedding = lora[0] == "lora_embedding_A";
+        if is_embedding && kind != AdapterType::Lora {
+            return Err(Error::Invalid(format!(
+                "`target_modules` match the embedding `{name}`, which can have a LoRA but no {}",
+                kind.name()
+            )));
+        }
         let part = |part: &str, size: &[i64]| Part {
             name: format!("{PREFIX}{name}.{part}"),
             size: size.to_vec(),
@@ -427,25 +458,48 @@ impl Attachment {
             decay: true,
             device,
         };
-        let options = (Kind::Float, Device::Cpu);
-        let zeros = |size: [i64; 2]| Ok(Tensor::f_zeros(size, options)?);
-        let is_embedding = first == "lora_embedding_A";
-        let a = self.register(&part(first, &[rank, inputs]), parameters, || {
-            if is_embedding {
-                return zeros([rank, inputs]);
+        let mut matrix = |name: &str, size: [i64; 2], start: Start| {
+            self.register(&part(name, &size), parameters, || start.tensor(size))
+        };
+        let change = match kind {
+            AdapterType::Lora => {
+                let [a, b] = match is_embedding {
+                    true => [Start::Zeros, Start::Normal],
+                    false => [Start::Uniform, Start::Zeros],
+                };
+                Change::Lora {
+                    a: matrix(lora[0], [rank, inputs], a)?,
+                    b: matrix(lora[1], [outputs, rank], b)?,
+                }
             }
-            // PyTorch's `kaiming_uniform_(a=√5)`, which PEFT initialises A with.
-            let bound = 1.0 / (inputs as f64).sqrt();
-            Ok(zeros([rank, inputs])?.f_uniform(-bound, bound)?)
-        })?;
-        let b = self.register(
-            &part(second, &[outputs, rank]),
-            parameters,
-            || match is_embedding {
-                true => Ok(Tensor::f_randn([outputs, rank], options)?),
-                false => zeros([outputs, rank]),
-            },
-        )?;
+            AdapterType::Loha => {
+                let mut product = |name: &str, last: Start| -> Result<[Tensor; 2], Error> {
+                    let a = matrix(&format!("{name}_a"), [outputs, rank], Start::Uniform)?;
+                    Ok([a, matrix(&format!("{name}_b"), [rank, inputs], last)?])
+                };
+                let first = product("hada_w1", Start::Uniform)?;
+                Change::Loha([first, product("hada_w2", Start::Zeros)?])
+            }
+            AdapterType::Lokr {
+                factor,
+                decompose_both,
+            } => {
+                let [[up, tall], [left, wide]] =
+                    [outputs, inputs].map(|side| divided(side, factor));
+                let mut part = |name: &str, [rows, columns]: [i64; 2], may_be_two, start| {
+                    Ok::<_, Error>(match may_be_two && 2 * rank < rows.max(columns) {
+                        false => Factor::Whole(matrix(name, [rows, columns], start)?),
+                        true => {
+                            let a = matrix(&format!("{name}_a"), [rows, rank], start)?;
+                            let b = format!("{name}_b");
+                            Factor::Product([a, matrix(&b, [rank, columns], Start::Uniform)?])
+                        }
+                    })
+                };
+                let first = part("lokr_w1", [up, left], decompose_both, Start::Zeros)?;
+                Change::Lokr([first, part("lokr_w2", [tall, wide], true, Start::Uniform)?])
+            }
+        };
         let dora = match dora {
             false => None,
             true => {
@@ -461,8 +515,7 @@ impl Attachment {
             }
         };
         Ok(LoraLayer {
-            a,
-            b,
+            change,
             scaling,
             dropout,
             compute: self.compute,
@@ -519,23 +572,6 @@ impl Attachment {
 /// A copy of `tensor` in fp32.
 fn full(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
-}
-
-/// The adapters that were attached to a model.
-#[derive(Debug)]
-pub struct Attached {
-    /// Their config, reduced to entries that match this model.
-    pub config: LoraConfig,
-    /// The layers that have an adapter, in model order.
-    pub modules: Vec<String>,
-    /// The tensors of experts that have one, in model order.
-    pub parameters: Vec<String>,
-    /// The modules that are trained in full (`modules_to_save`), in model order.
-    pub saved_modules: Vec<String>,
-    /// The config as it was, with what it calls modules.
-    pub(super) matcher: Matcher,
-    /// Frozen embeddings and heads that PEFT saves with the adapter, by their names in its files.
-    pub(super) tables: Vec<(String, Tensor)>,
 }
 
 impl PeftAdapter {

@@ -4,6 +4,7 @@
 use indexmap::IndexMap;
 use regex::Regex;
 
+use super::change::AdapterType;
 use super::naming::Naming;
 
 /// Module name of the token embedding.
@@ -11,9 +12,11 @@ pub(crate) const EMBEDDING: &str = "model.embed_tokens";
 /// Module name of the output head.
 pub(crate) const HEAD: &str = "lm_head";
 
-/// Settings of a LoRA, as in PEFT's `LoraConfig`.
+/// Settings of an adapter, as in PEFT's `LoraConfig`, `LoHaConfig` and `LoKrConfig`.
 #[derive(Debug, Clone)]
 pub struct LoraConfig {
+    /// What each layer gets.
+    pub kind: AdapterType,
     /// Rank of B·A.
     pub rank: i64,
     /// B·A is scaled by `alpha / rank`.
@@ -48,6 +51,7 @@ impl Default for LoraConfig {
     /// PEFT's defaults.
     fn default() -> Self {
         Self {
+            kind: AdapterType::Lora,
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
@@ -295,6 +299,26 @@ impl Matcher {
             if let Some((_, what)) = refused.into_iter().find(|(is_set, _)| *is_set) {
                 return Err(format!(
                     "adapters on experts (`target_parameters`) do not work with {what}"
+                ));
+            }
+        }
+        if let AdapterType::Lokr { factor, .. } = config.kind
+            && !(factor == -1 || factor >= 1)
+        {
+            return Err(format!(
+                "`decompose_factor` must be -1, or 1 or more, not {factor}"
+            ));
+        }
+        for (key, is_set) in [
+            ("use_dora", config.dora),
+            ("use_rslora", config.rslora),
+            ("lora_dropout", config.dropout > 0.0),
+            ("bias", config.bias != Biases::None),
+        ] {
+            if is_set && config.kind != AdapterType::Lora {
+                return Err(format!(
+                    "`{key}` is for LoRAs: PEFT has it not for a {}",
+                    config.kind.name()
                 ));
             }
         }

@@ -1,5 +1,6 @@
 //! PEFT's adapter folder: `adapter_config.json` and `adapter_model.safetensors`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,8 +8,11 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::attachment::{Attached, PREFIX};
+use super::attached::Attached;
+use super::attachment::PREFIX;
+use super::change::AdapterType;
 use super::config::{Biases, Layers, LoraConfig, Modules};
+use super::module::LoraModule;
 use super::naming::{Naming, exactly};
 use crate::Error;
 use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
@@ -107,9 +111,33 @@ pub(super) const APPLIED: [&str; 16] = [
     "use_rslora",
 ];
 
+/// The same of `LoHaConfig` and `LoKrConfig`; the last three are of the latter alone.
+pub(super) const APPLIED_LYCORIS: [&str; 13] = [
+    "alpha",
+    "alpha_pattern",
+    "exclude_modules",
+    "init_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "decompose_both",
+    "decompose_factor",
+];
+
+/// Unsupported keys of these, with the values at which they have no effect on linear layers and on training.
+pub(super) const UNSUPPORTED_LYCORIS: [(&str, &[&str]); 3] = [
+    ("rank_dropout", &["0", "0.0"]),
+    ("module_dropout", &["0", "0.0"]),
+    ("rank_dropout_scale", &["false"]),
+];
+
 /// Keys that do not affect the output of a saved adapter: where it came from, how it was initialised, and how
 /// PEFT runs it.
-pub(super) const NO_EFFECT: [&str; 15] = [
+pub(super) const NO_EFFECT: [&str; 16] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -125,6 +153,8 @@ pub(super) const NO_EFFECT: [&str; 15] = [
     "runtime_config",
     "task_type",
     "tp_config",
+    // How convolutions are taken apart; the layers here are linear.
+    "use_effective_conv2d",
 ];
 
 /// Unsupported keys that affect the output, with the values at which they have no effect.
@@ -151,17 +181,26 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 /// # Errors
 /// The error names the file, the key, what is allowed and what was found.
 pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
-    match object.text("peft_type")? {
-        Some("LORA") => {}
+    let kind = match object.text("peft_type")? {
+        Some("LORA") => AdapterType::Lora,
+        Some("LOHA") => AdapterType::Loha,
+        Some("LOKR") => AdapterType::Lokr {
+            factor: object.integer("decompose_factor", Some(-1), -1..=1 << 16)?,
+            decompose_both: object.flag("decompose_both", false)?,
+        },
         other => {
             let other = other.unwrap_or("missing");
-            return Err(object.error("peft_type", format!("is {other}; only LORA is supported")));
+            return Err(object.error(
+                "peft_type",
+                format!("is {other}; only LORA, LOHA and LOKR are supported"),
+            ));
         }
-    }
-    check_keys(object)?;
+    };
+    check_keys(object, kind)?;
     check_initialisation(object)?;
     // In PEFT a missing key has its default value, but null is an error.
-    for key in ["r", "lora_alpha", "lora_dropout"] {
+    let alpha = alpha_key(kind);
+    for key in ["r", alpha, "lora_dropout"] {
         if object.has(key) && object.get(key).is_none() {
             return Err(object.error(key, "must be a number, not null"));
         }
@@ -169,8 +208,9 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
     let default = LoraConfig::default();
     let parameters = names(object, "target_parameters")?;
     let config = LoraConfig {
+        kind,
         rank: object.integer("r", Some(default.rank), 1..=1 << 16)?,
-        alpha: number(object, "lora_alpha", object.get("lora_alpha"))?.unwrap_or(default.alpha),
+        alpha: number(object, alpha, object.get(alpha))?.unwrap_or(default.alpha),
         dropout: number(object, "lora_dropout", object.get("lora_dropout"))?.unwrap_or(0.0),
         rslora: object.flag("use_rslora", false)?,
         dora: object.flag("use_dora", false)?,
@@ -199,15 +239,28 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
     Ok(config)
 }
 
+/// What PEFT calls alpha.
+fn alpha_key(kind: AdapterType) -> &'static str {
+    match kind {
+        AdapterType::Lora => "lora_alpha",
+        _ => "alpha",
+    }
+}
+
 /// Refuses unsupported and unknown keys that affect the output.
-fn check_keys(object: &Object) -> Result<(), Error> {
+fn check_keys(object: &Object, kind: AdapterType) -> Result<(), Error> {
+    let (applied, unsupported): (&[&str], &[(&str, &[&str])]) = match kind {
+        AdapterType::Lora => (&APPLIED, &UNSUPPORTED),
+        AdapterType::Loha => (&APPLIED_LYCORIS[..11], &UNSUPPORTED_LYCORIS),
+        AdapterType::Lokr { .. } => (&APPLIED_LYCORIS, &UNSUPPORTED_LYCORIS),
+    };
     for (key, value) in object.keys().filter(|(_, value)| !value.is_null()) {
         let name = key.as_str();
-        if APPLIED.contains(&name) || NO_EFFECT.contains(&name) {
+        if applied.contains(&name) || NO_EFFECT.contains(&name) {
             continue;
         }
         let text = value.to_string();
-        match UNSUPPORTED.iter().find(|(key, _)| *key == name) {
+        match unsupported.iter().find(|(key, _)| *key == name) {
             Some((_, harmless)) if harmless.contains(&text.as_str()) => {}
             Some(_) => {
                 return Err(object.error(key, format!("is {text}, which is not supported")));
@@ -414,12 +467,21 @@ pub(crate) fn write_folder(
 
 /// The `adapter_config.json` that [`write_peft`] writes.
 pub fn adapter_config(attached: &Attached, base_model: &str, naming: Naming) -> Value {
-    let config = &attached.config_for(naming);
+    let (config, task) = (&attached.config_for(naming), Some("CAUSAL_LM"));
+    config_keys(config, &attached.modules, Some(base_model), task)
+}
+
+/// The keys of `config`, which is attached to the layers `attached`.
+fn config_keys(
+    config: &LoraConfig,
+    attached: &[String],
+    base_model: Option<&str>,
+    task_type: Option<&str>,
+) -> Value {
     let modules = |modules: &Modules| match modules {
         // Listed explicitly, because PEFT also writes what `all-linear` resolved to.
         Modules::AllLinear => {
             let mut names: Vec<&str> = attached
-                .modules
                 .iter()
                 .map(|name| name.rsplit('.').next().unwrap_or(name))
                 .collect();
@@ -430,17 +492,13 @@ pub fn adapter_config(attached: &Attached, base_model: &str, naming: Naming) -> 
         Modules::Suffixes(names) => json!(names),
         Modules::Regex(regex) => json!(regex.text()),
     };
-    json!({
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+    let mut keys = json!({
+        "task_type": task_type,
         "base_model_name_or_path": base_model,
         "inference_mode": true,
         "r": config.rank,
         // PEFT declares alphas as integers, but fractions work too.
-        "lora_alpha": json::number(config.alpha),
-        "lora_dropout": config.dropout,
-        "use_rslora": config.rslora,
-        "use_dora": config.dora,
+        alpha_key(config.kind): json::number(config.alpha),
         "target_modules": modules(&config.target_modules),
         "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
         "exclude_modules": config.exclude_modules.as_ref().map(modules),
@@ -456,9 +514,88 @@ pub fn adapter_config(attached: &Attached, base_model: &str, naming: Naming) -> 
             .iter()
             .map(|(name, alpha)| (name.clone(), json::number(*alpha)))
             .collect::<serde_json::Map<_, _>>(),
-        "bias": Biases::NAMED.iter().find(|(bias, _)| *bias == config.bias).map(|(_, name)| name),
-        "fan_in_fan_out": false,
-        "init_lora_weights": true,
         "modules_to_save": Some(&config.modules_to_save).filter(|names| !names.is_empty()),
-    })
+    });
+    let of_kind = match config.kind {
+        AdapterType::Lora => json!({
+            "peft_type": "LORA",
+            "lora_dropout": config.dropout,
+            "use_rslora": config.rslora,
+            "use_dora": config.dora,
+            "bias": Biases::NAMED.iter().find(|(bias, _)| *bias == config.bias).map(|(_, name)| name),
+            "fan_in_fan_out": false,
+            "init_lora_weights": true,
+        }),
+        AdapterType::Loha => json!({ "peft_type": "LOHA", "init_weights": true }),
+        AdapterType::Lokr {
+            factor,
+            decompose_both,
+        } => json!({
+            "peft_type": "LOKR",
+            "init_weights": true,
+            "decompose_factor": factor,
+            "decompose_both": decompose_both,
+        }),
+    };
+    if let (Value::Object(keys), Value::Object(of_kind)) = (&mut keys, of_kind) {
+        keys.extend(of_kind);
+    }
+    keys
+}
+
+/// Writes changes to single layers as an adapter that [`PeftAdapter::open`] and PEFT read, for a model of this `task_type`.
+///
+/// # Errors
+/// If PEFT has no form for them: if they are of several kinds, or the factors of a LoKr differ in how they divide sides.
+pub fn write_changes(
+    folder: &Path,
+    changes: &BTreeMap<String, LoraModule>,
+    base_model: Option<&str>,
+    task_type: Option<&str>,
+) -> Result<(), Error> {
+    let no_form = |what: &str| Error::Invalid(format!("PEFT has no form for {what}"));
+    let kind = LoraModule::kind_of_all(changes.values())
+        .ok_or_else(|| no_form("adapters of several kinds, or with factors of any size"))?;
+    let dora = changes.values().filter(|change| change.magnitude.is_some());
+    let dora = dora.count();
+    if dora > 0 && (dora < changes.len() || kind != AdapterType::Lora) {
+        return Err(no_form("magnitudes beside some LoRAs, or beside others"));
+    }
+    let most = changes
+        .values()
+        .map(|change| change.rank_and_alpha().0)
+        .max();
+    let most = most.unwrap_or(1);
+    let each = |(name, change): (&String, &LoraModule)| (name.clone(), change.rank_and_alpha());
+    let config = LoraConfig {
+        kind,
+        rank: most,
+        alpha: most as f64,
+        dora: dora > 0,
+        target_modules: Modules::Suffixes(changes.keys().cloned().collect()),
+        rank_pattern: changes
+            .iter()
+            .map(each)
+            .map(|(name, (rank, _))| (name, rank))
+            .collect(),
+        alpha_pattern: changes
+            .iter()
+            .map(each)
+            .map(|(name, (_, alpha))| (name, alpha))
+            .collect(),
+        ..LoraConfig::default()
+    };
+    let mut tensors = Vec::new();
+    for (name, change) in changes {
+        for (part, tensor) in change.change.parts() {
+            tensors.push((format!("{PREFIX}{name}.{part}"), tensor.shallow_clone()));
+        }
+        if let Some(magnitude) = &change.magnitude {
+            let name = format!("{PREFIX}{name}.lora_magnitude_vector");
+            tensors.push((name, magnitude.f_flatten(0, -1)?));
+        }
+    }
+    let tensors = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
+    let config = config_keys(&config, &[], base_model, task_type);
+    write_folder(folder, &config, &tensors.collect::<Vec<_>>())
 }

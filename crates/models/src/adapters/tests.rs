@@ -18,9 +18,10 @@ use crate::pretrained::{HfFolder, Pretrained, merge};
 use placement::Placer;
 
 mod forms;
+mod lycoris;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 23] = [
+const ADAPTERS: [(&str, &str); 26] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -44,6 +45,9 @@ const ADAPTERS: [(&str, &str); 23] = [
     ("in-ministral3", "ministral3-multimodal"),
     ("in-qwen3.5", "qwen3.5-multimodal"),
     ("in-qwen3.5-moe", "qwen3.5-moe-multimodal"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
 ];
 
 /// What modules of the model are called in its class in transformers.
@@ -57,7 +61,7 @@ fn naming(base: &str) -> Naming {
 struct Adapted {
     model: Decoder,
     parameters: Parameters,
-    attached: attachment::Attached,
+    attached: Attached,
 }
 
 fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Error> {
@@ -334,7 +338,7 @@ fn features_that_are_not_known_are_refused_by_name() {
         (
             "peft_type",
             json!("IA3"),
-            "`peft_type` is IA3; only LORA is supported",
+            "`peft_type` is IA3; only LORA, LOHA and LOKR are supported",
         ),
         ("r", json!(0), "`r` must be from 1 to 65536, not 0"),
         (

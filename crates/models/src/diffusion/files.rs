@@ -3,6 +3,8 @@
 //! A single file, safetensors or GGUF, is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's
 //! `fp8_scaled` and `int8_convrot` files, and those of GGUF are dequantised when they are read.
 
+mod rewrite;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -323,6 +325,10 @@ impl TensorSource for PartFile {
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
         let place = self.names.get(name)?;
         Some(place.shape(self.tensors.shape(&place.stored)?))
+    }
+
+    fn kind(&self, name: &str) -> Option<Kind> {
+        self.tensors.kind(&self.names.get(name)?.stored)
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {

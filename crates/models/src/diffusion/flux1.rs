@@ -59,6 +59,7 @@ pub static ARCH: Arch = Arch {
         network: "networks.lora_flux",
         architecture: "flux-1-dev/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Diffusers,
         partial: LoraForm::Diffusers,
     },

@@ -7,6 +7,7 @@ pub(crate) mod conv;
 pub mod decoder;
 pub(crate) mod dimensions;
 pub(crate) mod double;
+pub(crate) mod joined;
 pub mod kl;
 pub(crate) mod picture;
 pub(crate) mod places;

@@ -105,6 +105,7 @@ const KNOWN: Arch = Arch {
         network: "networks.lora_qwen_image",
         architecture: "Qwen-Image/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

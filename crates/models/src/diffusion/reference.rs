@@ -440,7 +440,11 @@ impl Reference {
     pub(super) fn a_lora_of_diffusers_does_what_it_does_there(&self) -> Vec<i64> {
         let model = self.model();
         let lora = LoraFile::read(&self.golden("lora.safetensors"), self.arch, None).unwrap();
-        let ranks = lora.modules.values().map(|module| module.rank()).collect();
+        let ranks = lora
+            .modules
+            .values()
+            .filter_map(|module| module.change.rank());
+        let ranks = ranks.collect();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let loras = vec![(lora, 1.0)];
         let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer());

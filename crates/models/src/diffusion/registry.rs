@@ -5,7 +5,8 @@ use std::sync::{PoisonError, RwLock};
 
 use super::files::{PartFile, is_language_model};
 use super::{
-    Arch, Diffusion, PartPaths, anima, flux1, flux2, krea2, qwen_image, sdxl, wan, z_image,
+    Arch, Diffusion, Expert, Part, PartPaths, anima, flux1, flux2, krea2, qwen_image, sdxl, wan,
+    z_image,
 };
 use crate::Error;
 use crate::formats::Gguf;
@@ -126,6 +127,21 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
             ))
         }
     }
+}
+
+/// The kind and the weights of a denoiser: of the diffusers folder at `path`, or in that single file, whose other parts need
+/// not be there.
+///
+/// # Errors
+/// If there is none, or a file is damaged or not supported.
+pub fn denoiser_at(path: &Path, expert: Expert) -> Result<(&'static Arch, PartFile), Error> {
+    if path.is_dir() {
+        let model = open(path, &PartPaths::default())?;
+        return Ok((model.arch(), model.weights(Part::Denoiser(expert))?));
+    }
+    let arch = of_file(path)
+        .ok_or_else(|| Error::file(path, "is no denoiser of a model that is known here"))?;
+    Ok((arch, PartFile::open(&arch.denoiser, path)?))
 }
 
 #[cfg(test)]

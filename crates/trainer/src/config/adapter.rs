@@ -10,30 +10,42 @@ use serde::{Deserialize, Serialize};
 use super::bf16::Bf16;
 use super::video::LoraFormat;
 use models::Error;
-use models::adapters::{Biases, Layers, LoraConfig, Modules};
+use models::adapters::{AdapterType, Biases, Layers, LoraConfig, Modules};
 
 section! {
-    /// A low-rank adapter, which is trained while the model stays frozen.
+    /// An adapter, which is trained while the model stays frozen.
     pub struct AdapterConfig {
+        /// What is added to the matrix of a layer: a product of two (`lora`), the element-wise product of two such products
+        /// (`loha`), or a Kronecker product (`lokr`).
+        #[serde(rename = "type")]
+        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        pub kind: AdapterKind = AdapterKind::Lora, for Any, resume Fixed;
         /// Rank of the change to each layer.
         #[schemars(range(min = 1, max = 65_536), extend("x-follows-from" = "adapter.resume_from"))]
         pub r: u32 = 8, for Any, resume Fixed;
         /// Strength: the change is scaled by `lora_alpha / r`.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
         pub lora_alpha: f64 = 8.0, for Any, resume Fixed;
+        /// By what a LoKr divides the sides of a matrix: the first factor has as many rows and columns, or as near as there is a
+        /// divisor. -1 divides near the square root; the fewer rows the first factor has, the more the second.
+        #[schemars(range(min = -1, max = 65_536), extend("x-needs" = "adapter.type: lokr", "x-follows-from" = "adapter.resume_from"))]
+        pub decompose_factor: i32 = -1, for Any, resume Fixed;
+        /// Whether the first factor of a LoKr is a product of two of rank `r`, too, if it is larger than that.
+        #[schemars(extend("x-needs" = "adapter.type: lokr", "x-follows-from" = "adapter.resume_from"))]
+        pub decompose_both: bool = false, for Any, resume Fixed;
         /// Dropout probability of an adapter's inputs during training.
-        #[schemars(range(min = 0), extend("x-follows-from" = "adapter.resume_from", "exclusiveMaximum" = 1))]
+        #[schemars(range(min = 0), extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from", "exclusiveMaximum" = 1))]
         pub lora_dropout: f64 = 0.0, for Any, resume Free;
         /// Whether adapters compute in bfloat16, as the layers do with `train.bf16`; their matrices are trained and saved in
         /// fp32 either way. `auto` does on a GPU that is clearly faster with it, which is measured once; on the CPU it does
         /// not. DoRA computes in fp32.
         pub lora_bf16: Bf16 = Bf16::Auto, for Any, resume Free;
         /// Scale by `lora_alpha / √r` instead.
-        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
         pub use_rslora: bool = false, for Any, resume Fixed;
         /// Train the magnitude of each row separately from its direction (DoRA).
-        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
-        pub use_dora: bool = false, for Language, resume Fixed;
+        #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
+        pub use_dora: bool = false, for Any, resume Fixed;
         /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the
         /// whole name. `embed_tokens` and `lm_head` are possible, too.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
@@ -56,7 +68,7 @@ section! {
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
         pub modules_to_save: Option<Vec<String>> = None, for Language, resume Fixed;
         /// Biases of the model that are also trained.
-        #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
+        #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
         pub bias: BiasConfig = BiasConfig::None, for Language, resume Fixed;
         /// Different ranks for layers whose name ends in a match of the key; the first match applies.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
@@ -66,7 +78,7 @@ section! {
         pub alpha_pattern: IndexMap<String, f64> = IndexMap::new(), for Any, resume Fixed;
         /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, as a multiple of
         /// the first one's.
-        #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+        #[schemars(extend("x-needs" = "adapter.type: lora", "exclusiveMinimum" = 0), range(max = 1000))]
         pub loraplus_lr_ratio: Option<f64> = None, for Any, resume Free;
         /// LoRA+: the learning rate of both matrices of an adapter on the embedding.
         #[schemars(extend("x-unused-without" = "adapter.loraplus_lr_ratio", "exclusiveMinimum" = 0), range(max = 1))]
@@ -81,6 +93,19 @@ section! {
         #[schemars(extend("format" = "path"))]
         pub resume_from: Option<PathBuf> = None, for Any, resume Free;
     }
+}
+
+/// What an adapter adds to a layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AdapterKind {
+    /// A product of two matrices.
+    #[default]
+    Lora,
+    /// The element-wise product of two products.
+    Loha,
+    /// A Kronecker product.
+    Lokr,
 }
 
 /// Which of the model's own biases are trained beside an adapter.
@@ -170,6 +195,14 @@ impl AdapterConfig {
     pub fn lora(&self) -> Result<LoraConfig, Error> {
         let ranks = self.rank_pattern.iter();
         Ok(LoraConfig {
+            kind: match self.kind {
+                AdapterKind::Lora => AdapterType::Lora,
+                AdapterKind::Loha => AdapterType::Loha,
+                AdapterKind::Lokr => AdapterType::Lokr {
+                    factor: self.decompose_factor.into(),
+                    decompose_both: self.decompose_both,
+                },
+            },
             rank: self.r.into(),
             alpha: self.lora_alpha,
             dropout: self.lora_dropout,

@@ -191,6 +191,13 @@ section! {
         /// expert's range.
         #[schemars(range(min = 0, max = 1))]
         pub max_sigma: Option<f64> = None, for Diffusion, resume Free;
+        /// Whether the adapter changes the text encoders, too, where a model has such (SDXL). Captions are then not encoded
+        /// beforehand, and the text encoders stay on the device.
+        #[schemars(extend("x-needs" = "adapter"))]
+        pub text_encoder: bool = false, for Diffusion, resume Fixed;
+        /// Peak learning rate of the text encoders; unset means `learning_rate`.
+        #[schemars(extend("x-needs" = "train.text_encoder: true", "exclusiveMinimum" = 0), range(max = 10))]
+        pub text_encoder_lr: Option<f64> = None, for Diffusion, resume Free;
         /// For models that are noised by steps, such as SDXL: the most that a signal-to-noise ratio counts in the loss
         /// (min-SNR); 5 is usual. Unset weighs all noise levels alike.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]

@@ -213,11 +213,6 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "no model is named to train on videos".into(),
             "set `model.name_or_path`; with `model.from_config: true`, its weights are not used",
         ),
-        (Some(_), None) if model.from_config != Some(true) => report(
-            ["data", "resolution"],
-            "only a LoRA can be trained on the weights of a published video model".into(),
-            "add an `adapter` section, or set `model.from_config: true` to train all weights from random ones",
-        ),
         (Some(_), Some(_)) if model.from_config == Some(true) => report(
             ["model", "from_config"],
             "`model.from_config` trains the model itself, and `adapter` a LoRA on its weights"

@@ -40,7 +40,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "model.hidden_size=64",
         "model.head_dim=8",
         "sample.top_p=0.5",
-        "adapter.use_dora=true",
+        "adapter.bias=all",
     ] {
         let name = key.split('=').next().unwrap();
         let got = problems(&[&VIDEO[..], &[key]].concat());
@@ -84,7 +84,11 @@ fn keys_that_require_others_name_them() {
             "{keys:?}: {got:?}"
         );
     }
-    assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
+    // Without an adapter, all weights are trained.
+    let whole = ["data.resolution=512", "model.name_or_path=m"];
+    assert_eq!(problems(&whole), Vec::<String>::new());
+    let text = problems(&[&whole[..], &["train.text_encoder=true"]].concat());
+    assert!(text[0].contains("`train.text_encoder`"), "{text:?}");
 }
 
 #[test]

@@ -97,6 +97,12 @@ impl TextKeys {
             .iter()
             .map(|(_, text)| model.of_tokens(&text.tokens));
         let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
+        if last == 0 {
+            // The denoiser is told tokens.
+            for ((path, _), tokens) in missing.iter().zip(&encoded) {
+                cache::write(path, &named(tokens))?;
+            }
+        }
         // One encoder after the other, so that only one is in memory.
         for number in 0..last {
             observer.preparing("loading the text encoder");

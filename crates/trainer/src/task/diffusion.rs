@@ -1,4 +1,4 @@
-//! Trains a LoRA on a diffusion model, or a model from scratch, on encoded pictures and clips.
+//! Trains an adapter on a diffusion model, all of its weights, or a model from scratch, on encoded pictures and clips.
 //!
 //! Latents are noised and predicted as the model's [`Objective`](models::diffusion::Objective) says; the loss is the
 //! mean squared error of the prediction.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use models::Parameters;
 use models::diffusion::{Conditions, Diffusion, Expert as Which, Part};
-use models::formats::SafetensorsFile;
+use models::formats::{SafetensorsFile, TensorSource};
 use models::model::Pass;
 use placement::Placer;
 use placement::plan::Memory;
@@ -31,8 +31,9 @@ use torch_ext::fake::PassMemory;
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, ExpertPlacement, streaming};
 pub(crate) use self::imagined::Imagined;
-use self::model::write_model;
-use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
+use self::model::{Denoiser, TrainedWeights};
+pub(crate) use self::model::{expect_one_place, write_model};
+use self::plan::{PlannedExperts, component, expect_room, has_offloaded_modules, measured};
 use self::previews::Previews;
 use self::weights::{means, squares};
 use super::clip_order::{ClipOrder, Position, repeats};
@@ -83,8 +84,8 @@ pub struct DiffusionTask {
 
 impl DiffusionTask {
     /// Opens the model at `path` and the data for `config`, after encoding what is not in the cache. With
-    /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and of those at
-    /// `path` only the config is read. `memory` is the budget for the plan.
+    /// `adapter`, there is one for each trained expert; without, all weights are trained, and with `model.from_config` they are
+    /// initialised randomly, and of those at `path` only the config is read. `memory` is the budget for the plan.
     ///
     /// # Errors
     /// If a file is missing, damaged or not supported, the adapter does not match, media or captions cannot
@@ -122,14 +123,18 @@ impl DiffusionTask {
         let streamed = plan.as_ref().map(|plan| plan.streamed_of(component(first)));
         let streamed = streamed.unwrap_or_default();
         let machine = (compute, device);
-        let pass = measured(config, &model, &largest, first, machine, &streamed)?.pass;
+        let measured = measured(config, &model, &largest, first, machine, &streamed)?;
+        let pass = measured.pass;
+        if config.adapter.is_none() {
+            expect_room(config, measured, parts.len(), memory)?;
+        }
         let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
         for part in &parts {
-            observer.preparing(match config.adapter {
-                Some(_) => "loading the transformer",
-                None => "building the transformer",
+            observer.preparing(match config.model.from_config {
+                Some(true) => "building the transformer",
+                _ => "loading the transformer",
             });
             // Make room for the next one.
             residency.enter(&experts, Some(experts.len()), placer)?;
@@ -138,7 +143,7 @@ impl DiffusionTask {
                     let blocks = streaming(config, plan, component(part.expert), placer)?;
                     Expert::open(config, &*model, part, blocks, compute, placer)?
                 }
-                None => Expert::fresh(config, &*model, part, compute, placer)?,
+                None => Expert::whole(config, &*model, part, compute, placer)?,
             };
             let prefix = match parts.len() {
                 1 => String::new(),
@@ -188,8 +193,8 @@ impl DiffusionTask {
         })
     }
 
-    /// Whether the model itself is trained, from scratch.
-    fn is_fresh(&self) -> bool {
+    /// Whether the model itself is trained.
+    fn is_whole(&self) -> bool {
         self.experts.iter().all(|expert| expert.lora.is_none())
     }
 
@@ -268,7 +273,22 @@ fn opened(
     observer: &mut dyn Observer,
 ) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
     let mut report = |text: &str| observer.preparing(text);
-    let model = single_file::open(path, &config.model.parts(), &mut report)?;
+    let mut model = single_file::open(path, &config.model.parts(), &mut report)?;
+    if config.train.text_encoder {
+        if config.train.gradient_checkpointing || config.model.offload_options().is_some() {
+            return Err(Error::Data(
+                "`train.text_encoder`: no gradient reaches the text encoders through blocks that are streamed or computed again; \
+                 remove `model.offload` and `train.gradient_checkpointing`, or this key"
+                    .into(),
+            ));
+        }
+        model = model.with_text().ok_or_else(|| {
+            Error::Data(format!(
+                "`train.text_encoder`: the text encoder of {} is not trained here; remove the key",
+                model.arch().title
+            ))
+        })?;
+    }
     let parts = trained_parts(&*model, config)?;
     let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
     model
@@ -346,9 +366,10 @@ impl Task for DiffusionTask {
             );
         };
         format!(
-            "{}{which}, with a LoRA of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
+            "{}{which}, with a {} of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
              from {ranges}",
             self.model.path().display(),
+            lora.adapter.name(),
             lora.adapter.config.rank,
             lora.adapter.modules.len(),
             if self.experts.len() > 1 {
@@ -422,7 +443,7 @@ impl Task for DiffusionTask {
     }
 
     fn starts_trained(&self) -> bool {
-        !self.is_fresh()
+        self.config.model.from_config != Some(true)
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -550,7 +571,7 @@ impl Task for DiffusionTask {
     /// Writes the LoRAs in the format for other programs, and in PEFT's format, from which training can
     /// continue; with two experts, the latter in a folder each.
     fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
-        if self.is_fresh() {
+        if self.is_whole() {
             return Ok(false);
         }
         for expert in &self.experts {
@@ -564,8 +585,19 @@ impl Task for DiffusionTask {
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
-        match self.is_fresh() {
-            true => write_model(&self.config, &*self.model, &self.experts, folder),
+        match self.is_whole() {
+            true => {
+                let model = &*self.model;
+                let all = self.experts.iter();
+                let all: Vec<_> = all
+                    .map(|expert| (expert.which, TrainedWeights::of(model, expert)))
+                    .collect();
+                let all = all
+                    .iter()
+                    .map(|(which, weights)| (*which, weights as &dyn TensorSource));
+                let all: Vec<Denoiser<'_>> = all.collect();
+                write_model(self.config.model.parts(), model, &all, folder, None)
+            }
             false => self.export_adapter(folder).map(drop),
         }
     }
@@ -579,7 +611,7 @@ impl Task for DiffusionTask {
     }
 
     fn export_name(&self) -> &'static str {
-        match self.is_fresh() {
+        match self.is_whole() {
             true => "model",
             false => "adapter",
         }

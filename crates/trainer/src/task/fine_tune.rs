@@ -268,7 +268,7 @@ impl Task for FineTune {
                 format!(
                     "{} with a {} of rank {} on {} layers{whole}, {trained} parameters trained",
                     self.name_or_path,
-                    if adapter.config.dora { "DoRA" } else { "LoRA" },
+                    adapter.name(),
                     adapter.config.rank,
                     adapter.modules.len() + adapter.parameters.len(),
                 )

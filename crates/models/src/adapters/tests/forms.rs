@@ -66,8 +66,12 @@ fn files_have_pefts_names_and_shapes() {
             "modules_to_save",
             "r",
             "lora_alpha",
+            "alpha",
             "use_rslora",
             "use_dora",
+            "decompose_both",
+            "decompose_factor",
+            "peft_type",
         ] {
             assert_eq!(config[key], theirs[key], "{key} of {name}");
         }

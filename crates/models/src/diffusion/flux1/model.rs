@@ -191,7 +191,7 @@ impl Diffusion for Flux1 {
     ) -> Result<Box<dyn TextEncoder>, Error> {
         let Encoders { clip, t5 } = &self.stills.text;
         Ok(match number {
-            0 => Box::new(ClipText::new(clip, Taken::Vector, device, builder)?),
+            0 => Box::new(ClipText::new("", clip, Taken::Vector, device, builder)?),
             _ => Box::new(t5::TextEncoder::new(t5, device, builder)?),
         })
     }

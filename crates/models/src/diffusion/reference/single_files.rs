@@ -90,6 +90,17 @@ pub(in crate::diffusion) fn the_same_in_gguf(part: &PartNames, path: &Path) {
     }
 }
 
+/// Both files have the same tensors.
+pub(in crate::diffusion) fn is_the_same_file(one: &Path, other: &Path) {
+    let [one, other] = [one, other].map(|path| SafetensorsFile::open(path).unwrap());
+    assert_eq!(one.names(), other.names());
+    for name in one.names() {
+        assert_eq!(one.shape(&name), other.shape(&name), "{name}");
+        let read = |file: &SafetensorsFile| file.read_stored(&name).unwrap();
+        assert_eq!(read(&one), read(&other), "{name}");
+    }
+}
+
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
 pub(in crate::diffusion) struct SingleFiles(tempfile::TempDir);
 
@@ -145,7 +156,8 @@ impl SingleFiles {
         self.0.path().join(format!("{part}.safetensors"))
     }
 
-    /// The files have the weights of the folder, and these unknown tensors.
+    /// The files have the weights of the folder, and these unknown tensors; and written anew with those weights they are
+    /// what they were.
     pub(in crate::diffusion) fn have_the_same_weights(
         &self,
         reference: &Reference,
@@ -163,6 +175,9 @@ impl SingleFiles {
             }
             assert_eq!(single.unknown(), unknown);
             the_same_in_gguf(&model.names(part), &self.path(name));
+            let again = self.path("again");
+            single.rewrite(&folder, &again, None).unwrap();
+            is_the_same_file(&again, &self.path(name));
         }
     }
 

@@ -8,7 +8,7 @@ use models::adapters::{
 };
 use models::diffusion::lora::{LoraFile, LoraForm, WithLoras};
 use models::diffusion::{Arch, Denoiser, Diffusion, Expert as Which, Part};
-use models::model::{Base, Builder, Load, RandomWeights, Streaming};
+use models::model::{Base, Builder, FileWeights, Load, RandomWeights, Streaming, WeightSource};
 use models::pretrained::fingerprint;
 use placement::Placer;
 use placement::phases::{self, SpillFile, StageComponent, enter};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
-use super::model::config_file;
+use super::model::{config_file, expect_one_place};
 use super::plan::{component, has_offloaded_modules};
 use crate::Error;
 use crate::adapter_speed;
@@ -25,7 +25,7 @@ use crate::config::{Config, ModuleNames};
 use crate::media::{Density, TrainedPart};
 use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
 
-/// A transformer with its LoRA, or one that is trained from scratch.
+/// A transformer with its LoRA, or one that is trained itself.
 pub(super) struct Expert {
     /// Which of two experts it is; `None` if there is only one.
     pub(super) which: Option<Which>,
@@ -88,7 +88,7 @@ impl Expert {
         Ok(Self {
             which: part.expert,
             lora: Some(Lora {
-                form: lora_file::form(wanted, &adapter.modules, arch, &blocks)?,
+                form: lora_file::form(wanted, (&adapter.config, &adapter.modules), arch, &blocks)?,
                 adapter,
             }),
             model,
@@ -100,32 +100,45 @@ impl Expert {
         })
     }
 
-    /// The denoiser `part` as the config in its folder describes it, whose weights are drawn from the run's seed and
-    /// all trained, in fp32.
+    /// The denoiser `part`, all weights of which are trained, in fp32: from those in its file or, with `model.from_config`, from
+    /// random ones that are drawn from the run's seed.
     ///
     /// # Errors
-    /// If there is no such config, or memory runs out.
-    pub(super) fn fresh(
+    /// If a file is missing, damaged or not supported, or memory runs out.
+    pub(super) fn whole(
         config: &Config,
         diffusion: &dyn Diffusion,
         part: &TrainedPart,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
-        let shape = config_file(config, diffusion, part.which())?;
-        let shape = std::fs::read_to_string(&shape).map_err(|e| Error::io("read", &shape, e))?;
+        let (device, which) = (placer.device(), part.which());
         let mut parameters = Parameters::default();
-        let device = placer.device();
-        let mut source = RandomWeights::new(config.seed, placer);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
-        let model = diffusion.denoiser(part.which(), device, &mut builder)?;
-        offload_activations(&*model, config, placer.device());
+        let mut build = |source: &mut dyn WeightSource| {
+            let mut builder = Builder::new(source, &mut parameters, compute, Base::Trained);
+            diffusion.denoiser(which, device, &mut builder)
+        };
+        let (model, fingerprint) = match config.model.from_config {
+            Some(true) => {
+                let shape = config_file(config, diffusion, which)?;
+                let shape =
+                    std::fs::read_to_string(&shape).map_err(|e| Error::io("read", &shape, e))?;
+                (build(&mut RandomWeights::new(config.seed, placer))?, shape)
+            }
+            _ => {
+                let weights = diffusion.weights(Part::Denoiser(which))?;
+                expect_one_place(&weights)?;
+                let model = build(&mut FileWeights::new(&weights, Kind::Float, placer))?;
+                (model, fingerprint(&weights)?)
+            }
+        };
+        offload_activations(&*model, config, device);
         Ok(Self {
             which: part.expert,
             lora: None,
             model,
             frozen: Vec::new(),
-            fingerprint: shape,
+            fingerprint,
             parameters,
             density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
@@ -363,8 +376,8 @@ pub(super) fn attachment(
     which: Option<Which>,
 ) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {
-        return Err(Error::Data(
-            "for a published video model only LoRAs can be trained: add `adapter`".into(),
+        return Err(Error::Internal(
+            "a run without `adapter` attaches one".into(),
         ));
     };
     if let Some(folder) = &adapter.resume_from {
@@ -375,7 +388,19 @@ pub(super) fn attachment(
     if adapter.target_modules == all {
         lora.target_modules = match arch.lora.targets {
             [pattern] => Modules::from_text(pattern).map_err(Error::Data)?,
-            names => Modules::Suffixes(names.iter().map(|name| (*name).to_owned()).collect()),
+            names => {
+                let text = arch.lora.text.iter().filter(|_| config.train.text_encoder);
+                let text = text
+                    .flat_map(|text| text.blocks.linear)
+                    .map(|(name, _)| name);
+                let mut names: Vec<String> = names
+                    .iter()
+                    .chain(text)
+                    .map(|name| (*name).to_owned())
+                    .collect();
+                names.dedup();
+                Modules::Suffixes(names)
+            }
         };
     }
     Ok(Attachment::fresh(&lora)?)

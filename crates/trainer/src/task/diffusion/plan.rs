@@ -29,6 +29,7 @@ use crate::adapter_speed;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
 use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
+use crate::text::thousands;
 
 /// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
 /// limit; as estimated; and a tenth less, because a run that may fit should be tried.
@@ -557,6 +558,25 @@ fn working(config: &Config, measured: Measured, experts: usize) -> Bytes {
     let resting = experts as u64 * (trained + moments + averages);
     let pass = so_far + measured.pass.kept + measured.pass.temporary;
     Bytes(resting + pass.max(so_far + trained))
+}
+
+/// Fails if all weights of `experts` with what training them takes are more than the device has, before any is read: nothing
+/// of them can be offloaded.
+pub(super) fn expect_room(
+    config: &Config,
+    measured: Measured,
+    experts: usize,
+    memory: Memory,
+) -> Result<(), Error> {
+    let (need, available) = (working(config, measured, experts), memory.on_device());
+    match need <= available {
+        true => Ok(()),
+        false => Err(Error::Data(format!(
+            "training all {} parameters needs about {need} of memory, and there are {available}: train an adapter \
+             (`adapter`), or set `train.gradient_checkpointing: true` or an optimizer with less state (`train.optim`)",
+            thousands(measured.trained)
+        ))),
+    }
 }
 
 /// Whether a module is off the device in a phase that does not use it.

@@ -125,8 +125,12 @@ fn a_lora_of_stacked_layers_is_one_of_each() {
         assert_eq!(names, parts);
         for (number, part) in [(1, &parts[0]), (0, &parts[1]), (2, &parts[2])] {
             let module = &file.modules[part];
-            assert_eq!((module.alpha, &module.down), (1.0, &down));
-            assert_eq!(module.up, up.narrow(0, 24 * number, 24), "{part}");
+            assert_eq!((module.alpha, module.factors().unwrap()[0]), (1.0, &down));
+            assert_eq!(
+                *module.factors().unwrap()[1],
+                up.narrow(0, 24 * number, 24),
+                "{part}"
+            );
         }
         // As readers of kohya's form would drop three, it is not written.
         let target = folder.path().join("y.safetensors");

@@ -11,7 +11,9 @@ use super::super::delta::Change;
 use super::super::permuted_heads;
 use super::{in_block, interleaved};
 use crate::Error;
-use crate::adapters::{Attachment, Biases, EMBEDDING, HEAD, LoraLayer, PeftAdapter};
+use crate::adapters::{
+    AdapterType, Attachment, Biases, Change as Adapted, EMBEDDING, HEAD, LoraLayer, PeftAdapter,
+};
 use crate::formats::LazyTensor;
 use crate::formats::gguf::{Format, GgufTensor, GgufWriter, Value};
 use crate::language::{self, DecoderConfig};
@@ -36,7 +38,9 @@ pub fn export_adapter(
         ))
     };
     let (lora, config) = (adapter.config(), &model.config);
+    let kind = format!("a {} has", lora.kind.name());
     for (is_set, what) in [
+        (lora.kind != AdapterType::Lora, kind.as_str()),
         (lora.dora, "DoRA has"),
         (!lora.modules_to_save.is_empty(), "`modules_to_save` has"),
         (lora.bias != Biases::None, "`bias` has"),
@@ -87,7 +91,12 @@ pub fn export_adapter(
                 attachment.attach(module, &weight, Device::Cpu, &mut parameters)?
             }
         };
-        let Some(LoraLayer { a, b, scaling, .. }) = layer else {
+        let Some(LoraLayer {
+            change: Adapted::Lora { a, b },
+            scaling,
+            ..
+        }) = layer
+        else {
             continue;
         };
         let theirs = match module {
