@@ -56,6 +56,7 @@ pub static ARCH: Arch = Arch {
         kohya: false,
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
+        text: &[],
     },
     caches: None,
     companions: super::Companions {

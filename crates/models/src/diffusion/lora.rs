@@ -220,7 +220,7 @@ impl LoraFile {
                 let ranks;
                 (joined, ranks) = stacked::joined(self.arch, &self.modules)?;
                 if !ranks.is_empty() {
-                    metadata.insert(stacked::RANKS.into(), json!(ranks).to_string());
+                    metadata.insert(stacked::RANKS.into(), serde_json::json!(ranks).to_string());
                 }
                 &joined
             }

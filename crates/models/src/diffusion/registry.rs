@@ -13,7 +13,7 @@ use crate::formats::Gguf;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 8] = [
+pub static REGISTRY: [&Arch; 10] = [
     &wan::ARCH,
     &z_image::ARCH,
     // Each before those that take its LoRAs for their own.

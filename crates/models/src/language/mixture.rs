@@ -283,7 +283,7 @@ impl Routed {
                     let gate = format!("{name}.shared_expert_gate");
                     Some(SharedExpert {
                         layer: Dense::new(config, (&shared, inner), initial, builder)?,
-                        gate: builder.unquantized(&gate, (hidden, 1), initial)?,
+                        gate: builder.unquantized(&gate, (hidden, 1), false, initial)?,
                     })
                 }
                 None => None,

@@ -113,7 +113,8 @@ impl DiffusionTask {
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
-                let shown = previews.as_ref();
+                let other = previews.as_ref().and_then(Previews::other);
+                let shown = (previews.is_some(), other);
                 let planned =
                     PlannedExperts::new(config, &model, &largest, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)

@@ -58,6 +58,7 @@ pub static ARCH: Arch = Arch {
         kohya: true,
         complete: LoraForm::Diffusers,
         partial: LoraForm::Diffusers,
+        text: &[],
     },
     caches: None,
     companions: Companions {

@@ -91,6 +91,7 @@ impl Transformer {
             projector: builder.unquantized(
                 "text_fusion.projector",
                 (own.num_text_layers, 1),
+                false,
                 initial,
             )?,
             text_norm: builder.norm_plus_one("txt_in.norm", states, epsilon)?,

@@ -98,11 +98,15 @@ pub(super) fn joined(
             .map(|(part, share)| (modules.get(part), *share));
         let parts: Vec<_> = parts.collect();
         let one = one_of(&parts)?;
-        let learned = one.up.f_ne(0.0)?.f_any_dim(0, false)?.f_all()?;
-        if learned.f_int64_value(&[])? == 0 {
-            let rank =
-                |(module, _): &(Option<&LoraModule>, i64)| module.map_or(0, LoraModule::rank);
-            ranks.insert(name.clone(), parts.iter().map(rank).collect());
+        if let Some([_, up]) = one.factors() {
+            let learned = up.f_ne(0.0)?.f_any_dim(0, false)?.f_all()?;
+            if learned.f_int64_value(&[])? == 0 {
+                let rank = |(module, _): &(Option<&LoraModule>, i64)| {
+                    let factors = module.and_then(LoraModule::factors);
+                    factors.map_or(0, |[down, _]| down.size()[0])
+                };
+                ranks.insert(name.clone(), parts.iter().map(rank).collect());
+            }
         }
         all.insert(name, one);
     }

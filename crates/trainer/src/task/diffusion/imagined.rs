@@ -86,7 +86,7 @@ impl Imagined {
             &largest,
             (compute, device),
             &self.trained,
-            previews,
+            (previews, None),
         )?;
         match planned.peak(memory)? {
             Ok(peak) => Ok(Some(peak)),
@@ -107,6 +107,8 @@ impl Imagined {
         Ok(Encoded {
             latents: Tensor::f_zeros(size, (Kind::Float, Device::Cpu))?,
             conditions: self.model.collate(&clips)?,
+            empty: vec![None; clips.len()],
+            regular: vec![false; clips.len()],
             rows: clips,
             tokens: 0,
         })

@@ -22,7 +22,6 @@ use torch_ext::fake::PassMemory;
 
 use super::clip_loader::Encoded;
 use super::expert::{attachment, offload_activations};
-use super::previews::Previews;
 use super::weights::{means, squares};
 use crate::Error;
 use crate::adapter_speed;
@@ -81,7 +80,8 @@ struct PlanRequest<'a> {
 }
 
 impl<'a> PlannedExperts<'a> {
-    /// The transformers in `trained`, and others that `previews` need.
+    /// The transformers in `trained`, and others that previews need, if there are some: of the model itself, or that of another
+    /// model.
     ///
     /// # Errors
     /// If a file is missing or damaged.
@@ -91,10 +91,10 @@ impl<'a> PlannedExperts<'a> {
         largest: Largest<'a>,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
-        previews: Option<&Previews>,
+        (previews, other): (bool, Option<&Arc<dyn Diffusion>>),
     ) -> Result<Self, Error> {
         let mut all = trained.to_vec();
-        if previews.is_some() && model.has_low_noise() {
+        if previews && model.has_low_noise() {
             let both = [Some(Which::High), Some(Which::Low)];
             all.extend(both.into_iter().filter(|which| !trained.contains(which)));
         }
@@ -109,14 +109,14 @@ impl<'a> PlannedExperts<'a> {
             device,
             trained: trained.len(),
             components: Vec::new(),
-            previews: previews.is_some(),
+            previews,
         };
         for which in all {
             let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
             planned.blocks = model.arch().blocks(&file);
             planned.add(component(which), &**model, &file);
         }
-        if let Some(other) = previews.and_then(Previews::other) {
+        if let Some(other) = other {
             let file = other.weights(Part::Denoiser(Which::High))?;
             planned.add(OF_PREVIEWS, &**other, &file);
         }

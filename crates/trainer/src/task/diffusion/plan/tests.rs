@@ -217,8 +217,10 @@ impl Place {
             .collect();
         let config = Config::load(&root.join(format!("{}.yaml", self.config)), &all).unwrap();
         let machine = (Kind::BFloat16, Device::Cpu);
-        let planned =
-            PlannedExperts::new(&config, &self.model, &self.data, machine, &[None], false)?;
+        let source = ClipSource::new(&self.data.training, &self.model);
+        let largest = |rows: u32| source.largest(rows);
+        let none = (false, None);
+        let planned = PlannedExperts::new(&config, &self.model, &largest, machine, &[None], none)?;
         planned.plan(memory)
     }
 
