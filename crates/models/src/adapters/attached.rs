@@ -1,12 +1,18 @@
 //! What an [`Attachment`](super::Attachment) has attached to a model.
 
-use tch::{Device, Tensor};
+use std::collections::BTreeSet;
+
+use indexmap::IndexMap;
+use tch::{Device, Kind, Tensor};
 
 use super::attachment::PREFIX;
 use super::change::Change;
-use super::config::{LoraConfig, Matcher};
+use super::config::{Biases, LoraConfig, Matcher, Modules};
 use super::module::LoraModule;
+use super::naming::{Naming, exactly};
+use super::peft::PeftAdapter;
 use crate::Error;
+use crate::formats::{TensorSource, require_finite};
 use crate::parameters::Parameters;
 
 /// The adapters that were attached to a model.
@@ -51,5 +57,99 @@ impl Attached {
         let shape = self.matcher.shape(name);
         let scaling = shape.map_or(1.0, |shape| shape.scaling);
         LoraModule::scaled(change, scaling, take("lora_magnitude_vector"))
+    }
+}
+
+impl Attached {
+    /// Its config for a model whose modules have the names of `naming`. Where that or the config is of a part of a larger
+    /// model, what it selects is written out, so that the same words select nothing in other parts.
+    pub(super) fn config_for(&self, naming: Naming) -> LoraConfig {
+        let (config, matcher) = (&self.config, &self.matcher);
+        if [naming, matcher.naming()] == [Naming::ALONE; 2] {
+            return config.clone();
+        }
+        let theirs = |names: &[String]| -> Vec<String> {
+            names.iter().map(|name| naming.theirs(name)).collect()
+        };
+        let modules = theirs(&self.modules);
+        let (mut rank_pattern, mut alpha_pattern) = (IndexMap::new(), IndexMap::new());
+        for name in self.modules.iter().chain(&self.parameters) {
+            let (rank, alpha) = matcher.rank_and_alpha(&matcher.naming().theirs(name));
+            let key = regex::escape(&naming.theirs(name));
+            if rank != config.rank {
+                rank_pattern.insert(key.clone(), rank);
+            }
+            if alpha != config.alpha {
+                alpha_pattern.insert(key, alpha);
+            }
+        }
+        LoraConfig {
+            target_modules: match modules.is_empty() {
+                true => Modules::Suffixes(Vec::new()),
+                false => Modules::from_text(&exactly(&modules))
+                    .unwrap_or_else(|_| Modules::Suffixes(modules)),
+            },
+            target_parameters: theirs(&self.parameters),
+            modules_to_save: theirs(&self.saved_modules),
+            exclude_modules: None,
+            layers: None,
+            rank_pattern,
+            alpha_pattern,
+            ..config.clone()
+        }
+    }
+}
+
+impl PeftAdapter {
+    /// Reads one of the adapter's tensors, which must have this size.
+    pub(super) fn read(&self, name: &str, size: &[i64]) -> Result<Tensor, Error> {
+        let file = self.tensors();
+        let name = &self.stored_name(name);
+        match file.shape(name) {
+            Some(found) if found == size => {
+                let tensor = file.read(name, Kind::Float)?;
+                require_finite(file, name, &tensor)?;
+                Ok(tensor)
+            }
+            Some(found) => Err(self.error(format!(
+                "`{name}` is {found:?}, but this model needs {size:?}: the adapter is for another model"
+            ))),
+            None => Err(self.error(format!(
+                "`{name}` is missing, which its config and this model require"
+            ))),
+        }
+    }
+
+    /// Fails if the file has weights other than `used`.
+    pub(super) fn expect_only(&self, used: &BTreeSet<String>) -> Result<(), Error> {
+        // With `bias: all`, PEFT writes the biases of modules in `modules_to_save` three times: the original,
+        // the trained copy, and under the name it reads them from.
+        let copies = [".original_module.", ".modules_to_save."];
+        let is_copy = |name: &str| {
+            self.config().bias == Biases::All
+                && name.ends_with(".bias")
+                && copies.iter().any(|copy| name.contains(copy))
+        };
+        let mut others = false;
+        for name in self.tensors().names() {
+            let ours = match name.strip_prefix(PREFIX) {
+                Some(module) => (self.naming().ours(module)).map(|ours| format!("{PREFIX}{ours}")),
+                None => Some(name.clone()),
+            };
+            match ours {
+                None => others = true,
+                Some(ours) if used.contains(&ours) || is_copy(&name) => {}
+                Some(_) => {
+                    return Err(self.error(format!("`{name}` does not exist in this model")));
+                }
+            }
+        }
+        if others {
+            tracing::warn!(
+                "what the adapter has for other parts of the model, such as those for pictures, is not used, and will not be \
+                 in what is saved"
+            );
+        }
+        Ok(())
     }
 }

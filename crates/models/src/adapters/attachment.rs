@@ -12,7 +12,6 @@ use super::layer::{Dora, LoraLayer};
 use super::naming::Naming;
 use super::peft::PeftAdapter;
 use crate::Error;
-use crate::formats::{TensorSource, require_finite};
 use crate::parameters::Parameters;
 use crate::weight::Weight;
 
@@ -572,58 +571,4 @@ impl Attachment {
 /// A copy of `tensor` in fp32.
 fn full(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
-}
-
-impl PeftAdapter {
-    /// Reads one of the adapter's tensors, which must have this size.
-    fn read(&self, name: &str, size: &[i64]) -> Result<Tensor, Error> {
-        let file = self.tensors();
-        let name = &self.stored_name(name);
-        match file.shape(name) {
-            Some(found) if found == size => {
-                let tensor = file.read(name, Kind::Float)?;
-                require_finite(file, name, &tensor)?;
-                Ok(tensor)
-            }
-            Some(found) => Err(self.error(format!(
-                "`{name}` is {found:?}, but this model needs {size:?}: the adapter is for another model"
-            ))),
-            None => Err(self.error(format!(
-                "`{name}` is missing, which its config and this model require"
-            ))),
-        }
-    }
-
-    /// Fails if the file has weights other than `used`.
-    fn expect_only(&self, used: &BTreeSet<String>) -> Result<(), Error> {
-        // With `bias: all`, PEFT writes the biases of modules in `modules_to_save` three times: the original,
-        // the trained copy, and under the name it reads them from.
-        let copies = [".original_module.", ".modules_to_save."];
-        let is_copy = |name: &str| {
-            self.config().bias == Biases::All
-                && name.ends_with(".bias")
-                && copies.iter().any(|copy| name.contains(copy))
-        };
-        let mut others = false;
-        for name in self.tensors().names() {
-            let ours = match name.strip_prefix(PREFIX) {
-                Some(module) => (self.naming().ours(module)).map(|ours| format!("{PREFIX}{ours}")),
-                None => Some(name.clone()),
-            };
-            match ours {
-                None => others = true,
-                Some(ours) if used.contains(&ours) || is_copy(&name) => {}
-                Some(_) => {
-                    return Err(self.error(format!("`{name}` does not exist in this model")));
-                }
-            }
-        }
-        if others {
-            tracing::warn!(
-                "what the adapter has for other parts of the model, such as those for pictures, is not used, and will not be \
-                 in what is saved"
-            );
-        }
-        Ok(())
-    }
 }

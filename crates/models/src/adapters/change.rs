@@ -183,7 +183,9 @@ impl Change {
                         inner.f_linear(&to_kind(&flat(whole)?, kind)?, None::<&Tensor>)?
                     }
                 };
-                Ok(first.f_matmul(&inner)?.f_flatten(1, -1)?)
+                // One product of all rows, whose gradient is one, too: the sum over rows is always the same.
+                let turned = inner.f_transpose(1, 2)?.f_linear(&first, None::<&Tensor>)?;
+                Ok(turned.f_transpose(1, 2)?.f_flatten(1, -1)?)
             }
         }
     }

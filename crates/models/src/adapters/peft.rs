@@ -13,7 +13,7 @@ use super::attachment::PREFIX;
 use super::change::AdapterType;
 use super::config::{Biases, Layers, LoraConfig, Modules};
 use super::module::LoraModule;
-use super::naming::{Naming, exactly};
+use super::naming::Naming;
 use crate::Error;
 use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 use crate::json::{self, Object};
@@ -410,46 +410,6 @@ fn renamed(naming: Naming, name: &str) -> String {
     match name.strip_prefix(PREFIX) {
         Some(module) => format!("{PREFIX}{}", naming.theirs(module)),
         None => name.to_owned(),
-    }
-}
-
-impl Attached {
-    /// Its config for a model whose modules have the names of `naming`. Where that or the config is of a part of a larger
-    /// model, what it selects is written out, so that the same words select nothing in other parts.
-    fn config_for(&self, naming: Naming) -> LoraConfig {
-        let (config, matcher) = (&self.config, &self.matcher);
-        if [naming, matcher.naming()] == [Naming::ALONE; 2] {
-            return config.clone();
-        }
-        let theirs = |names: &[String]| -> Vec<String> {
-            names.iter().map(|name| naming.theirs(name)).collect()
-        };
-        let modules = theirs(&self.modules);
-        let (mut rank_pattern, mut alpha_pattern) = (IndexMap::new(), IndexMap::new());
-        for name in self.modules.iter().chain(&self.parameters) {
-            let (rank, alpha) = matcher.rank_and_alpha(&matcher.naming().theirs(name));
-            let key = regex::escape(&naming.theirs(name));
-            if rank != config.rank {
-                rank_pattern.insert(key.clone(), rank);
-            }
-            if alpha != config.alpha {
-                alpha_pattern.insert(key, alpha);
-            }
-        }
-        LoraConfig {
-            target_modules: match modules.is_empty() {
-                true => Modules::Suffixes(Vec::new()),
-                false => Modules::from_text(&exactly(&modules))
-                    .unwrap_or_else(|_| Modules::Suffixes(modules)),
-            },
-            target_parameters: theirs(&self.parameters),
-            modules_to_save: theirs(&self.saved_modules),
-            exclude_modules: None,
-            layers: None,
-            rank_pattern,
-            alpha_pattern,
-            ..config.clone()
-        }
     }
 }
 

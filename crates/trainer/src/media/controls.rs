@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use models::diffusion::parts::codec::MediaCodec;
 use models::diffusion::{Conditions, Controls, Diffusion, Picture};
+use serde_json::Value;
 use tch::Device;
 
 use super::cache::Cache;
@@ -143,6 +144,59 @@ impl ControlFiles {
             found.extend(others.into_iter().map(|(_, file)| file.clone()));
         }
         found
+    }
+}
+
+/// Keys for control pictures: a file or a list of files. Each may have a number behind it, as in `control_path_0`.
+pub(super) const CONTROL_KEYS: [&str; 3] = ["control_path", "control_image", "edit_image"];
+
+/// The number behind a key for control pictures.
+pub(super) fn control_number(key: &str) -> Option<u32> {
+    CONTROL_KEYS
+        .iter()
+        .find_map(|own| match key.strip_prefix(own)? {
+            "" => Some(0),
+            rest => rest.strip_prefix('_')?.parse().ok(),
+        })
+}
+
+/// The control pictures that a line names, in the order of their keys' numbers.
+pub(super) fn controls_in(object: &serde_json::Map<String, Value>) -> Result<Vec<String>, String> {
+    let keys = object.iter();
+    let mut keys: Vec<_> = keys
+        .filter_map(|(key, value)| Some((control_number(key)?, key, value)))
+        .collect();
+    keys.sort_by_key(|(number, key, _)| (*number, *key));
+    let mut files = Vec::new();
+    for (_, key, value) in keys {
+        let list = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
+        for file in list {
+            let file = file.as_str();
+            let file = file.ok_or_else(|| format!("`{key}` is not a file or a list of files"))?;
+            files.push(file.to_owned());
+        }
+    }
+    Ok(files)
+}
+
+/// The control pictures of a medium if the model takes so many.
+pub(super) fn checked(
+    controls: Vec<Control>,
+    model: &dyn Diffusion,
+) -> Result<Vec<Control>, String> {
+    let (rule, title) = (model.controls(), model.arch().title);
+    match (rule, controls.len()) {
+        (None, 1..) => Err(format!("{title} takes no control pictures")),
+        (Some(_), 0) => Err(format!(
+            "{title} changes pictures, and it has no control picture: name their folder by `data.control_path`"
+        )),
+        (Some(rule), count) if count > rule.most => Err(format!(
+            "{count} control pictures, where {title} takes {} at most",
+            rule.most
+        )),
+        _ => Ok(controls),
     }
 }
 

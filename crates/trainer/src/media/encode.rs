@@ -1,5 +1,7 @@
 //! Encodes media and captions that are not in the cache, and lists all encoded clips.
 
+mod regular;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -184,40 +186,6 @@ impl Encoder<'_> {
         })
     }
 
-    /// The clips of the regularisation media in `folder`, where those to learn are at `path`.
-    fn regular(
-        &self,
-        folder: &Path,
-        path: &Path,
-        captions: &mut PlannedTexts,
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<PlannedClip>, Error> {
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let reason = match () {
-            () if !folder.exists() => "which does not exist",
-            () if real(folder).starts_with(real(path)) => {
-                "inside `data.path`, where they would be learned: move it out of there"
-            }
-            () => "",
-        };
-        if !reason.is_empty() {
-            let folder = folder.display();
-            return Err(Error::Data(format!(
-                "`data.reg_data_dir` names `{folder}`, {reason}"
-            )));
-        }
-        // The word stands for what is learned.
-        let data = DataConfig {
-            trigger_word: None,
-            ..self.config.data.clone()
-        };
-        let mut planned = self.plan(folder, &data, captions, observer)?;
-        for PlannedClip { clip, .. } in &mut planned {
-            clip.is_regular = true;
-        }
-        Ok(planned)
-    }
-
     /// The clips of the media at `path`, and their captions by the file of the text.
     fn plan(
         &self,
@@ -282,7 +250,7 @@ impl Encoder<'_> {
                 (named, _) => named,
             };
             let controls = match Control::open(&controls, &self.cache)?
-                .and_then(|controls| self.checked(controls))
+                .and_then(|controls| controls::checked(controls, self.model))
             {
                 Ok(controls) => controls,
                 Err(reason) => {
@@ -359,22 +327,6 @@ impl Encoder<'_> {
             .into_iter()
             .map(|clip| PlannedClip { clip, cut: None })
             .collect())
-    }
-
-    /// The control pictures of a medium if the model takes so many.
-    fn checked(&self, controls: Vec<Control>) -> Result<Vec<Control>, String> {
-        let (rule, title) = (self.model.controls(), self.model.arch().title);
-        match (rule, controls.len()) {
-            (None, 1..) => Err(format!("{title} takes no control pictures")),
-            (Some(_), 0) => Err(format!(
-                "{title} changes pictures, and it has no control picture: name their folder by `data.control_path`"
-            )),
-            (Some(rule), count) if count > rule.most => Err(format!(
-                "{count} control pictures, where {title} takes {} at most",
-                rule.most
-            )),
-            _ => Ok(controls),
-        }
     }
 
     /// The area of control pictures, and the size of each.

@@ -1,6 +1,5 @@
-//! Imports clips that musubi-tuner or ai-toolkit has encoded.
-//!
-//! As in both trainers, files belong together by their names; their contents are checked against the model.
+//! Imports clips that musubi-tuner or ai-toolkit has encoded. As in both trainers, files belong together by their names; their
+//! contents are checked against the model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

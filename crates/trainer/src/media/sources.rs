@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Problems;
+use super::controls::{CONTROL_KEYS, control_number, controls_in};
 use super::trim::{self, Trim};
 use crate::Error;
 use crate::config::{Confinement, DataConfig, LEADS_ELSEWHERE};
@@ -422,39 +423,6 @@ const FILE_KEYS: [&str; 6] = [
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 /// Keys for the part of a video that is used, in seconds.
 const TRIM_KEYS: [&str; 2] = ["start", "end"];
-/// Keys for control pictures: a file or a list of files. Each may have a number behind it, as in `control_path_0`.
-const CONTROL_KEYS: [&str; 3] = ["control_path", "control_image", "edit_image"];
-
-/// The number behind a key for control pictures.
-fn control_number(key: &str) -> Option<u32> {
-    CONTROL_KEYS
-        .iter()
-        .find_map(|own| match key.strip_prefix(own)? {
-            "" => Some(0),
-            rest => rest.strip_prefix('_')?.parse().ok(),
-        })
-}
-
-/// The control pictures that a line names, in the order of their keys' numbers.
-fn controls_in(object: &serde_json::Map<String, Value>) -> Result<Vec<String>, String> {
-    let keys = object.iter();
-    let mut keys: Vec<_> = keys
-        .filter_map(|(key, value)| Some((control_number(key)?, key, value)))
-        .collect();
-    keys.sort_by_key(|(number, key, _)| (*number, *key));
-    let mut files = Vec::new();
-    for (_, key, value) in keys {
-        let list = value
-            .as_array()
-            .map_or(std::slice::from_ref(value), Vec::as_slice);
-        for file in list {
-            let file = file.as_str();
-            let file = file.ok_or_else(|| format!("`{key}` is not a file or a list of files"))?;
-            files.push(file.to_owned());
-        }
-    }
-    Ok(files)
-}
 
 fn in_lines(path: &Path, confinement: Option<&Confinement>) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;

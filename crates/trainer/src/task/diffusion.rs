@@ -8,6 +8,7 @@ mod expert;
 mod imagined;
 mod lora_file;
 mod model;
+mod opened;
 mod plan;
 mod previews;
 mod share;
@@ -33,6 +34,7 @@ use self::expert::{Expert, ExpertPlacement, streaming};
 pub(crate) use self::imagined::Imagined;
 use self::model::{Denoiser, TrainedWeights};
 pub(crate) use self::model::{expect_one_place, write_model};
+use self::opened::opened;
 use self::plan::{PlannedExperts, component, expect_room, has_offloaded_modules, measured};
 use self::previews::Previews;
 use self::weights::{means, squares};
@@ -44,13 +46,9 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
-use crate::media::{
-    Clip, Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
-    trained_parts,
-};
+use crate::media::{Clip, Encoded, LOSS_MASK, ShownMedia, VideoData, masked_means, shown_media};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
-use crate::single_file;
 use crate::text::thousands;
 
 /// The name of the weights of a batch's clips, `[rows]`, where they differ.
@@ -265,50 +263,6 @@ impl DiffusionTask {
             None => means(&squares),
         }
     }
-}
-
-/// The model at `path`, and what of it is trained.
-fn opened(
-    config: &Config,
-    path: &Path,
-    observer: &mut dyn Observer,
-) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
-    let mut report = |text: &str| observer.preparing(text);
-    let mut model = single_file::open(path, &config.model.parts(), &mut report)?;
-    if config.train.text_encoder {
-        if config.train.gradient_checkpointing || config.model.offload_options().is_some() {
-            return Err(Error::Data(
-                "`train.text_encoder`: no gradient reaches the text encoders through blocks that are streamed or computed again; \
-                 remove `model.offload` and `train.gradient_checkpointing`, or this key"
-                    .into(),
-            ));
-        }
-        model = model.with_text().ok_or_else(|| {
-            Error::Data(format!(
-                "`train.text_encoder`: the text encoder of {} is not trained here; remove the key",
-                model.arch().title
-            ))
-        })?;
-    }
-    let parts = trained_parts(&*model, config)?;
-    let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
-    model
-        .check_training(&experts, config.data.image_to_video)
-        .map_err(Error::of_config)?;
-    weights::check(&config.train, &*model, path)?;
-    if model.guidance().is_none() && config.train.guidance_scale.is_some() {
-        return Err(Error::Data(format!(
-            "`train.guidance_scale`: `{}` is not told the guidance; remove the key",
-            path.display()
-        )));
-    }
-    if model.geometry().frames.is_none() && config.data.num_frames.is_some() {
-        return Err(Error::Data(format!(
-            "`data.num_frames`: `{}` makes pictures; remove the key",
-            path.display()
-        )));
-    }
-    Ok((model.into(), parts))
 }
 
 /// The media of a run on the model in `path`; loads no weights.

@@ -1,6 +1,8 @@
 //! Plans what of a diffusion model is where during training: the turns of the experts and the previews between
 //! them, before any weight is loaded.
 
+mod modules;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +15,13 @@ use models::model::{Base, Builder, MetaWeights, Pass, Streaming};
 use models::tensor::bytes;
 use placement::Bytes;
 use placement::plan::{
-    Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
-    PlanError, Residency, TensorSize, plan_cycle,
+    Component, DeviceMap, Memory, OffloadOptions, Phase, Plan, PlanError, Residency, plan_cycle,
 };
 use placement::swap::SwapOptions;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake::PassMemory;
 
+use self::modules::{bytes_of_each, modules};
 use super::clip_loader::Encoded;
 use super::expert::{attachment, offload_activations};
 use super::weights::{means, squares};
@@ -27,7 +29,7 @@ use crate::Error;
 use crate::adapter_speed;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
-use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
+use crate::memory_plan::{MemoryPlan, decide, is_free, unlimited};
 use crate::text::thousands;
 
 /// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
@@ -393,62 +395,6 @@ impl<'a> PlannedExperts<'a> {
     }
 }
 
-/// The modules of a transformer: its blocks, and the rest.
-fn modules(
-    component: &str,
-    model: &dyn Diffusion,
-    file: &PartFile,
-    compute: Kind,
-    quantization: Option<Quantization>,
-) -> Vec<Module> {
-    // Blocks by list and index, the others by name.
-    let mut sizes: BTreeMap<(Option<(usize, usize)>, String), u64> = BTreeMap::new();
-    let arch = model.arch();
-    for name in file.names() {
-        let Some(size) = file.shape(&name) else {
-            continue;
-        };
-        let numbers = size.iter().product::<i64>().max(0) as f64;
-        let each = match model.stays_fp32(&name) {
-            true => 4.0,
-            false => {
-                let quantization = quantization.filter(|_| model.is_quantized(&name));
-                bytes_of_each(&size, compute, quantization)
-            }
-        };
-        let bytes = (numbers * each) as u64;
-        let block = arch.part_of_block(&name).and_then(|(list, number, _)| {
-            let at = arch.lists.iter().position(|own| own.name == list.name)?;
-            Some((at, number))
-        });
-        let (module, bytes) = match block {
-            Some((list, number)) => (
-                format!("{component}.{}.{number}", arch.lists[list].name),
-                bytes.next_multiple_of(STREAM_ALIGNMENT),
-            ),
-            None => {
-                let first = name.split('.').next().unwrap_or_default();
-                (format!("{component}.{first}"), bytes)
-            }
-        };
-        *sizes.entry((block, module)).or_default() += bytes;
-    }
-    let modules = sizes.into_iter().enumerate();
-    modules
-        .map(|(storage, ((block, name), bytes))| Module {
-            name,
-            tensors: vec![TensorSize {
-                storage: storage as u64,
-                bytes: Bytes(bytes),
-            }],
-            constraint: match block {
-                Some(_) => PlacementConstraint::Streamable,
-                None => PlacementConstraint::Resident,
-            },
-        })
-        .collect()
-}
-
 /// What a pass needs, and how many numbers of a denoiser are trained.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
@@ -533,18 +479,6 @@ pub(super) fn measured(
         pass,
         trained: parameters.count(),
     })
-}
-
-/// Bytes per element of a frozen tensor of this size.
-fn bytes_of_each(size: &[i64], compute: Kind, quantization: Option<Quantization>) -> f64 {
-    match (size.len(), quantization) {
-        (2, None) => compute.elt_size_in_bytes() as f64,
-        (2, Some(Quantization::Int8)) => 1.0,
-        // Half a byte, and a four-byte scale per 64 elements.
-        (2, Some(Quantization::Nf4)) => 0.5 + 4.0 / 64.0,
-        (4.., _) => compute.elt_size_in_bytes() as f64,
-        _ => 4.0,
-    }
 }
 
 /// What a step needs besides the frozen weights: the passes of one expert, and the trained parameters of
