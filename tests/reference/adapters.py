@@ -62,6 +62,15 @@ ADAPTERS = {
     "beside-mxfp4": ("gpt-oss", dict(
         r=3, lora_alpha=4, bias="lora_only", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
         modules_to_save=["mlp.router"])),
+    # Also on the layers of per-layer embeddings.
+    "per-layer": ("gemma4", dict(
+        r=3, lora_alpha=4, target_modules="all-linear", modules_to_save=["layers.1.post_per_layer_input_norm", "layers.2.mlp"])),
+    "beside-both": ("gemma4-moe", dict(
+        r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        modules_to_save=["layers.1.router"])),
+    # As PEFT names the language model of a larger one, and by its pattern.
+    "in-whole": ("gemma4-multimodal", dict(
+        r=3, lora_alpha=4, target_modules=r".*language_model\..*\.(q_proj|v_proj)")),
 }
 
 
@@ -83,7 +92,8 @@ def main():
         model.peft_config["default"].base_model_name_or_path = name
         model.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)
-        tokens = torch.randint(0, base.config.vocab_size, (10, 2, 24))
+        words = base.config.get_text_config().vocab_size - (4 if "multimodal" in ADAPTERS[name][0] else 0)
+        tokens = torch.randint(0, words, (10, 2, 24))
         with torch.no_grad():
             expected = {"tokens": tokens, "logits": model(tokens[0]).logits.contiguous()}
         # Groups as in transformers' Trainer.

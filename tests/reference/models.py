@@ -16,7 +16,8 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map
 from safetensors.torch import load_file, save_file
 from transformers import (
-    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM,
+    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma4Config, Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration, Gemma4TextConfig, GptOssConfig, GptOssForCausalLM,
     GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Mxfp4Config, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
@@ -41,6 +42,11 @@ DELTA = dict(
     linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=4, linear_value_head_dim=4,
     layer_types=["linear_attention", "full_attention"],
 )
+# Heads of two widths; of the wider ones two of eight pairs are rotated.
+GEMMA4 = dict(
+    head_dim=8, global_head_dim=16, sliding_window=7, pad_token_id=0, final_logit_softcapping=5.0, rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=100.0),
+        full_attention=dict(rope_type="proportional", rope_theta=1_000.0, partial_rotary_factor=0.25)))
 MODELS = {
     "llama-grouped": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=False)),
     "llama-tied-biases": (LlamaForCausalLM, LlamaConfig(
@@ -165,6 +171,30 @@ MODELS = {
         num_local_experts=5, num_experts_per_tok=4, sliding_window=5, attention_bias=False, swiglu_limit=0.8,
         swiglu_alpha=1.3, layer_types=["full_attention", "sliding_attention"],
         output_router_logits=True, router_aux_loss_coef=0.5)),
+    # As E2B: the last two blocks take keys and values of the second and the third, and have wider feed-forward layers.
+    "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **{**SHAPE, "num_hidden_layers": 5}, **GEMMA4, hidden_size_per_layer_input=6, vocab_size_per_layer_input=48,
+        num_kv_shared_layers=2, use_double_wide_mlp=True,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
+    # As 31B: global blocks have fewer keys, which are their values.
+    "gemma4-dense": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **SHAPE, **GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+        attention_bias=True, tie_word_embeddings=False, layer_types=["sliding_attention", "full_attention"])),
+    # As 26B-A4B: experts beside the feed-forward layer.
+    "gemma4-moe": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **SHAPE, **GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+        enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=12,
+        layer_types=["sliding_attention", "full_attention"])),
+    "gemma4-multimodal": (Gemma4ForConditionalGeneration, Gemma4Config(
+        text_config=dict(
+            **{**SHAPE, "num_hidden_layers": 4}, **GEMMA4, hidden_size_per_layer_input=4, vocab_size_per_layer_input=48,
+            num_kv_shared_layers=2, use_bidirectional_attention="vision",
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+        vision_config=dict(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+            head_dim=4, patch_size=4, position_embedding_size=16, pooling_kernel_size=1),
+        audio_config=None, image_token_id=44, video_token_id=45, boi_token_id=46, eoi_token_id=47, audio_token_id=44,
+        boa_token_id=46, eoa_token_index=47)),
 }
 
 
@@ -179,11 +209,16 @@ def randomise(model):
             elif name.endswith("A_log"):
                 # Some heads forget at once, others nearly nothing.
                 parameter.uniform_(-6.0, 1.0)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.uniform_(0.5, 1.5)
             elif "norm" in name:
                 # Those of Gemma and most of Qwen3.5 are added to one.
                 added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
                 one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.2)
 
 
 def permute(rows, heads):
@@ -330,12 +365,14 @@ def apart(tensors):
 
 
 def balance(model, tokens):
-    """The loss, and gradients of routers, experts and sinks, where the second text is half padding."""
+    """The loss, and gradients of routers, experts and sinks, of Gemma 4 all, where the second text is half padding."""
     mask = torch.ones_like(tokens)
     mask[1, 20:] = 0
     loss = model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100)).loss
     loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters() if ".mlp." in name or "sinks" in name}
+    every = isinstance(model, Gemma4ForCausalLM)
+    named = model.named_parameters()
+    gradients = {name: weight.grad for name, weight in named if every or ".mlp." in name or "sinks" in name}
     return {"loss": loss.detach()} | {f"gradient.{name}": grad.contiguous() for name, grad in apart(gradients)}
 
 
@@ -389,6 +426,15 @@ def to_old_places(path):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def to_published_keys(path):
+    """The heads of Gemma 4's global blocks as published files have them."""
+    config = json.loads(path.read_text())
+    (heads,) = config.pop("per_layer_config").values()
+    config["global_head_dim"] = heads["head_dim"]
+    config["num_global_key_value_heads"] = heads["num_key_value_heads"]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
 def main():
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for seed, (name, (kind, config)) in enumerate(MODELS.items()):
@@ -399,6 +445,9 @@ def main():
         # One in several shards.
         shard = "10KB" if name == "llama-tied-biases" else "1GB"
         model.save_pretrained(folder, max_shard_size=shard)
+        if name == "gemma4-dense":
+            to_published_keys(folder / "config.json")
+            model = kind.from_pretrained(folder).eval()
         if name in ("llama-scaled", "gemma3-biases", "olmo3-old"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
@@ -407,7 +456,7 @@ def main():
             packed, model, half = in_mxfp4(folder, config)
         length = 150 if name == "qwen3.5" else 40
         # The last ones stand for images.
-        words = config.get_text_config().vocab_size - (4 if name == "qwen3.5-multimodal" else 0)
+        words = config.get_text_config().vocab_size - (4 if name in ("qwen3.5-multimodal", "gemma4-multimodal") else 0)
         tokens = torch.randint(0, words, (2, length))
         with torch.no_grad():
             logits = model(tokens).logits
@@ -420,8 +469,12 @@ def main():
             within = config.original_max_position_embeddings
             with torch.no_grad():
                 expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
-        if getattr(config, "output_router_logits", False):
+        if getattr(config, "output_router_logits", False) or name in ("gemma4", "gemma4-moe"):
             expected |= balance(model, tokens)
+        if name.startswith("gemma4"):
+            # What it writes behind the beginning of the first text, beyond the window.
+            model.generation_config.eos_token_id = None
+            expected["greedy"] = model.generate(tokens[:1, :5], max_new_tokens=30, do_sample=False)
         if "stacked" in name:
             save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 15] = [
+const ADAPTERS: [(&str, &str); 18] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -40,6 +40,9 @@ const ADAPTERS: [(&str, &str); 15] = [
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
     ("on-a-delta-rule", "qwen3.5"),
+    ("per-layer", "gemma4"),
+    ("beside-both", "gemma4-moe"),
+    ("in-whole", "gemma4-multimodal"),
 ];
 
 struct Adapted {
@@ -232,7 +235,14 @@ fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<
 
 #[test]
 fn fewer_bits_train_as_what_they_stand_for_and_learn() {
-    for base in ["llama-tied-biases", "qwen3-moe", "gpt-oss-dense"] {
+    let bases = [
+        "llama-tied-biases",
+        "qwen3-moe",
+        "gpt-oss-dense",
+        "gemma4",
+        "gemma4-moe",
+    ];
+    for base in bases {
         for to in [Quantization::Nf4, Quantization::Int8] {
             for dora in [false, true] {
                 let (losses, adapter) = train(base, to, dora, true);

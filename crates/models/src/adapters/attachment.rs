@@ -14,11 +14,15 @@ use crate::weight::Weight;
 
 /// Prefix of every name in PEFT's files.
 pub(crate) const PREFIX: &str = "base_model.model.";
+/// What stands for `model.` in the names of a language model that is part of a larger one.
+const IN_WHOLE: &str = "model.language_model.";
 
 /// Attaches an adapter to each layer that a config targets, and makes the modules in its `modules_to_save`
 /// trainable.
 pub struct Attachment {
     matcher: Matcher,
+    /// Whether modules are called as in the larger model that this is the text part of.
+    in_whole: bool,
     /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
     /// The type of the adapters' products.
@@ -57,6 +61,7 @@ impl Attachment {
     pub fn fresh(config: &LoraConfig) -> Result<Self, Error> {
         Ok(Self {
             matcher: Matcher::new(config).map_err(Error::Invalid)?,
+            in_whole: false,
             saved: None,
             compute: Kind::Float,
             used: BTreeSet::new(),
@@ -70,12 +75,32 @@ impl Attachment {
         })
     }
 
-    /// A saved adapter.
+    /// A saved adapter, whose names may be those of a larger model that this is the text part of, or not.
     pub fn saved(adapter: PeftAdapter) -> Result<Self, Error> {
+        let names = adapter.tensors().names();
+        let whole = format!("{PREFIX}{IN_WHOLE}");
         Ok(Self {
+            in_whole: names.iter().any(|name| name.starts_with(&whole)),
             saved: Some(adapter.clone()),
             ..Self::fresh(adapter.config())?
         })
+    }
+
+    /// The same adapters, for the text part of a larger model if `is_part`: modules are called as PEFT finds them in that model.
+    #[must_use]
+    pub fn of_part(self, is_part: bool) -> Self {
+        Self {
+            in_whole: is_part,
+            ..self
+        }
+    }
+
+    /// The name of a module or a tensor where PEFT finds it.
+    fn theirs(&self, name: &str) -> String {
+        match name.strip_prefix("model.") {
+            Some(rest) if self.in_whole => format!("{IN_WHOLE}{rest}"),
+            _ => name.to_owned(),
+        }
     }
 
     /// The same adapters, of which only the shapes matter: nothing is read from a file.
@@ -108,6 +133,7 @@ impl Attachment {
         device: Device,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
+        let name = &self.theirs(name);
         let Some(shape) = self.target(name)? else {
             return Ok(None);
         };
@@ -127,6 +153,7 @@ impl Attachment {
         table: &Tensor,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
+        let name = &self.theirs(name);
         let Some(shape) = self.target(name)? else {
             return Ok(None);
         };
@@ -138,14 +165,15 @@ impl Attachment {
     }
 
     /// The trainable fp32 copy of the model's tensor `name`, whose initial value is `fresh`, on `device` and
-    /// registered; `None` if the tensor stays frozen.
+    /// registered; `None` if the tensor stays frozen. Weight decay applies to matrices, and to others if `decay` says so.
     pub(crate) fn trained_copy(
         &mut self,
         name: &str,
         fresh: &Tensor,
-        device: Device,
+        (device, decay): (Device, bool),
         parameters: &mut Parameters,
     ) -> Result<Option<Tensor>, Error> {
+        let name = &self.theirs(name);
         let part = |name: String, decay| Part {
             name,
             size: fresh.size(),
@@ -154,7 +182,7 @@ impl Attachment {
         };
         let (layer, is_bias) = match name.strip_suffix(".bias") {
             Some(layer) => (layer, true),
-            None => (name, false),
+            None => (name.as_str(), false),
         };
         self.note_modules(name);
         let saved = self.matcher.saved_module(name).map_err(Error::Invalid)?;
@@ -163,7 +191,7 @@ impl Attachment {
                 self.saved_modules.push(module.to_owned());
             }
             // Hugging Face's Trainer applies no weight decay to norms and biases.
-            part(format!("{PREFIX}{name}"), fresh.dim() >= 2)
+            part(format!("{PREFIX}{name}"), decay || fresh.dim() >= 2)
         } else {
             let adapted = self.matcher.shape(layer).is_some();
             match self.matcher.config().bias {
@@ -192,7 +220,7 @@ impl Attachment {
     ) -> Result<Option<Tensor>, Error> {
         let mut found: Option<(String, Tensor)> = None;
         for name in [Some(name), tied].into_iter().flatten() {
-            let Some((key, table)) = self.saved_table(name, size)? else {
+            let Some((key, table)) = self.saved_table(&self.theirs(name), size)? else {
                 continue;
             };
             match &found {
@@ -238,9 +266,10 @@ impl Attachment {
 
     /// Whether the adapter changes the output of `name`, the embedding or the head.
     pub(crate) fn changes(&self, name: &str) -> Result<bool, Error> {
+        let name = self.theirs(name);
         let weight = format!("{name}.weight");
         let whole = self.matcher.saved_module(&weight).map_err(Error::Invalid)?;
-        Ok(whole.is_some() || self.matcher.shape(name).is_some())
+        Ok(whole.is_some() || self.matcher.shape(&name).is_some())
     }
 
     /// Call this once the model is complete.
@@ -314,19 +343,28 @@ impl Attachment {
             if module.ends_with(".mlp") {
                 self.others.insert(format!("{module}.act_fn"));
             }
-            if module == "model" {
-                self.others.insert("model.rotary_emb".to_owned());
+            if ["model", IN_WHOLE.trim_end_matches('.')].contains(&module) {
+                self.others.insert(format!("{module}.rotary_emb"));
             }
         }
     }
 
-    /// Names a feed-forward layer, a router or an expert's layer of a model with experts, which has no adapter.
-    pub(crate) fn leave_out(&mut self, name: &str) {
-        self.left_out.insert(name.to_owned());
+    /// A tensor that is not trained although it may be part of a module that is: PEFT saves it with that.
+    pub(crate) fn note_constant(&mut self, name: &str) {
+        let name = &self.theirs(name);
+        self.note_modules(name);
+        self.used.insert(format!("{PREFIX}{name}"));
     }
 
-    /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert.
+    /// Names a feed-forward layer, a router or an expert's layer of a model with experts, or a table of per-layer
+    /// embeddings, which has no adapter.
+    pub(crate) fn leave_out(&mut self, name: &str) {
+        self.left_out.insert(self.theirs(name));
+    }
+
+    /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert or a table in host memory.
     pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
+        let tensor = &self.theirs(tensor);
         let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
         match saved {
             None if tensor.ends_with(".bias") && self.matcher.config().bias == Biases::All => {
@@ -337,6 +375,9 @@ impl Attachment {
                 ))
             }
             None => Ok(()),
+            Some(module) if !tensor.contains(".experts.") => Err(Error::Invalid(format!(
+                "`modules_to_save`: `{module}` stays in host memory, and is not trained beside an adapter"
+            ))),
             Some(module) => Err(Error::Invalid(format!(
                 "`modules_to_save`: `{module}` has experts, which are not trained in full beside an adapter; \
                  name what else of it is to be trained, such as its router (`mlp.gate`, `mlp.router`)"
@@ -347,10 +388,11 @@ impl Attachment {
     /// Fails if the targets match a module that cannot have an adapter, as PEFT does.
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
-            if !self.left_out.is_empty() {
+            // PEFT takes no embeddings, either.
+            if self.left_out.iter().any(|name| !name.contains(".embed_")) {
                 tracing::warn!(
-                    "`target_modules: all-linear` puts adapters on the attention: experts, routers and what stands \
-                     in for them have none (newer versions of PEFT would adapt every expert)"
+                    "`target_modules: all-linear` puts no adapters on experts, routers and what stands in for them \
+                     (newer versions of PEFT would adapt every expert)"
                 );
             }
             return Ok(());
@@ -359,8 +401,8 @@ impl Attachment {
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
         if let Some(layer) = self.left_out.iter().find(is_target) {
             return Err(Error::Invalid(format!(
-                "`target_modules` match `{layer}`: experts, routers and the feed-forward layers beside them \
-                 cannot have adapters. The layers of this model that can have one are {}",
+                "`target_modules` match `{layer}`: experts, routers, feed-forward layers of models that have experts \
+                 elsewhere, and per-layer embeddings cannot have adapters. The layers of this model that can have one are {}",
                 self.layer_names().join(", ")
             )));
         }

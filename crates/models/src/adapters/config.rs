@@ -104,11 +104,16 @@ impl Modules {
     pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::AllLinear => {
-                let in_mixture = name.contains(".mlp.experts.")
-                    || [".mlp.gate", ".mlp.router"]
-                        .iter()
-                        .any(|end| name.ends_with(end));
-                ![HEAD, EMBEDDING].contains(&name) && !in_mixture
+                let in_mixture = name.contains(".experts.")
+                    || [
+                        ".mlp.gate",
+                        ".mlp.router",
+                        ".router.proj",
+                        ".embed_tokens_per_layer",
+                    ]
+                    .iter()
+                    .any(|end| name.ends_with(end));
+                name != HEAD && !name.ends_with(".embed_tokens") && !in_mixture
             }
             Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {
                 name.strip_suffix(suffix.as_str())

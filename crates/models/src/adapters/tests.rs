@@ -20,7 +20,7 @@ use placement::Placer;
 mod forms;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 14] = [
+const ADAPTERS: [(&str, &str); 17] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -35,6 +35,9 @@ const ADAPTERS: [(&str, &str); 14] = [
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
+    ("per-layer", "gemma4"),
+    ("beside-both", "gemma4-moe"),
+    ("in-whole", "gemma4-multimodal"),
 ];
 
 struct Adapted {

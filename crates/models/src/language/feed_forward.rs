@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::mixture::Routed;
+use super::norm::Norm;
 use super::{Activation, DecoderConfig};
 use crate::Error;
 use crate::model::layers::Linear;
@@ -16,34 +17,73 @@ pub(super) enum FeedForward {
     Dense(Box<Dense>),
     /// Of which each token goes through some.
     Routed(Routed),
+    /// One of all tokens, and others beside it.
+    Beside(Box<Beside>),
+}
+
+/// A layer of all tokens, and experts beside it, which get the residual stream.
+#[derive(Debug)]
+pub(super) struct Beside {
+    dense: Dense,
+    routed: Routed,
+    /// After the dense layer, before and after the experts.
+    norms: [Norm; 3],
 }
 
 impl FeedForward {
-    /// Builds the layer `name` of block `index`.
+    /// Builds that of the block called `block`, which is the one at `index`.
     pub(super) fn new(
         config: &DecoderConfig,
-        (index, name): (usize, &str),
+        (index, block): (usize, &str),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
+        let name = &format!("{block}.mlp");
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
+            Some(mixture) if mixture.beside => {
+                let norm = |part: &str, builder: &mut Builder| {
+                    let name = format!("{block}.{part}");
+                    Norm::new(config, &name, config.hidden_size, builder)
+                };
+                Self::Beside(Box::new(Beside {
+                    dense: Dense::new(config, (index, name), initial, builder)?,
+                    routed: Routed::new(config, mixture, block, initial, builder)?,
+                    norms: [
+                        norm("post_feedforward_layernorm_1", builder)?,
+                        norm("pre_feedforward_layernorm_2", builder)?,
+                        norm("post_feedforward_layernorm_2", builder)?,
+                    ],
+                }))
+            }
             Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
-            None => Self::Dense(Box::new(Dense::new(config, name, initial, builder)?)),
+            None => Self::Dense(Box::new(Dense::new(
+                config,
+                (index, name),
+                initial,
+                builder,
+            )?)),
         })
     }
 
     /// `[batch, length, hidden]` to the same shape; and what a router adds to the balance of all, over the tokens that
-    /// are `counted`, if that is learned.
+    /// are `counted`, if that is learned. `input` is the residual `stream`, normalised.
     pub(super) fn forward(
         &self,
-        input: &Tensor,
+        (input, stream): (&Tensor, &Tensor),
         counted: Option<&Tensor>,
         dropout: bool,
     ) -> Result<(Tensor, Option<Tensor>), Error> {
         match self {
             Self::Dense(layer) => Ok((layer.forward(input, dropout)?, None)),
-            Self::Routed(layer) => layer.forward(input, counted),
+            Self::Routed(layer) => layer.forward((input, input), counted),
+            Self::Beside(layers) => {
+                let [after_dense, before, after] = &layers.norms;
+                let dense = after_dense.forward(&layers.dense.forward(input, dropout)?)?;
+                let normed = before.forward(stream)?;
+                let (output, sums) = layers.routed.forward((&normed, stream), counted)?;
+                Ok((dense.f_add(&after.forward(&output)?)?, sums))
+            }
         }
     }
 
@@ -52,6 +92,18 @@ impl FeedForward {
         Ok(match self {
             Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
             Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
+            Self::Beside(layers) => {
+                let [after_dense, before, after] = &layers.norms;
+                Self::Beside(Box::new(Beside {
+                    dense: layers.dense.with_base(map)?,
+                    routed: layers.routed.with_base(map)?,
+                    norms: [
+                        after_dense.with_base(map)?,
+                        before.with_base(map)?,
+                        after.with_base(map)?,
+                    ],
+                }))
+            }
         })
     }
 }
@@ -91,14 +143,14 @@ enum Inputs {
 impl Dense {
     fn new(
         config: &DecoderConfig,
-        name: &str,
+        (index, name): (usize, &str),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let (hidden, inner) = (config.hidden_size, config.inner(index));
         let mut linear = |suffix: &str, shape| {
             let name = format!("{name}.{suffix}");
-            match config.experts {
+            match config.experts.as_ref().filter(|experts| !experts.beside) {
                 None => builder.linear(&name, shape, config.mlp_bias, initial),
                 // PEFT takes an adapter with this name to be one of experts.
                 Some(_) => {

@@ -146,7 +146,7 @@ impl Plans<'_> {
         };
         let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
-            None => Attachment::fresh(&adapter.lora()?)?,
+            None => Attachment::fresh(&adapter.lora()?)?.of_part(self.pretrained.is_part),
         };
         Ok(Some(attachment.computing_in(self.adapters)))
     }

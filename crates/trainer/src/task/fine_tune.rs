@@ -153,13 +153,6 @@ impl FineTune {
         let encoder = Encoder::new(&pretrained)?;
         observer.preparing("reading and tokenising the data");
         let data = FineTuneData::load(config, &encoder, observer)?;
-        if pretrained.is_part && config.adapter.is_some() {
-            tracing::warn!(
-                "the adapter names the layers of a {}, as this model's text part is without the rest: PEFT does not find them in \
-                 the whole model, and the adapter is used here, or merged (`adapter.save_merged: true`)",
-                pretrained.config.family.class
-            );
-        }
         Ok((pretrained, encoder, data))
     }
 
@@ -543,8 +536,8 @@ impl Task for FineTune {
             return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        let named = self.parameters.named();
-        let tensors = named
+        let whole = self.parameters.whole();
+        let tensors = whole
             .into_iter()
             .map(|(name, tensor)| (name, LazyTensor::ready(tensor)));
         let file = folder.join("model.safetensors");

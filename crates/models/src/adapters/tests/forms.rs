@@ -463,3 +463,60 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
         );
     }
 }
+
+/// The names that PEFT gives to an adapter of the larger model, and has in a file for the text part alone.
+#[test]
+fn adapters_of_the_text_part_are_called_as_in_the_whole() {
+    let base = golden("models/gemma4-multimodal");
+    let saved = PeftAdapter::open(&golden("adapters/in-whole")).unwrap();
+    let fresh = Attachment::fresh(saved.config()).unwrap().of_part(true);
+    let named = |adapted: &Adapted| -> Vec<String> {
+        let mut names: Vec<_> = adapted.parameters.iter().map(|p| p.name.clone()).collect();
+        names.sort();
+        names
+    };
+    let fresh = adapted(&base, fresh).unwrap();
+    assert_eq!(named(&fresh), saved.tensors().names());
+    // A pattern for the whole finds nothing in the part.
+    let part = adapted(&base, Attachment::fresh(saved.config()).unwrap());
+    assert!(part.err().unwrap().to_string().contains("match no layer"));
+    let plain = LoraConfig::default();
+    let part = adapted(&base, Attachment::fresh(&plain).unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_peft(folder.path(), &part.attached, &part.parameters, "m").unwrap();
+    let read = PeftAdapter::open(folder.path()).unwrap();
+    let again = adapted(&base, Attachment::saved(read).unwrap()).unwrap();
+    assert_eq!(named(&again), named(&part));
+    assert!(
+        !named(&part)
+            .iter()
+            .any(|name| name.contains("language_model"))
+    );
+}
+
+/// What has no adapter, and what is not trained beside one.
+#[test]
+fn routers_and_tables_in_host_memory_are_refused_by_name() {
+    let refusal = |base: &str, config: LoraConfig| {
+        let base = golden(&format!("models/{base}"));
+        let adapted = adapted(&base, Attachment::fresh(&config).unwrap());
+        adapted.err().unwrap().to_string()
+    };
+    let on = |target: &str| LoraConfig {
+        target_modules: Modules::Suffixes(vec![target.into()]),
+        ..LoraConfig::default()
+    };
+    for (base, target) in [("gemma4", "embed_tokens_per_layer"), ("gemma4-moe", "proj")] {
+        let reason = refusal(base, on(target));
+        assert!(reason.contains("cannot have adapters"), "{reason}");
+        assert!(reason.contains(target), "{reason}");
+    }
+    let saved = |module: &str| LoraConfig {
+        modules_to_save: vec![module.into()],
+        ..LoraConfig::default()
+    };
+    let reason = refusal("gemma4", saved("embed_tokens_per_layer"));
+    assert!(reason.contains("stays in host memory"), "{reason}");
+    let reason = refusal("gemma4-moe", saved("layers.0"));
+    assert!(reason.contains("has experts"), "{reason}");
+}

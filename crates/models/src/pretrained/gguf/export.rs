@@ -21,6 +21,7 @@ use crate::formats::gguf::{Array, Format, GgufTensor, GgufWriter, Value};
 use crate::formats::{LazyTensor, TensorSource};
 use crate::language::{self, DecoderConfig};
 use crate::model::RopeScaling;
+use crate::pretrained::slices::EXPERTS;
 use crate::pretrained::{Pretrained, names_used};
 
 pub use adapter::export_adapter;
@@ -464,7 +465,6 @@ fn same(left: &Json, right: &Json) -> bool {
 
 /// `model.layers.3.mlp.experts.7.up_proj.weight` → 7 and the name without it.
 fn of_expert(name: &str) -> (Option<usize>, String) {
-    const EXPERTS: &str = ".mlp.experts.";
     let found = name.split_once(EXPERTS).and_then(|(layer, rest)| {
         let (expert, part) = rest.split_once('.')?;
         Some((expert.parse().ok()?, format!("{layer}{EXPERTS}{part}")))
