@@ -64,7 +64,8 @@ ADAPTERS = {
         modules_to_save=["mlp.router"])),
     # Also on the layers of per-layer embeddings.
     "per-layer": ("gemma4", dict(
-        r=3, lora_alpha=4, target_modules="all-linear", modules_to_save=["layers.1.post_per_layer_input_norm", "layers.2.mlp"])),
+        r=3, lora_alpha=1, modules_to_save=["layers.1.post_per_layer_input_norm", "layers.2.mlp"], target_modules=[
+            "q_proj", "k_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"])),
     "beside-both": ("gemma4-moe", dict(
         r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         modules_to_save=["layers.1.router"])),

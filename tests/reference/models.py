@@ -216,6 +216,9 @@ def randomise(model):
                 added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
                 one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
+                # Scores of Gemma 4 are divided by nothing.
+                if model.config.model_type.startswith("gemma4") and ("q_norm" in name or "k_norm" in name):
+                    parameter.mul_(0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.2)
