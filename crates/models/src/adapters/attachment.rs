@@ -15,7 +15,7 @@ use crate::weight::Weight;
 /// Prefix of every name in PEFT's files.
 pub(crate) const PREFIX: &str = "base_model.model.";
 /// What stands for `model.` in the names of a language model that is part of a larger one.
-const IN_WHOLE: &str = "model.language_model.";
+pub(super) const IN_WHOLE: &str = "model.language_model.";
 
 /// Attaches an adapter to each layer that a config targets, and makes the modules in its `modules_to_save`
 /// trainable.

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::attachment::Attached;
+use super::attachment::{Attached, IN_WHOLE};
 use super::config::{Biases, Layers, LoraConfig, Modules};
 use crate::Error;
 use crate::formats::{SafetensorsFile, write_tensors};
@@ -333,6 +333,10 @@ pub(crate) fn write_folder(
 /// The `adapter_config.json` that [`write_peft`] writes.
 pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
     let config = &attached.config;
+    let in_whole = attached
+        .modules
+        .iter()
+        .any(|name| name.starts_with(IN_WHOLE));
     let modules = |modules: &Modules| match modules {
         // Listed explicitly, because PEFT also writes what `all-linear` resolved to.
         Modules::AllLinear => {
@@ -359,7 +363,11 @@ pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
         "lora_dropout": config.dropout,
         "use_rslora": config.rslora,
         "use_dora": config.dora,
-        "target_modules": modules(&config.target_modules),
+        // In a larger model, the ends of names may be those of layers in other parts, too.
+        "target_modules": match in_whole {
+            true => json!(attached.modules),
+            false => modules(&config.target_modules),
+        },
         "exclude_modules": config.exclude_modules.as_ref().map(modules),
         "layers_to_transform": config.layers.as_ref().map(|layers| &layers.indices),
         "layers_pattern": config

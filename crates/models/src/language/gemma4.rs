@@ -10,7 +10,7 @@ use super::{
     PerLayerInputs, QkNorm, Sharing, TokenizerClass, WholeHeads, per_layer,
 };
 use crate::Error;
-use crate::json::{self, Object};
+use crate::json::Object;
 use crate::model::rope::Place;
 
 pub(super) static FAMILY: Family = Family {
@@ -265,7 +265,8 @@ fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     for (key, value) in [
         ("hidden_activation", json!("gelu_pytorch_tanh")),
         ("attention_bias", config.output_bias.into()),
-        (CAP, config.logits_cap.map(json::number).into()),
+        // Its class takes no whole number.
+        (CAP, json!(config.logits_cap)),
         (EXPERTS, config.experts.is_some().into()),
     ] {
         keys.insert(key.into(), value);
