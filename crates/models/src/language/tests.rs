@@ -355,8 +355,8 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
         ("qwen3-moe-stacked", 2 + 3 * (2 * 5 + 1)),
         ("gpt-oss-dense", 2 * (2 + 6 * 5 + 1)),
         // All parameters, also those that make the keys and values that other blocks take: the embeddings, the head's norm, and
-        // projection and norm of the parts; of a block 15, or 12 without keys and values.
-        ("gemma4", 5 + 3 * 15 + 2 * 12),
+        // projection and norm of the parts; of a block 16, or 13 without keys and values.
+        ("gemma4", 5 + 3 * 16 + 2 * 13),
         ("gemma4-moe", 2 + 19 + 18 + 2 * 3 * 6),
     ] {
         assert_eq!(learned_as_in_transformers(name), count, "{name}");

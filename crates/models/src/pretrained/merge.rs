@@ -104,7 +104,10 @@ impl TensorSource for Merged<'_> {
         let mut adapter = self.attachment.borrow_mut();
         let mut parameters = Parameters::default();
         let mut weight = self.base.tensors.read(self.source(name), Kind::Float)?;
-        let module = name.strip_suffix(".weight").filter(|_| weight.dim() == 2);
+        // Experts have no adapters, though their names may end as those of layers that have.
+        let module = name
+            .strip_suffix(".weight")
+            .filter(|module| weight.dim() == 2 && !module.contains(".experts."));
         // The adapter may contain its own weight, for both if they share one.
         if let Some(table) = module.filter(|module| [EMBEDDING, HEAD].contains(module)) {
             let (table, tied) = match self.was_tied() {
