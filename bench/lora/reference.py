@@ -1,10 +1,10 @@
-"""Trains the `config.yaml` of a Surefoot run with Hugging Face's Trainer and PEFT.
+"""Trains the `config.yaml` of a Surefoot run with Hugging Face's Trainer and PEFT, or from preferences with TRL.
 
-    python reference.py CONFIG --model FOLDER --make-adapter FOLDER
+    python reference.py CONFIG --model FOLDER --make-adapter FOLDER [--experts]
     python reference.py CONFIG --model FOLDER --adapter FOLDER --out FILE
 
-The first form writes a fresh adapter of PEFT's, from which both sides then start; the
-second trains it on the blocks that `surefoot train` takes, in the same order, and writes
+The first form writes a fresh adapter of PEFT's, from which both sides then start (with `--experts` on attention and
+experts); the second trains it on the blocks that `surefoot train` takes, in the same order, and writes
 the loss and the duration of each step as one JSON object. As one of several ranks (`RANK` and
 `WORLD_SIZE` in the environment) it is DDP, and takes its part of the blocks of each step.
 """
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("config", type=Path, help="a config of surefoot")
     parser.add_argument("--model", type=Path, required=True, help="the model's folder")
     parser.add_argument("--make-adapter", type=Path, help="write a new adapter here and exit")
+    parser.add_argument("--experts", action="store_true", help="an adapter on attention and experts")
     parser.add_argument("--adapter", type=Path, help="the adapter to start from")
     parser.add_argument("--out", type=Path, help="output file (JSON)")
     arguments = parser.parse_args()
@@ -44,20 +45,23 @@ def main() -> None:
     if config.get("threads"):
         torch.set_num_threads(config["threads"])
     if arguments.make_adapter:
-        make_adapter(config, arguments.model, arguments.make_adapter)
+        make_adapter(config, arguments.model, arguments.make_adapter, arguments.experts)
     else:
-        result = train(config, arguments.model, arguments.adapter)
+        run = prefer if config.get("preference") else train
+        result = run(config, arguments.model, arguments.adapter)
         arguments.out.write_text(json.dumps(result))
 
 
-def make_adapter(config: dict, folder: Path, target: Path) -> None:
+def make_adapter(config: dict, folder: Path, target: Path, experts: bool) -> None:
     settings = config["adapter"]
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     torch.manual_seed(config.get("seed", 42))
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings["r"],
         lora_alpha=settings["lora_alpha"],
-        target_modules=settings["target_modules"],
+        target_modules=attention if experts else settings["target_modules"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if experts else None,
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     get_peft_model(model, lora).save_pretrained(target)
@@ -78,35 +82,65 @@ def train(config: dict, folder: Path, adapter: Path) -> dict:
             train_dataset=blocks,
             callbacks=[clock],
             args=TrainingArguments(
-                output_dir=scratch,
-                max_steps=settings["max_steps"],
-                per_device_train_batch_size=settings["per_device_train_batch_size"],
-                gradient_accumulation_steps=settings["gradient_accumulation_steps"],
-                learning_rate=settings["learning_rate"],
-                lr_scheduler_type=settings["lr_scheduler_type"],
-                warmup_steps=settings["warmup_steps"],
-                adam_beta1=settings["adam_beta1"],
-                adam_beta2=settings["adam_beta2"],
-                adam_epsilon=settings["adam_epsilon"],
-                weight_decay=settings["weight_decay"],
-                max_grad_norm=settings["max_grad_norm"],
-                bf16=bf16,
-                use_cpu=True,
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+                **arguments(settings, scratch),
                 remove_unused_columns=False,
                 label_names=["labels"],
             ),
         )
         trainer.train()
     per_step = settings["per_device_train_batch_size"] * config["data"]["block_size"]
+    return measured(clock, per_step * settings["gradient_accumulation_steps"])
+
+
+def prefer(config: dict, folder: Path, adapter: Path) -> dict:
+    """The same with DPO: what is counted is not tokens, but pairs."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    settings = config["train"]
+    kind = torch.bfloat16 if settings["bf16"] else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
+    model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    records = [json.loads(line) for line in Path(config["data"]["path"]).read_text().splitlines()]
+    with tempfile.TemporaryDirectory() as scratch:
+        clock = Clock()
+        trainer = DPOTrainer(
+            model=model,
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            train_dataset=Dataset.from_list(records),
+            callbacks=[clock],
+            args=DPOConfig(
+                **arguments(settings, scratch),
+                beta=0.1,
+                max_length=config["data"]["block_size"],
+                # As `surefoot` does where an adapter has learned before.
+                precompute_ref_log_probs=True,
+                gradient_checkpointing=False,
+            ),
+        )
+        trainer.train()
+    return measured(clock, settings["per_device_train_batch_size"])
+
+
+def arguments(settings: dict, scratch: str) -> dict:
+    """The same as Trainer's."""
+    same = (
+        "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
+        "lr_scheduler_type", "warmup_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay",
+        "max_grad_norm", "bf16",
+    )
+    return {key: settings[key] for key in same} | dict(
+        output_dir=scratch, use_cpu=True, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+    )
+
+
+def measured(clock: "Clock", per_step: float) -> dict:
     return {
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "tokens_per_step": per_step * settings["gradient_accumulation_steps"],
+        "tokens_per_step": per_step,
         "losses": [entry["loss"] for entry in clock.logs],
         "step_seconds": clock.seconds,
     }

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 # A folder as the first argument takes the place of `golden`.
 GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden")
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 ADAPTERS = {
     "plain": ("llama-grouped", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
     "rank-stabilised": ("qwen2", dict(
@@ -62,6 +63,35 @@ ADAPTERS = {
     "beside-mxfp4": ("gpt-oss", dict(
         r=3, lora_alpha=4, bias="lora_only", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
         modules_to_save=["mlp.router"])),
+    "on-experts": ("qwen3-moe", dict(
+        r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=EXPERTS, rank_pattern={"down_proj": 3},
+        alpha_pattern={r"layers\.1\.mlp\.experts\.gate_up_proj": 5})),
+    # With columns that take turns, and biases.
+    "on-experts-in-turns": ("gpt-oss-dense", dict(
+        r=2, lora_alpha=4, use_rslora=True, target_modules=[], target_parameters=EXPERTS)),
+    "on-experts-in-mxfp4": ("gpt-oss", dict(
+        r=3, lora_alpha=4, target_modules=["o_proj"], target_parameters=EXPERTS[:1])),
+    "beside-and-on-experts": ("qwen3.5-moe", dict(
+        r=2, lora_alpha=4, target_modules="all-linear", target_parameters=EXPERTS[1:])),
+    # On the text part, and where the other has layers of that name, on it, too.
+    "in-gemma3": ("gemma3-multimodal", dict(
+        r=2, lora_alpha=3, target_modules=["q_proj", "down_proj"], rank_pattern={r"layers\.1\.mlp\.down_proj": 3},
+        modules_to_save=["language_model.norm"])),
+    "in-ministral3": ("ministral3-multimodal", dict(
+        r=2, lora_alpha=3, target_modules=r".*language_model.*\.(q_proj|o_proj|up_proj)")),
+    "in-qwen3.5": ("qwen3.5-multimodal", dict(
+        r=2, lora_alpha=3, target_modules=["in_proj_qkv", "out_proj", "v_proj", "lm_head"], alpha_pattern={"v_proj": 5})),
+    "in-qwen3.5-moe": ("qwen3.5-moe-multimodal", dict(
+        r=2, lora_alpha=3, target_modules=["in_proj_z", "shared_expert.up_proj"], target_parameters=EXPERTS)),
+    "hadamard": ("llama-grouped", dict(
+        kind=LoHaConfig, r=3, alpha=5, target_modules=["q_proj", "k_proj", "down_proj"], modules_to_save=["lm_head"],
+        rank_pattern={"down_proj": 2}, alpha_pattern={"k_proj": 2})),
+    # Both factors are products, or the first is whole.
+    "kronecker": ("qwen2", dict(
+        kind=LoKrConfig, r=2, alpha=3, decompose_both=True, target_modules="all-linear", rank_pattern={"v_proj": 1})),
+    # Both are whole, whose scale is not 1 in PEFT.
+    "kronecker-whole": ("qwen3-untied", dict(
+        kind=LoKrConfig, r=40, alpha=24, decompose_factor=4, target_modules=["q_proj", "up_proj", "lm_head"])),
     # Also on the layers of per-layer embeddings.
     "per-layer": ("gemma4", dict(
         r=3, lora_alpha=1, modules_to_save=["layers.1.post_per_layer_input_norm", "layers.2.mlp"], target_modules=[
@@ -69,9 +99,12 @@ ADAPTERS = {
     "beside-both": ("gemma4-moe", dict(
         r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         modules_to_save=["layers.1.router"])),
-    # As PEFT names the language model of a larger one, and by its pattern.
-    "in-whole": ("gemma4-multimodal", dict(
+    "in-gemma4": ("gemma4-multimodal", dict(
         r=3, lora_alpha=4, target_modules=r".*language_model\..*\.(q_proj|v_proj)")),
+    # On the feed-forward layer and on the experts beside it.
+    "beside-and-on-both": ("gemma4-moe", dict(
+        r=2, lora_alpha=4, target_modules=["v_proj", "down_proj"],
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"])),
 }
 
 
@@ -79,21 +112,27 @@ def main():
     shutil.rmtree(GOLDEN / "adapters", ignore_errors=True)
     for seed, (name, (base, settings)) in enumerate(ADAPTERS.items()):
         torch.manual_seed(100 + seed)
-        base = AutoModelForCausalLM.from_pretrained(GOLDEN / "models" / base, dtype=torch.float32)
+        kind = AutoModelForImageTextToText if name.startswith("in-") else AutoModelForCausalLM
+        base = kind.from_pretrained(GOLDEN / "models" / base, dtype=torch.float32)
+        words = base.config.get_text_config()
+        # The loss is that of the text alone; and the last tokens stand for images.
+        words.output_router_logits = False
+        words = words.vocab_size - (4 if name.startswith("in-") else 0)
         # Random B matrices, so that the adapter does something from the start.
-        config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+        kind = settings.pop("kind", LoraConfig)
+        start = "init_lora_weights" if kind is LoraConfig else "init_weights"
+        config = kind(task_type="CAUSAL_LM", **{start: False}, **settings)
         model = get_peft_model(base, config).eval()
         for parameter_name, parameter in model.named_parameters():
             if "lora_embedding" in parameter_name:
                 parameter.data *= 0.3  # of the size of the embeddings
-            elif parameter.requires_grad and "lora_" not in parameter_name or "magnitude" in parameter_name:
+            elif parameter.requires_grad and not any(part in parameter_name for part in ("lora_", "hada_", "lokr_")) or "magnitude" in parameter_name:
                 # Modules and biases start as the base's.
                 parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
         folder = GOLDEN / "adapters" / name
         model.peft_config["default"].base_model_name_or_path = name
         model.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)
-        words = base.config.get_text_config().vocab_size - (4 if "multimodal" in ADAPTERS[name][0] else 0)
         tokens = torch.randint(0, words, (10, 2, 24))
         with torch.no_grad():
             expected = {"tokens": tokens, "logits": model(tokens[0]).logits.contiguous()}

@@ -6,6 +6,7 @@ them, 2 x 2 of the autoencoder as one and normalised. `lora.safetensors` is the 
 the original files, and `lora.made` the velocity that diffusers makes with it.
 """
 
+import copy
 import json
 import shutil
 
@@ -15,7 +16,7 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from safetensors.torch import save_file
-from tiny import ROWS, adapted, flow, trained
+from tiny import ROWS, adapted, flow, flow_loss, kinds, trained
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from z_image import PROMPTS, original_autoencoder_name, randomise, save, tokenizer
 
@@ -204,10 +205,13 @@ def runs(pipe, expected):
 
 def training(pipe, expected):
     """The losses of five steps, and the LoRA after the last."""
+    base = copy.deepcopy(pipe.transformer)
     model = adapted(pipe.transformer, TARGETS, GOLDEN / "adapter")
     given = flow((CHANNELS, 1, 3, 4))
     states = torch.randn(ROWS, 9, WIDTH)
-    made = trained(model, given, lambda noisy, sigma: velocity(model, noisy.squeeze(2), sigma, states).unsqueeze(2))
+    predict = lambda model: lambda noisy, sigma: velocity(model, noisy.squeeze(2), sigma, states).unsqueeze(2)
+    made = trained(model, given, predict(model))
+    kinds(base, TARGETS, GOLDEN / "kinds", lambda model: flow_loss(given, predict(model)), ["dora", "lokr"])
     z_image.write("training", {**made, "text": states})
     after = {name.removeprefix("after.base_model.model."): tensor for name, tensor in made.items() if "lora_" in name}
     with torch.no_grad():

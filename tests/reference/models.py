@@ -21,8 +21,9 @@ from transformers import (
     GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Mxfp4Config, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-    Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3MoeConfig,
-    Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
+    Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+    SmolLM3Config, SmolLM3ForCausalLM,
 )
 
 # A folder as the first argument takes the place of `golden`.
@@ -47,6 +48,13 @@ GEMMA4 = dict(
     head_dim=8, global_head_dim=16, sliding_window=7, pad_token_id=0, final_logit_softcapping=5.0, rope_parameters=dict(
         sliding_attention=dict(rope_type="default", rope_theta=100.0),
         full_attention=dict(rope_type="proportional", rope_theta=1_000.0, partial_rotary_factor=0.25)))
+BARE = {key: value for key, value in SHAPE.items() if key != "intermediate_size"}
+EXPERTS = dict(
+    num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=10)
+VISION = dict(
+    hidden_size=8, intermediate_size=8, depth=1, num_heads=2, patch_size=4, spatial_merge_size=2, out_hidden_size=16,
+    num_position_embeddings=16)
+IMAGES = dict(image_token_id=44, video_token_id=45, vision_start_token_id=46, vision_end_token_id=47)
 MODELS = {
     "llama-grouped": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=False)),
     "llama-tied-biases": (LlamaForCausalLM, LlamaConfig(
@@ -155,10 +163,7 @@ MODELS = {
         text_config=dict(**SHAPE, **{**DELTA, "linear_num_value_heads": 2}, head_dim=8, rope_parameters=dict(
             rope_type="default", rope_theta=100.0, partial_rotary_factor=0.75, mrope_section=[1, 1, 1],
             mrope_interleaved=True)),
-        vision_config=dict(
-            hidden_size=8, intermediate_size=8, depth=1, num_heads=2, patch_size=4, spatial_merge_size=2,
-            out_hidden_size=16, num_position_embeddings=16),
-        image_token_id=44, video_token_id=45, vision_start_token_id=46, vision_end_token_id=47)),
+        vision_config=VISION, **IMAGES)),
     # Beyond a window and the original context; and experts in MXFP4, in blocks of 32.
     "gpt-oss": (GptOssForCausalLM, GptOssConfig(
         **{**SHAPE, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 128}, head_dim=8,
@@ -171,6 +176,16 @@ MODELS = {
         num_local_experts=5, num_experts_per_tok=4, sliding_window=5, attention_bias=False, swiglu_limit=0.8,
         swiglu_alpha=1.3, layer_types=["full_attention", "sliding_attention"],
         output_router_logits=True, router_aux_loss_coef=0.5)),
+    "qwen3.5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(
+        **{**BARE, "initializer_range": 0.2}, **DELTA, **EXPERTS, head_dim=8, output_router_logits=True,
+        router_aux_loss_coef=0.5,
+        rope_parameters=dict(rope_type="default", rope_theta=1_000.0, partial_rotary_factor=0.5))),
+    # The experts of a block are one tensor in its file, as published.
+    "qwen3.5-moe-multimodal": (Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(
+        text_config=dict(**BARE, **DELTA, **EXPERTS, head_dim=8, rope_parameters=dict(
+            rope_type="default", rope_theta=100.0, partial_rotary_factor=0.75, mrope_section=[1, 1, 1],
+            mrope_interleaved=True)),
+        vision_config=VISION, **IMAGES)),
     # As E2B: the last two blocks take keys and values of the second and the third, and have wider feed-forward layers.
     "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig(
         **{**SHAPE, "num_hidden_layers": 5}, **GEMMA4, hidden_size_per_layer_input=6, vocab_size_per_layer_input=48,
@@ -233,15 +248,16 @@ def write_gguf(path, model, packed):
     """`packed` has the experts that are in MXFP4."""
     config = model.config
     gemma = isinstance(model, Gemma3ForCausalLM)
-    delta = isinstance(model, Qwen3_5ForCausalLM)
-    kind = "gemma3" if gemma else "qwen35" if delta else config.model_type.replace("_", "")
+    delta = isinstance(model, (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM))
+    kind = config.model_type.removesuffix("_text").replace("_", "")
     kind = kind.replace("gptoss", "gpt-oss")
     interleaved = kind in ("llama", "granite", "smollm3")
     writer = GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if kind != "qwen35moe":
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     rope = config.rope_parameters
@@ -272,10 +288,13 @@ def write_gguf(path, model, packed):
     if kind in ("qwen3moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if kind in ("qwen3moe", "qwen35moe", "gpt-oss"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if kind == "qwen3moe":
+    if kind in ("qwen3moe", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if kind == "qwen35moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if kind == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_sliding_window(config.sliding_window)
@@ -319,6 +338,8 @@ def write_gguf(path, model, packed):
             module, role, data = of_delta(name, data, config)
         elif (gemma or delta) and "norm" in module:
             data = data + 1
+        elif module.endswith("shared_expert_gate"):
+            data = data.squeeze(0)
         if interleaved and module.endswith("q_proj"):
             data = permute(data, config.num_attention_heads)
         if interleaved and module.endswith("k_proj"):
@@ -459,7 +480,7 @@ def main():
             packed, model, half = in_mxfp4(folder, config)
         length = 150 if name == "qwen3.5" else 40
         # The last ones stand for images.
-        words = config.get_text_config().vocab_size - (4 if name in ("qwen3.5-multimodal", "gemma4-multimodal") else 0)
+        words = config.get_text_config().vocab_size - (4 if hasattr(config, "video_token_id") else 0)
         tokens = torch.randint(0, words, (2, length))
         with torch.no_grad():
             logits = model(tokens).logits
@@ -478,11 +499,12 @@ def main():
             # What it writes behind the beginning of the first text, beyond the window.
             model.generation_config.eos_token_id = None
             expected["greedy"] = model.generate(tokens[:1, :5], max_new_tokens=30, do_sample=False)
-        if "stacked" in name:
+        if name in ("qwen3-moe-stacked", "qwen3.5-moe-multimodal"):
             save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        if name in ("llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5", "gpt-oss"):
+        if name in (
+            "llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5", "gpt-oss", "qwen3.5-moe"):
             write_gguf(GOLDEN / f"{name}.gguf", model, packed)
 
 

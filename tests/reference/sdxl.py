@@ -6,6 +6,7 @@ fp32, in which everything is computed. `original.json` has the names of a single
 `training.safetensors` five steps of a LoRA for noise and for velocities, and `adapter` that LoRA before the first one.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from diffusers.loaders.single_file_utils import (
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
+from tiny import after, kinds, steps
 from tokenizers import pre_tokenizers
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -266,6 +268,7 @@ STEPS, ROWS = 5, 2
 
 def training(pipe):
     """The losses of five steps that predict noise, and of five that predict velocities; the LoRA after the last."""
+    base = copy.deepcopy(pipe.unet)
     config = LoraConfig(r=2, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"])
     model = get_peft_model(pipe.unet, config)
     with torch.no_grad():
@@ -283,32 +286,87 @@ def training(pipe):
     }
     given["times"][2, 0] = 999
     results = {}
-    for kind in ("epsilon", "v_prediction"):
-        model.load_state_dict(before, strict=False)
+
+    def loss_of(model, kind="epsilon"):
         noises = DDPMScheduler(**BETAS, prediction_type=kind, rescale_betas_zero_snr=kind != "epsilon")
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.05)
-        losses = []
-        for step in range(STEPS):
+
+        def loss(step):
             latents, noise, times, text, pooled, time_ids = (given[name][step] for name in given)
             noisy = noises.add_noise(latents, noise, times)
             made = model(noisy, times, text, added_cond_kwargs={"text_embeds": pooled, "time_ids": time_ids}).sample
             target = noise if kind == "epsilon" else noises.get_velocity(latents, noise, times)
-            loss = torch.nn.functional.mse_loss(made, target)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        print(kind, losses)
-        assert losses[-1] != losses[0]
-        results[f"losses.{kind}"] = torch.tensor(losses, dtype=torch.float64)
+            return torch.nn.functional.mse_loss(made, target)
+        return loss
+
+    for kind in ("epsilon", "v_prediction"):
+        model.load_state_dict(before, strict=False)
+        results[f"losses.{kind}"] = steps(model, loss_of(model, kind))
         if kind == "epsilon":
-            after = get_peft_model_state_dict(model)
-            results |= {f"after.{name}": tensor.clone() for name, tensor in after.items()}
+            results |= after(model)
+    kinds(base, ["attn1.to_q", "attn2.to_v", "to_out.0", "ff.net.2"], GOLDEN / "kinds", loss_of)
+    text_training(pipe, base, given)
     given["times"] = given["times"].float()
     given["text"] = given["text"][0].half()
     write("training", given | results)
+
+
+def text_training(pipe, base, given):
+    """Writes five steps of a LoRA on the UNet and on both text encoders, whose learning rate is another. The last layer of the
+    first one changes nothing, and is left out."""
+    with torch.random.fork_rng():
+        torch.manual_seed(60)
+        layers = ["self_attn.q_proj", "self_attn.v_proj", "mlp.fc2"]
+        config = LoraConfig(r=2, lora_alpha=4, target_modules=["attn2.to_k"])
+        unet = get_peft_model(copy.deepcopy(base), config)
+        text = [get_peft_model(copy.deepcopy(encoder), LoraConfig(
+            r=2, lora_alpha=4, target_modules=layers, layers_to_transform=list(range(used)), layers_pattern="layers"))
+            for encoder, used in ((pipe.text_encoder, 2), (pipe.text_encoder_2, 4))]
+        models = {"": unet, "text_encoder.": text[0], "text_encoder_2.": text[1]}
+        with torch.no_grad():
+            for model in models.values():
+                for name, parameter in model.named_parameters():
+                    if "lora_B" in name:
+                        parameter.normal_(0.0, 0.05)
+
+        def state():
+            found = {}
+            for prefix, model in models.items():
+                for name, tensor in get_peft_model_state_dict(model).items():
+                    own = name.removeprefix("base_model.model.").removeprefix("text_model.")
+                    found[f"base_model.model.{prefix}{own}"] = tensor.clone().contiguous()
+            return found
+
+        folder = GOLDEN / "kinds" / "text"
+        unet.save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)
+        save_file(state(), folder / "adapter_model.safetensors")
+        keys = json.loads((folder / "adapter_config.json").read_text())
+        keys["target_modules"] = ["attn2.to_k", *layers]
+        (folder / "adapter_config.json").write_text(json.dumps(keys, indent=2) + "\n")
+        tokens = [cut(["a grey cat", "0123456789 red"], padding="max_length", max_length=77, truncation=True,
+                      return_tensors="pt").input_ids for cut in (pipe.tokenizer, pipe.tokenizer_2)]
+        noises = DDPMScheduler(**BETAS, prediction_type="epsilon")
+        groups = [[parameter for parameter in model.parameters() if parameter.requires_grad] for model in models.values()]
+        optimizer = torch.optim.AdamW(
+            [dict(params=groups[0], lr=0.01), dict(params=groups[1] + groups[2], lr=0.004)], weight_decay=0.05)
+        losses = []
+        for step in range(STEPS):
+            latents, noise, times, _, _, time_ids = (given[name][step] for name in given)
+            outputs = [model(ids, output_hidden_states=True) for model, ids in zip(text, tokens)]
+            states = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+            told = {"text_embeds": outputs[1].text_embeds, "time_ids": time_ids}
+            made = unet(noises.add_noise(latents, noise, times), times, states, added_cond_kwargs=told).sample
+            loss = torch.nn.functional.mse_loss(made, noise)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(sum(groups, []), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        print("text", losses)
+        results = {f"after.{name}": tensor for name, tensor in state().items()}
+        results |= {"losses": torch.tensor(losses, dtype=torch.float64)}
+        results |= {name: ids.float() for name, ids in zip(("tokens", "tokens_2"), tokens)}
+        save_file(results, folder / "steps.safetensors")
 
 
 def write(name, tensors):

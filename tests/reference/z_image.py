@@ -6,6 +6,7 @@ have. `original.json` has of each name in the original single files the names in
 LoRA, and `adapter` that LoRA before the first one.
 """
 
+import copy
 import json
 import shutil
 import sys
@@ -17,7 +18,7 @@ from diffusers.loaders.single_file_utils import (
 )
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from safetensors.torch import save_file
-from tiny import adapted, flow, trained
+from tiny import adapted, flow, flow_loss, kinds, trained
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
@@ -234,13 +235,16 @@ def runs(pipe, expected):
 
 def training(model):
     """The losses of five steps, and the LoRA after the last."""
-    model = adapted(model, [
+    base, targets = copy.deepcopy(model), [
         "attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0", "feed_forward.w1",
-        "feed_forward.w2", "feed_forward.w3"], GOLDEN / "adapter")
+        "feed_forward.w2", "feed_forward.w3"]
+    model = adapted(model, targets, GOLDEN / "adapter")
     given = flow((CHANNELS, 1, 6, 8))
     states = [torch.randn(length, WIDTH) for length in (9, 37)]
-    made = trained(model, given, lambda noisy, sigma: -torch.stack(
-        model(list(noisy), 1.0 - sigma, states, return_dict=False)[0]))
+    velocity = lambda model: lambda noisy, sigma: -torch.stack(
+        model(list(noisy), 1.0 - sigma, states, return_dict=False)[0])
+    made = trained(model, given, velocity(model))
+    kinds(base, targets, GOLDEN / "kinds", lambda model: flow_loss(given, velocity(model)))
     write("training", {**made, "text.0": states[0], "text.1": states[1]})
 
 

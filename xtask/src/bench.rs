@@ -2,8 +2,11 @@
 
 mod alloc;
 mod bars;
+mod diffusion;
 mod distributed;
 mod doctor;
+mod garments;
+mod image;
 mod lora;
 mod measured;
 mod placement;
@@ -20,6 +23,8 @@ use clap::Subcommand;
 use alloc::AllocBench;
 use distributed::DistributedBench;
 use doctor::DoctorBench;
+use garments::GarmentsBench;
+use image::ImageBench;
 use lora::LoraBench;
 use placement::PlacementBench;
 use step::StepBench;
@@ -44,6 +49,10 @@ enum Benchmark {
     Distributed(DistributedBench),
     /// The cost of copy routes and verification, and plans against accelerate's
     Placement(PlacementBench),
+    /// What the small model of garments makes, with and without its LoRA, as a classifier sees it
+    Garments(GarmentsBench),
+    /// LoRAs on models of pictures: speed and memory against diffusers with PEFT, memory on a simulated device
+    Image(ImageBench),
     /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
     Lora(LoraBench),
     /// What a training step asks of a GPU, counted on a simulated one, beside PEFT's
@@ -63,6 +72,8 @@ impl Bench {
             Benchmark::Doctor(bench) => bench.run(),
             Benchmark::Distributed(bench) => bench.run(),
             Benchmark::Placement(bench) => bench.run(),
+            Benchmark::Garments(bench) => bench.run(),
+            Benchmark::Image(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Step(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! transformers, diffusers, PEFT, bitsandbytes ──tests/reference/*.py──▶ fresh golden files ──▶ the trainer's own tests
+//!                                                          └─▶ adapters ──check_adapters.py──▶ PEFT's logits
 //! surefoot train ──▶ adapter ──check_adapter.py──▶ PEFT's loss = `surefoot eval`'s
 //! SmolLM2-135M: "The capital of France is" ──▶ " Paris"; and token for token as transformers
 //! ```
@@ -89,14 +90,27 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "sdxl",
         // After anima, whose functions it calls.
         "qwen_image",
+        // After that one, likewise.
+        "krea2",
+        // After qwen_image.
+        "qwen_image_edit",
         // After wan and sdxl, likewise.
         "flux1",
+        // After flux1.
+        "chroma",
         "preferences",
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
     // The tests of these targets that read golden files; the whole target if most do.
+    let written = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let written = written.path();
+    let kept = shell.push_env("SUREFOOT_ADAPTERS", written);
     reading(shell, golden, "surefoot-models", &["--lib"], &[])?;
+    drop(kept);
+    // And what one of them wrote.
+    let script = "tests/reference/check_adapters.py";
+    cmd!(shell, "{python} {script} {golden} {written}").run()?;
     reading(shell, golden, "surefoot-trainer", &["--lib"], &["optim::"])?;
     reading(
         shell,
@@ -117,7 +131,11 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
             "anima::",
             "sdxl::",
             "qwen_image::",
+            "qwen_image_edit::",
+            "training_adapter::",
             "flux1::",
+            "krea2::",
+            "chroma::",
         ],
     )?;
     Ok(())

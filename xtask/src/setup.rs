@@ -15,6 +15,7 @@ mod cache;
 mod cargo_config;
 mod debian;
 mod fetch;
+mod garments;
 mod hip_runtime;
 mod libtorch;
 mod matrix;
@@ -50,6 +51,10 @@ pub(crate) struct Setup {
     /// Ubuntu; about 50 MB to download, and nothing is installed)
     #[arg(long)]
     hip: bool,
+    /// Also create what `configs/garments.yaml` trains (from Debian's package dataset-fashion-mnist; 31 MB to download, and
+    /// nothing is installed)
+    #[arg(long)]
+    garments: bool,
     /// Build against the CPU libtorch of this release of PyTorch in the cache (2.13.0 or 2.15.0), until
     /// `.cargo/libtorch.toml` is deleted or LIBTORCH is set to another folder
     #[arg(long, value_name = "VERSION")]
@@ -73,6 +78,9 @@ impl Setup {
                 "setup downloads AMD's HIP runtime with apt-get, which this machine does not have"
             );
         }
+        if self.garments {
+            garments()?;
+        }
         Ok(())
     }
 }
@@ -93,8 +101,19 @@ pub(crate) fn ensure() -> Result<Libtorch> {
     Ok(libtorch)
 }
 
-/// Provides the model that `config` fine-tunes, if setup can create it.
+/// The folder of the pictures of garments; creates them, and the parts of the small model that learns them.
+pub(crate) fn garments() -> Result<PathBuf> {
+    let (data, model) = garments::ensure(&Cache::open()?)?;
+    eprintln!("garments  Fashion-MNIST, in {}", data.display());
+    eprintln!("model     parts of a small Z-Image, in {}", model.display());
+    Ok(data)
+}
+
+/// Provides the model that `config` fine-tunes and the data that it trains on, if setup can create them.
 pub(crate) fn needed_by(config: &str) -> Result<()> {
+    if config.contains(garments::NAME) {
+        garments()?;
+    }
     if config.contains(model::NAME) {
         let folder = model::ensure(&Cache::open()?)?;
         eprintln!("model     SmolLM2-135M-Instruct, in {}", folder.display());

@@ -99,17 +99,26 @@ const PROFILE: &str = "XTASK_PROFILE";
 pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let shell = setup::shell(libtorch)?;
     let cargo = workspace::cargo();
-    let profile = std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned());
+    let profile = profile();
     // With `dev`, all of the workspace, as the tests are built: a part of it has other features.
     let what: &[&str] = match profile.as_str() {
         "dev" => &["--workspace"],
         _ => &["--package", "surefoot", "--package", "hip-alloc"],
     };
     cmd!(shell, "{cargo} build --profile {profile} {what...}").run()?;
-    let folder = match profile.as_str() {
+    let target = workspace::target(&shell)?;
+    Ok(target.join(folder(&profile)).join("surefoot"))
+}
+
+/// cargo's profile for programs that train.
+pub(crate) fn profile() -> String {
+    std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned())
+}
+
+/// Where cargo puts what it builds with a profile, in its target folder.
+pub(crate) fn folder(profile: &str) -> &str {
+    match profile {
         "dev" => "debug",
         other => other,
-    };
-    let target = workspace::target(&shell)?;
-    Ok(target.join(folder).join("surefoot"))
+    }
 }

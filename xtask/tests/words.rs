@@ -95,7 +95,7 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
 }
 
 /// Files outside a diffusion model's folder that may name it, and why.
-const NAMING_MODELS: [(&str, &str); 11] = [
+const NAMING_MODELS: [(&str, &str); 12] = [
     ("crates/models/src/diffusion.rs", "the folder's `mod`"),
     ("crates/models/src/diffusion/registry.rs", "its line"),
     (
@@ -105,6 +105,10 @@ const NAMING_MODELS: [(&str, &str); 11] = [
     ("crates/trainer/src/config.rs", "help for keys"),
     ("crates/trainer/src/config/data.rs", "help for keys"),
     ("crates/trainer/src/config/train.rs", "help for keys"),
+    (
+        "crates/trainer/src/media/ffmpeg.rs",
+        "the part of a colour that is not its brightness",
+    ),
     ("crates/doctor/src/wan.rs", "what it needs of a machine"),
     ("crates/doctor/src/lib.rs", "the `mod` of that"),
     ("crates/cli/src/commands/doctor.rs", "`--wan`"),
@@ -113,14 +117,15 @@ const NAMING_MODELS: [(&str, &str); 11] = [
 ];
 
 /// The folders of diffusion models, which are their names, and how else they are written.
-const MODELS: [(&str, &[&str]); 7] = [
+const MODELS: [(&str, &[&str]); 8] = [
     ("wan", &[]),
     ("z_image", &["z-image", "zimage"]),
-    ("flux1", &["schnell"]),
+    ("flux1", &["schnell", "chroma"]),
     ("flux2", &["klein"]),
     ("anima", &[]),
     ("sdxl", &[]),
     ("qwen_image", &["qwen-image", "qwenimage"]),
+    ("krea2", &["krea-2"]),
 ];
 
 /// What a diffusion model is stands in its folder; everything else asks `models::diffusion`.
@@ -180,10 +185,14 @@ fn a_diffusion_model_is_named_in_its_folder_alone() {
 }
 
 /// Where a family of language models may be named besides its own file, and why.
-const NAMED: [(&str, &str); 6] = [
+const NAMED: [(&str, &str); 7] = [
     (
-        "crates/models/src/diffusion/qwen_image/text.rs",
+        "crates/models/src/diffusion/krea2/model.rs",
         "a text encoder that is a part of a model of another kind",
+    ),
+    (
+        "crates/models/src/diffusion/qwen_image/model.rs",
+        "likewise",
     ),
     ("crates/models/src/language.rs", "the registry"),
     (
@@ -205,7 +214,7 @@ const NAMED: [(&str, &str); 6] = [
 ];
 
 /// Names of other things that have a family's: programs, a scaling of the rotary embedding, whole models.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 15] = [
     "fix_mistral_regex",
     "llama.cpp",
     "llama-cpp",
@@ -220,6 +229,9 @@ const OTHERS: [&str; 13] = [
     "qwen/qwen2.5-vl-7b-instruct",
     "qwen/qwen3-0.6b",
     "qwen/qwen3-4b",
+    "qwen/qwen3-vl-4b-instruct",
+    // A file of one.
+    "qwen3vl_4b",
 ];
 
 #[test]

@@ -8,7 +8,7 @@
 //! ```text
 //! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
 //!        │    runs, ui (ui)
-//!        └─exec─▶ surefoot-trainer ── train, eval, generate, encode, convert-lora, import, cache CONFIG (trainer ▶ libtorch)
+//!        └─exec─▶ surefoot-trainer ── train, tune, eval, generate, encode, convert-lora, extract-lora, merge, import, cache CONFIG (trainer ▶ libtorch)
 //! ```
 //!
 //! Exit codes: 0 success, 1 the job failed, 2 bad usage or config, 3 doctor found
@@ -52,6 +52,9 @@ enum Command {
     /// Train a model from a config
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
+    /// Find the settings with which the steps of a config are fastest on this machine
+    #[command(disable_help_flag = true)]
+    Tune(commands::delegate::Args),
     /// Evaluate a trained model or adapter
     #[command(disable_help_flag = true)]
     Eval(commands::delegate::Args),
@@ -67,6 +70,12 @@ enum Command {
     /// Convert a LoRA for an image or video model to the form of another program
     #[command(disable_help_flag = true)]
     ConvertLora(commands::delegate::Args),
+    /// Write what a model learned as a LoRA
+    #[command(disable_help_flag = true)]
+    ExtractLora(commands::delegate::Args),
+    /// Write a model with LoRAs merged into it
+    #[command(disable_help_flag = true)]
+    Merge(commands::delegate::Args),
     /// Write a language model in the form of another program
     #[command(disable_help_flag = true)]
     Export(commands::delegate::Args),
@@ -93,11 +102,14 @@ fn main() -> ExitCode {
         Command::ManPages(args) => commands::shell::man_pages(&args, Cli::command()),
         Command::Models(args) => commands::delegate::run("models", &args, json),
         Command::Train(args) => commands::delegate::run("train", &args, json),
+        Command::Tune(args) => commands::delegate::run("tune", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),
         Command::Chat(args) => commands::delegate::run("chat", &args, json),
         Command::Encode(args) => commands::delegate::run("encode", &args, json),
         Command::ConvertLora(args) => commands::delegate::run("convert-lora", &args, json),
+        Command::ExtractLora(args) => commands::delegate::run("extract-lora", &args, json),
+        Command::Merge(args) => commands::delegate::run("merge", &args, json),
         Command::Export(args) => commands::delegate::run("export", &args, json),
         Command::Import(args) => commands::delegate::run("import", &args, json),
     };

@@ -12,10 +12,12 @@ mod commands {
     pub(crate) mod encode;
     pub(crate) mod eval;
     pub(crate) mod export;
+    pub(crate) mod extract_lora;
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
     pub(crate) mod generate_video;
     pub(crate) mod import;
+    pub(crate) mod merge;
     pub(crate) mod model_options;
     pub(crate) mod models;
     pub(crate) mod train;
@@ -25,6 +27,7 @@ mod commands {
     pub(crate) mod train_ranks;
     pub(crate) mod train_report;
     pub(crate) mod train_signals;
+    pub(crate) mod tune;
 }
 
 use clap::{Parser, Subcommand};
@@ -55,11 +58,14 @@ enum Command {
     #[command(hide = true)]
     Models(commands::models::Args),
     Train(commands::train::Args),
+    Tune(commands::tune::Args),
     Eval(commands::eval::Args),
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
     Encode(commands::encode::Args),
     ConvertLora(commands::convert_lora::Args),
+    ExtractLora(commands::extract_lora::Args),
+    Merge(commands::merge::Args),
     Export(commands::export::Args),
     Import(commands::import::Args),
 }
@@ -73,11 +79,14 @@ fn main() -> ExitCode {
         Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Models(args) => commands::models::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
+        Command::Tune(args) => commands::tune::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),
         Command::Chat(args) => commands::chat::run(&args, json),
         Command::Encode(args) => commands::encode::run(&args, json),
         Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
+        Command::ExtractLora(args) => commands::extract_lora::run(&args, json),
+        Command::Merge(args) => commands::merge::run(&args, json),
         Command::Export(args) => commands::export::run(&args, json),
         Command::Import(args) => commands::import::run(&args, json),
     };

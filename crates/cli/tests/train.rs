@@ -104,6 +104,53 @@ fn a_run_ends_with_a_summary_on_stdout() {
     );
 }
 
+/// What `tune` found is used by runs of that config and no other, unless they are told not to.
+#[test]
+fn what_was_tuned_is_used() {
+    let place = Place::new();
+    let tune = Command::new(env!("CARGO_BIN_EXE_surefoot-trainer"))
+        .args(["tune", "config.yaml", "--steps", "3", "--json"])
+        .current_dir(place.folder.path())
+        .env("HIP_ALLOC", "0")
+        .env("SUREFOOT_CACHE", place.path("cache"))
+        .output()
+        .unwrap();
+    assert_fine(&tune);
+    let report: serde_json::Value = serde_json::from_slice(&tune.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let tried: Vec<&str> = rows.iter().flat_map(|row| row["name"].as_str()).collect();
+    assert!(tried.contains(&"huge pages"), "{report}");
+    for row in rows {
+        let tokens = row["tokens_per_second"].as_f64();
+        assert!(tokens.is_some_and(|tokens| tokens > 0.0), "{row}");
+    }
+    // Nothing of the trials is left.
+    assert_eq!(fs::read_dir(place.path("runs")).unwrap().count(), 0);
+
+    // A choice whose effect is plain to see, in the place of what was measured.
+    let file = report["file"].as_str().unwrap();
+    let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    kept["chosen"] = serde_json::json!([
+        {"name": "products by nobody", "variables": {"SUREFOOT_PRODUCTS": "nobody"}}
+    ]);
+    fs::write(file, kept.to_string()).unwrap();
+    let refused = place.train(&[]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    let shown = stderr(&refused);
+    assert_eq!(
+        shown.matches("tuned: products by nobody").count(),
+        1,
+        "{shown}"
+    );
+    assert!(
+        shown.contains("SUREFOOT_PRODUCTS=nobody: expected `onednn` or `mkl`"),
+        "{shown}"
+    );
+    assert_fine(&place.train(&["--set", "data.block_size=8"]));
+    let mut without = place.command(&["config.yaml"]);
+    assert_fine(&without.env("SUREFOOT_TUNED", "off").output().unwrap());
+}
+
 #[test]
 fn problems_of_a_config_are_shown_in_place() {
     let place = Place::new();

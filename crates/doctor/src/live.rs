@@ -65,7 +65,14 @@ pub fn probe_results(machine: &Machine, cache: &std::path::Path) -> String {
     let gfx = picked.and_then(|index| machine.gpus.get(index)?.gfx);
     let python = machine.python.as_ref();
     match (gfx, python.and_then(|python| python.torch.as_ref())) {
-        (Some(gfx), Some(torch)) => probe_cache::read(cache, &gfx.to_string(), &torch.version),
+        (Some(gfx), Some(torch)) => {
+            let tested = probe_cache::Tested {
+                architecture: &gfx.to_string(),
+                torch: &torch.version,
+                driver: &probe_cache::driver(machine),
+            };
+            probe_cache::read(cache, tested)
+        }
         _ => String::new(),
     }
 }

@@ -13,10 +13,12 @@
 pub mod anima;
 mod companions;
 mod conditions;
+mod controls;
 pub mod files;
 pub mod flux1;
 pub mod flux2;
 mod geometry;
+pub mod krea2;
 mod load;
 pub mod lora;
 mod objective;
@@ -37,14 +39,18 @@ use tch::{Device, Tensor};
 
 pub use companions::Companions;
 pub use conditions::{Conditions, FIRST_FRAME, GUIDANCE, TEXT, TEXT_TOKENS};
+pub use controls::Controls;
 pub use geometry::{Framing, Geometry};
 pub use load::{DenoiserOptions, load_autoencoder, load_denoiser, load_text_encoder};
 pub use objective::{Noise, Objective, Prediction};
-pub use registry::{INDEXES, REGISTRY, archs, index_of, is_at, of_file, open, register};
+pub use registry::{
+    INDEXES, REGISTRY, archs, denoiser_at, index_of, is_at, of_file, open, register,
+};
 
 use self::files::{PartFile, PartNames};
 use self::lora::LoraForm;
 use self::parts::codec::MediaCodec;
+pub use self::parts::resample::Picture;
 use self::parts::schedule::Scheduler;
 use self::parts::tiles::Tiling;
 use crate::Error;
@@ -112,10 +118,22 @@ pub struct LoraFiles {
     pub architecture: &'static str,
     /// Whether kohya's form is written: of some models diffusers ignores it without a word.
     pub kohya: bool,
+    /// The layers of text encoders that a LoRA may change, too, where they can be trained with the denoiser
+    /// ([`Diffusion::with_text`]).
+    pub text: &'static [TextLayers],
     /// The form that every reader takes if all linear layers of the blocks are adapted.
     pub complete: LoraForm,
     /// The same if only some are.
     pub partial: LoraForm,
+}
+
+/// The layers of a text encoder in LoRA files.
+#[derive(Debug)]
+pub struct TextLayers {
+    /// How keys begin in files.
+    pub prefix: &'static str,
+    /// Its blocks; their names here begin with that of the encoder's folder.
+    pub blocks: BlockNames,
 }
 
 /// Encoded clips that other trainers leave behind.
@@ -168,6 +186,20 @@ impl Arch {
             let (number, part) = rest.split_once('.')?;
             Some((list, number.parse().ok()?, part))
         })
+    }
+
+    /// The text encoder that the layer `name` is in, with the index of its block and its name there; `None` for the denoiser's.
+    pub fn text_layer<'a>(&self, name: &'a str) -> Option<(&'static TextLayers, usize, &'a str)> {
+        self.lora.text.iter().find_map(|text| {
+            let rest = name.strip_prefix(text.blocks.name)?.strip_prefix('.')?;
+            let (number, part) = rest.split_once('.')?;
+            Some((text, number.parse().ok()?, part))
+        })
+    }
+
+    /// Whether LoRA files may change the layer that diffusers calls `name`.
+    pub fn is_layer(&self, name: &str) -> bool {
+        lora::is_known(name, self)
     }
 
     /// Number of blocks of each list in a denoiser's file.
@@ -401,6 +433,12 @@ pub trait Diffusion: Debug + Send + Sync {
         Ok(Conditions::default())
     }
 
+    /// How it takes control pictures, of which it then needs one; `None` if it takes none. Their latents are conditions
+    /// with the names of [`Controls::name`], and its texts are encoded with them.
+    fn controls(&self) -> Option<Controls> {
+        None
+    }
+
     /// Conditions, without a batch dimension, of how a picture came to its size. A cache file has them beside the latents.
     ///
     /// # Errors
@@ -437,6 +475,11 @@ pub trait Diffusion: Debug + Send + Sync {
         false
     }
 
+    /// Whether a frozen matrix is quantised, if matrices are.
+    fn is_quantized(&self, _name: &str) -> bool {
+        true
+    }
+
     /// The weights of a part.
     ///
     /// # Errors
@@ -445,6 +488,12 @@ pub trait Diffusion: Debug + Send + Sync {
         let path = self.part(part);
         let path = path.ok_or_else(|| Error::Internal(format!("a model without {part:?}")))?;
         PartFile::open(&self.names(part), &path)
+    }
+
+    /// The same model with its text encoders in the denoiser, which is told tokens in place of what they make of a text, so that
+    /// a LoRA may change them, too; `None` if this model has no such form.
+    fn with_text(&self) -> Option<Box<dyn Diffusion>> {
+        None
     }
 
     /// Number of text encoders.
@@ -508,6 +557,17 @@ pub trait Tokenizer: Debug {
     /// If the tokenizer fails.
     fn tokens(&self, text: &str) -> Result<Vec<Vec<u32>>, Error>;
 
+    /// The same for a text that is encoded with pictures of these widths and heights.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    fn tokens_with(&self, text: &str, pictures: &[(u32, u32)]) -> Result<Vec<Vec<u32>>, Error> {
+        match pictures {
+            [] => self.tokens(text),
+            _ => Err(Error::Internal("a tokenizer that knows no pictures".into())),
+        }
+    }
+
     /// Number of tokens of `text` before truncation, and how many are read.
     ///
     /// # Errors
@@ -523,4 +583,17 @@ pub trait TextEncoder: Debug {
     /// # Errors
     /// If a token is unknown, or memory runs out.
     fn encode(&self, tokens: &[u32]) -> Result<Conditions, Error>;
+
+    /// The same for a text with pictures, whose tokens are those of [`Tokenizer::tokens_with`].
+    ///
+    /// # Errors
+    /// If the tokens are those of other pictures, or as [`TextEncoder::encode`].
+    fn encode_with(&self, tokens: &[u32], pictures: &[Picture]) -> Result<Conditions, Error> {
+        match pictures {
+            [] => self.encode(tokens),
+            _ => Err(Error::Internal(
+                "a text encoder that sees no pictures".into(),
+            )),
+        }
+    }
 }

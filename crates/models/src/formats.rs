@@ -32,6 +32,11 @@ pub trait TensorSource {
     /// Shape of the tensor `name`; `None` if there is none.
     fn shape(&self, name: &str) -> Option<Vec<i64>>;
 
+    /// The type in which the tensor `name` is stored, if it is known and one of libtorch.
+    fn kind(&self, _name: &str) -> Option<Kind> {
+        None
+    }
+
     /// Reads one tensor into host memory as `kind`.
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error>;
 

@@ -32,6 +32,7 @@ mod quantized;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
 mod smollm3;
 #[cfg(test)]
@@ -55,7 +56,7 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 15] = [
+pub static REGISTRY: [&Family; 16] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
@@ -63,6 +64,7 @@ pub static REGISTRY: [&Family; 15] = [
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
     &qwen3_5::FAMILY,
+    &qwen3_5_moe::FAMILY,
     &gpt_oss::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
@@ -320,6 +322,9 @@ const GGUF_PRE_NORMS: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
 ];
+
+/// llama.cpp's key for the width of an expert of all tokens; where it is, no layer has that of `feed_forward_length`.
+pub(crate) const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 
 /// The parts of every family's blocks as llama.cpp and transformers name them.
 const GGUF_PARTS: &[(&str, &str)] = &[

@@ -37,6 +37,7 @@ pub use slices::write_weights;
 
 use crate::Error;
 use crate::Parameters;
+use crate::adapters::Naming;
 use crate::formats::TensorSource;
 use crate::language::{Decoder, DecoderConfig, DecoderOptions, keys_without_effect};
 use crate::model::{Base, Builder, Initial, WeightSource};
@@ -70,6 +71,14 @@ pub struct SpecialTokens {
 }
 
 impl Pretrained {
+    /// What modules are called in its class in transformers.
+    pub fn naming(&self) -> Naming {
+        match self.is_part {
+            true => Naming::PART,
+            false => Naming::ALONE,
+        }
+    }
+
     /// Opens a Hugging Face folder or a GGUF file without reading weights yet. Warnings list weights that the
     /// model does not use, and keys of its config that have no effect.
     ///

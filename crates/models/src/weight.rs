@@ -195,6 +195,11 @@ impl Stack {
         })
     }
 
+    /// The device it is on.
+    pub fn device(&self) -> Device {
+        self.weight.device()
+    }
+
     /// The matrices `range` as `kind`, `[range, rows, columns]`.
     ///
     /// # Errors

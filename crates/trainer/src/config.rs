@@ -52,7 +52,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
+pub use adapter::{AdapterConfig, AdapterKind, BiasConfig, ModuleNames};
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;
@@ -73,7 +73,7 @@ pub use train::{
     Backend, BestMetric, ParameterGroup, ReduceDtype, ReportTo, TrainConfig, VerifyMode,
     WeightingScheme,
 };
-pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
+pub use video::{Experts, FrameExtraction, LoraFormat, Numbers, Paths};
 pub use words::translated;
 
 /// An environment variable with the only folders, separated as in `PATH`, that the paths of a config may lead to. It is
@@ -146,6 +146,14 @@ section! {
         /// `tokenizer_2`.
         #[schemars(extend("x-per-machine" = true, "format" = "path"))]
         pub tokenizer: Option<PathBuf> = None, for Diffusion, resume Free;
+        /// A LoRA that is added to a distilled model while it is trained and left out of previews, so that training does not
+        /// wear the distillation off: a file in any form. Previews then load the transformer once more.
+        #[schemars(length(min = 1), extend(
+            "format" = "path",
+            "x-needs" = "adapter",
+            "x-because" = "it is added to a frozen model"
+        ))]
+        pub training_adapter: Option<PathBuf> = None, for Diffusion, resume Fixed;
         /// Train the whole model from random weights: of the model in `name_or_path`, only the `config.json` of its
         /// transformer and the other parts are used. Unset means `false`.
         pub from_config: Option<bool> = None, for Diffusion, resume Fixed;
@@ -260,7 +268,7 @@ section! {
         /// what they show; unset generates none. A prompt may be
         /// followed by options in musubi-tuner's form: `--w` (width), `--h` (height), `--f` (frames),
         /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
-        /// `--i` (image).
+        /// `--i` (image), `--ci` (control image; may be repeated).
         #[schemars(length(min = 1))]
         pub prompts: Vec<String> = vec!["\n".into()], for Any, resume Free;
         /// Length of each sample in tokens, of those before the first step at most 32; 0 disables samples.
@@ -303,6 +311,18 @@ section! {
         /// For image-to-video models, the first frame.
         #[schemars(length(min = 1), extend("format" = "path"))]
         pub image: Option<PathBuf> = None, for Diffusion, resume Free;
+        /// The transformer that draws the previews, with the LoRA that is trained on another one: that of the distilled model
+        /// while the base is trained. The model's folder, which brings its own schedule; or the transformer alone, as a
+        /// folder or a single file. It is loaded for previews only.
+        #[schemars(length(min = 1), extend(
+            "x-per-machine" = true,
+            "format" = "path",
+            "x-needs" = "adapter",
+            "x-because" = "it draws with the LoRA that is trained"
+        ))]
+        pub transformer: Option<PathBuf> = None, for Diffusion, resume Free;
+        /// For models that change pictures, the control picture, or a list of them.
+        pub control_image: Option<Paths> = None, for Diffusion, resume Free;
     }
 }
 

@@ -61,11 +61,28 @@ pub fn choose(choice: &str) -> Result<Device, Error> {
     )))
 }
 
+/// An environment variable with the library of matrix products on the CPU, `onednn` or `mkl`; else the one that is faster on most
+/// CPUs of this kind.
+pub const PRODUCTS: &str = "SUREFOOT_PRODUCTS";
+
 /// Lets matrix products on the CPU take the faster of libtorch's two libraries. To be called
 /// before the first product, so that all of a run are made alike.
 pub(crate) fn choose_products(device: Device) -> Result<(), Error> {
-    if device == Device::Cpu && torch_ext::products::onednn_is_faster() {
-        torch_ext::products::use_onednn()?;
+    if device != Device::Cpu {
+        return Ok(());
+    }
+    let by_onednn = match std::env::var(PRODUCTS).as_deref() {
+        Ok("onednn") => true,
+        Ok("mkl") => false,
+        Ok(other) if !other.is_empty() => {
+            return Err(Error::Device(format!(
+                "{PRODUCTS}={other}: expected `onednn` or `mkl`"
+            )));
+        }
+        _ => torch_ext::products::onednn_is_faster(),
+    };
+    if by_onednn && !torch_ext::products::use_onednn()? && std::env::var_os(PRODUCTS).is_some() {
+        tracing::warn!("{PRODUCTS}=onednn has no effect: this libtorch has no oneDNN for it");
     }
     Ok(())
 }

@@ -12,6 +12,7 @@
 //! [`Observer`] reports.
 
 mod adapter_speed;
+pub mod adapters;
 mod allocator;
 pub mod checkpoint;
 pub mod config;
@@ -22,6 +23,7 @@ mod encoding;
 mod error;
 mod estimate;
 mod events;
+mod fit;
 mod found_models;
 #[cfg(test)]
 mod golden;
@@ -61,6 +63,7 @@ pub use events::{
     Best, Evaluation, FoundRate, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback,
     Sample, SkippedStep, Streaming,
 };
+pub use fit::{Fit, Way, fit};
 pub use found_models::{FoundModel, FoundModels, ModelPlace, found_models};
 pub use media::{Encoded, ShownMedia, ShownMedium};
 pub use memory::MemorySample;

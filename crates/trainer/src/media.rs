@@ -10,6 +10,7 @@
 mod buckets;
 mod cache;
 mod clips;
+mod controls;
 mod density;
 mod encode;
 mod encoded_by;
@@ -18,14 +19,19 @@ pub(crate) mod frames;
 mod masks;
 mod shown;
 mod sources;
+mod tags;
+mod texts;
 mod trained;
+mod trim;
 
+pub(crate) use controls::{area as control_area, latents_of, picture_at};
 pub(crate) use density::Density;
-pub(crate) use encode::{Clip, VideoData};
+pub(crate) use encode::{Clip, VideoData, largest_size};
 pub(crate) use masks::{LOSS_MASK, masked_means};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};
 pub(crate) use sources::Source;
+pub(crate) use texts::Prompt;
 pub(crate) use trained::{TrainedPart, boundary, trained_parts};
 
 use std::path::PathBuf;

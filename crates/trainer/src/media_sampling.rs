@@ -1,5 +1,6 @@
 //! Using a diffusion model: sampling pictures and videos, and encoding and decoding on their own.
 
+mod conditions;
 mod output;
 mod pictures;
 mod sheet;
@@ -14,14 +15,17 @@ pub use models::diffusion::parts::schedule::Scheduler;
 use models::diffusion::parts::tiles::Tiling;
 use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use models::diffusion::{
-    Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser, load_text_encoder,
+    Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser,
 };
 pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use placement::{Placer, Policy};
 use tch::{Device, Kind, Tensor};
 
+use self::conditions::{check_controls, encode_texts};
+pub(crate) use self::conditions::{condition, control_latents};
 pub use self::output::Output;
+pub(crate) use self::output::expect_new;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
 pub use crate::single_file::open;
@@ -90,6 +94,10 @@ pub struct Request {
     pub seed: u64,
     /// The first frame of the video.
     pub image: Option<PathBuf>,
+    /// Control pictures, for models that change pictures.
+    pub controls: Vec<PathBuf>,
+    /// The area at which they are encoded; `None` for the model's.
+    pub control_area: Option<u32>,
     /// For the high-noise or only transformer.
     pub loras: Vec<Lora>,
     /// For the low-noise expert.
@@ -165,12 +173,19 @@ pub fn generate(
         loras(&request.loras, Expert::High)?,
         loras(&request.loras_2, Expert::Low)?,
     ];
+    // Text encoders are changed where they are part of the denoiser.
+    let changes_text = both
+        .iter()
+        .flatten()
+        .any(|(lora, _)| lora.text_layers().next().is_some());
+    let told = model.with_text().filter(|_| changes_text);
+    let model = told.as_deref().unwrap_or(model);
     let negative = request.negative_prompt.clone().unwrap_or_default();
     let texts = match plan.sampling.is_guided() {
         true => vec![&request.prompt, &negative],
         false => vec![&request.prompt],
     };
-    let mut texts = encode_texts(model, &texts, options)?;
+    let mut texts = encode_texts(model, &texts, &request.controls, options)?;
     if let ([prompt, negative], None) = (&mut texts[..], &request.negative_prompt)
         && let Some(other) = model.without_prompt(prompt)?
     {
@@ -179,6 +194,15 @@ pub fn generate(
     let mut image = model.framing_conditions(Framing::whole((plan.width, plan.height)))?;
     if let Some(path) = request.image.as_deref() {
         image.extend(condition(model, path, &plan, options.device)?);
+    }
+    if let Some(rule) = model.controls() {
+        let area = request.control_area.unwrap_or(rule.area);
+        image.extend(control_latents(
+            model,
+            &request.controls,
+            area,
+            options.device,
+        )?);
     }
     let mut texts = texts
         .into_iter()
@@ -281,8 +305,17 @@ impl Plan {
 
     pub(crate) fn new(model: &dyn Diffusion, request: &Request) -> Result<Self, Error> {
         let (geometry, defaults) = (model.geometry(), model.defaults()?);
-        let width = request.width.unwrap_or(defaults.size.0);
-        let height = request.height.unwrap_or(defaults.size.1);
+        check_controls(model, request)?;
+        let size = match (model.controls(), request.controls.last()) {
+            // As the last one, like the pipeline.
+            (Some(rule), Some(path)) => {
+                let size = rule.size(rule.area, pictures::size(path)?);
+                (size.0.into(), size.1.into())
+            }
+            _ => defaults.size,
+        };
+        let width = request.width.unwrap_or(size.0);
+        let height = request.height.unwrap_or(size.1);
         let frames = request.num_frames.unwrap_or(defaults.frames);
         let step = geometry.step();
         for (name, size) in [("--width", width), ("--height", height)] {
@@ -428,39 +461,6 @@ pub(crate) fn autoencoder(
     Ok(load_autoencoder(model, Kind::Float, &mut placer)?)
 }
 
-/// The conditions of each text, without a batch dimension; the encoders are unloaded afterwards.
-fn encode_texts(
-    model: &dyn Diffusion,
-    texts: &[&String],
-    options: DenoiserOptions,
-) -> Result<Vec<Conditions>, Error> {
-    let tokenizer = model.tokenizer()?;
-    let tokens = texts.iter().map(|text| tokenizer.tokens(text));
-    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-    let mut placer = Placer::new(options.device, Policy::default()).map_err(models::Error::from)?;
-    let encoded = tokens.iter().map(|ids| model.of_tokens(ids));
-    let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
-    for number in 0..model.text_encoders() {
-        let encoder = load_text_encoder(model, number, options.compute, true, &mut placer)?;
-        for (tokens, encoded) in tokens.iter().zip(&mut encoded) {
-            encoded.join(encoder.encode(&tokens[number])?)?;
-        }
-    }
-    Ok(encoded)
-}
-
-/// The image at `path` as conditions for the model, without a batch dimension.
-pub(crate) fn condition(
-    model: &dyn Diffusion,
-    path: &Path,
-    plan: &Plan,
-    device: Device,
-) -> Result<Conditions, Error> {
-    let picture = pictures::picture(path, plan.width, plan.height)?.unsqueeze(0);
-    let codec = autoencoder(model, device)?;
-    Ok(model.first_frame_conditions(&*codec, &picture, plan.frames, plan.tiling())?)
-}
-
 /// Denoisers that are loaded on demand, one at a time.
 struct LazyExperts<'a> {
     model: &'a dyn Diffusion,
@@ -498,7 +498,7 @@ pub fn convert_lora(
     form: Option<LoraForm>,
     expert: Option<Expert>,
 ) -> Result<usize, Error> {
-    output::expect_new(to)?;
+    expect_new(to)?;
     let lora = LoraFile::read_any(from, expert)?;
     match form {
         Some(form) => drop(lora.write(to, form)?),
@@ -535,7 +535,7 @@ pub fn code(
     let mut tensors = Vec::new();
     match what {
         Coding::Texts(texts) => {
-            let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), options)?;
+            let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), &[], options)?;
             for (index, text) in encoded.iter().enumerate() {
                 let named = text
                     .iter()

@@ -130,13 +130,45 @@ fn base_model(config: &Config) -> Option<String> {
 /// What loads the model that an adapter is trained on.
 fn of_base(config: &Config) -> Option<Vec<GenerateOption>> {
     let mut options = vec![("--model", base_model(config)?)];
-    options.extend(settings(config));
+    options.extend(settings(config, true));
+    Some(options)
+}
+
+/// What loads the single file that the whole denoiser was written to, which is named as the one that it was read from.
+fn of_file(config: &Config, result: &Path) -> Option<Vec<GenerateOption>> {
+    let model = &config.model;
+    let name = model.name_or_path.as_deref()?;
+    let written = |file: &Path| {
+        let file = result.join(file.file_name()?);
+        file.is_file().then(|| file.display().to_string())
+    };
+    let parts = [
+        ("--transformer", &model.transformer),
+        ("--transformer-2", &model.transformer_2),
+    ];
+    let parts = parts.map(|(option, path)| Some((option, written(path.as_deref()?)?)));
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    let mut options = match written(Path::new(name)) {
+        Some(file) => vec![("--model", file)],
+        None if parts.is_empty() => return None,
+        None => vec![("--model", model_path(name).display().to_string())],
+    };
+    let mut others = settings(config, true);
+    others.retain(|(option, _)| parts.iter().all(|(other, _)| other != option));
+    options.extend(parts);
+    options.extend(others);
     Some(options)
 }
 
 /// What loads the result of a run, if it is there.
 fn of_result(config: &Config, result: &Path) -> Option<Vec<GenerateOption>> {
     let whole = result.display().to_string();
+    if config.is_video()
+        && config.adapter.is_none()
+        && let Some(options) = of_file(config, result)
+    {
+        return Some(options);
+    }
     let mut options = match base_model(config) {
         _ if !result.is_dir() => return None,
         None => vec![("--model", whole)],
@@ -149,7 +181,7 @@ fn of_result(config: &Config, result: &Path) -> Option<Vec<GenerateOption>> {
         }
         Some(base) => vec![("--model", base), ("--adapter", whole)],
     };
-    options.extend(settings(config));
+    options.extend(settings(config, config.adapter.is_some()));
     Some(options)
 }
 
@@ -174,12 +206,12 @@ fn loras(config: &Config, result: &Path) -> Vec<GenerateOption> {
     loras.collect()
 }
 
-/// How the run loaded its model, and on which device.
-fn settings(config: &Config) -> Vec<GenerateOption> {
+/// How the run loaded its model, with its `parts`, and on which device.
+fn settings(config: &Config, parts: bool) -> Vec<GenerateOption> {
     let model = &config.model;
     // The result of a run without an adapter is a model with all its parts.
     let part = |path: &Option<PathBuf>| {
-        let path = path.as_deref().filter(|_| config.adapter.is_some());
+        let path = path.as_deref().filter(|_| parts);
         path.map(|path| absolute(path).display().to_string())
     };
     let mut options = Vec::new();
@@ -339,6 +371,9 @@ fn of_media(config: &Config, options: &[GenerateOption], moves: bool) -> Vec<Com
             line += &format!(" --prompt {}", quoted(&preview.prompt));
             if let Some(image) = &preview.image {
                 line += &format!(" --image {}", word(&absolute(image)));
+            }
+            for control in &preview.controls {
+                line += &format!(" --control-image {}", word(&absolute(control)));
             }
         }
         None => {

@@ -293,7 +293,20 @@ pub(crate) fn free_and_total(allocator: &Allocator, device: Device) -> Option<(u
 
 /// What a plan may use of the memory, as far as that is known.
 fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
-    let free = |memory: (u64, u64)| memory.0;
+    memory_of(allocator, placer, |(free, _)| free)
+}
+
+/// What a plan could use if nothing else ran: nine tenths of all there is, as the system needs some.
+pub(crate) fn memory_of_the_machine(allocator: &Allocator, placer: &Placer) -> Memory {
+    memory_of(allocator, placer, |(_, total)| total / 10 * 9)
+}
+
+/// A part of the memory, given what is free of it and the whole.
+fn memory_of(
+    allocator: &Allocator,
+    placer: &Placer,
+    free: impl Fn((u64, u64)) -> u64 + Copy,
+) -> Memory {
     let device = free_and_total(allocator, placer.device()).map(free);
     let host = match placer.device() {
         // The allocator may know a limit that the machine does not.

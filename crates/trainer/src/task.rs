@@ -12,6 +12,7 @@ pub mod diffusion;
 mod epochs;
 pub mod fine_tune;
 mod fine_tune_data;
+pub(crate) mod fit;
 mod held_out;
 mod measures;
 mod mixture;

@@ -35,6 +35,12 @@ const EMBEDDING: &str = "adapter.target_modules=[embed_tokens, q_proj]";
 const WHOLE: &str = "adapter.modules_to_save=[lm_head, layers.0.mlp, norm]";
 const CHECKPOINTING: &str = "train.gradient_checkpointing=true";
 
+fn golden(name: &str) -> PathBuf {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
+    let folder = std::env::var_os("SUREFOOT_GOLDEN").map_or(kept, PathBuf::from);
+    folder.join(name)
+}
+
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -380,4 +386,72 @@ fn where_no_learning_rate_can_be_told_the_reason_is() {
     let stopped = place.watched("cut", &[search], &mut StopAt(20, stop.clone()), &stop);
     let found = stopped.learning_rate.unwrap();
     assert!(found.reason.contains("stopped"), "{}", found.reason);
+}
+
+/// What was merged into a language model is taken out of it again.
+#[test]
+fn what_a_merged_model_learned_is_its_adapter() {
+    use models::formats::{SafetensorsFile, TensorSource};
+    use surefoot_trainer::adapters::{Keep, Kind, extract_lora, merge};
+    use surefoot_trainer::media_sampling::{Expert, Lora};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    // The head that the second one trains in full is a layer, too.
+    for (adapter, layers) in [("plain", 4), ("hadamard", 7)] {
+        let model = golden("models/llama-grouped.gguf");
+        let merged = |adapter: PathBuf, to: &str| {
+            let lora = [Lora {
+                path: adapter,
+                strength: 1.0,
+            }];
+            merge(&model, [&lora, &[]], &path(to), Some(Kind::Float)).unwrap();
+            SafetensorsFile::open(&path(to).join("model.safetensors")).unwrap()
+        };
+        let once = merged(golden(&format!("adapters/{adapter}")), adapter);
+        let taken = path(&format!("taken-{adapter}"));
+        let both = [model.as_path(), &path(adapter)];
+        let found = extract_lora(
+            both,
+            &taken,
+            Keep::Energy(1.0),
+            None,
+            Expert::High,
+            &|_, _| (),
+        );
+        let found = found.unwrap();
+        assert_eq!(
+            (found.layers, &found.others[..]),
+            (layers, &[][..]),
+            "{adapter}"
+        );
+        let again = merged(taken, &format!("again-{adapter}"));
+        for name in once.names() {
+            let read = |file: &SafetensorsFile| file.read(&name, Kind::Float).unwrap();
+            let apart = f64::try_from((read(&once) - read(&again)).abs().max()).unwrap();
+            assert!(apart <= 1e-5, "{adapter}: {name}: {apart}");
+        }
+        let same = [model.as_path(), &model];
+        let none = extract_lora(
+            same,
+            &path("none"),
+            Keep::Rank(4),
+            None,
+            Expert::High,
+            &|_, _| (),
+        );
+        let none = none.unwrap_err().to_string();
+        assert!(none.contains("no layer of"), "{none}");
+        let weak = [Lora {
+            path: golden(&format!("adapters/{adapter}")),
+            strength: 0.5,
+        }];
+        let refused = merge(&model, [&weak, &[]], &path("weak"), None);
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("with the strength 1")
+        );
+    }
 }

@@ -11,7 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use models::Parameters;
-use models::adapters::{Attached, Attachment, LoraConfig, Modules, PeftAdapter, write_peft};
+use models::adapters::{
+    Attached, Attachment, LoraConfig, Modules, Naming, PeftAdapter, write_peft,
+};
 use models::formats::{SafetensorsFile, write_tensors};
 use models::model::layers::Linear;
 use models::model::{Base, Builder, Initial, RandomWeights};
@@ -311,7 +313,7 @@ impl Task for FlowMatching {
             folder,
             &self.adapter,
             &self.parameters,
-            "tiny-video",
+            ("tiny-video", Naming::ALONE),
         )?)
     }
 

@@ -19,7 +19,31 @@ fn losses_of_five_steps_are_those_of_peft() {
     let place = Place::new(NAME);
     let file = SafetensorsFile::open(&place.golden("training.safetensors")).unwrap();
     let text = file.read("text", Kind::Float).unwrap();
-    place.losses_of_five_steps_are_those_of_peft(&[("text", text)]);
+    let texts = [("text", text)];
+    place.losses_of_five_steps_are_those_of_peft(&texts);
+    place.other_kinds_learn_as_in_peft(&["dora", "lokr"], |step| place.flow(&texts, step));
+}
+
+/// LoRAs of the parts of a layer become one of the whole, with their magnitudes.
+#[test]
+fn other_kinds_of_adapters_are_trained_and_used() {
+    let place = Place::new(NAME);
+    place.other_kinds_are_trained_and_used(
+        &flux2::ARCH,
+        &[(
+            "adapter.use_dora=true",
+            &[".lora_A.weight", ".lora_B.weight", ".dora_scale"],
+        )],
+    );
+    let half = [
+        "adapter.use_dora=true",
+        "adapter.target_modules=[attn.to_q]",
+    ];
+    let refused = place.run(&half).unwrap_err().to_string();
+    assert!(
+        refused.contains("`transformer_blocks.0.attn.to_q`"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -66,8 +90,13 @@ fn pictures_become_a_lora_and_are_encoded_once() {
             peft.read(&name, Kind::Float).unwrap()
         };
         let (down, up) = (trained("lora_A"), trained("lora_B"));
-        assert_eq!((&module.down, &module.up), (&down, &(up * 2.0)), "{name}");
-        learned += i32::from(f64::try_from(module.up.abs().max()).unwrap() > 0.0);
+        assert_eq!(
+            (module.factors().unwrap()[0], module.factors().unwrap()[1]),
+            (&down, &(up * 2.0)),
+            "{name}"
+        );
+        learned +=
+            i32::from(f64::try_from(module.factors().unwrap()[1].abs().max()).unwrap() > 0.0);
     }
     assert_eq!(learned, 28);
     // Other forms, and a run that goes on from the file.

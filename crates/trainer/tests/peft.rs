@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 18] = [
+const ADAPTERS: [(&str, &str); 30] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -40,9 +40,21 @@ const ADAPTERS: [(&str, &str); 18] = [
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
     ("on-a-delta-rule", "qwen3.5"),
+    ("on-experts", "qwen3-moe"),
+    ("on-experts-in-turns", "gpt-oss-dense"),
+    ("on-experts-in-mxfp4", "gpt-oss"),
+    ("beside-and-on-experts", "qwen3.5-moe"),
+    ("in-gemma3", "gemma3-multimodal"),
+    ("in-ministral3", "ministral3-multimodal"),
+    ("in-qwen3.5", "qwen3.5-multimodal"),
+    ("in-qwen3.5-moe", "qwen3.5-moe-multimodal"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
     ("per-layer", "gemma4"),
     ("beside-both", "gemma4-moe"),
-    ("in-whole", "gemma4-multimodal"),
+    ("in-gemma4", "gemma4-multimodal"),
+    ("beside-and-on-both", "gemma4-moe"),
 ];
 
 struct Adapted {
@@ -100,8 +112,10 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
                 let tokens = tokens.get(step as i64);
                 let loss = loss(&adapted.model, &tokens, checkpoint);
                 let ours = f64::try_from(&loss).unwrap();
+                // Rounding grows with each step of Adam.
+                let bound = if step < 5 { 1e-5 } else { 1e-4 };
                 assert!(
-                    (ours / theirs - 1.0).abs() <= 1e-4,
+                    (ours / theirs - 1.0).abs() <= bound,
                     "{name}, step {step}: {ours} and {theirs}"
                 );
                 let mut gradients = Gradients::default();
@@ -109,9 +123,11 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
                 optimizer.step(&gradients, 1e-2).unwrap();
             }
             for parameter in adapted.parameters.iter() {
-                let theirs = expected
-                    .read(&format!("after.{}", parameter.name), Kind::Float)
-                    .unwrap();
+                let mut key = format!("after.{}", parameter.name);
+                if base.ends_with("multimodal") {
+                    key = key.replace(".model.model.", ".model.model.language_model.");
+                }
+                let theirs = expected.read(&key, Kind::Float).unwrap();
                 // As one vector: where a gradient is nearly zero, Adam turns its rounding
                 // into a whole step, here as between any two machines.
                 let difference =
@@ -180,7 +196,15 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
         initial: Initial,
     ) -> Result<Tensor, models::Error> {
         let tensor = self.1.tensor(name, shape, initial)?;
-        let kept = ["embed", "lm_head", "mlp.gate.weight", "mlp.router.weight"];
+        let kept = [
+            "embed",
+            "lm_head",
+            "mlp.gate.weight",
+            "mlp.router.weight",
+            "shared_expert_gate",
+            "in_proj_a",
+            "in_proj_b",
+        ];
         if tensor.dim() != 2 || kept.iter().any(|part| name.contains(part)) {
             return Ok(tensor);
         }
@@ -190,17 +214,17 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
 
 /// Losses of some steps, and the adapter after them: over a base in fewer bits, or over what
 /// those bits stand for.
-fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Tensor>) {
+fn train(
+    base: &str,
+    to: Quantization,
+    config: &LoraConfig,
+    in_fewer_bits: bool,
+) -> (Vec<f64>, Vec<Tensor>) {
     let folder = HfFolder::open(&golden(&format!("models/{base}"))).unwrap();
-    let config = LoraConfig {
-        dora,
-        dropout: 0.1,
-        ..LoraConfig::default()
-    };
     // Operations this small only lose time on several threads.
     torch_ext::threads::set_count(1).unwrap();
     tch::manual_seed(4);
-    let mut attachment = Attachment::fresh(&config).unwrap();
+    let mut attachment = Attachment::fresh(config).unwrap();
     let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
     let file = FileWeights::new(&folder, Kind::Float, &mut placer);
     let mut source: Box<dyn WeightSource> = match in_fewer_bits {
@@ -235,15 +259,49 @@ fn train(base: &str, to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<
 
 #[test]
 fn fewer_bits_train_as_what_they_stand_for_and_learn() {
-    for base in ["llama-tied-biases", "qwen3-moe", "gpt-oss-dense", "gemma4"] {
+    // On layers, with dropout; and on experts.
+    let of_layers = |dora, target_modules| LoraConfig {
+        dora,
+        dropout: 0.1,
+        target_modules,
+        ..LoraConfig::default()
+    };
+    let plain = || LoraConfig::default().target_modules;
+    let of_experts = || LoraConfig {
+        target_parameters: vec![
+            "mlp.experts.gate_up_proj".into(),
+            "mlp.experts.down_proj".into(),
+        ],
+        target_modules: Modules::Suffixes(Vec::new()),
+        ..LoraConfig::default()
+    };
+    for (base, configs) in [
+        (
+            "llama-tied-biases",
+            vec![of_layers(false, plain()), of_layers(true, plain())],
+        ),
+        ("qwen3-moe", vec![of_layers(true, plain()), of_experts()]),
+        (
+            "gpt-oss-dense",
+            vec![of_layers(true, plain()), of_experts()],
+        ),
+        (
+            "qwen3.5",
+            vec![
+                of_layers(false, Modules::AllLinear),
+                of_layers(true, Modules::AllLinear),
+            ],
+        ),
+        (
+            "qwen3.5-moe",
+            vec![of_layers(false, Modules::AllLinear), of_experts()],
+        ),
+    ] {
         for to in [Quantization::Nf4, Quantization::Int8] {
-            // In its five blocks, what rounds otherwise grows beyond the bounds.
-            if base == "gemma4" && to == Quantization::Int8 {
-                continue;
-            }
-            for dora in [false, true] {
-                let (losses, adapter) = train(base, to, dora, true);
-                let (wanted, wanted_adapter) = train(base, to, dora, false);
+            for config in &configs {
+                let dora = config.dora;
+                let (losses, adapter) = train(base, to, config, true);
+                let (wanted, wanted_adapter) = train(base, to, config, false);
                 // Rows of int8 are scaled behind the product, which rounds otherwise.
                 let [of_losses, of_adapter] = match to {
                     Quantization::Nf4 => [0.0; 2],

@@ -7,8 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use image::{Rgb, RgbImage};
+use models::diffusion::lora::{LoraFile, LoraModule};
+use models::diffusion::{Arch, Expert, denoiser_at};
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
+use surefoot_trainer::adapters::{Keep, extract_lora, merge, plain_lora};
+use surefoot_trainer::media_sampling::Lora;
 use surefoot_trainer::optim::{Gradients, Optimizer};
 use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::task::{Batch, Task};
@@ -88,21 +92,36 @@ impl Place {
         SafetensorsFile::open(&self.golden("training.safetensors")).unwrap()
     }
 
+    /// The batch of a step of a model that is trained by flow matching.
+    pub(crate) fn flow(
+        &self,
+        texts: &[(&'static str, Tensor)],
+        step: i64,
+    ) -> Vec<(&'static str, Tensor)> {
+        let file = self.training();
+        let same = texts.iter();
+        let same = same.map(|(name, text)| (*name, text.shallow_clone()));
+        let own = ["latents", "noise", "sigma"].map(|name| {
+            let tensor = file.read(name, Kind::Float).unwrap();
+            (name, tensor.select(0, step))
+        });
+        same.chain(own).collect()
+    }
+
     /// The losses of five steps from the same adapter are within 1e-5 of PEFT's, and the adapter after them is nearly the
     /// same; `texts` are the conditions of each step's batch.
     pub(crate) fn losses_of_five_steps_are_those_of_peft(&self, texts: &[(&'static str, Tensor)]) {
-        let file = self.training();
-        let batch = |step: i64| {
-            let same = texts
-                .iter()
-                .map(|(name, text)| (*name, text.shallow_clone()));
-            let own = ["latents", "noise", "sigma"].map(|name| {
-                let tensor = file.read(name, Kind::Float).unwrap();
-                (name, tensor.select(0, step))
-            });
-            same.chain(own).collect()
-        };
-        let task = self.trained(&self.golden("model"), "losses", batch);
+        self.losses_of_five_steps_with(&[], texts);
+    }
+
+    /// The same in a run with other keys.
+    pub(crate) fn losses_of_five_steps_with(
+        &self,
+        keys: &[&str],
+        texts: &[(&'static str, Tensor)],
+    ) {
+        let batch = |step: i64| self.flow(texts, step);
+        let task = self.trained_with(keys, &self.golden("model"), "losses", batch);
         self.parameters_are_those_of_peft(&task);
     }
 
@@ -114,14 +133,34 @@ impl Place {
         losses: &str,
         batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
     ) -> DiffusionTask {
+        self.trained_with(&[], model, losses, batch)
+    }
+
+    fn trained_with(
+        &self,
+        keys: &[&str],
+        model: &Path,
+        losses: &str,
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) -> DiffusionTask {
         let adapter = format!("adapter.resume_from={}", self.golden("adapter").display());
-        let config = self.config(&[&adapter, "train.weight_decay=0.05"]);
+        let config = self.config(&[keys, &[&adapter, "train.weight_decay=0.05"]].concat());
+        let theirs = self.training().read(losses, Kind::Double).unwrap();
+        Self::stepped(&config, model, &theirs, batch)
+    }
+
+    /// The same for a config, whose learning rate is taken, and the losses `theirs`.
+    fn stepped(
+        config: &Config,
+        model: &Path,
+        theirs: &Tensor,
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) -> DiffusionTask {
         let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
         let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
         let mut task =
-            DiffusionTask::open(&config, model, &mut placer, memory, &mut NoObserver).unwrap();
-        let theirs = self.training().read(losses, Kind::Double).unwrap();
-        let mut optimizer = Optimizer::from_config(&config, task.parameters(), &[]).unwrap();
+            DiffusionTask::open(config, model, &mut placer, memory, &mut NoObserver).unwrap();
+        let mut optimizer = Optimizer::from_config(config, task.parameters(), &[]).unwrap();
         for (step, theirs) in Vec::<f64>::try_from(theirs).unwrap().iter().enumerate() {
             task.begin_step(step as u64, &mut placer).unwrap();
             let loss = task.loss(&Batch::new(batch(step as i64), 1)).unwrap();
@@ -129,7 +168,9 @@ impl Place {
             gradients.accumulate(&loss, task.parameters()).unwrap();
             let norm = f64::try_from(&gradients.norm().unwrap()).unwrap();
             gradients.clip(norm, 1.0).unwrap();
-            optimizer.step(&gradients, 0.01).unwrap();
+            optimizer
+                .step(&gradients, config.train.learning_rate)
+                .unwrap();
             let ours = f64::try_from(&loss).unwrap();
             let apart = (ours / theirs - 1.0).abs();
             assert!(apart <= 1e-5, "step {step}: {ours} and {theirs}: {apart:e}");
@@ -137,9 +178,54 @@ impl Place {
         task
     }
 
+    /// Steps of the adapter in `kinds`, with what else the config says.
+    pub(crate) fn a_kind_learns_as_in_peft(
+        &self,
+        kind: &str,
+        more: &[&str],
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) {
+        let folder = self.golden(&format!("kinds/{kind}"));
+        let adapter = format!("adapter.resume_from={}", folder.display());
+        let config = self.config(&[&[adapter.as_str(), "train.weight_decay=0.05"], more].concat());
+        let file = SafetensorsFile::open(&folder.join("steps.safetensors")).unwrap();
+        let theirs = file.read("losses", Kind::Double).unwrap();
+        let task = Self::stepped(&config, &self.golden("model"), &theirs, batch);
+        Self::parameters_are_those_of(&file, &task);
+    }
+
+    /// Steps of these kinds of adapters, and of the whole model, have the losses that PEFT's and diffusers' have.
+    pub(crate) fn other_kinds_learn_as_in_peft(
+        &self,
+        kinds: &[&str],
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) {
+        for kind in kinds {
+            self.a_kind_learns_as_in_peft(kind, &[], &batch);
+        }
+        let whole = [
+            "adapter=null",
+            "train.learning_rate=0.001",
+            "train.weight_decay=0",
+        ];
+        let file = SafetensorsFile::open(&self.golden("kinds/whole.safetensors")).unwrap();
+        let theirs = file.read("losses", Kind::Double).unwrap();
+        let task = Self::stepped(&self.config(&whole), &self.golden("model"), &theirs, &batch);
+        for parameter in task.parameters().iter() {
+            let name = format!("after.{}", parameter.name);
+            let theirs = file.read(&name, Kind::Float).unwrap();
+            let apart = f64::try_from(parameter.tensor.norm() / theirs.squeeze() - 1.0).unwrap();
+            assert!(apart.abs() <= 1e-4, "{name}: {apart:e}");
+        }
+    }
+
     /// Nearly all trained numbers are those after PEFT's last step.
     pub(crate) fn parameters_are_those_of_peft(&self, task: &DiffusionTask) {
-        let (file, mut numbers, mut near) = (self.training(), 0, 0.0);
+        Self::parameters_are_those_of(&self.training(), task);
+    }
+
+    fn parameters_are_those_of(file: &SafetensorsFile, task: &DiffusionTask) {
+        let (mut numbers, mut near) = (0, 0.0);
         for parameter in task.parameters().iter() {
             let name = format!("after.{}", parameter.name);
             let theirs = file.read(&name, Kind::Float).unwrap();
@@ -174,6 +260,131 @@ impl Place {
             let summary = self.run(&[&format!("name={name}"), how]).unwrap();
             assert!(summary.streamed.is_some(), "{name}");
             assert!(self.weights("whole") == self.weights(name), "{name}");
+        }
+    }
+
+    /// The held-out loss of a model as it is.
+    fn loss_of(&self, name: &str, model: &Path) -> f64 {
+        let named = [
+            format!("name={name}"),
+            format!("model.name_or_path={}", model.display()),
+        ];
+        let still = [
+            "adapter=null",
+            "train.learning_rate=1e-12",
+            "train.max_steps=1",
+        ];
+        let mut all: Vec<&str> = named.iter().map(String::as_str).collect();
+        all.extend(still);
+        self.run(&all).unwrap().held_out.unwrap().loss
+    }
+
+    /// A run with each of these kinds, also resumed and streamed, ends with the same bits; the file, whose keys end as `ends` says,
+    /// goes on and makes the same when it is merged; what the merged model learned is what the file says.
+    pub(crate) fn other_kinds_are_trained_and_used(
+        &self,
+        arch: &'static Arch,
+        ends: &[(&str, &[&str])],
+    ) {
+        let before = self.loss_of("before", &self.golden("model"));
+        for (how, ends) in ends {
+            let kind: Vec<&str> = how.split(' ').collect();
+            let run = |name: &str, more: &[&str]| {
+                let name = format!("name={name}");
+                self.run(&[&[name.as_str()], &kind[..], more].concat())
+                    .unwrap()
+            };
+            let summary = run("whole", &[]);
+            run("parts", &["train.max_steps=2"]);
+            run("parts", &["train.resume_from_checkpoint=latest"]);
+            run("streamed", &["model.low_vram=true"]);
+            for other in ["parts", "streamed"] {
+                assert!(
+                    self.weights("whole") == self.weights(other),
+                    "{how}: {other}"
+                );
+            }
+            run("int8", &["model.quantization=int8"]);
+
+            let path = self.path("runs/whole/adapter/whole.safetensors");
+            let names = SafetensorsFile::open(&path).unwrap().names();
+            for end in *ends {
+                assert!(
+                    names.iter().any(|name| name.ends_with(end)),
+                    "{how}: {names:?}"
+                );
+            }
+            let known = |name: &String| ends.iter().any(|end| name.ends_with(end));
+            assert!(names.iter().all(known), "{how}: {names:?}");
+
+            let lora = LoraFile::read(&path, arch, None).unwrap();
+            let merged = self.path("merged");
+            let given = [Lora {
+                path: path.clone(),
+                strength: 1.0,
+            }];
+            let float = Some(Kind::Float);
+            merge(&self.golden("model"), [&given, &[]], &merged, float).unwrap();
+            let (loss, after) = (
+                self.loss_of("after", &merged),
+                summary.held_out.unwrap().loss,
+            );
+            assert!(
+                (loss / after - 1.0).abs() <= 1e-5,
+                "{how}: {loss} and {after}"
+            );
+            assert!(
+                (loss / before - 1.0).abs() > 1e-4,
+                "{how}: nothing was learned"
+            );
+
+            // What does not fit a plain LoRA is nearly in one of a high rank.
+            let (taken, plain) = (
+                self.path("taken.safetensors"),
+                self.path("plain.safetensors"),
+            );
+            let base = self.golden("model");
+            let keep = Keep::Energy(1.0);
+            let found = extract_lora(
+                [&base, &merged],
+                &taken,
+                keep,
+                None,
+                Expert::High,
+                &|_, _| (),
+            );
+            let found = found.unwrap();
+            assert_eq!((found.layers, found.others.len()), (lora.modules.len(), 0));
+            plain_lora(
+                &path,
+                &plain,
+                Some(arch.lora.partial),
+                None,
+                keep,
+                Some(&base),
+            )
+            .unwrap();
+            let source = denoiser_at(&base, Expert::High).unwrap().1;
+            for other in [&taken, &plain] {
+                let other = LoraFile::read(other, arch, None).unwrap();
+                for (name, module) in &lora.modules {
+                    let weight = source.read(&format!("{name}.weight"), Kind::Float).unwrap();
+                    let change =
+                        |module: &LoraModule| module.merged(&weight, 1.0).unwrap() - &weight;
+                    let apart = change(module) - change(&other.modules[name]);
+                    let apart = f64::try_from(apart.abs().max()).unwrap();
+                    assert!(apart <= 1e-5, "{how}: {name}: {apart}");
+                }
+            }
+            let resume = format!("adapter.resume_from={}", path.display());
+            self.run(&["name=more", &resume, "train.max_steps=1"])
+                .unwrap();
+            for name in ["runs", "merged"] {
+                fs::remove_dir_all(self.path(name)).unwrap();
+            }
+            [taken, plain]
+                .iter()
+                .for_each(|file| fs::remove_file(file).unwrap());
         }
     }
 }

@@ -10,7 +10,10 @@ use models::diffusion::lora::{LoraFile, LoraForm};
 use models::diffusion::sdxl;
 use models::formats::{SafetensorsFile, TensorSource};
 use serde_json::Value;
-use surefoot_trainer::media_sampling::convert_lora;
+use surefoot_trainer::adapters::merge;
+use surefoot_trainer::media_sampling::{
+    DenoiserOptions, Lora, PartPaths, Request, convert_lora, generate, open,
+};
 use tch::{Kind, Tensor};
 
 use crate::pictures::Place;
@@ -57,6 +60,8 @@ fn losses_of_five_steps_are_those_of_peft() {
             of_step("time_ids"),
         ]
     };
+    let kinds = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
+    place.other_kinds_learn_as_in_peft(&kinds, batch);
     for (kind, model) in [
         ("epsilon", place.golden("model")),
         ("v_prediction", velocities),
@@ -140,6 +145,207 @@ fn some_layers_are_a_lora_in_the_same_form() {
     let read = LoraFile::read(&lora, &sdxl::ARCH, None).unwrap();
     // In 17 blocks, and before the blocks of eleven transformers.
     assert_eq!(read.modules.len(), 28);
+}
+
+#[test]
+fn other_kinds_of_adapters_are_trained_and_used() {
+    let lora = [
+        ".lora_down.weight",
+        ".lora_up.weight",
+        ".alpha",
+        ".dora_scale",
+    ];
+    Place::new(NAME).other_kinds_are_trained_and_used(
+        &sdxl::ARCH,
+        &[
+            ("adapter.use_dora=true", &lora),
+            (
+                "adapter.type=loha",
+                &[
+                    ".hada_w1_a",
+                    ".hada_w1_b",
+                    ".hada_w2_a",
+                    ".hada_w2_b",
+                    ".alpha",
+                ],
+            ),
+            (
+                "adapter.type=lokr adapter.decompose_factor=4",
+                &[".lokr_w1", ".lokr_w2_a", ".lokr_w2_b", ".alpha"],
+            ),
+        ],
+    );
+}
+
+/// The encoders of the texts learn beside the UNet, at a rate of their own.
+#[test]
+fn text_encoders_learn_as_in_peft() {
+    let place = Place::new(NAME);
+    let given = place.training();
+    let texts = SafetensorsFile::open(&place.golden("kinds/text/steps.safetensors")).unwrap();
+    let read = |name: &str| given.read(name, Kind::Float).unwrap();
+    let batch = |step: i64| -> Vec<(&'static str, Tensor)> {
+        let of_step = |name: &'static str| (name, read(name).select(0, step));
+        let text = |name: &'static str| (name, texts.read(name, Kind::Float).unwrap());
+        vec![
+            ("latents", of_step("latents").1.unsqueeze(2)),
+            ("noise", of_step("noise").1.unsqueeze(2)),
+            ("sigma", (of_step("times").1 + 1.0) / 1000.0),
+            text("tokens"),
+            text("tokens_2"),
+            of_step("time_ids"),
+        ]
+    };
+    place.a_kind_learns_as_in_peft("text", &TEXT, batch);
+}
+
+const TEXT: [&str; 2] = ["train.text_encoder=true", "train.text_encoder_lr=0.004"];
+
+/// Captions are not encoded beforehand; the file has all three, and is used whole.
+#[test]
+fn text_encoders_are_trained_and_used() {
+    let place = Place::new(NAME);
+    let run = |more: &[&str]| place.run(&[&TEXT[..], more].concat()).unwrap();
+    let preview = [
+        "sample.prompts=[red]",
+        "sample.num_inference_steps=2",
+        "sample.width=32",
+        "sample.height=48",
+    ];
+    run(&[&["name=whole"], &preview[..]].concat());
+    run(&["name=parts", "train.max_steps=2"]);
+    run(&["name=parts", "train.resume_from_checkpoint=latest"]);
+    assert!(place.weights("whole") == place.weights("parts"));
+    for how in ["model.low_vram=true", "train.gradient_checkpointing=true"] {
+        let refused = place.run(&[TEXT[0], how]).unwrap_err().to_string();
+        assert!(refused.contains("no gradient reaches"), "{refused}");
+    }
+    let mut texts = fs::read_dir(place.path("cache/texts")).unwrap();
+    let text = SafetensorsFile::open(&texts.next().unwrap().unwrap().path()).unwrap();
+    assert_eq!(text.names(), ["tokens", "tokens_2"]);
+    let path = place.path("runs/whole/adapter/whole.safetensors");
+    let file = SafetensorsFile::open(&path).unwrap();
+    let of = |start: &str| {
+        file.names()
+            .iter()
+            .filter(|name| name.starts_with(start))
+            .count()
+    };
+    // Six layers in two blocks that are used, and in four.
+    assert_eq!(
+        (of("lora_te1_"), of("lora_te2_"), of("lora_unet_")),
+        (36, 72, 510)
+    );
+    let last = "lora_te2_text_model_encoder_layers_3_mlp_fc2.lora_up.weight";
+    let up = file.read(last, Kind::Float).unwrap();
+    assert!(
+        f64::try_from(up.abs().max()).unwrap() > 0.0,
+        "nothing was learned"
+    );
+    let read = LoraFile::read(&path, &sdxl::ARCH, None).unwrap();
+    assert_eq!(read.text_layers().count(), 36);
+    let diffusers = place.path("diffusers.safetensors");
+    let refused = convert_lora(&path, &diffusers, Some(LoraForm::Diffusers), None).unwrap_err();
+    assert!(refused.to_string().contains("text encoder"), "{refused}");
+    let resume = format!("adapter.resume_from={}", path.display());
+    run(&["name=more", &resume, "train.max_steps=1"]);
+
+    // Its preview is what is drawn with the file.
+    let drawn = |loras: Vec<Lora>| {
+        let model = open(&place.golden("model"), &PartPaths::default(), &mut |_| ()).unwrap();
+        let to = place.path(&format!("drawn-{}.png", loras.len()));
+        let request = Request {
+            prompt: "red".into(),
+            negative_prompt: Some(String::new()),
+            width: Some(32),
+            height: Some(48),
+            num_frames: None,
+            fps: None,
+            num_inference_steps: 2,
+            guidance_scale: None,
+            guidance_scale_2: None,
+            flow_shift: None,
+            scheduler: None,
+            boundary_ratio: None,
+            seed: 3,
+            image: None,
+            loras,
+            loras_2: Vec::new(),
+            latents: None,
+            save_latents: None,
+            output: Some(to.clone()),
+        };
+        let options = DenoiserOptions::whole(tch::Device::Cpu, Kind::Float);
+        generate(&*model, &request, options, &mut |_, _| ()).unwrap();
+        image::open(to).unwrap().to_rgb8()
+    };
+    let lora = |strength| Lora {
+        path: path.clone(),
+        strength,
+    };
+    let folder = place.path("runs/whole/samples/step-000004/0.png");
+    let preview = image::open(folder).unwrap().to_rgb8();
+    let ours = drawn(vec![lora(1.0)]);
+    let apart = preview
+        .iter()
+        .zip(ours.iter())
+        .map(|(one, other)| one.abs_diff(*other));
+    assert!(
+        apart.max().unwrap() <= 1,
+        "the file draws something else than its run"
+    );
+    assert!(ours != drawn(Vec::new()));
+    let merged = merge(
+        &place.golden("model"),
+        [&[lora(1.0)], &[]],
+        &place.path("merged"),
+        None,
+    );
+    assert!(
+        merged
+            .unwrap_err()
+            .to_string()
+            .contains("changes a text encoder")
+    );
+}
+
+/// Of all weights, too.
+#[test]
+fn a_run_on_the_whole_model_is_resumed_and_used() {
+    let place = Place::new(NAME);
+    let whole = [
+        "adapter=null",
+        "train.learning_rate=0.001",
+        "train.ema_decay=0.9",
+    ];
+    let with = |more: &[&'static str]| place.run(&[&whole[..], more].concat()).unwrap();
+    let summary = with(&["name=whole"]);
+    with(&["name=parts", "train.max_steps=2"]);
+    with(&["name=parts", "train.resume_from_checkpoint=latest"]);
+    assert!(place.weights("whole") == place.weights("parts"));
+    let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+    assert!(first.is_finite() && last.is_finite() && first != last);
+    let made = place.path("runs/whole/model");
+    let base = format!("model.name_or_path={}", made.display());
+    place
+        .run(&["name=lora", &base, "train.max_steps=1"])
+        .unwrap();
+    let config = place.config(&whole);
+    let little = surefoot_trainer::task::diffusion::DiffusionTask::open(
+        &config,
+        &place.golden("model"),
+        &mut placement::Placer::new(tch::Device::Cpu, placement::Policy::default()).unwrap(),
+        placement::plan::Memory::Discrete {
+            device: placement::Bytes::mib(1),
+            host: placement::Bytes::gib(8),
+        },
+        &mut surefoot_trainer::NoObserver,
+    );
+    let refused = little.err().unwrap().to_string();
+    assert!(
+        refused.contains("training all") && refused.contains("`adapter`"),
+        "{refused}"
+    );
 }
 
 #[test]

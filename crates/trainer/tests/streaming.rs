@@ -32,6 +32,7 @@ const LOW_VRAM: &str = "model.low_vram=true";
 const CHECKPOINTING: &str = "train.gradient_checkpointing=true";
 /// Matrices and norms of blocks that learn whole; the rest of their blocks is frozen.
 const WHOLE: &str = "adapter.modules_to_save=[layers.1.mlp, input_layernorm, lm_head]";
+const EXPERTS: &str = "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]";
 const HEAD: &str = "adapter.target_modules=[q_proj, down_proj, embed_tokens]";
 const LLAMA: &str = "llama-grouped.gguf";
 
@@ -155,6 +156,18 @@ fn a_streamed_mixture_of_experts_learns_what_a_resident_one_does() {
         &["adapter.modules_to_save=[layers.1.mlp.gate]"],
     ] {
         Place::new("qwen3-moe.gguf").assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
+    }
+    // With adapters on the experts, and with a delta rule and an expert of all tokens.
+    for (model, settings) in [
+        ("qwen3-moe.gguf", &[EXPERTS][..]),
+        ("gpt-oss.gguf", &[EXPERTS, CHECKPOINTING]),
+        ("qwen3.5-moe.gguf", &[]),
+        (
+            "qwen3.5-moe.gguf",
+            &[EXPERTS, "model.quantization=nf4", "train.bf16=true"],
+        ),
+    ] {
+        Place::new(model).assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
     }
 }
 

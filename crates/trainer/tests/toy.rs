@@ -117,6 +117,8 @@ impl Place {
             boundary_ratio: None,
             seed: 1,
             image: None,
+            controls: Vec::new(),
+            control_area: None,
             loras,
             loras_2: Vec::new(),
             latents: None,

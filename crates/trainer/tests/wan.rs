@@ -10,6 +10,7 @@ mod fresh;
 mod full_disk;
 mod images;
 mod kills;
+mod kinds;
 mod losses;
 mod many;
 mod place;
@@ -166,6 +167,35 @@ fn clips_that_are_too_short_are_told_with_what_would_fit() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("`data.num_frames` is not set"), "{error}");
+}
+
+#[test]
+fn a_video_is_cut_within_the_part_that_it_is_trimmed_to() {
+    let place = Place::new();
+    // Sixteen frames of the one and six of the other give three clips and one; there are three pictures.
+    assert_eq!(place.encoded(&[]).0, 7);
+    let trim = place.path("media/dog.trim.json");
+    // Frames 5 to 15: two clips, where the second and the third were.
+    fs::write(&trim, r#"{"start": 0.3, "end": 0.95}"#).unwrap();
+    assert_eq!(place.encoded(&[]).0, 0);
+    fs::write(&trim, r#"{"start": 0.4, "end": 0.8}"#).unwrap();
+    assert_eq!(place.encoded(&[]).0, 1);
+    fs::write(&trim, r#"{"start": 0.8}"#).unwrap();
+    fs::write(place.path("media/1.trim.json"), r#"{"end": 1}"#).unwrap();
+    fs::write(place.path("media/walk.trim.json"), r#"{"start": 2}"#).unwrap();
+    let error = place.run(&[]).unwrap_err().to_string();
+    for part in [
+        "`1.png`: a picture has no part",
+        "`walk`: it is trimmed to nothing: it has 6 frames",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    fs::write(&trim, r#"{"start": 0.8, "stop": 1}"#).unwrap();
+    let error = place.run(&[]).unwrap_err().to_string();
+    assert!(
+        error.contains("`dog.trim.json`: unknown field `stop`"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::fs;
 
+use image::{Rgb, RgbImage};
 use models::diffusion::lora::{LoraFile, LoraForm};
 use models::diffusion::z_image;
 use models::formats::{SafetensorsFile, TensorSource};
@@ -25,6 +26,8 @@ fn losses_of_five_steps_are_those_of_peft() {
     let counts = Tensor::from_slice(&counts).to_kind(Kind::Float);
     let texts = [("text", Tensor::stack(&texts, 0)), ("text_tokens", counts)];
     place.losses_of_five_steps_are_those_of_peft(&texts);
+    let kinds = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
+    place.other_kinds_learn_as_in_peft(&kinds, |step| place.flow(&texts, step));
 }
 
 /// Masks are of a picture and stay with its latents.
@@ -59,6 +62,57 @@ fn what_is_masked_is_not_learned() {
         .unwrap();
     let refused = place.run(&["name=black", &key]).unwrap_err().to_string();
     assert!(refused.contains("2.png: its mask is black"), "{refused}");
+}
+
+/// Orders of tags are encoded once, and passes take them in turn. Regularisation pictures are seen as often as the others, and
+/// with the weight 0 nothing is learned of them: the run is another one than without them, and than with their weight.
+#[test]
+fn tags_are_shuffled_and_regularisation_is_weighed() {
+    let place = Place::new(NAME);
+    fs::write(place.path("media/0.txt"), "ohwx, red, hat, tree, sky").unwrap();
+    let shuffled = [
+        "data.shuffle_caption=true",
+        "data.keep_tokens=1",
+        "data.caption_dropout=0",
+    ];
+    let (_, plain) = place.encoded(&[]);
+    let (clips, orders) = place.encoded(&shuffled);
+    assert_eq!(clips, 0);
+    // Of "a blue one, 一" there are two orders, of which one is that of the file.
+    assert!(
+        plain == 4 && (4..=9).contains(&orders),
+        "{plain} and {orders}"
+    );
+    let tags: Vec<&str> = [&shuffled[..], &["name=tags"]].concat();
+    place.run(&tags).unwrap();
+    place
+        .run(&["name=plain", "data.caption_dropout=0"])
+        .unwrap();
+    assert!(place.weights("tags") != place.weights("plain"));
+
+    fs::create_dir_all(place.path("reg/1_thing")).unwrap();
+    for number in 0..2 {
+        let picture = RgbImage::from_pixel(40, 40, Rgb([9, 99 + number, 199]));
+        picture
+            .save(place.path(&format!("reg/1_thing/{number}.png")))
+            .unwrap();
+    }
+    let folder = format!("data.reg_data_dir={}", place.path("reg").display());
+    let with = |name: &str, weight: &str| {
+        let weight = format!("train.prior_loss_weight={weight}");
+        place
+            .run(&[&folder, &weight, &format!("name={name}")])
+            .unwrap()
+    };
+    let (whole, none) = (with("whole", "1"), with("none", "0"));
+    assert_ne!(place.weights("whole"), place.weights("none"));
+    assert!(none.last_loss < whole.last_loss, "{none:?} {whole:?}");
+    let inside = format!("data.reg_data_dir={}", place.path("media").display());
+    let error = place
+        .run(&[&inside, "name=inside"])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("inside `data.path`"), "{error}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
@@ -48,6 +48,8 @@ pub struct Queue {
     folder: PathBuf,
     /// The jobs that were read; a job's file is always replaced as a whole.
     jobs: Arc<Cached<JobId, Job>>,
+    /// All of them, as long as nothing changes.
+    known: Arc<Mutex<store::Known>>,
 }
 
 /// The state of the queue.
@@ -79,8 +81,12 @@ impl Queue {
     /// The queue of these runs. Nothing is written until a job is added.
     pub fn new(runs: Runs) -> Self {
         let folder = runs.state_folder().join("queue");
-        let jobs = Arc::default();
-        Self { runs, folder, jobs }
+        Self {
+            runs,
+            folder,
+            jobs: Arc::default(),
+            known: Arc::default(),
+        }
     }
 
     /// The folder of runs.
@@ -93,6 +99,11 @@ impl Queue {
         is_locked(&self.folder.join("worker"))
     }
 
+    /// Whether a job that was added waits for a worker to be started.
+    pub(crate) fn waits_for_worker(&self) -> bool {
+        !self.is_paused() && !self.is_working()
+    }
+
     /// Whether there is work to do and no worker.
     ///
     /// # Errors
@@ -101,13 +112,12 @@ impl Queue {
         if self.is_working() {
             return Ok(false);
         }
-        let listing = self.list()?;
-        let waits = |job: &Job| match job.state {
-            State::Waiting => !listing.paused,
+        let is_paused = self.is_paused();
+        self.any(|job| match job.state {
+            State::Waiting => !is_paused,
             State::Checking { .. } | State::Running { .. } => true,
             State::Ended { .. } => false,
-        };
-        Ok(listing.jobs.iter().any(waits))
+        })
     }
 
     /// Starts `program runs --runs FOLDER queue work`, which ends at once if a worker is already running.

@@ -28,6 +28,7 @@ mod routes;
 mod stream;
 mod thumbnails;
 mod token;
+mod trim;
 #[cfg(test)]
 mod typescript;
 
@@ -105,6 +106,8 @@ pub struct State {
     pub(crate) launch: queue::Launch,
     /// Limits how many configs the trainer checks at once.
     pub(crate) asking: Arc<Semaphore>,
+    /// Limits how many models are fitted into memory at once.
+    pub(crate) fitting: Arc<Semaphore>,
     pub(crate) guard: Guard,
     pub(crate) dev: Option<u16>,
     pub(crate) system: PathBuf,
@@ -192,6 +195,7 @@ impl Server {
                 allowed,
             },
             asking: Arc::new(Semaphore::new(1)),
+            fitting: Arc::new(Semaphore::new(1)),
             runs,
             guard: Guard::new(token, address, &options.names),
             dev: options.dev,

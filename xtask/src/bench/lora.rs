@@ -1,11 +1,8 @@
-//! `cargo xtask bench lora`: `surefoot train` against Hugging Face's Trainer with PEFT.
+//! `cargo xtask bench lora`: `surefoot train` against Hugging Face's Trainer with PEFT, or TRL.
 //!
-//! Both fine-tune SmolLM2-135M from the same adapter on the same batches. They alternate, so that a slowdown
-//! of the machine affects both. The losses show that they did the same work.
-//!
-//! Both fine-tune SmolLM2-135M from the same adapter on the same batches, in turn, pair
-//! after pair, so that a machine that slows down slows both. The losses show that they
-//! did the same work.
+//! Both fine-tune SmolLM2-135M, or a model with random weights and few blocks as wide as those of a larger one, from the
+//! same adapter on the same batches, in turn, pair after pair, so that a machine that slows down slows both. The losses show
+//! that they did the same work.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,6 +30,10 @@ pub(crate) struct LoraBench {
     #[arg(default_value = "bench/lora/bench.yaml")]
     config: PathBuf,
 
+    /// What is trained; may be given several times
+    #[arg(long = "row", value_enum, default_values_t = [Row::Smollm2])]
+    rows: Vec<Row>,
+
     /// How many times each side runs
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
@@ -50,13 +51,38 @@ pub(crate) struct LoraBench {
     #[arg(long)]
     check: bool,
 
-    /// Where the numbers go [default: bench/lora.json in the target folder]
-    #[arg(long, value_name = "FILE")]
+    /// The folder where the numbers go [default: bench in the target folder]
+    #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
+}
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+enum Row {
+    /// SmolLM2-135M
+    Smollm2,
+    /// Four blocks as wide as those of Gemma 3 1B
+    Gemma3,
+    /// Four blocks as wide as those of Qwen3.5 0.8B
+    #[value(name = "qwen3.5")]
+    Qwen35,
+    /// Four blocks of 32 experts, with adapters on attention and experts
+    Moe,
+    /// SmolLM2-135M by DPO, against TRL; the unit is pairs
+    Dpo,
+}
+
+/// What a row trains.
+struct Trained {
+    model: PathBuf,
+    adapter: PathBuf,
+    /// For `surefoot`.
+    settings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
+    row: Row,
     evidence_level: &'static str,
     cpu: String,
     cores: usize,
@@ -126,22 +152,26 @@ impl LoraBench {
         let python = setup::reference_python()?;
         let surefoot = train::build(&libtorch)?;
         let model = setup::published_model(&surefoot)?;
-        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let adapter = scratch.path().join("adapter");
-        let mut command = self.reference(&python, &self.config, &model);
-        command.arg("--make-adapter").arg(&adapter);
-        process::run(command)?;
+        for row in &self.rows {
+            self.run_row(*row, &surefoot, &python, &model)?;
+        }
+        Ok(())
+    }
 
+    fn run_row(&self, row: Row, surefoot: &Path, python: &Path, published: &Path) -> Result<()> {
+        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let trained = self.prepare(row, python, published, scratch.path())?;
         let (mut ours, mut theirs, mut versions) = (Vec::new(), Vec::new(), Vec::new());
         for pair in 1..=self.pairs {
-            eprintln!("pair {pair} of {}", self.pairs);
+            eprintln!("{}: pair {pair} of {}", row.name(), self.pairs);
             let folder = scratch.path().join(format!("pair-{pair}"));
-            ours.push(self.run_surefoot(&surefoot, &folder, &adapter)?);
-            let (measured, used) = self.run_reference(&python, &folder, &model, &adapter)?;
+            ours.push(self.run_surefoot(surefoot, &folder, &trained)?);
+            let (measured, used) = self.run_reference(python, &folder, &trained)?;
             theirs.push(measured);
             versions = used;
         }
         let report = Report {
+            row,
             evidence_level: "CPU, real",
             cpu: cpu_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -155,8 +185,11 @@ impl LoraBench {
         };
         report.print();
         let target = workspace::target(&workspace::shell()?)?;
-        let out = self.out.clone().unwrap_or(target.join("bench/lora.json"));
-        report.write(&out)?;
+        let out = self.out.clone().unwrap_or(target.join("bench"));
+        report.write(&out.join(match row {
+            Row::Smollm2 => "lora.json".to_owned(),
+            _ => format!("lora-{}.json", row.name()),
+        }))?;
         let difference = report.medians.loss_difference;
         let most = if self.bf16 { 1e-2 } else { 1e-3 };
         if self.check && difference.is_nan() | (difference > most) {
@@ -165,25 +198,77 @@ impl LoraBench {
         Ok(())
     }
 
-    fn run_surefoot(&self, surefoot: &Path, folder: &Path, adapter: &Path) -> Result<Measured> {
-        let settings = [
+    /// Makes what `row` trains in `scratch`; `published` is the folder of SmolLM2.
+    fn prepare(
+        &self,
+        row: Row,
+        python: &Path,
+        published: &Path,
+        scratch: &Path,
+    ) -> Result<Trained> {
+        let made = scratch.join("made");
+        if row != Row::Smollm2 {
+            let mut command = Command::new(python);
+            command.arg(workspace::root().join("bench/lora/model.py"));
+            command
+                .arg(row.name())
+                .arg(&made)
+                .arg("--like")
+                .arg(published);
+            process::run(command)?;
+        }
+        let adapter = scratch.join("adapter");
+        let mut settings = vec![
             format!("adapter.resume_from={}", adapter.display()),
             format!("train.max_steps={}", self.steps),
             format!("train.bf16={}", self.bf16),
         ];
-        measured::surefoot(surefoot, &self.config, &settings, folder, WARM_UP)
+        let model = match row {
+            Row::Smollm2 | Row::Dpo => published.to_owned(),
+            _ => {
+                settings.push(format!("model.name_or_path={}", made.display()));
+                made.clone()
+            }
+        };
+        if row == Row::Dpo {
+            settings.extend([
+                format!("data.path={}", made.join("pairs.jsonl").display()),
+                "data.validation_fraction=0".to_owned(),
+                "preference.loss_type=sigmoid".to_owned(),
+            ]);
+        }
+        let mut command = self.reference(python, &self.config, &model);
+        command.arg("--make-adapter").arg(&adapter);
+        if row == Row::Moe {
+            command.arg("--experts");
+        }
+        process::run(command)?;
+        Ok(Trained {
+            model,
+            adapter,
+            settings,
+        })
+    }
+
+    fn run_surefoot(&self, surefoot: &Path, folder: &Path, trained: &Trained) -> Result<Measured> {
+        let settings = &trained.settings;
+        measured::surefoot(surefoot, &self.config, settings, folder, WARM_UP)
     }
 
     fn run_reference(
         &self,
         python: &Path,
         folder: &Path,
-        model: &Path,
-        adapter: &Path,
+        trained: &Trained,
     ) -> Result<(Measured, Vec<String>)> {
         let out = folder.join("reference.json");
-        let mut command = self.reference(python, &folder.join("bench/config.yaml"), model);
-        command.arg("--adapter").arg(adapter).arg("--out").arg(&out);
+        let config = folder.join("bench/config.yaml");
+        let mut command = self.reference(python, &config, &trained.model);
+        command
+            .arg("--adapter")
+            .arg(&trained.adapter)
+            .arg("--out")
+            .arg(&out);
         let memory = process::run(command)?;
         let result = ReferenceResult::read(&out)?;
         let versions = result.versions();
@@ -205,6 +290,29 @@ impl LoraBench {
             .current_dir(workspace::root())
             .env("HF_HUB_OFFLINE", "1");
         command
+    }
+}
+
+impl Row {
+    fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self);
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What speed is counted in.
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Dpo => "pairs/s",
+            _ => "tokens/s",
+        }
+    }
+
+    /// The other side.
+    fn peer(self) -> &'static str {
+        match self {
+            Self::Dpo => "TRL + PEFT",
+            _ => "Trainer + PEFT",
+        }
     }
 }
 
@@ -240,7 +348,10 @@ impl Report {
         let medians = &self.medians;
         println!(
             "{:<14} {:>10} {:>12} {:>14}",
-            "", "tokens/s", "peak RSS", "its anonymous"
+            self.row.name(),
+            self.row.unit(),
+            "peak RSS",
+            "its anonymous"
         );
         for (name, speed, resident, anonymous) in [
             (
@@ -250,19 +361,20 @@ impl Report {
                 medians.surefoot_peak_anonymous_bytes,
             ),
             (
-                "Trainer + PEFT",
+                self.row.peer(),
                 medians.hugging_face_tokens_per_second,
                 medians.hugging_face_peak_resident_bytes,
                 medians.hugging_face_peak_anonymous_bytes,
             ),
         ] {
             let (resident, anonymous) = (mib(resident), mib(anonymous));
-            println!("{name:<14} {speed:>10.0} {resident:>12} {anonymous:>14}");
+            println!("{name:<14} {speed:>10.1} {resident:>12} {anonymous:>14}");
         }
         println!(
-            "surefoot has {:.2} × the tokens/s and {:.2} × the peak memory (median of {} pairs, \
+            "surefoot has {:.2} × the {} and {:.2} × the peak memory (median of {} pairs, \
              {} steps each, {}; {}, {} cores)",
             medians.speed_ratio,
+            self.row.unit(),
             medians.resident_ratio,
             self.surefoot.len(),
             self.steps,

@@ -8,9 +8,9 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
-use crate::workspace;
+use crate::{train, workspace};
 
-/// Release builds of workspace programs, and the environment that makes them use the simulator.
+/// Builds of workspace programs, and the environment that makes them use the simulator.
 pub(super) struct Simulator {
     /// The folder of the programs and libraries.
     pub(super) built: PathBuf,
@@ -24,13 +24,13 @@ pub(super) struct Simulator {
 impl Simulator {
     /// Builds the simulator and `others` (options of `cargo build`) against the libtorch of `python`.
     pub(super) fn build(shell: &Shell, python: &Path, others: &[&str]) -> Result<Self> {
-        let cargo = workspace::cargo();
+        let (cargo, profile) = (workspace::cargo(), train::profile());
         cmd!(
             shell,
-            "{cargo} build --release --quiet --package device-sim {others...}"
+            "{cargo} build --profile {profile} --quiet --package device-sim {others...}"
         )
         .run()?;
-        let built = workspace::target(shell)?.join("release");
+        let built = workspace::target(shell)?.join(train::folder(&profile));
         let simulator = built.join("libdevice_sim.so");
         let links = built.join("device-sim-links");
         fs::create_dir_all(&links)?;

@@ -1,27 +1,14 @@
-//! `cargo xtask bench wan`: LoRAs on Wan, against diffusers with PEFT, and the memory of full-size models.
-//!
-//! ```text
-//! steps       a transformer with layers of Wan 2.1 1.3B, fewer and narrower, trained by both sides in turn
-//! encoding    clips of more and more frames, and the most memory that encoding them takes
-//! simulated   shapes of real size on the simulated device, without data: the most that tensors took, beside the
-//!             estimate before the first step; and what the experts' changing places takes there
-//! ```
+//! `cargo xtask bench wan`: LoRAs on Wan, against diffusers with PEFT, and the memory of full-size models on the simulated
+//! device, where the experts' changing places is timed, too.
 
-mod simulated;
-mod steps;
+use std::path::PathBuf;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use anyhow::Result;
 
-use anyhow::{Context, Result, ensure};
-use serde::Serialize;
-
-use self::simulated::Fit;
-use self::steps::{Encoding, Steps};
-use super::process;
-use super::train::cpu_name;
-use crate::{setup, train, workspace};
+use super::diffusion::simulated::{Case, Settings};
+use super::diffusion::{Model, Report, encoding, simulated, steps};
+use super::median;
+use crate::{setup, train};
 
 /// LoRAs on Wan: speed and memory against diffusers with PEFT, and real sizes on a simulated device.
 #[derive(clap::Args)]
@@ -71,84 +58,137 @@ pub(crate) struct WanBench {
     out: Option<PathBuf>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    evidence_level: &'static str,
-    cpu: String,
-    cores: usize,
-    steps: Option<Steps>,
-    encoding: Vec<Encoding>,
-    simulated: Vec<Fit>,
-}
-
 impl WanBench {
     pub(crate) fn run(self) -> Result<()> {
         let libtorch = setup::ensure()?;
         let python = setup::reference_python()?;
         let surefoot = train::build(&libtorch)?;
-        let steps = match self.pairs {
-            0 => None,
-            _ => Some(steps::measure(&self, &python, &surefoot)?),
-        };
-        let mut encoding = Vec::new();
+        let mut report = Report::new();
+        if self.pairs > 0 {
+            let model = small(
+                self.frames,
+                [("layers", self.layers), ("heads", self.heads)],
+            );
+            let how = (self.pairs, self.steps, self.bf16);
+            report
+                .steps
+                .push(steps::measure(&model, how, &python, &surefoot)?);
+        }
         for frames in &self.encoded {
-            encoding.push(steps::encode(*frames, &python, &surefoot)?);
+            let model = small(
+                *frames,
+                [("layers", 1), ("heads", 1), ("encoder-channels", 32)],
+            );
+            report
+                .encoding
+                .push(encoding::measure(&model, &python, &surefoot)?);
         }
-        let simulated = match self.simulated || self.simulated_small {
-            true => simulated::measure(&python, self.simulated, &self.case)?,
-            false => Vec::new(),
-        };
-        let report = Report {
-            evidence_level: "CPU, real; simulated: memory without data",
-            cpu: cpu_name(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            steps,
-            encoding,
-            simulated,
-        };
-        if let Some(steps) = &report.steps {
-            steps.print();
+        if self.simulated || self.simulated_small {
+            let mut cases = small_cases();
+            if self.simulated {
+                cases.extend(real_cases());
+            }
+            report.simulated = simulated::measure(&python, &cases, &self.case)?;
         }
-        steps::print_encoding(&report.encoding);
-        simulated::print(&report.simulated);
-        let target = workspace::target(&workspace::shell()?)?;
-        let out = self.out.clone().unwrap_or(target.join("bench/wan.json"));
-        let context = || format!("cannot write `{}`", out.display());
-        fs::create_dir_all(out.parent().unwrap_or(Path::new("."))).with_context(context)?;
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        fs::write(&out, text).with_context(context)?;
-        eprintln!("all numbers are in `{}`", out.display());
-        Ok(())
+        let steps = |name: &str| {
+            let fit = report
+                .simulated
+                .iter()
+                .find(|fit| fit.name.contains(name))?;
+            Some(fit.seconds_of_steps.get(1..)?.to_vec())
+        };
+        if let (Some(each), Some(none)) = (steps("in every step"), steps("one after the other")) {
+            let swap = median(&each) - median(&none);
+            println!(
+                "an expert of 2.6 GiB takes the other's place in {swap:.2} s at 25 GB/s (what a step adds to that is the \
+                 device's, which is not simulated)"
+            );
+        }
+        report.finish(self.out, "wan")
     }
 }
 
-/// Writes a model and clips into `folder` by running `bench/wan/model.py` with `arguments`.
-fn make_model(python: &Path, folder: &Path, arguments: &[String]) -> Result<()> {
-    let mut command = Command::new(python);
-    command
-        .arg(workspace::root().join("bench/wan/model.py"))
-        .arg(folder)
-        .args(arguments)
-        .env("HF_HUB_OFFLINE", "1");
-    process::run(command)?;
-    let index = folder.join("model/model_index.json");
-    ensure!(index.is_file(), "there is no `{}`", index.display());
-    Ok(())
+fn small<const N: usize>(frames: u32, sizes: [(&'static str, u32); N]) -> Model {
+    Model {
+        kind: "wan",
+        sizes: sizes
+            .map(|(name, number)| (name, number.to_string()))
+            .into(),
+        size: (256, 160),
+        frames: Some(frames),
+        step: 16,
+    }
 }
 
-/// Writes a config for what [`make_model`] wrote into `folder`.
-fn config(folder: &Path, device: &str, size: (u32, u32), frames: u32) -> Result<PathBuf> {
-    let path = folder.join("config.yaml");
-    let root = folder.display();
-    let text = format!(
-        "name: bench\noutput_dir: {root}/runs\ndevice: {device}\nmodel: {{name_or_path: {root}/model}}\n\
-         adapter: {{r: 16, lora_alpha: 16}}\n\
-         data: {{path: {root}/clips, resolution: [{}, {}], num_frames: {frames}, cache_dir: {root}/cache}}\n\
-         train: {{per_device_train_batch_size: 1, gradient_checkpointing: true, learning_rate: 1.0e-4, \
-         lr_scheduler_type: constant, warmup_steps: 0, max_grad_norm: 1.0, logging_steps: 1, eval_steps: 0, \
-         save_steps: 0}}\n",
-        size.0, size.1
-    );
-    fs::write(&path, text).with_context(|| format!("cannot write `{}`", path.display()))?;
-    Ok(path)
+fn published(name: &str, frames: u32) -> Model {
+    Model {
+        kind: "wan",
+        sizes: vec![("real", name.to_owned())],
+        size: (832, 480),
+        frames: Some(frames),
+        step: 16,
+    }
+}
+
+fn case(name: &str, model: Model, (unified, gib): (bool, u64), settings: Settings) -> Case {
+    Case {
+        name: name.to_owned(),
+        model,
+        unified,
+        gib,
+        settings,
+    }
+}
+
+fn small_cases() -> Vec<Case> {
+    // Too little for both experts.
+    let (card, pair) = ((false, 5), || published("pair", 1));
+    vec![
+        case(
+            "1.3B, bf16, on a card of 16 GiB",
+            published("1.3b", 81),
+            (false, 16),
+            &[],
+        ),
+        case(
+            "two of 1.3B that change places in every step",
+            pair(),
+            card,
+            &["train.steps_per_expert=1"],
+        ),
+        case(
+            "two of 1.3B, one after the other",
+            pair(),
+            card,
+            &["train.steps_per_expert=4"],
+        ),
+    ]
+}
+
+fn real_cases() -> Vec<Case> {
+    vec![
+        case(
+            "A14B, bf16, both experts, one memory of 128 GiB",
+            published("a14b", 81),
+            (true, 128),
+            &["train.steps_per_expert=2"],
+        ),
+        case(
+            "I2V-A14B, bf16, both experts, one memory of 128 GiB",
+            published("i2v-a14b", 81),
+            (true, 128),
+            &["train.steps_per_expert=2"],
+        ),
+        case(
+            "A14B, NF4, all blocks streamed, a card of 24 GiB",
+            published("a14b", 81),
+            (false, 24),
+            &[
+                "train.experts=high",
+                "model.quantization=nf4",
+                "model.offload=all",
+                "train.activation_offload=true",
+            ],
+        ),
+    ]
 }

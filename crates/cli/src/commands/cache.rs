@@ -27,7 +27,7 @@ pub(crate) struct Args {
 }
 
 /// What the folders of the cache hold, and whether training makes it again by itself.
-const KNOWN: [(&str, &str, bool); 10] = [
+const KNOWN: [(&str, &str, bool); 11] = [
     ("tokens", "tokens of texts", true),
     ("videos", "encoded clips and captions", true),
     (
@@ -35,6 +35,7 @@ const KNOWN: [(&str, &str, bool); 10] = [
         "blocks of models while a run streams them",
         true,
     ),
+    ("fits", "which models fit into memory", true),
     ("data", "data sets downloaded by setup", false),
     ("models", "models by name", false),
     ("probe", "results of `surefoot probe`", false),

@@ -24,7 +24,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let config = Config::load(&args.config, &args.set)
         .map_err(|error| Failure::Usage(config_report::render(&error)))?;
-    train_environment::apply(&config.device);
+    train_environment::apply(&config.device, Vec::new());
     let mut display = ProgressDisplay::new();
     let done = Allocator::install(&config)
         .and_then(|allocator| trainer::encode(&config, &allocator, &mut display));

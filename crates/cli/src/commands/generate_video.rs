@@ -61,6 +61,14 @@ pub(crate) struct VideoOptions {
     #[arg(long, value_name = "FILE")]
     image: Option<PathBuf>,
 
+    /// A control picture, for models that change pictures; may be repeated
+    #[arg(long, value_name = "FILE")]
+    control_image: Vec<PathBuf>,
+
+    /// The area at which control pictures are encoded, as the side of a square [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=4096))]
+    control_resolution: Option<u32>,
+
     /// A LoRA for the high-noise or only expert; may be repeated
     #[arg(long, value_name = "FILE[:STRENGTH]")]
     lora: Vec<Lora>,
@@ -151,6 +159,8 @@ impl VideoOptions {
             ("--scheduler", self.scheduler.is_some()),
             ("--boundary-ratio", self.boundary_ratio.is_some()),
             ("--image", self.image.is_some()),
+            ("--control-image", !self.control_image.is_empty()),
+            ("--control-resolution", self.control_resolution.is_some()),
             ("--lora", !self.lora.is_empty()),
             ("--lora-2", !self.lora_2.is_empty()),
             ("--quantization", self.quantization.is_some()),
@@ -189,6 +199,8 @@ impl VideoOptions {
             boundary_ratio: self.boundary_ratio.map(|boundary| boundary.0),
             seed,
             image: self.image.clone(),
+            controls: self.control_image.clone(),
+            control_area: self.control_resolution.map(|side| side * side),
             loras: self.lora.clone(),
             loras_2: self.lora_2.clone(),
             latents: self.latents.clone(),

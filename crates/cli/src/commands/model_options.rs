@@ -143,10 +143,7 @@ impl ModelOptions {
 
     /// The path of the model, which may have to be downloaded first.
     pub(crate) fn locate(&self, kind: ModelKind) -> Result<PathBuf, Failure> {
-        let mut display = ProgressDisplay::new();
-        let found = hub::locate_model(&self.model, kind, &mut |text| display.preparing(text));
-        display.clear();
-        found.map_err(failure)
+        locate(&self.model, kind)
     }
 
     /// Whether a folder or file is a video model.
@@ -175,6 +172,14 @@ impl ModelOptions {
         };
         LanguageModel::open(path, self.adapter.as_deref(), options).map_err(failure)
     }
+}
+
+/// The path of a model, which may have to be downloaded first.
+pub(crate) fn locate(model: &Path, kind: ModelKind) -> Result<PathBuf, Failure> {
+    let mut display = ProgressDisplay::new();
+    let found = hub::locate_model(model, kind, &mut |text| display.preparing(text));
+    display.clear();
+    found.map_err(failure)
 }
 
 /// Whether an error of the trainer is a usage error.

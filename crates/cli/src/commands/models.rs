@@ -17,7 +17,7 @@ pub(crate) struct Args {
 
 /// Lists them on stdout.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    train_environment::apply("auto");
+    train_environment::apply("auto", Vec::new());
     let found = found_models(&args.folders);
     let text = match json {
         true => serde_json::to_string_pretty(&found)? + "\n",

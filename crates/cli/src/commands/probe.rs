@@ -177,7 +177,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         not_tested,
     };
     if args.device == Device::Gpu {
-        remember(&results);
+        remember(&results, &machine);
     }
     let as_json = format!("{}\n", serde_json::to_string_pretty(&report)?);
     if let Some(path) = &args.report {
@@ -228,7 +228,7 @@ pub(crate) fn decide(
             import.detail
         )));
     }
-    remember(&results);
+    remember(&results, machine);
     Ok(verdicts(&results).collect())
 }
 
@@ -266,15 +266,18 @@ fn run_all(
 }
 
 /// Stores results about settings that `env` and `run` set only if they work.
-fn remember(results: &[CheckResult]) {
+fn remember(results: &[CheckResult], machine: &Machine) {
     let Some(identity) = results.iter().find_map(|result| result.identity.as_ref()) else {
         return;
     };
     // If they cannot be stored, the settings are not used.
     let written = probe_cache::write(
         &cache::folder(),
-        &identity.architecture,
-        &identity.torch,
+        probe_cache::Tested {
+            architecture: &identity.architecture,
+            torch: &identity.torch,
+            driver: &probe_cache::driver(machine),
+        },
         verdicts(results),
     );
     if let Err(error) = written {

@@ -23,6 +23,7 @@ use trainer::{
 use super::model_options::failure;
 #[cfg(unix)]
 use super::train_ranks;
+use super::tune::kept::Kept;
 use super::{config_report, train_data, train_environment, train_report, train_signals};
 
 /// The default config.
@@ -78,6 +79,13 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["dry_run", "resume", "show_data"])]
     find_lr: bool,
 
+    /// Say how the model of the config fits into this machine's memory, quantised or streamed if need be; no data are read
+    #[arg(
+        long,
+        conflicts_with_all = ["dry_run", "check", "nproc", "show_data", "find_lr", "resume"]
+    )]
+    fits: bool,
+
     /// Check only the config; with `--json`, its problems are a list on stdout
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
@@ -88,18 +96,32 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.check {
         return check(args, json);
     }
-    let config = config(args)?;
+    let mut config = config(args, &[])?;
     if let Some(count) = args.show_data {
         return show_data(&config, count, json);
     }
     #[cfg(unix)]
-    if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
+    if !args.dry_run && !args.fits && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
     }
-    train_environment::apply(&config.device);
+    let mut tuned = Vec::new();
+    if let Some(kept) = Kept::of(&config) {
+        let keys: Vec<String> = kept.keys().collect();
+        if !keys.is_empty() {
+            config = self::config(args, &keys)?;
+        }
+        if !train_environment::is_restarted() {
+            eprintln!("surefoot: {}", kept.describe());
+        }
+        tuned = kept.variables();
+    }
+    train_environment::apply(&config.device, tuned);
     let mut display = ProgressDisplay::new();
     if args.dry_run {
         return dry_run(&config, display, json);
+    }
+    if args.fits {
+        return fits(&config, display, json);
     }
     let stop = Stop::default();
     train_signals::listen(&stop)?;
@@ -167,7 +189,7 @@ fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let Some(path) = &args.config else {
         return Err(Failure::usage("`--check` needs a config, or `-` for stdin"));
     };
-    let problems = match (load(args, path), json) {
+    let problems = match (load(args, path, &[]), json) {
         (Err(error), true) => error.problems,
         (found, _) => {
             found.map_err(|error| Failure::Usage(config_report::render(&error)))?;
@@ -184,9 +206,9 @@ fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
     })
 }
 
-/// The config in a file, or on stdin.
-fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
-    let mut set = args.set.clone();
+/// The config in a file, or on stdin, with these keys and those of the command line.
+fn load(args: &Args, path: &Path, tuned: &[String]) -> Result<Config, ConfigError> {
+    let mut set = [tuned, &args.set].concat();
     set.extend(
         args.find_lr
             .then(|| "train.find_learning_rate=true".to_owned()),
@@ -201,10 +223,10 @@ fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
     Config::parse(&args.source, &text, &set)
 }
 
-/// The given config file, or the run's own, or the default one.
-fn config(args: &Args) -> Result<Config, Failure> {
+/// The given config file, or the run's own, or the default one, with these keys.
+fn config(args: &Args, tuned: &[String]) -> Result<Config, Failure> {
     let load = |path: &Path| {
-        load(args, path).map_err(|error| Failure::Usage(config_report::render(&error)))
+        load(args, path, tuned).map_err(|error| Failure::Usage(config_report::render(&error)))
     };
     let mut config = match (&args.config, args.resume.as_deref()) {
         (Some(path), _) => load(path)?,
@@ -272,6 +294,20 @@ fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<
     let text = match json {
         true => serde_json::to_string_pretty(&found)? + "\n",
         false => train_report::dry_run(&found),
+    };
+    output::print(&text)?;
+    Ok(Outcome::Fine)
+}
+
+/// Prints how the model fits.
+fn fits(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<Outcome, Failure> {
+    let result = install(config)
+        .and_then(|allocator| trainer::fit(config, &allocator, &mut display).map_err(failure));
+    display.bar.finish_and_clear();
+    let found = result?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&found)? + "\n",
+        false => train_report::fit(&found),
     };
     output::print(&text)?;
     Ok(Outcome::Fine)

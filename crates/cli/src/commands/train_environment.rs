@@ -13,17 +13,21 @@ use surefoot_cli::live::{self, Python};
 /// Marks the restarted process.
 const STARTED: &str = "SUREFOOT_ENVIRONMENT";
 
-/// Restarts this process if the config's device needs variables that are not set. Returns if nothing is needed, or if
-/// that fails, which is reported.
-pub(crate) fn apply(device: &str) {
-    if device == "cpu" || std::env::var_os(STARTED).is_some() {
+/// Restarts this process if the config's device needs variables that are not set, or `tuned` ones are not. Returns if nothing
+/// is needed, or if that fails, which is reported.
+pub(crate) fn apply(device: &str, tuned: Vec<Variable>) {
+    if is_restarted() {
         return;
     }
-    let machine = live::machine(&Python::Skip);
-    let mut needed = needed(&machine, device);
-    if !machine.gpus.is_empty() && !needed.iter().any(|variable| variable.name == AOTRITON) {
-        needed.extend(attention());
+    let mut needed = Vec::new();
+    if device != "cpu" {
+        let machine = live::machine(&Python::Skip);
+        needed = self::needed(&machine, device);
+        if !machine.gpus.is_empty() && !needed.iter().any(|variable| variable.name == AOTRITON) {
+            needed.extend(attention());
+        }
     }
+    needed.extend(tuned);
     if needed.is_empty() {
         return;
     }
@@ -35,6 +39,11 @@ pub(crate) fn apply(device: &str) {
         Err(error) => error,
     };
     eprintln!("surefoot: cannot restart with them ({error}); continuing without");
+}
+
+/// Whether this process was restarted by [`apply`].
+pub(crate) fn is_restarted() -> bool {
+    std::env::var_os(STARTED).is_some()
 }
 
 /// The switch of attention's fast kernels, if they are right on this GPU with this PyTorch, which is tried once.

@@ -6,7 +6,7 @@ use std::path::Path;
 use platform::Bytes;
 use serde_json::Value;
 use trainer::text::thousands;
-use trainer::{DryRun, Ending, Evaluation, FoundRate, MemoryPlan, Start, Summary};
+use trainer::{DryRun, Ending, Evaluation, Fit, FoundRate, MemoryPlan, Start, Summary};
 
 /// The summary as text.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -259,4 +259,25 @@ pub(crate) fn rewards(measures: &BTreeMap<String, f64>) -> String {
     let margin = shown("margins").map(|margin| format!(", margin {margin:.4}"));
     let accuracy = shown("accuracies").map(|share| format!(", {:.0} % in order", share * 100.0));
     margin.unwrap_or_default() + &accuracy.unwrap_or_default()
+}
+/// How a model fits into memory: a line for each way that was tried.
+pub(crate) fn fit(found: &Fit) -> String {
+    let lines = found.ways.iter().map(|way| {
+        let format = way
+            .quantization
+            .map(|kind| format!("{kind:?}").to_lowercase());
+        let keys = [
+            format.map(|format| format!("model.quantization: {format}")),
+            way.offload.then(|| "model.offload: auto".to_owned()),
+        ];
+        let keys: Vec<_> = keys.into_iter().flatten().collect();
+        let keys = match keys.is_empty() {
+            true => "as it is".to_owned(),
+            false => keys.join(", "),
+        };
+        let (need, memory) = (Bytes(way.need), Bytes(found.memory));
+        let fits = if way.fits { "fits" } else { "does not fit" };
+        format!("{keys}: {need} of {memory}, {fits}\n")
+    });
+    format!("{}\n{}", found.device, lines.collect::<String>())
 }

@@ -2,6 +2,7 @@
 
 use super::{Entry, Report};
 use crate::findings::Check;
+use crate::plan::{AOTRITON_CHECK, attention_is_untried};
 use platform::machine;
 use platform::machine::{Machine, ReadFrom, System};
 use platform::memory::MemoryRule;
@@ -112,7 +113,15 @@ impl Report {
                     .map_or("no torch".to_owned(), |torch| {
                         format!("torch {}", torch.version)
                     });
-                Some(format!("{torch} in {}", python.prefix))
+                let attention = match machine.probed.get(AOTRITON_CHECK) {
+                    Some(true) => ", attention that keeps no scores (AOTriton, tried)",
+                    Some(false) => ", attention that may keep scores (AOTriton fails here)",
+                    None if machine.is_complete && attention_is_untried(machine) => {
+                        ", fast attention not tried yet (`surefoot probe`)"
+                    }
+                    None => "",
+                };
+                Some(format!("{torch} in {}{attention}", python.prefix))
             }
             Check::Override | Check::Visibility | Check::Variables | Check::Limits => {
                 self.summary_of_settings(check)

@@ -4,8 +4,12 @@ use std::collections::BTreeSet;
 
 use tch::{Device, Kind, Tensor};
 
+use super::attached::Attached;
+use super::change::{AdapterType, Change, Factor, divided};
 use super::config::{Biases, Effects, HEAD, LoraConfig, Matcher, Modules, RankAndScaling};
+use super::experts::TENSORS;
 use super::layer::{Dora, LoraLayer};
+use super::naming::Naming;
 use super::peft::PeftAdapter;
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
@@ -14,22 +18,21 @@ use crate::weight::Weight;
 
 /// Prefix of every name in PEFT's files.
 pub(crate) const PREFIX: &str = "base_model.model.";
-/// What stands for `model.` in the names of a language model that is part of a larger one.
-pub(super) const IN_WHOLE: &str = "model.language_model.";
 
 /// Attaches an adapter to each layer that a config targets, and makes the modules in its `modules_to_save`
 /// trainable.
 pub struct Attachment {
-    matcher: Matcher,
-    /// Whether modules are called as in the larger model that this is the text part of.
-    in_whole: bool,
+    pub(super) matcher: Matcher,
     /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
     /// The type of the adapters' products.
-    compute: Kind,
+    pub(super) compute: Kind,
     /// Names in its file that exist in this model.
     used: BTreeSet<String>,
     attached: Vec<String>,
+    /// Tensors of experts that may have an adapter, and those that have one.
+    pub(super) experts: Vec<String>,
+    pub(super) parameters: Vec<String>,
     /// Modules that are trained in full (`modules_to_save`).
     saved_modules: Vec<String>,
     /// Number of biases that are trained besides the adapters.
@@ -43,13 +46,34 @@ pub struct Attachment {
 }
 
 /// One trained tensor: a matrix of an adapter, a bias, or a tensor that is trained in full.
-struct Part {
+pub(super) struct Part {
     /// Its name in PEFT's files.
-    name: String,
-    size: Vec<i64>,
+    pub(super) name: String,
+    pub(super) size: Vec<i64>,
     /// Whether weight decay applies.
-    decay: bool,
-    device: Device,
+    pub(super) decay: bool,
+    pub(super) device: Device,
+}
+
+/// What a new matrix contains.
+#[derive(Clone, Copy)]
+enum Start {
+    Zeros,
+    /// PyTorch's `kaiming_uniform_(a=√5)`.
+    Uniform,
+    Normal,
+}
+
+impl Start {
+    fn tensor(self, size: [i64; 2]) -> Result<Tensor, Error> {
+        let options = (Kind::Float, Device::Cpu);
+        let bound = 1.0 / (size[1] as f64).sqrt();
+        Ok(match self {
+            Self::Zeros => Tensor::f_zeros(size, options)?,
+            Self::Uniform => Tensor::f_zeros(size, options)?.f_uniform(-bound, bound)?,
+            Self::Normal => Tensor::f_randn(size, options)?,
+        })
+    }
 }
 
 impl Attachment {
@@ -59,13 +83,18 @@ impl Attachment {
     /// # Errors
     /// If the config is invalid; the message names the key and what is allowed.
     pub fn fresh(config: &LoraConfig) -> Result<Self, Error> {
+        Self::named(config, Naming::ALONE)
+    }
+
+    fn named(config: &LoraConfig, naming: Naming) -> Result<Self, Error> {
         Ok(Self {
-            matcher: Matcher::new(config).map_err(Error::Invalid)?,
-            in_whole: false,
+            matcher: Matcher::new(config, naming).map_err(Error::Invalid)?,
             saved: None,
             compute: Kind::Float,
             used: BTreeSet::new(),
             attached: Vec::new(),
+            experts: Vec::new(),
+            parameters: Vec::new(),
             saved_modules: Vec::new(),
             biases: 0,
             tables: Vec::new(),
@@ -75,32 +104,12 @@ impl Attachment {
         })
     }
 
-    /// A saved adapter, whose names may be those of a larger model that this is the text part of, or not.
+    /// A saved adapter.
     pub fn saved(adapter: PeftAdapter) -> Result<Self, Error> {
-        let names = adapter.tensors().names();
-        let whole = format!("{PREFIX}{IN_WHOLE}");
         Ok(Self {
-            in_whole: names.iter().any(|name| name.starts_with(&whole)),
             saved: Some(adapter.clone()),
-            ..Self::fresh(adapter.config())?
+            ..Self::named(adapter.config(), adapter.naming())?
         })
-    }
-
-    /// The same adapters, for the text part of a larger model if `is_part`: modules are called as PEFT finds them in that model.
-    #[must_use]
-    pub fn of_part(self, is_part: bool) -> Self {
-        Self {
-            in_whole: is_part,
-            ..self
-        }
-    }
-
-    /// The name of a module or a tensor where PEFT finds it.
-    fn theirs(&self, name: &str) -> String {
-        match name.strip_prefix("model.") {
-            Some(rest) if self.in_whole => format!("{IN_WHOLE}{rest}"),
-            _ => name.to_owned(),
-        }
     }
 
     /// The same adapters, of which only the shapes matter: nothing is read from a file.
@@ -133,7 +142,6 @@ impl Attachment {
         device: Device,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
-        let name = &self.theirs(name);
         let Some(shape) = self.target(name)? else {
             return Ok(None);
         };
@@ -153,7 +161,6 @@ impl Attachment {
         table: &Tensor,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
-        let name = &self.theirs(name);
         let Some(shape) = self.target(name)? else {
             return Ok(None);
         };
@@ -173,7 +180,6 @@ impl Attachment {
         (device, decay): (Device, bool),
         parameters: &mut Parameters,
     ) -> Result<Option<Tensor>, Error> {
-        let name = &self.theirs(name);
         let part = |name: String, decay| Part {
             name,
             size: fresh.size(),
@@ -182,7 +188,7 @@ impl Attachment {
         };
         let (layer, is_bias) = match name.strip_suffix(".bias") {
             Some(layer) => (layer, true),
-            None => (name.as_str(), false),
+            None => (name, false),
         };
         self.note_modules(name);
         let saved = self.matcher.saved_module(name).map_err(Error::Invalid)?;
@@ -220,7 +226,7 @@ impl Attachment {
     ) -> Result<Option<Tensor>, Error> {
         let mut found: Option<(String, Tensor)> = None;
         for name in [Some(name), tied].into_iter().flatten() {
-            let Some((key, table)) = self.saved_table(&self.theirs(name), size)? else {
+            let Some((key, table)) = self.saved_table(name, size)? else {
                 continue;
             };
             match &found {
@@ -245,7 +251,7 @@ impl Attachment {
         };
         let own = format!("{PREFIX}{name}.base_layer.weight");
         let replaced = format!("{PREFIX}{name}.weight");
-        let is_there = |key: &String| saved.tensors().shape(key).is_some();
+        let is_there = |key: &String| saved.shape(key).is_some();
         let weight = format!("{name}.weight");
         let whole = self.matcher.saved_module(&weight).map_err(Error::Invalid)?;
         let key = if is_there(&own) {
@@ -266,10 +272,9 @@ impl Attachment {
 
     /// Whether the adapter changes the output of `name`, the embedding or the head.
     pub(crate) fn changes(&self, name: &str) -> Result<bool, Error> {
-        let name = self.theirs(name);
         let weight = format!("{name}.weight");
         let whole = self.matcher.saved_module(&weight).map_err(Error::Invalid)?;
-        Ok(whole.is_some() || self.matcher.shape(&name).is_some())
+        Ok(whole.is_some() || self.matcher.shape(name).is_some())
     }
 
     /// Call this once the model is complete.
@@ -279,7 +284,7 @@ impl Attachment {
     /// has weights for modules that it lacks.
     pub fn finish(self) -> Result<Attached, Error> {
         self.expect_layers_only()?;
-        if self.attached.is_empty() {
+        if self.attached.is_empty() && self.parameters.is_empty() {
             return Err(Error::Invalid(format!(
                 "the adapter's target modules match no layer of this model; the layers that can \
                  have one are {}",
@@ -289,12 +294,27 @@ impl Attachment {
         let unused = self.matcher.unused(&Effects {
             seen: &self.seen,
             attached: &self.attached,
+            parameters: &self.parameters,
             saved: &self.saved_modules,
         });
         let config = self.matcher.config();
         match &self.saved {
             Some(saved) => saved.expect_only(&self.used)?,
             None if !unused.unknown.is_empty() => return Err(self.no_such_layers(&unused.unknown)),
+            None if !unused.parameters.is_empty() => {
+                return Err(Error::Invalid(format!(
+                    "`target_parameters`: {} is no tensor of experts of this model; those that can have an adapter are {}",
+                    unused.parameters.join(" or "),
+                    match self.experts.is_empty() {
+                        true => "none, since it has no experts".to_owned(),
+                        false => self.experts[..TENSORS.len()]
+                            .iter()
+                            .map(|name| name.splitn(4, '.').last().unwrap_or(name))
+                            .collect::<Vec<_>>()
+                            .join(", "),
+                    }
+                )));
+            }
             None if !unused.saved.is_empty() => {
                 return Err(Error::Invalid(format!(
                     "`modules_to_save`: no module of this model with weights is called {}",
@@ -316,6 +336,8 @@ impl Attachment {
         Ok(Attached {
             config: unused.removed_from(config.clone()),
             modules: self.attached,
+            parameters: self.parameters,
+            matcher: self.matcher.clone(),
             saved_modules: self.saved_modules,
             tables: self.tables,
         })
@@ -343,15 +365,14 @@ impl Attachment {
             if module.ends_with(".mlp") {
                 self.others.insert(format!("{module}.act_fn"));
             }
-            if ["model", IN_WHOLE.trim_end_matches('.')].contains(&module) {
-                self.others.insert(format!("{module}.rotary_emb"));
+            if module == "model" {
+                self.others.insert("model.rotary_emb".to_owned());
             }
         }
     }
 
     /// A tensor that is not trained although it may be part of a module that is: PEFT saves it with that.
     pub(crate) fn note_constant(&mut self, name: &str) {
-        let name = &self.theirs(name);
         self.note_modules(name);
         self.used.insert(format!("{PREFIX}{name}"));
     }
@@ -359,12 +380,11 @@ impl Attachment {
     /// Names a feed-forward layer, a router or an expert's layer of a model with experts, or a table of per-layer
     /// embeddings, which has no adapter.
     pub(crate) fn leave_out(&mut self, name: &str) {
-        self.left_out.insert(self.theirs(name));
+        self.left_out.insert(name.to_owned());
     }
 
     /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert or a table in host memory.
     pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
-        let tensor = &self.theirs(tensor);
         let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
         match saved {
             None if tensor.ends_with(".bias") && self.matcher.config().bias == Biases::All => {
@@ -389,10 +409,11 @@ impl Attachment {
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
             // PEFT takes no embeddings, either.
-            if self.left_out.iter().any(|name| !name.contains(".embed_")) {
+            let is_left_out = self.left_out.iter().any(|name| !name.contains(".embed_"));
+            if is_left_out && self.parameters.is_empty() {
                 tracing::warn!(
-                    "`target_modules: all-linear` puts no adapters on experts, routers and what stands in for them \
-                     (newer versions of PEFT would adapt every expert)"
+                    "`target_modules: all-linear` puts no adapters on experts, routers and what stands in for them: \
+                     `target_parameters` does on experts (newer versions of PEFT may adapt every expert)"
                 );
             }
             return Ok(());
@@ -401,8 +422,9 @@ impl Attachment {
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
         if let Some(layer) = self.left_out.iter().find(is_target) {
             return Err(Error::Invalid(format!(
-                "`target_modules` match `{layer}`: experts, routers, feed-forward layers of models that have experts \
-                 elsewhere, and per-layer embeddings cannot have adapters. The layers of this model that can have one are {}",
+                "`target_modules` match `{layer}`: routers, feed-forward layers of models that have experts \
+                 elsewhere, and per-layer embeddings cannot have adapters, and experts have theirs by `target_parameters`. The layers of this model that can have one \
+                 are {}",
                 self.layer_names().join(", ")
             )));
         }
@@ -423,18 +445,26 @@ impl Attachment {
         self.tables.push((key, table.shallow_clone()));
     }
 
-    /// The adapter for the layer `name`, whose weight is `[outputs, inputs]`.
+    /// The adapter for the layer `name`, whose weight is `[outputs, inputs]`. `lora` are the names of a LoRA's matrices.
     fn layer(
         &mut self,
         name: &str,
-        [first, second]: [&str; 2],
+        lora: [&str; 2],
         RankAndScaling { rank, scaling }: RankAndScaling,
         weight: &Weight,
         device: Device,
         parameters: &mut Parameters,
     ) -> Result<LoraLayer, Error> {
         let (outputs, inputs) = weight.size();
-        let (dropout, dora) = (self.matcher.config().dropout, self.matcher.config().dora);
+        let config = self.matcher.config();
+        let (dropout, dora, kind) = (config.dropout, config.dora, config.kind);
+        let is_embedding = lora[0] == "lora_embedding_A";
+        if is_embedding && kind != AdapterType::Lora {
+            return Err(Error::Invalid(format!(
+                "`target_modules` match the embedding `{name}`, which can have a LoRA but no {}",
+                kind.name()
+            )));
+        }
         let part = |part: &str, size: &[i64]| Part {
             name: format!("{PREFIX}{name}.{part}"),
             size: size.to_vec(),
@@ -442,25 +472,48 @@ impl Attachment {
             decay: true,
             device,
         };
-        let options = (Kind::Float, Device::Cpu);
-        let zeros = |size: [i64; 2]| Ok(Tensor::f_zeros(size, options)?);
-        let is_embedding = first == "lora_embedding_A";
-        let a = self.register(&part(first, &[rank, inputs]), parameters, || {
-            if is_embedding {
-                return zeros([rank, inputs]);
+        let mut matrix = |name: &str, size: [i64; 2], start: Start| {
+            self.register(&part(name, &size), parameters, || start.tensor(size))
+        };
+        let change = match kind {
+            AdapterType::Lora => {
+                let [a, b] = match is_embedding {
+                    true => [Start::Zeros, Start::Normal],
+                    false => [Start::Uniform, Start::Zeros],
+                };
+                Change::Lora {
+                    a: matrix(lora[0], [rank, inputs], a)?,
+                    b: matrix(lora[1], [outputs, rank], b)?,
+                }
             }
-            // PyTorch's `kaiming_uniform_(a=√5)`, which PEFT initialises A with.
-            let bound = 1.0 / (inputs as f64).sqrt();
-            Ok(zeros([rank, inputs])?.f_uniform(-bound, bound)?)
-        })?;
-        let b = self.register(
-            &part(second, &[outputs, rank]),
-            parameters,
-            || match is_embedding {
-                true => Ok(Tensor::f_randn([outputs, rank], options)?),
-                false => zeros([outputs, rank]),
-            },
-        )?;
+            AdapterType::Loha => {
+                let mut product = |name: &str, last: Start| -> Result<[Tensor; 2], Error> {
+                    let a = matrix(&format!("{name}_a"), [outputs, rank], Start::Uniform)?;
+                    Ok([a, matrix(&format!("{name}_b"), [rank, inputs], last)?])
+                };
+                let first = product("hada_w1", Start::Uniform)?;
+                Change::Loha([first, product("hada_w2", Start::Zeros)?])
+            }
+            AdapterType::Lokr {
+                factor,
+                decompose_both,
+            } => {
+                let [[up, tall], [left, wide]] =
+                    [outputs, inputs].map(|side| divided(side, factor));
+                let mut part = |name: &str, [rows, columns]: [i64; 2], may_be_two, start| {
+                    Ok::<_, Error>(match may_be_two && 2 * rank < rows.max(columns) {
+                        false => Factor::Whole(matrix(name, [rows, columns], start)?),
+                        true => {
+                            let a = matrix(&format!("{name}_a"), [rows, rank], start)?;
+                            let b = format!("{name}_b");
+                            Factor::Product([a, matrix(&b, [rank, columns], Start::Uniform)?])
+                        }
+                    })
+                };
+                let first = part("lokr_w1", [up, left], decompose_both, Start::Zeros)?;
+                Change::Lokr([first, part("lokr_w2", [tall, wide], true, Start::Uniform)?])
+            }
+        };
         let dora = match dora {
             false => None,
             true => {
@@ -476,8 +529,7 @@ impl Attachment {
             }
         };
         Ok(LoraLayer {
-            a,
-            b,
+            change,
             scaling,
             dropout,
             compute: self.compute,
@@ -486,7 +538,7 @@ impl Attachment {
     }
 
     /// The saved tensor, or the result of `fresh`, registered as trainable.
-    fn register(
+    pub(super) fn register(
         &mut self,
         part: &Part,
         parameters: &mut Parameters,
@@ -536,23 +588,11 @@ fn full(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
 }
 
-/// The adapters that were attached to a model.
-#[derive(Debug)]
-pub struct Attached {
-    /// Their config, reduced to entries that match this model.
-    pub config: LoraConfig,
-    /// The layers that have an adapter, in model order.
-    pub modules: Vec<String>,
-    /// The modules that are trained in full (`modules_to_save`), in model order.
-    pub saved_modules: Vec<String>,
-    /// Frozen embeddings and heads that PEFT saves with the adapter, by their names in its files.
-    pub(super) tables: Vec<(String, Tensor)>,
-}
-
 impl PeftAdapter {
     /// Reads one of the adapter's tensors, which must have this size.
     fn read(&self, name: &str, size: &[i64]) -> Result<Tensor, Error> {
         let file = self.tensors();
+        let name = &self.stored_name(name);
         match file.shape(name) {
             Some(found) if found == size => {
                 let tensor = file.read(name, Kind::Float)?;
@@ -578,13 +618,26 @@ impl PeftAdapter {
                 && name.ends_with(".bias")
                 && copies.iter().any(|copy| name.contains(copy))
         };
-        let names = self.tensors().names();
-        match names
-            .iter()
-            .find(|name| !used.contains(*name) && !is_copy(name))
-        {
-            Some(name) => Err(self.error(format!("`{name}` does not exist in this model"))),
-            None => Ok(()),
+        let mut others = false;
+        for name in self.tensors().names() {
+            let ours = match name.strip_prefix(PREFIX) {
+                Some(module) => (self.naming().ours(module)).map(|ours| format!("{PREFIX}{ours}")),
+                None => Some(name.clone()),
+            };
+            match ours {
+                None => others = true,
+                Some(ours) if used.contains(&ours) || is_copy(&name) => {}
+                Some(_) => {
+                    return Err(self.error(format!("`{name}` does not exist in this model")));
+                }
+            }
         }
+        if others {
+            tracing::warn!(
+                "what the adapter has for other parts of the model, such as those for pictures, is not used, and will not be \
+                 in what is saved"
+            );
+        }
+        Ok(())
     }
 }

@@ -4,14 +4,19 @@
 use indexmap::IndexMap;
 use regex::Regex;
 
+use super::change::AdapterType;
+use super::naming::Naming;
+
 /// Module name of the token embedding.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens";
 /// Module name of the output head.
 pub(crate) const HEAD: &str = "lm_head";
 
-/// Settings of a LoRA, as in PEFT's `LoraConfig`.
+/// Settings of an adapter, as in PEFT's `LoraConfig`, `LoHaConfig` and `LoKrConfig`.
 #[derive(Debug, Clone)]
 pub struct LoraConfig {
+    /// What each layer gets.
+    pub kind: AdapterType,
     /// Rank of B·A.
     pub rank: i64,
     /// B·A is scaled by `alpha / rank`.
@@ -24,6 +29,8 @@ pub struct LoraConfig {
     pub dora: bool,
     /// Layers that get an adapter.
     pub target_modules: Modules,
+    /// Tensors of experts that get an adapter, by the end of their names: `mlp.experts.gate_up_proj`.
+    pub target_parameters: Vec<String>,
     /// Layers that never get one; takes precedence over `target_modules`.
     pub exclude_modules: Option<Modules>,
     /// Restricts `target_modules` to these blocks; `None` for all blocks.
@@ -44,12 +51,14 @@ impl Default for LoraConfig {
     /// PEFT's defaults.
     fn default() -> Self {
         Self {
+            kind: AdapterType::Lora,
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
             rslora: false,
             dora: false,
             target_modules: Modules::Suffixes(vec!["q_proj".into(), "v_proj".into()]),
+            target_parameters: Vec::new(),
             exclude_modules: None,
             layers: None,
             modules_to_save: Vec::new(),
@@ -113,12 +122,9 @@ impl Modules {
                     ]
                     .iter()
                     .any(|end| name.ends_with(end));
-                name != HEAD && !name.ends_with(".embed_tokens") && !in_mixture
+                !is_end(HEAD, name) && !is_end("embed_tokens", name) && !in_mixture
             }
-            Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {
-                name.strip_suffix(suffix.as_str())
-                    .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            }),
+            Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| is_end(suffix, name)),
             Self::Regex(regex) => regex.compiled.is_match(name),
         }
     }
@@ -177,6 +183,8 @@ pub(crate) struct Effects<'a> {
     pub(crate) seen: &'a [String],
     /// Layers that have one.
     pub(crate) attached: &'a [String],
+    /// Tensors of experts that have one.
+    pub(crate) parameters: &'a [String],
     /// Modules that are trained in full.
     pub(crate) saved: &'a [String],
 }
@@ -188,6 +196,8 @@ pub(crate) struct Unused {
     pub(crate) unknown: Vec<String>,
     /// Entries of `target_modules` that led to no adapter: `unknown`, and those that another key overrides.
     pub(crate) targets: Vec<String>,
+    /// Entries of `target_parameters`.
+    pub(crate) parameters: Vec<String>,
     /// Entries of `exclude_modules`.
     pub(crate) excluded: Vec<String>,
     /// Entries of `modules_to_save`.
@@ -205,6 +215,7 @@ impl Unused {
     pub(crate) fn list(&self) -> Vec<String> {
         let keys = [
             ("target_modules", &self.targets),
+            ("target_parameters", &self.parameters),
             ("exclude_modules", &self.excluded),
             ("modules_to_save", &self.saved),
             ("rank_pattern", &self.ranks),
@@ -227,6 +238,7 @@ impl Unused {
             }
         };
         keep(&mut config.target_modules, &self.targets);
+        (config.target_parameters).retain(|name| !self.parameters.contains(name));
         if let Some(excluded) = &mut config.exclude_modules {
             keep(excluded, &self.excluded);
         }
@@ -255,6 +267,8 @@ impl Unused {
 #[derive(Debug, Clone)]
 pub(crate) struct Matcher {
     config: LoraConfig,
+    /// What the config calls modules.
+    naming: Naming,
     ranks: Vec<(Regex, i64)>,
     alphas: Vec<(Regex, f64)>,
     /// Patterns that extract the block index from a layer's name; the first match counts.
@@ -266,7 +280,7 @@ pub(crate) struct Matcher {
 impl Matcher {
     /// # Errors
     /// If the config is invalid; the message names the key and what is allowed.
-    pub(crate) fn new(config: &LoraConfig) -> Result<Self, String> {
+    pub(crate) fn new(config: &LoraConfig, naming: Naming) -> Result<Self, String> {
         let ranks = config.rank_pattern.values().chain([&config.rank]);
         if let Some(rank) = ranks
             .into_iter()
@@ -283,6 +297,35 @@ impl Matcher {
                 "the dropout must be at least 0 and less than 1, not {}",
                 config.dropout
             ));
+        }
+        if !config.target_parameters.is_empty() {
+            // As PEFT does: it adds the change to the tensor itself.
+            let refused = [(config.dropout > 0.0, "dropout"), (config.dora, "DoRA")];
+            if let Some((_, what)) = refused.into_iter().find(|(is_set, _)| *is_set) {
+                return Err(format!(
+                    "adapters on experts (`target_parameters`) do not work with {what}"
+                ));
+            }
+        }
+        if let AdapterType::Lokr { factor, .. } = config.kind
+            && !(factor == -1 || factor >= 1)
+        {
+            return Err(format!(
+                "`decompose_factor` must be -1, or 1 or more, not {factor}"
+            ));
+        }
+        for (key, is_set) in [
+            ("use_dora", config.dora),
+            ("use_rslora", config.rslora),
+            ("lora_dropout", config.dropout > 0.0),
+            ("bias", config.bias != Biases::None),
+        ] {
+            if is_set && config.kind != AdapterType::Lora {
+                return Err(format!(
+                    "`{key}` is for LoRAs: PEFT has it not for a {}",
+                    config.kind.name()
+                ));
+            }
         }
         if let Some(layers) = &config.layers {
             // PEFT refuses both, too.
@@ -310,6 +353,7 @@ impl Matcher {
                 .map(|name| compile(&format!(r"\A(?:.*\.)?{name}(?:\z|\.)"), name))
                 .collect::<Result<_, _>>()?,
             config: config.clone(),
+            naming,
         })
     }
 
@@ -363,6 +407,7 @@ impl Matcher {
 
     /// Whether the name ends in an entry of `modules_to_save`.
     fn is_saved(&self, module: &str) -> bool {
+        let module = self.naming.theirs(module);
         let mut entries = self.config.modules_to_save.iter();
         entries.any(|entry| module.ends_with(entry.as_str()))
     }
@@ -381,11 +426,12 @@ impl Matcher {
 
     /// Entries of the config that have no effect on the model.
     pub(crate) fn unused(&self, model: &Effects) -> Unused {
-        let Effects {
-            seen,
-            attached,
-            saved,
-        } = *model;
+        let theirs = |names: &[String]| -> Vec<String> {
+            let names = names.iter().map(|name| self.naming.theirs(name));
+            names.collect()
+        };
+        let (seen, attached) = (&theirs(model.seen), &theirs(model.attached));
+        let (saved, parameters) = (theirs(model.saved), theirs(model.parameters));
         let config = &self.config;
         let unused = |modules: &Modules, among: &[String]| -> Vec<String> {
             let Modules::Suffixes(suffixes) = modules else {
@@ -397,10 +443,11 @@ impl Matcher {
             };
             suffixes.iter().filter(is_unused).cloned().collect()
         };
+        let adapted: Vec<_> = attached.iter().chain(&parameters).cloned().collect();
         let keys = |patterns: Vec<&Regex>, keys: Vec<&String>| -> Vec<String> {
             let pairs = patterns.into_iter().zip(keys);
             let unused =
-                pairs.filter(|(regex, _)| !attached.iter().any(|name| regex.is_match(name)));
+                pairs.filter(|(regex, _)| !adapted.iter().any(|name| regex.is_match(name)));
             unused.map(|(_, name)| name.clone()).collect()
         };
         let excluded = config.exclude_modules.as_ref();
@@ -408,6 +455,11 @@ impl Matcher {
         Unused {
             unknown: unused(&config.target_modules, seen),
             targets: unused(&config.target_modules, attached),
+            parameters: {
+                let targets = config.target_parameters.iter();
+                let is_unused = |target: &&String| !parameters.iter().any(|p| is_end(target, p));
+                targets.filter(is_unused).cloned().collect()
+            },
             excluded: excluded.map_or(Vec::new(), |excluded| unused(excluded, seen)),
             saved: config
                 .modules_to_save
@@ -439,6 +491,7 @@ impl Matcher {
 
     /// Rank and scaling of the adapter for the layer `name`, if it gets one.
     pub(crate) fn shape(&self, name: &str) -> Option<RankAndScaling> {
+        let name = &self.naming.theirs(name);
         let excluded = self.config.exclude_modules.as_ref();
         if excluded.is_some_and(|modules| modules.contains(name))
             || !self.config.target_modules.contains(name)
@@ -447,17 +500,45 @@ impl Matcher {
         {
             return None;
         }
-        let rank = first(&self.ranks, name).unwrap_or(self.config.rank);
-        let alpha = first(&self.alphas, name).unwrap_or(self.config.alpha);
+        Some(self.scaled(name))
+    }
+
+    /// The same for the tensor of experts `name`. As in PEFT, neither excluded modules nor chosen blocks matter.
+    pub(crate) fn parameter_shape(&self, name: &str) -> Option<RankAndScaling> {
+        let name = &self.naming.theirs(name);
+        let mut targets = self.config.target_parameters.iter();
+        (targets.any(|target| is_end(target, name))).then(|| self.scaled(name))
+    }
+
+    fn scaled(&self, name: &str) -> RankAndScaling {
+        let (rank, alpha) = self.rank_and_alpha(name);
         let divisor = match self.config.rslora {
             true => (rank as f64).sqrt(),
             false => rank as f64,
         };
-        Some(RankAndScaling {
+        RankAndScaling {
             rank,
             scaling: alpha / divisor,
-        })
+        }
     }
+
+    /// Rank and alpha of what the config calls `name`.
+    pub(super) fn rank_and_alpha(&self, name: &str) -> (i64, f64) {
+        let rank = first(&self.ranks, name).unwrap_or(self.config.rank);
+        let alpha = first(&self.alphas, name).unwrap_or(self.config.alpha);
+        (rank, alpha)
+    }
+
+    /// What the config calls modules.
+    pub(super) fn naming(&self) -> Naming {
+        self.naming
+    }
+}
+
+/// Whether `name` is `end`, or ends in it after a dot.
+fn is_end(end: &str, name: &str) -> bool {
+    let rest = name.strip_suffix(end);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Patterns that find a block's index in a name, as PEFT does (`check_target_module_exists`): the first

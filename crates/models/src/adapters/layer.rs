@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use tch::{Kind, Tensor};
 
+use super::change::Change;
 use crate::Error;
 use crate::tensor::{BaseMap, to_kind};
 use crate::weight::Weight;
@@ -34,17 +35,15 @@ impl Drop for AdaptersOff {
     }
 }
 
-fn are_off() -> bool {
+pub(super) fn are_off() -> bool {
     OFF.with(|off| off.get() > 0)
 }
 
-/// `B·A` beside a frozen weight `W`, scaled; with DoRA also the magnitude of each row.
+/// A change beside a frozen weight `W`, scaled; with DoRA also the magnitude of each row.
 #[derive(Debug)]
 pub struct LoraLayer {
-    /// `[rank, inputs]`
-    pub a: Tensor,
-    /// `[outputs, rank]`
-    pub b: Tensor,
+    /// What is added to the weight: `B·A`, if it is a LoRA.
+    pub change: Change,
     /// `alpha / rank`, or `alpha / √rank`.
     pub scaling: f64,
     /// Dropout probability of the input in training.
@@ -65,7 +64,7 @@ pub struct Dora {
 }
 
 impl LoraLayer {
-    /// The output with the adapted weight, `x · (W + scaling · B·A)ᵀ + bias`: `[…, inputs]` to `[…,
+    /// The output with the adapted weight, `x · (W + scaling · change)ᵀ + bias`: `[…, inputs]` to `[…,
     /// outputs]`, in the type of `base`'s product, which is also that of `bias`.
     pub fn forward(
         &self,
@@ -78,7 +77,7 @@ impl LoraLayer {
             return base.0.product(input, bias, base.1);
         }
         let size = input.size();
-        let (inputs, outputs) = (self.a.size()[1], self.b.size()[0]);
+        let [outputs, inputs] = self.change.size();
         let rows = input.f_reshape([-1, inputs])?;
         let kind = self.kind(base.1);
         let dropped = match dropout && self.dropout > 0.0 {
@@ -109,8 +108,9 @@ impl LoraLayer {
         if are_off() {
             return Ok(rows.shallow_clone());
         }
-        let low = Tensor::f_embedding(&self.a.f_tr()?, tokens, padding, false, false)?;
-        let change = low.f_matmul(&self.b.f_tr()?)?.f_mul_scalar(self.scaling)?;
+        let (a, b) = self.factors()?;
+        let low = Tensor::f_embedding(&a.f_tr()?, tokens, padding, false, false)?;
+        let change = low.f_matmul(&b.f_tr()?)?.f_mul_scalar(self.scaling)?;
         let whole = rows.f_add(&change)?;
         match &self.dora {
             None => Ok(whole),
@@ -135,10 +135,24 @@ impl LoraLayer {
             false => rows.shallow_clone(),
         };
         let base = weight.product(rows, bias, compute)?;
-        let low = self.low(dropped.unwrap_or(rows), kind)?;
-        // The product is not shared, and its backward pass does not need it, so B·A·x is added in place.
+        let adapted = dropped.unwrap_or(rows);
+        // The product is not shared, and its backward pass does not need it, so the change is added in place.
         let mut base = to_kind(&base, kind)?;
-        Ok(base.f_addmm_(&low, &to_kind(&self.b, kind)?.f_tr()?)?)
+        match &self.change {
+            Change::Lora { a, b } => {
+                let low = self.low(a, adapted, kind)?;
+                Ok(base.f_addmm_(&low, &to_kind(b, kind)?.f_tr()?)?)
+            }
+            change => Ok(base.f_add_(&change.apply(adapted, self.scaling, kind)?)?),
+        }
+    }
+
+    /// The matrices of a LoRA: no other change is that of an embedding.
+    fn factors(&self) -> Result<(&Tensor, &Tensor), Error> {
+        match &self.change {
+            Change::Lora { a, b } => Ok((a, b)),
+            _ => Err(Error::Internal("only a LoRA has two matrices".into())),
+        }
     }
 
     /// The type of its products, where those of the layer are in `compute`.
@@ -150,8 +164,8 @@ impl LoraLayer {
     }
 
     /// The scaled input of `B`: `[rows, rank]` in the type `kind`.
-    fn low(&self, rows: &Tensor, kind: Kind) -> Result<Tensor, Error> {
-        let low = to_kind(rows, kind)?.f_linear(&to_kind(&self.a, kind)?, None::<&Tensor>)?;
+    fn low(&self, a: &Tensor, rows: &Tensor, kind: Kind) -> Result<Tensor, Error> {
+        let low = to_kind(rows, kind)?.f_linear(&to_kind(a, kind)?, None::<&Tensor>)?;
         match self.scaling == 1.0 {
             true => Ok(low),
             false => Ok(low.f_mul_scalar(self.scaling)?),
@@ -173,11 +187,7 @@ impl LoraLayer {
         let product = |rows: &Tensor| -> Result<Tensor, Error> {
             to_kind(&weight.product(rows, None, compute)?, Kind::Float)
         };
-        let change = |rows: &Tensor| -> Result<Tensor, Error> {
-            Ok(self
-                .low(rows, Kind::Float)?
-                .f_linear(&self.b, None::<&Tensor>)?)
-        };
+        let change = |rows: &Tensor| self.change.apply(rows, self.scaling, Kind::Float);
         let result = match dropped {
             None => product(rows)?.f_add(&change(rows)?)?.f_mul(&scale)?,
             Some(dropped) => {
@@ -198,7 +208,8 @@ impl LoraLayer {
     /// matrix of the size of `W` is needed.
     fn row_norms(&self, dora: &Dora, weight: &Weight, compute: Kind) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
-        let (a, b, s) = (self.a.detach(), self.b.detach(), self.scaling);
+        let ((a, b), s) = (self.factors()?, self.scaling);
+        let (a, b) = (a.detach(), b.detach());
         let weight = to_kind(&weight.dense(compute)?, Kind::Float)?;
         let crossed = weight.f_linear(&a, None::<&Tensor>)?;
         let crossed = crossed.f_mul(&b)?.f_mul_scalar(2.0 * s)?;
@@ -215,15 +226,8 @@ impl LoraLayer {
     /// The merged weight, `[outputs, inputs]` in fp32.
     pub fn merged(&self, weight: &Tensor) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
-        let change = self.b.f_matmul(&self.a)?.f_mul_scalar(self.scaling)?;
-        let whole = to_kind(weight, Kind::Float)?.f_add(&change)?;
-        match &self.dora {
-            None => Ok(whole),
-            Some(dora) => {
-                let norm = whole.f_norm_scalaropt_dim(2.0, 1, true)?;
-                Ok(whole.f_mul(&dora.magnitude.f_view([-1, 1])?.f_div(&norm)?)?)
-            }
-        }
+        let magnitude = self.dora.as_ref().map(|dora| &dora.magnitude);
+        self.change.merged(weight, self.scaling, magnitude)
     }
 
     /// The same adapter on another base (see [`BaseMap`]).
@@ -235,8 +239,7 @@ impl LoraLayer {
             })
         };
         Ok(Self {
-            a: self.a.shallow_clone(),
-            b: self.b.shallow_clone(),
+            change: self.change.shallow_clone(),
             dora: self.dora.as_ref().map(dora).transpose()?,
             ..*self
         })

@@ -1,5 +1,6 @@
 //! PEFT's adapter folder: `adapter_config.json` and `adapter_model.safetensors`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,10 +8,14 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::attachment::{Attached, IN_WHOLE};
+use super::attached::Attached;
+use super::attachment::PREFIX;
+use super::change::AdapterType;
 use super::config::{Biases, Layers, LoraConfig, Modules};
+use super::module::LoraModule;
+use super::naming::{Naming, exactly};
 use crate::Error;
-use crate::formats::{SafetensorsFile, write_tensors};
+use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 use crate::json::{self, Object};
 use crate::parameters::Parameters;
 
@@ -24,6 +29,7 @@ pub struct PeftAdapter {
     config: LoraConfig,
     base_model: Option<String>,
     tensors: Arc<SafetensorsFile>,
+    naming: Naming,
 }
 
 impl PeftAdapter {
@@ -39,11 +45,15 @@ impl PeftAdapter {
         let folder = beside.unwrap_or(path);
         let object = Object::read(&folder.join(CONFIG))?;
         let config = config(&object)?;
+        let tensors = SafetensorsFile::open(&folder.join(TENSORS))?;
+        let names = tensors.names();
+        let modules = names.iter().filter_map(|name| name.strip_prefix(PREFIX));
         Ok(Self {
             folder: folder.to_owned(),
             config,
             base_model: object.text("base_model_name_or_path")?.map(str::to_owned),
-            tensors: Arc::new(SafetensorsFile::open(&folder.join(TENSORS))?),
+            naming: Naming::of(modules),
+            tensors: Arc::new(tensors),
         })
     }
 
@@ -61,13 +71,28 @@ impl PeftAdapter {
         &self.tensors
     }
 
+    /// What its config and its file call modules.
+    pub(super) fn naming(&self) -> Naming {
+        self.naming
+    }
+
+    /// The name in its file of the tensor that is called `name` here.
+    pub(super) fn stored_name(&self, name: &str) -> String {
+        renamed(self.naming, name)
+    }
+
+    /// The shape of the tensor that is called `name` here.
+    pub(super) fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        self.tensors.shape(&self.stored_name(name))
+    }
+
     pub(crate) fn error(&self, reason: impl Into<String>) -> Error {
         Error::file(&self.folder.join(TENSORS), reason)
     }
 }
 
 /// Keys of PEFT's `LoraConfig` (0.21.2) that are applied.
-pub(super) const APPLIED: [&str; 15] = [
+pub(super) const APPLIED: [&str; 16] = [
     "alpha_pattern",
     "bias",
     "exclude_modules",
@@ -81,13 +106,38 @@ pub(super) const APPLIED: [&str; 15] = [
     "r",
     "rank_pattern",
     "target_modules",
+    "target_parameters",
     "use_dora",
     "use_rslora",
 ];
 
+/// The same of `LoHaConfig` and `LoKrConfig`; the last three are of the latter alone.
+pub(super) const APPLIED_LYCORIS: [&str; 13] = [
+    "alpha",
+    "alpha_pattern",
+    "exclude_modules",
+    "init_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "decompose_both",
+    "decompose_factor",
+];
+
+/// Unsupported keys of these, with the values at which they have no effect on linear layers and on training.
+pub(super) const UNSUPPORTED_LYCORIS: [(&str, &[&str]); 3] = [
+    ("rank_dropout", &["0", "0.0"]),
+    ("module_dropout", &["0", "0.0"]),
+    ("rank_dropout_scale", &["false"]),
+];
+
 /// Keys that do not affect the output of a saved adapter: where it came from, how it was initialised, and how
 /// PEFT runs it.
-pub(super) const NO_EFFECT: [&str; 15] = [
+pub(super) const NO_EFFECT: [&str; 16] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -103,14 +153,15 @@ pub(super) const NO_EFFECT: [&str; 15] = [
     "runtime_config",
     "task_type",
     "tp_config",
+    // How convolutions are taken apart; the layers here are linear.
+    "use_effective_conv2d",
 ];
 
 /// Unsupported keys that affect the output, with the values at which they have no effect.
-pub(super) const UNSUPPORTED: [(&str, &[&str]); 13] = [
+pub(super) const UNSUPPORTED: [(&str, &[&str]); 12] = [
     ("fan_in_fan_out", &["false"]),
     ("layer_replication", &["[]"]),
     ("trainable_token_indices", &["[]", "{}"]),
-    ("target_parameters", &["[]"]),
     ("lora_bias", &["false"]),
     ("use_qalora", &["false"]),
     ("use_bdlora", &["false"]),
@@ -130,30 +181,45 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 /// # Errors
 /// The error names the file, the key, what is allowed and what was found.
 pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
-    match object.text("peft_type")? {
-        Some("LORA") => {}
+    let kind = match object.text("peft_type")? {
+        Some("LORA") => AdapterType::Lora,
+        Some("LOHA") => AdapterType::Loha,
+        Some("LOKR") => AdapterType::Lokr {
+            factor: object.integer("decompose_factor", Some(-1), -1..=1 << 16)?,
+            decompose_both: object.flag("decompose_both", false)?,
+        },
         other => {
             let other = other.unwrap_or("missing");
-            return Err(object.error("peft_type", format!("is {other}; only LORA is supported")));
+            return Err(object.error(
+                "peft_type",
+                format!("is {other}; only LORA, LOHA and LOKR are supported"),
+            ));
         }
-    }
-    check_keys(object)?;
+    };
+    check_keys(object, kind)?;
     check_initialisation(object)?;
     // In PEFT a missing key has its default value, but null is an error.
-    for key in ["r", "lora_alpha", "lora_dropout"] {
+    let alpha = alpha_key(kind);
+    for key in ["r", alpha, "lora_dropout"] {
         if object.has(key) && object.get(key).is_none() {
             return Err(object.error(key, "must be a number, not null"));
         }
     }
     let default = LoraConfig::default();
+    let parameters = names(object, "target_parameters")?;
     let config = LoraConfig {
+        kind,
         rank: object.integer("r", Some(default.rank), 1..=1 << 16)?,
-        alpha: number(object, "lora_alpha", object.get("lora_alpha"))?.unwrap_or(default.alpha),
+        alpha: number(object, alpha, object.get(alpha))?.unwrap_or(default.alpha),
         dropout: number(object, "lora_dropout", object.get("lora_dropout"))?.unwrap_or(0.0),
         rslora: object.flag("use_rslora", false)?,
         dora: object.flag("use_dora", false)?,
-        target_modules: modules(object, "target_modules")?
-            .ok_or_else(|| object.error("target_modules", "is missing"))?,
+        target_modules: match modules(object, "target_modules")? {
+            Some(modules) => modules,
+            None if !parameters.is_empty() => Modules::Suffixes(Vec::new()),
+            None => return Err(object.error("target_modules", "is missing")),
+        },
+        target_parameters: parameters,
         exclude_modules: modules(object, "exclude_modules")?,
         layers: layers(object)?,
         modules_to_save: names(object, "modules_to_save")?,
@@ -168,19 +234,33 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
             number(object, key, Some(value))?.ok_or_else(|| object.error(key, "is missing"))
         })?,
     };
-    super::config::Matcher::new(&config).map_err(|reason| Error::file(object.path(), reason))?;
+    super::config::Matcher::new(&config, Naming::ALONE)
+        .map_err(|reason| Error::file(object.path(), reason))?;
     Ok(config)
 }
 
+/// What PEFT calls alpha.
+fn alpha_key(kind: AdapterType) -> &'static str {
+    match kind {
+        AdapterType::Lora => "lora_alpha",
+        _ => "alpha",
+    }
+}
+
 /// Refuses unsupported and unknown keys that affect the output.
-fn check_keys(object: &Object) -> Result<(), Error> {
+fn check_keys(object: &Object, kind: AdapterType) -> Result<(), Error> {
+    let (applied, unsupported): (&[&str], &[(&str, &[&str])]) = match kind {
+        AdapterType::Lora => (&APPLIED, &UNSUPPORTED),
+        AdapterType::Loha => (&APPLIED_LYCORIS[..11], &UNSUPPORTED_LYCORIS),
+        AdapterType::Lokr { .. } => (&APPLIED_LYCORIS, &UNSUPPORTED_LYCORIS),
+    };
     for (key, value) in object.keys().filter(|(_, value)| !value.is_null()) {
         let name = key.as_str();
-        if APPLIED.contains(&name) || NO_EFFECT.contains(&name) {
+        if applied.contains(&name) || NO_EFFECT.contains(&name) {
             continue;
         }
         let text = value.to_string();
-        match UNSUPPORTED.iter().find(|(key, _)| *key == name) {
+        match unsupported.iter().find(|(key, _)| *key == name) {
             Some((_, harmless)) if harmless.contains(&text.as_str()) => {}
             Some(_) => {
                 return Err(object.error(key, format!("is {text}, which is not supported")));
@@ -305,17 +385,72 @@ fn pattern<T>(
 }
 
 /// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`. `base_model` is recorded
-/// as the name of the base model.
+/// as the name of the base model, in whose class modules have the names of `naming`.
 pub fn write_peft(
     folder: &Path,
     attached: &Attached,
     parameters: &Parameters,
-    base_model: &str,
+    (base_model, naming): (&str, Naming),
 ) -> Result<(), Error> {
     let mut tensors = parameters.named();
     let tables = attached.tables.iter();
     tensors.extend(tables.map(|(name, table)| (name.clone(), table)));
-    write_folder(folder, &adapter_config(attached, base_model), &tensors)
+    for (name, _) in &mut tensors {
+        *name = renamed(naming, name);
+    }
+    write_folder(
+        folder,
+        &adapter_config(attached, base_model, naming),
+        &tensors,
+    )
+}
+
+/// The name in a file of the tensor that is called `name` here.
+fn renamed(naming: Naming, name: &str) -> String {
+    match name.strip_prefix(PREFIX) {
+        Some(module) => format!("{PREFIX}{}", naming.theirs(module)),
+        None => name.to_owned(),
+    }
+}
+
+impl Attached {
+    /// Its config for a model whose modules have the names of `naming`. Where that or the config is of a part of a larger
+    /// model, what it selects is written out, so that the same words select nothing in other parts.
+    fn config_for(&self, naming: Naming) -> LoraConfig {
+        let (config, matcher) = (&self.config, &self.matcher);
+        if [naming, matcher.naming()] == [Naming::ALONE; 2] {
+            return config.clone();
+        }
+        let theirs = |names: &[String]| -> Vec<String> {
+            names.iter().map(|name| naming.theirs(name)).collect()
+        };
+        let modules = theirs(&self.modules);
+        let (mut rank_pattern, mut alpha_pattern) = (IndexMap::new(), IndexMap::new());
+        for name in self.modules.iter().chain(&self.parameters) {
+            let (rank, alpha) = matcher.rank_and_alpha(&matcher.naming().theirs(name));
+            let key = regex::escape(&naming.theirs(name));
+            if rank != config.rank {
+                rank_pattern.insert(key.clone(), rank);
+            }
+            if alpha != config.alpha {
+                alpha_pattern.insert(key, alpha);
+            }
+        }
+        LoraConfig {
+            target_modules: match modules.is_empty() {
+                true => Modules::Suffixes(Vec::new()),
+                false => Modules::from_text(&exactly(&modules))
+                    .unwrap_or_else(|_| Modules::Suffixes(modules)),
+            },
+            target_parameters: theirs(&self.parameters),
+            modules_to_save: theirs(&self.saved_modules),
+            exclude_modules: None,
+            layers: None,
+            rank_pattern,
+            alpha_pattern,
+            ..config.clone()
+        }
+    }
 }
 
 /// Writes the two files of an adapter.
@@ -331,17 +466,22 @@ pub(crate) fn write_folder(
 }
 
 /// The `adapter_config.json` that [`write_peft`] writes.
-pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
-    let config = &attached.config;
-    let in_whole = attached
-        .modules
-        .iter()
-        .any(|name| name.starts_with(IN_WHOLE));
+pub fn adapter_config(attached: &Attached, base_model: &str, naming: Naming) -> Value {
+    let (config, task) = (&attached.config_for(naming), Some("CAUSAL_LM"));
+    config_keys(config, &attached.modules, Some(base_model), task)
+}
+
+/// The keys of `config`, which is attached to the layers `attached`.
+fn config_keys(
+    config: &LoraConfig,
+    attached: &[String],
+    base_model: Option<&str>,
+    task_type: Option<&str>,
+) -> Value {
     let modules = |modules: &Modules| match modules {
         // Listed explicitly, because PEFT also writes what `all-linear` resolved to.
         Modules::AllLinear => {
             let mut names: Vec<&str> = attached
-                .modules
                 .iter()
                 .map(|name| name.rsplit('.').next().unwrap_or(name))
                 .collect();
@@ -352,22 +492,15 @@ pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
         Modules::Suffixes(names) => json!(names),
         Modules::Regex(regex) => json!(regex.text()),
     };
-    json!({
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+    let mut keys = json!({
+        "task_type": task_type,
         "base_model_name_or_path": base_model,
         "inference_mode": true,
         "r": config.rank,
         // PEFT declares alphas as integers, but fractions work too.
-        "lora_alpha": json::number(config.alpha),
-        "lora_dropout": config.dropout,
-        "use_rslora": config.rslora,
-        "use_dora": config.dora,
-        // In a larger model, the ends of names may be those of layers in other parts, too.
-        "target_modules": match in_whole {
-            true => json!(attached.modules),
-            false => modules(&config.target_modules),
-        },
+        alpha_key(config.kind): json::number(config.alpha),
+        "target_modules": modules(&config.target_modules),
+        "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
         "exclude_modules": config.exclude_modules.as_ref().map(modules),
         "layers_to_transform": config.layers.as_ref().map(|layers| &layers.indices),
         "layers_pattern": config
@@ -381,9 +514,88 @@ pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
             .iter()
             .map(|(name, alpha)| (name.clone(), json::number(*alpha)))
             .collect::<serde_json::Map<_, _>>(),
-        "bias": Biases::NAMED.iter().find(|(bias, _)| *bias == config.bias).map(|(_, name)| name),
-        "fan_in_fan_out": false,
-        "init_lora_weights": true,
         "modules_to_save": Some(&config.modules_to_save).filter(|names| !names.is_empty()),
-    })
+    });
+    let of_kind = match config.kind {
+        AdapterType::Lora => json!({
+            "peft_type": "LORA",
+            "lora_dropout": config.dropout,
+            "use_rslora": config.rslora,
+            "use_dora": config.dora,
+            "bias": Biases::NAMED.iter().find(|(bias, _)| *bias == config.bias).map(|(_, name)| name),
+            "fan_in_fan_out": false,
+            "init_lora_weights": true,
+        }),
+        AdapterType::Loha => json!({ "peft_type": "LOHA", "init_weights": true }),
+        AdapterType::Lokr {
+            factor,
+            decompose_both,
+        } => json!({
+            "peft_type": "LOKR",
+            "init_weights": true,
+            "decompose_factor": factor,
+            "decompose_both": decompose_both,
+        }),
+    };
+    if let (Value::Object(keys), Value::Object(of_kind)) = (&mut keys, of_kind) {
+        keys.extend(of_kind);
+    }
+    keys
+}
+
+/// Writes changes to single layers as an adapter that [`PeftAdapter::open`] and PEFT read, for a model of this `task_type`.
+///
+/// # Errors
+/// If PEFT has no form for them: if they are of several kinds, or the factors of a LoKr differ in how they divide sides.
+pub fn write_changes(
+    folder: &Path,
+    changes: &BTreeMap<String, LoraModule>,
+    base_model: Option<&str>,
+    task_type: Option<&str>,
+) -> Result<(), Error> {
+    let no_form = |what: &str| Error::Invalid(format!("PEFT has no form for {what}"));
+    let kind = LoraModule::kind_of_all(changes.values())
+        .ok_or_else(|| no_form("adapters of several kinds, or with factors of any size"))?;
+    let dora = changes.values().filter(|change| change.magnitude.is_some());
+    let dora = dora.count();
+    if dora > 0 && (dora < changes.len() || kind != AdapterType::Lora) {
+        return Err(no_form("magnitudes beside some LoRAs, or beside others"));
+    }
+    let most = changes
+        .values()
+        .map(|change| change.rank_and_alpha().0)
+        .max();
+    let most = most.unwrap_or(1);
+    let each = |(name, change): (&String, &LoraModule)| (name.clone(), change.rank_and_alpha());
+    let config = LoraConfig {
+        kind,
+        rank: most,
+        alpha: most as f64,
+        dora: dora > 0,
+        target_modules: Modules::Suffixes(changes.keys().cloned().collect()),
+        rank_pattern: changes
+            .iter()
+            .map(each)
+            .map(|(name, (rank, _))| (name, rank))
+            .collect(),
+        alpha_pattern: changes
+            .iter()
+            .map(each)
+            .map(|(name, (_, alpha))| (name, alpha))
+            .collect(),
+        ..LoraConfig::default()
+    };
+    let mut tensors = Vec::new();
+    for (name, change) in changes {
+        for (part, tensor) in change.change.parts() {
+            tensors.push((format!("{PREFIX}{name}.{part}"), tensor.shallow_clone()));
+        }
+        if let Some(magnitude) = &change.magnitude {
+            let name = format!("{PREFIX}{name}.lora_magnitude_vector");
+            tensors.push((name, magnitude.f_flatten(0, -1)?));
+        }
+    }
+    let tensors = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
+    let config = config_keys(&config, &[], base_model, task_type);
+    write_folder(folder, &config, &tensors.collect::<Vec<_>>())
 }

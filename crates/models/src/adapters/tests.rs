@@ -18,9 +18,10 @@ use crate::pretrained::{HfFolder, Pretrained, merge};
 use placement::Placer;
 
 mod forms;
+mod lycoris;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 17] = [
+const ADAPTERS: [(&str, &str); 30] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -35,15 +36,36 @@ const ADAPTERS: [(&str, &str); 17] = [
     ("post-norms", "olmo3"),
     ("beside-experts", "qwen3-moe"),
     ("beside-mxfp4", "gpt-oss"),
+    ("on-a-delta-rule", "qwen3.5"),
+    ("on-experts", "qwen3-moe"),
+    ("on-experts-in-turns", "gpt-oss-dense"),
+    ("on-experts-in-mxfp4", "gpt-oss"),
+    ("beside-and-on-experts", "qwen3.5-moe"),
+    ("in-gemma3", "gemma3-multimodal"),
+    ("in-ministral3", "ministral3-multimodal"),
+    ("in-qwen3.5", "qwen3.5-multimodal"),
+    ("in-qwen3.5-moe", "qwen3.5-moe-multimodal"),
+    ("hadamard", "llama-grouped"),
+    ("kronecker", "qwen2"),
+    ("kronecker-whole", "qwen3-untied"),
     ("per-layer", "gemma4"),
     ("beside-both", "gemma4-moe"),
-    ("in-whole", "gemma4-multimodal"),
+    ("in-gemma4", "gemma4-multimodal"),
+    ("beside-and-on-both", "gemma4-moe"),
 ];
+
+/// What modules of the model are called in its class in transformers.
+fn naming(base: &str) -> Naming {
+    match base.ends_with("multimodal") {
+        true => Naming::PART,
+        false => Naming::ALONE,
+    }
+}
 
 struct Adapted {
     model: Decoder,
     parameters: Parameters,
-    attached: attachment::Attached,
+    attached: Attached,
 }
 
 fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Error> {
@@ -163,15 +185,13 @@ fn a_fresh_adapter_changes_nothing() {
 fn a_written_adapter_is_read_back_as_it_was() {
     for (name, base) in ADAPTERS {
         let folder = tempfile::tempdir().unwrap();
+        // PEFT reads them there: `tests/reference/check_adapters.py`.
+        let kept = std::env::var_os("SUREFOOT_ADAPTERS").map(std::path::PathBuf::from);
+        let folder = kept.map_or(folder.path().to_owned(), |kept| kept.join(name));
         let original = from_peft(name, base);
-        write_peft(
-            folder.path(),
-            &original.attached,
-            &original.parameters,
-            base,
-        )
-        .unwrap();
-        let saved = PeftAdapter::open(folder.path()).unwrap();
+        let how = (base, naming(base));
+        write_peft(&folder, &original.attached, &original.parameters, how).unwrap();
+        let saved = PeftAdapter::open(&folder).unwrap();
         assert_eq!(saved.base_model(), Some(base));
         let base = golden(&format!("models/{base}"));
         let read = adapted(&base, Attachment::saved(saved).unwrap()).unwrap();
@@ -258,7 +278,7 @@ fn patterns_match_the_end_of_a_name_from_a_dot() {
         rslora: true,
         ..LoraConfig::default()
     };
-    let matcher = config::Matcher::new(&config).unwrap();
+    let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
     let shape = |name: &str| matcher.shape(name).unwrap();
     assert_eq!(shape("model.layers.0.self_attn.q_proj").rank, 2);
     assert_eq!(shape("model.layers.0.self_attn.freq_proj").rank, 8);
@@ -332,7 +352,7 @@ fn features_that_are_not_known_are_refused_by_name() {
         (
             "peft_type",
             json!("IA3"),
-            "`peft_type` is IA3; only LORA is supported",
+            "`peft_type` is IA3; only LORA, LOHA and LOKR are supported",
         ),
         ("r", json!(0), "`r` must be from 1 to 65536, not 0"),
         (
@@ -498,7 +518,7 @@ fn of_patterns_that_overlap_the_first_in_the_file_counts() {
         config["rank_pattern"][first] = json!(if first == "q_proj" { 2 } else { 3 });
         config["rank_pattern"][second] = json!(if second == "q_proj" { 2 } else { 3 });
         let config = read_config(&config).unwrap();
-        let matcher = config::Matcher::new(&config).unwrap();
+        let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
         let shape = matcher.shape("model.layers.0.self_attn.q_proj").unwrap();
         assert_eq!(shape.rank, rank, "{first} before {second}");
     }
@@ -512,7 +532,7 @@ fn layers_to_transform_chooses_blocks_by_number() {
         config["layers_to_transform"] = indices;
         config["layers_pattern"] = lists;
         let config = read_config(&config).unwrap();
-        let matcher = config::Matcher::new(&config).unwrap();
+        let matcher = config::Matcher::new(&config, Naming::ALONE).unwrap();
         [0, 1, 11]
             .map(|block| format!("model.layers.{block}.self_attn.q_proj"))
             .map(|name| matcher.shape(&name).is_some())

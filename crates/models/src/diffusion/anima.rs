@@ -64,6 +64,7 @@ pub static ARCH: Arch = Arch {
         network: "networks.lora_anima",
         architecture: "anima/lora",
         kohya: false,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

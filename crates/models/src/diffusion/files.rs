@@ -1,7 +1,9 @@
 //! The weights of a part of a model: a diffusers folder, or a single file with other names.
 //!
-//! A single file is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's `fp8_scaled` and
-//! `int8_convrot` files, are dequantised when they are read.
+//! A single file, safetensors or GGUF, is presented with diffusers' names. 8-bit weights with a scale, as in ComfyUI's
+//! `fp8_scaled` and `int8_convrot` files, and those of GGUF are dequantised when they are read.
+
+mod rewrite;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +13,8 @@ use tch::{Kind, Tensor};
 
 use super::BlockNames;
 use crate::Error;
-use crate::formats::{SafetensorsFile, Shards, TensorSource};
+use crate::formats::{Gguf, SafetensorsFile, Shards, TensorSource};
+use crate::pretrained::GgufModel;
 
 /// How the weights of a part are found and named.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +29,8 @@ pub struct PartNames {
     pub stacked: &'static [(&'static str, &'static [&'static str])],
     /// How the names of matrices end that a file may have as convolutions of one pixel.
     pub matrices: &'static [&'static str],
+    /// How the names of matrices end that a file may have as one vector, and how many rows they have.
+    pub tables: &'static [(&'static str, i64)],
     /// How the names of matrices end, in a file, whose two halves of rows diffusers has in the other order.
     pub swapped: &'static [&'static str],
 }
@@ -37,6 +42,7 @@ impl PartNames {
         rename: |name, _| Some(name.to_owned()),
         stacked: &[],
         matrices: &[],
+        tables: &[],
         swapped: &[],
     };
 
@@ -110,6 +116,8 @@ struct Place {
     rows: [i64; 3],
     /// Whether it is a matrix whatever its shape in the file.
     is_matrix: bool,
+    /// How many rows it has if it is a vector in the file.
+    table: Option<i64>,
     /// Whether its two halves of rows are in the other order there.
     is_swapped: bool,
 }
@@ -123,7 +131,10 @@ impl Place {
         if self.is_matrix && shape.len() == 4 && shape[2..] == [1, 1] {
             shape.truncate(2);
         }
-        shape
+        match (self.table, shape.as_slice()) {
+            (Some(rows), [all]) if all % rows == 0 => vec![rows, all / rows],
+            _ => shape,
+        }
     }
 
     /// A weight that is part of `stored`.
@@ -172,7 +183,7 @@ const QUANTIZATION: &str = "_quantization_metadata";
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 
 impl PartFile {
-    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
+    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors or GGUF
     /// file.
     ///
     /// # Errors
@@ -187,8 +198,7 @@ impl PartFile {
                 return Err(Error::file(path, pickled(extension)));
             }
             if extension == Some("gguf") {
-                let reason = "GGUF files of image and video models are not supported: take the file in bf16 or fp8";
-                return Err(Error::file(path, reason));
+                return Self::of(part, of_gguf(path)?);
             }
             let file = SafetensorsFile::open(path)?;
             if let Some(text) = file.metadata().get(QUANTIZATION) {
@@ -240,6 +250,10 @@ impl PartFile {
                     stored: name.clone(),
                     rows: [before, share, all],
                     is_matrix: part.matrices.iter().any(|end| renamed.ends_with(end)),
+                    table: part
+                        .tables
+                        .iter()
+                        .find_map(|(end, rows)| renamed.ends_with(end).then_some(*rows)),
                     is_swapped: part.swapped.iter().any(|end| name.ends_with(end)),
                 };
                 before += share;
@@ -313,6 +327,10 @@ impl TensorSource for PartFile {
         Some(place.shape(self.tensors.shape(&place.stored)?))
     }
 
+    fn kind(&self, name: &str) -> Option<Kind> {
+        self.tensors.kind(&self.names.get(name)?.stored)
+    }
+
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         let missing = || Error::file(self.path(), format!("there is no tensor for `{name}`"));
         let place = self.names.get(name).ok_or_else(missing)?;
@@ -335,6 +353,21 @@ impl TensorSource for PartFile {
         let weight = self.turned_back(stored, weight.f_mul(&scale)?)?;
         place.part(weight.f_to_kind(kind)?)
     }
+}
+
+/// The tensors of a GGUF file: those of a language model under Hugging Face's names, all others under those in the file.
+fn of_gguf(path: &Path) -> Result<Box<dyn TensorSource>, Error> {
+    let file = Gguf::open(path)?;
+    Ok(match is_language_model(&file) {
+        true => Box::new(GgufModel::open(path)?),
+        false => Box::new(file),
+    })
+}
+
+/// Whether a GGUF file is a language model: llama.cpp calls blocks of a decoder so.
+pub(super) fn is_language_model(file: &Gguf) -> bool {
+    let mut names = file.header().tensors.keys();
+    names.any(|name| name.starts_with("blk."))
 }
 
 fn pickled(extension: &str) -> String {
@@ -518,8 +551,5 @@ mod tests {
             let error = noted(&eight, &scale, &header).unwrap_err().to_string();
             assert!(error.contains(told), "{header}: {error}");
         }
-        let gguf = PartFile::open(&PartNames::DIFFUSERS, Path::new("x.gguf"));
-        let error = gguf.unwrap_err().to_string();
-        assert!(error.contains("GGUF files of image"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! FLUX.1, dev, Krea-dev and schnell: text to pictures.
+//! FLUX.1, dev, Krea-dev and schnell: text to pictures; and [Chroma](chroma), which was made of it.
 //!
 //! ```text
 //! picture ──KL autoencoder──▶ latents ───────┐
@@ -11,6 +11,7 @@
 //! and diffusers read these. In the original files queries, keys and values of a double block are one layer, and those of a
 //! single block with the first of its feed-forward layers.
 
+pub mod chroma;
 mod model;
 mod names;
 #[cfg(test)]
@@ -22,6 +23,11 @@ pub use model::Flux1;
 use super::lora::LoraForm;
 use super::{Arch, LoraFiles};
 use crate::formats::TensorSource;
+
+/// The linear layers of the blocks but those that modulate them. `proj_out` is also the name of the last layer.
+const TARGETS: &[&str] = &[
+    r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|ff(_context)?\.net\.(0\.proj|2))|single_transformer_blocks\.\d+\.(attn\.to_[qkv]|proj_mlp|proj_out)",
+];
 
 /// What is known of FLUX.1.
 pub static ARCH: Arch = Arch {
@@ -43,19 +49,17 @@ pub static ARCH: Arch = Arch {
     denoiser: names::TRANSFORMER,
     is_denoiser: |file| {
         let vector = "time_text_embed.text_embedder.linear_1.weight";
-        file.shape(vector).is_some() || names::is_chroma(file)
+        file.shape(vector).is_some()
     },
     open: |path, parts| Ok(Box::new(Flux1::open(path, parts)?)),
     lists: &[names::DOUBLE, names::SINGLE],
     others: names::OTHERS,
     lora: LoraFiles {
-        // `proj_out` is also the name of the last layer.
-        targets: &[
-            r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|ff(_context)?\.net\.(0\.proj|2))|single_transformer_blocks\.\d+\.(attn\.to_[qkv]|proj_mlp|proj_out)",
-        ],
+        targets: TARGETS,
         network: "networks.lora_flux",
         architecture: "flux-1-dev/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Diffusers,
         partial: LoraForm::Diffusers,
     },

@@ -52,6 +52,7 @@ pub static ARCH: Arch = Arch {
         network: "networks.lora_flux_2",
         architecture: "Flux2-Klein/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

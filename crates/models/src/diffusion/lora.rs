@@ -6,6 +6,10 @@
 //! | Comfy | `diffusion_model.blocks.0.self_attn.q.lora_A.weight`, `.lora_B.weight` | ComfyUI, diffusers |
 //! | diffusers | `transformer.blocks.0.attn1.to_q.lora_A.weight`, `.lora_B.weight` | diffusers |
 //!
+//! LoHa and LoKr have LyCORIS' parts in place of the two matrices, `.hada_w1_a`, `.lokr_w1` and so on, and DoRA has
+//! `.dora_scale` beside them: ComfyUI reads these in the names of the first two forms, and diffusers drops them. A part of a
+//! layer that the original files have as one keeps its name in diffusers then, after `lycoris_`, with underscores.
+//!
 //! Other formats that can be read: Comfy's with `lora_down`, `lora_up` and `alpha`; PEFT's
 //! (`base_model.model.…`, with its `adapter_config.json`); changes to whole tensors (`.diff`, `.diff_b`); and
 //! both experts in one file, as ai-toolkit may write them. If a format has no place for alpha, or only a
@@ -20,47 +24,17 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tch::{Kind, Tensor};
 
 pub use self::apply::WithLoras;
+pub(super) use self::names::is_known;
 use self::names::{Key, Role, original_module, parse};
 use super::{Arch, Expert};
 use crate::Error;
-use crate::adapters::write_folder;
+pub use crate::adapters::LoraModule;
+use crate::adapters::{Change, Keep, Kept, plain, write_changes};
 use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
-
-/// The change to one weight: `alpha / rank · up · down`.
-#[derive(Debug)]
-pub struct LoraModule {
-    /// `[rank, inputs]`, with more dimensions for a convolution.
-    pub down: Tensor,
-    /// `[outputs, rank]`, with more dimensions for a convolution.
-    pub up: Tensor,
-    /// The product is scaled by `alpha / rank`.
-    pub alpha: f64,
-}
-
-impl LoraModule {
-    /// The rank: rows of `down`.
-    pub fn rank(&self) -> i64 {
-        self.down.size().first().copied().unwrap_or(0)
-    }
-
-    /// The scale of the product.
-    pub fn scale(&self) -> f64 {
-        self.alpha / self.rank() as f64
-    }
-
-    /// A second handle to the same tensors.
-    fn shallow_clone(&self) -> Self {
-        Self {
-            down: self.down.shallow_clone(),
-            up: self.up.shallow_clone(),
-            alpha: self.alpha,
-        }
-    }
-}
 
 /// A LoRA for one denoiser.
 #[derive(Debug)]
@@ -160,10 +134,11 @@ impl LoraFile {
             crate::formats::require_finite(&tensors, &name, &tensor)?;
             let part = |parts: &mut BTreeMap<String, Parts>| -> Option<Tensor> {
                 let parts = parts.entry(module.clone()).or_default();
+                let tensor = tensor.shallow_clone();
                 match role {
-                    Role::Down => parts.down.replace(tensor.shallow_clone()),
-                    Role::Up => parts.up.replace(tensor.shallow_clone()),
-                    _ => parts.alpha.replace(tensor.shallow_clone()),
+                    Role::Part(part) => parts.change.insert(part, tensor),
+                    Role::Magnitude => parts.magnitude.replace(tensor),
+                    _ => parts.alpha.replace(tensor),
                 }
             };
             let before = match role {
@@ -181,10 +156,15 @@ impl LoraFile {
                 )));
             }
         }
+        let ranks = match metadata.get(stacked::RANKS) {
+            Some(text) => serde_json::from_str(text)
+                .map_err(|error| wrong(format!("`{}` in its header: {error}", stacked::RANKS)))?,
+            None => stacked::Ranks::new(),
+        };
         let mut modules = BTreeMap::new();
         for (name, parts) in parts {
             let module = parts.module(&name, &settings).map_err(wrong)?;
-            for (name, module) in stacked::parted(arch, name, module)? {
+            for (name, module) in stacked::parted(arch, name, module, &ranks)? {
                 if modules.insert(name.clone(), module).is_some() {
                     return Err(wrong(format!("`{name}` is changed twice")));
                 }
@@ -205,6 +185,12 @@ impl LoraFile {
         })
     }
 
+    /// The layers of text encoders that it changes.
+    pub fn text_layers(&self) -> impl Iterator<Item = &String> {
+        let names = self.modules.keys();
+        names.filter(|name| self.arch.text_layer(name).is_some())
+    }
+
     /// Writes it as a folder of PEFT.
     ///
     /// # Errors
@@ -215,27 +201,7 @@ impl LoraFile {
                 "it changes the whole tensor `{name}`, which PEFT has no form for"
             )));
         }
-        let pairs = |value: &dyn Fn(&LoraModule) -> Value| -> serde_json::Map<String, Value> {
-            let modules = self.modules.iter();
-            modules
-                .map(|(name, module)| (name.clone(), value(module)))
-                .collect()
-        };
-        let config = json!({
-            "peft_type": "LORA",
-            "r": self.modules.values().map(LoraModule::rank).max(),
-            "target_modules": self.modules.keys().collect::<Vec<_>>(),
-            "rank_pattern": pairs(&|module| module.rank().into()),
-            "alpha_pattern": pairs(&|module| crate::json::number(module.alpha)),
-            "lora_alpha": self.modules.values().map(LoraModule::rank).max(),
-            "bias": "none",
-        });
-        let tensors = self.modules.iter().flat_map(|(name, module)| {
-            let name = |part: &str| format!("base_model.model.{name}.{part}.weight");
-            [(name("lora_A"), &module.down), (name("lora_B"), &module.up)]
-        });
-        let tensors: Vec<_> = tensors.collect();
-        write_folder(folder, &config, &tensors)
+        write_changes(folder, &self.modules, None, None)
     }
 
     /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the format adds to it (rank and
@@ -246,39 +212,55 @@ impl LoraFile {
     pub fn write(&self, path: &Path, form: LoraForm) -> Result<u32, Error> {
         self.check(form)?;
         let mut tensors = Vec::new();
+        let mut metadata = self.metadata_of(form);
         let joined;
         let modules = match form {
             LoraForm::Diffusers => &self.modules,
             LoraForm::Kohya | LoraForm::Comfy => {
-                joined = stacked::joined(self.arch, &self.modules)?;
+                let ranks;
+                (joined, ranks) = stacked::joined(self.arch, &self.modules)?;
+                if !ranks.is_empty() {
+                    metadata.insert(stacked::RANKS.into(), serde_json::json!(ranks).to_string());
+                }
                 &joined
             }
         };
         for (name, module) in modules {
-            let alpha = Tensor::from(module.alpha as f32);
-            match form {
-                LoraForm::Kohya => {
-                    let name = original_module(name, self.arch).replace('.', "_");
-                    tensors.push((
-                        format!("lora_unet_{name}.lora_down.weight"),
-                        module.down.shallow_clone(),
-                    ));
-                    tensors.push((
-                        format!("lora_unet_{name}.lora_up.weight"),
-                        module.up.shallow_clone(),
-                    ));
-                    tensors.push((format!("lora_unet_{name}.alpha"), alpha));
+            let original = || original_module(name, self.arch);
+            let text = self.arch.text_layer(name).map(|(text, number, part)| {
+                let flat = format!("{}.{number}.{part}", text.blocks.original);
+                format!("{}{}", text.prefix, flat.replace('.', "_"))
+            });
+            let path = text.unwrap_or_else(|| match form {
+                LoraForm::Diffusers => of_pipeline(name, self.arch),
+                _ if self.arch.whole_of(name).is_some() => {
+                    format!("lycoris_{}", name.replace('.', "_"))
                 }
-                LoraForm::Comfy | LoraForm::Diffusers => {
-                    let name = match form {
-                        LoraForm::Comfy => {
-                            format!("diffusion_model.{}", original_module(name, self.arch))
-                        }
-                        _ => of_pipeline(name, self.arch),
-                    };
-                    tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
-                    tensors.push((format!("{name}.lora_B.weight"), folded(module)?));
+                LoraForm::Kohya => format!("lora_unet_{}", original().replace('.', "_")),
+                LoraForm::Comfy => format!("diffusion_model.{}", original()),
+            });
+            let mut add =
+                |part: &str, tensor: Tensor| tensors.push((format!("{path}.{part}"), tensor));
+            let alpha = || Tensor::from(module.alpha as f32);
+            match module.factors() {
+                Some([down, up]) if form == LoraForm::Kohya => {
+                    add("lora_down.weight", down.shallow_clone());
+                    add("lora_up.weight", up.shallow_clone());
+                    add("alpha", alpha());
                 }
+                Some([down, up]) => {
+                    add("lora_A.weight", down.shallow_clone());
+                    add("lora_B.weight", folded(up, module.scale())?);
+                }
+                None => {
+                    for (part, tensor) in module.change.parts() {
+                        add(&part, tensor.shallow_clone());
+                    }
+                    add("alpha", alpha());
+                }
+            }
+            if let Some(magnitude) = &module.magnitude {
+                add("dora_scale", magnitude.f_reshape([-1, 1])?);
             }
         }
         for (name, tensor) in &self.differences {
@@ -290,11 +272,26 @@ impl LoraFile {
             );
             tensors.push((name, tensor.shallow_clone()));
         }
-        let metadata = self.metadata_of(form);
         let lazy = tensors
             .iter()
             .map(|(name, tensor)| (name.clone(), LazyTensor::ready(tensor)));
         write_safetensors_with(path, lazy, &metadata)
+    }
+
+    /// Makes plain LoRAs, as near as `keep` allows, of what diffusers would drop: LoHa, LoKr and DoRA. The last depends on the
+    /// weights of the model, which `base` has. Returns how much of their changes is kept.
+    ///
+    /// # Errors
+    /// If `base` is needed, or memory runs out.
+    pub fn make_plain(
+        &mut self,
+        base: Option<&dyn TensorSource>,
+        keep: Keep,
+    ) -> Result<Kept, Error> {
+        let (modules, kept) = plain(std::mem::take(&mut self.modules), base, keep)?;
+        self.modules = modules;
+        self.metadata.remove("ss_network_args");
+        Ok(kept)
     }
 
     /// Fails if `form` cannot represent this LoRA.
@@ -308,6 +305,26 @@ impl LoraFile {
         {
             return invalid(format!(
                 "this format cannot store the change to the whole tensor `{name}`: choose `comfy`"
+            ));
+        }
+        let dropped = self.modules.iter().find_map(|(name, module)| {
+            let what = match &module.change {
+                Change::Lora { .. } => module.magnitude.as_ref().map(|_| "DoRA")?,
+                Change::Loha(_) => "LoHa",
+                Change::Lokr(_) => "LoKr",
+            };
+            Some((name, what))
+        });
+        if form == LoraForm::Diffusers
+            && let Some(name) = self.text_layers().next()
+        {
+            return invalid(format!(
+                "the layer `{name}` of a text encoder has one name in kohya's form alone: choose `kohya`"
+            ));
+        }
+        if let (Some((name, what)), LoraForm::Diffusers) = (dropped, form) {
+            return invalid(format!(
+                "diffusers would drop the {what} of `{name}`: choose `comfy`, or make a plain LoRA of it with `--rank`"
             ));
         }
         if form != LoraForm::Kohya {
@@ -326,7 +343,8 @@ impl LoraFile {
                  `comfy`"
             ));
         }
-        if self.arch.lora.partial != LoraForm::Comfy {
+        // What diffusers does not read needs not be complete for it.
+        if self.arch.lora.partial != LoraForm::Comfy || dropped.is_some() {
             return Ok(());
         }
         let missing = self.missing();
@@ -370,17 +388,35 @@ impl LoraFile {
         let mut metadata = self.metadata.clone();
         // It contains alpha from before it was multiplied in.
         metadata.remove("lora_adapter_metadata");
+        metadata.remove(stacked::RANKS);
         metadata.insert("format".into(), "pt".into());
-        let ranks: Vec<i64> = self.modules.values().map(LoraModule::rank).collect();
-        if let Some(rank) = ranks.iter().max() {
+        let ranks = self.modules.values().map(|module| module.change.rank());
+        if let Some(rank) = ranks.max() {
             let alphas = self.modules.values().map(|module| module.alpha);
-            let alpha = match form {
-                LoraForm::Kohya => alphas.fold(f64::MIN, f64::max),
-                _ => *rank as f64,
+            let rank = rank.unwrap_or(1);
+            let algorithm = self
+                .modules
+                .values()
+                .find_map(|module| match module.change {
+                    Change::Lora { .. } => None,
+                    Change::Loha(_) => Some("loha"),
+                    Change::Lokr(_) => Some("lokr"),
+                });
+            let alpha = match (form, algorithm) {
+                (LoraForm::Kohya, _) | (_, Some(_)) => alphas.fold(f64::MIN, f64::max),
+                _ => rank as f64,
             };
             metadata.insert("ss_network_dim".into(), rank.to_string());
             metadata.insert("ss_network_alpha".into(), alpha.to_string());
-            metadata.insert("ss_network_module".into(), self.arch.lora.network.into());
+            let network = match algorithm {
+                None => self.arch.lora.network,
+                Some(algorithm) => {
+                    let args = format!("{{\"algo\": \"{algorithm}\"}}");
+                    metadata.insert("ss_network_args".into(), args);
+                    "lycoris.kohya"
+                }
+            };
+            metadata.insert("ss_network_module".into(), network.into());
         }
         metadata
             .entry("modelspec.sai_model_spec".into())
@@ -401,46 +437,38 @@ fn of_pipeline(name: &str, arch: &Arch) -> String {
 }
 
 /// `up` multiplied by the scale: in its own type if that is exact, otherwise in fp32.
-fn folded(module: &LoraModule) -> Result<Tensor, Error> {
-    let scale = module.scale();
-    let product = module.up.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?;
+fn folded(up: &Tensor, scale: f64) -> Result<Tensor, Error> {
+    let product = up.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?;
     let is_exact = scale.log2().fract() == 0.0;
-    let kind = if is_exact {
-        module.up.kind()
-    } else {
-        Kind::Float
-    };
+    let kind = if is_exact { up.kind() } else { Kind::Float };
     Ok(product.f_to_kind(kind)?)
 }
 
 /// The tensors of a module found so far.
 #[derive(Default)]
 struct Parts {
-    down: Option<Tensor>,
-    up: Option<Tensor>,
+    change: BTreeMap<&'static str, Tensor>,
     alpha: Option<Tensor>,
+    magnitude: Option<Tensor>,
 }
 
 impl Parts {
-    fn module(self, name: &str, settings: &Settings) -> Result<LoraModule, String> {
-        let (Some(down), Some(up)) = (self.down, self.up) else {
-            return Err(format!("`{name}` has only one of its two matrices"));
-        };
-        let (inner, rank) = (up.size().get(1).copied(), down.size().first().copied());
-        let (Some(inner), Some(rank)) = (inner, rank) else {
-            return Err(format!("`{name}` has a matrix without two dimensions"));
-        };
-        if inner != rank || rank == 0 {
+    fn module(mut self, name: &str, settings: &Settings) -> Result<LoraModule, String> {
+        let change = Change::of(|part| self.change.remove(part));
+        let change = change.map_err(|reason| format!("`{name}` {reason}"))?;
+        let [outputs, _] = change.size();
+        if let Some(magnitude) = self.magnitude.as_ref().map(Tensor::size)
+            && (magnitude.first() != Some(&outputs) || magnitude.iter().product::<i64>() != outputs)
+        {
             return Err(format!(
-                "`{name}` has the rank {rank} in one matrix and {inner} in the other"
+                "the magnitude of `{name}` has the shape {magnitude:?}: only that of each of its {outputs} rows is supported"
             ));
         }
         let alpha = match self.alpha {
             Some(alpha) if alpha.numel() == 1 => {
                 let alpha = alpha.f_to_kind(Kind::Double).and_then(|a| a.f_reshape([]));
-                alpha
-                    .and_then(|alpha| alpha.f_double_value(&[]))
-                    .map_err(|e| e.to_string())?
+                let alpha = alpha.and_then(|alpha| alpha.f_double_value(&[]));
+                Some(alpha.map_err(|e| e.to_string())?)
             }
             Some(alpha) => {
                 return Err(format!(
@@ -448,20 +476,29 @@ impl Parts {
                     alpha.size()
                 ));
             }
-            None => settings.alpha(name, rank),
+            None => None,
         };
-        match alpha.is_finite() {
-            true => Ok(LoraModule { down, up, alpha }),
-            false => Err(format!("alpha of `{name}` is {alpha}")),
+        if let Some(alpha) = alpha.filter(|alpha| !alpha.is_finite()) {
+            return Err(format!("alpha of `{name}` is {alpha}"));
         }
+        let scale = match (change.rank(), alpha) {
+            (Some(rank), Some(alpha)) => alpha / rank as f64,
+            // As in LyCORIS.
+            (None, Some(_)) => 1.0,
+            (rank, None) => settings.scale(name, rank),
+        };
+        LoraModule::scaled(change, scale, self.magnitude).map_err(|error| error.to_string())
     }
 }
 
-/// Alpha settings from PEFT's config, in the header or a file beside it.
+/// Settings of the scale from PEFT's config, in the header or a file beside it.
 #[derive(Default)]
 struct Settings {
     alpha: Option<f64>,
-    patterns: Vec<(String, f64)>,
+    alphas: Vec<(String, f64)>,
+    /// What matrices do not show if they are whole.
+    rank: Option<f64>,
+    ranks: Vec<(String, f64)>,
     is_rank_stabilised: bool,
 }
 
@@ -490,32 +527,36 @@ impl Settings {
                 .filter(|v| !v.is_null())
         };
         let is_set = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
-        if is_set("use_dora") {
-            return Err(wrong(&format!(
-                "`use_dora` is set: DoRA is not supported for {}",
-                arch.title
-            )));
-        }
-        let patterns = get("alpha_pattern").and_then(Value::as_object);
-        let patterns = patterns.into_iter().flatten();
+        let pattern = |key: &str| -> Vec<(String, f64)> {
+            let entries = get(key).and_then(Value::as_object).into_iter().flatten();
+            let numbers = entries.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
+            numbers.collect()
+        };
+        // LoHa and LoKr have the second.
+        let alpha = get("lora_alpha").or_else(|| get("alpha"));
         Ok(Self {
-            alpha: get("lora_alpha").and_then(Value::as_f64),
-            patterns: patterns
-                .filter_map(|(k, v)| Some((k.clone(), v.as_f64()?)))
-                .collect(),
+            alpha: alpha.and_then(Value::as_f64),
+            alphas: pattern("alpha_pattern"),
+            rank: get("r").and_then(Value::as_f64),
+            ranks: pattern("rank_pattern"),
             is_rank_stabilised: is_set("use_rslora"),
         })
     }
 
-    /// The alpha of a module; the rank if the settings have none.
-    fn alpha(&self, name: &str, rank: i64) -> f64 {
+    /// The scale of a module that has this rank; 1 if the settings do not say.
+    fn scale(&self, name: &str, rank: Option<i64>) -> f64 {
         let fits = |key: &str| name == key || name.ends_with(&format!(".{key}"));
-        let pattern = self.patterns.iter().find(|(key, _)| fits(key));
-        match pattern.map(|(_, alpha)| *alpha).or(self.alpha) {
+        let of = |patterns: &[(String, f64)]| {
+            let found = patterns.iter().find(|(key, _)| fits(key));
+            found.map(|(_, value)| *value)
+        };
+        let rank = rank.map(|rank| rank as f64);
+        let rank = rank.or_else(|| of(&self.ranks)).or(self.rank);
+        match (of(&self.alphas).or(self.alpha), rank) {
             // rsLoRA divides by the square root of the rank.
-            Some(alpha) if self.is_rank_stabilised => alpha * (rank as f64).sqrt(),
-            Some(alpha) => alpha,
-            None => rank as f64,
+            (Some(alpha), Some(rank)) if self.is_rank_stabilised => alpha / rank.sqrt(),
+            (Some(alpha), Some(rank)) => alpha / rank,
+            _ => 1.0,
         }
     }
 }

@@ -3,21 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use super::files::PartFile;
-use super::{Arch, Diffusion, PartPaths, anima, flux1, flux2, qwen_image, sdxl, wan, z_image};
+use super::files::{PartFile, is_language_model};
+use super::{
+    Arch, Diffusion, Expert, Part, PartPaths, anima, flux1, flux2, krea2, qwen_image, sdxl, wan,
+    z_image,
+};
 use crate::Error;
+use crate::formats::Gguf;
 use crate::json::Object;
 
 /// The kinds of models that come with this crate.
-pub static REGISTRY: [&Arch; 7] = [
+pub static REGISTRY: [&Arch; 10] = [
     &wan::ARCH,
     &z_image::ARCH,
-    // Before the second, which takes LoRAs of the first for its own.
+    // Each before those that take its LoRAs for their own.
     &flux1::ARCH,
+    &flux1::chroma::ARCH,
     &flux2::ARCH,
     &anima::ARCH,
     &sdxl::ARCH,
     &qwen_image::ARCH,
+    &krea2::ARCH,
+    &qwen_image::EDIT,
 ];
 
 /// Those that a program has added.
@@ -55,7 +62,12 @@ pub fn is_at(path: &Path) -> bool {
 /// The kind of a denoiser's file.
 pub fn of_file(path: &Path) -> Option<&'static Arch> {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
+    let may_be = match extension {
+        Some("safetensors" | "sft") => path.is_file(),
+        Some("gguf") => Gguf::open(path).is_ok_and(|file| !is_language_model(&file)),
+        _ => false,
+    };
+    if !may_be {
         return None;
     }
     archs().into_iter().find(|arch| {
@@ -117,6 +129,21 @@ pub fn open(path: &Path, parts: &PartPaths) -> Result<Box<dyn Diffusion>, Error>
     }
 }
 
+/// The kind and the weights of a denoiser: of the diffusers folder at `path`, or in that single file, whose other parts need
+/// not be there.
+///
+/// # Errors
+/// If there is none, or a file is damaged or not supported.
+pub fn denoiser_at(path: &Path, expert: Expert) -> Result<(&'static Arch, PartFile), Error> {
+    if path.is_dir() {
+        let model = open(path, &PartPaths::default())?;
+        return Ok((model.arch(), model.weights(Part::Denoiser(expert))?));
+    }
+    let arch = of_file(path)
+        .ok_or_else(|| Error::file(path, "is no denoiser of a model that is known here"))?;
+    Ok((arch, PartFile::open(&arch.denoiser, path)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,10 +156,12 @@ mod tests {
             ("wan/transformer-ti2v", "wan"),
             ("z_image/model/transformer", "z_image"),
             ("flux1/model/transformer", "flux1"),
+            ("chroma/model/transformer", "chroma"),
             ("flux2/model/transformer", "flux2"),
             ("anima/model/transformer", "anima"),
             ("sdxl/model/unet", "sdxl"),
             ("qwen_image/model/transformer", "qwen_image"),
+            ("krea2/model/transformer", "krea2"),
         ] {
             let path = golden(file).join("diffusion_pytorch_model.safetensors");
             let is_of = |arch: &&&Arch| {

@@ -13,6 +13,7 @@ mod model;
 mod names;
 #[cfg(test)]
 mod tests;
+mod text;
 pub mod unet;
 
 pub use model::Sdxl;
@@ -58,6 +59,7 @@ pub static ARCH: Arch = Arch {
         ],
         network: "networks.lora",
         architecture: "stable-diffusion-xl-v1-base/lora",
+        text: names::TEXT,
         complete: LoraForm::Kohya,
         partial: LoraForm::Kohya,
     },

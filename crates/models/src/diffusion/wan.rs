@@ -54,6 +54,7 @@ pub static ARCH: Arch = Arch {
         architecture: "wan/lora",
         kohya: true,
         // diffusers reads kohya's form only if no layer is missing.
+        text: &[],
         complete: LoraForm::Kohya,
         partial: LoraForm::Comfy,
     },

@@ -63,6 +63,7 @@ pub static ARCH: Arch = Arch {
         network: "networks.lora_zimage",
         architecture: "Z-Image/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

@@ -22,6 +22,7 @@ pub use format::Format;
 pub use header::{Array, Header, TensorEntry, Value};
 pub use write::{GgufTensor, GgufWriter};
 
+use super::TensorSource;
 use crate::Error;
 use crate::tensor::tensor_from;
 
@@ -139,6 +140,18 @@ impl Gguf {
         Ok((format, shape, start))
     }
 
+    /// The shape that a tensor had before it was cut into rows of whole blocks, if the file says so, as files for ComfyUI do.
+    fn original_shape(&self, name: &str) -> Option<Vec<i64>> {
+        let key = format!("comfy.gguf.orig_shape.{name}");
+        match self.header.metadata.get(&key)? {
+            Value::Array(Array::Signed(sizes)) => Some(sizes.clone()),
+            Value::Array(Array::Unsigned(sizes)) => {
+                Some(sizes.iter().map(|size| *size as i64).collect())
+            }
+            _ => None,
+        }
+    }
+
     fn dequantize(&self, start: u64, format: Format, numbers: &mut [f32]) -> Result<(), Error> {
         let stride_bytes = STRIDE / format.block_elements() * format.block_bytes();
         let mut buffer =
@@ -157,5 +170,37 @@ impl Gguf {
             at += stored.len() as u64;
         }
         Ok(())
+    }
+}
+
+/// The tensors as they are named in the file.
+impl TensorSource for Gguf {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.header.tensors.keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        let entry = self.header.tensors.get(name)?;
+        let stored = || entry.shape.iter().map(|size| *size as i64).collect();
+        Some(self.original_shape(name).unwrap_or_else(stored))
+    }
+
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        let tensor = self.read(name)?.f_to_kind(kind)?;
+        match self.original_shape(name) {
+            Some(shape) => tensor.f_reshape(&shape).map_err(|_| {
+                let found = tensor.size();
+                let reason =
+                    format!("tensor `{name}` is {found:?}, and is said to have been {shape:?}");
+                Error::file(&self.path, reason)
+            }),
+            None => Ok(tensor),
+        }
     }
 }

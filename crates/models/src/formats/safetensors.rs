@@ -138,6 +138,10 @@ impl TensorSource for SafetensorsFile {
         Some(info.shape.iter().map(|size| *size as i64).collect())
     }
 
+    fn kind(&self, name: &str) -> Option<Kind> {
+        kind_of(self.metadata.info(name)?.dtype)
+    }
+
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         Ok(self.read_stored(name)?.f_to_kind(kind)?)
     }

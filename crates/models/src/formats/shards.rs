@@ -106,6 +106,10 @@ impl TensorSource for Shards {
         self.files[*self.tensors.get(name)?].shape(name)
     }
 
+    fn kind(&self, name: &str) -> Option<Kind> {
+        self.files[*self.tensors.get(name)?].kind(name)
+    }
+
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
         self.file_of(name)?.read(name, kind)
     }

@@ -290,16 +290,15 @@ impl Decoder {
         }
     }
 
-    /// The residual stream after the last block, without gradients; `see` gets the index of each block and the stream before
+    /// The residual stream after the last block, without gradients, of tokens whose embeddings are `stream`; `see` gets the index of each block and the stream before
     /// it. With a cache, the tokens continue the cached sequence.
     fn evaluate(
         &self,
-        tokens: &Tensor,
+        (tokens, stream): (&Tensor, Tensor),
         views: &Views,
         mut cache: Option<&mut Cache>,
         mut see: impl FnMut(usize, &Tensor),
     ) -> Result<Tensor, Error> {
-        let stream = self.embed(tokens, Pass::Evaluate)?;
         let parts = self.parts(tokens, &stream, Pass::Evaluate)?;
         let mut handed_on = Vec::new();
         self.blocks.evaluate(stream, |layer, index, stream| {
@@ -335,8 +334,38 @@ impl Decoder {
             Some(text) => positions.filled(text, length, self.compute),
             None => positions.of_length((0, length), self.compute),
         })?;
+        let stream = self.embed(tokens, Pass::Evaluate)?;
+        self.states_of((tokens, stream), &views, wanted)
+    }
+
+    /// As [`Decoder::states`], for one text in which the embeddings of the tokens at `places`, integers `[count]`, are
+    /// `rows` `[count, hidden]`, and whose tokens have several positions: `positions` `[kinds, length]`, by which the
+    /// frequencies of [`Rope::in_sections`] turn.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`].
+    pub fn states_with(
+        &self,
+        tokens: &Tensor,
+        (places, rows): (&Tensor, &Tensor),
+        (positions, sections): (&Tensor, &[i64]),
+        wanted: &[usize],
+    ) -> Result<Vec<Tensor>, Error> {
+        let views = (self.views).map(|view| view.in_sections(positions, sections, self.compute))?;
+        let stream = self.embed(tokens, Pass::Evaluate)?;
+        let rows = to_kind(rows, stream.kind())?.f_unsqueeze(0)?;
+        let stream = stream.f_index_copy(1, places, &rows)?;
+        self.states_of((tokens, stream), &views, wanted)
+    }
+
+    fn states_of(
+        &self,
+        (tokens, stream): (&Tensor, Tensor),
+        views: &Views,
+        wanted: &[usize],
+    ) -> Result<Vec<Tensor>, Error> {
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
-        let last = self.evaluate(tokens, &views, None, |index, stream| {
+        let last = self.evaluate((tokens, stream), views, None, |index, stream| {
             states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
         })?;
         states.push(Some(last));
@@ -480,7 +509,8 @@ impl Decoder {
         let views = self
             .views
             .map(|positions| positions.of_length(places, self.compute))?;
-        let stream = self.evaluate(&tokens, &views, Some(cache), |_, _| ())?;
+        let stream = self.embed(&tokens, Pass::Evaluate)?;
+        let stream = self.evaluate((&tokens, stream), &views, Some(cache), |_, _| ())?;
         self.head(&self.finish(&stream.f_select(1, -1)?)?, Pass::Evaluate)
     }
 

@@ -16,7 +16,7 @@ pub(super) enum FeedForward {
     /// Of all tokens.
     Dense(Box<Dense>),
     /// Of which each token goes through some.
-    Routed(Routed),
+    Routed(Box<Routed>),
     /// One of all tokens, and others beside it.
     Beside(Box<Beside>),
 }
@@ -38,7 +38,7 @@ impl FeedForward {
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let name = &format!("{block}.mlp");
+        let (name, inner) = (&format!("{block}.mlp"), config.inner(index));
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
             Some(mixture) if mixture.beside => {
@@ -47,7 +47,7 @@ impl FeedForward {
                     Norm::new(config, &name, config.hidden_size, builder)
                 };
                 Self::Beside(Box::new(Beside {
-                    dense: Dense::new(config, (index, name), initial, builder)?,
+                    dense: Dense::new(config, (name, inner), initial, builder)?,
                     routed: Routed::new(config, mixture, block, initial, builder)?,
                     norms: [
                         norm("post_feedforward_layernorm_1", builder)?,
@@ -56,13 +56,13 @@ impl FeedForward {
                     ],
                 }))
             }
-            Some(mixture) => Self::Routed(Routed::new(config, mixture, name, initial, builder)?),
-            None => Self::Dense(Box::new(Dense::new(
-                config,
-                (index, name),
-                initial,
-                builder,
-            )?)),
+            Some(mixture) => {
+                let layer = Routed::new(config, mixture, name, initial, builder)?;
+                Self::Routed(Box::new(layer))
+            }
+            None => {
+                Self::Dense(Box::new(Dense::new(config, (name, inner), initial, builder)?))
+            }
         })
     }
 
@@ -76,12 +76,12 @@ impl FeedForward {
     ) -> Result<(Tensor, Option<Tensor>), Error> {
         match self {
             Self::Dense(layer) => Ok((layer.forward(input, dropout)?, None)),
-            Self::Routed(layer) => layer.forward((input, input), counted),
+            Self::Routed(layer) => layer.forward((input, input), counted, dropout),
             Self::Beside(layers) => {
                 let [after_dense, before, after] = &layers.norms;
                 let dense = after_dense.forward(&layers.dense.forward(input, dropout)?)?;
                 let normed = before.forward(stream)?;
-                let (output, sums) = layers.routed.forward((&normed, stream), counted)?;
+                let (output, sums) = layers.routed.forward((&normed, stream), counted, dropout)?;
                 Ok((dense.f_add(&after.forward(&output)?)?, sums))
             }
         }
@@ -91,7 +91,7 @@ impl FeedForward {
     pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(match self {
             Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
-            Self::Routed(layer) => Self::Routed(layer.with_base(map)?),
+            Self::Routed(layer) => Self::Routed(Box::new(layer.with_base(map)?)),
             Self::Beside(layers) => {
                 let [after_dense, before, after] = &layers.norms;
                 Self::Beside(Box::new(Beside {
@@ -141,19 +141,21 @@ enum Inputs {
 }
 
 impl Dense {
-    fn new(
+    /// Builds the layer `name` of this inner width.
+    pub(super) fn new(
         config: &DecoderConfig,
-        (index, name): (usize, &str),
+        (name, inner): (&str, i64),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let (hidden, inner) = (config.hidden_size, config.inner(index));
+        let hidden = config.hidden_size;
+        let experts = config.experts.as_ref();
         let mut linear = |suffix: &str, shape| {
             let name = format!("{name}.{suffix}");
-            match config.experts.as_ref().filter(|experts| !experts.beside) {
-                None => builder.linear(&name, shape, config.mlp_bias, initial),
-                // PEFT takes an adapter with this name to be one of experts.
-                Some(_) => {
+            // Where blocks have only experts, PEFT takes an adapter with this name to be one of them.
+            match experts.is_some_and(|experts| experts.stands_alone()) {
+                false => builder.linear(&name, shape, config.mlp_bias, initial),
+                true => {
                     builder.leave_out(&name);
                     builder.bare_linear(&name, shape, config.mlp_bias, initial)
                 }
@@ -172,7 +174,7 @@ impl Dense {
         })
     }
 
-    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+    pub(super) fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let (gate, up) = match &self.inputs {
             Inputs::Separate([gate, up]) => {
                 let input = Linear::shared_input(input.shallow_clone(), &[gate, up])?;
@@ -191,7 +193,7 @@ impl Dense {
             .forward(&self.activation.gated(&gate, &up)?, dropout)
     }
 
-    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             inputs: match &self.inputs {
                 Inputs::Fused(both) => Inputs::Fused(both.with_base(map)?),

@@ -245,6 +245,7 @@ fn experts(object: &Object, blocks: i64) -> Result<Option<Mixture>, Error> {
         count,
         used,
         width: object.integer("moe_intermediate_size", None, 1..=1 << 20)?,
+        shared: None,
         normalised: true,
         layers: (0..blocks).map(|_| true).collect(),
         balance: None,

@@ -116,7 +116,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
             router: "router",
             biased: true,
             alternating: true,
-            ..Mixture::in_all(object, blocks, 4)?
+            ..Mixture::in_all(object, blocks, (128, 4))?
         }),
         ..config
     })

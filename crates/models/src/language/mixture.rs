@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! token ─▶ router ─▶ softmax ─▶ the likeliest few, and their weights
-//!   └──────▶ rows sorted by expert ─▶ gate, up, down of each ─▶ sorted back ─▶ weighted sum
+//!   ├──────▶ rows sorted by expert ─▶ gate, up, down of each ─▶ sorted back ─▶ weighted sum ─▶ +
+//!   └──────▶ an expert of all tokens, if there is one ─▶ · σ(its gate) ────────────────────────┘
 //! ```
 //!
 //! The router computes in fp32: which expert comes last of those chosen hangs on small differences. Rows are
@@ -11,10 +12,13 @@
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
+use super::feed_forward::Dense;
 use super::{Activation, DecoderConfig};
 use crate::Error;
+use crate::adapters::ExpertSizes;
 use crate::json::Object;
 use crate::model::experts::Experts;
+use crate::model::layers::Linear;
 use crate::model::{Builder, Initial};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
 
@@ -47,6 +51,8 @@ pub struct Mixture {
     pub used: i64,
     /// Inner width of each.
     pub width: i64,
+    /// Inner width of one more, through which every token goes, if there is one.
+    pub shared: Option<i64>,
     /// Whether the weights of those that are chosen are divided by their sum.
     pub normalised: bool,
     /// For each block, whether it has experts.
@@ -80,22 +86,26 @@ impl Mixture {
             width: object.integer("moe_intermediate_size", Some(768), 1..=1 << 20)?,
             normalised: object.flag("norm_topk_prob", false)?,
             layers: (0..blocks).map(has_experts).collect(),
-            ..Self::in_all(object, blocks, 8)?
+            ..Self::in_all(object, blocks, (128, 8))?
         })
     }
 
-    /// Of a model whose blocks all have experts as wide as `intermediate_size`, whose weights are divided by their sum; a
-    /// token goes through `used` of them if no key says how many.
+    /// Of a model whose blocks all have experts as wide as `intermediate_size`, whose weights are divided by their sum;
+    /// there are `count`, and a token goes through `used` of them, if no key says how many.
     ///
     /// # Errors
     /// As [`Mixture::read`].
-    pub(super) fn in_all(object: &Object, blocks: i64, used: i64) -> Result<Self, Error> {
+    pub(super) fn in_all(
+        object: &Object,
+        blocks: i64,
+        (count, used): (i64, i64),
+    ) -> Result<Self, Error> {
         // The second is the name of transformers 5.
         let key = match object.has("num_experts") {
             false if object.has("num_local_experts") => "num_local_experts",
             _ => "num_experts",
         };
-        let count = object.integer(key, Some(128), 1..=4096)?;
+        let count = object.integer(key, Some(count), 1..=4096)?;
         const USED: &str = "num_experts_per_tok";
         let used = object.integer(USED, Some(used), 1..=4096)?;
         if used > count {
@@ -113,6 +123,7 @@ impl Mixture {
             count,
             used,
             width: object.integer("intermediate_size", Some(2880), 1..=1 << 20)?,
+            shared: None,
             normalised: true,
             layers: (0..blocks).map(|_| true).collect(),
             balance: object
@@ -153,6 +164,21 @@ impl Mixture {
         ] {
             keys.insert(key.to_owned(), value);
         }
+    }
+
+    /// The sizes of those of a block.
+    pub fn sizes(&self, hidden: i64) -> ExpertSizes {
+        ExpertSizes {
+            count: self.count,
+            hidden,
+            inner: self.width,
+            alternating: self.alternating,
+        }
+    }
+
+    /// Whether no layer of all tokens is beside the experts of a block.
+    pub(super) fn stands_alone(&self) -> bool {
+        self.shared.is_none() && !self.beside
     }
 
     /// Whether block `index` has experts.
@@ -200,6 +226,21 @@ impl Balance {
     }
 }
 
+/// An expert of all tokens.
+#[derive(Debug)]
+struct SharedExpert {
+    layer: Dense,
+    /// One number for each token.
+    gate: Linear,
+}
+
+impl SharedExpert {
+    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+        let open = self.gate.forward(input, dropout)?.f_sigmoid()?;
+        Ok(self.layer.forward(input, dropout)?.f_mul(&open)?)
+    }
+}
+
 /// Router and experts of one block.
 #[derive(Debug)]
 pub(super) struct Routed {
@@ -209,6 +250,7 @@ pub(super) struct Routed {
     bias: Option<Tensor>,
     scales: Option<Scales>,
     experts: Experts,
+    shared: Option<SharedExpert>,
     count: i64,
     used: i64,
     normalised: bool,
@@ -275,12 +317,13 @@ impl Routed {
             format!("{name}.experts"),
         );
         builder.leave_out(&router);
-        // Where a dense layer is beside them, such a name is that layer's.
-        for layer in ["gate_proj", "up_proj", "down_proj"] {
-            if !mixture.beside {
+        // Beside a layer of all tokens, PEFT takes these names to be its layers.
+        if mixture.stands_alone() {
+            for layer in ["gate_proj", "up_proj", "down_proj"] {
                 builder.leave_out(&format!("{experts}.0.{layer}"));
             }
         }
+        let sizes = mixture.sizes(hidden);
         Ok(Self {
             router: builder.matrix(&format!("{router}.weight"), &[count, hidden], initial, true)?,
             bias: match mixture.biased {
@@ -291,12 +334,18 @@ impl Routed {
                 (true, Some((module, _))) => Some(Scales::new(config, (count, module), builder)?),
                 _ => None,
             },
-            experts: builder.experts(
-                &experts,
-                count,
-                (hidden, mixture.width),
-                (mixture.biased, initial),
-            )?,
+            experts: builder.experts(&experts, &sizes, (mixture.biased, initial))?,
+            shared: match mixture.shared {
+                Some(inner) => {
+                    let shared = format!("{name}.shared_expert");
+                    let gate = format!("{name}.shared_expert_gate");
+                    Some(SharedExpert {
+                        layer: Dense::new(config, (&shared, inner), initial, builder)?,
+                        gate: builder.unquantized(&gate, (hidden, 1), false, initial)?,
+                    })
+                }
+                None => None,
+            },
             count,
             used: mixture.used,
             normalised: mixture.normalised,
@@ -311,7 +360,9 @@ impl Routed {
         &self,
         (input, judged): (&Tensor, &Tensor),
         counted: Option<&Tensor>,
+        dropout: bool,
     ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let whole = input;
         let (batch, length, hidden) = input.size3()?;
         let (tokens, rows) = (batch * length, batch * length * self.used);
         let input = input.f_reshape([tokens, hidden])?;
@@ -355,6 +406,10 @@ impl Routed {
             .f_mul(&to_kind(&weights, self.compute)?.f_unsqueeze(-1)?)?
             .f_sum_dim_intlist(1, false, self.compute)?
             .f_view([batch, length, hidden])?;
+        let mixed = match &self.shared {
+            Some(shared) => mixed.f_add(&shared.forward(whole, dropout)?)?,
+            None => mixed,
+        };
         let sums = match counted {
             None => None,
             Some(counted) => Some(self.sums(&likely, &chosen, counted)?),
@@ -389,6 +444,13 @@ impl Routed {
                 None => None,
             },
             experts: self.experts.with_base(map)?,
+            shared: match &self.shared {
+                Some(shared) => Some(SharedExpert {
+                    layer: shared.layer.with_base(map)?,
+                    gate: shared.gate.with_base(map)?,
+                }),
+                None => None,
+            },
             ..*self
         })
     }

@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::{self, Defaults};
 use super::{
-    DecoderConfig, DeltaLayers, Family, Gguf, PRE_NORMS, PartOf, QkNorm, TokenizerClass, delta,
+    DecoderConfig, DeltaLayers, Family, Gguf, PRE_NORMS, PartOf, QkNorm, SHARED_WIDTH,
+    TokenizerClass, delta,
 };
 use crate::Error;
 use crate::json::Object;
@@ -15,44 +16,54 @@ pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_5_text",
     class: "Qwen3_5ForCausalLM",
     part_of: Some(&MULTIMODAL),
-    keys: &[
-        &[
-            "hidden_act",
-            "attention_bias",
-            "attn_output_gate",
-            "output_gate_type",
-            "mlp_only_layers",
-        ],
-        delta::KEYS,
-    ],
+    keys: &[GATED_KEYS, delta::KEYS],
     read,
     write,
     norms: PRE_NORMS,
-    gguf: Some(Gguf {
-        parts: GGUF_PARTS,
-        whole: GGUF_WHOLE,
-        norms_plus_one: true,
-        partial: true,
-        keys: GGUF_KEYS,
-        // For pictures.
-        arrays: &[("rope.dimension_sections", &[11, 11, 10, 0])],
-        refused: &["attention.recurrent_layers"],
-        derive: from_gguf,
-        more: to_gguf,
-        ..Gguf::plain("qwen35")
-    }),
-    tokenizer_class: TokenizerClass::Default("Qwen3_5Tokenizer"),
+    gguf: Some(GGUF),
+    tokenizer_class: TOKENIZER,
 };
+
+pub(super) const TOKENIZER: TokenizerClass = TokenizerClass::Default("Qwen3_5Tokenizer");
 
 /// The models for text, images and videos.
 static MULTIMODAL: PartOf = PartOf {
     model_type: "qwen3_5",
+    ..PART_OF
+};
+
+pub(super) const PART_OF: PartOf = PartOf {
+    model_type: "",
     section: "text_config",
     tied: false,
     prefixes: &[("model.language_model.", "model.")],
     // The last two are a layer that predicts the token after the next.
     others: &["model.visual.", "mtp.", "model.mtp."],
 };
+
+/// How llama.cpp stores dense models, and under another name those with experts.
+pub(super) const GGUF: Gguf = Gguf {
+    parts: GGUF_PARTS,
+    whole: GGUF_WHOLE,
+    norms_plus_one: true,
+    partial: true,
+    keys: GGUF_KEYS,
+    // For pictures.
+    arrays: &[("rope.dimension_sections", &[11, 11, 10, 0])],
+    refused: &["attention.recurrent_layers"],
+    derive: from_gguf,
+    more: to_gguf,
+    ..Gguf::plain("qwen35")
+};
+
+/// The keys that [`gated`] reads.
+pub(super) const GATED_KEYS: &[&str] = &[
+    "hidden_act",
+    "attention_bias",
+    "attn_output_gate",
+    "output_gate_type",
+    "mlp_only_layers",
+];
 
 const ROPE: Place = Place {
     part: Some(0.25),
@@ -69,13 +80,11 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         num_hidden_layers: Some(32),
         ..DEFAULTS
     };
-    // Its class knows none of them.
-    object.require("mlp_only_layers", &json!([]), &json!([]))?;
     gated(config::read(&FAMILY, object, &defaults)?, object)
 }
 
 /// What dense models and those with experts have without a key.
-const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: Defaults = Defaults {
     vocab_size: Some(248_320),
     head_dim: Some(256),
     max_position_embeddings: 32_768,
@@ -84,8 +93,10 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 /// `config` with what dense models and those with experts share.
-fn gated(config: DecoderConfig, object: &Object) -> Result<DecoderConfig, Error> {
+pub(super) fn gated(config: DecoderConfig, object: &Object) -> Result<DecoderConfig, Error> {
     config::require_silu(object)?;
+    // Its class knows none of them.
+    object.require("mlp_only_layers", &json!([]), &json!([]))?;
     object.require("attn_output_gate", &json!(true), &json!(true))?;
     if let Some(other) = object
         .text("output_gate_type")?
@@ -106,7 +117,7 @@ fn gated(config: DecoderConfig, object: &Object) -> Result<DecoderConfig, Error>
     })
 }
 
-fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+pub(super) fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     keys.insert("hidden_act".into(), "silu".into());
     keys.insert("attention_bias".into(), config.output_bias.into());
     // Without it, a quarter of a head is rotated.
@@ -118,7 +129,7 @@ fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     }
 }
 
-/// Parts of a block beside those of every family.
+/// Parts of a block beside those of every family; some only where there are experts.
 const GGUF_PARTS: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("post_attention_norm", "post_attention_layernorm"),
@@ -129,6 +140,14 @@ const GGUF_PARTS: &[(&str, &str)] = &[
     ("ssm_conv1d", "linear_attn.conv1d"),
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
 /// Tensors that are no weight of a module.
@@ -146,6 +165,10 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("ssm.inner_size", VALUES),
     ("full_attention_interval", "full_attention_interval"),
     ("nextn_predict_layers", EXTRA),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    (SHARED_WIDTH, "shared_expert_intermediate_size"),
 ];
 
 /// Width of all heads of values.

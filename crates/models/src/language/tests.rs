@@ -16,7 +16,7 @@ use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 34] = [
+pub(crate) const MODELS: [&str; 36] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -47,6 +47,8 @@ pub(crate) const MODELS: [&str; 34] = [
     "qwen3.5",
     "qwen3.5-untied",
     "qwen3.5-multimodal",
+    "qwen3.5-moe",
+    "qwen3.5-moe-multimodal",
     "gemma4",
     "gemma4-dense",
     "gemma4-moe",
@@ -354,6 +356,8 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
     for (name, count) in [
         ("qwen3-moe-stacked", 2 + 3 * (2 * 5 + 1)),
         ("gpt-oss-dense", 2 * (2 + 6 * 5 + 1)),
+        // And two with an expert of all tokens and its gate.
+        ("qwen3.5-moe", 2 * (1 + 3 * 6 + 3 + 1)),
         // All parameters, also those that make the keys and values that other blocks take: the embeddings, the head's norm, and
         // projection and norm of the parts; of a block 16, or 13 without keys and values.
         ("gemma4", 5 + 3 * 16 + 2 * 13),

@@ -7,7 +7,7 @@ use super::experts::{Expert, Experts};
 use super::layers::{Embedding, LayerNorm, Linear, RmsNorm};
 use super::{Initial, Streaming, WeightSource};
 use crate::Error;
-use crate::adapters::{Attachment, HEAD};
+use crate::adapters::{Attachment, ExpertSizes, HEAD};
 use crate::parameters::Parameters;
 use crate::quant::{Mxfp4, Quantization};
 use crate::tensor::shared;
@@ -390,7 +390,7 @@ impl<'a> Builder<'a> {
         self.adapted(name, linear)
     }
 
-    /// A linear layer without bias whose matrix is not quantised, because it is small and its errors matter.
+    /// A linear layer whose matrix is not quantised, because it is small and its errors matter.
     ///
     /// # Errors
     /// As [`Builder::linear`].
@@ -398,10 +398,11 @@ impl<'a> Builder<'a> {
         &mut self,
         name: &str,
         shape: (i64, i64),
+        bias: bool,
         initial: Initial,
     ) -> Result<Linear, Error> {
         let quantization = self.quantization.take();
-        let linear = self.bare_linear(name, shape, false, initial);
+        let linear = self.bare_linear(name, shape, bias, initial);
         self.quantization = quantization;
         self.adapted(name, linear?)
     }
@@ -464,18 +465,23 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The matrices of `count` experts, whose names are `name`, the number of each, and the layer: gate and up
-    /// `[inner, hidden]`, and down `[hidden, inner]`; and their biases, if they are `biased`. They have no adapters.
+    /// The matrices of experts, whose names are `name`, the number of each, and the layer: gate and up `[inner, hidden]`,
+    /// and down `[hidden, inner]`; and their biases, if they are `biased`; with their adapters, if they are targeted.
     ///
     /// # Errors
     /// If the source does not have them, or an adapter is to train them in full.
     pub fn experts(
         &mut self,
         name: &str,
-        count: i64,
-        (hidden, inner): (i64, i64),
+        sizes: &ExpertSizes,
         (biased, initial): (bool, Initial),
     ) -> Result<Experts, Error> {
+        let ExpertSizes {
+            count,
+            hidden,
+            inner,
+            ..
+        } = *sizes;
         let names = |number: i64, role: &str| {
             ["gate_proj", "up_proj", "down_proj"]
                 .map(|layer| format!("{name}.{number}.{layer}.{role}"))
@@ -550,10 +556,18 @@ impl<'a> Builder<'a> {
         for bias in biases.iter().flatten() {
             self.remember(name, bias);
         }
+        let adapters = match &mut self.adapters {
+            Some(adapters) => {
+                let device = self.host_for.unwrap_or_else(|| gate_up.device());
+                adapters.attach_experts(name, sizes, device, self.parameters)?
+            }
+            None => [None, None],
+        };
         Ok(Experts::Frozen {
             gate_up,
             down,
             biases,
+            adapters,
         })
     }
 
@@ -574,8 +588,28 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the source does not have its weight.
     pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
-        let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
-        Ok(RmsNorm { weight, epsilon })
+        Ok(RmsNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Ones)?,
+            epsilon,
+            plus_one: false,
+        })
+    }
+
+    /// The same with a weight that is stored as its difference to one.
+    ///
+    /// # Errors
+    /// As [`Builder::norm`].
+    pub fn norm_plus_one(
+        &mut self,
+        name: &str,
+        width: i64,
+        epsilon: f64,
+    ) -> Result<RmsNorm, Error> {
+        Ok(RmsNorm {
+            weight: self.vector(&format!("{name}.weight"), width, Initial::Zeros)?,
+            epsilon,
+            plus_one: true,
+        })
     }
 
     /// A layer norm named `name`.

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::Error;
+use crate::adapters::ExpertLora;
 use crate::tensor::{BaseMap, map_frozen, shared, to_kind};
 use crate::weight::Stack;
 
@@ -22,6 +23,8 @@ pub enum Experts {
         down: Stack,
         /// The biases of both, one expert's after the other's, in fp32.
         biases: Option<[Tensor; 2]>,
+        /// The adapters on gate and up, and on down.
+        adapters: [Option<ExpertLora>; 2],
     },
 }
 
@@ -53,6 +56,7 @@ impl Experts {
                 gate_up,
                 down,
                 biases,
+                adapters,
             } => {
                 let product = |stack: &Stack, input: &Tensor, place: usize| {
                     let mut product = stack.product(input, bounds, compute)?;
@@ -61,7 +65,10 @@ impl Experts {
                         let each = to_kind(&biases[place], compute)?.f_view([-1, width])?;
                         product = product.f_add_(&each.f_index_select(0, sorted)?)?;
                     }
-                    Ok::<_, Error>(product)
+                    match &adapters[place] {
+                        Some(adapter) => adapter.forward(product, input, bounds),
+                        None => Ok(product),
+                    }
                 };
                 let both = product(gate_up, &rows, 0)?;
                 let half = both.size2()?.1 / 2;
@@ -101,7 +108,12 @@ impl Experts {
                 gate_up,
                 down,
                 biases,
+                adapters,
             } => Self::Frozen {
+                adapters: adapters.each_ref().map(|adapter| {
+                    let adapter = adapter.as_ref();
+                    adapter.map(ExpertLora::shallow_clone)
+                }),
                 gate_up: gate_up.map(map)?,
                 down: down.map(map)?,
                 biases: match biases {

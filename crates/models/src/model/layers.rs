@@ -119,6 +119,8 @@ pub struct RmsNorm {
     pub weight: Tensor,
     /// Added to the mean square.
     pub epsilon: f64,
+    /// Whether the weight is a difference to one.
+    pub plus_one: bool,
 }
 
 impl RmsNorm {
@@ -129,7 +131,11 @@ impl RmsNorm {
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = to_kind(input, Kind::Float)?;
         let width = self.weight.numel() as i64;
-        Ok(input.f_rms_norm([width], Some(&self.weight), self.epsilon)?)
+        let weight = match self.plus_one {
+            true => self.weight.f_add_scalar(1.0)?,
+            false => self.weight.shallow_clone(),
+        };
+        Ok(input.f_rms_norm([width], Some(&weight), self.epsilon)?)
     }
 
     /// The same norm on another base (see [`BaseMap`]).
@@ -139,7 +145,7 @@ impl RmsNorm {
     pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
         Ok(Self {
             weight: map_frozen(&self.weight, map)?,
-            epsilon: self.epsilon,
+            ..*self
         })
     }
 }
@@ -229,6 +235,27 @@ impl Positions {
                 texts: None,
                 mask: Some(hidden(&seen.f_unsqueeze(0)?, kind)?),
             },
+            ..self.of_length((0, length), kind)?
+        })
+    }
+
+    /// Positions of one text whose tokens have several of them: see [`Rope::in_sections`]. `kind` is the type of the
+    /// scores.
+    ///
+    /// # Errors
+    /// As [`Rope::in_sections`].
+    pub fn in_sections(
+        &self,
+        positions: &Tensor,
+        sections: &[i64],
+        kind: Kind,
+    ) -> Result<Self, Error> {
+        let length = positions.size2()?.1;
+        Ok(Self {
+            rope: self
+                .rope
+                .in_sections(positions, sections)?
+                .until(length, kind)?,
             ..self.of_length((0, length), kind)?
         })
     }
@@ -425,6 +452,34 @@ impl Rope {
             cos: rows(&self.cos)?,
             sin: rows(&self.sin)?,
             growth: self.growth.as_ref().map(rows).transpose()?,
+        })
+    }
+
+    /// The tables for tokens with several positions each, integers `[kinds, length]`: so many frequencies after one
+    /// another as `sections` lists turn by the first, the second, …, and again by the first.
+    ///
+    /// # Errors
+    /// If a position is beyond the tables, or memory runs out.
+    pub fn in_sections(&self, positions: &Tensor, sections: &[i64]) -> Result<Self, Error> {
+        let kinds = positions.size2()?.0;
+        let half = self.cos.size().last().copied().unwrap_or(0) / 2;
+        let mixed = |table: &Tensor| -> Result<Tensor, Error> {
+            let mut parts = Vec::new();
+            for start in [0, half] {
+                let mut column = start;
+                for (index, width) in sections.iter().enumerate() {
+                    let part = table.f_narrow(-1, column, *width)?;
+                    let rows = positions.f_select(0, index as i64 % kinds)?;
+                    parts.push(part.f_index_select(0, &rows)?);
+                    column += width;
+                }
+            }
+            Ok(Tensor::f_cat(&parts, -1)?)
+        };
+        Ok(Self {
+            cos: mixed(&self.cos)?,
+            sin: mixed(&self.sin)?,
+            growth: None,
         })
     }
 

@@ -26,7 +26,7 @@ use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::formats::gguf::{Array, Format, Gguf, Header, TensorEntry, Value};
-use crate::language::{self, DecoderConfig, Family};
+use crate::language::{self, DecoderConfig, Family, SHARED_WIDTH};
 use crate::quant::Mxfp4;
 
 /// A divisor for each dimension pair of a head, in files of Llama 3.1 and later.
@@ -332,12 +332,16 @@ fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language:
         .or(vocabulary)
         .filter(|size| (1..=1 << 24).contains(size))
         .ok_or("neither a usable `token_embd.weight` nor `tokenizer.ggml.tokens`")?;
+    let shared = match keys.get(SHARED_WIDTH) {
+        Some(_) => Some(keys.integer(SHARED_WIDTH, None, 1 << 20)?),
+        None => None,
+    };
     // Numbers are stored as fp32: 1e-5 is read as 9.999999747378752e-6, but people expect 1e-5.
     let mut config = json!({
         "model_type": family.model_type,
         "vocab_size": vocabulary,
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer("feed_forward_length", None, 1 << 20)?,
+        "intermediate_size": keys.integer("feed_forward_length", shared, 1 << 20)?,
         "num_hidden_layers": keys.integer("block_count", None, 4096)?,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", Some(heads), 4096)?,

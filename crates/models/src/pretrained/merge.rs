@@ -5,9 +5,10 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use super::slices::expert;
 use super::{Pretrained, write_weights};
 use crate::Error;
-use crate::adapters::{Attachment, EMBEDDING, HEAD, PeftAdapter};
+use crate::adapters::{Attachment, EMBEDDING, ExpertLora, HEAD, PeftAdapter};
 use crate::formats::{LazyTensor, TensorSource};
 use crate::language::DecoderConfig;
 use crate::parameters::Parameters;
@@ -23,6 +24,8 @@ const HEAD_WEIGHT: &str = "lm_head.weight";
 pub struct Merged<'a> {
     base: &'a Pretrained,
     attachment: RefCell<Attachment>,
+    /// The adapters of the experts that were read last, by the name of all of them.
+    experts: RefCell<(String, [Option<ExpertLora>; 2])>,
     /// Of the merged model: if embedding and head share a weight that the adapter changes for only one of them, it has
     /// two.
     config: DecoderConfig,
@@ -41,6 +44,7 @@ impl<'a> Merged<'a> {
         Ok(Self {
             base,
             attachment: RefCell::new(attachment),
+            experts: RefCell::default(),
             config,
         })
     }
@@ -61,6 +65,41 @@ impl<'a> Merged<'a> {
 
     fn was_tied(&self) -> bool {
         self.base.config.tie_word_embeddings
+    }
+
+    /// The change to the matrix `name` of an expert, if an adapter has one.
+    fn change(&self, name: &str) -> Result<Option<Tensor>, Error> {
+        let (Some((all, number, part)), Some(mixture)) = (expert(name), &self.config.experts)
+        else {
+            return Ok(None);
+        };
+        let Some(part) = part.strip_suffix(".weight") else {
+            return Ok(None);
+        };
+        let sizes = mixture.sizes(self.config.hidden_size);
+        let mut experts = self.experts.borrow_mut();
+        if experts.0 != all {
+            let mut adapter = self.attachment.borrow_mut();
+            let parameters = &mut Parameters::default();
+            let read = adapter.attach_experts(all, &sizes, Device::Cpu, parameters)?;
+            *experts = (all.to_owned(), read);
+        }
+        let [gate_up, down] = &experts.1;
+        let half = |start: i64| -> Result<Option<Tensor>, Error> {
+            match gate_up {
+                Some(both) => Ok(Some(both.change(number)?.f_narrow(
+                    0,
+                    start,
+                    sizes.inner,
+                )?)),
+                None => Ok(None),
+            }
+        };
+        match part {
+            "gate_proj" => half(0),
+            "up_proj" => half(sizes.inner),
+            _ => down.as_ref().map(|down| down.change(number)).transpose(),
+        }
     }
 
     /// The tensor of the base that `name` is made of.
@@ -93,7 +132,12 @@ impl TensorSource for Merged<'_> {
     }
 
     fn is_mxfp4(&self, name: &str) -> bool {
-        self.base.tensors.is_mxfp4(name)
+        // With an adapter on it, it is no longer.
+        let mut has_adapter = false;
+        if let (true, Some((all, _, part))) = (self.base.tensors.is_mxfp4(name), expert(name)) {
+            has_adapter = self.attachment.borrow().adapts_expert(all, part);
+        }
+        self.base.tensors.is_mxfp4(name) && !has_adapter
     }
 
     fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
@@ -101,13 +145,16 @@ impl TensorSource for Merged<'_> {
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        let mut weight = self.base.tensors.read(self.source(name), Kind::Float)?;
+        if expert(name).is_some() {
+            return match self.change(name)? {
+                Some(change) => Ok(weight.f_add(&change)?.f_to_kind(kind)?),
+                None => self.base.tensors.read(name, kind),
+            };
+        }
         let mut adapter = self.attachment.borrow_mut();
         let mut parameters = Parameters::default();
-        let mut weight = self.base.tensors.read(self.source(name), Kind::Float)?;
-        // Experts have no adapters, though their names may end as those of layers that have.
-        let module = name
-            .strip_suffix(".weight")
-            .filter(|module| weight.dim() == 2 && !module.contains(".experts."));
+        let module = name.strip_suffix(".weight").filter(|_| weight.dim() == 2);
         // The adapter may contain its own weight, for both if they share one.
         if let Some(table) = module.filter(|module| [EMBEDDING, HEAD].contains(module)) {
             let (table, tied) = match self.was_tied() {

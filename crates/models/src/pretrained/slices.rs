@@ -48,6 +48,13 @@ enum Order {
     Turns,
 }
 
+/// `model.layers.3.mlp.experts.7.up_proj.weight`: all of them, `model.layers.3.mlp.experts`, 7, and `up_proj.weight`.
+pub(super) fn expert(name: &str) -> Option<(&str, i64, &str)> {
+    let start = name.find(EXPERTS)? + EXPERTS.len();
+    let (number, part) = name[start..].split_once('.')?;
+    Some((&name[..start - 1], number.parse().ok()?, part))
+}
+
 impl Slice {
     /// The matrices in the tensor `name` of this shape, each with its name; empty if it is not one of all experts.
     /// `alternating` as in [`Mixture`](crate::language::Mixture).

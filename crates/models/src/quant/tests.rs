@@ -136,3 +136,13 @@ fn both_tables_of_nf4_mean_the_same() {
         );
     }
 }
+
+#[test]
+fn the_table_of_a_gpu_has_its_shape_among_fake_tensors() {
+    let _fake = torch_ext::fake::FakeMode::begin(Device::Cpu).unwrap();
+    let packed = Tensor::empty([10, 32], (Kind::Uint8, Device::Cpu));
+    for nibbles in [nf4::Nibbles::Nf4, nf4::Nibbles::Mxfp4] {
+        let table = nf4::Table::of_two_bytes(Device::Cpu, Kind::BFloat16, nibbles).unwrap();
+        assert_eq!(table.look_up(&packed).unwrap().numel(), 10 * 64);
+    }
+}

@@ -56,6 +56,20 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             ),
         );
     }
+    if let Some(adapter) = config.adapter.as_ref().filter(|one| one.is_on_experts()) {
+        for (is_set, key) in [
+            (adapter.lora_dropout > 0.0, "lora_dropout"),
+            (adapter.use_dora, "use_dora"),
+        ] {
+            if is_set {
+                report(
+                    &["adapter", key],
+                    format!("`adapter.{key}` does not work with adapters on experts"),
+                    &format!("remove `{key}` or `target_parameters`"),
+                );
+            }
+        }
+    }
     if config.train.gradient_checkpointing && !published && !config.is_video() {
         report(
             &["train", "gradient_checkpointing"],
@@ -70,11 +84,27 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             &["data"],
             "there is nothing to train on".into(),
             match config.is_video() {
-                true => "set `data.path` to a folder of pictures or videos",
+                true => {
+                    "set `data.dataset: garments`, or `data.path` to a folder of pictures or videos"
+                }
                 false => {
                     "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text"
                 }
             },
+        );
+    }
+    if let Some(set) = data
+        .dataset
+        .filter(|set| set.is_pictures() != config.is_video())
+    {
+        let (what, help) = match set.is_pictures() {
+            true => ("pictures", "set `data.resolution`"),
+            false => ("text", "remove `data.resolution`"),
+        };
+        report(
+            &["data", "dataset"],
+            format!("`data.dataset: {}` is {what}", set.name()),
+            help,
         );
     }
     let parts = [

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use super::encoded_by::EncodedBy;
 use super::mixture::{MixtureSource, StoppingStrategy};
-use super::video::{FrameExtraction, Numbers};
+use super::video::{FrameExtraction, Numbers, Paths};
 
 section! {
     /// How the data is read and split into samples.
     pub struct DataConfig {
         /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
         #[schemars(extend("x-sets" = "what is trained on"))]
-        pub dataset: Option<Dataset> = None, for Language, resume Free;
+        pub dataset: Option<Dataset> = None, for Any, resume Free;
         /// A data file, or a folder whose files are read in the order of their names: `.txt` and
         /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
         /// `completion`, or of `messages`; only published models can be trained on the latter two. With `preference`,
@@ -112,6 +112,26 @@ section! {
         /// those that do not contain it.
         #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
         pub trigger_word: Option<String> = None, for Diffusion, resume Free;
+        /// A folder of regularisation media: pictures of what the model should go on to know, with captions of their own. In a pass
+        /// they are together seen as often as those of `path`. It must not be inside `path`.
+        #[schemars(extend("format" = "path", "x-not-with" = "data.encoded_by"))]
+        pub reg_data_dir: Option<PathBuf> = None, for Diffusion, resume Fixed;
+        /// Captions are lists of tags, and each pass sees them in another order; there are eight of each caption. Unset
+        /// means `false`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub shuffle_caption: Option<bool> = None, for Diffusion, resume Free;
+        /// How many tags at the start of a caption, trigger word included, stay where they are, and are never dropped. Unset means 0.
+        #[schemars(range(min = 0, max = 1000), extend("x-not-with" = "data.encoded_by"))]
+        pub keep_tokens: Option<u32> = None, for Diffusion, resume Free;
+        /// What stands between the tags that stay and the others, such as `|||`; captions without it follow `keep_tokens`.
+        #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub keep_tokens_separator: Option<String> = None, for Diffusion, resume Free;
+        /// What separates tags. Unset means a comma.
+        #[schemars(length(min = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub caption_separator: Option<String> = None, for Diffusion, resume Free;
+        /// Probability of dropping each of the other tags, in each of the orders. Unset means 0.
+        #[schemars(range(min = 0, max = 1), extend("x-not-with" = "data.encoded_by"))]
+        pub caption_tag_dropout_rate: Option<f64> = None, for Diffusion, resume Free;
         /// Probability of dropping a caption during training. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub caption_dropout: Option<f64> = None, for Diffusion, resume Free;
@@ -125,6 +145,15 @@ section! {
         /// How much counts what is masked, from 0 (not at all) to 1. Unset means 0.
         #[schemars(range(min = 0, max = 1))]
         pub mask_min_value: Option<f64> = None, for Diffusion, resume Fixed;
+        /// For models that change pictures: a folder of control pictures, from which those of `path` are made. They have the
+        /// names and subfolders of those, with `_0`, `_1`, … behind the name if there are several. Or a list of folders, of
+        /// which each has one. Unset: a `.jsonl` file names them (`control_path`). It must not be inside `path`.
+        #[schemars(extend("x-not-with" = "data.encoded_by"))]
+        pub control_path: Option<Paths> = None, for Diffusion, resume Fixed;
+        /// The area at which control pictures are encoded, as the side of a square or width and height; each keeps its form.
+        /// Unset means the model's: 1024 × 1024 for Qwen-Image-Edit.
+        #[schemars(range(min = 32, max = 4096), extend("x-not-with" = "data.encoded_by"))]
+        pub control_resolution: Option<Numbers> = None, for Diffusion, resume Fixed;
         /// How often each clip is used per epoch. Unset means the number that its folder's name begins with
         /// (`10_cat`), else 1.
         #[schemars(range(min = 1, max = 65536))]
@@ -179,6 +208,10 @@ pub(crate) const RECORD_KEYS: [&str; 16] = [
 pub enum Dataset {
     /// The works of William Shakespeare, 5 MB of public-domain text.
     Shakespeare,
+    /// 1,800 pictures of nine kinds of garments, of Fashion-MNIST.
+    Garments,
+    /// 200 pictures of the tenth kind.
+    Trousers,
 }
 
 impl Dataset {
@@ -186,7 +219,14 @@ impl Dataset {
     pub fn name(self) -> &'static str {
         match self {
             Self::Shakespeare => "shakespeare",
+            Self::Garments => "garments",
+            Self::Trousers => "trousers",
         }
+    }
+
+    /// Whether it consists of pictures.
+    pub fn is_pictures(self) -> bool {
+        self != Self::Shakespeare
     }
 }
 

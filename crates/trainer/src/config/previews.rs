@@ -24,6 +24,7 @@ pub(crate) struct Preview {
     pub(crate) guidance_scale_2: Option<f64>,
     pub(crate) flow_shift: Option<f64>,
     pub(crate) image: Option<PathBuf>,
+    pub(crate) controls: Vec<PathBuf>,
 }
 
 impl Config {
@@ -58,6 +59,10 @@ impl Config {
             guidance_scale_2: sample.guidance_scale_2,
             flow_shift: sample.flow_shift,
             image: sample.image.clone(),
+            controls: sample
+                .control_image
+                .as_ref()
+                .map_or(Vec::new(), |paths| paths.list().to_vec()),
         };
         let prompts = sample.prompts.iter();
         prompts.map(|line| preset.of_line(line)).collect()
@@ -66,7 +71,12 @@ impl Config {
     /// Whether a prompt names its own image, which is not compared with [`FOLDERS`](super::FOLDERS).
     pub(super) fn names_images_in_prompts(&self) -> bool {
         let previews = self.previews().unwrap_or_default();
-        previews.iter().any(|made| made.image != self.sample.image)
+        let controls = self
+            .sample
+            .control_image
+            .as_ref()
+            .map_or(&[][..], |paths| paths.list());
+        (previews.iter()).any(|made| made.image != self.sample.image || made.controls != controls)
     }
 }
 
@@ -77,6 +87,7 @@ impl Preview {
         let spaced = format!(" {line}");
         let mut parts = spaced.split(" --");
         made.prompt = parts.next().unwrap_or_default().trim().to_owned();
+        let mut controls = Vec::new();
         for part in parts {
             let (key, value) = part.split_once(' ').unwrap_or((part, ""));
             let (key, value) = (key.trim(), value.trim());
@@ -100,13 +111,17 @@ impl Preview {
                 "fs" => made.flow_shift = Some(number()?),
                 "n" => made.negative_prompt = value.to_owned(),
                 "i" => made.image = Some(value.into()),
+                "ci" => controls.push(PathBuf::from(value)),
                 _ => {
                     return Err(wrong(
                         "the options are `--w` (width), `--h` (height), `--f` (frames), `--d` (seed), `--s` (steps), \
-                        `--l` (guidance), `--fs` (shift), `--n` (negative prompt) and `--i` (image)",
+                        `--l` (guidance), `--fs` (shift), `--n` (negative prompt), `--i` (image) and `--ci` (control image)",
                     ));
                 }
             }
+        }
+        if !controls.is_empty() {
+            made.controls = controls;
         }
         match made.prompt.is_empty() {
             true => Err(format!("`{line}` has no prompt")),
@@ -130,7 +145,8 @@ mod tests {
     fn options_in_a_prompt_override_keys_and_keys_override_the_data() {
         assert_eq!(config(&[]).previews().unwrap(), []);
         let list = config(&[
-            "sample.prompts=[a cat, a dog --w 96 --h 48 --f 5 --d 7 --s 3 --l 1 --fs 2.5 --n blurry mess --i x.png]",
+            "sample.prompts=[a cat, a dog --w 96 --h 48 --f 5 --d 7 --s 3 --l 1 --fs 2.5 --n blurry mess --i x.png --ci y.png --ci z.png]",
+            "sample.control_image=own.png",
             "sample.negative_prompt=bad",
             "sample.num_inference_steps=4",
         ]);
@@ -147,6 +163,7 @@ mod tests {
             guidance_scale_2: None,
             flow_shift: None,
             image: None,
+            controls: vec!["own.png".into()],
         };
         let dog = Preview {
             prompt: "a dog".into(),
@@ -160,6 +177,7 @@ mod tests {
             guidance_scale_2: None,
             flow_shift: Some(2.5),
             image: Some("x.png".into()),
+            controls: vec!["y.png".into(), "z.png".into()],
         };
         assert_eq!(list, [cat, dog]);
     }

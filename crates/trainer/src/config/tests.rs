@@ -150,8 +150,15 @@ fn an_adapter_that_cannot_learn_is_refused() {
         got.len() == 1 && got[0].contains("(write `lora_alpha: 4`"),
         "{got:?}"
     );
+    let got = of("target_parameters: [mlp.experts.down_proj], lora_dropout: 0.1, use_dora: true");
+    assert!(
+        got.len() == 2 && got[0].contains("`adapter.lora_dropout` does not work with adapters"),
+        "{got:?}"
+    );
     for learns in [
         "lora_alpha: 1",
+        "target_parameters: [mlp.experts.down_proj]",
+        "lora_dropout: 0.1, target_parameters: []",
         "lora_alpha: 0, bias: all",
         "lora_alpha: 0, alpha_pattern: {q: 1}",
     ] {

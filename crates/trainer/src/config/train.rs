@@ -191,6 +191,13 @@ section! {
         /// expert's range.
         #[schemars(range(min = 0, max = 1))]
         pub max_sigma: Option<f64> = None, for Diffusion, resume Free;
+        /// Whether the adapter changes the text encoders, too, where a model has such (SDXL). Captions are then not encoded
+        /// beforehand, and the text encoders stay on the device.
+        #[schemars(extend("x-needs" = "adapter"))]
+        pub text_encoder: bool = false, for Diffusion, resume Fixed;
+        /// Peak learning rate of the text encoders; unset means `learning_rate`.
+        #[schemars(extend("x-needs" = "train.text_encoder: true", "exclusiveMinimum" = 0), range(max = 10))]
+        pub text_encoder_lr: Option<f64> = None, for Diffusion, resume Free;
         /// For models that are noised by steps, such as SDXL: the most that a signal-to-noise ratio counts in the loss
         /// (min-SNR); 5 is usual. Unset weighs all noise levels alike.
         #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
@@ -198,6 +205,9 @@ section! {
         /// For the same models: whether the loss is divided by the root of that ratio, or for velocities by the ratio plus
         /// 1 (debiased estimation).
         pub debiased_estimation_loss: bool = false, for Diffusion, resume Free;
+        /// Weight of the loss of the media in `data.reg_data_dir`.
+        #[schemars(range(min = 0, max = 1000), extend("x-unused-without" = "data.reg_data_dir"))]
+        pub prior_loss_weight: f64 = 1.0, for Diffusion, resume Free;
         /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
         /// `both`.
         pub experts: Option<Experts> = None, for Diffusion, resume Fixed;
@@ -362,6 +372,8 @@ pub enum WeightingScheme {
     Uniform,
     /// The log-odds are normally distributed: more from the middle.
     LogitNormal,
+    /// More from the middle, but some at both ends: a density of 2 − 7.7 · (level − ½)².
+    InvertedParabola,
     /// Uniformly, then shifted towards noise by `flow_shift`.
     Shift,
 }

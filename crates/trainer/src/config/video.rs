@@ -3,6 +3,7 @@
 //! `data.resolution` makes a run one on videos.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 
 use models::diffusion::PartPaths;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -43,6 +44,43 @@ impl JsonSchema for Numbers {
             "maximum": 65_536,
             "minItems": 1,
             "items": { "type": "integer", "minimum": 1, "maximum": 65_536 },
+        })
+    }
+}
+
+/// A path, or a list of paths.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Paths {
+    /// One.
+    One(PathBuf),
+    /// Several.
+    List(Vec<PathBuf>),
+}
+
+impl Paths {
+    /// The paths, in order.
+    pub fn list(&self) -> &[PathBuf] {
+        match self {
+            Self::One(path) => std::slice::from_ref(path),
+            Self::List(paths) => paths,
+        }
+    }
+}
+
+impl JsonSchema for Paths {
+    fn schema_name() -> Cow<'static, str> {
+        "Paths".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "A path, or a list of them.",
+            "type": ["string", "array"],
+            "format": "path",
+            "minLength": 1,
+            "minItems": 1,
+            "items": { "type": "string", "format": "path", "minLength": 1 },
         })
     }
 }
@@ -143,6 +181,25 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "hold out some of `data.path` by `data.validation_fraction` in place of `data.eval_dataset`",
         );
     }
+    if masks != (false, false) && data.reg_data_dir.is_some() {
+        report(
+            ["data", "reg_data_dir"],
+            "masks are those of the media in `data.path`, and regularisation media have none"
+                .into(),
+            "remove the key, or the masks",
+        );
+    }
+    if data
+        .control_resolution
+        .as_ref()
+        .is_some_and(|sides| sides.list().len() > 2)
+    {
+        report(
+            ["data", "control_resolution"],
+            "`data.control_resolution` has more than two numbers".into(),
+            "give the side of a square, or width and height",
+        );
+    }
     if masks == (false, false) && data.mask_min_value.is_some() {
         report(
             ["data", "mask_min_value"],
@@ -155,11 +212,6 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             ["model", "name_or_path"],
             "no model is named to train on videos".into(),
             "set `model.name_or_path`; with `model.from_config: true`, its weights are not used",
-        ),
-        (Some(_), None) if model.from_config != Some(true) => report(
-            ["data", "resolution"],
-            "only a LoRA can be trained on the weights of a published video model".into(),
-            "add an `adapter` section, or set `model.from_config: true` to train all weights from random ones",
         ),
         (Some(_), Some(_)) if model.from_config == Some(true) => report(
             ["model", "from_config"],

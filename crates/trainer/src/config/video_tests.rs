@@ -40,7 +40,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "model.hidden_size=64",
         "model.head_dim=8",
         "sample.top_p=0.5",
-        "adapter.use_dora=true",
+        "adapter.bias=all",
     ] {
         let name = key.split('=').next().unwrap();
         let got = problems(&[&VIDEO[..], &[key]].concat());
@@ -84,7 +84,11 @@ fn keys_that_require_others_name_them() {
             "{keys:?}: {got:?}"
         );
     }
-    assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
+    // Without an adapter, all weights are trained.
+    let whole = ["data.resolution=512", "model.name_or_path=m"];
+    assert_eq!(problems(&whole), Vec::<String>::new());
+    let text = problems(&[&whole[..], &["train.text_encoder=true"]].concat());
+    assert!(text[0].contains("`train.text_encoder`"), "{text:?}");
 }
 
 #[test]
@@ -122,7 +126,7 @@ fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
         (vec!["model.low_vram=true"], "add an `adapter` section"),
         (
             vec!["data.path=null", "data.dataset=shakespeare"],
-            "`data.dataset` has no effect on videos",
+            "`data.dataset: shakespeare` is text",
         ),
     ] {
         let got = with(&keys);
@@ -136,4 +140,9 @@ fn a_model_is_named_and_either_gets_a_lora_or_starts_from_its_config() {
         text[0].contains("`model.from_config` is for videos"),
         "{text:?}"
     );
+    let garments = ["data.path=null", "data.dataset=garments"];
+    assert_eq!(with(&garments), Vec::<String>::new());
+    let text = problems(&garments);
+    let told = |line: &String| line.contains("`data.dataset: garments` is pictures");
+    assert!(text.iter().any(told), "{text:?}");
 }

@@ -16,6 +16,7 @@ output_dir out_dir output_path save_dir training_folder
 seed random_state random_seed training_seed data_seed
 model.name_or_path model_name_or_path pretrained_model_name_or_path base_model model_name model_id model_path ckpt_path pretrained_model_name
 model.transformer dit dit_path dit_high_noise transformer_path
+model.training_adapter assistant_lora_path base_weights
 model.vae vae_path ae vae_checkpoint
 model.text_encoder t5 text_encoder_path llm_path clip_path text_encoder1 clip_l
 model.text_encoder_2 t5xxl text_encoder2
@@ -29,8 +30,11 @@ adapter.r rank lora_r lora_rank network_dim lora_dim linear
 adapter.lora_alpha alpha network_alpha linear_alpha
 adapter.lora_dropout network_dropout dropout
 adapter.target_modules lora_target lora_target_modules lora_target_linear target_layers
+adapter.target_parameters lora_target_parameters
 adapter.modules_to_save lora_modules_to_save additional_target
 adapter.use_dora peft_use_dora
+adapter.type lycoris_type
+adapter.decompose_factor lokr_factor
 adapter.use_rslora peft_use_rslora
 adapter.resume_from network_weights adapter_name_or_path lora_model_dir lora_path
 data.path datasets dataset_path dataset_name data_path train_file train_files train_data train_data_dir
@@ -43,11 +47,16 @@ data.block_size max_seq_length max_seq_len max_length cutoff_len sequence_len se
 data.block_size seq_len model_max_length context_length
 data.packing sample_packing neat_packing pack_sequences
 data.validation_fraction val_set_size val_size test_size validation_split_percentage
+data.control_path control_directory control_image_directory conditioning_data_dir control_dir
 data.num_frames target_frames max_num_frames num_frames_list
 data.fps target_fps frame_rate
 data.caption_extension caption_ext
 data.caption_dropout caption_dropout_rate caption_dropout_prob
+data.reg_data_dir regularization_path reg_path class_data_dir
+data.caption_tag_dropout_rate tag_dropout tag_dropout_rate
+data.shuffle_caption shuffle_tokens shuffle_tags
 data.num_repeats repeats dataset_repeats
+train.prior_loss_weight prior_preservation_weight reg_weight
 data.cache_dir cache_directory latents_cache_dir
 preference.loss_type pref_loss
 preference.beta pref_beta rl_beta dpo_beta orpo_alpha
@@ -55,6 +64,8 @@ preference.label_smoothing dpo_label_smoothing
 preference.desirable_weight kto_chosen_weight kto_desirable_weight
 preference.undesirable_weight kto_rejected_weight kto_undesirable_weight
 preference.precompute_ref_log_probs dpo_precompute_ref_log_probs
+train.text_encoder train_text_encoder
+train.text_encoder_lr text_encoder_learning_rate
 train.max_steps max_train_steps steps max_iters total_steps num_steps iterations
 train.num_train_epochs epochs num_epochs max_train_epochs n_epochs max_epochs
 train.per_device_train_batch_size batch_size train_batch_size micro_batch_size micro_batch_size_per_gpu
@@ -94,6 +105,8 @@ sample.prompts sample_prompts validation_prompt validation_prompts
 sample.sample_steps sample_every sample_every_n_steps
 sample.negative_prompt neg negative_prompts
 sample.guidance_scale guidance cfg_scale
+sample.transformer turbo_dit
+sample.control_image control_image_path ctrl_img
 sample.max_new_tokens max_tokens max_gen_length";
 
 /// Values that are written differently here: their word, their value and ours.
@@ -332,8 +345,9 @@ mod tests {
                     entries().all(|(_, mut theirs)| theirs.all(|theirs| theirs != word)),
                     "{word} is translated"
                 );
-                // The families of models that are trained from scratch have this key.
-                let is_ours = our_key(word, "").is_some_and(|ours| ours != "model.model_type");
+                // Keys of other meaning: the family of a model that is trained from scratch, and the kind of an adapter.
+                let others = ["model.model_type", "adapter.type"];
+                let is_ours = our_key(word, "").is_some_and(|ours| !others.contains(&ours));
                 assert!(!is_ours, "{word} is a key");
             }
         }

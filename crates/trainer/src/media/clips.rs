@@ -51,11 +51,12 @@ impl ClipExtraction {
         })
     }
 
-    /// The clips of a video of `frames` frames, and the lengths for which it is too short.
-    pub(crate) fn clips(&self, frames: u32) -> (Vec<Span>, Vec<u32>) {
+    /// The clips of a part of a video, and the lengths for which it is too short.
+    pub(crate) fn clips(&self, part: Span) -> (Vec<Span>, Vec<u32>) {
+        let frames = part.frames;
         if self.extraction == FrameExtraction::Full {
             let frames = whole(frames.min(self.most), self.geometry);
-            return (vec![Span { start: 0, frames }], Vec::new());
+            return (vec![Span { frames, ..part }], Vec::new());
         }
         let (mut clips, mut too_long) = (Vec::new(), Vec::new());
         for &length in &self.lengths {
@@ -75,7 +76,7 @@ impl ClipExtraction {
                 }
             };
             clips.extend(starts.into_iter().map(|start| Span {
-                start,
+                start: part.start + start,
                 frames: length,
             }));
         }
@@ -104,7 +105,11 @@ mod tests {
             frame_sample: Some(3),
             ..DataConfig::default()
         };
-        let (clips, short) = ClipExtraction::of(&config, GEOMETRY).unwrap().clips(frames);
+        let part = Span { start: 0, frames };
+        let extraction = ClipExtraction::of(&config, GEOMETRY).unwrap();
+        let (clips, short) = extraction.clips(part);
+        let later = extraction.clips(Span { start: 5, ..part }).0;
+        assert!((later.iter().zip(&clips)).all(|(later, clip)| later.start == clip.start + 5));
         (clips.iter().map(|clip| clip.start).collect(), short)
     }
 
@@ -133,7 +138,7 @@ mod tests {
                 start: 0,
                 frames: length,
             };
-            assert_eq!(full.clips(frames).0, [span]);
+            assert_eq!(full.clips(Span { start: 0, frames }).0, [span]);
         }
         assert!(ClipExtraction::of(&DataConfig::default(), GEOMETRY).is_none());
     }

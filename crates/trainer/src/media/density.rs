@@ -25,7 +25,11 @@ pub(crate) struct Density {
 enum Scheme {
     Uniform,
     LogitNormal { mean: f64, deviation: f64 },
+    InvertedParabola,
 }
+
+/// The density of an inverted parabola at a level is in proportion to 2 − 7.7 · (level − ½)².
+const CURVATURE: f64 = 7.7;
 
 impl Scheme {
     /// The level, before the shift, below which the share `p` of all levels lies.
@@ -36,6 +40,18 @@ impl Scheme {
                 let p = Tensor::f_from_slice(&[p])?.f_clamp(1e-15, 1.0 - 1e-15)?;
                 let normal = f64::try_from(&p.f_special_ndtri()?)?;
                 1.0 / (1.0 + (-(mean + deviation * normal)).exp())
+            }
+            Self::InvertedParabola => {
+                let (mut low, mut high) = (0.0, 1.0);
+                // To the last bit.
+                for _ in 0..60 {
+                    let middle = 0.5 * (low + high);
+                    match self.share(middle)? < p {
+                        true => low = middle,
+                        false => high = middle,
+                    }
+                }
+                high
             }
         })
     }
@@ -48,6 +64,14 @@ impl Scheme {
                 let odds = (level / (1.0 - level)).ln();
                 let normal = Tensor::f_from_slice(&[(odds - mean) / deviation])?;
                 f64::try_from(&normal.f_to_kind(Kind::Double)?.f_special_ndtr()?)?
+            }
+            Self::InvertedParabola => {
+                // From 0, and from the middle.
+                let below = |level: f64| {
+                    let middle = level - 0.5;
+                    2.0 * level - CURVATURE / 3.0 * (middle.powi(3) + 0.125)
+                };
+                below(level) / below(1.0)
             }
         })
     }
@@ -71,6 +95,7 @@ impl Density {
                 mean: train.logit_mean.unwrap_or(0.0),
                 deviation: train.logit_std.unwrap_or(1.0),
             },
+            WeightingScheme::InvertedParabola => Scheme::InvertedParabola,
         };
         let unset = match weighting {
             WeightingScheme::Shift => usual,
@@ -135,10 +160,30 @@ mod tests {
         close(median(&normal), 3.0 * level / (1.0 + 2.0 * level));
     }
 
+    /// As many levels are in each tenth as a sum over the density gives, which others draw from by a table.
+    #[test]
+    fn an_inverted_parabola_has_its_density() {
+        let levels = drawn(&train(WeightingScheme::InvertedParabola), 0.0, 1.0);
+        let density = |level: f64| 2.0 - 7.7 * (level - 0.5).powi(2);
+        let table: Vec<f64> = (0..1000)
+            .map(|at| density((f64::from(at) + 0.5) / 1000.0))
+            .collect();
+        let all: f64 = table.iter().sum();
+        for (tenth, part) in table.chunks(100).enumerate() {
+            let range = tenth as f64 / 10.0..(tenth + 1) as f64 / 10.0;
+            let found = levels.iter().filter(|level| range.contains(*level)).count() as f64;
+            let wanted = 2000.0 * part.iter().sum::<f64>() / all;
+            assert!(
+                (found - wanted).abs() <= 1.0,
+                "{range:?}: {found} and {wanted}"
+            );
+        }
+    }
+
     #[test]
     fn a_range_is_what_drawing_again_would_give() {
-        use WeightingScheme::{LogitNormal, Shift, Uniform};
-        for scheme in [Uniform, Shift, LogitNormal] {
+        use WeightingScheme::{InvertedParabola, LogitNormal, Shift, Uniform};
+        for scheme in [Uniform, Shift, LogitNormal, InvertedParabola] {
             let train = train(scheme);
             let all = drawn(&train, 0.0, 1.0);
             let kept: Vec<f64> = all.into_iter().filter(|s| (0.3..0.8).contains(s)).collect();

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use models::diffusion::parts::codec::MediaCodec;
 use models::diffusion::{
-    Conditions, Diffusion, FirstFrame, Framing, Geometry, Part, Tokenizer, load_autoencoder,
-    load_text_encoder,
+    Conditions, Diffusion, FirstFrame, Framing, Geometry, Part, load_autoencoder,
 };
-use models::pretrained::fingerprint;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
@@ -16,10 +14,14 @@ use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
 use super::clips::{ClipExtraction, Span};
+use super::controls::{self, Control, ControlFiles};
 use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::masks::{LOSS_MASK, Mask, Masks};
 use super::sources::{self, Source};
+use super::tags;
+use super::texts::{PlannedTexts, Prompt, TextKeys, identity};
+use super::trim::Trim;
 use crate::Error;
 use crate::config::{Config, DataConfig, EncodedBy};
 use crate::observer::Observer;
@@ -35,12 +37,20 @@ pub(crate) struct Clip {
     pub(crate) latents: PathBuf,
     /// Its text's file.
     pub(crate) text: PathBuf,
+    /// Files of the orders of its caption's tags, which passes take in turn; empty if it has one text.
+    pub(crate) orders: Vec<PathBuf>,
     /// Width, height and frames in pixels; clips of the same shape can share a batch.
     pub(crate) shape: (u32, u32, u32),
     /// Number of transformer tokens.
     pub(crate) tokens: u64,
     /// How often its folder's name asks for it in a pass.
     pub(crate) repeats: u32,
+    /// Whether it is there so that the model does not forget it.
+    pub(crate) is_regular: bool,
+    /// The file of the empty text beside its control pictures; `None` if that of all is.
+    pub(crate) empty: Option<PathBuf>,
+    /// Width and height of each control picture in pixels; only clips whose are the same can share a batch.
+    pub(crate) controls: Vec<Size>,
 }
 
 /// All clips, in the cache.
@@ -75,6 +85,8 @@ struct Cut {
     size: Size,
     /// What of it counts, if there are masks.
     mask: Option<Mask>,
+    /// Its control pictures.
+    controls: Vec<Control>,
 }
 
 impl Cut {
@@ -109,12 +121,13 @@ impl VideoData {
     pub(crate) fn prepare(
         config: &Config,
         model: &dyn Diffusion,
-        texts: &[String],
+        texts: &[Prompt],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         let folder = cache_folder(config);
         let geometry = model.geometry();
+        let compute = config.train.bf16.kind(placer.device());
         let encoder = Encoder {
             config,
             model,
@@ -122,9 +135,9 @@ impl VideoData {
             fps: frame_rate(config, geometry.fps),
             step: geometry.step() as u32,
             geometry,
-            compute: config.train.bf16.kind(placer.device()),
+            compute,
             autoencoder: identity(model, Part::Autoencoder)?,
-            texts: TextKeys::open(model)?,
+            texts: TextKeys::open(model, compute)?,
         };
         encoder.run(texts, placer, observer)
     }
@@ -133,25 +146,31 @@ impl VideoData {
 impl Encoder<'_> {
     fn run(
         self,
-        texts: &[String],
+        texts: &[Prompt],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<VideoData, Error> {
         let data = &self.config.data;
         let path = crate::locate::text_path(data)?;
-        let mut captions = BTreeMap::new();
-        let mut training = self.plan(&path, &mut captions, observer)?;
+        let mut captions = PlannedTexts::new();
+        let mut training = self.plan(&path, data, &mut captions, observer)?;
         let held_out = match crate::locate::eval_path(data)? {
-            Some(other) => self.plan(&other, &mut captions, observer)?,
+            Some(other) => self.plan(&other, data, &mut captions, observer)?,
             None => {
                 let count = training.len() as f64 * data.validation_fraction;
                 training.split_off(training.len() - (count as usize).min(training.len() - 1))
             }
         };
-        let empty = self.text_file("", &mut captions)?;
-        let others = texts.iter().map(|text| self.text_file(text, &mut captions));
-        let others = others.collect::<Result<_, _>>()?;
-        let texts = self.encode_texts(&captions, placer, observer)?;
+        if let Some(folder) = &data.reg_data_dir {
+            training.extend(self.regular(folder, &path, &mut captions, observer)?);
+        }
+        let empty = self.texts.file("", &[], &self.cache, &mut captions)?;
+        let mut others = Vec::new();
+        for Prompt { text, controls } in texts {
+            let controls = Control::open(controls, &self.cache)?.map_err(Error::Data)?;
+            others.push((self.texts).file(text, &controls, &self.cache, &mut captions)?);
+        }
+        let texts = (self.texts).encode(&captions, self.model, placer, observer)?;
         let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
         let clips = |list: Vec<PlannedClip>| list.into_iter().map(|planned| planned.clip).collect();
@@ -165,21 +184,62 @@ impl Encoder<'_> {
         })
     }
 
+    /// The clips of the regularisation media in `folder`, where those to learn are at `path`.
+    fn regular(
+        &self,
+        folder: &Path,
+        path: &Path,
+        captions: &mut PlannedTexts,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<PlannedClip>, Error> {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let reason = match () {
+            () if !folder.exists() => "which does not exist",
+            () if real(folder).starts_with(real(path)) => {
+                "inside `data.path`, where they would be learned: move it out of there"
+            }
+            () => "",
+        };
+        if !reason.is_empty() {
+            let folder = folder.display();
+            return Err(Error::Data(format!(
+                "`data.reg_data_dir` names `{folder}`, {reason}"
+            )));
+        }
+        // The word stands for what is learned.
+        let data = DataConfig {
+            trigger_word: None,
+            ..self.config.data.clone()
+        };
+        let mut planned = self.plan(folder, &data, captions, observer)?;
+        for PlannedClip { clip, .. } in &mut planned {
+            clip.is_regular = true;
+        }
+        Ok(planned)
+    }
+
     /// The clips of the media at `path`, and their captions by the file of the text.
     fn plan(
         &self,
         path: &Path,
-        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
+        data: &DataConfig,
+        captions: &mut PlannedTexts,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
-        let data = &self.config.data;
         if let Some(by) = data.encoded_by {
             return self.import(path, by, observer);
         }
         let buckets = buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
         let masks = Masks::of(data, path)?;
-        let mut unmasked = Problems::default();
+        let files = ControlFiles::of(data, path, items.iter().map(|item| &item.source))?;
+        let dropped = data.caption_dropout.is_some_and(|share| share > 0.0);
+        let (mut unmasked, mut doubles, mut small) = (
+            Problems::default(),
+            Problems::default(),
+            Problems::default(),
+        );
+        let mut seen = BTreeMap::new();
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
         let count = items.len();
@@ -203,21 +263,55 @@ impl Encoder<'_> {
                 ));
                 continue;
             };
+            if let Some(first) = seen.insert(facts.content.clone(), name.clone()) {
+                doubles.add(format!("`{name}` is `{first}` again"));
+            }
+            if shape.size.0 < size.0 && shape.size.1 < size.1 {
+                let ((width, height), (to_width, to_height)) = (shape.size, size);
+                small.add(format!(
+                    "`{name}`: {width} × {height}, to {to_width} × {to_height}"
+                ));
+            }
             let mask = masks.as_ref();
             let mask = mask.map(|masks| masks.of_medium(&item.source, shape, path));
             if mask == Some(Mask::Whole) {
                 unmasked.add(format!("`{name}`"));
             }
-            let text = self.text_file(&item.caption, captions)?;
-            for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
+            let controls = match (item.controls, &files) {
+                (named, Some(files)) if named.is_empty() => files.of_medium(&item.source, path),
+                (named, _) => named,
+            };
+            let controls = match Control::open(&controls, &self.cache)?
+                .and_then(|controls| self.checked(controls))
+            {
+                Ok(controls) => controls,
+                Err(reason) => {
+                    wrong.add(format!("`{name}`: {reason}"));
+                    continue;
+                }
+            };
+            let mut file = |text: &str| self.texts.file(text, &controls, &self.cache, captions);
+            let text = file(&item.caption)?;
+            let empty = match dropped && !controls.is_empty() {
+                true => Some(file("")?),
+                false => None,
+            };
+            let orders = tags::orders(&item.caption, data, self.config.seed);
+            let orders = orders.iter().map(|order| file(order));
+            let orders = orders.collect::<Result<Vec<_>, _>>()?;
+            for span in self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong) {
                 let cut = Cut {
                     source: item.source.clone(),
                     shape,
                     span,
                     size,
                     mask: mask.clone(),
+                    controls: controls.clone(),
                 };
-                planned.push(self.planned(cut, &facts.content, &name, &text)?);
+                let mut cut = self.planned(cut, &facts.content, &name, &text)?;
+                cut.clip.orders.clone_from(&orders);
+                cut.clip.empty = empty.clone();
+                planned.push(cut);
             }
         }
         wrong.refuse(&format!(
@@ -232,6 +326,10 @@ impl Encoder<'_> {
             unmasked.refuse("there is no mask for any of the media")?;
         }
         unmasked.warn("media without a mask, of which everything counts");
+        doubles.warn("media that are there twice, and seen as often");
+        small.warn(
+            "media that are enlarged, which blurs them (`data.bucket_no_upscale` keeps their size)",
+        );
         Ok(planned)
     }
 
@@ -263,6 +361,30 @@ impl Encoder<'_> {
             .collect())
     }
 
+    /// The control pictures of a medium if the model takes so many.
+    fn checked(&self, controls: Vec<Control>) -> Result<Vec<Control>, String> {
+        let (rule, title) = (self.model.controls(), self.model.arch().title);
+        match (rule, controls.len()) {
+            (None, 1..) => Err(format!("{title} takes no control pictures")),
+            (Some(_), 0) => Err(format!(
+                "{title} changes pictures, and it has no control picture: name their folder by `data.control_path`"
+            )),
+            (Some(rule), count) if count > rule.most => Err(format!(
+                "{count} control pictures, where {title} takes {} at most",
+                rule.most
+            )),
+            _ => Ok(controls),
+        }
+    }
+
+    /// The area of control pictures, and the size of each.
+    fn control_sizes(&self, controls: &[Control]) -> Option<(u32, Vec<Size>)> {
+        let rule = self.model.controls().filter(|_| !controls.is_empty())?;
+        let area = controls::area(&self.config.data, rule);
+        let sizes = controls.iter().map(|control| rule.size(area, control.size));
+        Some((area, sizes.collect()))
+    }
+
     /// How much of what is masked counts.
     fn least(&self) -> f64 {
         self.config.data.mask_min_value.unwrap_or(0.0)
@@ -277,18 +399,19 @@ impl Encoder<'_> {
     fn spans(
         &self,
         data: &DataConfig,
-        shape: Shape,
+        (shape, trim): (Shape, Trim),
         name: &str,
         short: &mut Problems,
         wrong: &mut Problems,
     ) -> Vec<Span> {
-        if shape.still {
-            let image = Span {
-                start: 0,
-                frames: 1,
-            };
-            return vec![image];
-        }
+        let part = match trim.of(shape, self.fps) {
+            Ok(part) if shape.still => return vec![part],
+            Ok(part) => part,
+            Err(reason) => {
+                wrong.add(format!("`{name}`: {reason}"));
+                return Vec::new();
+            }
+        };
         if self.geometry.frames.is_none() {
             let title = self.model.arch().title;
             wrong.add(format!(
@@ -303,14 +426,14 @@ impl Encoder<'_> {
             ));
             return Vec::new();
         };
-        let (spans, too_long) = cutting.clips(shape.frames);
+        let (spans, too_long) = cutting.clips(part);
         for length in too_long {
             short.add(format!(
                 "`{name}` has {} frames at {} a second, and gives no clip of {length}: lower \
                  `data.num_frames` (up to {} fits)",
-                shape.frames,
+                part.frames,
                 self.fps,
-                self.geometry.whole_frames(shape.frames.into())
+                self.geometry.whole_frames(part.frames.into())
             ));
         }
         spans
@@ -337,6 +460,15 @@ impl Encoder<'_> {
         if let Some(mask) = &cut.mask {
             numbers += &format!(" mask {}", mask.identity(&self.cache, self.least())?);
         }
+        let controls = self.control_sizes(&cut.controls);
+        if let Some((area, _)) = &controls {
+            let contents = cut.controls.iter().map(|control| control.content.as_str());
+            let contents: Vec<_> = contents.collect();
+            numbers += &format!(" controls {area} {}", contents.join(" "));
+        }
+        let controls = controls.map_or(Vec::new(), |(_, sizes)| sizes);
+        let places =
+            |(width, height): &Size| u64::from(width / self.step) * u64::from(height / self.step);
         let key = cache::key(&[content, &numbers, &self.autoencoder]);
         let clip = Clip {
             name: match cut.shape.still {
@@ -346,70 +478,19 @@ impl Encoder<'_> {
             latents: self.cache.latents(&key),
             key,
             text: text.to_owned(),
+            orders: Vec::new(),
             shape: (size.0, size.1, span.frames),
-            tokens: self.geometry.latent_frames(span.frames.into()) as u64
-                * u64::from(size.0 / self.step)
-                * u64::from(size.1 / self.step),
+            tokens: self.geometry.latent_frames(span.frames.into()) as u64 * places(&size)
+                + controls.iter().map(places).sum::<u64>(),
             repeats: sources::repeats(cut.source.path()),
+            is_regular: false,
+            empty: None,
+            controls,
         };
         Ok(PlannedClip {
             clip,
             cut: Some(cut),
         })
-    }
-
-    /// The file of a caption, whose tokens are added to `captions`.
-    fn text_file(
-        &self,
-        caption: &str,
-        captions: &mut BTreeMap<PathBuf, Vec<Vec<u32>>>,
-    ) -> Result<PathBuf, Error> {
-        let tokens = self.texts.tokens(caption)?;
-        let ids: Vec<String> = tokens.iter().map(|ids| format!("{ids:?}")).collect();
-        let key = cache::key(&[
-            "text",
-            &ids.join(" "),
-            &self.texts.fingerprint,
-            &format!("{:?}", self.compute),
-        ]);
-        let path = self.cache.text(&key);
-        captions.insert(path.clone(), tokens);
-        Ok(path)
-    }
-
-    /// Encodes the captions that are not in the cache; returns their number.
-    fn encode_texts(
-        &self,
-        captions: &BTreeMap<PathBuf, Vec<Vec<u32>>>,
-        placer: &mut Placer,
-        observer: &mut dyn Observer,
-    ) -> Result<usize, Error> {
-        let missing: Vec<_> = captions
-            .iter()
-            .filter(|(path, _)| !cache::has(path))
-            .collect();
-        if missing.is_empty() {
-            return Ok(0);
-        }
-        let _no_grad = tch::no_grad_guard();
-        let (count, last) = (missing.len(), self.model.text_encoders());
-        let encoded = missing.iter().map(|(_, ids)| self.model.of_tokens(ids));
-        let mut encoded = encoded.collect::<Result<Vec<Conditions>, _>>()?;
-        // One encoder after the other, so that only one is in memory.
-        for number in 0..last {
-            observer.preparing("loading the text encoder");
-            let encoder = load_text_encoder(self.model, number, self.compute, true, placer)?;
-            for (index, (path, tokens)) in missing.iter().enumerate() {
-                observer.preparing(&format!("encoding captions: {index} of {count}"));
-                let text = encoder.encode(&tokens[number])?;
-                let text = text.map(|_, tensor| tensor.f_to_device(Device::Cpu))?;
-                encoded[index].join(text)?;
-                if number + 1 == last {
-                    cache::write(path, &named(&std::mem::take(&mut encoded[index])))?;
-                }
-            }
-        }
-        Ok(count)
     }
 
     /// Encodes the clips that are not in the cache; returns their number.
@@ -445,6 +526,13 @@ impl Encoder<'_> {
                 let (model, codec) = (self.model, &*autoencoder);
                 let made = model.first_frame_conditions(codec, &first, frames, None)?;
                 conditions.extend(made.map(|_, tensor| tensor.f_to_device(Device::Cpu))?);
+            }
+            if let Some((area, _)) = self.control_sizes(&cut.controls) {
+                let pictures = cut.controls.iter();
+                let pictures = pictures.map(|control| controls::picture_at(&control.path));
+                let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
+                let (model, codec) = (self.model, &*autoencoder);
+                conditions.extend(controls::latents_of(model, &pictures, area, codec)?);
             }
             if let Some(mask) = &cut.mask {
                 let mask = mask.for_latents(&latents, cut.shape, cut.size, self.least());
@@ -509,6 +597,12 @@ impl Encoder<'_> {
     }
 }
 
+/// The size of a square picture in training, in which none has more pixels.
+pub(crate) fn largest_size(config: &Config, model: &dyn Diffusion) -> Result<Size, Error> {
+    let size = buckets(config, model)?.of((u32::from(u16::MAX), u32::from(u16::MAX)));
+    size.ok_or_else(|| Error::Internal("no bucket".into()))
+}
+
 /// The available picture sizes for a model.
 pub(super) fn buckets(config: &Config, model: &dyn Diffusion) -> Result<Buckets, Error> {
     let data = &config.data;
@@ -539,46 +633,9 @@ pub(super) fn cache_folder(config: &Config) -> PathBuf {
 }
 
 /// The tensors of a cache file.
-fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
+pub(super) fn named(conditions: &Conditions) -> Vec<(String, &Tensor)> {
     let tensors = conditions.iter();
     tensors
         .map(|(name, tensor)| (name.to_owned(), tensor))
         .collect()
-}
-
-/// The tokenizer, and everything else that the encoding of captions depends on.
-struct TextKeys {
-    tokenizer: Box<dyn Tokenizer>,
-    fingerprint: String,
-}
-
-impl TextKeys {
-    fn open(model: &dyn Diffusion) -> Result<Self, Error> {
-        let encoders = 0..model.text_encoders();
-        let encoders = encoders.map(|number| identity(model, Part::TextEncoder(number)));
-        Ok(Self {
-            tokenizer: model.tokenizer()?,
-            fingerprint: encoders.collect::<Result<Vec<_>, _>>()?.join(" "),
-        })
-    }
-
-    /// The tokens of a caption, at most as many as the model reads, including the end token.
-    fn tokens(&self, caption: &str) -> Result<Vec<Vec<u32>>, Error> {
-        let (count, most) = self.tokenizer.length(caption)?;
-        if count > most {
-            tracing::warn!("a caption of {count} tokens is truncated to {most}: {caption:?}");
-        }
-        Ok(self.tokenizer.tokens(caption)?)
-    }
-}
-
-/// Identifies what a part computes: its weights, and its config if it has one.
-fn identity(model: &dyn Diffusion, part: Part) -> Result<String, Error> {
-    let mut identity = fingerprint(&model.weights(part)?)?;
-    let config = model.part(part).map(|path| path.join("config.json"));
-    if let Some(config) = config.filter(|config| config.is_file()) {
-        let text = std::fs::read(&config).map_err(|error| Error::io("read", &config, error))?;
-        identity += &format!(" {:08x}", crc32c::crc32c(&text));
-    }
-    Ok(identity)
 }

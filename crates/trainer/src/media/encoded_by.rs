@@ -188,9 +188,13 @@ fn clip_of(
         key,
         latents: kept,
         text: kept_text,
+        orders: Vec::new(),
         shape: (pixels(width), pixels(height), (count as u32 - 1) * 4 + 1),
         tokens: (count * (height / patch) * (width / patch)) as u64,
         repeats: 1,
+        is_regular: false,
+        empty: None,
+        controls: Vec::new(),
     })
 }
 

@@ -50,7 +50,8 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = started.map_err(|error| start_error(program, "read videos", &error))?;
+        let mut child =
+            started.map_err(|error| start_error(program, "read videos and AVIF", &error))?;
         let errors = child.stderr.take().map(|mut stream| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
@@ -162,6 +163,22 @@ fn transfer_of_hdr(program: &OsStr, path: &Path) -> Option<&'static str> {
     ["smpte2084", "arib-std-b67"]
         .into_iter()
         .find(|transfer| first.contains(transfer))
+}
+
+/// A still picture, as a PNG file.
+pub(super) fn still(path: &Path) -> Result<Vec<u8>, String> {
+    let output = ["-frames:v", "1", "-f", "image2pipe", "-c:v", "png"];
+    let mut process = Process::start(&program(), path, "null", &output)?;
+    let mut png = Vec::new();
+    if let Some(mut output) = process.child.stdout.take() {
+        output
+            .read_to_end(&mut png)
+            .map_err(|error| format!("ffmpeg: {error}"))?;
+    }
+    match process.end()? {
+        (status, _) if status.success() && !png.is_empty() => Ok(png),
+        (_, errors) => Err(refusal(&errors)),
+    }
 }
 
 /// Passes `count` frames from `start` on to `take`, scaled to `scaled` and cropped to `cut`.

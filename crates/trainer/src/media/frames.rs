@@ -1,10 +1,11 @@
 //! Frames of any medium, at the model's frame rate by their time stamps, and at one size.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Cursor};
 use std::path::{Path, PathBuf};
 
 use image::codecs::gif::GifDecoder;
+use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::imageops::{self, FilterType};
 use image::{
@@ -174,7 +175,7 @@ fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
 }
 
 /// Width and height after applying the EXIF orientation.
-fn picture_size(path: &Path) -> Result<Size, String> {
+pub(crate) fn picture_size(path: &Path) -> Result<Size, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let (width, height) = decoder.dimensions();
@@ -185,10 +186,19 @@ fn picture_size(path: &Path) -> Result<Size, String> {
     })
 }
 
-fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
+fn decoder(path: &Path) -> Result<Box<dyn ImageDecoder>, String> {
+    let is_avif = path
+        .extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case("avif"));
+    if is_avif {
+        let png = PngDecoder::new(Cursor::new(ffmpeg::still(path)?));
+        return Ok(Box::new(png.map_err(|error| error.to_string())?));
+    }
     let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format);
     let reader = reader.map_err(|error| error.to_string())?;
-    reader.into_decoder().map_err(|error| error.to_string())
+    Ok(Box::new(
+        reader.into_decoder().map_err(|error| error.to_string())?,
+    ))
 }
 
 /// A picture with its EXIF orientation applied.

@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::buckets::Size;
 use super::cache::Cache;
 use super::frames::{self, Shape};
-use super::sources::{IMAGES, Source, ending, stay_within};
+use super::sources::{IMAGES, Source, ending, stay_within, stem_below};
 use crate::Error;
 use crate::config::{Confinement, DataConfig};
 
@@ -47,74 +47,71 @@ impl Masks {
         let Some(folder) = &data.mask_path else {
             return Ok((data.alpha_mask == Some(true)).then_some(Self::Alpha));
         };
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let reason = match () {
-            () if !folder.is_dir() => "which is not a folder",
-            () if path.is_dir() && real(folder).starts_with(real(path)) => {
-                "inside the data, so that masks would be trained on: move it out of there"
-            }
-            () => return Self::in_folder(folder).map(Some),
-        };
-        let folder = folder.display();
-        Err(Error::Data(format!(
-            "`data.mask_path` names `{folder}`, {reason}"
-        )))
-    }
-
-    fn in_folder(folder: &Path) -> Result<Self, Error> {
-        let confinement = Confinement::of_the_environment();
-        let (mut files, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
-        while let Some(inside) = left.pop() {
-            let io = |error| Error::io("read", &inside, error);
-            for entry in fs::read_dir(&inside).map_err(io)? {
-                let path = entry.map_err(io)?.path();
-                let is_mask = IMAGES.contains(&&*ending(&path)) || ending(&path) == "webp";
-                if path.is_dir() && !path.is_symlink() {
-                    left.push(path);
-                } else if is_mask && path.is_file() {
-                    stay_within(confinement.as_ref(), &path).map_err(Error::Data)?;
-                    let below = path
-                        .strip_prefix(folder)
-                        .unwrap_or(&path)
-                        .with_extension("");
-                    if let Some(other) = files.insert(below, path.clone()) {
-                        return Err(Error::Data(format!(
-                            "`{}` and `{}` are masks of the same medium: remove one",
-                            other.display(),
-                            path.display()
-                        )));
-                    }
-                }
-            }
-        }
-        Ok(Self::Files(files))
+        pictures_below(folder, path, "mask_path").map(|files| Some(Self::Files(files)))
     }
 
     /// The mask of `source`, a medium of `shape` in the folder or the file `data`.
     pub(super) fn of_medium(&self, source: &Source, shape: Shape, data: &Path) -> Mask {
         let path = source.path();
-        let root = if data.is_dir() {
-            Some(data)
-        } else {
-            data.parent()
-        };
         match self {
             Self::Alpha if shape.still => Mask::Alpha(path.to_owned()),
             Self::Alpha => Mask::Whole,
             Self::Files(files) => {
-                let below = root
-                    .and_then(|root| path.strip_prefix(root).ok())
-                    .unwrap_or(path);
-                let name = match source {
-                    Source::Frames(..) => below.to_owned(),
-                    Source::Image(_) | Source::Moving(_) | Source::Video(_) => {
-                        below.with_extension("")
-                    }
-                };
+                let name = stem_below(source, data);
                 files.get(&name).cloned().map_or(Mask::Whole, Mask::Picture)
             }
         }
     }
+}
+
+/// The pictures in `folder`, which the key `data.KEY` names, by their places below it, without the ending. `media` is the
+/// folder or the file of the media.
+///
+/// # Errors
+/// If it is not a folder, its pictures would be trained on, or two of them have one name.
+pub(super) fn pictures_below(
+    folder: &Path,
+    media: &Path,
+    key: &str,
+) -> Result<BTreeMap<PathBuf, PathBuf>, Error> {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let wrong = |reason: &str| {
+        let folder = folder.display();
+        Err(Error::Data(format!(
+            "`data.{key}` names `{folder}`, {reason}"
+        )))
+    };
+    if !folder.is_dir() {
+        return wrong("which is not a folder");
+    }
+    if media.is_dir() && real(folder).starts_with(real(media)) {
+        return wrong(
+            "inside the data, so that its pictures would be trained on: move it out of there",
+        );
+    }
+    let confinement = Confinement::of_the_environment();
+    let (mut files, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(inside) = left.pop() {
+        let io = |error| Error::io("read", &inside, error);
+        for entry in fs::read_dir(&inside).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let is_picture = IMAGES.contains(&&*ending(&path)) || ending(&path) == "webp";
+            if path.is_dir() && !path.is_symlink() {
+                left.push(path);
+            } else if is_picture && path.is_file() {
+                stay_within(confinement.as_ref(), &path).map_err(Error::Data)?;
+                let below = path.strip_prefix(folder).unwrap_or(&path);
+                if let Some(other) = files.insert(below.with_extension(""), path.clone()) {
+                    return Err(Error::Data(format!(
+                        "`data.{key}`: `{}` and `{}` are for the same medium: remove one",
+                        other.display(),
+                        path.display()
+                    )));
+                }
+            }
+        }
+    }
+    Ok(files)
 }
 
 impl Mask {
@@ -303,7 +300,7 @@ mod tests {
         assert_eq!(frames, Mask::Picture(masks.join("shot.01.png")));
         fs::write(masks.join("2.png"), "").unwrap();
         for (folder, told) in [
-            (masks, "masks of the same medium"),
+            (masks, "for the same medium"),
             (data.join("a"), "move it out"),
             (data.join("x"), "not a folder"),
         ] {

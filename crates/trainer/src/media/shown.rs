@@ -118,18 +118,20 @@ fn medium(
             match ClipExtraction::of(&config.data, geometry) {
                 _ if shape.still => {}
                 None => problems.push("it is a video, but `data.num_frames` is not set".into()),
-                Some(cutting) => {
-                    let (spans, _) = cutting.clips(shape.frames);
-                    if spans.is_empty() {
-                        problems.push(format!(
-                            "its {} frames are too few for `data.num_frames`",
-                            shape.frames
-                        ));
+                Some(cutting) => match found.trim.and_then(|trim| trim.of(shape, fps)) {
+                    Err(problem) => problems.push(problem),
+                    Ok(part) => {
+                        let (spans, _) = cutting.clips(part);
+                        if spans.is_empty() {
+                            problems.push(format!(
+                                "its {} frames are too few for `data.num_frames`",
+                                part.frames
+                            ));
+                        }
+                        let spans = spans.iter().map(|span| (span.start, span.frames));
+                        shown.clips = spans.collect();
                     }
-                    shown.clips = (spans.iter())
-                        .map(|span| (span.start, span.frames))
-                        .collect();
-                }
+                },
             }
         }
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Problems;
+use super::trim::{self, Trim};
 use crate::Error;
 use crate::config::{Confinement, DataConfig, LEADS_ELSEWHERE};
 use crate::data::refuse_pointer;
@@ -18,7 +19,7 @@ const VIDEOS: [&str; 12] = [
     "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
 ];
 /// Extensions of still images.
-pub(super) const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+pub(super) const IMAGES: [&str; 7] = ["png", "jpg", "jpeg", "bmp", "tif", "tiff", "avif"];
 /// Extensions of possibly animated images.
 const MOVING: [&str; 2] = ["gif", "webp"];
 
@@ -74,13 +75,28 @@ impl Source {
     }
 }
 
+/// What to do with a picture of a kind that nothing here decodes.
+fn converted(path: &Path) -> &'static str {
+    match ending(path).as_str() {
+        "heic" | "heif" => {
+            ": HEIC is not read; `heif-convert` or `magick mogrify -format png *.heic` converts it"
+        }
+        "jxl" => ": JPEG XL is not read; `djxl IN OUT.png` converts it",
+        _ => "",
+    }
+}
+
 /// A medium with its caption.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
+    /// The control pictures that its line names.
+    pub(crate) controls: Vec<PathBuf>,
     /// Where its frames come from.
     pub(crate) source: Source,
     /// Its caption, including the trigger word.
     pub(crate) caption: String,
+    /// The part of it that is used.
+    pub(crate) trim: Trim,
 }
 
 /// A medium with its caption, or with the problem with that.
@@ -92,24 +108,37 @@ pub(crate) struct Found {
     pub(crate) caption_file: Option<PathBuf>,
     /// The caption as written, without the trigger word.
     pub(crate) caption: Result<String, String>,
+    /// The part of it that is used.
+    pub(crate) trim: Result<Trim, String>,
+    /// The control pictures that its line names.
+    pub(crate) controls: Vec<PathBuf>,
 }
 
 /// All media in a folder, or named in a file of JSON lines, in the order of their names or lines.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
     let found = find(path, config)?;
     let (mut items, mut wrong) = (Vec::new(), Problems::default());
+    let mut trims = Problems::default();
     for Found {
-        source, caption, ..
+        source,
+        caption,
+        trim,
+        controls,
+        ..
     } in found
     {
+        let trim = trim.map_err(|complaint| trims.add(complaint));
         match caption {
             Ok(caption) => items.push(Item {
+                controls,
                 source,
                 caption: with_trigger(&caption, config.trigger_word.as_deref()),
+                trim: trim.unwrap_or_default(),
             }),
             Err(complaint) => wrong.add(complaint),
         }
     }
+    trims.refuse(&format!("parts of videos in `{}`", path.display()))?;
     wrong.refuse(&format!(
         "captions in `{}` (an empty file is an empty caption; with `data.trigger_word`, what has none \
          gets that word)",
@@ -225,14 +254,17 @@ fn in_folder(
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
         (Vec::new(), BTreeMap::new(), Problems::default());
-    let mut nested = Vec::new();
+    let (mut nested, mut trims) = (Vec::new(), BTreeMap::new());
     for path in entries(folder)? {
         stay_within(confinement, &path).map_err(Error::Data)?;
         refuse_pointer(&path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_file() && name.ends_with(extension) {
-            let stem = name.strip_suffix(extension).unwrap_or_default().to_owned();
-            captions.insert(stem, path);
+        let beside = [(trim::EXTENSION, &mut trims), (extension, &mut captions)];
+        let beside = beside
+            .into_iter()
+            .find_map(|(extension, files)| Some((name.strip_suffix(extension)?.to_owned(), files)));
+        if let Some((stem, files)) = beside.filter(|_| path.is_file()) {
+            files.insert(stem, path);
             continue;
         }
         if path.is_dir() {
@@ -258,7 +290,7 @@ fn in_folder(
                     .map_err(Error::Data)?;
                 sources.push(source);
             }
-            None => others.add(format!("`{name}`")),
+            None => others.add(format!("`{name}`{}", converted(&path))),
         }
     }
     others.warn(&format!(
@@ -278,6 +310,9 @@ fn in_folder(
         let found = [&whole, &stem]
             .into_iter()
             .find(|name| captions.contains_key(&***name));
+        let trim = [&whole, &stem]
+            .into_iter()
+            .find_map(|name| trims.remove(&**name));
         let (file, caption) = match found {
             Some(name) => {
                 used.push(name.to_string());
@@ -300,14 +335,20 @@ fn in_folder(
             source,
             caption_file: Some(file),
             caption,
+            trim: trim.map_or(Ok(Trim::default()), |path| Trim::read(&path)),
+            controls: Vec::new(),
         });
     }
     let mut orphans = Problems::default();
+    for (stem, path) in &trims {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        orphans.add(format!("`{name}`: no video is called `{stem}`"));
+    }
     for (stem, path) in captions.iter().filter(|(stem, _)| !used.contains(stem)) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
     }
-    orphans.warn("captions without a video or image are not used");
+    orphans.warn("captions and trim files without a video or image are not used");
     for (path, below) in nested {
         let repeats = kohya(&path).map(|(times, name)| match config.num_repeats {
             None => format!(
@@ -328,6 +369,23 @@ fn in_folder(
         all.extend(below);
     }
     Ok(all)
+}
+
+/// The place of a medium below its folder, or that of the file that names it, without the ending.
+pub(super) fn stem_below(source: &Source, root: &Path) -> PathBuf {
+    let path = source.path();
+    let root = if root.is_dir() {
+        Some(root)
+    } else {
+        root.parent()
+    };
+    let below = root
+        .and_then(|root| path.strip_prefix(root).ok())
+        .unwrap_or(path);
+    match source {
+        Source::Frames(..) => below.to_owned(),
+        Source::Image(_) | Source::Moving(_) | Source::Video(_) => below.with_extension(""),
+    }
 }
 
 /// A path for messages: relative to `root` if it is below.
@@ -362,6 +420,41 @@ const FILE_KEYS: [&str; 6] = [
 ];
 /// Keys for the caption.
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
+/// Keys for the part of a video that is used, in seconds.
+const TRIM_KEYS: [&str; 2] = ["start", "end"];
+/// Keys for control pictures: a file or a list of files. Each may have a number behind it, as in `control_path_0`.
+const CONTROL_KEYS: [&str; 3] = ["control_path", "control_image", "edit_image"];
+
+/// The number behind a key for control pictures.
+fn control_number(key: &str) -> Option<u32> {
+    CONTROL_KEYS
+        .iter()
+        .find_map(|own| match key.strip_prefix(own)? {
+            "" => Some(0),
+            rest => rest.strip_prefix('_')?.parse().ok(),
+        })
+}
+
+/// The control pictures that a line names, in the order of their keys' numbers.
+fn controls_in(object: &serde_json::Map<String, Value>) -> Result<Vec<String>, String> {
+    let keys = object.iter();
+    let mut keys: Vec<_> = keys
+        .filter_map(|(key, value)| Some((control_number(key)?, key, value)))
+        .collect();
+    keys.sort_by_key(|(number, key, _)| (*number, *key));
+    let mut files = Vec::new();
+    for (_, key, value) in keys {
+        let list = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
+        for file in list {
+            let file = file.as_str();
+            let file = file.ok_or_else(|| format!("`{key}` is not a file or a list of files"))?;
+            files.push(file.to_owned());
+        }
+    }
+    Ok(files)
+}
 
 fn in_lines(path: &Path, confinement: Option<&Confinement>) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
@@ -394,22 +487,49 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
             (Some((key, other)), None) => Err(format!("`{key}` is not text: {other}")),
         }
     };
-    let known =
-        |key: &&String| FILE_KEYS.contains(&key.as_str()) || CAPTION_KEYS.contains(&key.as_str());
-    if let Some(key) = object.keys().find(|key| !known(key)) {
+    let known = |key: &&String| {
+        FILE_KEYS.contains(&key.as_str())
+            || [&CAPTION_KEYS[..], &TRIM_KEYS]
+                .concat()
+                .contains(&key.as_str())
+    };
+    let is_control = |key: &&String| control_number(key).is_some();
+    if let Some(key) = object.keys().find(|key| !known(key) && !is_control(key)) {
         return Err(format!(
-            "unknown key `{key}`; supported: {} and {}",
+            "unknown key `{key}`; supported: {}, {}, {} and {}",
             FILE_KEYS.join(", "),
-            CAPTION_KEYS.join(", ")
+            CAPTION_KEYS.join(", "),
+            TRIM_KEYS.join(", "),
+            CONTROL_KEYS.join(", ")
         ));
     }
+    let time = |key: &str| match object.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(time) => Ok(Some(time)),
+            None => Err(format!("`{key}` is no number of seconds: {value}")),
+        },
+    };
+    let [start, end] = TRIM_KEYS.map(time);
+    let trim = Trim {
+        start: start?,
+        end: end?,
+    };
     let name = text(&FILE_KEYS)?.ok_or_else(|| format!("none of {}", FILE_KEYS.join(", ")))?;
     let caption = text(&CAPTION_KEYS)?.ok_or("neither `caption` nor `text`")?;
-    let path = folder.join(&name);
-    stay_within(confinement, &path)?;
-    if !path.exists() {
-        return Err(format!("`{name}` does not exist"));
-    }
+    let there = |name: &str| {
+        let path = folder.join(name);
+        stay_within(confinement, &path)?;
+        match path.exists() {
+            true => Ok(path),
+            false => Err(format!("`{name}` does not exist")),
+        }
+    };
+    let path = there(&name)?;
+    let controls = controls_in(object)?.into_iter();
+    let controls = controls
+        .map(|name| there(&name))
+        .collect::<Result<_, _>>()?;
     let source = Source::of(&path).map_err(|error| error.to_string())?;
     let source =
         source.ok_or_else(|| format!("`{name}` is not a video, image or folder of pictures"))?;
@@ -419,6 +539,8 @@ fn in_line(folder: &Path, line: &str, confinement: Option<&Confinement>) -> Resu
         source,
         caption_file: None,
         caption: Ok(caption),
+        trim: Ok(trim.checked()?),
+        controls,
     })
 }
 

@@ -27,7 +27,7 @@ enum Form {
 }
 
 /// Fails if `path` exists: nothing is overwritten.
-pub(super) fn expect_new(path: &Path) -> Result<(), Error> {
+pub(crate) fn expect_new(path: &Path) -> Result<(), Error> {
     match path.symlink_metadata() {
         Ok(_) => Err(Error::Data(format!(
             "`{}` already exists and is not overwritten",

@@ -21,6 +21,12 @@ pub(super) fn picture(path: &Path, width: i64, height: i64) -> Result<Tensor, Er
     Ok(stacked(&[picture])?.squeeze_dim(0))
 }
 
+/// Width and height of the picture in a file.
+pub(super) fn size(path: &Path) -> Result<(u32, u32), Error> {
+    require_file(path)?;
+    frames::picture_size(path).map_err(|reason| unreadable(path, &reason))
+}
+
 /// Refuses what is neither a file nor a folder: a pipe would block, and a device may never end.
 fn require_file(path: &Path) -> Result<(), Error> {
     let found = path.metadata();

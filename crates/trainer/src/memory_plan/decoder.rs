@@ -167,13 +167,14 @@ impl PlannedDecoder<'_> {
 
     /// Bytes that a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
-        // Routers and what makes decays are not quantised, and convolutions are fp32.
+        // Routers, gates and what makes decays are not quantised, and convolutions are fp32.
         let hidden = self.shape.hidden_size;
         let experts = self.shape.experts.as_ref();
         let router = experts.map(|experts| vec![experts.count, hidden]);
         let delta = self.shape.delta.as_ref();
+        let gate = experts.and_then(|experts| experts.shared.map(|_| vec![1, hidden]));
         let decay = delta.map(|delta| vec![delta.value_heads, hidden]);
-        let exact: Vec<Vec<i64>> = [router, decay].into_iter().flatten().collect();
+        let exact: Vec<Vec<i64>> = [router, gate, decay].into_iter().flatten().collect();
         let sizes = self.decoder.block_sizes(index)?;
         let bytes = sizes
             .iter()

@@ -54,6 +54,13 @@ pub fn parameter_groups(
             }
         }
     }
+    if let Some(rate) = train.text_encoder_lr {
+        for ((ratio, _), parameter) in options.iter_mut().zip(parameters.iter()) {
+            if parameter.name.contains("model.text_encoder") {
+                *ratio *= rate / train.learning_rate;
+            }
+        }
+    }
     let mut has_group = vec![false; options.len()];
     for (number, group) in train.parameter_groups.iter().enumerate() {
         let key = format!("`train.parameter_groups[{number}].names`");

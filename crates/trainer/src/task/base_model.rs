@@ -1,8 +1,8 @@
 //! Loading the published model that is fine-tuned: planned, placed, and with its adapter.
 
-use placement::Placer;
-use placement::plan::{Memory, OffloadOptions};
+use placement::plan::{DeviceMap, Memory, OffloadOptions};
 use placement::swap::SwapOptions;
+use placement::{Bytes, Placer};
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake::{FakeMode, PassMemory};
 
@@ -56,18 +56,7 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
-        let compute = config.train.bf16.kind(placer.device());
-        let plans = Plans {
-            config,
-            pretrained,
-            context,
-            loss,
-            compute,
-            device: placer.device(),
-            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
-                adapter_speed::computes_in(adapter, (compute, placer.device()))
-            }),
-        };
+        let plans = Plans::new(config, pretrained, (context, loss), placer.device());
         let plan = match config.model.offload_options() {
             Some(options) => Some(plans.plan(memory, &options)?),
             None => None,
@@ -89,8 +78,7 @@ impl BaseModel {
         let mut builder = plans
             .builder(&mut source, &mut parameters, attachment.as_mut())
             .streamed(streaming);
-        let mut model = plans.decoder(&mut builder)?;
-        model.add_noise(config.train.neftune_noise_alpha.unwrap_or_default());
+        let model = plans.decoder(&mut builder)?;
         if config.train.activation_offload && !plans.offloads() {
             tracing::warn!(
                 "`train.activation_offload` is left off: on the CPU there is no other memory to \
@@ -107,7 +95,47 @@ impl BaseModel {
     }
 }
 
-impl Plans<'_> {
+/// The most bytes that training has on the device at once if it is planned within `memory`.
+///
+/// # Errors
+/// If the adapter does not fit, or there is no such plan.
+pub(super) fn peak(
+    config: &Config,
+    pretrained: &Pretrained,
+    (context, loss): (i64, Loss<'_>),
+    device: Device,
+    memory: Memory,
+) -> Result<Bytes, Error> {
+    let options = config.model.offload_options();
+    let options = options.unwrap_or_else(|| OffloadOptions {
+        device_map: DeviceMap::all_on_device(),
+        ..OffloadOptions::default()
+    });
+    let plans = Plans::new(config, pretrained, (context, loss), device);
+    Ok(plans.plan(memory, &options)?.plan.device_peak())
+}
+
+impl<'a> Plans<'a> {
+    fn new(
+        config: &'a Config,
+        pretrained: &'a Pretrained,
+        (context, loss): (i64, Loss<'a>),
+        device: Device,
+    ) -> Self {
+        let compute = config.train.bf16.kind(device);
+        Self {
+            config,
+            pretrained,
+            context,
+            loss,
+            compute,
+            device,
+            adapters: (config.adapter.as_ref()).map_or(Kind::Float, |adapter| {
+                adapter_speed::computes_in(adapter, (compute, device))
+            }),
+        }
+    }
+
     fn decoder(&self, builder: &mut Builder) -> Result<Decoder, Error> {
         let options = DecoderOptions {
             positions: self.context,
@@ -116,6 +144,7 @@ impl Plans<'_> {
         };
         let mut model = Decoder::new(&self.pretrained.config, options, builder)?;
         model.offload_activations(self.offloads());
+        model.add_noise((self.config.train.neftune_noise_alpha).unwrap_or_default());
         Ok(model)
     }
 
@@ -146,7 +175,7 @@ impl Plans<'_> {
         };
         let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
-            None => Attachment::fresh(&adapter.lora()?)?.of_part(self.pretrained.is_part),
+            None => Attachment::fresh(&adapter.lora()?)?,
         };
         Ok(Some(attachment.computing_in(self.adapters)))
     }

@@ -19,6 +19,23 @@ pub(super) struct Position {
     pub(super) clips: u64,
 }
 
+/// How often each clip is seen in a pass, of which there is how often it asks for that, and whether it is for regularisation:
+/// those are together seen as often as all others.
+pub(super) fn repeats(clips: &[(u32, bool)]) -> Vec<u32> {
+    let others = clips.iter().filter(|(_, is_regular)| !is_regular);
+    let total: u32 = others.map(|(repeats, _)| repeats).sum();
+    let count = clips.iter().filter(|(_, is_regular)| *is_regular).count() as u32;
+    let mut number = 0;
+    let of = |(repeats, is_regular): &(u32, bool)| match is_regular {
+        false => *repeats,
+        true => {
+            number += 1;
+            total / count + u32::from(number <= total % count)
+        }
+    };
+    clips.iter().map(of).collect()
+}
+
 /// Which clips, by their numbers, are in which batch.
 pub(super) struct ClipOrder {
     seed: u64,
@@ -137,6 +154,22 @@ fn shuffled<T>(list: &mut [T], random: &mut SplitMix64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regularisation_weighs_as_much_as_what_is_learned() {
+        let few = [(10, false), (10, false), (1, true), (1, true), (1, true)];
+        assert_eq!(repeats(&few), [10, 10, 7, 7, 6]);
+        let many = [
+            (1, false),
+            (2, false),
+            (5, true),
+            (1, true),
+            (1, true),
+            (1, true),
+        ];
+        assert_eq!(repeats(&many), [1, 2, 1, 1, 1, 0]);
+        assert_eq!(repeats(&[(3, false)]), [3]);
+    }
 
     const SHAPES: [u8; 9] = [1, 2, 1, 1, 2, 1, 3, 1, 2];
 

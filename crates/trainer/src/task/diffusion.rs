@@ -1,10 +1,11 @@
-//! Trains a LoRA on a diffusion model, or a model from scratch, on encoded pictures and clips.
+//! Trains an adapter on a diffusion model, all of its weights, or a model from scratch, on encoded pictures and clips.
 //!
 //! Latents are noised and predicted as the model's [`Objective`](models::diffusion::Objective) says; the loss is the
 //! mean squared error of the prediction.
 
 mod clip_loader;
 mod expert;
+mod imagined;
 mod lora_file;
 mod model;
 mod plan;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 use models::Parameters;
 use models::diffusion::{Conditions, Diffusion, Expert as Which, Part};
-use models::formats::SafetensorsFile;
+use models::formats::{SafetensorsFile, TensorSource};
 use models::model::Pass;
 use placement::Placer;
 use placement::plan::Memory;
@@ -29,11 +30,13 @@ use torch_ext::fake::PassMemory;
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, ExpertPlacement, streaming};
-use self::model::write_model;
-use self::plan::{PlannedExperts, component, has_offloaded_modules, measured};
+pub(crate) use self::imagined::Imagined;
+use self::model::{Denoiser, TrainedWeights};
+pub(crate) use self::model::{expect_one_place, write_model};
+use self::plan::{PlannedExperts, component, expect_room, has_offloaded_modules, measured};
 use self::previews::Previews;
 use self::weights::{means, squares};
-use super::clip_order::{ClipOrder, Position};
+use super::clip_order::{ClipOrder, Position, repeats};
 use super::{
     AlternatingGroup, Batch, Epochs, EvaluationSums, Makes, Share, Task, Usable, steps_of,
 };
@@ -42,13 +45,16 @@ use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::Sample;
 use crate::media::{
-    Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
+    Clip, Encoded, LOSS_MASK, ShownMedia, TrainedPart, VideoData, masked_means, shown_media,
     trained_parts,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::single_file;
 use crate::text::thousands;
+
+/// The name of the weights of a batch's clips, `[rows]`, where they differ.
+const LOSS_WEIGHT: &str = "loss_weight";
 
 /// Default number of consecutive steps of each of two experts.
 const STEPS_PER_EXPERT: u64 = 10;
@@ -78,8 +84,8 @@ pub struct DiffusionTask {
 
 impl DiffusionTask {
     /// Opens the model at `path` and the data for `config`, after encoding what is not in the cache. With
-    /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and of those at
-    /// `path` only the config is read. `memory` is the budget for the plan.
+    /// `adapter`, there is one for each trained expert; without, all weights are trained, and with `model.from_config` they are
+    /// initialised randomly, and of those at `path` only the config is read. `memory` is the budget for the plan.
     ///
     /// # Errors
     /// If a file is missing, damaged or not supported, the adapter does not match, media or captions cannot
@@ -100,13 +106,17 @@ impl DiffusionTask {
         }
         let compute = config.train.bf16.kind(placer.device());
         let device = placer.device();
+        let source = ClipSource::new(&data.training, &model);
+        let largest = |rows: u32| source.largest(rows);
         let plan = match &config.adapter {
             None => None,
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
                 let machine = (compute, device);
-                let shown = previews.is_some();
-                let planned = PlannedExperts::new(config, &model, &data, machine, &trained, shown)?;
+                let other = previews.as_ref().and_then(Previews::other);
+                let shown = (previews.is_some(), other);
+                let planned =
+                    PlannedExperts::new(config, &model, &largest, machine, &trained, shown)?;
                 Some(planned.plan(memory)?)
             }
         };
@@ -114,23 +124,27 @@ impl DiffusionTask {
         let streamed = plan.as_ref().map(|plan| plan.streamed_of(component(first)));
         let streamed = streamed.unwrap_or_default();
         let machine = (compute, device);
-        let pass = measured(config, &model, &data, first, machine, &streamed)?.pass;
+        let measured = measured(config, &model, &largest, first, machine, &streamed)?;
+        let pass = measured.pass;
+        if config.adapter.is_none() {
+            expect_room(config, measured, parts.len(), memory)?;
+        }
         let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
         for part in &parts {
-            observer.preparing(match config.adapter {
-                Some(_) => "loading the transformer",
-                None => "building the transformer",
+            observer.preparing(match config.model.from_config {
+                Some(true) => "building the transformer",
+                _ => "loading the transformer",
             });
             // Make room for the next one.
             residency.enter(&experts, Some(experts.len()), placer)?;
             let expert = match &plan {
                 Some(plan) => {
-                    let blocks = streaming(config, plan, part.expert, placer)?;
+                    let blocks = streaming(config, plan, component(part.expert), placer)?;
                     Expert::open(config, &*model, part, blocks, compute, placer)?
                 }
-                None => Expert::fresh(config, &*model, part, compute, placer)?,
+                None => Expert::whole(config, &*model, part, compute, placer)?,
             };
             let prefix = match parts.len() {
                 1 => String::new(),
@@ -142,11 +156,14 @@ impl DiffusionTask {
         }
         residency.enter(&experts, Some(0), placer)?;
         let rows = config.train.per_device_train_batch_size as usize;
-        let repeats = config.data.num_repeats;
-        let of_order = data.training.iter();
-        let of_order = of_order.map(|clip| (clip.shape, repeats.unwrap_or(clip.repeats)));
-        let order = ClipOrder::new(config.seed, of_order, rows);
-        let source = ClipSource::new(&data.training, &model);
+        let asked = config.data.num_repeats;
+        let asked = |clip: &Clip| (asked.unwrap_or(clip.repeats), clip.is_regular);
+        let repeats = repeats(&data.training.iter().map(asked).collect::<Vec<_>>());
+        let shapes = data
+            .training
+            .iter()
+            .map(|clip| (clip.shape, clip.controls.clone()));
+        let order = ClipOrder::new(config.seed, shapes.zip(repeats), rows);
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
             let train = &config.train;
@@ -177,8 +194,8 @@ impl DiffusionTask {
         })
     }
 
-    /// Whether the model itself is trained, from scratch.
-    fn is_fresh(&self) -> bool {
+    /// Whether the model itself is trained.
+    fn is_whole(&self) -> bool {
         self.experts.iter().all(|expert| expert.lora.is_none())
     }
 
@@ -201,15 +218,10 @@ impl DiffusionTask {
         let mut conditions = clips.conditions;
         if dropped.contains(&true) {
             let mut rows = clips.rows;
-            for (row, _) in rows
-                .iter_mut()
-                .zip(dropped)
-                .filter(|(_, dropped)| **dropped)
-            {
-                row.extend(Conditions::read(
-                    &SafetensorsFile::open(&self.data.empty)?,
-                    &[],
-                )?);
+            let places = rows.iter_mut().zip(&clips.empty).zip(dropped);
+            for ((row, empty), _) in places.filter(|(_, dropped)| **dropped) {
+                let empty = empty.as_ref().unwrap_or(&self.data.empty);
+                row.extend(Conditions::read(&SafetensorsFile::open(empty)?, &[])?);
             }
             conditions = self.model.collate(&rows)?;
         }
@@ -218,6 +230,13 @@ impl DiffusionTask {
             ("latents".to_owned(), clips.latents),
             ("sigma".to_owned(), sigma.shallow_clone()),
         ];
+        let prior = self.config.train.prior_loss_weight as f32;
+        if self.config.data.reg_data_dir.is_some() && prior != 1.0 {
+            let weights = clips.regular.iter();
+            let weights = weights.map(|is_regular| if *is_regular { prior } else { 1.0 });
+            let weights = Tensor::f_from_slice(&weights.collect::<Vec<_>>())?;
+            tensors.push((LOSS_WEIGHT.to_owned(), weights));
+        }
         let conditions = conditions.iter();
         tensors.extend(conditions.map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())));
         Ok(Batch::new(tensors, clips.tokens))
@@ -232,7 +251,7 @@ impl DiffusionTask {
         ];
         let mut conditions = Conditions::default();
         for (name, tensor) in batch.iter() {
-            if !["latents", "noise", "sigma", LOSS_MASK].contains(&name) {
+            if !["latents", "noise", "sigma", LOSS_MASK, LOSS_WEIGHT].contains(&name) {
                 conditions.insert(name, tensor.shallow_clone());
             }
         }
@@ -255,7 +274,22 @@ fn opened(
     observer: &mut dyn Observer,
 ) -> Result<(Arc<dyn Diffusion>, Vec<TrainedPart>), Error> {
     let mut report = |text: &str| observer.preparing(text);
-    let model = single_file::open(path, &config.model.parts(), &mut report)?;
+    let mut model = single_file::open(path, &config.model.parts(), &mut report)?;
+    if config.train.text_encoder {
+        if config.train.gradient_checkpointing || config.model.offload_options().is_some() {
+            return Err(Error::Data(
+                "`train.text_encoder`: no gradient reaches the text encoders through blocks that are streamed or computed again; \
+                 remove `model.offload` and `train.gradient_checkpointing`, or this key"
+                    .into(),
+            ));
+        }
+        model = model.with_text().ok_or_else(|| {
+            Error::Data(format!(
+                "`train.text_encoder`: the text encoder of {} is not trained here; remove the key",
+                model.arch().title
+            ))
+        })?;
+    }
     let parts = trained_parts(&*model, config)?;
     let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
     model
@@ -333,9 +367,10 @@ impl Task for DiffusionTask {
             );
         };
         format!(
-            "{}{which}, with a LoRA of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
+            "{}{which}, with a {} of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
              from {ranges}",
             self.model.path().display(),
+            lora.adapter.name(),
             lora.adapter.config.rank,
             lora.adapter.modules.len(),
             if self.experts.len() > 1 {
@@ -409,7 +444,7 @@ impl Task for DiffusionTask {
     }
 
     fn starts_trained(&self) -> bool {
-        !self.is_fresh()
+        self.config.model.from_config != Some(true)
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -448,6 +483,9 @@ impl Task for DiffusionTask {
             weights::weights(&self.config.train, &objective, batch.get("sigma")?)?
         {
             losses = losses.f_mul(&weights)?;
+        }
+        if let Some(weights) = batch.find(LOSS_WEIGHT) {
+            losses = losses.f_mul(weights)?;
         }
         Ok(losses.f_mean(Kind::Float)?)
     }
@@ -524,13 +562,17 @@ impl Task for DiffusionTask {
         for (expert, key) in self.experts.iter().zip(["transformer", "transformer_2"]) {
             identity[key] = json!(expert.fingerprint);
         }
+        if let Some(adapter) = &self.config.model.training_adapter {
+            let file = lora_file::weights(adapter)?;
+            identity["training_adapter"] = json!(models::pretrained::fingerprint(&file)?);
+        }
         Ok(identity)
     }
 
     /// Writes the LoRAs in the format for other programs, and in PEFT's format, from which training can
     /// continue; with two experts, the latter in a folder each.
     fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
-        if self.is_fresh() {
+        if self.is_whole() {
             return Ok(false);
         }
         for expert in &self.experts {
@@ -544,8 +586,19 @@ impl Task for DiffusionTask {
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
-        match self.is_fresh() {
-            true => write_model(&self.config, &*self.model, &self.experts, folder),
+        match self.is_whole() {
+            true => {
+                let model = &*self.model;
+                let all = self.experts.iter();
+                let all: Vec<_> = all
+                    .map(|expert| (expert.which, TrainedWeights::of(model, expert)))
+                    .collect();
+                let all = all
+                    .iter()
+                    .map(|(which, weights)| (*which, weights as &dyn TensorSource));
+                let all: Vec<Denoiser<'_>> = all.collect();
+                write_model(self.config.model.parts(), model, &all, folder, None)
+            }
             false => self.export_adapter(folder).map(drop),
         }
     }
@@ -559,7 +612,7 @@ impl Task for DiffusionTask {
     }
 
     fn export_name(&self) -> &'static str {
-        match self.is_fresh() {
+        match self.is_whole() {
             true => "model",
             false => "adapter",
         }

@@ -28,7 +28,7 @@ use crate::memory_plan::MemoryPlan;
 use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
 use models::Parameters;
-use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
+use models::adapters::{Attached, Naming, PeftAdapter, adapter_config, write_peft};
 use models::formats::LazyTensor;
 use models::language::{Decoder, attention_path};
 use models::loss::{smoothed_cross_entropy, summed_cross_entropy};
@@ -268,9 +268,9 @@ impl Task for FineTune {
                 format!(
                     "{} with a {} of rank {} on {} layers{whole}, {trained} parameters trained",
                     self.name_or_path,
-                    if adapter.config.dora { "DoRA" } else { "LoRA" },
+                    adapter.name(),
                     adapter.config.rank,
-                    adapter.modules.len(),
+                    adapter.modules.len() + adapter.parameters.len(),
                 )
             }
         }
@@ -502,11 +502,12 @@ impl Task for FineTune {
             "weights": fingerprint(self.pretrained.tensors.as_ref())?,
         });
         if let Some(adapter) = &self.adapter {
-            let mut config = adapter_config(adapter, &self.name_or_path);
+            let mut config = adapter_config(adapter, &self.name_or_path, Naming::ALONE);
             if let Some(keys) = config.as_object_mut() {
                 // Where the model is, and what may change.
                 keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
-                keys.insert("layers".into(), json!(adapter.modules));
+                let layers = [&adapter.modules[..], &adapter.parameters].concat();
+                keys.insert("layers".into(), json!(layers));
             }
             identity["adapter"] = config;
         }
@@ -517,7 +518,8 @@ impl Task for FineTune {
         let Some(adapter) = &self.adapter else {
             return Ok(false);
         };
-        write_peft(folder, adapter, &self.parameters, &self.name_or_path)?;
+        let base = (self.name_or_path.as_str(), self.pretrained.naming());
+        write_peft(folder, adapter, &self.parameters, base)?;
         Ok(true)
     }
 
@@ -568,7 +570,7 @@ fn batch_of(
 }
 
 /// The mean loss of the tokens that are learned, and what the model learns besides.
-fn loss_of_tokens(
+pub(super) fn loss_of_tokens(
     model: &Decoder,
     batch: &Batch,
     smoothing: f64,

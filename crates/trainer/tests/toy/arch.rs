@@ -55,6 +55,7 @@ pub(crate) static ARCH: Arch = Arch {
         network: "networks.lora_toy",
         architecture: "toy/lora",
         kohya: true,
+        text: &[],
         complete: LoraForm::Comfy,
         partial: LoraForm::Comfy,
     },

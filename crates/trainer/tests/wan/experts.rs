@@ -53,6 +53,20 @@ fn tensors(path: &Path) -> Vec<(String, tch::Tensor)> {
 }
 
 #[test]
+fn keys_for_one_transformer_are_refused() {
+    let place = place();
+    for key in ["model.training_adapter", "sample.transformer"] {
+        let set = format!("{key}=x");
+        let overrides = [&BOTH[..], &[&set]].concat();
+        let error = place.run(&overrides).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("`{key}`")) && error.contains("has two"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn each_expert_learns_in_its_turn_and_has_a_file() {
     let place = place();
     let summary = place.run(&with(&["train.max_steps=6"])).unwrap();

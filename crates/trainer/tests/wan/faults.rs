@@ -83,6 +83,8 @@ fn made_by(
         boundary_ratio: None,
         seed: 5,
         image: None,
+        controls: Vec::new(),
+        control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
         latents: None,

@@ -85,6 +85,8 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         boundary_ratio: None,
         seed: 1,
         image: None,
+        controls: Vec::new(),
+        control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
         latents: None,
@@ -114,7 +116,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
     };
     for ((name, before), (other, after)) in of("lora").iter().zip(&of("further")) {
         assert_eq!(name, other);
-        let change = |module: &LoraModule| module.up.matmul(&module.down) * module.scale();
+        let change = |module: &LoraModule| module.change.matrix().unwrap() * module.scale();
         let error = (change(before) - change(after)).abs().max();
         assert!(f64::try_from(error).unwrap() < 1e-6, "{name}");
     }

@@ -23,6 +23,8 @@ pub enum Question {
     Config,
     /// The result of a dry run.
     DryRun,
+    /// How its model fits into memory.
+    Fits,
     /// What it would train on: this many rows or media files.
     Data(u64),
 }
@@ -32,6 +34,7 @@ impl Question {
         let question = match self {
             Self::Config => "--check".to_owned(),
             Self::DryRun => "--dry-run".to_owned(),
+            Self::Fits => "--fits".to_owned(),
             Self::Data(count) => format!("--show-data={count}"),
         };
         vec![question, "--json".to_owned()]

@@ -32,6 +32,9 @@ pub struct Prompt {
     /// Seed of the random generator.
     #[serde(default)]
     pub seed: Option<u64>,
+    /// How strong a LoRA for pictures or videos is; 1 if unset.
+    #[serde(default)]
+    pub strength: Option<f64>,
     /// Video: number of frames.
     #[serde(default)]
     pub frames: Option<u32>,
@@ -119,7 +122,16 @@ impl Queue {
             )));
         }
         let mut command = Command::new(program);
-        command.arg("generate").args(arguments);
+        command.arg("generate");
+        command.args(arguments.iter().map(|argument| {
+            let is_lora = ["--lora=", "--lora-2="]
+                .iter()
+                .any(|option| argument.starts_with(option));
+            match prompt.strength.filter(|_| is_lora) {
+                Some(strength) => format!("{argument}:{strength}"),
+                None => argument.clone(),
+            }
+        }));
         command.arg(format!("--prompt={}", prompt.prompt));
         if let Some(seed) = prompt.seed {
             command.arg(format!("--seed={seed}"));

@@ -1,9 +1,12 @@
 //! The files of the queue: reading them, and changing them under a lock.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use doctor::restart::Restarts;
@@ -12,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::job::{Ended, Job, JobId, NewJob, State, Work};
 use super::scheduler::Assignment;
 use super::{Concurrency, Listing, Queue, refuse_without_trainer};
-use crate::runs::{Error, Overview, RunName, boot_id, is_asked, signal_terminate};
+use crate::runs::{Error, Overview, RunName, boot_id, identity, is_asked, signal_terminate};
 
 /// How many ended jobs are kept.
 const MAX_ENDED: usize = 100;
@@ -33,15 +36,31 @@ pub(super) enum Next {
     Nothing,
 }
 
-/// ActiveJob while files are changed.
+/// Active while files are changed.
 struct QueueLock {
-    _lock: File,
+    lock: File,
+}
+
+/// The jobs as they were read, shared until something changes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    /// How often files had been changed under the lock, and what tells their files from others.
+    stamp: Option<(u64, u64)>,
+    jobs: Arc<Vec<Job>>,
+    /// Files that are not readable jobs, each with the reason.
+    unreadable: Arc<Vec<String>>,
+    /// The highest number of a file.
+    newest: u64,
+    /// How often the files were read, for tests.
+    #[cfg(test)]
+    readings: u32,
 }
 
 impl Queue {
     /// The state of the queue.
     pub fn list(&self) -> Result<Listing, Error> {
-        let (mut jobs, unreadable) = self.read()?;
+        let known = self.read()?;
+        let mut jobs = known.jobs.to_vec();
         let now = now();
         jobs.sort_by_key(|job| match job.state {
             State::Checking { .. } | State::Running { .. } => (0, 0, job.id),
@@ -54,7 +73,7 @@ impl Queue {
             working: self.is_working(),
             at_once: self.at_once(),
             jobs,
-            unreadable,
+            unreadable: known.unreadable.to_vec(),
         })
     }
 
@@ -64,29 +83,43 @@ impl Queue {
         process.is_some_and(|process| is_asked(self.runs(), process))
     }
 
+    /// Whether there is a job that is so.
+    pub(super) fn any(&self, is_so: impl Fn(&Job) -> bool) -> Result<bool, Error> {
+        Ok(self.read()?.jobs.iter().any(is_so))
+    }
+
     /// One job.
     pub fn job(&self, id: JobId) -> Result<Job, Error> {
-        let (jobs, _) = self.read()?;
-        let job = jobs.into_iter().find(|job| job.id == id);
-        job.ok_or(Error::NoJob { job: id.0 })
+        let known = self.read()?;
+        let job = known.jobs.iter().find(|job| job.id == id);
+        job.cloned().ok_or(Error::NoJob { job: id.0 })
     }
 
     /// Adds a job at the end of the queue.
     pub fn add(&self, what: NewJob) -> Result<Job, Error> {
+        let (job, file) = self.add_unsynced(what)?;
+        let path = self.path(job.id);
+        file.sync_all()
+            .map_err(|error| Error::io("write", &path, error))?;
+        Ok(job)
+    }
+
+    /// Adds a job whose file is yet to be synced: a machine that loses its power before may forget it.
+    pub(crate) fn add_unsynced(&self, what: NewJob) -> Result<(Job, File), Error> {
         refuse_without_trainer()?;
         let lock = self.lock()?;
-        let (mut jobs, _) = self.read()?;
+        let mut known = self.read()?;
+        let jobs = &*known.jobs;
         let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
         if waiting.count() >= MAX_WAITING {
             return Err(Error::Refused(format!(
                 "{MAX_WAITING} jobs are already waiting"
             )));
         }
-        self.refuse_second_resume(&jobs, &what)?;
-        self.forget_oldest(&mut jobs);
+        self.refuse_second_resume(jobs, &what)?;
         let job = Job {
-            id: JobId(self.newest_number()? + 1),
-            order: last_order(&jobs) + 1,
+            id: JobId(known.newest + 1),
+            order: last_order(jobs) + 1,
             added: now(),
             attempts: 0,
             restarts: Restarts::default(),
@@ -96,8 +129,23 @@ impl Queue {
             what,
             state: State::Waiting,
         };
-        self.write(&lock, &job)?;
-        Ok(job)
+        let is_known = !self.forget_oldest(jobs);
+        let file = replace(&self.path(job.id), &job, false)?;
+        let added = self.path(job.id).metadata().ok();
+        let added = added.map(|metadata| mark_of(job.id, &metadata));
+        let count = lock.changed();
+        // Nobody else changed anything: what is known now need not be read again.
+        *self.known() = Known::default();
+        if let (Some((_, marks)), Some(count), Some(added), true) =
+            (known.stamp, count, added, is_known)
+        {
+            let stamp = (count, marks.wrapping_add(added));
+            Arc::make_mut(&mut known.jobs).push(job.clone());
+            known.newest = job.id.0;
+            known.stamp = Some(stamp);
+            *self.known() = known;
+        }
+        Ok((job, file))
     }
 
     /// Refuses to resume a run that is training, or that another job is to resume: it would start again once somebody
@@ -126,7 +174,7 @@ impl Queue {
     /// # Errors
     /// [`Error::NoJob`], or [`Error::Refused`] while it runs.
     pub fn remove(&self, id: JobId) -> Result<(), Error> {
-        let _lock = self.lock()?;
+        let lock = self.lock()?;
         let job = self.job(id)?;
         if job.state.is_active() {
             return Err(Error::Refused(format!(
@@ -136,6 +184,7 @@ impl Queue {
         let path = self.path(id);
         fs::remove_file(&path).map_err(|error| Error::io("remove", &path, error))?;
         let _ = fs::remove_file(self.log_path(id));
+        lock.changed();
         Ok(())
     }
 
@@ -149,7 +198,7 @@ impl Queue {
         if job.state != State::Waiting {
             return Err(Error::Refused(format!("job {id} is not waiting")));
         }
-        let (mut jobs, _) = self.read()?;
+        let mut jobs = self.read()?.jobs.to_vec();
         jobs.retain(|other| other.state == State::Waiting && other.id != id);
         jobs.sort_by_key(|job| (job.order, job.id));
         jobs.insert(place.min(jobs.len()), job);
@@ -173,9 +222,9 @@ impl Queue {
         if !matches!(job.state, State::Ended { .. }) {
             return Err(Error::Refused(format!("job {id} has not ended")));
         }
-        let (jobs, _) = self.read()?;
-        self.refuse_second_resume(&jobs, &job.what)?;
-        job.order = last_order(&jobs) + 1;
+        let known = self.read()?;
+        self.refuse_second_resume(&known.jobs, &job.what)?;
+        job.order = last_order(&known.jobs) + 1;
         (job.attempts, job.restarts) = (0, Restarts::default());
         job.state = State::Waiting;
         (job.device, job.expected, job.alone) = (None, None, false);
@@ -230,7 +279,7 @@ impl Queue {
     /// Sets how many runs train at the same time. Running jobs go on.
     pub fn set_at_once(&self, at_once: Concurrency) -> Result<(), Error> {
         let _lock = self.lock()?;
-        replace(&self.settings(), &Settings { at_once })
+        replace(&self.settings(), &Settings { at_once }, true).map(drop)
     }
 
     fn settings(&self) -> PathBuf {
@@ -247,7 +296,7 @@ impl Queue {
         choose: impl FnOnce(&[Job]) -> Result<Option<Assignment>, Error>,
     ) -> Result<Next, Error> {
         let lock = self.lock()?;
-        let (mut jobs, _) = self.read()?;
+        let mut jobs = self.read()?.jobs.to_vec();
         jobs.sort_by_key(|job| (job.order, job.id));
         let is_left = |job: &Job| job.state.is_active() && !active.contains(&job.id);
         if let Some(begun) = jobs.iter().position(is_left) {
@@ -296,15 +345,62 @@ impl Queue {
         let path = self.folder.join("lock");
         let io = |error| Error::io("lock", &path, error);
         fs::create_dir_all(&self.folder).map_err(io)?;
-        let file = File::create(&path).map_err(io)?;
-        file.lock().map_err(io)?;
-        Ok(QueueLock { _lock: file })
+        let mut open = File::options();
+        open.read(true).write(true).create(true).truncate(false);
+        let lock = open.open(&path).map_err(io)?;
+        lock.lock().map_err(io)?;
+        Ok(QueueLock { lock })
     }
 
-    /// All jobs, and the files that are not readable jobs.
-    fn read(&self) -> Result<(Vec<Job>, Vec<String>), Error> {
+    #[cfg(test)]
+    pub(crate) fn readings(&self) -> u32 {
+        self.known().readings
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What changes with every change of a file: a count for those made under the lock, and a sum of marks for what
+    /// somebody does by hand.
+    fn stamp(&self) -> Option<(u64, u64)> {
+        let mut count = [0; 8];
+        let read =
+            File::open(self.folder.join("lock")).and_then(|mut lock| lock.read_exact(&mut count));
+        // Where nothing was changed under the lock yet, the file is empty.
+        let count = read.map_or(0, |()| u64::from_le_bytes(count));
+        let mut marks = 0_u64;
+        for entry in fs::read_dir(&self.folder).ok()?.flatten() {
+            if let Some(id) = number_of(&entry.file_name()) {
+                marks = marks.wrapping_add(mark_of(id, &entry.metadata().ok()?));
+            }
+        }
+        Some((count, marks))
+    }
+
+    /// All jobs.
+    fn read(&self) -> Result<Known, Error> {
+        // Before the files, so that what changes meanwhile is seen the next time.
+        let stamp = self.stamp();
+        let known = self.known().clone();
+        if stamp.is_some() && known.stamp == stamp {
+            return Ok(known);
+        }
+        let read = Known {
+            stamp,
+            #[cfg(test)]
+            readings: known.readings + 1,
+            ..self.read_files()?
+        };
+        self.known().clone_from(&read);
+        Ok(read)
+    }
+
+    fn read_files(&self) -> Result<Known, Error> {
         let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
-        for (id, path) in self.files()? {
+        let files = self.files()?;
+        let newest = files.iter().map(|(id, _)| id.0).max().unwrap_or(0);
+        for (id, path) in files {
             let job = File::open(&path).and_then(|mut file| {
                 self.jobs.get(id, &mut file, |file, _| {
                     let text = crate::runs::read_text(file.try_clone(), MAX_JOB_BYTES)?;
@@ -321,7 +417,12 @@ impl Queue {
                 Err(error) => unreadable.push(format!("{}: {error}", path.display())),
             }
         }
-        Ok((jobs, unreadable))
+        Ok(Known {
+            jobs: Arc::new(jobs),
+            unreadable: Arc::new(unreadable),
+            newest,
+            ..Known::default()
+        })
     }
 
     fn files(&self) -> Result<Vec<(JobId, PathBuf)>, Error> {
@@ -330,17 +431,10 @@ impl Queue {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(Error::io("read", &self.folder, error)),
         };
-        let files = entries.flatten().filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let id = name.strip_prefix("job-")?.strip_suffix(".json")?;
-            Some((id.parse().ok()?, entry.path()))
-        });
+        let files = entries
+            .flatten()
+            .filter_map(|entry| Some((number_of(&entry.file_name())?, entry.path())));
         Ok(files.collect())
-    }
-
-    fn newest_number(&self) -> Result<u64, Error> {
-        let numbers = self.files()?.into_iter().map(|(id, _)| id.0);
-        Ok(numbers.max().unwrap_or(0))
     }
 
     fn path(&self, id: JobId) -> PathBuf {
@@ -352,23 +446,59 @@ impl Queue {
         self.folder.join(format!("job-{:06}.log", id.0))
     }
 
-    fn write(&self, _lock: &QueueLock, job: &Job) -> Result<(), Error> {
-        replace(&self.path(job.id), job)
+    fn write(&self, lock: &QueueLock, job: &Job) -> Result<(), Error> {
+        replace(&self.path(job.id), job, true)?;
+        lock.changed();
+        Ok(())
     }
 
-    fn forget_oldest(&self, jobs: &mut Vec<Job>) {
+    /// Removes what ended long ago; returns whether there was any.
+    fn forget_oldest(&self, jobs: &[Job]) -> bool {
         let now = now();
         let ended = |job: &Job| match job.state {
             // Otherwise the newest would be removed after the clock was set back.
             State::Ended { at, .. } => Some(at.min(now)),
             _ => None,
         };
-        jobs.sort_by_key(|job| (ended(job).is_none(), ended(job), job.id));
-        let count = jobs.iter().filter(|job| ended(job).is_some()).count();
-        for job in jobs.drain(..count.saturating_sub(MAX_ENDED - 1)) {
-            let _ = fs::remove_file(self.path(job.id));
-            let _ = fs::remove_file(self.log_path(job.id));
+        let mut over: Vec<_> = jobs
+            .iter()
+            .filter_map(|job| Some((ended(job)?, job.id)))
+            .collect();
+        over.sort_unstable();
+        over.truncate(over.len().saturating_sub(MAX_ENDED - 1));
+        for (_, id) in &over {
+            let _ = fs::remove_file(self.path(*id));
+            let _ = fs::remove_file(self.log_path(*id));
         }
+        !over.is_empty()
+    }
+}
+
+/// The job that a file of this name is of.
+fn number_of(name: &OsStr) -> Option<JobId> {
+    let id = name.to_str()?.strip_prefix("job-")?.strip_suffix(".json")?;
+    id.parse().ok()
+}
+
+/// What tells a file from others of the job, before and after.
+fn mark_of(id: JobId, metadata: &fs::Metadata) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let file = (identity(metadata), metadata.len(), metadata.modified().ok());
+    (id.0, file).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl QueueLock {
+    /// Counts a change, and returns the count; `None` if that failed, as on a full disk.
+    fn changed(&self) -> Option<u64> {
+        let mut count = [0; 8];
+        let mut lock = &self.lock;
+        lock.rewind().ok()?;
+        let _ = lock.read_exact(&mut count);
+        let count = u64::from_le_bytes(count).wrapping_add(1);
+        lock.rewind().ok()?;
+        lock.write_all(&count.to_le_bytes()).ok()?;
+        Some(count)
     }
 }
 
@@ -379,15 +509,18 @@ struct Settings {
     at_once: Concurrency,
 }
 
-/// Replaces a file atomically.
-fn replace(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+/// Replaces a file atomically; returns it, so that it can be synced if it is not yet.
+fn replace(path: &Path, value: &impl Serialize, is_synced: bool) -> Result<File, Error> {
     let draft = path.with_extension("tmp");
     let text = serde_json::to_string_pretty(value);
     let written = text.map_err(io::Error::from).and_then(|text| {
         let mut file = File::create(&draft)?;
         file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, path)
+        if is_synced {
+            file.sync_all()?;
+        }
+        fs::rename(&draft, path)?;
+        Ok(file)
     });
     written.map_err(|error| {
         // Leave nothing behind on a full disk.

@@ -282,7 +282,7 @@ pub(super) fn caption_now(folder: &Folder, name: &str) -> Answer<Option<String>>
     Ok(Some(now.trim_start_matches('\u{feff}').trim().to_owned()))
 }
 
-fn conflict(text: &str) -> Refusal {
+pub(super) fn conflict(text: &str) -> Refusal {
     Refusal::new(StatusCode::CONFLICT, text)
 }
 

@@ -65,6 +65,12 @@ pub(super) fn checked(prompt: Prompt) -> Result<Prompt, Refusal> {
     {
         return Err(bad("`temperature` is 0 to 100"));
     }
+    if prompt
+        .strength
+        .is_some_and(|value| !(-10.0..=10.0).contains(&value))
+    {
+        return Err(bad("`strength` is -10 to 10"));
+    }
     let numbers = [
         ("frames", prompt.frames, MAX_FRAMES),
         ("steps", prompt.steps, MAX_STEPS),

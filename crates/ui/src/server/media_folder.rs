@@ -20,6 +20,7 @@ use super::choose::{IMAGES, Seen, TEXTS, VIDEOS, allowed_folder, has, is_run};
 use super::data::{self, MAX_CAPTION_BYTES, Medium, Set, caption_now};
 use super::describe::{Body, Upload};
 use super::error::Refusal;
+use super::trim::{self, Trim};
 use super::{State, lock, thumbnails};
 use crate::runs::{Folder, RunName};
 
@@ -71,6 +72,8 @@ pub(super) struct MediaFile {
     height: Option<u32>,
     /// Null if there is no file of a caption.
     caption: Option<String>,
+    /// The part of a video that is trained on; null for the whole.
+    trim: Option<Trim>,
 }
 
 /// The pictures and videos in a folder and those below it.
@@ -169,6 +172,9 @@ impl Walk<'_> {
                 MediaKind::Image => opened(name).and_then(thumbnails::size),
                 MediaKind::Video => None,
             };
+            let trims = trim::files(FilePath::new(name));
+            let mut trims = trims.iter().filter_map(|path| path.to_str());
+            let trim = trims.find(|path| seen.files.contains_key(*path));
             self.media.push(MediaFile {
                 file: below.join(name).to_string_lossy().into_owned(),
                 kind,
@@ -176,6 +182,7 @@ impl Walk<'_> {
                 width: size.map(|(width, _)| width),
                 height: size.map(|(_, height)| height),
                 caption,
+                trim: trim.and_then(|trim| trim::read(root, &below.join(trim))),
             });
             self.known.push(Medium {
                 file: below.join(name),
@@ -375,6 +382,19 @@ pub(super) async fn remove(
                 let text = format!("it cannot be removed: {error}");
                 Refusal::new(StatusCode::CONFLICT, text)
             })?;
+            // That of another medium of the same name stays.
+            let [long, short] = trim::files(&medium.file);
+            let mut others = set.media.iter().enumerate();
+            let is_others = others.any(|(other, medium)| {
+                trim::files(&medium.file)[1] == short && set.open(other).is_ok()
+            });
+            for path in [Some(long), (!is_others).then_some(short)] {
+                let path = path.as_deref().and_then(FilePath::file_name);
+                // Most have none.
+                let _ = path
+                    .and_then(|name| name.to_str())
+                    .map(|name| folder.remove(name));
+            }
             let Some(path) = &medium.caption_file else {
                 return Ok(StatusCode::NO_CONTENT);
             };

@@ -136,7 +136,7 @@ pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<ShownQueue>> {
 pub(super) struct Wanted {
     /// A config, as YAML.
     config: Option<String>,
-    /// A run whose config is used.
+    /// A run whose config is used, or that `config` is a changed one of: its relative paths start where that run's do.
     like: Option<String>,
     /// A run that is to go on.
     resume: Option<String>,
@@ -174,7 +174,7 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     let origin = wanted.like.as_deref().or(wanted.resume.as_deref());
     let origin = origin.map(RunName::parse).transpose()?;
     let (work, name, mut set) = match (wanted.config, wanted.like, wanted.resume) {
-        (Some(config), None, None) => {
+        (Some(config), like, None) => {
             let (folder, root) = (&state.launch.folder, state.runs.root());
             if let Some(place) = output_elsewhere(&config, &[], folder, root) {
                 let root = root.display();
@@ -182,8 +182,14 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
                     "`output_dir` ({place}) is not the folder of runs, `{root}`: remove the key"
                 )));
             }
+            if let Some(run) = &origin {
+                state.runs.overview(run)?;
+            }
             let source = "config".to_owned();
-            (Work::Train { config, source }, None, Vec::new())
+            // It is a new run, not a continuation.
+            let set = like.map(|_| "train.resume_from_checkpoint=null".to_owned());
+            let set = set.into_iter().collect();
+            (Work::Train { config, source }, None, set)
         }
         (None, Some(like), None) => {
             let run = RunName::parse(&like)?;
@@ -204,7 +210,11 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
             let name = Some(run.clone());
             (Work::Resume { run }, name, Vec::new())
         }
-        _ => return Err(bad("name one of `config`, `like` and `resume`")),
+        _ => {
+            return Err(bad(
+                "name one of `config`, `like` and `resume`; `like` may be beside a `config`",
+            ));
+        }
     };
     set.extend(settings);
     let name = match (wanted.name, name, &work) {
@@ -264,8 +274,12 @@ pub(super) async fn add(
     Body(wanted): Body<Wanted>,
 ) -> Answer<(StatusCode, Json<ShownJob>)> {
     blocking(move || {
-        let job = state.queue.add(new_job(&state, wanted, false)?)?;
-        state.ensure_worker()?;
+        let (job, file) = state.queue.add_unsynced(new_job(&state, wanted, false)?)?;
+        // The answer does not wait for the disk, which takes longer than all else.
+        std::thread::spawn(move || file.sync_all());
+        if state.queue.waits_for_worker() {
+            state.queue.start_worker(&state.launch.program)?;
+        }
         Ok((StatusCode::CREATED, Json(shown(&state, &job))))
     })
     .await
@@ -289,6 +303,18 @@ pub(super) async fn dry_run(
         .map(Json)
 }
 
+/// How a model fits into memory. Such questions have turns of their own, for which they wait: checks of what is being
+/// written do not wait for them.
+pub(super) async fn fits(
+    Shared(state): Of<State>,
+    Body(wanted): Body<Wanted>,
+) -> Answer<Json<Asked>> {
+    let permit = state.fitting.clone().acquire_owned().await.ok();
+    ask_now(&state, wanted, Question::Fits, CHECK_TIMEOUT * 4, permit)
+        .await
+        .map(Json)
+}
+
 /// Asks the trainer, one question at a time: the next waits for a moment, since a page asks again
 /// while the answer to its last question is still being made.
 pub(super) async fn ask(
@@ -298,6 +324,16 @@ pub(super) async fn ask(
     at_most: Duration,
 ) -> Answer<Asked> {
     let permit = permit(state).await?;
+    ask_now(state, wanted, question, at_most, Some(permit)).await
+}
+
+async fn ask_now(
+    state: &Arc<State>,
+    wanted: Wanted,
+    question: Question,
+    at_most: Duration,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Answer<Asked> {
     let state = state.clone();
     blocking(move || {
         // Even if the client is gone: the next one must wait for this one.

@@ -12,7 +12,7 @@ use tower_http::compression::CompressionLayer;
 use super::describe::{Described, Operation};
 use super::{
     State, api, assets, captioner, choose, data, dev, export, generate, media, media_folder, queue,
-    stream,
+    stream, trim,
 };
 
 /// The schema of the config: a link to `configs/schema.json`.
@@ -150,7 +150,7 @@ pub(super) fn routes() -> Vec<Route> {
         ),
         post(
             "/api/queue",
-            "Add a job at the end of the queue; one of `config`, `like` and `resume` says what it trains. Paths in a config may only lead to the server's folder, that of the runs and those of `--data`.",
+            "Add a job at the end of the queue; one of `config`, `like` and `resume` says what it trains (`like` beside a `config`: of which run it is a changed one). Paths in a config may only lead to the server's folder, that of the runs and those of `--data`.",
             queue::add,
         ),
         post(
@@ -214,6 +214,11 @@ pub(super) fn routes() -> Vec<Route> {
             media_folder::open,
         ),
         post(
+            "/api/fits",
+            "How the model of a config fits into this machine's memory: `found.ways`, of which the last may fit.",
+            queue::fits,
+        ),
+        post(
             "/api/check",
             "Check a config: `found.problems`, each with line and column.",
             queue::check,
@@ -238,6 +243,11 @@ pub(super) fn routes() -> Vec<Route> {
             "/api/data/{set}/{medium}/caption",
             "Change a caption, unless it has changed since it was read.",
             data::caption,
+        ),
+        put(
+            "/api/data/{set}/{medium}/trim",
+            "Change which part of a video is trained on, unless that has changed since it was read.",
+            trim::trim,
         ),
         get(
             "/api/data/{set}/{medium}/thumbnail",

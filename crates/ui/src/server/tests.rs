@@ -65,6 +65,7 @@ impl Place {
                 allowed: vec![folder.path().to_owned()],
             },
             asking: Arc::new(Semaphore::new(1)),
+            fitting: Arc::new(Semaphore::new(1)),
             guard: Guard::new(token, SocketAddr::new(ip, 8420), names),
             dev,
             system: folder.path().join("system"),

@@ -113,6 +113,7 @@ async fn invalid_prompts_are_refused() {
             400,
         ),
         (json!({ "run": "a", "prompt": "x", "temperature": -1 }), 400),
+        (json!({ "run": "a", "prompt": "x", "strength": 11 }), 400),
         (json!({ "run": "a", "prompt": "x", "model": "/etc" }), 400),
         (json!({ "run": "a", "prompt": "x", "frames": 0 }), 400),
         (json!({ "run": "a", "prompt": "x", "width": 4096 }), 400),
@@ -194,7 +195,11 @@ async fn progress_that_comes_faster_than_it_is_passed_on_is_complete() {
 #[tokio::test]
 async fn a_video_is_made_with_its_adapters_and_served() {
     let place = with_video();
-    let body = json!({ "run": "a", "prompt": "a horse", "frames": 9, "steps": 2, "seed": 3 });
+    let numbers = json!({ "frames": 9, "steps": 2, "seed": 3, "strength": 0.5 });
+    let mut body = json!({ "run": "a", "prompt": "a horse" });
+    for (name, number) in numbers.as_object().unwrap() {
+        body[name] = number.clone();
+    }
     let found = lines(&place, body).await;
     let told: String = found
         .iter()
@@ -202,8 +207,8 @@ async fn a_video_is_made_with_its_adapters_and_served() {
         .collect();
     for argument in [
         "[--model=base]",
-        "[--lora=a_high_noise.safetensors]",
-        "[--lora-2=a_low_noise.safetensors]",
+        "[--lora=a_high_noise.safetensors:0.5]",
+        "[--lora-2=a_low_noise.safetensors:0.5]",
         "[--vae=v.safetensors]",
         "[--boundary-ratio=0.9]",
         "[--low-vram]",

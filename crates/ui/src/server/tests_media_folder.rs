@@ -487,3 +487,76 @@ async fn a_model_that_fails_is_told_and_bad_requests_are_refused() {
     let (status, _) = place.get("/api/captioner/models?port=8420").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
 }
+
+#[tokio::test]
+async fn the_part_of_a_video_is_kept_beside_it_and_goes_with_it() {
+    let (place, data) = place();
+    let set = opened(&place, &data).await["set"].clone();
+    let change = async |medium: u64, trim: Value, before: Value| {
+        let path = format!("/api/data/{set}/{medium}/trim");
+        send(
+            &place,
+            "PUT",
+            &path,
+            json!({ "trim": trim, "before": before }),
+        )
+        .await
+    };
+    let part = json!({ "start": 1.5, "end": null });
+    let film = data.join("film.trim.json");
+    assert_eq!(
+        change(1, part.clone(), Value::Null).await.0,
+        StatusCode::NO_CONTENT
+    );
+    let written: Value = serde_json::from_str(&fs::read_to_string(&film).unwrap()).unwrap();
+    assert_eq!(written, part);
+    assert_eq!(opened(&place, &data).await["media"][1]["trim"], part);
+    // As it is no more, or never can be.
+    let other = json!({ "end": 4 });
+    assert_eq!(
+        change(1, other.clone(), Value::Null).await.0,
+        StatusCode::CONFLICT
+    );
+    for wrong in [
+        json!({ "start": 3, "end": 2 }),
+        json!({ "start": -1 }),
+        json!({}),
+        json!({ "start": 1, "more": 2 }),
+    ] {
+        let (status, said) = change(1, wrong, part.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{said}");
+    }
+    assert_eq!(
+        change(0, other.clone(), Value::Null).await.0,
+        StatusCode::BAD_REQUEST
+    );
+    assert_eq!(
+        change(1, other.clone(), part).await.0,
+        StatusCode::NO_CONTENT
+    );
+    assert_eq!(
+        change(1, Value::Null, other.clone()).await.0,
+        StatusCode::NO_CONTENT
+    );
+    assert!(!film.exists());
+    // What the trainer refuses is not replaced, and a link is not followed.
+    fs::write(&film, "no part").unwrap();
+    assert_eq!(
+        change(1, other.clone(), Value::Null).await.0,
+        StatusCode::CONFLICT
+    );
+    fs::remove_file(&film).unwrap();
+    let outside = data.join("../outside.json");
+    fs::write(&outside, "secret").unwrap();
+    symlink("../outside.json", &film).unwrap();
+    let _ = change(1, other.clone(), Value::Null).await;
+    assert_eq!(fs::read_to_string(&outside).unwrap(), "secret");
+    let _ = fs::remove_file(&film);
+    assert_eq!(
+        change(1, other, Value::Null).await.0,
+        StatusCode::NO_CONTENT
+    );
+    let removed = send(&place, "DELETE", &format!("/api/data/{set}/1"), json!({})).await;
+    assert_eq!(removed.0, StatusCode::NO_CONTENT);
+    assert!(!film.exists());
+}

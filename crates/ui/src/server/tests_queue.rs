@@ -61,6 +61,68 @@ async fn jobs_are_added_moved_and_removed() {
     assert_eq!(queue["paused"], true);
 }
 
+/// A run that is changed as a whole keeps where its relative paths start, and is a run of its own.
+#[tokio::test]
+async fn a_changed_config_of_a_run_begins_where_that_run_does() {
+    let place = paused();
+    let elsewhere = place.runs.join("elsewhere");
+    let facts = json!({ "ending": "completed", "error": null, "kind": "language", "device": "cpu", "folder": elsewhere,
+        "expected_memory": {}, "commands": [] });
+    fs::write(place.runs.join("a/run.json"), facts.to_string()).unwrap();
+    fs::create_dir(&elsewhere).unwrap();
+    let config = "name: c\ndata: {path: text.txt}\n";
+    let (status, said) = post(
+        &place,
+        "/api/queue",
+        json!({ "config": config, "like": "a" }),
+    )
+    .await;
+    assert_eq!(status, StatusCode::CREATED, "{said}");
+    let job = place.state.queue.job(JobId(1)).unwrap();
+    assert_eq!(job.what.folder, elsewhere);
+    assert_eq!(job.what.set, ["train.resume_from_checkpoint=null"]);
+    assert_eq!(
+        job.what.confined_to,
+        Some(place.state.launch.allowed.clone())
+    );
+    for wrong in [
+        json!({ "config": config, "like": "missing" }),
+        json!({ "config": config, "like": "../a" }),
+        json!({ "config": config, "like": "a", "resume": "a" }),
+    ] {
+        let (status, said) = post(&place, "/api/queue", wrong).await;
+        assert!(status.is_client_error(), "{said}");
+    }
+}
+
+/// Each was once read again for each that was added, and written to the disk before the answer.
+#[tokio::test]
+async fn what_is_known_of_the_queue_is_read_again_only_if_somebody_else_changed_it() {
+    let place = paused();
+    let queue = &place.state.queue;
+    for number in 1..=1100 {
+        let config = format!("name: x{number}");
+        let (status, _) = post(&place, "/api/queue", json!({ "config": config })).await;
+        let is_room = number <= 1000;
+        assert_eq!(status == StatusCode::CREATED, is_room, "{number} {status}");
+    }
+    assert_eq!(queue.list().unwrap().jobs.len(), 1000);
+    // Nothing but the first listing, which was before there was a job, looked at the files.
+    assert_eq!(queue.readings(), 1);
+    // Others see the same, and what they do is seen: a job less, and one more.
+    let other = crate::queue::Queue::new(place.state.runs.clone());
+    assert_eq!(other.list().unwrap(), queue.list().unwrap());
+    other.remove(JobId(7)).unwrap();
+    assert!(queue.job(JobId(7)).is_err());
+    let (status, job) = post(&place, "/api/queue", json!({ "config": "name: y" })).await;
+    assert_eq!((status, &job["id"]), (StatusCode::CREATED, &json!(1001)));
+    assert_eq!(other.job(JobId(1001)).unwrap().what.name.as_str(), "y");
+    // Also what was done by hand.
+    let folder = place.state.runs.state_folder().join("queue");
+    fs::remove_file(folder.join("job-000008.json")).unwrap();
+    assert!(queue.job(JobId(8)).is_err());
+}
+
 #[tokio::test]
 async fn the_concurrency_can_be_set_and_read() {
     let place = Place::new();
@@ -233,7 +295,8 @@ async fn invalid_jobs_are_refused() {
     let long = "x".repeat(5000);
     for body in [
         json!({}),
-        json!({ "config": "", "like": "a" }),
+        json!({ "config": "", "resume": "a" }),
+        json!({ "like": "a", "resume": "a" }),
         json!({ "config": "name: ../x\n" }),
         json!({ "config": "name: [\n" }),
         json!({ "config": "", "name": ".hidden" }),

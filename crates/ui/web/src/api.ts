@@ -72,6 +72,14 @@ export interface FoundModels {
   memory: number | null;
 }
 
+/** How a model fits into memory: what was tried, until something fitted. */
+export interface Fit {
+  device: string;
+  /** Bytes of its memory. */
+  memory: number;
+  ways: { quantization: "int8" | "nf4" | null; offload: boolean; need: number; fits: boolean }[];
+}
+
 export interface Asked<T> {
   found: T | null;
   error: string | null;

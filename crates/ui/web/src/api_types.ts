@@ -379,7 +379,7 @@ export type Look = {
   rows?: number | null;
   /** A config, as YAML. */
   config?: string | null;
-  /** A run whose config is used. */
+  /** A run whose config is used, or that `config` is a changed one of: its relative paths start where that run's do. */
   like?: string | null;
   /** A run that is to go on. */
   resume?: string | null;
@@ -426,6 +426,8 @@ export type MediaFile = {
   height: number | null;
   /** Null if there is no file of a caption. */
   caption: string | null;
+  /** The part of a video that is trained on; null for the whole. */
+  trim: Trim | null;
 };
 
 /** The pictures and videos in a folder and those below it. */
@@ -469,7 +471,7 @@ export type NewFolder = {
 export type NewJob = {
   /** A config, as YAML. */
   config?: string | null;
-  /** A run whose config is used. */
+  /** A run whose config is used, or that `config` is a changed one of: its relative paths start where that run's do. */
   like?: string | null;
   /** A run that is to go on. */
   resume?: string | null;
@@ -569,6 +571,8 @@ export type Prompt = {
   temperature?: number | null;
   /** Seed of the random generator. */
   seed?: number | null;
+  /** How strong a LoRA for pictures or videos is; 1 if unset. */
+  strength?: number | null;
   /** Video: number of frames. */
   frames?: number | null;
   /** Video: number of inference steps. */
@@ -692,6 +696,22 @@ export type TextFile = {
   name: string;
   path: string;
   bytes: number;
+};
+
+/** A part of a video, in seconds from its beginning. */
+export type Trim = {
+  /** Where it begins; null: where the video does. */
+  start: number | null;
+  /** Where it ends; null: where the video does. */
+  end: number | null;
+};
+
+/** A part of a video that is to be another. */
+export type TrimChange = {
+  /** The new part; unset is the whole video. */
+  trim?: Trim | null;
+  /** The part when it was read; unset if it was the whole. */
+  before?: Trim | null;
 };
 
 /** A caption that was not changed. */

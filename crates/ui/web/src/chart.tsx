@@ -22,8 +22,8 @@ interface Props {
   title: string;
   lines: Line[];
   marks?: Mark[];
-  /** A horizontal line, for example a limit. */
-  level?: { label: string; value: number };
+  /** Horizontal lines, for example limits. */
+  levels?: { label: string; value: number }[];
   format?: (value: number) => string;
   smoothing?: number;
   logarithmic?: boolean;
@@ -80,7 +80,8 @@ function contents(props: Props): unknown[] {
     return [series, last, series?.mean[last], series?.min[last], series?.max[last], smoothed ? props.smoothing : 0];
   });
   const marks = (props.marks ?? []).flatMap((mark) => [mark.step, mark.label]);
-  return [...lines, ...marks, props.level?.label, props.level?.value, props.range?.[0], props.range?.[1]];
+  const levels = (props.levels ?? []).flatMap((level) => [level.label, level.value]);
+  return [...lines, ...marks, ...levels, props.range?.[0], props.range?.[1]];
 }
 
 function describe(props: Props): string {
@@ -94,7 +95,8 @@ function describe(props: Props): string {
   });
   const marks = (props.marks ?? []).map((mark) => `${mark.label} at step ${mark.step}`);
   const marked = marks.length > 0 ? ` Marks: ${marks.slice(-12).join("; ")}.` : "";
-  return `${props.title}. ${parts.join("; ") || "No data yet"}.${marked}`;
+  const levels = (props.levels ?? []).map((level) => ` ${level.label}: ${format(level.value)}.`).join("");
+  return `${props.title}. ${parts.join("; ") || "No data yet"}.${levels}${marked}`;
 }
 
 /** Work that is done in separate animation frames, so that a page with many charts stays responsive while they appear. */
@@ -212,7 +214,7 @@ export function Chart(props: Props) {
           draw: [
             (self) => {
               const { ctx, bbox } = self;
-              const { marks, level } = current.current;
+              const { marks, levels } = current.current;
               ctx.save();
               ctx.beginPath();
               ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
@@ -231,7 +233,7 @@ export function Chart(props: Props) {
                 ctx.stroke();
                 ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
               }
-              if (level) {
+              for (const level of levels ?? []) {
                 const y = self.valToPos(level.value, "y", true);
                 ctx.strokeStyle = ctx.fillStyle = css("--quiet");
                 ctx.beginPath();
@@ -245,11 +247,11 @@ export function Chart(props: Props) {
           ],
         },
       };
-      if (props.level && !props.logarithmic) {
+      if (props.levels?.length && !props.logarithmic) {
         // The line is always visible, however far it is from the curves.
         options.scales!["y"]!.range = (_self, low, high) => {
-          const value = current.current.level?.value ?? high;
-          return [0 * low, Math.max(high, value) * 1.08];
+          const values = current.current.levels?.map(({ value }) => value) ?? [];
+          return [0 * low, Math.max(high, ...values) * 1.08];
         };
       }
       const made = new uPlot(options, options.series.map(() => []) as unknown as uPlot.AlignedData, element);
@@ -274,7 +276,7 @@ export function Chart(props: Props) {
       };
     };
     return schedule(create);
-  }, [shape, theme, props.height, props.level !== undefined]);
+  }, [shape, theme, props.height, (props.levels?.length ?? 0) > 0]);
 
   // Other charts of a page are redrawn only for changes of their own data; a new one waits for its frame.
   useEffect(() => {

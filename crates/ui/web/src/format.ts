@@ -48,6 +48,13 @@ export interface Seen {
   at: number;
 }
 
+/** How many moments are kept. */
+const MOMENTS = 30;
+
+/** What was seen, once a run is at `step`. */
+export const seenAt = (seen: Seen[], step: number, now: number): Seen[] =>
+  seen.at(-1)?.step === step ? seen : [...seen, { step, at: now }].slice(-MOMENTS);
+
 /**
  * The time left in seconds, from the moments at which the step changed: logged steps come in groups, so any other
  * moment lies somewhere within one. The first is that of opening the page.

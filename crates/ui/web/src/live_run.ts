@@ -1,7 +1,7 @@
 // A run, followed live. What is shown of it are signals; records change the curves in place and put them anew.
 import { type Signal, signal } from "@preact/signals";
 import { type Detail, type Metrics, type Overview, read, runPath, type Samples } from "./api";
-import { type Seen, timeLeft } from "./format";
+import { type Seen, seenAt, timeLeft } from "./format";
 import { listen } from "./live";
 import { saw } from "./notify";
 import { follow, type Kept, keep } from "./series";
@@ -107,8 +107,7 @@ export class LiveRun {
   private see(overview: Overview) {
     saw([overview]);
     const now = performance.now() / 1000;
-    const { step } = overview.latest;
-    if (this.seen.at(-1)?.step !== step) this.seen = [...this.seen, { step, at: now }].slice(-30);
+    this.seen = seenAt(this.seen, overview.latest.step, now);
     const isRunning = overview.state === "running" && overview.max_steps !== null;
     this.left.value = isRunning ? timeLeft(this.seen, overview.max_steps!, now) : null;
     const before = this.detail.value;

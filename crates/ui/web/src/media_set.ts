@@ -1,6 +1,6 @@
 // A folder of pictures and videos that is open: its captions, what is known of its pictures, and what was changed.
 import { type Signal, signal } from "@preact/signals";
-import { type Looked, type Looks, type MediaFolder, type Removal, send, type UnchangedCaption } from "./api";
+import { type Looked, type Looks, type MediaFolder, type Removal, send, type Trim, type TrimChange, type UnchangedCaption } from "./api";
 
 /** The most captions that one request changes, and about how many letters it has. */
 const AT_ONCE = 200;
@@ -12,6 +12,8 @@ const MAX_UNDO = 50;
 interface Undo {
   what: string;
   captions: { file: string; text: string | null; before: string | null }[];
+  /** The part of a video, if it is that which was changed. */
+  trim?: { file: string; trim: Trim | null; before: Trim | null };
 }
 
 /** What was changed in each folder since the page was loaded. */
@@ -25,6 +27,8 @@ interface Change {
 
 export class MediaSet {
   readonly captions: Signal<(string | null)[]>;
+  /** The parts of videos that are trained on; null for the whole. */
+  readonly trims: Signal<(Trim | null)[]>;
   readonly looks: Signal<ReadonlyMap<number, Looks>> = signal(new Map());
   readonly gone: Signal<ReadonlySet<number>> = signal(new Set());
   /** What is being done. */
@@ -35,6 +39,7 @@ export class MediaSet {
 
   constructor(readonly folder: MediaFolder) {
     this.captions = signal(folder.media.map(({ caption }) => caption));
+    this.trims = signal(folder.media.map(({ trim }) => trim));
     this.undo = undone.get(folder.path) ?? signal([]);
     undone.set(folder.path, this.undo);
   }
@@ -66,12 +71,34 @@ export class MediaSet {
     const last = this.undo.value.at(-1);
     if (!last) return;
     const places = new Map(this.folder.media.map(({ file }, medium) => [file, medium]));
+    if (last.trim) {
+      const medium = places.get(last.trim.file);
+      this.undo.value = this.undo.value.slice(0, -1);
+      if (medium !== undefined) await this.trim(medium, last.trim.before, false);
+      return;
+    }
     const changes = last.captions.flatMap(({ file, text, before }) => {
       const medium = places.get(file);
       return medium === undefined ? [] : [{ medium, text: before, before: text }];
     });
     this.undo.value = this.undo.value.slice(0, -1);
     await this.apply(`Undo: ${last.what}`, changes, false);
+  }
+
+  /** Changes the part of a video that is trained on. */
+  async trim(medium: number, trim: Trim | null, isKept = true) {
+    const before = this.trims.value[medium] ?? null;
+    this.problem.value = null;
+    try {
+      await send("PUT", this.path(medium, "/trim"), { trim, before } satisfies TrimChange);
+    } catch (error) {
+      this.problem.value = (error as Error).message;
+      return;
+    }
+    this.trims.value = this.trims.value.with(medium, trim);
+    const { file } = this.folder.media[medium]!;
+    if (isKept)
+      this.undo.value = [...this.undo.value, { what: `part of ${file}`, captions: [], trim: { file, trim, before } }].slice(-MAX_UNDO);
   }
 
   private async apply(what: string, changes: Change[], isKept: boolean): Promise<boolean> {

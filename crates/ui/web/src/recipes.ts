@@ -1,5 +1,6 @@
 // What a new run begins with: goals, templates, and the keys that matter for each goal.
-import type { FoundModel } from "./api";
+import type { Fit, FoundModel } from "./api";
+import { bytes } from "./format";
 import { Config, scalar } from "./yaml";
 
 export type Goal = "image" | "video" | "chat" | "text";
@@ -181,37 +182,30 @@ export function suits(goal: Goal, { makes }: FoundModel): boolean {
   return makes === goal || (goal === "text" && makes === "chat");
 }
 
-/** Whether and how a model fits into memory, by the size of its weights. */
+/** Whether and how a model fits into memory. */
 export interface Verdict {
   text: string;
-  level: "completed" | "info" | "warning";
+  level: "completed" | "info" | "warning" | "failed";
   /** The keys that make it fit. */
   keys: Record<string, string | null>;
+  /** Why it is not known. */
+  why?: string;
 }
 
-/** What a step needs beside the weights of a LoRA's model, in bytes; a rough value that the estimate replaces. */
-const ROOM = 2 * 2 ** 30;
-/** The share of the memory that weights may fill. */
-const USABLE = 0.9;
-/** Weights in a number format, as a fraction of those in 16 bits. */
-const FORMATS = [
-  { fraction: 1, quantization: null, text: "fits", level: "completed" },
-  { fraction: 0.53, quantization: "int8", text: "fits in 8 bits", level: "info" },
-  { fraction: 0.29, quantization: "nf4", text: "fits in 4 bits", level: "info" },
-] as const;
+const FORMATS = { int8: " in 8 bits", nf4: " in 4 bits" };
 
-export function verdict(bytes: number, memory: number | null): Verdict | null {
-  if (memory === null) return null;
-  const found = FORMATS.find(({ fraction }) => bytes * fraction + ROOM <= memory * USABLE);
-  if (found) {
-    const { text, level, quantization } = found;
-    return { text, level, keys: { "model.quantization": quantization, "model.offload": null } };
+/** What a measured step says, by its memory. */
+export function verdict({ memory, ways }: Fit): Verdict {
+  const way = ways.find(({ fits }) => fits);
+  if (!way) {
+    const least = ways.reduce((least, { need }) => Math.min(least, need), Infinity);
+    return { text: `too large: needs ${bytes(least)} of ${bytes(memory)}`, level: "failed", keys: {} };
   }
-  return {
-    text: "larger than the memory: streamed, slower",
-    level: "warning",
-    keys: { "model.quantization": "int8", "model.offload": "auto" },
-  };
+  const { quantization, offload, need } = way;
+  const format = quantization === null ? "" : FORMATS[quantization];
+  const keys = { "model.quantization": quantization, "model.offload": offload ? "auto" : null };
+  const text = `${offload ? `streamed${format}, slower` : `fits${format}`}: ${bytes(need)} of ${bytes(memory)}`;
+  return { text, level: offload ? "warning" : format ? "info" : "completed", keys };
 }
 
 /** A key in plain words. */

@@ -1,5 +1,6 @@
 // Data that no run has yet: a folder of pictures, its captions, and texts.
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import { copyFileSync, cpSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
@@ -57,7 +58,6 @@ async function done(page) {
 test("a folder is opened by clicks, and shows what is in it", async () => {
   const page = await open(place, "#/");
   await page.getByRole("link", { name: "Data" }).click();
-  await page.locator(".entries button", { hasText: place.folder }).click();
   await button(page, /^cats/).click();
   await button(page, "Open this folder").click();
   await page.getByText("15 pictures and videos, 6 without a caption.").waitFor();
@@ -125,6 +125,49 @@ test("a caption that somebody else changed stays as it is", async () => {
   await page.context().close();
 });
 
+test("a video is trimmed to a part, which is played, kept beside it and undone", async () => {
+  const folder = join(place.folder, "films");
+  mkdirSync(folder);
+  const made = spawnSync("ffmpeg", [
+    ...["-v", "error", "-f", "lavfi", "-i", "testsrc=size=96x64:rate=16:duration=4"],
+    ...["-c:v", "libvpx", join(folder, "film.webm")],
+  ]);
+  assert.equal(made.status, 0, String(made.stderr));
+  const file = join(folder, "film.trim.json");
+  const page = await open(place, data("films"));
+  await button(page, /^film\.webm/).click();
+  const dialog = page.getByRole("dialog", { name: "film.webm" });
+  await dialog.getByText("All of it is trained on.").waitFor();
+  await page.waitForFunction(() => document.querySelector("dialog video")?.readyState > 0);
+  await dialog.getByLabel("Begin").fill("1.25");
+  await page.keyboard.press("Tab");
+  await dialog.getByText("Trained on from 1.25 s to its end.").waitFor();
+  await page.evaluate(() => {
+    document.querySelector("dialog video").currentTime = 2.5;
+  });
+  await page.waitForFunction(() => document.querySelector("dialog video").currentTime === 2.5);
+  await dialog.getByRole("button", { name: "End here" }).press("Enter");
+  await dialog.getByText("Trained on from 1.25 s to 2.5 s.").waitFor();
+  assert.deepEqual(JSON.parse(readFileSync(file, "utf8")), { start: 1.25, end: 2.5 });
+  // What is played is the part.
+  await page.evaluate(() => document.querySelector("dialog video").play());
+  await page.waitForFunction(() => {
+    const { currentTime } = document.querySelector("dialog video");
+    return currentTime >= 1.2 && currentTime < 2.4;
+  });
+  assert.deepEqual(await serious(page), []);
+  await picture(page, "trim", dialog);
+  await dialog.getByRole("button", { name: "Close" }).click();
+  await cell(page, "film.webm").getByText("trimmed").waitFor();
+  await button(page, "Undo: part of film.webm").click();
+  await page.waitForFunction(() => document.querySelector(".actions")?.textContent.includes("Undo: part of film.webm"));
+  await page.waitForFunction(() => !document.querySelector(".busy"));
+  await button(page, "Undo: part of film.webm").click();
+  await cell(page, "film.webm").getByText("trimmed").waitFor({ state: "detached" });
+  assert.ok(!existsSync(file));
+  await done(page);
+});
+
 test("captions are changed together, by tags too, and undone in turn", async () => {
   const page = await open(place, data("cats"));
   const before = text("05.txt");
@@ -162,7 +205,6 @@ test("captions are changed together, by tags too, and undone in turn", async () 
 test("files are added, replace none, and are deleted after a question", async () => {
   const page = await open(place, data("texts"));
   await page.goto(`http://127.0.0.1:${place.port}/#/data`);
-  await page.locator(".entries button", { hasText: place.folder }).click();
   await button(page, "New folder").click();
   await page.getByLabel("Name of the new folder").fill("new dogs");
   await page.keyboard.press("Enter");

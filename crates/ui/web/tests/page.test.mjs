@@ -166,7 +166,15 @@ test("the list is sorted and filtered, and a run has tags, a note and a table of
   );
   await page.getByRole("columnheader", { name: "Run" }).getByRole("button").click();
   assert.deepEqual(await names(), up.reverse());
-  await page.getByLabel("State").selectOption("failed");
+  // A column that is left out stays so.
+  await page.locator("summary", { hasText: "Columns" }).click();
+  await page.getByRole("checkbox", { name: "Tokens/s" }).uncheck();
+  await page.getByRole("columnheader", { name: "Tokens/s" }).waitFor({ state: "detached" });
+  await page.reload();
+  await page.waitForSelector("table");
+  assert.equal(await page.locator("thead th").count(), await page.locator("tbody tr").first().locator("th, td").count());
+  assert.equal(await page.getByRole("columnheader", { name: "Tokens/s" }).count(), 0);
+  await page.getByRole("combobox", { name: "State" }).selectOption("failed");
   await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
   assert.deepEqual(await names(), ["qwen3-lora"]);
   await at(page, "#/run/small");

@@ -179,7 +179,7 @@ export class Place {
 
   /** A page that is signed in; what its console complains of is kept in `page.complaints`. */
   async page(options = {}) {
-    const context = await this.browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+    const context = await this.browser.newContext({ viewport: { width: 1360, height: 900 }, ...options });
     const page = await context.newPage();
     page.complaints = [];
     page.on("pageerror", (error) => page.complaints.push(String(error)));

@@ -111,7 +111,7 @@ test("a queue of three real runs goes on after one that breaks, and after the se
   await broken.locator("summary").click();
   await broken.locator("pre.log").waitFor();
   assert.match(await broken.locator("pre.log").textContent(), /skipped step/);
-  await broken.getByRole("link", { name: "steep" }).click();
+  await broken.getByRole("link", { name: "steep", exact: true }).click();
   await page.waitForSelector(".badge.failed");
   await page.waitForSelector("h1:has-text('steep')");
   await page.context().close();
@@ -142,16 +142,29 @@ test("what is wrong with a config is told while it is typed, with its place", as
   await page.context().close();
 });
 
-test("a run is duplicated with one key changed, asked for a checkpoint and samples, stopped and resumed", async () => {
+test("a run is duplicated with what is different shown, asked for a checkpoint and samples, stopped and resumed", async () => {
   const page = await open("#/run/tiny");
   await page.getByRole("link", { name: "Duplicate" }).click();
   await page.waitForSelector("h1:has-text('Duplicate tiny')");
   await page.getByLabel("Name").fill("long");
-  await page.getByLabel("Key to change").fill("train.max_steps");
-  await page.getByLabel("New value").fill("10000000");
+  await page.getByText("Nothing yet.").waitFor();
+  const form = page.getByRole("region", { name: "Form" });
+  await form.getByLabel("Find a key").fill("max_steps");
+  await form.getByLabel("max_steps", { exact: true }).fill("10000000");
+  await form.getByLabel("max_steps", { exact: true }).press("Tab");
+  await page.getByText("1 new lines, 1 gone.").waitFor();
+  assert.match(await page.locator(".diff ins").first().textContent(), /\+ {3}max_steps: 10000000/);
+  assert.match(await page.locator(".diff del").first().textContent(), /− {3}max_steps: 6/);
+  assert.deepEqual(await serious(page), []);
+  if (pictures) await page.screenshot({ path: join(pictures, "ui-duplicate.png") });
   await page.waitForSelector("text=The config is valid.");
   await page.getByRole("button", { name: "Add to the queue" }).click();
-  await page.locator("li", { hasText: "long" }).getByRole("link", { name: "long" }).click();
+  const row = page.locator("li", { hasText: "long" });
+  // How far it is, and its loss, are in the queue, too.
+  await row.getByText(/[\d,]+ \/ 10,000,000/).waitFor();
+  await row.getByText(/loss \d/).waitFor();
+  await row.getByText(/left$/).waitFor();
+  await row.getByRole("link", { name: "long", exact: true }).click();
   await page.waitForSelector("h1:has-text('long')");
   await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step"));
   const folder = join(place.runs, "long");
@@ -168,6 +181,11 @@ test("a run is duplicated with one key changed, asked for a checkpoint and sampl
   assert.equal(readFileSync(join(folder, "config.yaml"), "utf8").match(/max_steps: 10000000/g).length, 1);
   await page.getByRole("button", { name: "Stop and save" }).click();
   await page.waitForSelector(".badge.stopped");
+  // The queue knows it a moment later, and until then refuses a second job for the run.
+  await page.waitForFunction(async () => {
+    const { jobs } = await (await fetch("/api/queue")).json();
+    return jobs.every(({ state }) => state === "ended");
+  });
   await page.getByRole("button", { name: "Resume" }).click();
   await page.waitForSelector("h1:has-text('Queue')");
   await page.waitForSelector("li[aria-label$='long, running']");

@@ -82,3 +82,16 @@ test("the time left does not depend on when the page looks", async () => {
   }
   assert.equal(timeLeft(seen, 80, 1000), 0);
 });
+
+test("what is different between two texts is told line by line", async () => {
+  const { diff } = await load("diff.ts");
+  const told = (before, after) =>
+    diff(before, after)
+      .map(({ kind, text }) => `${{ same: " ", gone: "-", new: "+" }[kind]}${text}`)
+      .join("|");
+  assert.equal(told("a\nb\nc", "a\nb\nc"), " a| b| c");
+  assert.equal(told("a\nb\nc", "a\nx\nc"), " a|-b|+x| c");
+  assert.equal(told("a\nb\nc\nd", "b\nc\ne\nd"), "-a| b| c|+e| d");
+  assert.equal(told("", "a"), "-|+a");
+  assert.equal(told("x\na\nx", "x"), " x|-a|-x");
+});

@@ -1,12 +1,53 @@
 // Four steps to a run, by clicks, with the real trainer and tiny models.
 import assert from "node:assert/strict";
-import { copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { spawnSync } from "node:child_process";
+import { copyFileSync, cpSync, existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, writeRun } from "./place.mjs";
 import { open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
 
 const golden = new URL("../../../../tests/reference/golden/", import.meta.url);
+
+/** The file of a tokenizer with as many tokens as the tiny text encoder knows. */
+const TOKENIZER = {
+  version: "1.0",
+  added_tokens: ["<pad>", "</s>", "<unk>"].map((content, id) => ({
+    id,
+    content,
+    single_word: false,
+    lstrip: false,
+    rstrip: false,
+    normalized: false,
+    special: true,
+  })),
+  pre_tokenizer: { type: "Metaspace", replacement: "▁", prepend_scheme: "always", split: true },
+  post_processor: {
+    type: "TemplateProcessing",
+    single: [{ Sequence: { id: "A", type_id: 0 } }, { SpecialToken: { id: "</s>", type_id: 0 } }],
+    pair: [{ Sequence: { id: "A", type_id: 0 } }, { Sequence: { id: "B", type_id: 0 } }],
+    special_tokens: { "</s>": { id: "</s>", ids: [1], tokens: ["</s>"] } },
+  },
+  model: {
+    type: "Unigram",
+    unk_id: 2,
+    byte_fallback: false,
+    vocab: ["<pad>", "</s>", "<unk>", "▁", "▁a", "▁cat", "▁dog", "▁run", "s", "▁grey"].map((token, id) => [token, -id / 5]),
+  },
+};
+const SCHEDULER = {
+  _class_name: "UniPCMultistepScheduler",
+  flow_shift: 3,
+  use_flow_sigmas: true,
+  prediction_type: "flow_prediction",
+};
+
+/** A film of a second, as ffmpeg makes it. */
+function film(path, level) {
+  const colour = `color=c=0x${(level * 40).toString(16).padStart(2, "0")}4060:size=64x64:rate=16:duration=1`;
+  const made = spawnSync("ffmpeg", ["-v", "error", "-f", "lavfi", "-i", colour, "-c:v", "libvpx", "-y", path]);
+  assert.equal(made.status, 0, String(made.stderr));
+}
 
 let place;
 
@@ -19,9 +60,15 @@ before(async () => {
     ["transformer", "wan/training/transformer"],
     ["vae", "wan/autoencoder-2.1"],
     ["text_encoder", "wan/text-encoder"],
-    ["tokenizer", "wan/text"],
   ]) {
     copy(from, "models/tiny-video", part);
+  }
+  for (const [name, content] of [
+    ["tokenizer/tokenizer.json", TOKENIZER],
+    ["scheduler/scheduler_config.json", SCHEDULER],
+  ]) {
+    mkdirSync(dirname(at("models/tiny-video", name)), { recursive: true });
+    writeFileSync(at("models/tiny-video", name), JSON.stringify(content));
   }
   writeFileSync(at("models/tiny-video/model_index.json"), '{"_class_name": "WanPipeline"}');
   copy("z_image/model", "models/tiny-image");
@@ -32,6 +79,11 @@ before(async () => {
     if (cat > 2) writeFileSync(at(`cats/${cat}.txt`), "a cat on a mat\n");
   }
   symlinkSync("/etc", at("outside"));
+  mkdirSync(at("clips"));
+  for (let number = 0; number < 5; number += 1) {
+    film(at(`clips/${number}.webm`), number);
+    writeFileSync(at(`clips/${number}.txt`), "a cat runs\n");
+  }
   mkdirSync(at("texts"));
   writeFileSync(at("texts/bottles.txt"), Array.from({ length: 4000 }, (_, n) => `${n} bottles of <b>ale</b>\n`).join(""));
   const talk = (n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${n}.` });
@@ -56,7 +108,6 @@ async function toData(goal, model, options) {
   await button(page, goal).click();
   await button(page, model).click();
   await page.getByRole("heading", { name: "What does it learn from?" }).waitFor();
-  await page.locator(".entries button", { hasText: place.folder }).click();
   await button(page, /^texts/).waitFor();
   // What leads out of the folder is not there.
   assert.equal(await button(page, /^outside/).count(), 0);
@@ -73,16 +124,33 @@ async function finish(page, run, answer) {
   for (const [name, value] of Object.entries(answer.settings)) await page.locator("form.ask").getByLabel(name).fill(value);
   await button(page, "Generate").click();
   await page.locator(answer.made).first().waitFor();
-  assert.deepEqual(page.complaints, []);
+  // On a busy machine a check of a config takes its time, and the page asks again.
+  assert.deepEqual(
+    page.complaints.filter((text) => !text.includes("429")),
+    [],
+  );
   await page.context().close();
 }
 
+/** Makes a folder beside others and puts the files of one of these into it, as they would be chosen in a dialog. */
+async function bring(page, name, from) {
+  await button(page, "New folder").click();
+  await page.getByLabel("Name of the new folder").fill(name);
+  await button(page, "Make").click();
+  await page.locator(".picker .path", { hasText: join(place.folder, name) }).waitFor();
+  await page.getByText("Nothing to train on here.").waitFor();
+  const files = readdirSync(join(place.folder, from)).filter((file) => file.includes("."));
+  await page.getByLabel("Files to add").setInputFiles(files.map((file) => join(place.folder, from, file)));
+  await page.getByText("Nothing to train on here.").waitFor({ state: "detached" });
+}
+
 const TEXT = { settings: { "Max. new tokens": "8", Temperature: "0" }, made: ".answer pre" };
-const PICTURE = { settings: { Steps: "2", Size: "64" }, made: ".answer img" };
+const PICTURE = { settings: { Steps: "2", Size: "64", Strength: "0.8" }, made: ".answer img" };
+const FILM = { settings: { Steps: "2", Size: "64", Frames: "5" }, made: ".answer img" };
 
 test("a small model of texts is trained from nothing", async () => {
   const page = await toData(/^Text/, /^A small model from nothing/);
-  await button(page, /^texts/).click();
+  await bring(page, "my texts", "texts");
   await button(page, /^bottles\.txt/).click();
   await page.locator(".rows mark").first().waitFor();
   await button(page, "Continue").click();
@@ -102,7 +170,7 @@ test("a small model of texts is trained from nothing", async () => {
 
 test("a LoRA for a chat is trained, after its estimate", async () => {
   const page = await toData(/^Chat/, /^tiny-chat/);
-  await button(page, /^texts/).click();
+  await bring(page, "my talk", "texts");
   await button(page, /^talk\.jsonl/).click();
   await page.locator(".rows mark").first().waitFor();
   await button(page, "Continue").click();
@@ -115,42 +183,95 @@ test("a LoRA for a chat is trained, after its estimate", async () => {
   assert.ok(existsSync(join(place.runs, "talk/adapter")));
 });
 
-for (const [goal, model, run, more] of [
-  [/^Pictures/, /^tiny-image/, "cats", {}],
-  [/^Videos/, /^tiny-video/, "clips", { "Frames per clip": "[1, 5]" }],
-]) {
-  test(`a LoRA of ${run} is set up, and its data are shown before`, async () => {
-    const page = await toData(goal, model);
-    await button(page, /^cats/).click();
-    if (run === "cats") await page.getByText("3 of 12 have no caption").waitFor();
-    await button(page, /^empty/).click();
-    await page.getByText(/There are no (pictures|videos) here/).waitFor();
-    assert.ok(await button(page, "Use this folder").isDisabled());
-    await button(page, "Up").click();
-    await page.getByText("12 pictures, 9 with captions").waitFor();
-    await button(page, "Use this folder").click();
-    await page.waitForFunction(() => document.querySelector(".media img")?.naturalWidth === 96);
-    assert.deepEqual(await serious(page), []);
-    if (run === "cats") await picture(page, "new-data", page.locator("main"), 750);
-    await button(page, "Continue").click();
-    for (const [name, value] of Object.entries({ Name: run, Steps: "2", Size: "64", "Prompts for samples": "", ...more })) {
-      await enter(page, new RegExp(`^${name}`), value);
-    }
-    if (run === "cats") {
-      await finish(page, run, PICTURE);
-      assert.ok(existsSync(join(place.runs, run, "adapter")));
-      return;
-    }
-    // The vocabularies of the tiny tokenizer and text encoder differ, so it is not trained.
-    await page.locator(".actions .badge.completed").waitFor();
-    await page.locator("summary", { hasText: "All keys and YAML" }).click();
-    const text = await page.getByRole("textbox", { name: "Config", exact: true }).inputValue();
-    for (const line of ["name: clips", "resolution: 64", "num_frames: [1, 5]", `path: ${join(place.folder, "cats")}`]) {
-      assert.ok(text.includes(line), text);
-    }
-    await page.context().close();
+test("a LoRA of pictures is trained from a folder that was empty, and its data are shown before", async () => {
+  const page = await toData(/^Pictures/, /^tiny-image/);
+  await button(page, /^cats/).click();
+  await page.getByText("3 of 12 have no caption").waitFor();
+  await button(page, /^empty/).click();
+  await page.getByText("There are no pictures here").waitFor();
+  assert.ok(await button(page, "Use this folder").isDisabled());
+  await button(page, "Up").click();
+  await button(page, "Up").click();
+  await bring(page, "my cats", "cats");
+  await page.getByText("12 pictures, 9 with captions").waitFor();
+  await button(page, "Use this folder").click();
+  await page.waitForFunction(() => document.querySelector(".media img")?.naturalWidth === 96);
+  assert.deepEqual(await serious(page), []);
+  await picture(page, "new-data", page.locator("main"), 750);
+  await button(page, "Continue").click();
+  for (const [name, value] of Object.entries({ Name: "cats", Steps: "2", Size: "64", "Prompts for samples": "" })) {
+    await enter(page, new RegExp(`^${name}`), value);
+  }
+  await finish(page, "cats", PICTURE);
+  assert.ok(existsSync(join(place.runs, "cats/adapter")));
+});
+
+test("a LoRA of videos is trained from a folder that was empty", async () => {
+  const page = await toData(/^Videos/, /^tiny-video/);
+  await bring(page, "my clips", "clips");
+  await page.getByText("5 videos, 5 with captions").waitFor();
+  await button(page, "Use this folder").click();
+  await page.locator(".media video").first().waitFor();
+  await button(page, "Continue").click();
+  const settings = { Name: "clips", Steps: "2", Size: "64", "Frames per clip": "[1, 5]", "Prompts for samples": "" };
+  for (const [name, value] of Object.entries(settings)) await enter(page, new RegExp(`^${name}`), value);
+  await finish(page, "clips", FILM);
+  assert.ok(existsSync(join(place.runs, "clips/adapter")));
+});
+
+test("whether a model fits is measured while the page goes on", async () => {
+  const page = await open(place, "#/new");
+  let asked = 0;
+  await page.route("**/api/fits", async (route) => {
+    asked += 1;
+    await new Promise((done) => setTimeout(done, 300));
+    await route.continue();
   });
-}
+  await button(page, /^Pictures/).click();
+  const card = button(page, /^tiny-image/);
+  await card.getByText("Measuring whether it fits …").waitFor();
+  assert.ok(await card.isEnabled());
+  await card.getByText(/^fits: [\d.]+ (M|G|K)iB of [\d.]+ GiB$/).waitFor();
+  assert.ok(asked >= 1);
+  // Once more, from what is kept.
+  await page.reload();
+  await button(page, /^Pictures/).click();
+  await card.getByText(/^fits: /).waitFor();
+  assert.equal(readdirSync(join(place.folder, "cache/fits")).length >= 1, true);
+  await page.context().close();
+});
+
+test("the best way that fits is what the config begins with, and what fits in none is said", async () => {
+  const page = await open(place, "#/new");
+  const GIB = 2 ** 30;
+  const way = (quantization, offload, need, fits) => ({ quantization, offload, need: need * GIB, fits });
+  let ways = [way(null, false, 20, false), way("int8", false, 11, true)];
+  await page.route("**/api/fits", (route) =>
+    route.fulfill({ json: { found: ways && { device: "GPU", memory: 16 * GIB, ways }, error: ways ? null : "no such thing" } }),
+  );
+  const told = async (text) => {
+    await page.goto(`http://127.0.0.1:${place.port}/#/`);
+    await page.goto(`http://127.0.0.1:${place.port}/#/new`);
+    await button(page, /^Pictures/).click();
+    await button(page, /^tiny-image/)
+      .getByText(text)
+      .waitFor();
+  };
+  const begun = async () => {
+    await button(page, /^tiny-image/).click();
+    return page.evaluate(() => localStorage.getItem("draft"));
+  };
+  await told("fits in 8 bits: 11 GiB of 16 GiB");
+  assert.match(await begun(), /quantization: int8/);
+  ways = [way(null, false, 40, false), way("nf4", true, 9, true)];
+  await told("streamed in 4 bits, slower: 9 GiB of 16 GiB");
+  assert.match(await begun(), /offload: auto/);
+  ways = [way(null, false, 40, false), way("nf4", false, 20, false)];
+  await told("too large: needs 20 GiB of 16 GiB");
+  ways = null;
+  await told("no such thing");
+  await page.context().close();
+});
 
 test("a model that is not here is downloaded by the run, and nothing before", async () => {
   const page = await open(place, "#/new");
@@ -158,7 +279,6 @@ test("a model that is not here is downloaded by the run, and nothing before", as
   const asked = [];
   page.on("request", (request) => asked.push(new URL(request.url()).pathname));
   await page.locator(".card.absent").first().click();
-  await page.locator(".entries button", { hasText: place.folder }).click();
   await button(page, /^cats/).click();
   await button(page, "Use this folder").click();
   await page.getByText("once the model is on this machine").waitFor();
@@ -237,7 +357,6 @@ for (const colorScheme of ["light", "dark"]) {
     await button(page, /^tiny-video/).waitFor();
     await look();
     await button(page, /^tiny-video/).click();
-    await page.locator(".entries button", { hasText: place.folder }).click();
     await button(page, /^cats/).click();
     await button(page, "Use this folder").click();
     await page.locator(".media img").first().waitFor();

@@ -26,21 +26,22 @@ fn saving(targets: &[&str], modules: &[&str]) -> LoraConfig {
     }
 }
 
-/// Names and shapes in an adapter's file, but for the copies of biases that PEFT never reads.
+/// Names and shapes in an adapter's file, but for the copies of biases that PEFT never reads, and for other parts of a model.
 fn tensors(folder: &Path) -> BTreeMap<String, Vec<i64>> {
     let file = SafetensorsFile::open(&folder.join("adapter_model.safetensors")).unwrap();
-    let is_copy =
-        |name: &String| name.contains(".original_module.") || name.contains(".modules_to_save.");
-    let names = file.names().into_iter().filter(|name| !is_copy(name));
+    let left_out = [".original_module.", ".modules_to_save.", ".vision_tower."];
+    let is_kept = |name: &String| !left_out.iter().any(|part| name.contains(part));
+    let names = file.names().into_iter().filter(is_kept);
     names
         .map(|name| (name.clone(), file.shape(&name).unwrap()))
         .collect()
 }
 
 /// `adapter_config.json` as it was written for this adapter.
-fn written(adapted: &Adapted) -> (tempfile::TempDir, Value) {
+fn written(adapted: &Adapted, naming: Naming) -> (tempfile::TempDir, Value) {
     let folder = tempfile::tempdir().unwrap();
-    write_peft(folder.path(), &adapted.attached, &adapted.parameters, "m").unwrap();
+    let how = ("m", naming);
+    write_peft(folder.path(), &adapted.attached, &adapted.parameters, how).unwrap();
     let text = std::fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
     (folder, serde_json::from_str(&text).unwrap())
 }
@@ -48,18 +49,29 @@ fn written(adapted: &Adapted) -> (tempfile::TempDir, Value) {
 #[test]
 fn files_have_pefts_names_and_shapes() {
     for (name, base) in ADAPTERS {
-        let (folder, config) = written(&from_peft(name, base));
+        let (folder, mut config) = written(&from_peft(name, base), naming(base));
         let theirs = golden(&format!("adapters/{name}"));
         assert_eq!(tensors(folder.path()), tensors(&theirs), "{name}");
         let text = std::fs::read_to_string(theirs.join("adapter_config.json")).unwrap();
-        let theirs: Value = serde_json::from_str(&text).unwrap();
+        let mut theirs: Value = serde_json::from_str(&text).unwrap();
+        if naming(base) == Naming::PART {
+            // Written out.
+            for config in [&mut config, &mut theirs] {
+                let modules = config["modules_to_save"].as_array_mut();
+                config["modules_to_save"] = modules.map_or(0, |modules| modules.len()).into();
+            }
+        }
         for key in [
             "bias",
             "modules_to_save",
             "r",
             "lora_alpha",
+            "alpha",
             "use_rslora",
             "use_dora",
+            "decompose_both",
+            "decompose_factor",
+            "peft_type",
         ] {
             assert_eq!(config[key], theirs[key], "{key} of {name}");
         }
@@ -284,7 +296,7 @@ fn what_is_written_lists_only_what_the_model_has() {
     std::fs::write(path, config.to_string()).unwrap();
     let saved = Attachment::saved(PeftAdapter::open(adapter.path()).unwrap()).unwrap();
     let read = adapted(&golden("models/llama-grouped"), saved).unwrap();
-    let (_folder, written) = written(&read);
+    let (_folder, written) = written(&read, Naming::ALONE);
     assert_eq!(written["target_modules"], json!(["q_proj", "v_proj"]));
     assert_eq!(written["exclude_modules"], json!(["k_proj"]));
     assert_eq!(written["modules_to_save"], json!(null));
@@ -328,7 +340,7 @@ fn a_table_in_an_adapters_file_takes_the_place_of_the_models() {
     let hidden = replaced.model.hidden(&tokens, Pass::Evaluate).unwrap();
     let logits = replaced.model.head(&hidden, Pass::Evaluate).unwrap();
     assert!(largest_difference(&logits, &hidden.matmul(&table.tr())) < 1e-5);
-    let (folder, _) = written(&replaced);
+    let (folder, _) = written(&replaced, Naming::ALONE);
     assert!(tensors(folder.path()).contains_key(head));
     // Other weights of the base have no such place.
     let norm = "base_model.model.model.norm.weight";
@@ -419,7 +431,7 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
         let modules = adapted.attached.modules.iter();
         let mut modules = modules.map(|name| name.split_once("self_attn."));
         assert!(modules.all(|found| found.is_some()));
-        let (_, written) = written(&adapted);
+        let (_, written) = written(&adapted, Naming::ALONE);
         assert_eq!(
             written["target_modules"],
             json!(["k_proj", "o_proj", "q_proj", "v_proj"])
@@ -438,7 +450,7 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
         (&["layers.1.mlp.up_proj"], "layers.1.mlp.up_proj"),
     ] {
         let reason = refusal(&on(targets), "qwen3-moe-stacked");
-        let expected = format!("`target_modules` match `model.{layer}`: experts, routers");
+        let expected = format!("`target_modules` match `model.{layer}`: routers and");
         assert!(reason.contains(&expected), "{reason}");
     }
     let biases = LoraConfig {
@@ -462,36 +474,6 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
             "{reason}"
         );
     }
-}
-
-/// The names that PEFT gives to an adapter of the larger model, and has in a file for the text part alone.
-#[test]
-fn adapters_of_the_text_part_are_called_as_in_the_whole() {
-    let base = golden("models/gemma4-multimodal");
-    let saved = PeftAdapter::open(&golden("adapters/in-whole")).unwrap();
-    let fresh = Attachment::fresh(saved.config()).unwrap().of_part(true);
-    let named = |adapted: &Adapted| -> Vec<String> {
-        let mut names: Vec<_> = adapted.parameters.iter().map(|p| p.name.clone()).collect();
-        names.sort();
-        names
-    };
-    let fresh = adapted(&base, fresh).unwrap();
-    assert_eq!(named(&fresh), saved.tensors().names());
-    // A pattern for the whole finds nothing in the part.
-    let part = adapted(&base, Attachment::fresh(saved.config()).unwrap());
-    assert!(part.err().unwrap().to_string().contains("match no layer"));
-    let plain = LoraConfig::default();
-    let part = adapted(&base, Attachment::fresh(&plain).unwrap()).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    write_peft(folder.path(), &part.attached, &part.parameters, "m").unwrap();
-    let read = PeftAdapter::open(folder.path()).unwrap();
-    let again = adapted(&base, Attachment::saved(read).unwrap()).unwrap();
-    assert_eq!(named(&again), named(&part));
-    assert!(
-        !named(&part)
-            .iter()
-            .any(|name| name.contains("language_model"))
-    );
 }
 
 /// What has no adapter, and what is not trained beside one.
@@ -519,4 +501,116 @@ fn routers_and_tables_in_host_memory_are_refused_by_name() {
     assert!(reason.contains("stays in host memory"), "{reason}");
     let reason = refusal("gemma4-moe", saved("layers.0"));
     assert!(reason.contains("has experts"), "{reason}");
+}
+
+#[test]
+fn tensors_of_experts_that_a_model_lacks_are_refused_by_name() {
+    let on_experts = |targets: &[&str]| LoraConfig {
+        target_parameters: targets.iter().map(|name| (*name).into()).collect(),
+        ..on(&["q_proj"])
+    };
+    let refusal = |base: &str, config: &LoraConfig| match fresh(base, config) {
+        Ok(_) => panic!("{config:?}"),
+        Err(error) => error.to_string(),
+    };
+    let both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+    let reason = refusal("qwen3-moe", &on_experts(&["mlp.experts.up_proj", both[1]]));
+    let expected = "`target_parameters`: mlp.experts.up_proj is no tensor of experts of this model; those that can have \
+                    an adapter are mlp.experts.gate_up_proj, mlp.experts.down_proj";
+    assert_eq!(reason, expected);
+    let reason = refusal("qwen3", &on_experts(&both));
+    assert!(reason.contains("since it has no experts"), "{reason}");
+    for (config, what) in [
+        (
+            LoraConfig {
+                dora: true,
+                ..on_experts(&both)
+            },
+            "DoRA",
+        ),
+        (
+            LoraConfig {
+                dropout: 0.1,
+                ..on_experts(&both)
+            },
+            "dropout",
+        ),
+    ] {
+        let reason = refusal("qwen3-moe", &config);
+        assert!(
+            reason.ends_with(&format!("do not work with {what}")),
+            "{reason}"
+        );
+    }
+    // Of one block alone; and without another layer.
+    let one = LoraConfig {
+        target_modules: Modules::Suffixes(Vec::new()),
+        ..on_experts(&["layers.1.mlp.experts.down_proj"])
+    };
+    let adapted = fresh("gpt-oss", &one).unwrap();
+    let name = "base_model.model.model.layers.1.mlp.experts.lora_";
+    let names: Vec<_> = adapted.parameters.iter().map(|p| p.name.clone()).collect();
+    assert_eq!(
+        names,
+        [format!("{name}A.weight"), format!("{name}B.weight")]
+    );
+    let (_, written) = written(&adapted, Naming::ALONE);
+    assert_eq!(written["target_modules"], json!([]));
+    assert_eq!(
+        written["target_parameters"],
+        json!(["layers.1.mlp.experts.down_proj"])
+    );
+}
+
+/// Names, words and numbers are the same for PEFT whichever class it is given.
+#[test]
+fn an_adapter_goes_from_a_model_to_its_larger_one_and_back() {
+    let config = LoraConfig {
+        rank_pattern: IndexMap::from([(r"model\.layers\.1\.self_attn\.q_proj".into(), 3)]),
+        alpha_pattern: IndexMap::from([("out_proj".into(), 2.0)]),
+        layers: Some(Layers {
+            indices: vec![0, 1],
+            lists: Vec::new(),
+        }),
+        ..saving(&["q_proj", "out_proj", "lm_head"], &["model.norm"])
+    };
+    let base = "qwen3.5-multimodal";
+    let adapted = fresh(base, &config).unwrap();
+    let (part, written_for_part) = written(&adapted, Naming::PART);
+    let prefix = "base_model.model.model.language_model.layers.";
+    assert_eq!(
+        tensors(part.path())[&format!("{prefix}1.self_attn.q_proj.lora_A.weight")],
+        [3, 16]
+    );
+    let list = r"model\.language_model\.layers\.";
+    assert_eq!(
+        written_for_part["target_modules"],
+        format!(
+            r"lm_head|{list}(?:0)\.(?:linear_attn\.out_proj)|{list}(?:1)\.(?:self_attn\.q_proj)"
+        )
+    );
+    assert_eq!(
+        written_for_part["modules_to_save"],
+        json!(["model.language_model.norm"])
+    );
+    assert_eq!(written_for_part["layers_to_transform"], json!(null));
+    let read = |folder: &Path| {
+        let saved = Attachment::saved(PeftAdapter::open(folder).unwrap()).unwrap();
+        self::adapted(&golden(&format!("models/{base}")), saved).unwrap()
+    };
+    let again = read(part.path());
+    let (alone, written_for_alone) = written(&again, Naming::ALONE);
+    let (alone_first, _) = written(&adapted, Naming::ALONE);
+    assert_eq!(tensors(alone.path()), tensors(alone_first.path()));
+    assert_eq!(
+        written_for_alone["rank_pattern"],
+        json!({r"model\.layers\.1\.self_attn\.q_proj": 3})
+    );
+    for (read, first) in read(alone.path())
+        .parameters
+        .iter()
+        .zip(adapted.parameters.iter())
+    {
+        assert!(read.name == first.name && read.tensor.equal(&first.tensor));
+    }
 }

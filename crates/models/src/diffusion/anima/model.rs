@@ -9,6 +9,7 @@ use super::{ARCH, names};
 use crate::Error;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::parts::decoder::TextDecoder;
+use crate::diffusion::parts::joined::Joined;
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
@@ -174,7 +175,10 @@ impl Diffusion for Anima {
         match (part, &self.conditioner_folder) {
             (Part::Denoiser(_), Some(folder)) => {
                 let conditioner = PartFile::open(&names::CONDITIONER, folder)?;
-                PartFile::of(&names::DENOISER, Box::new(Joined([file, conditioner])))
+                PartFile::of(
+                    &names::DENOISER,
+                    Box::new(Joined::new(vec![("", file), ("", conditioner)])),
+                )
             }
             _ => Ok(file),
         }
@@ -258,35 +262,6 @@ pub(super) fn collated(rows: &[Conditions]) -> Result<Conditions, Error> {
         Ok(row)
     });
     Conditions::padded(&padded.collect::<Result<Vec<_>, Error>>()?, |rows| rows)
-}
-
-/// The weights of the transformer and of the conditioner, which are files of their own.
-struct Joined([PartFile; 2]);
-
-impl TensorSource for Joined {
-    fn path(&self) -> &Path {
-        self.0[0].path()
-    }
-
-    fn weight_files(&self) -> Vec<PathBuf> {
-        self.0.iter().flat_map(PartFile::weight_files).collect()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.0.iter().flat_map(PartFile::names).collect()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.0.iter().find_map(|file| file.shape(name))
-    }
-
-    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        let [transformer, conditioner] = &self.0;
-        match conditioner.shape(name) {
-            Some(_) => conditioner.read(name, kind),
-            None => transformer.read(name, kind),
-        }
-    }
 }
 
 /// Cuts a prompt, as it is, into the tokens of the language model and of T5.

@@ -22,7 +22,7 @@ use crate::model::Builder;
 const SHIFT: Shift = Shift::BySize([(256.0, 0.5), (4096.0, 1.15)]);
 
 /// The scale and the shift of latents, where no config says them.
-const FACTORS: (f64, f64) = (0.3611, 0.1159);
+pub(super) const FACTORS: (f64, f64) = (0.3611, 0.1159);
 
 /// What single files may be that look like those of this model.
 const KONTEXT: &str =
@@ -41,7 +41,14 @@ const CLASSES: [(&str, &[&str]); 5] = [
 ];
 
 /// Keys of an index without effect here: parts that pictures are not made with.
-const KEYS: [&str; 2] = ["image_encoder", "feature_extractor"];
+pub(super) const KEYS: [&str; 2] = ["image_encoder", "feature_extractor"];
+
+/// The config of the T5 at `path`.
+pub(super) fn t5_at(path: &Path) -> Result<TextEncoderConfig, Error> {
+    let read = |path: &Path| TextEncoderConfig::read(path, Family::T5);
+    let of_shapes = |file: &PartFile| TextEncoderConfig::of_shapes(file, Family::T5);
+    config_at(path, &names::T5, read, of_shapes)
+}
 
 /// The text encoders.
 #[derive(Debug, Clone)]
@@ -78,20 +85,12 @@ impl Flux1 {
             (false, true) => (Scheduler::EvenEuler, SHIFT),
             (false, false) => (Scheduler::EvenEuler, Shift::Fixed(1.0)),
         };
-        let [of_clip, of_t5] = Encoders::NAMES else {
-            return Err(Error::Internal("a model of two text encoders".into()));
-        };
         let [first, second] = parts.text_encoders();
         let text = Encoders {
-            clip: config_at(first, of_clip, ClipConfig::read, |file| {
+            clip: config_at(first, &clip::TRANSFORMERS, ClipConfig::read, |file| {
                 ClipConfig::of_shapes(file)
             })?,
-            t5: config_at(
-                second,
-                of_t5,
-                |path| TextEncoderConfig::read(path, Family::T5),
-                |file: &PartFile| TextEncoderConfig::of_shapes(file, Family::T5),
-            )?,
+            t5: t5_at(second)?,
         };
         let mut model = Self {
             config,
@@ -120,13 +119,7 @@ impl Flux1 {
         let wanted = [config.pooled_projection_dim, config.joint_attention_dim];
         let places = parts.text_encoders();
         for ((width, wanted), place) in widths.into_iter().zip(wanted).zip(places) {
-            if width != wanted {
-                let transformer = parts.transformer.display();
-                let reason = format!(
-                    "has a width of {width}, and the transformer in `{transformer}` takes one of {wanted}"
-                );
-                return Err(Error::file(place, reason));
-            }
+            parts.check_width(place, width, wanted)?;
         }
         Ok(())
     }
@@ -186,7 +179,7 @@ impl Diffusion for Flux1 {
         let t5 = TextTokenizer::open(&folder.join("tokenizer_2"))?.without_cleaning();
         Ok(Box::new(Tokenizers(
             ClipTokenizer::open(&folder.join("tokenizer"), None, length)?,
-            t5.filled(self.text_tokens())?,
+            t5.filled(self.text_tokens(), self.text_tokens())?,
         )))
     }
 
@@ -198,7 +191,7 @@ impl Diffusion for Flux1 {
     ) -> Result<Box<dyn TextEncoder>, Error> {
         let Encoders { clip, t5 } = &self.stills.text;
         Ok(match number {
-            0 => Box::new(ClipText::new(clip, Taken::Vector, device, builder)?),
+            0 => Box::new(ClipText::new("", clip, Taken::Vector, device, builder)?),
             _ => Box::new(t5::TextEncoder::new(t5, device, builder)?),
         })
     }

@@ -1,7 +1,8 @@
 //! What the weights are called.
 
 use crate::diffusion::BlockNames;
-use crate::diffusion::files::{PartFile, PartNames, renamed};
+use crate::diffusion::files::{PartNames, bare, renamed};
+use crate::diffusion::parts::t5;
 
 /// The transformer.
 pub(super) const TRANSFORMER: PartNames = PartNames {
@@ -48,6 +49,7 @@ pub(super) const TRANSFORMER: PartNames = PartNames {
 /// T5, whose files of today have its table once, and older ones twice.
 pub(super) const T5: PartNames = PartNames {
     rename: |name, _| {
+        let name = &*t5::of_llama_cpp(name);
         let is_table = ["shared.weight", "encoder.embed_tokens.weight"].contains(&name);
         match is_table {
             true => Some("shared.weight".into()),
@@ -57,11 +59,25 @@ pub(super) const T5: PartNames = PartNames {
     ..PartNames::TRANSFORMERS
 };
 
-/// Whether a file is a transformer of Chroma, which was made of this one.
-pub(super) fn is_chroma(file: &PartFile) -> bool {
-    let mut unknown = file.unknown().iter();
-    unknown.any(|name| name.contains("distilled_guidance_layer."))
-}
+/// What the weights of Chroma's network for modulation begin with.
+pub(super) const APPROXIMATOR: &str = "distilled_guidance_layer";
+
+/// Chroma's transformer.
+pub(super) const CHROMA: PartNames = PartNames {
+    rename: |name, _| match bare(name).strip_prefix(APPROXIMATOR) {
+        Some(rest) => {
+            let rest = rest.replace(".in_layer.", ".linear_1.");
+            let rest = rest.replace(".out_layer.", ".linear_2.");
+            let rest = rest
+                .strip_suffix(".scale")
+                .map_or(rest.clone(), |norm| format!("{norm}.weight"));
+            Some(format!("{APPROXIMATOR}{rest}"))
+        }
+        None => renamed(name, &[&CHROMA_DOUBLE, &CHROMA_SINGLE], CHROMA_OTHERS),
+    },
+    swapped: &[],
+    ..TRANSFORMER
+};
 
 /// The last modulation, whose halves are in another order in the original files.
 const LAST: [(&str, &str); 1] = [("norm_out.linear", "final_layer.adaLN_modulation.1")];
@@ -87,13 +103,19 @@ pub(super) const DOUBLE: BlockNames = BlockNames {
     others: &[
         ("attn.to_qkv", "img_attn.qkv"),
         ("attn.to_added_qkv", "txt_attn.qkv"),
-        ("norm1.linear", "img_mod.lin"),
-        ("norm1_context.linear", "txt_mod.lin"),
         ("attn.norm_q", "img_attn.norm.query_norm"),
         ("attn.norm_k", "img_attn.norm.key_norm"),
         ("attn.norm_added_q", "txt_attn.norm.query_norm"),
         ("attn.norm_added_k", "txt_attn.norm.key_norm"),
+        ("norm1.linear", "img_mod.lin"),
+        ("norm1_context.linear", "txt_mod.lin"),
     ],
+};
+
+/// Chroma's, without those that modulate it.
+pub(super) const CHROMA_DOUBLE: BlockNames = BlockNames {
+    others: DOUBLE.others.split_at(6).0,
+    ..DOUBLE
 };
 
 /// The blocks with one stream for both.
@@ -109,10 +131,16 @@ pub(super) const SINGLE: BlockNames = BlockNames {
     ],
     others: &[
         ("linear1", "linear1"),
-        ("norm.linear", "modulation.lin"),
         ("attn.norm_q", "norm.query_norm"),
         ("attn.norm_k", "norm.key_norm"),
+        ("norm.linear", "modulation.lin"),
     ],
+};
+
+/// The same of Chroma.
+pub(super) const CHROMA_SINGLE: BlockNames = BlockNames {
+    others: SINGLE.others.split_at(3).0,
+    ..SINGLE
 };
 
 /// Parts outside the blocks that can be changed.
@@ -144,4 +172,59 @@ pub(super) const OTHERS: &[(&str, &str)] = &[
         "vector_in.out_layer",
     ),
     ("proj_out", "final_layer.linear"),
+];
+
+/// The same of Chroma, with the published number of layers.
+pub(super) const CHROMA_OTHERS: &[(&str, &str)] = &[
+    ("x_embedder", "img_in"),
+    ("context_embedder", "txt_in"),
+    ("proj_out", "final_layer.linear"),
+    (
+        "distilled_guidance_layer.in_proj",
+        "distilled_guidance_layer.in_proj",
+    ),
+    (
+        "distilled_guidance_layer.out_proj",
+        "distilled_guidance_layer.out_proj",
+    ),
+    (
+        "distilled_guidance_layer.layers.0.linear_1",
+        "distilled_guidance_layer.layers.0.in_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.0.linear_2",
+        "distilled_guidance_layer.layers.0.out_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.1.linear_1",
+        "distilled_guidance_layer.layers.1.in_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.1.linear_2",
+        "distilled_guidance_layer.layers.1.out_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.2.linear_1",
+        "distilled_guidance_layer.layers.2.in_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.2.linear_2",
+        "distilled_guidance_layer.layers.2.out_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.3.linear_1",
+        "distilled_guidance_layer.layers.3.in_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.3.linear_2",
+        "distilled_guidance_layer.layers.3.out_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.4.linear_1",
+        "distilled_guidance_layer.layers.4.in_layer",
+    ),
+    (
+        "distilled_guidance_layer.layers.4.linear_2",
+        "distilled_guidance_layer.layers.4.out_layer",
+    ),
 ];

@@ -207,12 +207,6 @@ fn parts_of_other_models_are_refused() {
         (
             INDEX,
             "_class_name",
-            json!("ChromaPipeline"),
-            "is \"ChromaPipeline\": only ",
-        ),
-        (
-            INDEX,
-            "_class_name",
             json!("FluxKontextPipeline"),
             "\"FluxPipeline\"",
         ),

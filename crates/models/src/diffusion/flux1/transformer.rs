@@ -1,4 +1,4 @@
-//! The transformer of FLUX.1: noisy latents, a time, a guidance and a text to a velocity.
+//! The transformer of FLUX.1 and Chroma: noisy latents, a time, a guidance and a text to a velocity.
 //!
 //! ```text
 //! latents ─▶ patches ─▶ linear ─┐
@@ -8,26 +8,30 @@
 //! CLIP's vector ───────────▶ linear ───┘
 //! ```
 //!
-//! A text has as many tokens as there can be, of which all are seen, at the same position.
+//! A text has as many tokens as there can be, of which all are seen, at the same position. Chroma sees no guidance, no vector
+//! of CLIP, and of a text no padding but one token; [one network](approximator) makes its shifts, scales and gates.
 
+mod approximator;
 mod config;
 mod layers;
 
 use tch::{Device, Kind, Tensor};
 
+pub use approximator::ApproximatorSizes;
 pub use config::TransformerConfig;
 
 pub(super) use self::layers::DOUBLE;
 
-use self::layers::Single;
+use self::approximator::Approximator;
+use self::layers::{Placed, SINGLE_VECTORS, Single, UNMODULATED};
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::clip::POOLED;
-use crate::diffusion::parts::double::{DoubleBlock, Shared};
-use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
-use crate::diffusion::parts::rotary::{Rotary, places};
+use crate::diffusion::parts::double::{DoubleBlock, Shared, VECTORS};
+use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, seen, unpatched};
+use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, GUIDANCE, TEXT};
+use crate::diffusion::{Conditions, Denoiser, GUIDANCE, TEXT, TEXT_TOKENS};
 use crate::model::layers::Linear;
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 
@@ -47,15 +51,57 @@ const EPSILON: f64 = 1e-6;
 #[derive(Debug)]
 pub struct Transformer {
     config: TransformerConfig,
-    time: TimeEmbedding,
-    guidance: Option<TimeEmbedding>,
-    vector: TimeEmbedding,
+    modulation: Modulation,
     picture: Linear,
     text: Linear,
-    double: Blocks<DoubleBlock>,
-    single: Blocks<Single>,
+    double: Blocks<Placed<DoubleBlock>>,
+    single: Blocks<Placed<Single>>,
     last: LastLayer,
     device: Device,
+}
+
+/// What the blocks are modulated by.
+#[expect(clippy::large_enum_variant, reason = "a model has one")]
+#[derive(Debug)]
+enum Modulation {
+    /// One vector, of which each block makes its own.
+    Embedded {
+        time: TimeEmbedding,
+        guidance: Option<TimeEmbedding>,
+        vector: TimeEmbedding,
+    },
+    /// The vectors of all blocks.
+    Approximated(Approximator),
+}
+
+impl Modulation {
+    fn new(config: &TransformerConfig, builder: &mut Builder) -> Result<Self, Error> {
+        let width = config.width();
+        if let Some(sizes) = config.approximator {
+            let vectors = of_lists(config).iter().sum();
+            let network = Approximator::new(sizes, (vectors, width), builder)?;
+            return Ok(Self::Approximated(network));
+        }
+        let mut embedding = |part: &str, inputs: i64| {
+            let name = format!("time_text_embed.{part}_embedder");
+            TimeEmbedding::new(&name, [inputs, width, width], true, builder)
+        };
+        Ok(Self::Embedded {
+            time: embedding("timestep", SINES)?,
+            guidance: match config.guidance_embeds {
+                true => Some(embedding("guidance", SINES)?),
+                false => None,
+            },
+            vector: embedding("text", config.pooled_projection_dim)?,
+        })
+    }
+}
+
+/// How many vectors the single blocks have, the double blocks, of which those of all pictures come before those of the texts,
+/// and the last norm.
+fn of_lists(config: &TransformerConfig) -> [i64; 3] {
+    let (double, single) = (config.num_layers, config.num_single_layers);
+    [SINGLE_VECTORS * single, 2 * VECTORS * double, 2]
 }
 
 impl Transformer {
@@ -69,41 +115,50 @@ impl Transformer {
         builder: &mut Builder,
     ) -> Result<Self, Error> {
         let width = config.width();
-        let mut embedding = |part: &str, inputs: i64| {
-            let name = format!("time_text_embed.{part}_embedder");
-            TimeEmbedding::new(&name, [inputs, width, width], true, builder)
-        };
-        let time = embedding("timestep", SINES)?;
-        let guidance = match config.guidance_embeds {
-            true => Some(embedding("guidance", SINES)?),
-            false => None,
-        };
-        let vector = embedding("text", config.pooled_projection_dim)?;
+        let modulation = Modulation::new(config, builder)?;
+        let is_modulated = config.approximator.is_none();
         let mut linear = |name: &str, inputs: i64| {
             builder.linear(name, (inputs, width), true, Initial::Normal(0.02))
         };
         let picture = linear("x_embedder", config.in_channels)?;
         let text = linear("context_embedder", config.joint_attention_dim)?;
         let count = |count: i64| usize::try_from(count).unwrap_or(0);
-        let (sizes, name) = (config.sizes(), "transformer_blocks");
+        let sizes = config.sizes();
+        let given = |vectors: Vec<(i64, i64)>| match is_modulated {
+            true => Vec::new(),
+            false => vectors,
+        };
+        let kind = if is_modulated { &DOUBLE } else { &UNMODULATED };
+        let name = "transformer_blocks";
         let blocks = (name, count(config.num_layers));
         let double = Blocks::new(blocks, device, builder, |index, builder| {
-            DoubleBlock::new(&DOUBLE, sizes, &format!("{name}.{index}"), builder)
+            let index_of = [index as i64, config.num_layers + index as i64];
+            let vectors = index_of.map(|at| (VECTORS * at, VECTORS));
+            Ok(Placed {
+                block: DoubleBlock::new(kind, sizes, &format!("{name}.{index}"), builder)?,
+                vectors: given(vectors.into()),
+            })
         })?;
         let name = "single_transformer_blocks";
         let blocks = (name, count(config.num_single_layers));
         let single = Blocks::new(blocks, device, builder, |index, builder| {
-            Single::new(sizes, &format!("{name}.{index}"), builder)
+            let first = SINGLE_VECTORS * index as i64;
+            Ok(Placed {
+                block: Single::new(sizes, is_modulated, &format!("{name}.{index}"), builder)?,
+                vectors: given(vec![(first, SINGLE_VECTORS)]),
+            })
         })?;
+        let ends = (width, config.in_channels);
         let model = Self {
-            time,
-            guidance,
-            vector,
+            modulation,
             picture,
             text,
             double,
             single,
-            last: LastLayer::new((width, config.in_channels), true, EPSILON, builder)?,
+            last: match is_modulated {
+                true => LastLayer::new(ends, true, EPSILON, builder)?,
+                false => LastLayer::unmodulated(ends, true, EPSILON, builder)?,
+            },
             config: config.clone(),
             device,
         };
@@ -111,11 +166,35 @@ impl Transformer {
         Ok(model)
     }
 
-    /// What modulates the blocks, `[batch, width]` fp32: of times `[batch]`, a guidance of each, 1 if it is not given, and
-    /// CLIP's vectors.
-    fn embedded(&self, times: &Tensor, conditions: &Conditions) -> Result<Tensor, Error> {
+    /// What modulates single blocks, double blocks and the last norm, fp32, of times `[batch]`, a guidance of each, 1 if it is
+    /// not given, and CLIP's vectors: `[batch, width]` for all; or of the times alone, `[batch, vectors, width]` for each list of
+    /// blocks, and `[batch, 2 · width]`.
+    fn modulation(
+        &self,
+        times: &Tensor,
+        conditions: &Conditions,
+        dropout: bool,
+    ) -> Result<[Tensor; 3], Error> {
         let here = |tensor: &Tensor| tensor.f_to_device(self.device)?.f_to_kind(Kind::Float);
         let times = here(times)?;
+        let (time, guidance, of_text) = match &self.modulation {
+            Modulation::Embedded {
+                time,
+                guidance,
+                vector,
+            } => (time, guidance, vector),
+            Modulation::Approximated(network) => {
+                let table = network.forward(&times, dropout)?;
+                let [single, double, last] = of_lists(&self.config);
+                // Shift and scale, which the last layer takes in the other order.
+                let ends = table.f_narrow(1, single + double, last)?.f_flip([1])?;
+                return Ok([
+                    table.f_narrow(1, 0, single)?,
+                    table.f_narrow(1, single, double)?,
+                    ends.f_flatten(1, 2)?,
+                ]);
+            }
+        };
         let vector = conditions.get(POOLED)?;
         let sizes = [times.size1()?, self.config.pooled_projection_dim];
         if vector.size() != sizes {
@@ -123,29 +202,17 @@ impl Transformer {
             let reason = format!("vectors {found:?} of texts: this model takes {sizes:?}");
             return Err(Error::Invalid(reason));
         }
-        let sum = self.time.forward(&times)?;
-        let mut sum = sum.f_add(&self.vector.of_rows(&here(vector)?)?)?;
-        if let Some(embedding) = &self.guidance {
+        let sum = time.forward(&times)?;
+        let mut sum = sum.f_add(&of_text.of_rows(&here(vector)?)?)?;
+        if let Some(embedding) = guidance {
             let guidance = match conditions.find(GUIDANCE) {
                 Some(guidance) => here(guidance)?,
                 None => times.f_ones_like()?,
             };
             sum = sum.f_add(&embedding.forward(&guidance.f_mul_scalar(TRAIN_STEPS)?)?)?;
         }
-        Ok(sum.f_silu()?)
-    }
-
-    /// Rotations of `words` tokens of the text, followed by those of the picture.
-    fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
-        let options = (Kind::Double, Device::Cpu);
-        let of = |count: i64| Tensor::f_arange(count, options);
-        let [row, column] = places(&of(rows)?, &of(columns)?)?;
-        let places = [row.f_zeros_like()?, row, column].into_iter();
-        let mut axes = Vec::new();
-        for (place, width) in places.zip(self.config.axes_dims_rope) {
-            axes.push((place.f_constant_pad_nd([words, 0])?, width));
-        }
-        Rotary::exactly_at(&axes, THETA, self.device)
+        let sum = sum.f_silu()?;
+        Ok([sum.shallow_clone(), sum.shallow_clone(), sum])
     }
 }
 
@@ -160,22 +227,34 @@ impl Denoiser for Transformer {
         let (dropout, config) = (pass != Pass::Evaluate, &self.config);
         let grid = grid(noisy, config.channels(), PATCH)?;
         let text = conditions.get(TEXT)?;
-        check_texts(text, (noisy.size()[0], config.joint_attention_dim), None)?;
-        let words = text.size3()?.1;
-        let time = self.embedded(times, conditions)?;
+        let tokens = match conditions.find(TEXT_TOKENS) {
+            Some(_) => Some(conditions.text_tokens()?),
+            None => None,
+        };
+        let texts = (noisy.size()[0], config.joint_attention_dim);
+        check_texts(text, texts, tokens.as_deref())?;
+        let (words, pictured) = (text.size3()?.1, grid.0 * grid.1);
+        let [of_single, of_double, of_last] = self.modulation(times, conditions, dropout)?;
         let shared = Shared {
-            rotary: self.rotary(words, grid)?,
+            rotary: Rotary::behind_text((words, grid), config.axes_dims_rope, THETA, self.device)?,
             words,
-            seen: None,
+            pictured,
+            seen: match tokens {
+                Some(tokens) => seen(&tokens, (words, pictured), self.device)?,
+                None => None,
+            },
         };
         let picture = self.picture.forward(&patched(noisy, PATCH)?, dropout)?;
         let text = self.text.forward(text, dropout)?;
         let stream = Tensor::f_cat(&[text, picture], 1)?;
-        let others = [time.shallow_clone()];
-        let stream = self.double.forward(stream, &others, &shared, pass)?;
-        let stream = self.single.forward(stream, &others, &shared, pass)?;
-        let picture = stream.f_narrow(1, words, grid.0 * grid.1)?;
-        unpatched(&self.last.forward(&picture, &time, dropout)?, grid, PATCH)
+        let stream = self.double.forward(stream, &[of_double], &shared, pass)?;
+        let stream = self.single.forward(stream, &[of_single], &shared, pass)?;
+        let picture = stream.f_narrow(1, words, pictured)?;
+        unpatched(
+            &self.last.forward(&picture, &of_last, dropout)?,
+            grid,
+            PATCH,
+        )
     }
 
     fn lists(&self) -> Vec<&dyn BlockList> {

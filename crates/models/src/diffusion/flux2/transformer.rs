@@ -131,6 +131,7 @@ impl Transformer {
         let shared = Shared {
             rotary: self.rotary(words, (rows, columns))?,
             words,
+            pictured: rows * columns,
             seen: None,
         };
         let tokens = rows * columns;

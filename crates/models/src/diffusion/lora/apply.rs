@@ -32,7 +32,7 @@ impl WithLoras {
                 return Err(Error::Invalid(format!("a LoRA of strength {strength}")));
             }
             for (name, module) in &lora.modules {
-                let change = [module.up.size().first().copied(), inputs(&module.down)];
+                let change = module.change.size().map(Some);
                 let shape = base.shape(&format!("{name}.weight"));
                 let rows = shape.as_ref().map(|shape| {
                     let columns = shape.iter().skip(1).product();
@@ -60,14 +60,7 @@ impl WithLoras {
         let mut sum = tensor;
         for (lora, strength) in &self.loras {
             if let Some(module) = module.and_then(|module| lora.modules.get(module)) {
-                let [down, up] =
-                    [&module.down, &module.up].map(|matrix| -> Result<Tensor, Error> {
-                        Ok(matrix.f_flatten(1, -1)?.f_to_kind(Kind::Float)?)
-                    });
-                let change = up?
-                    .f_matmul(&down?)?
-                    .f_mul_scalar(strength * module.scale())?;
-                sum = sum.f_add(&change.f_reshape(sum.size())?)?;
+                sum = module.merged(&sum, *strength)?;
             }
             if let Some(change) = lora.differences.get(name) {
                 sum = sum.f_add(&change.f_to_kind(Kind::Float)?.f_mul_scalar(*strength)?)?;
@@ -83,11 +76,6 @@ impl WithLoras {
                 || lora.differences.contains_key(name)
         })
     }
-}
-
-/// Number of inputs of a matrix.
-fn inputs(down: &Tensor) -> Option<i64> {
-    Some(down.size().iter().skip(1).product())
 }
 
 fn check(path: &Path, name: &str, change: &str, fits: Option<bool>) -> Result<(), Error> {

@@ -14,34 +14,51 @@ pub(super) struct Key {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    Down,
-    Up,
+    /// A part of a [`Change`](crate::adapters::Change), by its name there.
+    Part(&'static str),
     Alpha,
+    Magnitude,
     WeightDifference,
     BiasDifference,
 }
 
-const ROLES: [(&str, Role); 11] = [
-    (".lora_A.default.weight", Role::Down),
-    (".lora_B.default.weight", Role::Up),
-    (".lora_A.weight", Role::Down),
-    (".lora_B.weight", Role::Up),
-    (".lora_down.weight", Role::Down),
-    (".lora_up.weight", Role::Up),
-    (".lora.down.weight", Role::Down),
-    (".lora.up.weight", Role::Up),
+const DOWN: Role = Role::Part("lora_A.weight");
+const UP: Role = Role::Part("lora_B.weight");
+
+const ROLES: [(&str, Role); 24] = [
+    (".lora_A.default.weight", DOWN),
+    (".lora_B.default.weight", UP),
+    (".lora_A.weight", DOWN),
+    (".lora_B.weight", UP),
+    (".lora_down.weight", DOWN),
+    (".lora_up.weight", UP),
+    (".lora.down.weight", DOWN),
+    (".lora.up.weight", UP),
+    (".hada_w1_a", Role::Part("hada_w1_a")),
+    (".hada_w1_b", Role::Part("hada_w1_b")),
+    (".hada_w2_a", Role::Part("hada_w2_a")),
+    (".hada_w2_b", Role::Part("hada_w2_b")),
+    (".lokr_w1", Role::Part("lokr_w1")),
+    (".lokr_w1_a", Role::Part("lokr_w1_a")),
+    (".lokr_w1_b", Role::Part("lokr_w1_b")),
+    (".lokr_w2", Role::Part("lokr_w2")),
+    (".lokr_w2_a", Role::Part("lokr_w2_a")),
+    (".lokr_w2_b", Role::Part("lokr_w2_b")),
     (".alpha", Role::Alpha),
+    (".dora_scale", Role::Magnitude),
+    (".lora_magnitude_vector", Role::Magnitude),
+    (".lora_magnitude_vector.weight", Role::Magnitude),
     (".diff", Role::WeightDifference),
     (".diff_b", Role::BiasDifference),
 ];
 
 /// Key fragments of other kinds of adapters, with their names.
 const OTHER_KINDS: [(&str, &str); 5] = [
-    ("lokr_", "LoKr"),
-    ("hada_", "LoHa"),
-    ("dora_scale", "DoRA"),
-    ("lora_magnitude_vector", "DoRA"),
+    ("lokr_t", "a LoKr in Tucker's form"),
+    ("hada_t", "a LoHa in Tucker's form"),
+    ("lora_mid", "a LoRA in Tucker's form"),
     ("oft_", "OFT"),
+    ("boft_", "BOFT"),
 ];
 
 /// How keys begin whose dots were replaced by underscores: those of kohya's trainers, of OneTrainer and of LyCORIS.
@@ -65,7 +82,7 @@ pub(super) fn parse(key: &str, arch: &Arch) -> Result<Key, String> {
     let title = arch.title;
     if let Some((_, kind)) = OTHER_KINDS.iter().find(|(part, _)| key.contains(part)) {
         return Err(format!(
-            "`{key}` belongs to {kind}: the only supported adapter for {title} is LoRA"
+            "`{key}` belongs to {kind}, which is not supported: LoRA, DoRA, LoHa and LoKr are"
         ));
     }
     let role = ROLES
@@ -73,6 +90,13 @@ pub(super) fn parse(key: &str, arch: &Arch) -> Result<Key, String> {
         .find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)));
     let (path, role) = role.ok_or_else(|| format!("`{key}` is not a known LoRA tensor"))?;
     let unknown = || format!("`{key}` does not belong to a known layer of {title}'s transformer");
+    if let Some(module) = text_module(path, arch) {
+        return Ok(Key {
+            module,
+            role,
+            expert: None,
+        });
+    }
     let flat = FLAT.iter().find_map(|prefix| path.strip_prefix(prefix));
     if let Some(flat) = flat {
         // Some files have two underscores.
@@ -123,7 +147,38 @@ pub(super) fn parse(key: &str, arch: &Arch) -> Result<Key, String> {
     })
 }
 
-fn is_known(module: &str, arch: &Arch) -> bool {
+/// The layer of a text encoder that a key names, in kohya's form or with dots.
+fn text_module(path: &str, arch: &Arch) -> Option<String> {
+    let dotted = path.strip_prefix("base_model.model.").unwrap_or(path);
+    arch.lora.text.iter().find_map(|text| {
+        let blocks = &text.blocks;
+        let (encoder, list) = blocks.name.split_once('.')?;
+        let flat = path.strip_prefix(text.prefix).and_then(|rest| {
+            let rest = rest.strip_prefix(&blocks.original.replace('.', "_"))?;
+            let (number, part) = rest.strip_prefix('_')?.split_once('_')?;
+            let found = blocks
+                .linear
+                .iter()
+                .find(|(name, _)| name.replace('.', "_") == part)?;
+            Some((number.parse::<usize>().ok()?, found.0))
+        });
+        let named = || {
+            let rest = dotted.strip_prefix(encoder)?.strip_prefix('.')?;
+            let rest = rest.strip_prefix("text_model.").unwrap_or(rest);
+            let (number, part) = rest
+                .strip_prefix(list)?
+                .strip_prefix('.')?
+                .split_once('.')?;
+            let found = blocks.linear.iter().find(|(name, _)| *name == part)?;
+            Some((number.parse::<usize>().ok()?, found.0))
+        };
+        let (number, part) = flat.or_else(named)?;
+        Some(format!("{}.{number}.{part}", blocks.name))
+    })
+}
+
+/// Whether LoRA files for `arch` may change the layer that diffusers calls `module`.
+pub(in crate::diffusion) fn is_known(module: &str, arch: &Arch) -> bool {
     match arch.part_of_block(module) {
         Some((list, _, part)) => list.parts().any(|(name, _)| name == part),
         None => arch.others.iter().any(|(name, _)| *name == module),

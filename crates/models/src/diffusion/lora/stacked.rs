@@ -1,5 +1,5 @@
 //! LoRAs of layers that original files have as one, such as that of queries, keys and values: as one LoRA of the whole, or
-//! one of each part.
+//! one of each part. Where zeros hide which columns are those of which part, a file says in its header the rank of each.
 //!
 //! ```text
 //!            ┌ up q   0     0  ┐   ┌ down q ┐
@@ -9,17 +9,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::names::original_module;
 use super::{LoraModule, folded};
 use crate::Error;
+use crate::adapters::Change;
 use crate::diffusion::{Arch, BlockNames};
 use crate::tensor::to_kind;
 
 impl Arch {
     /// The layer that LoRA files with original names have in place of the layer `name` and others, by its name in diffusers.
-    fn whole_of(&self, name: &str) -> Option<String> {
+    pub(super) fn whole_of(&self, name: &str) -> Option<String> {
         let weight = format!("{name}.weight");
         let original = original_module(name, self);
         let mut wholes = self.denoiser.stacked.iter().filter_map(|(whole, parts)| {
@@ -27,6 +28,17 @@ impl Arch {
             Some(format!("{base}{}", whole.strip_suffix(".weight")?))
         });
         wholes.find(|whole| original_module(whole, self) == original)
+    }
+
+    /// One of `layers` that is part of a layer which LoRA files have as one, while another part of it is not among them.
+    pub fn half_adapted<'a>(&self, layers: &'a [String]) -> Option<&'a String> {
+        layers.iter().find(|layer| {
+            let parts = self
+                .whole_of(layer)
+                .and_then(|whole| parts_of(self, &whole));
+            let mut parts = parts.unwrap_or_default().into_iter();
+            parts.any(|(part, _)| !layers.contains(&part))
+        })
     }
 
     /// A layer that other programs have as one, although LoRA files with original names have one for each of its parts.
@@ -54,19 +66,26 @@ impl Arch {
     }
 }
 
+/// The entry of a header with [`Ranks`], as JSON.
+pub(super) const RANKS: &str = "surefoot.ranks_of_parts";
+
+/// Of layers that are one in a file, by diffusers' name of the whole: the rank of each part, which is 0 if it has no LoRA.
+pub(super) type Ranks = BTreeMap<String, Vec<i64>>;
+
 /// `modules`, in which those of a layer that has one original name are one, under the name that diffusers has for the
-/// whole.
+/// whole; and the ranks of the parts of those whose values do not tell them.
 pub(super) fn joined(
     arch: &Arch,
     modules: &BTreeMap<String, LoraModule>,
-) -> Result<BTreeMap<String, LoraModule>, Error> {
-    let mut all = BTreeMap::new();
+) -> Result<(BTreeMap<String, LoraModule>, Ranks), Error> {
+    let (mut all, mut ranks) = (BTreeMap::new(), Ranks::new());
     let mut wholes = BTreeSet::new();
     for (name, module) in modules {
-        match arch.whole_of(name) {
+        match arch.whole_of(name).filter(|_| module.change.is_lora()) {
             Some(whole) => {
                 wholes.insert(whole);
             }
+            // A Kronecker product of the parts is none of the whole.
             None => {
                 all.insert(name.clone(), module.shallow_clone());
             }
@@ -77,9 +96,21 @@ pub(super) fn joined(
         let parts = parts
             .iter()
             .map(|(part, share)| (modules.get(part), *share));
-        all.insert(name, one_of(&parts.collect::<Vec<_>>())?);
+        let parts: Vec<_> = parts.collect();
+        let one = one_of(&parts)?;
+        if let Some([_, up]) = one.factors() {
+            let learned = up.f_ne(0.0)?.f_any_dim(0, false)?.f_all()?;
+            if learned.f_int64_value(&[])? == 0 {
+                let rank = |(module, _): &(Option<&LoraModule>, i64)| {
+                    let factors = module.and_then(LoraModule::factors);
+                    factors.map_or(0, |[down, _]| down.size()[0])
+                };
+                ranks.insert(name.clone(), parts.iter().map(rank).collect());
+            }
+        }
+        all.insert(name, one);
     }
-    Ok(all)
+    Ok((all, ranks))
 }
 
 /// The parts of the layer `name` that files have as one, and the share of the rows of each.
@@ -94,94 +125,143 @@ fn parts_of(arch: &Arch, name: &str) -> Option<Vec<(String, i64)>> {
 /// One LoRA for a layer of parts, of which some have one, with the share of the rows of each.
 fn one_of(parts: &[(Option<&LoraModule>, i64)]) -> Result<LoraModule, Error> {
     let modules = || parts.iter().filter_map(|(module, _)| *module);
+    let factors = |module: &LoraModule| -> Option<[Tensor; 2]> {
+        let factors = module.factors()?;
+        Some(factors.map(Tensor::shallow_clone))
+    };
     let scales: Vec<f64> = modules().map(LoraModule::scale).collect();
     // In the matrices if they have different ones.
     let scale = scales.first().copied().unwrap_or(1.0);
     let is_same = scales.iter().all(|other| *other == scale);
-    let kinds: Vec<Kind> = modules().map(|module| module.down.kind()).collect();
-    let kind = match kinds.iter().all(|kind| Some(kind) == kinds.first()) {
-        true => kinds.first().copied().unwrap_or(Kind::Float),
+    let all: Vec<[Tensor; 2]> = modules().filter_map(factors).collect();
+    let magnitudes: Vec<&Tensor> = modules()
+        .filter_map(|module| module.magnitude.as_ref())
+        .collect();
+    if !magnitudes.is_empty() && magnitudes.len() < parts.len() {
+        return Err(Error::Invalid(
+            "a layer that the files of this model have as one has DoRA for some of its parts, which no file can say: adapt \
+             all of its parts, or none"
+                .into(),
+        ));
+    }
+    let first = all.first().map(|[down, _]| down.kind());
+    let kind = match all.iter().all(|[down, _]| Some(down.kind()) == first) {
+        true => first.unwrap_or(Kind::Float),
         false => Kind::Float,
     };
-    let down = modules().map(|module| to_kind(&module.down, kind));
+    let down = all.iter().map(|[down, _]| to_kind(down, kind));
     let down = Tensor::f_cat(&down.collect::<Result<Vec<_>, _>>()?, 0)?;
-    let unit = |(module, share): &(Option<&LoraModule>, i64)| Some((*module)?.up.size()[0] / share);
+    let unit =
+        |(module, share): &(Option<&LoraModule>, i64)| Some((*module)?.change.size()[0] / share);
     let unit = parts.iter().find_map(unit).unwrap_or(0);
     let rank = down.size()[0];
     let (mut blocks, mut before) = (Vec::new(), 0);
     for (module, share) in parts {
-        blocks.push(match module {
+        let factors = module.and_then(|module| Some((module, factors(module)?)));
+        blocks.push(match factors {
             None => down.f_new_zeros([share * unit, rank], (kind, down.device()))?,
-            Some(module) => {
+            Some((module, [_, up])) => {
+                let own = up.size()[1];
                 let up = match is_same {
-                    true => module.up.shallow_clone(),
-                    false => folded(module)?,
+                    true => up,
+                    false => folded(&up, module.scale())?,
                 };
-                let after = rank - before - module.rank();
-                let block = to_kind(&up, kind)?.f_constant_pad_nd([before, after])?;
-                before += module.rank();
+                let block = to_kind(&up, kind)?.f_constant_pad_nd([before, rank - before - own])?;
+                before += own;
                 block
             }
         });
     }
-    Ok(LoraModule {
-        down,
-        up: Tensor::f_cat(&blocks, 0)?,
-        alpha: if is_same {
-            scale * rank as f64
-        } else {
-            rank as f64
-        },
-    })
+    let scale = if is_same { scale } else { 1.0 };
+    let change = Change::Lora {
+        a: down,
+        b: Tensor::f_cat(&blocks, 0)?,
+    };
+    let magnitudes = magnitudes
+        .iter()
+        .map(|magnitude| magnitude.f_flatten(0, -1));
+    let magnitudes = magnitudes.collect::<Result<Vec<_>, _>>()?;
+    let magnitude = match magnitudes.is_empty() {
+        true => None,
+        false => Some(Tensor::f_cat(&magnitudes, 0)?),
+    };
+    LoraModule::scaled(change, scale, magnitude)
 }
 
-/// The LoRA of each part of a layer that files have as one: those that were [`joined`] are taken apart again, and others
-/// share `down`.
+/// The change of each part of a layer that files have as one: LoRAs that were [`joined`] are taken apart again, by the `ranks`
+/// in the header or by their zeros, and others share what they do not divide.
 pub(super) fn parted(
     arch: &Arch,
     name: String,
     module: LoraModule,
+    ranks: &Ranks,
 ) -> Result<Vec<(String, LoraModule)>, Error> {
     let Some(parts) = parts_of(arch, &name) else {
         return Ok(vec![(name, module)]);
     };
     let all: i64 = parts.iter().map(|(_, share)| share).sum();
-    let rows = module.up.size()[0];
+    let [rows, _] = module.change.size();
     if rows % all != 0 {
         return Err(Error::Invalid(format!(
             "`{name}` has {rows} rows, which are not {all} times the width of a {}",
             arch.title
         )));
     }
-    let (mut ups, mut before) = (Vec::new(), 0);
+    let (mut divided, mut before) = (Vec::new(), 0);
     for (_, share) in &parts {
-        let own = rows / all * share;
-        ups.push(module.up.f_narrow(0, before, own)?.f_contiguous()?);
-        before += own;
+        divided.push(module.narrowed([before, *share, all])?);
+        before += share;
     }
-    let columns = columns_of(&ups)?;
+    let rank = module.factors().map(|[down, _]| down.size()[0]);
+    let told = ranks.get(&name).filter(|ranks| {
+        let is_whole = Some(ranks.iter().sum::<i64>()) == rank;
+        ranks.len() == parts.len() && is_whole && ranks.iter().all(|rank| *rank >= 0)
+    });
+    let columns = match told {
+        Some(ranks) => consecutive(ranks)?,
+        None => {
+            let ups = divided
+                .iter()
+                .filter_map(|module| Some(module.factors()?[1].shallow_clone()));
+            columns_of(&ups.collect::<Vec<_>>())?
+        }
+    };
     let mut modules = Vec::new();
-    for (((name, _), up), columns) in parts.into_iter().zip(ups).zip(columns) {
-        let part = match columns {
-            None => LoraModule {
-                up,
-                ..module.shallow_clone()
-            },
+    for (number, ((name, _), part)) in parts.into_iter().zip(divided).enumerate() {
+        let part = match (columns.get(number).and_then(Option::as_ref), part.factors()) {
             // It changes nothing.
-            Some(columns) if columns.numel() == 0 => continue,
-            Some(columns) => LoraModule {
-                down: module.down.f_index_select(0, &columns)?,
-                up: up.f_index_select(1, &columns)?,
-                alpha: module.scale() * columns.numel() as f64,
-            },
+            (Some(columns), _) if columns.numel() == 0 && part.magnitude.is_none() => continue,
+            (Some(columns), Some([down, up])) if columns.numel() > 0 => {
+                let change = Change::Lora {
+                    a: down.f_index_select(0, columns)?,
+                    b: up.f_index_select(1, columns)?,
+                };
+                LoraModule::scaled(change, module.scale(), part.magnitude)?
+            }
+            _ => part,
         };
         modules.push((name, part));
     }
     Ok(modules)
 }
 
+/// So many columns for each, one after the other.
+fn consecutive(ranks: &[i64]) -> Result<Vec<Option<Tensor>>, Error> {
+    let mut before = 0;
+    let columns = ranks.iter().map(|rank| {
+        let first = before;
+        before += rank;
+        let options = (Kind::Int64, Device::Cpu);
+        Ok(Some(Tensor::f_arange_start(first, before, options)?))
+    });
+    columns.collect()
+}
+
 /// The columns that each of `ups` has for itself, if every column is that of one of them; `None` otherwise.
 fn columns_of(ups: &[Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
+    if ups.is_empty() {
+        return Ok(Vec::new());
+    }
     let used = ups.iter().map(|up| up.f_ne(0.0)?.f_any_dim(0, false));
     let used = Tensor::f_stack(&used.collect::<Result<Vec<_>, _>>()?, 0)?;
     let (count, rank) = used.size2()?;
@@ -190,17 +270,10 @@ fn columns_of(ups: &[Tensor]) -> Result<Vec<Option<Tensor>>, Error> {
     if most > 1 || (most == 0 && rank % count != 0) {
         return Ok(ups.iter().map(|_| None).collect());
     }
-    let own = (0..count).map(|number| {
-        let columns = match most {
-            // Nothing was learned yet: the parts have as many columns each.
-            0 => Tensor::f_arange(rank, (Kind::Int64, used.device()))?.f_narrow(
-                0,
-                number * (rank / count),
-                rank / count,
-            )?,
-            _ => used.f_get(number)?.f_nonzero()?.f_squeeze_dim(1)?,
-        };
-        Ok(Some(columns))
-    });
+    if most == 0 {
+        // Nothing was learned yet: the parts have as many columns each.
+        return consecutive(&vec![rank / count; count as usize]);
+    }
+    let own = (0..count).map(|number| Ok(Some(used.f_get(number)?.f_nonzero()?.f_squeeze_dim(1)?)));
     own.collect()
 }

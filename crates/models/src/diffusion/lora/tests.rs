@@ -70,8 +70,14 @@ fn a_folder_of_peft_is_read_as_what_was_written() {
         for (name, module) in &from.modules {
             let read = &read.modules[name];
             assert!((read.alpha - module.alpha).abs() < 1e-6, "{form}: {name}");
-            assert_eq!(difference(&read.down, &module.down), 0.0);
-            assert_eq!(difference(&read.up, &module.up), 0.0);
+            assert_eq!(
+                difference(read.factors().unwrap()[0], module.factors().unwrap()[0]),
+                0.0
+            );
+            assert_eq!(
+                difference(read.factors().unwrap()[1], module.factors().unwrap()[1]),
+                0.0
+            );
         }
         let adapter = crate::adapters::PeftAdapter::open(folder.path()).unwrap();
         assert!(crate::adapters::Attachment::saved(adapter).is_ok());
@@ -187,10 +193,39 @@ fn other_keys_are_read_or_refused_with_the_reason() {
     ];
     assert_eq!(changes, names);
     for (keys, reason) in [
-        (vec![("lora_unet_blocks_0_ffn_0.lokr_w1", &[2][..])], "LoKr"),
+        (
+            vec![("lora_unet_blocks_0_ffn_0.lokr_w1", &[2, 2][..])],
+            "only one of the two factors of a LoKr",
+        ),
+        (
+            vec![("lora_unet_blocks_0_ffn_0.lokr_t2", &[2, 2, 3, 3][..])],
+            "a LoKr in Tucker's form",
+        ),
+        (
+            vec![
+                ("blocks.0.ffn.0.hada_w1_a", &[4, 2][..]),
+                ("blocks.0.ffn.0.hada_w1_b", &[2, 3]),
+            ],
+            "only one of the two products of a LoHa",
+        ),
+        (
+            vec![
+                ("blocks.0.ffn.0.hada_w1_a", &[4, 2][..]),
+                ("blocks.0.ffn.0.hada_w1_b", &[3, 3]),
+            ],
+            "which have no product",
+        ),
+        (
+            vec![
+                ("blocks.0.ffn.0.lora_A.weight", &[2, 3][..]),
+                ("blocks.0.ffn.0.lora_B.weight", &[4, 2]),
+                ("blocks.0.ffn.0.dora_scale", &[1, 3]),
+            ],
+            "only that of each of its 4 rows",
+        ),
         (
             vec![("diffusion_model.blocks.0.ffn.0.dora_scale", &[2][..])],
-            "DoRA",
+            "has nothing that changes it",
         ),
         (
             vec![("lora_te_text_model.lora_down.weight", &[2, 2][..])],
@@ -260,7 +295,10 @@ fn both_experts_in_one_file_are_read_one_at_a_time() {
     write_tensors(&path, &tensors).unwrap();
     for (expert, expected) in [(Expert::High, &high), (Expert::Low, &low)] {
         let lora = LoraFile::read(&path, &ARCH, Some(expert)).unwrap();
-        assert_eq!(&lora.modules["blocks.0.ffn.net.0.proj"].down, expected);
+        assert_eq!(
+            lora.modules["blocks.0.ffn.net.0.proj"].factors().unwrap()[0],
+            expected
+        );
     }
 }
 
@@ -312,4 +350,98 @@ fn a_lora_for_another_model_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("as if its shape were"), "{error}");
+}
+
+/// LoHa, LoKr and DoRA as LyCORIS writes them, of layers and convolutions, change weights as there; and through PEFT's form,
+/// where it has one.
+#[test]
+fn files_of_lycoris_change_what_they_do_there() {
+    let arch = &crate::diffusion::sdxl::ARCH;
+    let read = |path: &Path| LoraFile::read(path, arch, None).unwrap();
+    // LyCORIS is not among the programs of which files are made anew.
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden/lycoris");
+    let lora = read(&kept.join("lycoris.safetensors"));
+    let expected = SafetensorsFile::open(&kept.join("expected.safetensors")).unwrap();
+    let weight = |name: &str| expected.read(name, Kind::Float).unwrap();
+    assert_eq!(lora.modules.len() * 2, expected.names().len());
+    let folder = tempfile::tempdir().unwrap();
+    let forms = [LoraForm::Kohya, LoraForm::Comfy].map(|form| {
+        let path = folder.path().join(format!("{form:?}.safetensors"));
+        lora.write(&path, form).unwrap();
+        read(&path)
+    });
+    for (name, module) in &lora.modules {
+        let (before, after) = (
+            weight(&format!("before.{name}")),
+            weight(&format!("after.{name}")),
+        );
+        let apart = |module: &LoraModule| difference(&module.merged(&before, 1.0).unwrap(), &after);
+        for module in [module, &forms[0].modules[name], &forms[1].modules[name]] {
+            assert!(apart(module) <= 1e-5, "{name}: {}", apart(module));
+        }
+        let half = module.merged(&before, 0.5).unwrap();
+        assert!(
+            difference(&half, &((&before + &after) / 2.0)) <= 1e-5,
+            "{name}"
+        );
+        // PEFT has no DoRA of LoHa and LoKr, and kinds of its own for each.
+        let mut one = LoraFile::new(arch);
+        one.modules.insert(name.clone(), module.shallow_clone());
+        let (peft, dora) = (folder.path().join(name), module.magnitude.is_some());
+        match one.write_peft(&peft) {
+            // Sides of convolutions are divided otherwise there.
+            _ if name.contains("resnets") => {}
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    dora && !module.change.is_lora() && error.contains("PEFT has no form"),
+                    "{name}: {error}"
+                );
+            }
+            Ok(()) => {
+                assert!(!dora || module.change.is_lora(), "{name}");
+                assert!(apart(&read(&peft).modules[name]) <= 1e-5, "{name}");
+                crate::adapters::PeftAdapter::open(&peft).unwrap();
+            }
+        }
+        let error = one.write(&folder.path().join("x"), LoraForm::Diffusers);
+        let is_plain = module.change.is_lora() && !dora;
+        assert_eq!(error.is_ok(), is_plain, "{name}");
+    }
+    let error = lora
+        .write_peft(&folder.path().join("all"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("several kinds"), "{error}");
+
+    // A Kronecker product of a layer that diffusers has in parts is one of each; joined it is not.
+    let klein = &crate::diffusion::flux2::ARCH;
+    let random = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+    for first in [[6, 2], [4, 2]] {
+        let whole = |tensor: &Tensor| tensor.shallow_clone();
+        let parts = [random(first), random([24 / first[0], 4])];
+        let matrix = parts[0].kron(&parts[1]);
+        let path = folder.path().join("klein.safetensors");
+        let name = "diffusion_model.double_blocks.0.img_attn.qkv";
+        let named = ["lokr_w1", "lokr_w2"].map(|part| format!("{name}.{part}"));
+        let tensors: Vec<_> = named.into_iter().zip(&parts).collect();
+        write_tensors(&path, &tensors).unwrap();
+        let read = |path: &Path| LoraFile::read(path, klein, None).unwrap();
+        let again = folder.path().join("again.safetensors");
+        read(&path).write(&again, LoraForm::Comfy).unwrap();
+        let names = SafetensorsFile::open(&again).unwrap().names();
+        let start = "lycoris_transformer_blocks_0_attn_to_";
+        assert!(
+            names.iter().all(|name| name.starts_with(start)),
+            "{names:?}"
+        );
+        for file in [path, again] {
+            let modules = read(&file).modules;
+            let all = ["q", "k", "v"].map(|part| {
+                let module = &modules[&format!("transformer_blocks.0.attn.to_{part}")];
+                module.change.matrix().unwrap() * module.scale()
+            });
+            assert!(difference(&Tensor::cat(&all.each_ref().map(whole), 0), &matrix) <= 1e-5);
+        }
+    }
 }

@@ -26,6 +26,16 @@ use crate::tensor::{BaseMap, to_kind};
 /// The name of the vector for all of a text: `[width]`, with a batch dimension in front for a batch.
 pub const POOLED: &str = "pooled";
 
+/// The linear layers of a block: names in transformers, twice.
+pub const LAYERS: [(&str, &str); 6] = [
+    ("self_attn.q_proj", "self_attn.q_proj"),
+    ("self_attn.k_proj", "self_attn.k_proj"),
+    ("self_attn.v_proj", "self_attn.v_proj"),
+    ("self_attn.out_proj", "self_attn.out_proj"),
+    ("mlp.fc1", "mlp.fc1"),
+    ("mlp.fc2", "mlp.fc2"),
+];
+
 /// What is taken of an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
@@ -52,33 +62,36 @@ pub struct ClipText {
 }
 
 impl ClipText {
-    /// Builds as much of the model on `device` as is `taken`; blocks are streamed if `builder` is set up for it.
+    /// Builds as much of the model on `device` as is `taken`, from weights whose names begin with `prefix`; blocks are streamed if
+    /// `builder` is set up for it.
     ///
     /// # Errors
     /// If a weight is missing, or memory runs out.
     pub fn new(
+        prefix: &str,
         config: &ClipConfig,
         taken: Taken,
         device: Device,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
         let (width, initial) = (config.hidden_size, Initial::Normal(0.02));
-        let table = "embeddings.token_embedding";
-        let (tokens, _) = builder.embedding(table, &[config.vocab_size, width], initial, false)?;
-        let positions = "embeddings.position_embedding.weight";
+        let table = format!("{prefix}embeddings.token_embedding");
+        let (tokens, _) = builder.embedding(&table, &[config.vocab_size, width], initial, false)?;
+        let positions = format!("{prefix}embeddings.position_embedding.weight");
         let shape = [config.max_position_embeddings, width];
-        let positions = builder.matrix(positions, &shape, initial, true)?;
+        let positions = builder.matrix(&positions, &shape, initial, true)?;
         let count = config.num_hidden_layers as usize - usize::from(taken == Taken::States);
-        let name = "encoder.layers";
-        let blocks = Blocks::new((name, count), device, builder, |index, builder| {
+        let name = format!("{prefix}encoder.layers");
+        let blocks = Blocks::new((&name, count), device, builder, |index, builder| {
             Block::new(config, &format!("{name}.{index}"), builder)
         })?;
         let pooling = match taken {
             Taken::States => None,
             _ => {
-                let norm = builder.layer_norm("final_layer_norm", width, config.layer_norm_eps)?;
+                let norm = format!("{prefix}final_layer_norm");
+                let norm = builder.layer_norm(&norm, width, config.layer_norm_eps)?;
                 let matrix = match taken {
-                    Taken::StatesAndVector => Some(projection(config, builder)?),
+                    Taken::StatesAndVector => Some(projection(prefix, config, builder)?),
                     _ => None,
                 };
                 Some((norm, matrix))
@@ -103,22 +116,38 @@ impl ClipText {
     /// # Errors
     /// If there are no tokens or too many, or one is unknown; or if memory runs out.
     pub fn encode(&self, tokens: &[u32]) -> Result<(Tensor, Option<Tensor>), Error> {
-        let config = &self.config;
         let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let unknown = ids.iter().find(|id| **id >= config.vocab_size);
-        if ids.is_empty() || ids.len() as i64 > config.max_position_embeddings || unknown.is_some()
-        {
+        let (states, pooled) = self.encode_all(&[ids], false)?;
+        let row = |tensor: Tensor| tensor.f_squeeze_dim(0);
+        Ok((row(states)?, pooled.map(row).transpose()?))
+    }
+
+    /// The same of several texts of as many tokens: both have a batch dimension in front. With `dropout`, adapters learn.
+    ///
+    /// # Errors
+    /// As [`ClipText::encode`].
+    pub fn encode_all(
+        &self,
+        texts: &[Vec<i64>],
+        dropout: bool,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let config = &self.config;
+        let length = texts.first().map_or(0, Vec::len);
+        let unknown = texts
+            .iter()
+            .flatten()
+            .find(|id| !(0..config.vocab_size).contains(*id));
+        if length == 0 || length as i64 > config.max_position_embeddings || unknown.is_some() {
             return Err(Error::Invalid(format!(
-                "a text of {} tokens{}: from 1 to {} are encoded, of {} known ones",
-                ids.len(),
+                "a text of {length} tokens{}: from 1 to {} are encoded, of {} known ones",
                 unknown.map_or(String::new(), |token| format!(", of which one is {token}")),
                 config.max_position_embeddings,
                 config.vocab_size
             )));
         }
-        let positions = self.positions.f_narrow(0, 0, ids.len() as i64)?;
-        let rows = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
-        let rows = self.tokens.forward(&rows.f_unsqueeze(0)?)?;
+        let positions = self.positions.f_narrow(0, 0, length as i64)?;
+        let rows = Tensor::f_from_slice(&texts.concat())?.f_view([-1, length as i64])?;
+        let rows = self.tokens.forward(&rows.f_to_device(self.device)?)?;
         let stream = to_kind(
             &rows.f_add(&to_kind(&positions, Kind::Float)?)?,
             self.compute,
@@ -128,33 +157,35 @@ impl ClipText {
             if self.pooling.is_some() && index + 1 == count {
                 states = Some(stream.shallow_clone());
             }
-            block.forward(std::slice::from_ref(stream), &(), false)
+            block.forward(std::slice::from_ref(stream), &(), dropout)
         })?;
-        let states = to_kind(states.as_ref().unwrap_or(&last), Kind::Float)?.f_squeeze_dim(0)?;
+        let states = to_kind(states.as_ref().unwrap_or(&last), Kind::Float)?;
         let Some((norm, projection)) = &self.pooling else {
             return Ok((states, None));
         };
-        let end = last.f_select(1, self.config.end_of(&ids) as i64)?;
-        let normed = norm.forward(&end)?;
+        let ends = texts.iter().enumerate().map(|(row, ids)| {
+            let row = last.f_select(0, row as i64)?;
+            Ok(row.f_select(0, config.end_of(ids) as i64)?)
+        });
+        let ends = ends.collect::<Result<Vec<_>, Error>>()?;
+        let normed = norm.forward(&Tensor::f_stack(&ends, 0)?)?;
         let pooled = match projection {
             Some(matrix) => matrix.forward(&normed, false)?,
             None => normed,
         };
-        Ok((
-            states,
-            Some(to_kind(&pooled, Kind::Float)?.f_squeeze_dim(0)?),
-        ))
+        Ok((states, Some(to_kind(&pooled, Kind::Float)?)))
     }
 }
 
 /// The matrix behind the last norm; OpenCLIP's files have it the other way round.
-fn projection(config: &ClipConfig, builder: &mut Builder) -> Result<Linear, Error> {
+fn projection(prefix: &str, config: &ClipConfig, builder: &mut Builder) -> Result<Linear, Error> {
+    let name = format!("{prefix}text_projection");
     let (width, outputs) = (config.hidden_size, config.projection_dim);
     let initial = Initial::Normal((width as f64).powf(-0.5));
     if !config.is_projection_transposed {
-        return builder.linear("text_projection", (width, outputs), false, initial);
+        return builder.linear(&name, (width, outputs), false, initial);
     }
-    let weight = builder.matrix("text_projection", &[width, outputs], initial, true)?;
+    let weight = builder.matrix(&name, &[width, outputs], initial, true)?;
     Ok(Linear {
         weight: crate::weight::Weight::Dense(weight.f_tr()?),
         bias: None,

@@ -24,10 +24,9 @@ use crate::text::{ChatTemplate, Conversation, Encoder, Message};
 /// is left out.
 pub const NAMES: PartNames = PartNames {
     rename: |name, _| {
-        let name = match name.strip_prefix("model.language_model.") {
-            Some(rest) => rest,
-            None => name,
-        };
+        let starts = ["model.language_model.", "language_model."];
+        let rest = starts.iter().find_map(|start| name.strip_prefix(start));
+        let name = rest.unwrap_or(name);
         if name.starts_with("visual.") || name.starts_with("model.visual.") {
             return None;
         }
@@ -149,6 +148,37 @@ impl TextDecoder {
     /// # Errors
     /// If there is no token, there are too many, or one is not in the vocabulary; or if memory runs out.
     pub fn encode(&self, tokens: &[u32]) -> Result<Tensor, Error> {
+        let mut ids = self.ids(tokens)?;
+        if let Some(filler) = self.filler {
+            ids.resize(self.longest, filler.into());
+        }
+        let row = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
+        let row = row.f_unsqueeze(0)?;
+        let text = (tokens.len() < ids.len()).then_some(tokens.len() as i64);
+        self.finished(&self.decoder.states(&row, text, &self.states)?)
+    }
+
+    /// As [`TextDecoder::encode`], for a text in which the tokens at `places` stand for `rows` `[count, width]`, and each
+    /// token has three `positions`, by which so many frequencies after one another turn as `sections` lists.
+    pub(crate) fn encode_with(
+        &self,
+        tokens: &[u32],
+        (places, rows): (&[i64], &Tensor),
+        (positions, sections): (&[Vec<i64>; 3], &[i64]),
+    ) -> Result<Tensor, Error> {
+        let row = |list: &[i64]| -> Result<Tensor, Error> {
+            Ok(Tensor::f_from_slice(list)?.f_to_device(self.device)?)
+        };
+        let tokens = row(&self.ids(tokens)?)?.f_unsqueeze(0)?;
+        let positions = positions.iter().map(|list| row(list));
+        let positions = positions.collect::<Result<Vec<_>, _>>()?;
+        let positions = Tensor::f_stack(&positions, 0)?;
+        let (among, at) = ((&row(places)?, rows), (&positions, sections));
+        self.finished(&self.decoder.states_with(&tokens, among, at, &self.states)?)
+    }
+
+    /// The tokens, if the text can be encoded.
+    fn ids(&self, tokens: &[u32]) -> Result<Vec<i64>, Error> {
         let mut ids = tokens.iter().map(|token| i64::from(*token));
         let unknown = ids.find(|id| *id >= self.vocabulary);
         let least = self.before + 1;
@@ -161,15 +191,12 @@ impl TextDecoder {
                 self.vocabulary
             )));
         }
-        let mut ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        if let Some(filler) = self.filler {
-            ids.resize(self.longest, filler.into());
-        }
-        let row = Tensor::f_from_slice(&ids)?.f_to_device(self.device)?;
-        let row = row.f_unsqueeze(0)?;
-        let text = (tokens.len() < ids.len()).then_some(tokens.len() as i64);
-        let states = self.decoder.states(&row, text, &self.states)?;
-        let mut text = Tensor::f_cat(&states, -1)?;
+        Ok(tokens.iter().map(|token| i64::from(*token)).collect())
+    }
+
+    /// The states that are taken of one text.
+    fn finished(&self, states: &[Tensor]) -> Result<Tensor, Error> {
+        let mut text = Tensor::f_cat(states, -1)?;
         if self.is_normed {
             text = self.decoder.finish(&text)?;
         }

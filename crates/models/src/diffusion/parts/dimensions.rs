@@ -60,6 +60,78 @@ pub(crate) fn problem_of_axes(key: &'static str, axes: &[i64], head: i64) -> Opt
     })
 }
 
+/// What tells a dimension in a file without a config.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Told {
+    /// The number of blocks of the list with this index.
+    Blocks(usize),
+    /// The size of a weight in a dimension.
+    Size(&'static str, usize),
+    /// The rows of a weight, in heads of the width of a norm.
+    Heads(&'static str, &'static str),
+}
+
+impl Told {
+    /// The dimension `key` of a config.
+    pub(crate) fn read(self, object: &Object, key: &str, default: i64) -> Result<i64, Error> {
+        let least = i64::from(!matches!(self, Self::Blocks(_)));
+        object.integer(key, Some(default), least..=1 << 20)
+    }
+
+    /// The dimension of a file.
+    pub(crate) fn of_shapes(self, shapes: &Shapes) -> Result<i64, Error> {
+        match self {
+            Self::Blocks(list) => Ok(shapes.blocks(list)),
+            Self::Size(weight, dimension) => shapes.size(weight, dimension),
+            Self::Heads(weight, norm) => {
+                let (rows, head) = (shapes.size(weight, 0)?, shapes.size(norm, 0)?);
+                match rows % head {
+                    0 => Ok(rows / head),
+                    _ => Err(shapes.no(format!(
+                        "`{weight}` has {rows} rows, which are not heads of {head}"
+                    ))),
+                }
+            }
+        }
+    }
+}
+
+/// A struct of dimensions, of which each has the name of its key, what it is without one, and what tells it in a file.
+macro_rules! dimensions {
+    (
+        $(#[$of_all:meta])*
+        pub struct $name:ident {
+            $($(#[$of_one:meta])* $key:ident = $default:literal, $told:expr;)*
+        }
+    ) => {
+        $(#[$of_all])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name {
+            $($(#[$of_one])* pub $key: i64,)*
+        }
+
+        impl $name {
+            const KEYS: &[&str] = &[$(stringify!($key)),*];
+
+            fn read(object: &$crate::json::Object) -> Result<Self, $crate::Error> {
+                Ok(Self {
+                    $($key: $told.read(object, stringify!($key), $default)?,)*
+                })
+            }
+
+            fn of_shapes(
+                shapes: &$crate::diffusion::parts::dimensions::Shapes,
+            ) -> Result<Self, $crate::Error> {
+                Ok(Self {
+                    $($key: $told.of_shapes(shapes)?,)*
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use dimensions;
+
 /// The shapes in a file from which dimensions are inferred.
 pub(crate) struct Shapes<'a> {
     arch: &'a Arch,

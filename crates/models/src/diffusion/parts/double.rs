@@ -17,6 +17,8 @@ pub(crate) struct Shared {
     pub(crate) rotary: Rotary,
     /// Tokens of the text, which come first.
     pub(crate) words: i64,
+    /// Tokens of the picture, behind which those of others come that may have a time of their own.
+    pub(crate) pictured: i64,
     /// Which tokens are seen, `[batch, 1, 1, tokens]`; `None` for all.
     pub(crate) seen: Option<Tensor>,
 }
@@ -26,6 +28,7 @@ impl Shared {
         Self {
             rotary: self.rotary.shallow_clone(),
             words: self.words,
+            pictured: self.pictured,
             seen: self.seen.as_ref().map(Tensor::shallow_clone),
         }
     }
@@ -61,25 +64,70 @@ pub(crate) fn vectors<const N: usize>(all: &Tensor) -> Result<[Tensor; N], Error
         .map_err(|_| Error::Internal(format!("a modulation by {found} vectors in place of {N}")))
 }
 
+/// The vectors of a stream, and those of its tokens from some place on, if they are others.
+struct Vectors {
+    first: [Tensor; 6],
+    rest: Option<(i64, [Tensor; 6])>,
+}
+
+impl Vectors {
+    /// [`modulated`] by the vectors from `at` on.
+    fn modulated(&self, stream: &Tensor, at: usize, epsilon: f64) -> Result<Tensor, Error> {
+        self.of_parts(stream, |part, _, vectors| {
+            modulated(part, (&vectors[at], &vectors[at + 1]), epsilon)
+        })
+    }
+
+    /// [`gated`] by the vector `at`.
+    fn gated(&self, stream: &Tensor, at: usize, change: &Tensor) -> Result<Tensor, Error> {
+        self.of_parts(stream, |part, (start, length), vectors| {
+            gated(part, &vectors[at], change.f_narrow(1, start, length)?)
+        })
+    }
+
+    fn of_parts(
+        &self,
+        stream: &Tensor,
+        make: impl Fn(&Tensor, (i64, i64), &[Tensor; 6]) -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error> {
+        let length = stream.size3()?.1;
+        let part = |start: i64, length: i64, vectors| {
+            make(
+                &stream.f_narrow(1, start, length)?,
+                (start, length),
+                vectors,
+            )
+        };
+        match &self.rest {
+            None => make(stream, (0, length), &self.first),
+            Some((start, rest)) => {
+                let both = [
+                    part(0, *start, &self.first)?,
+                    part(*start, length - start, rest)?,
+                ];
+                Ok(Tensor::f_cat(&both, 1)?)
+            }
+        }
+    }
+}
+
 /// Attention between all tokens: queries, keys and values `[batch, tokens, heads, head width]` to
 /// `[batch, tokens, width]`.
 pub(crate) fn attended([query, key, value]: [Tensor; 3], shared: &Shared) -> Result<Tensor, Error> {
+    let turned = |rows: Tensor| shared.rotary.rotated(&rows);
+    mixed([turned(query)?, turned(key)?, value], shared.seen.as_ref())
+}
+
+/// The same of queries and keys whose positions are in them already, or that have none.
+pub(crate) fn mixed(
+    [query, key, value]: [Tensor; 3],
+    seen: Option<&Tensor>,
+) -> Result<Tensor, Error> {
     let (batch, tokens, heads, head) = query.size4()?;
-    let turned = |rows: Tensor| {
-        let turned = shared.rotary.rotated(&rows)?;
-        turned.f_transpose(1, 2).map_err(Error::from)
-    };
-    let (query, key) = (turned(query)?, turned(key)?);
-    let value = value.f_transpose(1, 2)?;
+    let by_heads = |rows: Tensor| rows.f_transpose(1, 2);
+    let (query, key, value) = (by_heads(query)?, by_heads(key)?, by_heads(value)?);
     let mixed = Tensor::f_scaled_dot_product_attention(
-        &query,
-        &key,
-        &value,
-        shared.seen.as_ref(),
-        0.0,
-        false,
-        None,
-        false,
+        &query, &key, &value, seen, 0.0, false, None, false,
     )?;
     drop((query, key, value));
     let joined = mixed.f_transpose(1, 2)?;
@@ -223,11 +271,11 @@ impl StreamLayers {
     fn projected(
         &self,
         stream: &Tensor,
-        vectors: &[Tensor; 6],
+        vectors: &Vectors,
         dropout: bool,
     ) -> Result<[Tensor; 3], Error> {
         let [query, key, value] = &self.inputs;
-        let input = modulated(stream, (&vectors[0], &vectors[1]), self.epsilon)?;
+        let input = vectors.modulated(stream, 0, self.epsilon)?;
         let input = Linear::shared_input(input, &[query, key, value])?;
         let (batch, tokens, _) = input.size3()?;
         let head = self.norms[0].weight.numel() as i64;
@@ -248,12 +296,13 @@ impl StreamLayers {
         &self,
         stream: &Tensor,
         attended: &Tensor,
-        vectors: &[Tensor; 6],
+        vectors: &Vectors,
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let change = self.output.forward(attended, dropout)?;
-        let stream = gated(stream, &vectors[2], change)?;
-        let input = modulated(&stream, (&vectors[3], &vectors[4]), self.epsilon)?;
+        let stream = vectors.gated(stream, 2, &change)?;
+        drop(change);
+        let input = vectors.modulated(&stream, 3, self.epsilon)?;
         let up = self.up.forward(&input, dropout)?;
         drop(input);
         let inner = match self.is_folded {
@@ -263,7 +312,7 @@ impl StreamLayers {
         drop(up);
         let change = self.down.forward(&inner, dropout)?;
         drop(inner);
-        gated(&stream, &vectors[5], change)
+        vectors.gated(&stream, 5, &change)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
@@ -320,15 +369,25 @@ impl Layer for DoubleBlock {
     }
 
     /// Inputs: the residual stream `[batch, tokens, width]`, text before picture, and the vectors of picture and text,
-    /// `[batch, 6 · width]` fp32; or, if the block makes them, what it makes both of, `[batch, width]`.
+    /// `[batch, 6 · width]` fp32; or, if the block makes them, what it makes both of, `[batch, width]`. A third, behind
+    /// that of the text, is for what follows the picture in its stream.
     fn forward(&self, inputs: &[Tensor], shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
         let [stream, of_picture, others @ ..] = inputs else {
             let reason = "a double block takes the stream and its modulation";
             return Err(Error::Internal(reason.into()));
         };
         let of_text = others.first().unwrap_or(of_picture);
-        let of_picture = self.picture.vectors(of_picture, dropout)?;
-        let of_text = self.text.vectors(of_text, dropout)?;
+        let of_picture = Vectors {
+            first: self.picture.vectors(of_picture, dropout)?,
+            rest: match others.get(1) {
+                Some(rest) => Some((shared.pictured, self.picture.vectors(rest, dropout)?)),
+                None => None,
+            },
+        };
+        let of_text = Vectors {
+            first: self.text.vectors(of_text, dropout)?,
+            rest: None,
+        };
         let words = shared.words;
         let split = |all: &Tensor| -> Result<(Tensor, Tensor), Error> {
             let rest = all.size3()?.1 - words;

@@ -1,8 +1,8 @@
 //! A picture's latents as the tokens of a transformer, and back.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::double::modulated;
+use super::double::{modulated, vectors};
 use crate::Error;
 use crate::model::layers::Linear;
 use crate::model::{Builder, Initial};
@@ -41,6 +41,25 @@ pub(crate) fn check_texts(
     )))
 }
 
+/// Which tokens of texts padded to `words` tokens, and of the pictures behind them, are seen on `device`, if of each text as
+/// many count as `tokens` says: `[batch, 1, 1, tokens]`; `None` for all.
+pub(crate) fn seen(
+    tokens: &[i64],
+    (words, pictured): (i64, i64),
+    device: Device,
+) -> Result<Option<Tensor>, Error> {
+    if tokens.iter().all(|count| *count == words) {
+        return Ok(None);
+    }
+    let counts = Tensor::f_from_slice(tokens)?.f_unsqueeze(1)?;
+    let texts = Tensor::f_arange(words, (Kind::Int64, Device::Cpu))?.f_lt_tensor(&counts)?;
+    let batch = tokens.len() as i64;
+    let pictures = Tensor::f_ones([batch, pictured], (Kind::Bool, Device::Cpu))?;
+    let seen = Tensor::f_cat(&[texts, pictures], 1)?;
+    let seen = seen.f_unsqueeze(1)?.f_unsqueeze(1)?;
+    Ok(Some(seen.f_to_device(device)?))
+}
+
 /// `[batch, tokens, numbers of a token]`: the channel comes first.
 pub(crate) fn patched(latents: &Tensor, patch: i64) -> Result<Tensor, Error> {
     let (batch, channels, _, height, width) = latents.size5()?;
@@ -68,7 +87,8 @@ pub(crate) fn unpatched(
 /// The last norm of a picture, scaled and shifted by the time, and the layer that makes its tokens.
 #[derive(Debug)]
 pub(crate) struct LastLayer {
-    modulation: Linear,
+    /// `None` if the model makes the vectors.
+    modulation: Option<Linear>,
     output: Linear,
     epsilon: f64,
 }
@@ -81,29 +101,41 @@ impl LastLayer {
         epsilon: f64,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
-        let vectors = (width, 2 * width);
-        let (some, none) = (Initial::Normal(0.02), Initial::Zeros);
+        let initial = Initial::Normal(0.02);
+        let modulation = builder.linear("norm_out.linear", (width, 2 * width), bias, initial)?;
         Ok(Self {
-            modulation: builder.linear("norm_out.linear", vectors, bias, some)?,
-            output: builder.linear("proj_out", (width, outputs), bias, none)?,
+            modulation: Some(modulation),
+            ..Self::unmodulated((width, outputs), bias, epsilon, builder)?
+        })
+    }
+
+    /// The same for a model that makes the norm's scale and shift itself.
+    pub(crate) fn unmodulated(
+        (width, outputs): (i64, i64),
+        bias: bool,
+        epsilon: f64,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            modulation: None,
+            output: builder.linear("proj_out", (width, outputs), bias, Initial::Zeros)?,
             epsilon,
         })
     }
 
-    /// Of the picture's stream `[batch, tokens, width]`, and of the `time` after its activation, `[batch, width]`: tokens in
-    /// fp32.
+    /// Of the picture's stream `[batch, tokens, width]`, and of the `time` after its activation, `[batch, width]`, or of scale
+    /// and shift, `[batch, 2 · width]`: tokens in fp32.
     pub(crate) fn forward(
         &self,
         picture: &Tensor,
         time: &Tensor,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let vectors = to_kind(&self.modulation.forward(time, dropout)?, Kind::Float)?;
-        let vectors = vectors.f_unsqueeze(1)?.f_chunk(2, 2)?;
-        let [scale, shift] = vectors.as_slice() else {
-            return Err(Error::Internal("a last norm without two vectors".into()));
+        let [scale, shift] = match &self.modulation {
+            Some(linear) => vectors(&to_kind(&linear.forward(time, dropout)?, Kind::Float)?)?,
+            None => vectors(time)?,
         };
-        let normed = modulated(picture, (shift, scale), self.epsilon)?;
+        let normed = modulated(picture, (&shift, &scale), self.epsilon)?;
         to_kind(&self.output.forward(&normed, dropout)?, Kind::Float)
     }
 }

@@ -146,6 +146,18 @@ impl Places {
         [first, self.text_encoder_2.as_deref().unwrap_or(first)]
     }
 
+    /// Fails if what the text encoder at `place` makes has another `width` than the transformer takes.
+    pub(crate) fn check_width(&self, place: &Path, width: i64, wanted: i64) -> Result<(), Error> {
+        if width == wanted {
+            return Ok(());
+        }
+        let transformer = self.transformer.display();
+        let reason = format!(
+            "has a width of {width}, and the transformer in `{transformer}` takes one of {wanted}"
+        );
+        Err(Error::file(place, reason))
+    }
+
     /// The transformer's config, as one function reads it or as another infers it from shapes.
     pub(crate) fn transformer<C>(
         &self,

@@ -58,6 +58,27 @@ impl Rotary {
         Self::of_angles(&angles_at(axes)?, device)
     }
 
+    /// The same for `words` tokens of a text, which are at position zero, and those of a picture of as many rows and columns;
+    /// `widths` are the parts of a head that are turned by the picture, the row and the column.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn behind_text(
+        (words, (rows, columns)): (i64, (i64, i64)),
+        widths: [i64; 3],
+        theta: f64,
+        device: Device,
+    ) -> Result<Self, Error> {
+        let of = |count: i64| Tensor::f_arange(count, (Kind::Double, Device::Cpu));
+        let [row, column] = places(&of(rows)?, &of(columns)?)?;
+        let places = [row.f_zeros_like()?, row, column].into_iter();
+        let mut axes = Vec::new();
+        for (place, width) in places.zip(widths) {
+            axes.push((place.f_constant_pad_nd([words, 0])?, width));
+        }
+        Self::exactly_at(&axes, theta, device)
+    }
+
     /// As [`Rotary::at`], with a base of the frequencies for each axis, for models that pair the halves of a head.
     ///
     /// # Errors

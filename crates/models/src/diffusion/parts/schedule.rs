@@ -33,6 +33,8 @@ pub enum Scheduler {
     EvenEuler,
     /// The same at levels that are stretched so that the last one is this, if there are several.
     EvenEulerTo(f64),
+    /// The same at levels of a beta distribution between the first and the last.
+    EvenEulerBeta,
     /// DDIM.
     Ddim,
     /// Euler's method for models that were trained at steps of noise, which is DDIM at steps that are spaced so.
@@ -203,14 +205,11 @@ impl Schedule {
         let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
         Ok(match scheduler {
             Scheduler::Discrete(spacing) => spacing.schedule(steps, shift)?,
-            Scheduler::Ddim | Scheduler::EvenEuler | Scheduler::EvenEulerTo(_) => {
-                let even = |step: usize| shifted(1.0 - step as f64 / steps as f64);
-                let stretch = match scheduler {
-                    Scheduler::EvenEulerTo(to) if steps > 1 => (1.0 - to) / (1.0 - even(steps - 1)),
-                    _ => 1.0,
-                };
-                let levels = (0..steps).map(|step| 1.0 - (1.0 - even(step)) * stretch);
-                let levels: Vec<f32> = levels.map(|level| level as f32).collect();
+            Scheduler::Ddim
+            | Scheduler::EvenEuler
+            | Scheduler::EvenEulerTo(_)
+            | Scheduler::EvenEulerBeta => {
+                let levels = scheduler.even_levels(steps, shifted);
                 let times = objective.times(&Tensor::f_from_slice(&levels)?)?;
                 Self {
                     timesteps: Vec::<f32>::try_from(&times)?,
@@ -345,9 +344,10 @@ impl Sampler {
                     .f_mul_scalar(signal)?
                     .f_add(&noise.f_mul_scalar(rate)?)?
             }
-            Scheduler::Euler | Scheduler::EvenEuler | Scheduler::EvenEulerTo(_) => {
-                sample.f_add(&velocity.f_mul_scalar(next - here)?)?
-            }
+            Scheduler::Euler
+            | Scheduler::EvenEuler
+            | Scheduler::EvenEulerTo(_)
+            | Scheduler::EvenEulerBeta => sample.f_add(&velocity.f_mul_scalar(next - here)?)?,
             Scheduler::UniPc => {
                 let clean = sample.f_sub(&velocity.f_mul_scalar(here)?)?;
                 let sample = match self.last.take() {

@@ -6,13 +6,17 @@
 //! ```
 //!
 //! In UMT5 each layer has its own position bias, in T5 all have that of the first. Texts are encoded one at a time, and all
-//! tokens are seen. Where padding is not, texts come without: the reference implementation masks it and replaces it by
-//! zeros afterwards.
+//! tokens are seen, unless one of padding [is hidden](TextEncoder::hiding). Where no padding is seen, texts come without: the
+//! reference implementation masks it and replaces it by zeros afterwards.
+
+mod names;
 
 use std::path::Path;
 
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
+
+pub(crate) use self::names::of_llama_cpp;
 
 use crate::Error;
 use crate::diffusion::{self, Conditions, TEXT};
@@ -214,6 +218,8 @@ pub struct TextEncoder {
     bias: Option<Tensor>,
     blocks: Blocks<Block>,
     norm: RmsNorm,
+    /// A token that no other sees at the end of a text.
+    hidden: Option<u32>,
     device: Device,
 }
 
@@ -245,11 +251,21 @@ impl TextEncoder {
                 |index, builder| Block::new(config, index, builder),
             )?,
             norm: builder.norm(norm, config.d_model, config.layer_norm_epsilon)?,
+            hidden: None,
             config: config.clone(),
             device,
         };
         builder.finish_blocks()?;
         Ok(model)
+    }
+
+    /// The same encoder of T5, in which the token `padding` at the end of a text has a state, but is not seen by any token.
+    #[must_use]
+    pub fn hiding(self, padding: Option<u32>) -> Self {
+        Self {
+            hidden: padding,
+            ..self
+        }
     }
 
     /// Its dimensions.
@@ -263,6 +279,7 @@ impl TextEncoder {
     /// If there is no token, there are too many, or one is not in the vocabulary; or if memory runs out.
     pub fn encode(&self, tokens: &[u32]) -> Result<Tensor, Error> {
         let length = tokens.len() as i64;
+        let ends_hidden = self.hidden.is_some() && self.hidden == tokens.last().copied();
         let unknown = tokens
             .iter()
             .find(|t| i64::from(**t) >= self.config.vocab_size);
@@ -283,6 +300,11 @@ impl TextEncoder {
             Some(table) => position_bias(table, &buckets)?,
             None => buckets,
         };
+        if ends_hidden {
+            let _ = shared
+                .f_narrow(3, length - 1, 1)?
+                .f_fill_(f64::NEG_INFINITY)?;
+        }
         let stream = self.blocks.forward(stream, &[], &shared, Pass::Evaluate)?;
         Ok(self.norm.forward(&stream)?.f_squeeze_dim(0)?)
     }

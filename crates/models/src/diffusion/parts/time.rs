@@ -7,11 +7,13 @@ use crate::model::layers::Linear;
 use crate::model::{Builder, Initial};
 use crate::weight::Weight;
 
-/// Sines of the time, and two linear layers with SiLU between them; in fp32 whatever the model's types.
+/// Sines of the time, and two linear layers with SiLU or GELU between them; in fp32 whatever the model's types.
 #[derive(Debug)]
 pub(crate) struct TimeEmbedding {
     layers: [Linear; 2],
     sines: i64,
+    /// Whether it is GELU (approximated by tanh).
+    is_gelu: bool,
 }
 
 impl TimeEmbedding {
@@ -55,7 +57,16 @@ impl TimeEmbedding {
                 layer(names[1], inner, outputs)?,
             ],
             sines,
+            is_gelu: false,
         })
+    }
+
+    /// The same with GELU between the layers.
+    pub(crate) fn with_gelu(self) -> Self {
+        Self {
+            is_gelu: true,
+            ..self
+        }
     }
 
     /// `times` `[batch]` fp32, on the device of the layers, to `[batch, width]` fp32.
@@ -66,7 +77,11 @@ impl TimeEmbedding {
     /// Rows `[batch, sines]` fp32 in place of the sines of times, to `[batch, width]` fp32.
     pub(crate) fn of_rows(&self, rows: &Tensor) -> Result<Tensor, Error> {
         let inner = self.layers[0].forward(rows, false)?;
-        self.layers[1].forward(&inner.f_silu()?, false)
+        let inner = match self.is_gelu {
+            true => inner.f_gelu("tanh")?,
+            false => inner.f_silu()?,
+        };
+        self.layers[1].forward(&inner, false)
     }
 }
 

@@ -39,8 +39,8 @@ pub struct TextTokenizer {
     cleans: bool,
     /// Tokens that are read.
     length: usize,
-    /// What shorter texts are filled up with.
-    filler: Option<u32>,
+    /// What follows shorter texts, and how many of them at most.
+    filler: Option<(u32, usize)>,
 }
 
 impl TextTokenizer {
@@ -90,18 +90,24 @@ impl TextTokenizer {
         }
     }
 
-    /// The same, for models that see as many tokens of each text: shorter ones are filled up.
+    /// The same, for models that see at most `length` tokens, of which those behind shorter texts are fillers, but no more
+    /// than `most`.
     ///
     /// # Errors
     /// If there is no token for that.
-    pub fn filled(self, length: usize) -> Result<Self, Error> {
+    pub fn filled(self, length: usize, most: usize) -> Result<Self, Error> {
         let filler = self.tokenizer.token_to_id(FILLER);
         let missing = || Error::Invalid(format!("the tokenizer has no token {FILLER:?}"));
         Ok(Self {
-            filler: Some(filler.ok_or_else(missing)?),
+            filler: Some((filler.ok_or_else(missing)?, most)),
             length,
             ..self
         })
+    }
+
+    /// The token that follows texts, if they are [`filled`](Self::filled).
+    pub fn filler(&self) -> Option<u32> {
+        self.filler.map(|(filler, _)| filler)
     }
 
     /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], or as it was [`filled`](Self::filled), of which `</s>`
@@ -110,8 +116,8 @@ impl TextTokenizer {
         let mut ids = self.cut(text)?;
         ids.truncate(self.length - 1);
         ids.push(self.end);
-        if let Some(filler) = self.filler {
-            ids.resize(self.length, filler);
+        if let Some((filler, most)) = self.filler {
+            ids.resize(self.length.min(ids.len() + most), filler);
         }
         Ok(ids)
     }

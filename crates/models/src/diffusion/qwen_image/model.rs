@@ -4,16 +4,15 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::ARCH;
-use super::text::{self, LONGEST, PromptTokenizer, TOKENS_BEFORE};
+use super::text::{PROCESSORS, PromptTokenizer, TextConfig};
 use super::transformer::{PATCH, Transformer, TransformerConfig};
+use super::{ARCH, EDIT};
 use crate::Error;
-use crate::diffusion::parts::decoder::{self, TextDecoder};
-use crate::diffusion::parts::places::{Places, config_at, refuse_named};
+use crate::diffusion::parts::places::{Places, refuse_named};
 use crate::diffusion::parts::schedule::{Scheduler, Shift};
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
 use crate::diffusion::{
-    Conditions, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
+    Arch, Conditions, Controls, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer,
 };
 use crate::model::Builder;
 
@@ -24,20 +23,29 @@ const SCHEDULE: (Scheduler, Shift) = (
 );
 
 /// The classes of a folder's parts.
-const CLASSES: [(&str, &[&str]); 3] = [
+const CLASSES: [(&str, &[&str]); 4] = [
     ("transformer", &["QwenImageTransformer2DModel"]),
     ("vae", &["AutoencoderKLQwenImage"]),
     ("scheduler", &["FlowMatchEulerDiscreteScheduler"]),
+    ("processor", PROCESSORS),
 ];
 
-/// What single files may be that look like those of this model.
-const EDIT: &str = "Qwen-Image-Edit, which changes pictures and is not supported: take Qwen-Image or Qwen-Image-2512";
+/// What a transformer may be that looks like that of Qwen-Image.
+const NAMED_EDIT: &str =
+    "Qwen-Image-Edit, of which 2509 and 2511 are supported: such a file has the number in its name";
+
+/// How control pictures are taken.
+const CONTROLS: Controls = Controls {
+    most: 9,
+    area: 1024 * 1024,
+    step: 32,
+};
 
 /// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct QwenImage {
     config: TransformerConfig,
-    stills: Stills,
+    stills: Stills<TextConfig>,
     shift: Shift,
 }
 
@@ -48,24 +56,43 @@ impl QwenImage {
     /// # Errors
     /// If a file is missing or damaged, or its content is not supported.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
-        let parts = Places::find(&ARCH, path, parts, (&CLASSES, &[]))?;
-        refuse_named(&parts.transformer, "edit", EDIT)?;
+        let parts = Places::find(&ARCH, path, parts, (&CLASSES[..3], &[]))?;
+        refuse_named(&parts.transformer, "edit", NAMED_EDIT)?;
+        let text = TextConfig::open(&parts, None)?;
+        Self::of(&ARCH, path, parts, text)
+    }
+
+    /// The same for a model that changes pictures, Edit-2509 or Edit-2511.
+    ///
+    /// # Errors
+    /// As [`QwenImage::open`].
+    pub fn open_edit(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
+        let parts = Places::find(&EDIT, path, parts, (&CLASSES, &[]))?;
+        let text = TextConfig::open(&parts, Some(&path.join("processor")))?;
+        Self::of(&EDIT, path, parts, text)
+    }
+
+    fn of(
+        arch: &'static Arch,
+        path: &Path,
+        parts: Places,
+        text: TextConfig,
+    ) -> Result<Self, Error> {
         let (scheduler, shift) = match path.is_dir() {
             true => Scheduler::read_by_size(&path.join("scheduler/scheduler_config.json"))?,
             false => SCHEDULE,
         };
-        let text = &parts.text_encoder;
         let mut model = Self {
             config: parts.transformer(
-                &ARCH,
+                arch,
                 TransformerConfig::read,
                 TransformerConfig::of_shapes,
             )?,
             stills: Stills {
-                arch: &ARCH,
+                arch,
                 path: path.to_owned(),
                 vae: Vae::causal(&parts)?,
-                text: config_at(text, &decoder::NAMES, text::read, text::of_shapes)?,
+                text,
                 parts,
                 patch: PATCH,
                 scheduler,
@@ -82,10 +109,10 @@ impl QwenImage {
     fn check_parts(&self) -> Result<(), Error> {
         let (config, Stills { text, parts, .. }) = (&self.config, &self.stills);
         self.stills.check_channels(config.out_channels)?;
-        if text.hidden_size != config.joint_attention_dim {
+        if text.decoder.hidden_size != config.joint_attention_dim {
             let reason = format!(
                 "has states of width {}, and the transformer in `{}` takes a width of {}",
-                text.hidden_size,
+                text.decoder.hidden_size,
                 parts.transformer.display(),
                 config.joint_attention_dim
             );
@@ -122,12 +149,15 @@ impl Diffusion for QwenImage {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
-        let encoder = TextDecoder::whole(&self.stills.text, LONGEST, device, builder)?;
-        Ok(Box::new(encoder.behind(TOKENS_BEFORE)))
+        self.stills.text.encoder(device, builder)
     }
 
     fn text_width(&self) -> Result<i64, Error> {
-        Ok(self.stills.text.hidden_size)
+        Ok(self.stills.text.decoder.hidden_size)
+    }
+
+    fn controls(&self) -> Option<Controls> {
+        self.stills.text.sight.as_ref().map(|_| CONTROLS)
     }
 
     /// Texts are padded with zeros, which are not seen, and their lengths kept beside them.

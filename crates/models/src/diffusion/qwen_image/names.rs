@@ -2,11 +2,21 @@
 
 use crate::diffusion::BlockNames;
 use crate::diffusion::files::{PartNames, renamed};
+use crate::diffusion::parts::decoder;
 
 /// The transformer.
 pub(super) const TRANSFORMER: PartNames = PartNames {
     rename: |name, _| renamed(name, &[&BLOCKS], OTHERS),
     ..PartNames::DIFFUSERS
+};
+
+/// The text encoder, with its tower for pictures.
+pub(super) const TEXT: PartNames = PartNames {
+    rename: |name, all| match name.strip_prefix("model.").unwrap_or(name) {
+        visual if visual.starts_with("visual.") => Some(visual.to_owned()),
+        _ => (decoder::NAMES.rename)(name, all),
+    },
+    ..decoder::NAMES
 };
 
 /// The same name in diffusers and in the original files.

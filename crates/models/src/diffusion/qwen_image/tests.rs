@@ -1,5 +1,6 @@
 //! Held against diffusers, transformers and PEFT: a tiny random model.
 
+mod edit;
 mod single_files;
 
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ const REFERENCE: Reference = Reference::of(&ARCH);
 
 #[test]
 fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
-    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(1, text::TOKENS_BEFORE, 369);
+    REFERENCE.prompts_are_cut_and_encoded_as_by_the_pipeline(1, text::OF_TEXT.tokens_before, 369);
 }
 
 #[test]
@@ -123,10 +124,15 @@ fn parts_of_other_models_are_refused() {
         (
             INDEX,
             "_class_name",
-            json!("QwenImageEditPlusPipeline"),
-            "is \"QwenImageEditPlusPipeline\": only ",
+            json!("QwenImageEditPipeline"),
+            "is \"QwenImageEditPipeline\": only ",
         ),
-        (TRANSFORMER, "zero_cond_t", json!(true), "`zero_cond_t` is"),
+        (
+            TRANSFORMER,
+            "use_layer3d_rope",
+            json!(true),
+            "`use_layer3d_rope` is",
+        ),
         (
             TRANSFORMER,
             "joint_attention_dim",

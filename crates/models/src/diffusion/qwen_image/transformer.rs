@@ -7,21 +7,23 @@
 //! time ────▶ sines ───▶ linear ─▶ shifts, scales and gates of each block, and those of the last norm
 //! ```
 //!
-//! Positions of a picture are counted from its middle, those of the text from behind its longer side.
+//! Control pictures follow the picture that is made, each with a frame of its own. Positions of a picture are counted from its
+//! middle, those of the text from behind the longest side of all.
 
 mod config;
 
 use tch::{Device, Kind, Tensor};
 
 pub use config::TransformerConfig;
+pub(super) use config::{ZERO_TIME, has_unknown};
 
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
 use crate::diffusion::parts::double::{Double, DoubleBlock, Shared, Stream};
-use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
+use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, seen, unpatched};
 use crate::diffusion::parts::rotary::{Rotary, places};
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, TEXT};
+use crate::diffusion::{Conditions, Controls, Denoiser, TEXT};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
@@ -116,7 +118,8 @@ impl Transformer {
     }
 
     /// The velocity for noisy `latents` `[batch, channels, 1, height, width]` at noise levels `[batch]` from 0 to 1:
-    /// the same shape in fp32. Of each row of `text`, `[batch, rows, width]`, as many rows count as `tokens` says.
+    /// the same shape in fp32. Of each row of `text`, `[batch, rows, width]`, as many rows count as `tokens` says. Latents
+    /// of `controls` may have other sizes.
     ///
     /// # Errors
     /// If shapes do not match, or memory runs out.
@@ -125,63 +128,73 @@ impl Transformer {
         latents: &Tensor,
         levels: &Tensor,
         (text, tokens): (&Tensor, &[i64]),
+        controls: &[Tensor],
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let dropout = pass != Pass::Evaluate;
         let config = &self.config;
-        let grid = grid(latents, config.out_channels, PATCH)?;
+        let all: Vec<&Tensor> = [latents].into_iter().chain(controls).collect();
+        let grids = all
+            .iter()
+            .map(|latents| grid(latents, config.out_channels, PATCH));
+        let grids = grids.collect::<Result<Vec<_>, _>>()?;
+        let tokens_of = |(rows, columns): &(i64, i64)| rows * columns;
         let texts = (latents.size()[0], config.joint_attention_dim);
         check_texts(text, texts, Some(tokens))?;
-        let (words, pictured) = (text.size3()?.1, grid.0 * grid.1);
+        let (words, pictured) = (text.size3()?.1, tokens_of(&grids[0]));
+        let shown = grids.iter().map(tokens_of).sum();
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let time = self.time.forward(&levels.f_mul_scalar(TRAIN_STEPS)?)?;
         let time = time.f_silu()?;
+        let mut times = vec![time.shallow_clone()];
+        if config.zero_cond_t && !controls.is_empty() {
+            let clean = self.time.forward(&levels.f_zeros_like()?)?.f_silu()?;
+            times.extend([time.shallow_clone(), clean]);
+        }
         let shared = Shared {
-            rotary: self.rotary(words, grid)?,
+            rotary: self.rotary(words, &grids)?,
             words,
-            seen: self.seen(words, pictured, tokens)?,
+            pictured,
+            seen: seen(tokens, (words, shown), self.device)?,
         };
-        let picture = self.picture.forward(&patched(latents, PATCH)?, dropout)?;
+        let patches = all.iter().map(|latents| patched(latents, PATCH));
+        let patches = Tensor::f_cat(&patches.collect::<Result<Vec<_>, _>>()?, 1)?;
+        let picture = self.picture.forward(&patches, dropout)?;
         let text = to_kind(&self.text_norm.forward(text)?, self.compute)?;
         let text = self.text.forward(&text, dropout)?;
         let stream = Tensor::f_cat(&[text, picture], 1)?;
-        let others = [time.shallow_clone()];
-        let stream = self.blocks.forward(stream, &others, &shared, pass)?;
+        let stream = self.blocks.forward(stream, &times, &shared, pass)?;
         let picture = stream.f_narrow(1, words, pictured)?;
-        unpatched(&self.last.forward(&picture, &time, dropout)?, grid, PATCH)
+        unpatched(
+            &self.last.forward(&picture, &time, dropout)?,
+            grids[0],
+            PATCH,
+        )
     }
 
-    /// Rotations of `words` tokens of the text, followed by those of the picture.
-    fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
+    /// Rotations of `words` tokens of the text, followed by those of the pictures.
+    fn rotary(&self, words: i64, grids: &[(i64, i64)]) -> Result<Rotary, Error> {
         let options = (Kind::Double, Device::Cpu);
         let from_middle =
             |count: i64| Tensor::f_arange_start(count / 2 - count, count / 2, options);
-        let [row, column] = places(&from_middle(rows)?, &from_middle(columns)?)?;
-        let first = (rows / 2).max(columns / 2);
+        let longest = grids
+            .iter()
+            .map(|(rows, columns)| (rows / 2).max(columns / 2));
+        let first = longest.max().unwrap_or(0);
         let word = Tensor::f_arange_start(first, first + words, options)?.f_unsqueeze(0)?;
-        let frame = Tensor::f_zeros([1, rows * columns], options)?;
+        let mut parts = [(); 3].map(|()| vec![word.shallow_clone()]);
+        for (frame, (rows, columns)) in grids.iter().enumerate() {
+            let [row, column] = places(&from_middle(*rows)?, &from_middle(*columns)?)?;
+            let frame = Tensor::f_full([1, rows * columns], frame as f64, options)?;
+            for (parts, place) in parts.iter_mut().zip([frame, row, column]) {
+                parts.push(place);
+            }
+        }
         let mut axes = Vec::new();
-        for (place, width) in [frame, row, column]
-            .into_iter()
-            .zip(self.config.axes_dims_rope)
-        {
-            axes.push((Tensor::f_cat(&[&word, &place], 1)?, width));
+        for (parts, width) in parts.iter().zip(self.config.axes_dims_rope) {
+            axes.push((Tensor::f_cat(parts, 1)?, width));
         }
         Rotary::at(&axes, THETA, self.device)
-    }
-
-    /// Which of the text's and the picture's tokens are seen, `[batch, 1, 1, tokens]`; `None` for all.
-    fn seen(&self, words: i64, pictured: i64, tokens: &[i64]) -> Result<Option<Tensor>, Error> {
-        if tokens.iter().all(|count| *count == words) {
-            return Ok(None);
-        }
-        let counts = Tensor::f_from_slice(tokens)?.f_unsqueeze(1)?;
-        let texts = Tensor::f_arange(words, (Kind::Int64, Device::Cpu))?.f_lt_tensor(&counts)?;
-        let batch = tokens.len() as i64;
-        let pictures = Tensor::f_ones([batch, pictured], (Kind::Bool, Device::Cpu))?;
-        let seen = Tensor::f_cat(&[texts, pictures], 1)?;
-        let seen = seen.f_unsqueeze(1)?.f_unsqueeze(1)?;
-        Ok(Some(seen.f_to_device(self.device)?))
     }
 }
 
@@ -195,7 +208,11 @@ impl Denoiser for Transformer {
     ) -> Result<Tensor, Error> {
         let levels = times.f_div_scalar(TRAIN_STEPS)?;
         let tokens = conditions.text_tokens()?;
-        self.velocity(noisy, &levels, (conditions.get(TEXT)?, &tokens), pass)
+        let controls = (0..).map_while(|number| conditions.find(&Controls::name(number)));
+        let controls = controls.map(|control| control.f_unsqueeze(2));
+        let controls = controls.collect::<Result<Vec<_>, _>>()?;
+        let text = (conditions.get(TEXT)?, tokens.as_slice());
+        self.velocity(noisy, &levels, text, &controls, pass)
     }
 
     /// As by others, with each token as long as that of the prompt alone.

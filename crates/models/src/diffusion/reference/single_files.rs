@@ -1,14 +1,15 @@
 //! The single files of people with ComfyUI, made of the tiny models' folders.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::Value as Json;
 use tch::{Device, Kind, Tensor};
 
 use super::super::files::{PartFile, PartNames};
 use super::super::{Expert, Part, PartPaths};
-use super::Reference;
-use crate::formats::{TensorSource, write_tensors};
+use super::{Reference, difference};
+use crate::formats::gguf::{Array, Format, GgufTensor, GgufWriter, Value};
+use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_tensors};
 
 /// The parts that have other names in single files.
 const PARTS: [(Part, &str); 2] = [
@@ -18,7 +19,7 @@ const PARTS: [(Part, &str); 2] = [
 
 /// The tensors of a single file, each made of those that `names` lists, which `read` reads.
 pub(in crate::diffusion) fn stored(
-    names: &Value,
+    names: &Json,
     read: impl Fn(&str) -> Tensor,
 ) -> impl Iterator<Item = (&String, Tensor)> {
     names.as_object().unwrap().iter().map(move |(name, keys)| {
@@ -30,9 +31,74 @@ pub(in crate::diffusion) fn stored(
         };
         match name.contains(".attn_1.") && tensor.dim() == 2 {
             true => (name, tensor.unsqueeze(-1).unsqueeze(-1)),
+            // A table as one vector.
+            false if name.ends_with(".mod.lin") => (name, tensor.view([-1])),
             false => (name, tensor),
         }
     })
+}
+
+/// The safetensors file at `path` written again as GGUF has the same weights of a part, as whose kind of denoiser it is known
+/// if it was before. Matrices are in Q8_0; convolutions of pictures are cut into rows of whole blocks, and their
+/// shapes noted.
+pub(in crate::diffusion) fn the_same_in_gguf(part: &PartNames, path: &Path) {
+    let (file, place) = (
+        SafetensorsFile::open(path).unwrap(),
+        tempfile::tempdir().unwrap(),
+    );
+    let mut metadata = vec![(
+        "general.architecture".to_owned(),
+        Value::String("image".into()),
+    )];
+    let tensors = file.names().into_iter().map(|name| {
+        let mut tensor = file.read(&name, Kind::Float).unwrap();
+        let shape = tensor.size();
+        if (3..5).contains(&shape.len()) && tensor.numel() % 32 == 0 {
+            let key = format!("comfy.gguf.orig_shape.{name}");
+            metadata.push((key, Value::Array(Array::Signed(shape.clone()))));
+            tensor = tensor.reshape([-1, 32]);
+        }
+        let is_whole = tensor.dim() == 2 && tensor.size()[1] % 32 == 0;
+        let format = if is_whole { Format::Q8_0 } else { Format::F32 };
+        let tensor = LazyTensor::ready(&tensor);
+        GgufTensor {
+            name,
+            format,
+            tensor,
+        }
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let gguf = place.path().join("x.gguf");
+    GgufWriter::new(&metadata, tensors)
+        .unwrap()
+        .write(&gguf)
+        .unwrap();
+    let known = |path: &Path| super::super::of_file(path).map(|arch| arch.name);
+    assert_eq!(known(&gguf), known(path));
+    let [ours, theirs] = [&gguf, path].map(|path| PartFile::open(part, path).unwrap());
+    assert_eq!(ours.names(), theirs.names());
+    assert!(!ours.names().is_empty());
+    for name in ours.names() {
+        assert_eq!(ours.shape(&name), theirs.shape(&name), "{name}");
+        let [read, expected] = [&ours, &theirs].map(|file| file.read(&name, Kind::Float).unwrap());
+        // Half a step of 127 for the largest of a block, whose scale is rounded to half precision.
+        let largest = f64::try_from(expected.abs().max()).unwrap();
+        let apart = difference(&read, &expected);
+        assert!(apart <= 0.0045 * largest, "{name}: {apart} of {largest}");
+        let half = ours.read(&name, Kind::BFloat16).unwrap();
+        assert_eq!(half, read.to_kind(Kind::BFloat16), "{name}");
+    }
+}
+
+/// Both files have the same tensors.
+pub(in crate::diffusion) fn is_the_same_file(one: &Path, other: &Path) {
+    let [one, other] = [one, other].map(|path| SafetensorsFile::open(path).unwrap());
+    assert_eq!(one.names(), other.names());
+    for name in one.names() {
+        assert_eq!(one.shape(&name), other.shape(&name), "{name}");
+        let read = |file: &SafetensorsFile| file.read_stored(&name).unwrap();
+        assert_eq!(read(&one), read(&other), "{name}");
+    }
 }
 
 /// The single files of people with ComfyUI, made of the folder's parts by the names in `original.json`.
@@ -51,7 +117,7 @@ impl SingleFiles {
         unused: &[&str],
     ) -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        let names: Value = reference.json("original.json");
+        let names: Json = reference.json("original.json");
         for ((part, name), prefix) in PARTS.into_iter().zip([prefix, ""]) {
             let weights = reference.model().weights(part).unwrap();
             let folder = reference.golden("model").join(name);
@@ -90,7 +156,8 @@ impl SingleFiles {
         self.0.path().join(format!("{part}.safetensors"))
     }
 
-    /// The files have the weights of the folder, and these unknown tensors.
+    /// The files have the weights of the folder, and these unknown tensors; and written anew with those weights they are
+    /// what they were.
     pub(in crate::diffusion) fn have_the_same_weights(
         &self,
         reference: &Reference,
@@ -107,6 +174,10 @@ impl SingleFiles {
                 assert_eq!(read(&single), read(&folder), "{name}");
             }
             assert_eq!(single.unknown(), unknown);
+            the_same_in_gguf(&model.names(part), &self.path(name));
+            let again = self.path("again");
+            single.rewrite(&folder, &again, None).unwrap();
+            is_the_same_file(&again, &self.path(name));
         }
     }
 

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 
 use tch::{Device, Tensor};
 
+use super::text::{TOKENS, WithText};
 use super::unet::{SIZES, Unet, UnetConfig};
 use super::{ARCH, names};
 use crate::Error;
 use crate::diffusion::files::{PartFile, PartNames};
 use crate::diffusion::parts::clip::{self, ClipConfig, ClipText, ClipTokenizer, Taken};
 use crate::diffusion::parts::codec::MediaCodec;
+use crate::diffusion::parts::joined::Joined;
 use crate::diffusion::parts::kl::{self, KlAutoencoder, KlConfig};
 use crate::diffusion::parts::places::{check, config_at, refuse_second};
 use crate::diffusion::parts::schedule::{Scheduler, Spacing};
@@ -76,6 +78,8 @@ pub struct Sdxl {
     objective: Objective,
     /// Whether zeros take the place of a negative prompt that is not given.
     zeros_without_prompt: bool,
+    /// Whether the text encoders are part of the denoiser.
+    is_told_tokens: bool,
 }
 
 /// Where the parts are.
@@ -134,9 +138,23 @@ impl Sdxl {
             scheduler,
             objective,
             zeros_without_prompt,
+            is_told_tokens: false,
         };
         model.check_parts()?;
         Ok(model)
+    }
+
+    /// Builds the text encoder `number` from weights whose names begin with `prefix`.
+    fn encoder(
+        &self,
+        prefix: &str,
+        number: usize,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<ClipText, Error> {
+        // The vector is that of the second one.
+        let taken = [Taken::States, Taken::StatesAndVector];
+        ClipText::new(prefix, &self.texts[number], taken[number], device, builder)
     }
 
     /// Fails if the parts are those of different models.
@@ -334,6 +352,7 @@ impl Diffusion for Sdxl {
             Part::Denoiser(Expert::High) => Some(parts.unet.clone()),
             Part::Denoiser(Expert::Low) => None,
             Part::Autoencoder => Some(parts.vae.clone()),
+            Part::TextEncoder(_) if self.is_told_tokens => None,
             Part::TextEncoder(number) => parts.texts.get(number).cloned(),
         }
     }
@@ -353,7 +372,53 @@ impl Diffusion for Sdxl {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn Denoiser>, Error> {
-        Ok(Box::new(Unet::new(&self.unet, device, builder)?))
+        let unet = Unet::new(&self.unet, device, builder)?;
+        if !self.is_told_tokens {
+            return Ok(Box::new(unet));
+        }
+        let mut encoder =
+            |number: usize| self.encoder(names::ENCODERS[number], number, device, builder);
+        let encoders = [encoder(0)?, encoder(1)?];
+        Ok(Box::new(WithText { unet, encoders }))
+    }
+
+    fn weights(&self, part: Part) -> Result<PartFile, Error> {
+        let open = |part: Part, path: &Path| PartFile::open(&self.names(part), path);
+        let parts = &self.parts;
+        match part {
+            Part::Denoiser(_) if self.is_told_tokens => {
+                let mut files = vec![("", open(part, &parts.unet)?)];
+                for (number, prefix) in names::ENCODERS.into_iter().enumerate() {
+                    let file = open(Part::TextEncoder(number), &parts.texts[number])?;
+                    files.push((prefix, file));
+                }
+                PartFile::of(&PartNames::DIFFUSERS, Box::new(Joined::new(files)))
+            }
+            _ => {
+                let path = self.part(part);
+                let path =
+                    path.ok_or_else(|| Error::Internal(format!("a model without {part:?}")))?;
+                open(part, &path)
+            }
+        }
+    }
+
+    fn with_text(&self) -> Option<Box<dyn Diffusion>> {
+        Some(Box::new(Self {
+            is_told_tokens: true,
+            ..self.clone()
+        }))
+    }
+
+    fn of_tokens(&self, tokens: &[Vec<u32>]) -> Result<Conditions, Error> {
+        let mut conditions = Conditions::default();
+        if self.is_told_tokens {
+            for (name, ids) in TOKENS.iter().zip(tokens) {
+                let ids: Vec<f32> = ids.iter().map(|id| *id as f32).collect();
+                conditions.insert(name, Tensor::f_from_slice(&ids)?);
+            }
+        }
+        Ok(conditions)
     }
 
     fn autoencoder(
@@ -382,10 +447,12 @@ impl Diffusion for Sdxl {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn TextEncoder>, Error> {
-        // The vector is that of the second one.
-        let taken = [Taken::States, Taken::StatesAndVector];
-        let (config, taken) = (&self.texts[number.min(1)], taken[number.min(1)]);
-        Ok(Box::new(ClipText::new(config, taken, device, builder)?))
+        Ok(Box::new(self.encoder(
+            "",
+            number.min(1),
+            device,
+            builder,
+        )?))
     }
 
     fn text_width(&self) -> Result<i64, Error> {
@@ -411,9 +478,13 @@ impl Diffusion for Sdxl {
         if !self.zeros_without_prompt {
             return Ok(None);
         }
+        let (names, value) = match self.is_told_tokens {
+            true => (TOKENS, -1.0),
+            false => ([TEXT, clip::POOLED], 0.0),
+        };
         let mut zeros = Conditions::default();
-        for name in [TEXT, clip::POOLED] {
-            zeros.insert(name, prompt.get(name)?.f_zeros_like()?);
+        for name in names {
+            zeros.insert(name, prompt.get(name)?.f_full_like(value)?);
         }
         Ok(Some(zeros))
     }

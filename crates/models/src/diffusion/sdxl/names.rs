@@ -1,7 +1,8 @@
 //! What the UNet's weights are called: in diffusers, and in checkpoints.
 
-use crate::diffusion::BlockNames;
 use crate::diffusion::files::{PartNames, bare};
+use crate::diffusion::parts::clip;
+use crate::diffusion::{BlockNames, TextLayers};
 
 /// The UNet.
 pub(super) const UNET: PartNames = PartNames {
@@ -10,6 +11,30 @@ pub(super) const UNET: PartNames = PartNames {
     matrices: &[".proj_in.weight", ".proj_out.weight"],
     ..PartNames::DIFFUSERS
 };
+
+/// The text encoders, whose weights have these names before them where they are part of the denoiser.
+pub(super) const ENCODERS: [&str; 2] = ["text_encoder.", "text_encoder_2."];
+
+/// Their layers in LoRA files.
+pub(super) const TEXT: &[TextLayers] = &[
+    TextLayers {
+        prefix: "lora_te1_",
+        blocks: encoder("text_encoder.encoder.layers"),
+    },
+    TextLayers {
+        prefix: "lora_te2_",
+        blocks: encoder("text_encoder_2.encoder.layers"),
+    },
+];
+
+const fn encoder(name: &'static str) -> BlockNames {
+    BlockNames {
+        name,
+        original: "text_model.encoder.layers",
+        linear: &clip::LAYERS,
+        others: &[],
+    }
+}
 
 /// Residual blocks and attentions of each stage on the way down; on the way up there is one more.
 pub(super) const LAYERS: usize = 2;

@@ -3,6 +3,7 @@
 
 use crate::diffusion::BlockNames;
 use crate::diffusion::files::PartNames;
+use crate::diffusion::parts::t5;
 
 /// The transformer.
 pub(crate) const TRANSFORMER: PartNames = PartNames {
@@ -120,6 +121,7 @@ pub(super) fn transformer_name(name: &str, _: &[String]) -> Option<String> {
 
 /// transformers' name of a text encoder weight, whose name may be the original one.
 pub(super) fn text_encoder_name(name: &str, _: &[String]) -> Option<String> {
+    let name = t5::of_llama_cpp(name);
     let module = name.strip_suffix(".weight")?;
     let module = match module {
         "shared" | "encoder.embed_tokens" | "token_embedding" => "shared".to_owned(),
@@ -153,6 +155,7 @@ mod tests {
     use crate::Error;
     use crate::diffusion::files::PartFile;
     use crate::diffusion::parts::causal_kl;
+    use crate::diffusion::reference::the_same_in_gguf;
     use crate::formats::{TensorSource, write_tensors};
     use crate::golden::golden;
 
@@ -186,6 +189,12 @@ mod tests {
                 assert_eq!(name, "blocks.0.ffn.net.2.bias");
             }
         }
+    }
+
+    #[test]
+    fn a_transformer_in_gguf_has_the_same_weights() {
+        let file = golden("wan/transformer-t2v/diffusion_pytorch_model.safetensors");
+        the_same_in_gguf(&TRANSFORMER, &file);
     }
 
     fn written(tensors: &[(&str, Tensor)]) -> Result<PartFile, Error> {

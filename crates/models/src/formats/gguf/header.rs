@@ -19,8 +19,8 @@ const MAX_STRING: u64 = 1 << 24;
 const MAX_ARRAY: u64 = 1 << 24;
 /// Maximum depth of nested arrays; no known key nests at all.
 const MAX_NESTING: u32 = 4;
-/// Maximum number of dimensions of a ggml tensor.
-const MAX_DIMENSIONS: u32 = 4;
+/// Maximum number of dimensions: ggml's tensors have up to four, but files for ComfyUI also have convolutions over time.
+const MAX_DIMENSIONS: u32 = 5;
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,8 +1,8 @@
-//! How llama.cpp stores the tensors of a gated delta rule.
+//! How llama.cpp stores the tensors of a gated delta rule, and the gate of an expert of all tokens.
 //!
 //! Where several heads of values share one of keys, Hugging Face has those of the same key one after the other, and
 //! llama.cpp the first of each key, then the second of each. The factor of the decay is stored as the decay has it, and
-//! the convolution as a matrix.
+//! the convolution as a matrix; a gate with one output is a vector.
 
 use tch::{Kind, Tensor};
 
@@ -15,8 +15,8 @@ pub(super) struct Change {
     order: Option<Order>,
     /// Whether −e^A is stored instead of A.
     exponential: bool,
-    /// Whether a dimension of one, the second, is missing.
-    squeezed: bool,
+    /// The dimension of one that is missing.
+    squeezed: Option<usize>,
 }
 
 /// The heads of values along a dimension.
@@ -33,6 +33,12 @@ struct Order {
 impl Change {
     /// That of the tensor `name` (Hugging Face's).
     pub(super) fn of(config: &DecoderConfig, name: &str) -> Self {
+        if name.ends_with(".mlp.shared_expert_gate.weight") {
+            return Self {
+                squeezed: Some(0),
+                ..Self::default()
+            };
+        }
         let part = name.split_once(".linear_attn.").map(|(_, part)| part);
         let (Some(part), Some(delta)) = (part, &config.delta) else {
             return Self::default();
@@ -58,22 +64,25 @@ impl Change {
                 _ => None,
             },
             exponential: part == "A_log",
-            squeezed: part == "conv1d.weight",
+            squeezed: (part == "conv1d.weight").then_some(1),
         }
     }
 
     /// The shape in Hugging Face's files of a tensor that has `shape` in llama.cpp's.
     pub(super) fn shape(&self, mut shape: Vec<i64>) -> Vec<i64> {
-        if self.squeezed && !shape.is_empty() {
-            shape.insert(1, 1);
+        // Older converters leave a gate as it is.
+        match self.squeezed {
+            Some(0) if shape.len() == 2 => {}
+            Some(place) if !shape.is_empty() => shape.insert(place, 1),
+            _ => {}
         }
         shape
     }
 
     /// The opposite of [`Change::shape`].
     pub(super) fn stored_shape(&self, mut shape: Vec<i64>) -> Vec<i64> {
-        if self.squeezed && shape.len() > 1 {
-            shape.remove(1);
+        if let Some(place) = self.squeezed.filter(|place| *place < shape.len()) {
+            shape.remove(place);
         }
         shape
     }
@@ -88,16 +97,17 @@ impl Change {
             tensor = tensor.f_to_kind(Kind::Float)?.f_neg()?.f_log()?;
         }
         Ok(match self.squeezed {
-            true => tensor.f_unsqueeze(1)?,
-            false => tensor,
+            Some(0) if tensor.dim() == 2 => tensor,
+            Some(place) => tensor.f_unsqueeze(place as i64)?,
+            None => tensor,
         })
     }
 
     /// The opposite of [`Change::undo`].
     pub(super) fn apply(&self, tensor: Tensor) -> Result<Tensor, Error> {
         let mut tensor = match self.squeezed {
-            true => tensor.f_squeeze_dim(1)?,
-            false => tensor,
+            Some(place) => tensor.f_squeeze_dim(place as i64)?,
+            None => tensor,
         };
         if self.exponential {
             tensor = tensor.f_exp()?.f_neg()?;

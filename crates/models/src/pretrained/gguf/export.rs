@@ -21,7 +21,7 @@ use crate::formats::gguf::{Array, Format, GgufTensor, GgufWriter, Value};
 use crate::formats::{LazyTensor, TensorSource};
 use crate::language::{self, DecoderConfig};
 use crate::model::RopeScaling;
-use crate::pretrained::slices::EXPERTS;
+use crate::pretrained::slices::expert;
 use crate::pretrained::{Pretrained, names_used};
 
 pub use adapter::export_adapter;
@@ -85,7 +85,10 @@ impl GgufType {
                         let more =
                             layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
                         match part {
-                            "attn_v.weight" | "ffn_down.weight" | "ffn_down_exps.weight"
+                            "attn_v.weight"
+                            | "ffn_down.weight"
+                            | "ffn_down_exps.weight"
+                            | "ffn_down_shexp.weight"
                                 if more =>
                             {
                                 Format::Q6K
@@ -341,7 +344,7 @@ impl Export<'_> {
         let layers = self.config.num_hidden_layers;
         let format = match shape[..] {
             // The choice of experts is as exact as norms are.
-            _ if theirs.ends_with("ffn_gate_inp.weight") => Format::F32,
+            _ if theirs.contains(".ffn_gate_inp") => Format::F32,
             _ if theirs.ends_with("ssm_conv1d.weight") => Format::F32,
             [_, row] | [_, _, row] if theirs.ends_with(".weight") => {
                 self.stored.format(theirs, row, layers, is_head)
@@ -465,12 +468,8 @@ fn same(left: &Json, right: &Json) -> bool {
 
 /// `model.layers.3.mlp.experts.7.up_proj.weight` → 7 and the name without it.
 fn of_expert(name: &str) -> (Option<usize>, String) {
-    let found = name.split_once(EXPERTS).and_then(|(layer, rest)| {
-        let (expert, part) = rest.split_once('.')?;
-        Some((expert.parse().ok()?, format!("{layer}{EXPERTS}{part}")))
-    });
-    match found {
-        Some((expert, name)) => (Some(expert), name),
+    match expert(name) {
+        Some((all, number, part)) => (usize::try_from(number).ok(), format!("{all}.{part}")),
         None => (None, name.to_owned()),
     }
 }

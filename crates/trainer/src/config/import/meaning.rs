@@ -10,6 +10,9 @@ use super::read::{Item, pairs};
 use crate::config::LossType;
 use crate::config::words::{needless, our_key, translated, value_of};
 
+/// What is said of another adapter.
+const ADAPTERS: &str = "the adapters here are LoRA, DoRA, LoHa, LoKr and LoRA+";
+
 /// What becomes of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Meaning {
@@ -86,7 +89,7 @@ impl Keys<'_> {
                     ]
                 }
                 "lora" | "qlora" => one(Meaning::Adapter),
-                _ => nothing("the adapters here are LoRA, DoRA and LoRA+"),
+                _ => nothing(ADAPTERS),
             },
             "finetuning_type" | "use_peft" | "network_module" => {
                 let module = text.rsplit('.').next().unwrap_or_default();
@@ -96,14 +99,26 @@ impl Keys<'_> {
                     }
                     (_, Some(true)) => one(Meaning::Adapter),
                     (module, _) if module.starts_with("lora") => one(Meaning::Adapter),
-                    _ => nothing("the adapters here are LoRA, DoRA and LoRA+"),
+                    _ => nothing(ADAPTERS),
                 }
             }
             "type" if origin == Origin::AiToolkit => match (item.section(), text) {
                 ("network", "lora") => one(Meaning::Adapter),
-                ("network", _) => nothing("the adapters here are LoRA"),
+                ("network", "lokr" | "loha") => {
+                    vec![Meaning::Adapter, Meaning::Set("adapter.type", text.into())]
+                }
+                ("network", _) => nothing(ADAPTERS),
                 _ => nothing("this is what a run does here"),
             },
+            "control_path_1" => {
+                let folders = ["control_path_1", "control_path_2", "control_path_3"];
+                let folders = folders.iter().filter_map(|word| self.get(word));
+                let folders = folders.filter(|folder| folder.is_string()).cloned();
+                set("data.control_path", folders.collect())
+            }
+            "control_path_2" | "control_path_3" if self.get("control_path_1").is_some() => {
+                nothing("it stands beside the first one in `data.control_path`")
+            }
             "stage" | "rl" | "loss_type" | "pref_loss" if !origin.is_of_media() => {
                 self.preference(item)
             }

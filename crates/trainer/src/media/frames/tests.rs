@@ -130,3 +130,40 @@ fn files_that_are_no_pictures_say_so() {
         assert!(shape(&source, 16.0).is_err(), "{name}");
     }
 }
+
+/// Cameras, scanners and other programs write these; AVIF is decoded by ffmpeg.
+#[test]
+fn tiff_and_avif_are_pictures() {
+    let folder = tempfile::tempdir().unwrap();
+    let avif = folder.path().join("a.AVIF");
+    std::fs::write(&avif, include_bytes!("orange.avif")).unwrap();
+    let tiff = folder.path().join("a.tif");
+    let deep = image::ImageBuffer::from_pixel(16, 12, Rgb([200_u16 * 257, 100 * 257, 50 * 257]));
+    deep.save(&tiff).unwrap();
+    let ffmpeg = std::process::Command::new(ffmpeg::program())
+        .arg("-version")
+        .output();
+    let files = match ffmpeg {
+        Ok(_) => vec![tiff, avif],
+        Err(_) => vec![tiff],
+    };
+    for path in &files {
+        let source = Source::of(path).unwrap().unwrap();
+        assert_eq!(shape(&source, 16.0).unwrap().size, (16, 12));
+        let colour = picture(path).unwrap().get_pixel(8, 6).0;
+        for (found, made) in colour.into_iter().zip([200, 100, 50]) {
+            assert!(
+                u8::abs_diff(found, made) < 4,
+                "{}: {colour:?}",
+                path.display()
+            );
+        }
+    }
+    let broken = folder.path().join("b.avif");
+    std::fs::write(&broken, b"this is no picture").unwrap();
+    assert!(
+        picture(&broken)
+            .unwrap_err()
+            .contains("ffmpeg cannot read it")
+    );
+}

@@ -68,6 +68,58 @@ fn captions_that_are_missing_or_no_text_are_all_named() {
 }
 
 #[test]
+fn a_video_is_trimmed_by_a_file_beside_it_or_by_its_line() {
+    let folder = folder(&[
+        ("a.mp4", b""),
+        ("a.txt", b""),
+        ("a.trim.json", b"{\"start\": 1.5}"),
+        ("b.mp4", b""),
+        ("b.txt", b""),
+        ("b.mp4.trim.json", b"{\"end\": 2}"),
+        ("c.mp4", b""),
+        ("c.txt", b""),
+        (
+            "set.jsonl",
+            b"{\"path\": \"a.mp4\", \"text\": \"\", \"start\": 1, \"end\": 2.5}\n{\"path\": \"b.mp4\", \"text\": \"\"}",
+        ),
+    ]);
+    let trims = |path: &Path| -> Vec<_> {
+        let items = list(path, &DataConfig::default()).unwrap();
+        items
+            .iter()
+            .map(|item| (item.trim.start, item.trim.end))
+            .collect()
+    };
+    let (none, lines) = ((None, None), folder.path().join("set.jsonl"));
+    assert_eq!(
+        trims(folder.path()),
+        [(Some(1.5), None), (None, Some(2.0)), none]
+    );
+    assert_eq!(trims(&lines), [(Some(1.0), Some(2.5)), none]);
+    for (line, complaint) in [
+        (
+            "\"start\": \"1\"",
+            "line 1: `start` is no number of seconds: \"1\"",
+        ),
+        (
+            "\"start\": 3, \"end\": 2",
+            "line 1: `end` 2 is not after `start` 3",
+        ),
+        ("\"from\": 3", "unknown key `from`"),
+    ] {
+        fs::write(
+            &lines,
+            format!("{{\"path\": \"a.mp4\", \"text\": \"\", {line}}}"),
+        )
+        .unwrap();
+        let error = list(&lines, &DataConfig::default())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
+}
+
+#[test]
 fn the_trigger_word_is_in_every_caption() {
     let config = DataConfig {
         trigger_word: Some("ohwx".into()),

@@ -1,5 +1,6 @@
 //! Loads encoded clips on a separate thread, ahead of the training step.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use models::diffusion::{Conditions, Diffusion};
@@ -22,6 +23,9 @@ pub(super) struct EncodedClip {
     latents: Tensor,
     conditions: Conditions,
     tokens: u64,
+    is_regular: bool,
+    /// As that of [`Clip`].
+    empty: Option<PathBuf>,
 }
 
 /// Encoded clips of the same shape on the host.
@@ -35,6 +39,10 @@ pub(super) struct Encoded {
     pub(super) rows: Vec<Conditions>,
     /// Number of the denoiser's tokens of the clips.
     pub(super) tokens: u64,
+    /// Of each clip, whether it is for regularisation.
+    pub(super) regular: Vec<bool>,
+    /// Of each clip, the file of the empty text if it has one of its own.
+    pub(super) empty: Vec<Option<PathBuf>>,
 }
 
 impl TensorTree for Encoded {
@@ -49,6 +57,8 @@ impl TensorTree for Encoded {
                 .map(|name, tensor| map(&path.field(name), tensor))?,
             rows: self.rows,
             tokens: self.tokens,
+            regular: self.regular,
+            empty: self.empty,
         })
     }
 }
@@ -74,7 +84,8 @@ impl ClipSource {
     /// # Errors
     /// If one of its files is missing or damaged.
     pub(super) fn batch_of(&self, number: usize) -> Result<Encoded, Error> {
-        self.together(vec![self.read(number)?])
+        let clip = &self.clips[number];
+        self.together(vec![Self::read(clip, &clip.text)?])
     }
 
     /// So many rows of the clip of the most tokens, with the longest text of all.
@@ -87,24 +98,21 @@ impl ClipSource {
         let (Some(clip), Some(text)) = (clip, self.clips.iter().max_by_key(length)) else {
             return Err(Error::Internal("no clips".into()));
         };
-        let rows = (0..rows).map(|_| Self::read_with(clip, text));
+        let rows = (0..rows).map(|_| Self::read(clip, &text.text));
         self.together(rows.collect::<Result<_, Error>>()?)
     }
 
-    fn read(&self, number: usize) -> Result<EncodedClip, Error> {
-        let clip = &self.clips[number];
-        Self::read_with(clip, clip)
-    }
-
-    /// `clip` with the text of another.
-    fn read_with(clip: &Clip, text: &Clip) -> Result<EncodedClip, Error> {
+    /// `clip` with this text.
+    fn read(clip: &Clip, text: &Path) -> Result<EncodedClip, Error> {
         let file = SafetensorsFile::open(&clip.latents)?;
-        let mut conditions = Conditions::read(&SafetensorsFile::open(&text.text)?, &[])?;
+        let mut conditions = Conditions::read(&SafetensorsFile::open(text)?, &[])?;
         conditions.extend(Conditions::read(&file, &["latents"])?);
         Ok(EncodedClip {
             latents: file.read("latents", Kind::Float)?,
             conditions,
             tokens: clip.tokens,
+            is_regular: clip.is_regular,
+            empty: clip.empty.clone(),
         })
     }
 
@@ -112,21 +120,28 @@ impl ClipSource {
         let latents: Vec<_> = clips.iter().map(|clip| &clip.latents).collect();
         let latents = Tensor::f_stack(&latents, 0)?;
         let tokens = clips.iter().map(|clip| clip.tokens).sum();
+        let regular = clips.iter().map(|clip| clip.is_regular).collect();
+        let empty = clips.iter().map(|clip| clip.empty.clone()).collect();
         let rows: Vec<_> = clips.into_iter().map(|clip| clip.conditions).collect();
         Ok(Encoded {
             latents,
             conditions: self.model.collate(&rows)?,
             rows,
             tokens,
+            regular,
+            empty,
         })
     }
 
-    /// Several clips of one shape, as one batch.
-    fn batch(&self, numbers: &[usize], doing: &Activity) -> Result<Encoded, BoxError> {
+    /// Several clips of one shape, as one batch of the pass with this number.
+    fn batch(&self, numbers: &[usize], pass: u64, doing: &Activity) -> Result<Encoded, BoxError> {
         let clips = numbers.iter().map(|number| {
-            let name = &self.clips[*number].name;
+            let clip = &self.clips[*number];
+            let name = &clip.name;
             doing.set(format!("`{name}` is still being read"));
-            self.read(*number)
+            let order = pass.checked_rem(clip.orders.len() as u64);
+            let text = order.map_or(&clip.text, |order| &clip.orders[order as usize]);
+            Self::read(clip, text)
                 .map_err(|error| format!("`{name}` cannot be read: {error}").into())
         });
         let clips = clips.collect::<Result<Vec<_>, BoxError>>()?;
@@ -163,8 +178,10 @@ impl ClipLoader {
             Some(ahead) => ahead,
             none => {
                 let (source, order) = (self.source.clone(), Arc::clone(&self.order));
-                let make =
-                    move |number, doing: &Activity| source.batch(&order.samples_of(number), doing);
+                let make = move |number, doing: &Activity| {
+                    let (pass, _) = order.place_of(number);
+                    source.batch(&order.samples_of(number), pass, doing)
+                };
                 let begun = Prefetcher::new(self.taken, AHEAD, self.pin_for, make);
                 none.insert(begun.map_err(|error| {
                     Error::Data(format!("cannot start a thread that reads clips: {error}"))

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use models::Parameters;
 use models::adapters::{
-    Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
+    Attached, Attachment, LoraConfig, Modules, Naming, PeftAdapter, adapter_config, write_peft,
 };
-use models::diffusion::lora::{LoraFile, LoraForm};
+use models::diffusion::lora::{LoraFile, LoraForm, WithLoras};
 use models::diffusion::{Arch, Denoiser, Diffusion, Expert as Which, Part};
-use models::model::{Base, Builder, Load, RandomWeights, Streaming};
+use models::model::{Base, Builder, FileWeights, Load, RandomWeights, Streaming, WeightSource};
 use models::pretrained::fingerprint;
 use placement::Placer;
 use placement::phases::{self, SpillFile, StageComponent, enter};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
-use super::model::config_file;
+use super::model::{config_file, expect_one_place};
 use super::plan::{component, has_offloaded_modules};
 use crate::Error;
 use crate::adapter_speed;
@@ -25,7 +25,7 @@ use crate::config::{Config, ModuleNames};
 use crate::media::{Density, TrainedPart};
 use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
 
-/// A transformer with its LoRA, or one that is trained from scratch.
+/// A transformer with its LoRA, or one that is trained itself.
 pub(super) struct Expert {
     /// Which of two experts it is; `None` if there is only one.
     pub(super) which: Option<Which>,
@@ -63,6 +63,11 @@ impl Expert {
     ) -> Result<Self, Error> {
         let (arch, which) = (diffusion.arch(), part.which());
         let weights = diffusion.weights(Part::Denoiser(which))?;
+        let (blocks, fingerprint) = (arch.blocks(&weights), fingerprint(&weights)?);
+        let added = config.model.training_adapter.as_deref();
+        let added = added.map(|path| LoraFile::read(path, arch, Some(which)));
+        let added = added.transpose()?.into_iter().map(|lora| (lora, 1.0));
+        let weights = WithLoras::new(Box::new(weights), added.collect())?;
         let kind = config.adapter.as_ref().map_or(Kind::Float, |adapter| {
             adapter_speed::computes_in(adapter, (compute, placer.device()))
         });
@@ -80,48 +85,60 @@ impl Expert {
         offload_activations(&*model, config, placer.device());
         let adapter = attachment.finish()?;
         let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
-        let blocks = arch.blocks(&weights);
         Ok(Self {
             which: part.expert,
             lora: Some(Lora {
-                form: lora_file::form(wanted, &adapter.modules, arch, &blocks)?,
+                form: lora_file::form(wanted, (&adapter.config, &adapter.modules), arch, &blocks)?,
                 adapter,
             }),
             model,
             frozen,
-            fingerprint: fingerprint(&weights)?,
+            fingerprint,
             parameters,
             density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
         })
     }
 
-    /// The denoiser `part` as the config in its folder describes it, whose weights are drawn from the run's seed and
-    /// all trained, in fp32.
+    /// The denoiser `part`, all weights of which are trained, in fp32: from those in its file or, with `model.from_config`, from
+    /// random ones that are drawn from the run's seed.
     ///
     /// # Errors
-    /// If there is no such config, or memory runs out.
-    pub(super) fn fresh(
+    /// If a file is missing, damaged or not supported, or memory runs out.
+    pub(super) fn whole(
         config: &Config,
         diffusion: &dyn Diffusion,
         part: &TrainedPart,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
-        let shape = config_file(config, diffusion, part.which())?;
-        let shape = std::fs::read_to_string(&shape).map_err(|e| Error::io("read", &shape, e))?;
+        let (device, which) = (placer.device(), part.which());
         let mut parameters = Parameters::default();
-        let device = placer.device();
-        let mut source = RandomWeights::new(config.seed, placer);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
-        let model = diffusion.denoiser(part.which(), device, &mut builder)?;
-        offload_activations(&*model, config, placer.device());
+        let mut build = |source: &mut dyn WeightSource| {
+            let mut builder = Builder::new(source, &mut parameters, compute, Base::Trained);
+            diffusion.denoiser(which, device, &mut builder)
+        };
+        let (model, fingerprint) = match config.model.from_config {
+            Some(true) => {
+                let shape = config_file(config, diffusion, which)?;
+                let shape =
+                    std::fs::read_to_string(&shape).map_err(|e| Error::io("read", &shape, e))?;
+                (build(&mut RandomWeights::new(config.seed, placer))?, shape)
+            }
+            _ => {
+                let weights = diffusion.weights(Part::Denoiser(which))?;
+                expect_one_place(&weights)?;
+                let model = build(&mut FileWeights::new(&weights, Kind::Float, placer))?;
+                (model, fingerprint(&weights)?)
+            }
+        };
+        offload_activations(&*model, config, device);
         Ok(Self {
             which: part.expert,
             lora: None,
             model,
             frozen: Vec::new(),
-            fingerprint: shape,
+            fingerprint,
             parameters,
             density: Density::new(&config.train, diffusion.arch().training_shift, part.range)?,
             range: part.range,
@@ -151,12 +168,19 @@ impl Expert {
         let Some(Lora { adapter, .. }) = &self.lora else {
             return Value::Null;
         };
-        let mut identity = adapter_config(adapter, "");
+        let mut identity = adapter_config(adapter, "", Naming::ALONE);
         if let Some(keys) = identity.as_object_mut() {
             keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
             keys.insert("layers".into(), json!(adapter.modules));
         }
         identity
+    }
+
+    /// The LoRA as it is now, if there is one.
+    pub(super) fn lora_file(&self, arch: &'static Arch) -> Result<Option<LoraFile>, Error> {
+        let lora = self.lora.as_ref();
+        let file = lora.map(|lora| lora_file::of(&lora.adapter, &self.parameters, arch));
+        file.transpose()
     }
 
     /// Writes the LoRA, if there is one, to `folder` in the format for other programs, and to `peft` in
@@ -171,14 +195,14 @@ impl Expert {
         let Some(Lora { adapter, form }) = &self.lora else {
             return Ok(());
         };
+        let mut file = lora_file::of(adapter, &self.parameters, model.arch())?;
         let base = model.path().display().to_string();
-        write_peft(peft, adapter, &self.parameters, &base)?;
+        write_peft(peft, adapter, &self.parameters, (&base, Naming::ALONE))?;
         let path = peft.join("adapter_config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
         // PEFT has no task type for video models.
         let text = text.replace("\"CAUSAL_LM\"", "null");
         std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
-        let mut file = lora_file::of(adapter, &self.parameters, model.arch())?;
         file.metadata = self.about(config, model, &base).into_iter().collect();
         file.write(&folder.join(self.file_name(&config.name)), *form)?;
         Ok(())
@@ -324,16 +348,17 @@ pub(super) fn offload_activations(model: &dyn Denoiser, config: &Config, device:
     }
 }
 
-/// A denoiser without a LoRA.
+/// A frozen denoiser, with a LoRA merged into its weights if there is one.
 pub(super) fn frozen(
     config: &Config,
-    diffusion: &dyn Diffusion,
-    which: Which,
+    (diffusion, which): (&dyn Diffusion, Which),
+    lora: Option<LoraFile>,
     streaming: Option<Streaming>,
     compute: Kind,
     placer: &mut Placer,
 ) -> Result<Box<dyn Denoiser>, Error> {
-    let weights = diffusion.weights(Part::Denoiser(which))?;
+    let weights = Box::new(diffusion.weights(Part::Denoiser(which))?);
+    let weights = WithLoras::new(weights, lora.into_iter().map(|lora| (lora, 1.0)).collect())?;
     let load = Load {
         compute,
         quantization: config.model.quantization.map(Into::into),
@@ -351,8 +376,8 @@ pub(super) fn attachment(
     which: Option<Which>,
 ) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {
-        return Err(Error::Data(
-            "for a published video model only LoRAs can be trained: add `adapter`".into(),
+        return Err(Error::Internal(
+            "a run without `adapter` attaches one".into(),
         ));
     };
     if let Some(folder) = &adapter.resume_from {
@@ -363,7 +388,19 @@ pub(super) fn attachment(
     if adapter.target_modules == all {
         lora.target_modules = match arch.lora.targets {
             [pattern] => Modules::from_text(pattern).map_err(Error::Data)?,
-            names => Modules::Suffixes(names.iter().map(|name| (*name).to_owned()).collect()),
+            names => {
+                let text = arch.lora.text.iter().filter(|_| config.train.text_encoder);
+                let text = text
+                    .flat_map(|text| text.blocks.linear)
+                    .map(|(name, _)| name);
+                let mut names: Vec<String> = names
+                    .iter()
+                    .chain(text)
+                    .map(|name| (*name).to_owned())
+                    .collect();
+                names.dedup();
+                Modules::Suffixes(names)
+            }
         };
     }
     Ok(Attachment::fresh(&lora)?)
@@ -403,11 +440,11 @@ fn saved(
     Ok(PeftAdapter::open(folder.path())?)
 }
 
-/// Which blocks of a transformer are streamed, if any.
+/// Which blocks of a transformer are streamed, if any; `component` is its name in the plan.
 pub(super) fn streaming(
     config: &Config,
     plan: &MemoryPlan,
-    which: Option<Which>,
+    component: &str,
     placer: &Placer,
 ) -> Result<Option<Streaming>, Error> {
     let adapter = config.adapter.as_ref();
@@ -415,5 +452,5 @@ pub(super) fn streaming(
         dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
         offload: config.train.activation_offload && placer.device() != Device::Cpu,
     };
-    plan.streaming(component(which), placer, &pass)
+    plan.streaming(component, placer, &pass)
 }

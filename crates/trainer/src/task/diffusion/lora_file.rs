@@ -1,32 +1,51 @@
 //! Converts a trained adapter to a LoRA file, and chooses its format.
 
+use std::path::Path;
+
 use models::Parameters;
-use models::adapters::{Attached, LoraConfig};
+use models::adapters::{AdapterType, Attached, LoraConfig};
 use models::diffusion::Arch;
-use models::diffusion::lora::{LoraFile, LoraForm, LoraModule};
-use regex::Regex;
-use tch::{Device, Kind, Tensor};
+use models::diffusion::lora::{LoraFile, LoraForm};
+use models::formats::SafetensorsFile;
 
 use crate::Error;
 use crate::config::LoraFormat;
 
-/// The format for a LoRA on these layers of a model whose lists have `blocks` blocks.
+/// The format for the adapter `config` on these layers of a model whose lists have `blocks` blocks.
 ///
 /// # Errors
 /// If a layer is not in a block, or the requested format cannot represent all layers.
 pub(super) fn form(
     wanted: Option<LoraFormat>,
-    layers: &[String],
+    (config, layers): (&LoraConfig, &[String]),
     arch: &Arch,
     blocks: &[usize],
 ) -> Result<LoraForm, Error> {
+    // What diffusers would drop without a word.
+    let dropped = match config.kind {
+        AdapterType::Lora => config.dora.then_some("DoRA"),
+        kind => Some(kind.name()),
+    };
+    if let Some(half) = arch.half_adapted(layers).filter(|_| config.dora) {
+        return Err(Error::Data(format!(
+            "`adapter.use_dora`: LoRA files of {} have layers as one, of which `{half}` and others would have a magnitude and the \
+             rest none: name all of them in `adapter.target_modules`, or none",
+            arch.title
+        )));
+    }
+    if config.dora {
+        tracing::warn!(
+            "ComfyUI divides the magnitudes of a DoRA's rows by the norms of the unchanged weight, so that it looks stronger there \
+             (Comfy-Org/ComfyUI#15458); `surefoot convert-lora --rank R --base MODEL` makes a plain LoRA of the file"
+        );
+    }
     // Where kohya's form needs no layer, every layer has a name in it.
     let is_any_read = arch.lora.partial == LoraForm::Kohya;
     let known = |layer: &String| {
         let has = |list: &[(&str, &str)], name: &str| list.iter().any(|(own, _)| *own == name);
         match arch.part_of_block(layer) {
             Some((list, _, part)) => has(list.linear, part),
-            None => is_any_read && has(arch.others, layer),
+            None => is_any_read && (has(arch.others, layer) || arch.text_layer(layer).is_some()),
         }
     };
     if let Some(other) = layers.iter().find(|layer| !known(layer)) {
@@ -43,7 +62,7 @@ pub(super) fn form(
     let all: usize = lists.map(|(list, count)| count * list.linear.len()).sum();
     let complete = layers.len() == all;
     match wanted {
-        Some(LoraFormat::Kohya) if !complete && !is_any_read => {
+        Some(LoraFormat::Kohya) if !complete && !is_any_read && dropped.is_none() => {
             let each: Vec<String> = (arch.lists.iter().zip(blocks))
                 .map(|(list, count)| {
                     let layers = list.linear.len();
@@ -69,13 +88,33 @@ pub(super) fn form(
         ))),
         Some(LoraFormat::Kohya) => Ok(LoraForm::Kohya),
         Some(LoraFormat::Comfy) => Ok(LoraForm::Comfy),
-        Some(LoraFormat::Diffusers) => Ok(LoraForm::Diffusers),
+        Some(LoraFormat::Diffusers) if layers.iter().any(|name| arch.text_layer(name).is_some()) => {
+            Err(Error::Data(
+                "`adapter.format: diffusers` has no name for the layers of text encoders. Use `kohya`, or drop the key".into(),
+            ))
+        }
+        Some(LoraFormat::Diffusers) => match dropped {
+            None => Ok(LoraForm::Diffusers),
+            Some(what) => Err(Error::Data(format!(
+                "`adapter.format: diffusers`: diffusers drops what it does not know of a {what} file. Use `comfy`, or drop the key"
+            ))),
+        },
+        None if dropped.is_some() && !is_any_read => Ok(LoraForm::Comfy),
         None if complete => Ok(arch.lora.complete),
         None => Ok(arch.lora.partial),
     }
 }
 
-/// The trained matrices, in fp32.
+/// The tensors of the LoRA at `path`, a file or a folder of PEFT.
+pub(super) fn weights(path: &Path) -> Result<SafetensorsFile, Error> {
+    let file = match path.is_dir() {
+        true => path.join("adapter_model.safetensors"),
+        false => path.to_owned(),
+    };
+    Ok(SafetensorsFile::open(&file)?)
+}
+
+/// The trained changes, in fp32.
 ///
 /// # Errors
 /// If a layer has none.
@@ -86,37 +125,10 @@ pub(super) fn of(
 ) -> Result<LoraFile, Error> {
     let mut file = LoraFile::new(arch);
     for layer in &adapter.modules {
-        let matrix = |part: &str| -> Result<Tensor, Error> {
-            let name = format!("base_model.model.{layer}.{part}.weight");
-            let found = parameters.iter().find(|parameter| parameter.name == name);
-            let found = found.ok_or_else(|| Error::Internal(format!("there is no `{name}`")))?;
-            let tensor = found.tensor.f_detach()?.f_to_device(Device::Cpu)?;
-            Ok(tensor.f_to_kind(Kind::Float)?.f_contiguous()?)
-        };
-        let (down, up) = (matrix("lora_A")?, matrix("lora_B")?);
-        let rank = down.size()[0];
-        let alpha = scaling(&adapter.config, layer, rank)? * rank as f64;
-        let module = LoraModule { down, up, alpha };
+        let module = adapter.module(layer, parameters)?;
         file.modules.insert(layer.clone(), module);
     }
     Ok(file)
-}
-
-/// The scale of a layer's change, by PEFT's rule.
-fn scaling(config: &LoraConfig, layer: &str, rank: i64) -> Result<f64, Error> {
-    let mut alpha = config.alpha;
-    for (pattern, other) in &config.alpha_pattern {
-        let regex = Regex::new(&format!(r"\A(?:.*\.)?(?:{pattern})\z"))
-            .map_err(|error| Error::Data(format!("`adapter.alpha_pattern`: {error}")))?;
-        if regex.is_match(layer) {
-            alpha = *other;
-            break;
-        }
-    }
-    Ok(match config.rslora {
-        true => alpha / (rank as f64).sqrt(),
-        false => alpha / rank as f64,
-    })
 }
 
 #[cfg(test)]
@@ -135,7 +147,8 @@ mod tests {
     #[test]
     fn the_form_is_one_that_all_programs_read_where_there_is_one() {
         let all = layers(3);
-        let form = |wanted, layers: &[String]| form(wanted, layers, arch(), &[3]);
+        let plain = LoraConfig::default();
+        let form = |wanted, layers: &[String]| form(wanted, (&plain, layers), arch(), &[3]);
         assert_eq!(form(None, &all).unwrap(), LoraForm::Kohya);
         assert_eq!(form(None, &all[..4]).unwrap(), LoraForm::Comfy);
         let wanted = Some(LoraFormat::Diffusers);
@@ -154,15 +167,23 @@ mod tests {
     }
 
     #[test]
-    fn strength_follows_the_rank_and_the_patterns() {
-        let mut config = LoraConfig {
-            alpha: 8.0,
-            ..LoraConfig::default()
-        };
-        config.alpha_pattern.insert("ffn.*".into(), 2.0);
-        assert_eq!(scaling(&config, "blocks.1.attn1.to_q", 4).unwrap(), 2.0);
-        assert_eq!(scaling(&config, "blocks.1.ffn.net.2", 4).unwrap(), 0.5);
-        config.rslora = true;
-        assert_eq!(scaling(&config, "blocks.1.attn1.to_q", 4).unwrap(), 4.0);
+    fn what_diffusers_drops_is_in_a_form_for_comfyui() {
+        for config in [
+            LoraConfig {
+                dora: true,
+                ..LoraConfig::default()
+            },
+            LoraConfig {
+                kind: AdapterType::Loha,
+                ..LoraConfig::default()
+            },
+        ] {
+            let all = layers(3);
+            let form = |wanted| form(wanted, (&config, &all[..4]), arch(), &[3]);
+            assert_eq!(form(None).unwrap(), LoraForm::Comfy);
+            assert_eq!(form(Some(LoraFormat::Kohya)).unwrap(), LoraForm::Kohya);
+            let error = form(Some(LoraFormat::Diffusers)).unwrap_err().to_string();
+            assert!(error.contains("diffusers drops"), "{error}");
+        }
     }
 }

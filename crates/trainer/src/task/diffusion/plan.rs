@@ -20,19 +20,22 @@ use placement::swap::SwapOptions;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake::PassMemory;
 
-use super::clip_loader::ClipSource;
+use super::clip_loader::Encoded;
 use super::expert::{attachment, offload_activations};
 use super::weights::{means, squares};
 use crate::Error;
 use crate::adapter_speed;
 use crate::config::{Config, Quantization, TrainConfig};
 use crate::estimate;
-use crate::media::VideoData;
 use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
+use crate::text::thousands;
 
 /// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
 /// limit; as estimated; and a tenth less, because a run that may fit should be tried.
 const MARGINS: [u64; 3] = [11, 10, 9];
+
+/// So many rows of the largest clip.
+pub(super) type Largest<'a> = &'a dyn Fn(u32) -> Result<Encoded, Error>;
 
 /// The run's config, or a variant that might fit.
 pub(super) struct PlannedExperts<'a> {
@@ -42,7 +45,7 @@ pub(super) struct PlannedExperts<'a> {
     which: Option<Which>,
     /// Number of blocks of each list of a denoiser.
     blocks: Vec<usize>,
-    data: &'a VideoData,
+    largest: Largest<'a>,
     /// What passes were measured to need, each under a description of what matters.
     measured: RefCell<BTreeMap<String, Measured>>,
     compute: Kind,
@@ -62,6 +65,9 @@ pub(super) fn component(which: Option<Which>) -> &'static str {
     }
 }
 
+/// The name in the plan of a transformer that is loaded for previews.
+pub(super) const OF_PREVIEWS: &str = "preview_transformer";
+
 /// The input of a plan.
 struct PlanRequest<'a> {
     /// That of the run, or another one that might fit.
@@ -74,17 +80,18 @@ struct PlanRequest<'a> {
 }
 
 impl<'a> PlannedExperts<'a> {
-    /// The transformers in `trained`, and another one if `previews` need it.
+    /// The transformers in `trained`, and others that previews need, if there are some: of the model itself, or that of another
+    /// model.
     ///
     /// # Errors
     /// If a file is missing or damaged.
     pub(super) fn new(
         config: &'a Config,
         model: &'a Arc<dyn Diffusion>,
-        data: &'a VideoData,
+        largest: Largest<'a>,
         (compute, device): (Kind, Device),
         trained: &[Option<Which>],
-        previews: bool,
+        (previews, other): (bool, Option<&Arc<dyn Diffusion>>),
     ) -> Result<Self, Error> {
         let mut all = trained.to_vec();
         if previews && model.has_low_noise() {
@@ -96,7 +103,7 @@ impl<'a> PlannedExperts<'a> {
             model,
             which: trained.first().copied().flatten(),
             blocks: Vec::new(),
-            data,
+            largest,
             measured: RefCell::default(),
             compute,
             device,
@@ -107,35 +114,39 @@ impl<'a> PlannedExperts<'a> {
         for which in all {
             let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
             planned.blocks = model.arch().blocks(&file);
-            let name = component(which);
-            let modules = modules(name, &**model, &file, compute, config.model.quantization);
-            let number = planned.components.len() as u64;
-            planned.components.push(Component {
-                name: name.into(),
-                modules: modules
-                    .into_iter()
-                    .map(|mut module| {
-                        // Transformers share no storage.
-                        module.tensors[0].storage += number << 32;
-                        module
-                    })
-                    .collect(),
-            });
+            planned.add(component(which), &**model, &file);
+        }
+        if let Some(other) = other {
+            let file = other.weights(Part::Denoiser(Which::High))?;
+            planned.add(OF_PREVIEWS, &**other, &file);
         }
         Ok(planned)
     }
 
-    /// Plans within `memory`, as configured; without such options, all blocks stay.
+    fn add(&mut self, name: &str, model: &dyn Diffusion, file: &PartFile) {
+        let quantization = self.config.model.quantization;
+        let modules = modules(name, model, file, self.compute, quantization);
+        let number = self.components.len() as u64;
+        self.components.push(Component {
+            name: name.into(),
+            modules: modules
+                .into_iter()
+                .map(|mut module| {
+                    // Transformers share no storage.
+                    module.tensors[0].storage += number << 32;
+                    module
+                })
+                .collect(),
+        });
+    }
+
+    /// Plans within `memory`, as configured.
     ///
     /// # Errors
     /// If it does not fit however the batches are split, with what would fit; or an option does not apply to
     /// this model.
     pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
-        let options = self.config.model.offload_options();
-        let options = options.unwrap_or_else(|| OffloadOptions {
-            device_map: DeviceMap::all_on_device(),
-            ..OffloadOptions::default()
-        });
+        let options = self.options();
         let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
         let mut refused = None;
         for (margin, rows) in attempts.chain([(MARGINS[2], 1)]) {
@@ -158,6 +169,30 @@ impl<'a> PlannedExperts<'a> {
             }
         }
         self.refuse(memory, &options, refused)
+    }
+
+    /// The most that is on the device at once if it is planned as configured within `memory`.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(super) fn peak(&self, memory: Memory) -> Result<Result<Bytes, PlanError>, Error> {
+        let request = PlanRequest {
+            config: self.config,
+            options: &self.options(),
+            margin: MARGINS[1],
+            rows: self.rows(),
+        };
+        let planned = self.attempt(&self.components, memory, &request)?;
+        Ok(planned.map(|plan| plan.device_peak()))
+    }
+
+    /// As configured; without such options, all blocks stay.
+    fn options(&self) -> OffloadOptions {
+        let options = self.config.model.offload_options();
+        options.unwrap_or_else(|| OffloadOptions {
+            device_map: DeviceMap::all_on_device(),
+            ..OffloadOptions::default()
+        })
     }
 
     fn rows(&self) -> u32 {
@@ -208,7 +243,14 @@ impl<'a> PlannedExperts<'a> {
             return Ok(*known);
         }
         let machine = (self.compute, self.device);
-        let measured = measured(config, self.model, self.data, self.which, machine, streamed)?;
+        let measured = measured(
+            config,
+            self.model,
+            self.largest,
+            self.which,
+            machine,
+            streamed,
+        )?;
         self.measured.borrow_mut().insert(key, measured);
         Ok(measured)
     }
@@ -224,7 +266,10 @@ impl<'a> PlannedExperts<'a> {
         let phase = |component: &Component| Phase {
             name: match component.name.as_str() {
                 "transformer_2" => "low noise".into(),
-                _ if components.len() > 1 => "high noise".into(),
+                OF_PREVIEWS => "drawing previews".into(),
+                _ if components.iter().any(|other| other.name == "transformer_2") => {
+                    "high noise".into()
+                }
                 _ => "train".into(),
             },
             active: vec![component.name.clone()],
@@ -366,7 +411,10 @@ fn modules(
         let numbers = size.iter().product::<i64>().max(0) as f64;
         let each = match model.stays_fp32(&name) {
             true => 4.0,
-            false => bytes_of_each(&size, compute, quantization),
+            false => {
+                let quantization = quantization.filter(|_| model.is_quantized(&name));
+                bytes_of_each(&size, compute, quantization)
+            }
         };
         let bytes = (numbers * each) as u64;
         let block = arch.part_of_block(&name).and_then(|(list, number, _)| {
@@ -415,14 +463,14 @@ pub(super) struct Measured {
 pub(super) fn measured(
     config: &Config,
     model: &Arc<dyn Diffusion>,
-    data: &VideoData,
+    largest: Largest<'_>,
     which: Option<Which>,
     (compute, device): (Kind, Device),
     streamed: &[usize],
 ) -> Result<Measured, Error> {
     let part = which.unwrap_or(Which::High);
     let rows = config.train.per_device_train_batch_size;
-    let largest = ClipSource::new(&data.training, model).largest(rows)?;
+    let largest = largest(rows)?;
     let conditions = largest
         .conditions
         .map(|_, tensor| tensor.f_to_device(device))?;
@@ -512,6 +560,25 @@ fn working(config: &Config, measured: Measured, experts: usize) -> Bytes {
     Bytes(resting + pass.max(so_far + trained))
 }
 
+/// Fails if all weights of `experts` with what training them takes are more than the device has, before any is read: nothing
+/// of them can be offloaded.
+pub(super) fn expect_room(
+    config: &Config,
+    measured: Measured,
+    experts: usize,
+    memory: Memory,
+) -> Result<(), Error> {
+    let (need, available) = (working(config, measured, experts), memory.on_device());
+    match need <= available {
+        true => Ok(()),
+        false => Err(Error::Data(format!(
+            "training all {} parameters needs about {need} of memory, and there are {available}: train an adapter \
+             (`adapter`), or set `train.gradient_checkpointing: true` or an optimizer with less state (`train.optim`)",
+            thousands(measured.trained)
+        ))),
+    }
+}
+
 /// Whether a module is off the device in a phase that does not use it.
 pub(super) fn has_offloaded_modules(plan: &Plan) -> bool {
     let mut placements = plan.phases.iter().flat_map(|phase| &phase.placements);
@@ -548,3 +615,6 @@ fn memory_per_model(plan: &Plan, models: usize) -> Option<Memory> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

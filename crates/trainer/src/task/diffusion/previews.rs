@@ -7,23 +7,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use models::diffusion::sampling::{Guided, SamplingState};
-use models::diffusion::{Conditions, Denoiser, Diffusion, Expert as Which, Framing};
+use models::diffusion::{
+    Conditions, Denoiser, Diffusion, Expert as Which, Framing, Part, PartPaths, index_of,
+};
 use models::formats::SafetensorsFile;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
 use super::DiffusionTask;
 use super::expert::{frozen, streaming};
+use super::plan::{OF_PREVIEWS, component};
 use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
-use crate::media::boundary;
-use crate::media_sampling::{ContactSheet, Output, Plan, Request, autoencoder, condition, decode};
+use crate::media::{Prompt, boundary, control_area};
+use crate::media_sampling::{
+    ContactSheet, Output, Plan, Request, autoencoder, condition, control_latents, decode,
+};
+use crate::single_file;
 use crate::task::Share;
 
 /// What to generate, with everything that does not change between rounds.
 pub(super) struct Previews {
+    /// What draws them.
     model: Arc<dyn Diffusion>,
+    /// Whether its transformer is loaded for each round, and not the one that is trained.
+    is_loaded: bool,
     list: Vec<Prepared>,
     /// Files of the texts: prompt and negative prompt of each preview.
     texts: Vec<PathBuf>,
@@ -40,13 +49,19 @@ impl Previews {
     /// The previews configured in `config`, if any; encodes images now.
     pub(super) fn open(
         config: &Config,
-        model: &Arc<dyn Diffusion>,
+        trained: &Arc<dyn Diffusion>,
         device: Device,
     ) -> Result<Option<Self>, Error> {
         let previews = config.previews().map_err(Error::Data)?;
         if previews.is_empty() {
             return Ok(None);
         }
+        let other = match &config.sample.transformer {
+            Some(path) => Some(with_transformer(config, trained, path)?),
+            None => None,
+        };
+        let is_loaded = other.is_some() || config.model.training_adapter.is_some();
+        let model = other.as_ref().unwrap_or(trained);
         let boundary = model
             .has_low_noise()
             .then(|| boundary(&**model, config))
@@ -59,6 +74,10 @@ impl Previews {
                 let mut image = model.framing_conditions(size)?;
                 if let Some(path) = preview.image.as_deref() {
                     image.extend(condition(&**model, path, &plan, device)?);
+                }
+                if let Some(rule) = model.controls() {
+                    let area = control_area(&config.data, rule);
+                    image.extend(control_latents(&**model, &preview.controls, area, device)?);
                 }
                 Ok((plan, image))
             };
@@ -75,19 +94,29 @@ impl Previews {
         Ok(Some(Self {
             list: prepared.collect::<Result<_, Error>>()?,
             model: Arc::clone(model),
+            is_loaded,
             texts: Vec::new(),
         }))
     }
 
+    /// The model whose transformer is loaded for each round, if it is not the trained one that draws.
+    pub(super) fn other(&self) -> Option<&Arc<dyn Diffusion>> {
+        self.is_loaded.then_some(&self.model)
+    }
+
     /// The texts that they need, two each.
-    pub(super) fn texts(&self) -> Vec<String> {
+    pub(super) fn texts(&self) -> Vec<Prompt> {
         let texts = self.list.iter().flat_map(|prepared| {
             let Preview {
                 prompt,
                 negative_prompt,
+                controls,
                 ..
             } = &prepared.preview;
-            [prompt.clone(), negative_prompt.clone()]
+            [prompt, negative_prompt].map(|text| Prompt {
+                text: text.clone(),
+                controls: controls.clone(),
+            })
         });
         texts.collect()
     }
@@ -186,6 +215,10 @@ impl Previews {
         if !videos.iter().any(|video| video.expert() == Some(expert)) {
             return Ok(());
         }
+        if self.is_loaded {
+            let model = self.loaded(task, placer)?;
+            return finish(expert, videos, &*model);
+        }
         let is_it = |other: &super::Expert| other.which.unwrap_or(Which::High) == expert;
         let trained = task.experts.iter().position(is_it);
         task.load_expert(trained, placer)?;
@@ -195,19 +228,30 @@ impl Previews {
             // This run does not train it.
             None => {
                 let plan = task.plan.as_ref();
-                let blocks = plan.map(|plan| streaming(&task.config, plan, Some(expert), placer));
+                let blocks =
+                    plan.map(|plan| streaming(&task.config, plan, component(Some(expert)), placer));
                 let blocks = blocks.transpose()?.flatten();
-                let (config, model) = (&task.config, &*task.model);
-                loaded = frozen(config, model, expert, blocks, task.compute, placer)?;
+                let (config, model) = (&task.config, (&*task.model, expert));
+                loaded = frozen(config, model, None, blocks, task.compute, placer)?;
                 &*loaded
             }
         };
-        for video in videos {
-            while video.expert() == Some(expert) {
-                video.step(model)?;
-            }
-        }
-        Ok(())
+        finish(expert, videos, model)
+    }
+
+    /// The transformer that draws, with the LoRA as it is now; the trained one makes room for it.
+    fn loaded(
+        &self,
+        task: &DiffusionTask,
+        placer: &mut Placer,
+    ) -> Result<Box<dyn Denoiser>, Error> {
+        task.load_expert(None, placer)?;
+        let plan = task.plan.as_ref();
+        let blocks = plan.map(|plan| streaming(&task.config, plan, OF_PREVIEWS, placer));
+        let blocks = blocks.transpose()?.flatten();
+        let lora = task.experts[0].lora_file(self.model.arch())?;
+        let model = (&*self.model, Which::High);
+        frozen(&task.config, model, lora, blocks, task.compute, placer)
     }
 
     /// A text with the preview's first frame, as input of the model.
@@ -228,6 +272,50 @@ impl Previews {
     }
 }
 
+/// Takes one expert's steps for every video.
+fn finish(
+    expert: Which,
+    videos: &mut [SamplingState<'_>],
+    model: &dyn Denoiser,
+) -> Result<(), Error> {
+    for video in videos {
+        while video.expert() == Some(expert) {
+            video.step(model)?;
+        }
+    }
+    Ok(())
+}
+
+/// The model that is trained, with the transformer at `path`, or the model in that folder.
+fn with_transformer(
+    config: &Config,
+    trained: &Arc<dyn Diffusion>,
+    path: &Path,
+) -> Result<Arc<dyn Diffusion>, Error> {
+    let (mut parts, mut model) = (config.model.parts(), trained.path().to_owned());
+    if index_of(path).is_some() {
+        (parts, model) = (PartPaths::default(), path.to_owned());
+    } else if model.is_dir() {
+        parts.transformer = Some(path.to_owned());
+    } else {
+        // Those that were found for the one that is trained.
+        let found = |part| trained.part(part);
+        parts.vae = found(Part::Autoencoder);
+        parts.text_encoder = found(Part::TextEncoder(0));
+        parts.text_encoder_2 = found(Part::TextEncoder(1));
+        model = path.to_owned();
+    }
+    let other = single_file::open(&model, &parts, &mut |_| ())?;
+    let (theirs, ours) = (other.arch().title, trained.arch().title);
+    if other.arch().name != trained.arch().name || other.geometry() != trained.geometry() {
+        return Err(Error::Data(format!(
+            "`sample.transformer`: `{}` is a transformer of {theirs}, and {ours} is trained with other latents",
+            path.display()
+        )));
+    }
+    Ok(other.into())
+}
+
 fn request(preview: &Preview, boundary: Option<f64>) -> Request {
     Request {
         prompt: preview.prompt.clone(),
@@ -244,6 +332,8 @@ fn request(preview: &Preview, boundary: Option<f64>) -> Request {
         boundary_ratio: Some(boundary),
         seed: preview.seed,
         image: preview.image.clone(),
+        controls: preview.controls.clone(),
+        control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
         latents: None,

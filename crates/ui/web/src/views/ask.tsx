@@ -38,6 +38,7 @@ export function AskPart({ run, facts, config }: { run: string; facts: Facts; con
   const [state, setState] = useState<"" | "going" | "done" | "stopped">("");
   const [frames, setFrames] = useState("17");
   const [steps, setSteps] = useState("20");
+  const [strength, setStrength] = useState("1");
   const [progress, setProgress] = useState("");
   /** A run uses the GPU: the user has to confirm. */
   const [busy, setBusy] = useState(false);
@@ -53,7 +54,13 @@ export function AskPart({ run, facts, config }: { run: string; facts: Facts; con
     let ended = false;
     const side = Number(size) || 512;
     const settings = isMedia
-      ? { steps: Number(steps) || 20, width: side, height: side, ...(isVideo ? { frames: Number(frames) || 17 } : {}) }
+      ? {
+          steps: Number(steps) || 20,
+          strength: strength === "" ? 1 : Number(strength),
+          width: side,
+          height: side,
+          ...(isVideo ? { frames: Number(frames) || 17 } : {}),
+        }
       : { chat, max_new_tokens: Number(most) || 200, temperature: Number(temperature) || 0 };
     await sendForStream("/api/generate", { run, prompt, base, seed, beside, ...settings }, signal, (line) => {
       const { text, progress, end, error, file } = JSON.parse(line) as Line;
@@ -129,6 +136,19 @@ export function AskPart({ run, facts, config }: { run: string; facts: Facts; con
               <label>
                 Steps <input type="number" min="1" max="200" value={steps} onInput={(event) => setSteps(event.currentTarget.value)} />
               </label>
+              {facts.generate_base && (
+                <label>
+                  Strength{" "}
+                  <input
+                    type="number"
+                    min="-10"
+                    max="10"
+                    step="0.05"
+                    value={strength}
+                    onInput={(event) => setStrength(event.currentTarget.value)}
+                  />
+                </label>
+              )}
             </>
           ) : (
             <>

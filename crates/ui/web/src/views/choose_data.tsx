@@ -48,14 +48,21 @@ export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
   /** Counts how often the folder was changed here. */
   const [turn, setTurn] = useState(0);
   const [content, setContent] = useState<FolderContent | null>(null);
+  /** Whether all that is allowed is in one folder. */
+  const [isOnly, setOnly] = useState(false);
   const [problem, setProblem] = useState<string | null>(null);
   useEffect(() => {
     let ended = false;
     read<FolderContent>(`/api/folder${path === null ? "" : `?path=${encodeURIComponent(path)}`}`).then(
       (found) => {
         if (ended) return;
-        setContent(found);
         setProblem(null);
+        const [only, ...others] = found.folders;
+        if (found.path === null && only && others.length === 0) {
+          // There is nothing to choose.
+          setOnly(true);
+          setPath(only.path);
+        } else setContent(found);
       },
       (error: Error) => !ended && setProblem(error.message),
     );
@@ -71,7 +78,7 @@ export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
       <div class="head">
         <span class="path">{here ?? "Allowed folders"}</span>
         <span class="tools">
-          {here !== null && (
+          {here !== null && !(isOnly && content?.parent === null) && (
             <button type="button" onClick={() => setPath(content?.parent ?? null)}>
               Up
             </button>
@@ -123,7 +130,7 @@ export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
             </li>
           ))}
       </ul>
-      {here === null && (
+      {(here === null || (isOnly && content?.parent === null)) && (
         <p class="note">
           Other folders are allowed with <code>surefoot ui --data FOLDER</code>.
         </p>

@@ -1,8 +1,8 @@
 // The second step to a run: which model.
-import { useEffect, useState } from "preact/hooks";
-import { type Asked, type FoundModel, type FoundModels, read } from "../api";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { type Asked, type Fit, type FoundModel, type FoundModels, read, send } from "../api";
 import { bytes } from "../format";
-import { type Goal, suits, TEMPLATES, verdict } from "../recipes";
+import { begin, type Goal, suits, TEMPLATES, type Verdict, verdict } from "../recipes";
 import { Problem } from "../widgets";
 
 /** A model that was chosen. */
@@ -20,6 +20,32 @@ const PLACES: Record<FoundModel["place"], string> = {
   hub: "in the hub's cache",
   cache: "in Surefoot's cache",
 };
+
+/** What is known of how models fit, by their names; they are measured one after another while the page is open. */
+function useVerdicts(goal: Goal, models: FoundModel[]): ReadonlyMap<string, Verdict> {
+  const [known, setKnown] = useState<ReadonlyMap<string, Verdict>>(new Map());
+  useEffect(() => {
+    let ended = false;
+    const measure = async () => {
+      for (const { name } of models) {
+        const asked = await send<Asked<Fit>>("POST", "/api/fits", { config: begin(goal, name, {}) }).catch((error: Error) => ({
+          found: null,
+          error: error.message,
+        }));
+        if (ended) return;
+        const told: Verdict = asked?.found
+          ? verdict(asked.found)
+          : { text: "could not be measured", level: "warning", keys: {}, ...(asked?.error ? { why: asked.error } : {}) };
+        setKnown((known) => new Map(known).set(name, told));
+      }
+    };
+    void measure();
+    return () => {
+      ended = true;
+    };
+  }, [goal, models]);
+  return known;
+}
 
 export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: ChosenModel) => void }) {
   const [found, setFound] = useState<FoundModels | null>(null);
@@ -39,7 +65,8 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
       ended = true;
     };
   }, []);
-  const models = found?.models.filter((model) => suits(goal, model)) ?? [];
+  const models = useMemo(() => found?.models.filter((model) => suits(goal, model)) ?? [], [found, goal]);
+  const verdicts = useVerdicts(goal, models);
   const known = new Set(found?.models.map((model) => model.name));
   const elsewhere = [...new Set(TEMPLATES.filter((template) => template.goal === goal).map((template) => template.hub))].filter(
     (name): name is string => name !== null && !known.has(name),
@@ -55,10 +82,12 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
       {found && (
         <p class="note">
           {found.device}
-          {found.memory !== null && `, ${bytes(found.memory)}`}. Whether a model fits is judged by the size of its weights here; the last
-          step estimates a training step.
+          {found.memory !== null && `, ${bytes(found.memory)}`}. Whether a model fits is measured with its real shapes, without loading it.
         </p>
       )}
+      <p class="note" role="status">
+        {verdicts.size < models.length && `Measured ${verdicts.size} of ${models.length}; you can choose before it is done.`}
+      </p>
       {found && models.length === 0 && <p class="note">No model for this was found in the caches and the allowed folders.</p>}
       <ul class="cards">
         {goal === "text" && (
@@ -70,7 +99,7 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
           </li>
         )}
         {models.map((model) => {
-          const fits = verdict(model.bytes, found!.memory);
+          const fits = verdicts.get(model.name);
           return (
             <li key={model.name}>
               <button type="button" class="card" onClick={() => onChoose({ name: model.name, keys: fits?.keys ?? {}, isHere: true })}>
@@ -79,7 +108,14 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
                   {model.architecture}, {bytes(model.bytes)} of weights, {PLACES[model.place]}
                 </span>
                 {model.place === "folder" && <span class="path">{model.name}</span>}
-                {fits && <span class={`badge ${fits.level}`}>{fits.text}</span>}
+                {fits ? (
+                  <>
+                    <span class={`badge ${fits.level}`}>{fits.text}</span>
+                    {fits.why && <span class="note">{fits.why}</span>}
+                  </>
+                ) : (
+                  <span class="note">Measuring whether it fits …</span>
+                )}
               </button>
             </li>
           );

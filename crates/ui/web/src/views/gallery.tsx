@@ -366,6 +366,7 @@ function Cell({ media, medium, place, of, isStop, isChosen, isStill, marks, onTo
       <input type="checkbox" checked={isChosen} tabIndex={-1} aria-label={`Choose ${file}`} onChange={onToggle} />
       <span class="marks">
         {marks.isTwice && <span class="badge warning">looks like another</span>}
+        {media.trims.value[medium] && <span class="badge info">trimmed</span>}
         {marks.isBlurred && <span class="badge warning">maybe blurred</span>}
         {marks.problem !== null && <span class="badge failed">cannot be used</span>}
       </span>

@@ -4,6 +4,7 @@ import { bytes } from "../format";
 import type { MediaSet } from "../media_set";
 import { Confirm, Problem } from "../widgets";
 import type { TrainedMedium } from "./data";
+import { TrimPart } from "./trim";
 
 interface LightboxProps {
   media: MediaSet;
@@ -22,6 +23,7 @@ export function Lightbox({ media, medium, among, trained, alike, onOpen, onClose
   const video = useRef<HTMLVideoElement>(null);
   const { file, kind, width, height, bytes: size } = media.folder.media[medium]!;
   const known = media.captions.value[medium] ?? null;
+  const trim = media.trims.value[medium] ?? null;
   const [typed, setTyped] = useState<string | null>(null);
   const [part, setPart] = useState<[number, number] | null>(null);
   const place = among.indexOf(medium);
@@ -47,11 +49,12 @@ export function Lightbox({ media, medium, among, trained, alike, onOpen, onClose
   const close = async () => {
     if (await save()) dialog.current?.close();
   };
-  // A clip that training cuts is played again and again.
+  // A clip that training cuts, or what the video is trimmed to, is played again and again.
   const keepInPart = () => {
     const player = video.current;
-    if (!player || part === null) return;
-    if (player.currentTime >= part[1] || player.currentTime < part[0] - 0.05) player.currentTime = part[0];
+    if (!player || player.paused || (part === null && trim === null)) return;
+    const [from, to] = part ?? [trim?.start ?? 0, trim?.end ?? Infinity];
+    if (player.currentTime >= to || player.currentTime < from - 0.05) player.currentTime = from;
   };
   const play = (from: number, to: number) => {
     setPart([from, to]);
@@ -128,6 +131,7 @@ export function Lightbox({ media, medium, among, trained, alike, onOpen, onClose
           </span>
         ))}
       </p>
+      {kind === "video" && <TrimPart media={media} medium={medium} video={video} />}
       {trained?.problem && <p class="wrong">{trained.problem}</p>}
       {trained && trained.clips.length > 0 && trained.frames !== null && kind === "video" && (
         <p class="tools">

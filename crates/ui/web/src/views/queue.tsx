@@ -1,10 +1,10 @@
 // The queue of runs, one after another or several at once.
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type AtOnce, type Job, type Queue, send } from "../api";
-import { when } from "../format";
+import { type AtOnce, type Job, type Overview, type Queue, send } from "../api";
+import { duration, number, type Seen, seenAt, timeLeft, when } from "../format";
 import { listen } from "../live";
-import { Confirm, Mark, Offline, Problem, Section, useTitle } from "../widgets";
+import { Confirm, Mark, Offline, Problem, Progress, Section, useTitle } from "../widgets";
 import { Log } from "./log";
 
 const AT_ONCE: Record<AtOnce, string> = {
@@ -15,6 +15,22 @@ const AT_ONCE: Record<AtOnce, string> = {
 
 const queue = signal<Queue | null>(null);
 const offline = signal<string | null>(null);
+/** The runs that go on, with the time that each has left, by name. */
+const running = signal<ReadonlyMap<string, { run: Overview; left: number | null }>>(new Map());
+const seen = new Map<string, Seen[]>();
+
+function takeRuns(data: string) {
+  const now = performance.now() / 1000;
+  const { runs } = JSON.parse(data) as { runs: Overview[] };
+  const going = runs.filter(({ state }) => state === "running");
+  running.value = new Map(
+    going.map((run) => {
+      const moments = seenAt(seen.get(run.name) ?? [], run.latest.step, now);
+      seen.set(run.name, moments);
+      return [run.name, { run, left: run.max_steps === null ? null : timeLeft(moments, run.max_steps, now) }];
+    }),
+  );
+}
 
 export function QueueView() {
   const [refused, setRefused] = useState<string | null>(null);
@@ -26,7 +42,7 @@ export function QueueView() {
     const problem = (text: string | null) => {
       offline.value = text;
     };
-    return listen({ url: () => "/api/stream", on: { queue: take }, problem });
+    return listen({ url: () => "/api/stream", on: { queue: take, runs: takeRuns }, problem });
   }, []);
   // A row that moves loses the focus; at the end of its way the other button has it.
   const moved = useRef<[number, "up" | "down"] | null>(null);
@@ -129,8 +145,9 @@ interface RowProps {
 }
 
 function Row({ job, place, of, act, move }: RowProps) {
-  const running = job.stopping ? "stopping" : job.state;
-  const word = job.state === "ended" ? (job.how ?? "failed") : running;
+  const active = job.stopping ? "stopping" : job.state;
+  const word = job.state === "ended" ? (job.how ?? "failed") : active;
+  const going = job.state === "running" && job.run ? running.value.get(job.run) : undefined;
   const name = job.run ?? job.name;
   const path = `/${job.id}`;
   const isTraining = job.work.kind === "train";
@@ -171,6 +188,11 @@ function Row({ job, place, of, act, move }: RowProps) {
               {job.stopping ? "Saving …" : job.state === "running" ? "Stop and save" : "Stop"}
             </button>
           )}
+          {job.run && (
+            <a class="button" href={`#/run/${encodeURIComponent(job.run)}`} aria-label={`Open ${name}`}>
+              Open
+            </a>
+          )}
           {isCutShort && (
             <button type="button" onClick={() => act("POST", "", { resume: job.run })}>
               Resume
@@ -200,6 +222,15 @@ function Row({ job, place, of, act, move }: RowProps) {
           )}
         </span>
       </div>
+      {going && (
+        <p class="line">
+          <Progress run={going.run} />
+          <span class="note">
+            loss {number(going.run.latest.loss)}
+            {going.left !== null && `, ${duration(going.left)} left`}
+          </span>
+        </p>
+      )}
       {job.set.length > 0 && <code>{job.set.join("  ")}</code>}
       {job.error && (
         <pre class="problem" tabIndex={0} aria-label="What went wrong">

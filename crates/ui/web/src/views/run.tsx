@@ -75,6 +75,11 @@ export function RunView({ name }: { name: string }) {
               </button>
             </>
           )}
+          {!running && detail.facts?.generate && (
+            <button type="button" class="primary" onClick={() => document.querySelector<HTMLElement>("form.ask textarea")?.focus()}>
+              Try it
+            </button>
+          )}
           <a class="button" href={`#/data?like=${encodeURIComponent(name)}`}>
             Data
           </a>

@@ -28,6 +28,18 @@ function StepInput(props: { placeholder: string; value: number | undefined; onCo
   );
 }
 
+/** A budget that is higher than so many times the peak is left out: the curves would be flat. */
+const IN_SIGHT = 4;
+
+/** The memory that there was for the tensors of a run, if it is known and near. */
+function budget(detail: Detail, peak: number) {
+  const known = detail.facts?.expected_memory ?? {};
+  const parts = ["weights", "optimizer", "averages", "free"].map((name) => known[name]);
+  if (!parts.every((part) => typeof part === "number")) return [];
+  const value = parts.reduce((sum, part) => sum + part, 0);
+  return value <= IN_SIGHT * peak ? [{ label: "available", value }] : [];
+}
+
 export function CurvesPart({ run, detail, kept }: { run: LiveRun; detail: Detail; kept: Kept }) {
   const [range, setRange] = useState<[number, number] | null>(null);
   const [smoothing, setSmoothing] = useState(0);
@@ -57,7 +69,7 @@ export function CurvesPart({ run, detail, kept }: { run: LiveRun; detail: Detail
         of("process", "--three", "resident", { dashed: true }),
       ]
     : [of("process", "--one", "resident")];
-  const level = typeof peak === "number" ? { level: { label: "estimated peak", value: peak } } : {};
+  const levels = typeof peak === "number" ? [{ label: "estimated peak", value: peak }, ...budget(detail, peak)] : [];
   const step = (which: 0 | 1) => (value: number) => {
     const steps = kept.series.get("loss")?.steps ?? [];
     const next: [number, number] = range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
@@ -120,7 +132,7 @@ export function CurvesPart({ run, detail, kept }: { run: LiveRun; detail: Detail
           smoothing={smoothing}
           {...common}
         />
-        <Chart title="Memory of this run" inBytes format={bytes} lines={memory} {...level} {...common} />
+        <Chart title="Memory of this run" inBytes format={bytes} lines={memory} levels={levels} {...common} />
       </div>
       {!counted && kept.series.has("resident") && (
         <p class="note">The memory of tensors is unknown: the allocator of this run keeps no statistics.</p>

@@ -1,5 +1,6 @@
 // The list of runs.
 import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Overview } from "../api";
 import { bytes, number, when, whole } from "../format";
@@ -11,15 +12,28 @@ const runs = signal<Overview[] | null>(null);
 const offline = signal<string | null>(null);
 
 /** What the list is sorted by, and which columns are left out on a phone. */
-const COLUMNS: { title: string; value: (run: Overview) => number | string | null; isNumber?: boolean; isExtra?: boolean }[] = [
+const COLUMNS: {
+  title: string;
+  value: (run: Overview) => number | string | null;
+  /** What stands there; the name is a heading of its own. */
+  cell?: (run: Overview, now: number) => ComponentChildren;
+  isNumber?: boolean;
+  isExtra?: boolean;
+}[] = [
   { title: "Run", value: (run) => run.name.toLowerCase() },
-  { title: "State", value: (run) => run.state },
-  { title: "Steps", value: (run) => run.latest.step },
-  { title: "Loss", value: (run) => run.latest.loss, isNumber: true },
-  { title: "Held out", value: (run) => run.latest.eval_loss, isNumber: true },
-  { title: "Tokens/s", value: (run) => run.latest.tokens_per_second, isNumber: true, isExtra: true },
-  { title: "Memory", value: (run) => run.latest.memory, isNumber: true, isExtra: true },
-  { title: "Changed", value: (run) => run.changed, isExtra: true },
+  { title: "State", value: (run) => run.state, cell: (run) => <Badge run={run} /> },
+  { title: "Steps", value: (run) => run.latest.step, cell: (run) => <Progress run={run} /> },
+  { title: "Loss", value: (run) => run.latest.loss, cell: (run) => number(run.latest.loss), isNumber: true },
+  { title: "Held out", value: (run) => run.latest.eval_loss, cell: (run) => number(run.latest.eval_loss), isNumber: true },
+  {
+    title: "Tokens/s",
+    value: (run) => run.latest.tokens_per_second,
+    cell: (run) => whole(run.latest.tokens_per_second),
+    isNumber: true,
+    isExtra: true,
+  },
+  { title: "Memory", value: (run) => run.latest.memory, cell: (run) => bytes(run.latest.memory), isNumber: true, isExtra: true },
+  { title: "Changed", value: (run) => run.changed, cell: (run, now) => when(run.changed, now), isExtra: true },
 ];
 /** How it is sorted at first: the newest above. */
 const NEWEST = { column: 7, isDown: true };
@@ -32,6 +46,17 @@ function sorted(runs: Overview[], { column, isDown }: typeof NEWEST): Overview[]
     if (first === null || second === null) return Number(first === null) - Number(second === null);
     return (first < second ? -1 : first > second ? 1 : 0) * (isDown ? -1 : 1);
   });
+}
+
+/** The columns that are left out, by their titles, as they were chosen in this browser. */
+const HIDDEN = "hidden-columns";
+const hidden = signal<ReadonlySet<string>>(new Set(JSON.parse(localStorage.getItem(HIDDEN) ?? "[]") as string[]));
+
+function toggleColumn(title: string) {
+  const next = new Set(hidden.value);
+  if (!next.delete(title)) next.add(title);
+  hidden.value = next;
+  localStorage.setItem(HIDDEN, JSON.stringify([...next]));
 }
 
 export function RunsView() {
@@ -93,12 +118,24 @@ export function RunsView() {
           </button>
         </div>
       </div>
+      <details class="columns">
+        <summary>Columns</summary>
+        <div class="tools">
+          {COLUMNS.slice(1).map(({ title }) => (
+            <label key={title}>
+              <input type="checkbox" checked={!hidden.value.has(title)} onChange={() => toggleColumn(title)} /> {title}
+            </label>
+          ))}
+        </div>
+      </details>
       <Problem text={refused.value} />
       <Offline text={offline.value} />
       {list === null && offline.value === null && <p class="note">Reading the folder …</p>}
       {list?.length === 0 && (
         <div class="empty">
-          <p>No runs yet. A run that is started in a terminal appears here automatically:</p>
+          <p>
+            No runs yet. <a href="#/new">New run</a> takes four steps. A run that is started in a terminal appears here, too:
+          </p>
           <pre>surefoot train configs/small.yaml</pre>
         </div>
       )}
@@ -111,6 +148,7 @@ export function RunsView() {
                   <span class="hidden">Compare</span>
                 </th>
                 {COLUMNS.map(({ title, isNumber, isExtra }, column) => {
+                  if (hidden.value.has(title)) return null;
                   const isSorted = order.column === column;
                   return (
                     <th
@@ -151,17 +189,15 @@ export function RunsView() {
                       </button>
                     ))}
                   </th>
-                  <td>
-                    <Badge run={run} />
-                  </td>
-                  <td>
-                    <Progress run={run} />
-                  </td>
-                  <td class="number">{number(run.latest.loss)}</td>
-                  <td class="number">{number(run.latest.eval_loss)}</td>
-                  <td class="number extra">{whole(run.latest.tokens_per_second)}</td>
-                  <td class="number extra">{bytes(run.latest.memory)}</td>
-                  <td class="extra">{when(run.changed, now)}</td>
+                  {COLUMNS.map(
+                    ({ title, isNumber, isExtra, cell }) =>
+                      cell &&
+                      !hidden.value.has(title) && (
+                        <td key={title} class={`${isNumber ? "number " : ""}${isExtra ? "extra" : ""}`}>
+                          {cell(run, now)}
+                        </td>
+                      ),
+                  )}
                 </tr>
               ))}
             </tbody>

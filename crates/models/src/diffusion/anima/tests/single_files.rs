@@ -187,7 +187,14 @@ fn loras_are_read_in_all_forms_and_written_in_the_one_that_all_read() {
             }
         );
         for module in file.modules.values() {
-            assert_eq!((module.alpha, &module.down, &module.up), (1.0, &down, &up));
+            assert_eq!(
+                (
+                    module.alpha,
+                    module.factors().unwrap()[0],
+                    module.factors().unwrap()[1]
+                ),
+                (1.0, &down, &up)
+            );
         }
         let target = folder.path().join("y.safetensors");
         for (form, names) in [

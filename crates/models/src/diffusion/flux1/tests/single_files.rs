@@ -11,7 +11,8 @@ use crate::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use crate::diffusion::parts::clip::{self, ClipConfig};
 use crate::diffusion::parts::t5::{Family, TextEncoderConfig};
 use crate::diffusion::reference::{SingleFiles, difference};
-use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
+use crate::formats::gguf::{Format, GgufTensor, GgufWriter};
+use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_tensors};
 
 #[test]
 fn single_files_have_the_same_weights() {
@@ -38,12 +39,9 @@ fn a_single_transformer_asks_for_the_other_parts() {
     );
 }
 
-/// They are told by their file's name, by a tensor, or by the numbers of a token.
+/// They are told by their file's name, or by the numbers of a token.
 #[test]
 fn models_of_the_family_are_refused() {
-    let chroma = "distilled_guidance_layer.layers.0.in_layer.weight";
-    let files = SingleFiles::new(&REFERENCE, &[chroma]);
-    files.ask_for_the_other_parts(&REFERENCE, Some("it is one of Chroma"));
     let files = SingleFiles::new(&REFERENCE, &[]);
     let path = files.path("flux1-kontext-dev");
     std::fs::copy(files.path("transformer"), &path).unwrap();
@@ -157,8 +155,53 @@ fn text_encoders_are_those_of_their_files() {
     assert_eq!((clip.hidden_size, clip.num_attention_heads), (128, 2));
 }
 
+/// Encoders of T5 in GGUF have names of llama.cpp's.
+#[test]
+fn a_text_encoder_in_gguf_has_the_same_weights() {
+    let folder = REFERENCE.golden("model/text_encoder_2");
+    let folder = PartFile::open(&names::T5, &folder).unwrap();
+    let theirs = |name: &str| {
+        let name = name.replace("encoder.block.", "enc.blk.");
+        let name = name.replace("encoder.final_layer_norm", "enc.output_norm");
+        let name = name.replace("shared.", "token_embd.");
+        [
+            (".layer.0.layer_norm.", ".attn_norm."),
+            (
+                ".layer.0.SelfAttention.relative_attention_bias.",
+                ".attn_rel_b.",
+            ),
+            (".layer.0.SelfAttention.", ".attn_"),
+            (".layer.1.layer_norm.", ".ffn_norm."),
+            (".layer.1.DenseReluDense.wi_0.", ".ffn_gate."),
+            (".layer.1.DenseReluDense.wi_1.", ".ffn_up."),
+            (".layer.1.DenseReluDense.wo.", ".ffn_down."),
+        ]
+        .iter()
+        .fold(name, |name, (ours, theirs)| name.replace(ours, theirs))
+    };
+    let tensors = folder.names().into_iter().map(|name| GgufTensor {
+        name: theirs(&name),
+        format: Format::F32,
+        tensor: LazyTensor::of(&folder, &name, Kind::Float).unwrap(),
+    });
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("t5.gguf");
+    let writer = GgufWriter::new(&[], tensors.collect()).unwrap();
+    writer.write(&path).unwrap();
+    assert!(!crate::diffusion::is_at(&path));
+    let file = PartFile::open(&names::T5, &path).unwrap();
+    assert_eq!(file.names(), folder.names());
+    assert!(file.unknown().is_empty() && file.names().len() > 20);
+    for name in file.names() {
+        let [ours, theirs] = [&file, &folder].map(|file| file.read(&name, Kind::Float).unwrap());
+        assert_eq!(ours, theirs, "{name}");
+    }
+    let config = |file: &PartFile| TextEncoderConfig::of_shapes(file, Family::T5).unwrap();
+    assert_eq!(config(&file), config(&folder));
+}
+
 fn change(module: &LoraModule) -> Tensor {
-    module.up.matmul(&module.down) * module.scale()
+    module.change.matrix().unwrap() * module.scale()
 }
 
 /// In original names the layers of queries, keys, values and of the feed-forward layer are one, with strengths and ranks of
@@ -197,7 +240,11 @@ fn a_lora_is_rewritten_in_every_dialect() {
         assert_eq!(read.arch.name, "flux1");
         assert!(read.modules.keys().eq(lora.modules.keys()));
         for (name, module) in &lora.modules {
-            assert_eq!(read.modules[name].rank(), module.rank(), "{name}");
+            assert_eq!(
+                read.modules[name].change.rank(),
+                module.change.rank(),
+                "{name}"
+            );
             let apart = difference(&change(&read.modules[name]), &change(module));
             assert!(apart < 1e-5, "{name}: {apart}");
         }
@@ -206,11 +253,11 @@ fn a_lora_is_rewritten_in_every_dialect() {
     // Without some, and with another strength and rank.
     let options = (Kind::Float, Device::Cpu);
     let block = "single_transformer_blocks.0";
-    let other = LoraModule {
-        down: Tensor::randn([2, 32], options),
-        up: Tensor::randn([128, 2], options),
-        alpha: 3.0,
-    };
+    let other = LoraModule::lora(
+        Tensor::randn([2, 32], options),
+        Tensor::randn([128, 2], options),
+        3.0,
+    );
     lora.modules.insert(format!("{block}.proj_mlp"), other);
     lora.modules.remove(&format!("{block}.attn.to_k")).unwrap();
     let path = folder.path().join("some.safetensors");
@@ -220,6 +267,49 @@ fn a_lora_is_rewritten_in_every_dialect() {
     for (name, module) in &lora.modules {
         let apart = difference(&change(&read.modules[name]), &change(module));
         assert!(apart < 1e-5, "{name}: {apart}");
+    }
+}
+
+/// Before anything is learned, and where parts learned nothing, each is what it was.
+#[test]
+fn parts_without_changes_come_back_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = (Kind::Float, Device::Cpu);
+    let zeros = |rank: i64, outputs: i64| LoraModule {
+        down: Tensor::randn([rank, 32], options),
+        up: Tensor::zeros([outputs, rank], options),
+        alpha: 6.0,
+    };
+    let block = "single_transformer_blocks.0";
+    let (query, up) = (format!("{block}.attn.to_q"), format!("{block}.proj_mlp"));
+    let learned = LoraModule {
+        up: Tensor::randn([32, 6], options),
+        ..zeros(6, 32)
+    };
+    // Of one of two parts, of one alone, and of both nothing was learned.
+    for modules in [
+        vec![(query.clone(), learned), (up.clone(), zeros(3, 128))],
+        vec![(query.clone(), zeros(6, 32))],
+        vec![(query, zeros(7, 32)), (up, zeros(7, 128))],
+    ] {
+        let mut lora = LoraFile::new(&ARCH);
+        lora.modules.extend(modules);
+        for form in [LoraForm::Comfy, LoraForm::Kohya] {
+            let path = folder.path().join("x.safetensors");
+            lora.write(&path, form).unwrap();
+            let read = LoraFile::read(&path, &ARCH, None).unwrap();
+            assert!(read.modules.keys().eq(lora.modules.keys()), "{form:?}");
+            for (name, module) in &lora.modules {
+                let again = &read.modules[name];
+                assert_eq!(again.down, module.down, "{name}");
+                assert!(difference(&change(again), &change(module)) < 1e-5, "{name}");
+            }
+            // What is read and written again says nothing that holds no more.
+            let diffusers = folder.path().join("y.safetensors");
+            read.write(&diffusers, LoraForm::Diffusers).unwrap();
+            let metadata = SafetensorsFile::open(&diffusers).unwrap().metadata();
+            assert!(!metadata.keys().any(|key| key.starts_with("surefoot")));
+        }
     }
 }
 

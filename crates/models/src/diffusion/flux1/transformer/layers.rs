@@ -32,13 +32,67 @@ pub(in crate::diffusion::flux1) const DOUBLE: Double = Double {
     is_folded: false,
 };
 
+/// The same, modulated by vectors that the model makes for all blocks.
+pub(in crate::diffusion::flux1) const UNMODULATED: Double = Double {
+    streams: [
+        unmodulated(DOUBLE.streams[0]),
+        unmodulated(DOUBLE.streams[1]),
+    ],
+    ..DOUBLE
+};
+
+const fn unmodulated(stream: Stream) -> Stream {
+    Stream {
+        modulation: None,
+        ..stream
+    }
+}
+
+/// A block of this model.
+#[derive(Debug)]
+pub(super) struct Placed<L> {
+    pub(super) block: L,
+    /// The first of its vectors among those of all blocks of its list, and how many there are, for each of its streams; none
+    /// if it makes them itself.
+    pub(super) vectors: Vec<(i64, i64)>,
+}
+
+impl<L: Layer<Shared = Shared>> Layer for Placed<L> {
+    type Shared = Shared;
+
+    fn share(shared: &Shared) -> Shared {
+        shared.shallow_clone()
+    }
+
+    /// Inputs: the residual stream, and what it is modulated by, fp32: the time `[batch, width]`, or the vectors of the list,
+    /// `[batch, vectors, width]`.
+    fn forward(&self, inputs: &[Tensor], shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
+        let (false, [stream, table]) = (self.vectors.is_empty(), inputs) else {
+            return self.block.forward(inputs, shared, dropout);
+        };
+        let mut own = vec![stream.shallow_clone()];
+        for (first, count) in &self.vectors {
+            own.push(table.f_narrow(1, *first, *count)?.f_flatten(1, 2)?);
+        }
+        self.block.forward(&own, shared, dropout)
+    }
+
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            block: self.block.with_base(map)?,
+            vectors: self.vectors.clone(),
+        })
+    }
+}
+
 /// Vectors by which a single block modulates its stream: shift, scale and gate.
 pub(in crate::diffusion::flux1) const SINGLE_VECTORS: i64 = 3;
 
 /// A block in which text and picture have the same weights, and attention and feed-forward layer the same input.
 #[derive(Debug)]
 pub(super) struct Single {
-    modulation: Linear,
+    /// `None` if the model makes the vectors for all blocks.
+    modulation: Option<Linear>,
     /// Queries, keys, values, and the first of the feed-forward layers.
     inputs: [Linear; 4],
     /// Of queries and keys, per head.
@@ -49,12 +103,20 @@ pub(super) struct Single {
 }
 
 impl Single {
-    pub(super) fn new(sizes: Sizes, name: &str, builder: &mut Builder) -> Result<Self, Error> {
+    pub(super) fn new(
+        sizes: Sizes,
+        is_modulated: bool,
+        name: &str,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
         let (width, inner) = (sizes.width, sizes.inner);
         let mut layer = |part: &str, inputs: i64, outputs: i64| {
             linear(&format!("{name}.{part}"), (inputs, outputs), true, builder)
         };
-        let modulation = layer("norm.linear", width, SINGLE_VECTORS * width)?;
+        let modulation = match is_modulated {
+            true => Some(layer("norm.linear", width, SINGLE_VECTORS * width)?),
+            false => None,
+        };
         let inputs = [
             layer("attn.to_q", width, width)?,
             layer("attn.to_k", width, width)?,
@@ -81,14 +143,17 @@ impl Layer for Single {
         shared.shallow_clone()
     }
 
-    /// Inputs: the residual stream `[batch, tokens, width]`, text before picture, and the time `[batch, width]` fp32.
+    /// Inputs: the residual stream `[batch, tokens, width]`, text before picture, and the time `[batch, width]` fp32; or the
+    /// block's vectors, `[batch, 3 · width]`.
     fn forward(&self, inputs: &[Tensor], shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
         let [stream, time] = inputs else {
             let reason = "a single block takes the stream and the time";
             return Err(Error::Internal(reason.into()));
         };
-        let of_time = to_kind(&self.modulation.forward(time, dropout)?, Kind::Float)?;
-        let [shift, scale, gate] = vectors(&of_time)?;
+        let [shift, scale, gate] = match &self.modulation {
+            Some(linear) => vectors(&to_kind(&linear.forward(time, dropout)?, Kind::Float)?)?,
+            None => vectors(time)?,
+        };
         let [query, key, value, up] = &self.inputs;
         let input = modulated(stream, (&shift, &scale), self.epsilon)?;
         let input = Linear::shared_input(input, &[query, key, value, up])?;
@@ -116,7 +181,10 @@ impl Layer for Single {
         let [query, key, value, up] = &self.inputs;
         let [of_queries, of_keys] = &self.norms;
         Ok(Self {
-            modulation: self.modulation.with_base(map)?,
+            modulation: match &self.modulation {
+                Some(linear) => Some(linear.with_base(map)?),
+                None => None,
+            },
             inputs: [
                 query.with_base(map)?,
                 key.with_base(map)?,

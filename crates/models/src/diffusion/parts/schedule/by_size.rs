@@ -32,7 +32,7 @@ impl Shift {
 
 impl Scheduler {
     /// The solver and the shift of a pipeline that passes even levels to the scheduler with this config. By size, the line
-    /// is that of `base_shift` and `max_shift`; `shift_terminal` says where levels end.
+    /// is that of `base_shift` and `max_shift`; `shift_terminal` says where levels end, and `use_beta_sigmas` how they are spaced.
     ///
     /// # Errors
     /// If the file cannot be read, or asks for something that is not supported.
@@ -46,9 +46,17 @@ impl Scheduler {
             let reason = "must be less than 1, where levels begin";
             return Err(object.error("shift_terminal", reason));
         }
-        let obeyed = ["use_dynamic_shifting", "shift_terminal"];
+        let obeyed = ["use_dynamic_shifting", "shift_terminal", "use_beta_sigmas"];
         let (_, fixed) = Self::of_config(&object, &obeyed)?;
-        let solver = end.map_or(Self::EvenEuler, Self::EvenEulerTo);
+        let solver = match (end, object.flag("use_beta_sigmas", false)?) {
+            (None, false) => Self::EvenEuler,
+            (Some(end), false) => Self::EvenEulerTo(end),
+            (None, true) => Self::EvenEulerBeta,
+            (Some(_), true) => {
+                let reason = "is not supported with `shift_terminal`";
+                return Err(object.error("use_beta_sigmas", reason));
+            }
+        };
         if !object.flag("use_dynamic_shifting", false)? {
             return Ok((solver, Shift::Fixed(fixed)));
         }
@@ -65,6 +73,52 @@ impl Scheduler {
         let line = [(few as f64, low), (many as f64, high)];
         Ok((solver, Shift::BySize(line)))
     }
+
+    /// The levels before each step for evenly spaced ones that are `shifted`.
+    pub(super) fn even_levels(self, steps: usize, shifted: impl Fn(f64) -> f64) -> Vec<f32> {
+        let even = |step: usize| shifted(1.0 - step as f64 / steps as f64);
+        let lowest = even(steps - 1);
+        let stretch = match self {
+            Self::EvenEulerTo(to) if steps > 1 => (1.0 - to) / (1.0 - lowest),
+            _ => 1.0,
+        };
+        let level = |step: usize| match self {
+            Self::EvenEulerBeta => {
+                let share = 1.0 - step as f64 / (steps.max(2) - 1) as f64;
+                lowest + beta_quantile(share) * (1.0 - lowest)
+            }
+            _ => 1.0 - (1.0 - even(step)) * stretch,
+        };
+        (0..steps).map(|step| level(step) as f32).collect()
+    }
+}
+
+/// The number below which the `share` of a beta distribution with both parameters 0.6 lies, which is symmetric.
+fn beta_quantile(share: f64) -> f64 {
+    const PARAMETER: f64 = 0.6;
+    if share > 0.5 {
+        return 1.0 - beta_quantile(1.0 - share);
+    }
+    // A series for the integral from 0, up to a factor; half of the whole lies below the middle.
+    let below = |number: f64| {
+        let (mut term, mut sum) = (1.0, 0.0);
+        for at in 0..100 {
+            let at = f64::from(at);
+            sum += term / (PARAMETER + at);
+            term *= (at + 1.0 - PARAMETER) / (at + 1.0) * number;
+        }
+        number.powf(PARAMETER) * sum
+    };
+    let wanted = 2.0 * share * below(0.5);
+    let (mut low, mut high) = (0.0, 0.5);
+    for _ in 0..60 {
+        let middle = 0.5 * (low + high);
+        match below(middle) < wanted {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    high
 }
 
 #[cfg(test)]
@@ -97,6 +151,7 @@ mod tests {
             ("max_image_seq_len", json!(8192)),
             ("shift_terminal", json!(0.02)),
             ("use_dynamic_shifting", json!(false)),
+            ("use_beta_sigmas", json!(true)),
         ] {
             assert_ne!(read(&[(key, value)]).unwrap(), plain, "{key}");
         }

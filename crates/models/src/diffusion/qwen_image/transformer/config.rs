@@ -30,6 +30,8 @@ pub struct TransformerConfig {
     pub joint_attention_dim: i64,
     /// Parts of a head that are turned by the frame, the row and the column.
     pub axes_dims_rope: [i64; 3],
+    /// Whether control pictures have the time of a picture without noise.
+    pub zero_cond_t: bool,
 }
 
 const CLASS: &str = "QwenImageTransformer2DModel";
@@ -52,14 +54,11 @@ const KEYS: [&str; 12] = [
 /// What shapes do not tell, as published.
 const AXES: [i64; 3] = [16, 56, 56];
 
-/// Tensors of single files of other models of the family, and which those are.
-const OTHERS: [(&str, &str); 2] = [
-    ("__index_timestep_zero__", "Qwen-Image-Edit-2511"),
-    (
-        "time_text_embed.addition_t_embedding.weight",
-        "Qwen-Image-Layered",
-    ),
-];
+/// A tensor of single files that says that `zero_cond_t` is set.
+pub(in crate::diffusion::qwen_image) const ZERO_TIME: &str = "__index_timestep_zero__";
+
+/// A tensor of single files of Qwen-Image-Layered.
+const LAYERED: &str = "time_text_embed.addition_t_embedding.weight";
 
 impl TransformerConfig {
     /// Width of the residual stream.
@@ -84,10 +83,9 @@ impl TransformerConfig {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = of_class(path, CLASS, &KEYS)?;
         object.require("patch_size", &json!(PATCH), &json!(PATCH))?;
-        // Guidance as an input, pictures that are changed (Edit 2511), and layers.
+        // Guidance as an input, and layers.
         for key in [
             "guidance_embeds",
-            "zero_cond_t",
             "use_additional_t_cond",
             "use_layer3d_rope",
         ] {
@@ -103,6 +101,7 @@ impl TransformerConfig {
             num_attention_heads: integer("num_attention_heads", 24, 1024)?,
             joint_attention_dim: integer("joint_attention_dim", 3584, 1 << 20)?,
             axes_dims_rope: of_axes(&object, "axes_dims_rope", AXES, axes)?,
+            zero_cond_t: object.flag("zero_cond_t", false)?,
         };
         let problem = config.problem();
         sound(&object, config, problem)
@@ -115,11 +114,10 @@ impl TransformerConfig {
     pub fn of_shapes(file: &PartFile) -> Result<Self, Error> {
         let shapes = Shapes::new(&ARCH, file);
         let size = |name: &str, at| shapes.size(name, at);
-        for (name, model) in OTHERS {
-            if file.unknown().iter().any(|unknown| unknown.ends_with(name)) {
-                let reason = format!("its `{name}` is that of {model}, which is not supported");
-                return Err(shapes.wrong(reason));
-            }
+        if has_unknown(file, LAYERED) {
+            let reason =
+                format!("its `{LAYERED}` is that of Qwen-Image-Layered, which is not supported");
+            return Err(shapes.wrong(reason));
         }
         let width = size("img_in.weight", 0)?;
         let head = size("transformer_blocks.0.attn.norm_q.weight", 0)?;
@@ -132,6 +130,7 @@ impl TransformerConfig {
             num_attention_heads: width / head,
             joint_attention_dim: size("txt_in.weight", 1)?,
             axes_dims_rope: AXES,
+            zero_cond_t: has_unknown(file, ZERO_TIME),
         };
         match config.problem() {
             None if width % head == 0 => Ok(config),
@@ -159,6 +158,13 @@ impl TransformerConfig {
     }
 }
 
+/// Whether a file has a tensor whose name, which is not that of a weight, ends like this.
+pub(in crate::diffusion::qwen_image) fn has_unknown(file: &PartFile, ending: &str) -> bool {
+    file.unknown()
+        .iter()
+        .any(|unknown| unknown.ends_with(ending))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,7 +177,8 @@ mod tests {
         assert_eq!((base.width(), base.sizes().inner), (3072, 12288));
         let another = |key: &str| match key {
             "axes_dims_rope" => json!([48, 40, 40]),
-            "guidance_embeds" | "zero_cond_t" | "use_additional_t_cond" | "use_layer3d_rope" => {
+            "zero_cond_t" => json!(true),
+            "guidance_embeds" | "use_additional_t_cond" | "use_layer3d_rope" => {
                 json!(true)
             }
             _ => json!(96),

@@ -9,7 +9,7 @@ use super::REFERENCE;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use crate::diffusion::parts::schedule::{Scheduler, Spacing};
-use crate::diffusion::reference::{difference, encoded, placer, stored, write};
+use crate::diffusion::reference::{difference, encoded, placer, stored, the_same_in_gguf, write};
 use crate::diffusion::sdxl::{ARCH, Sdxl};
 use crate::diffusion::{
     self, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths, Prediction,
@@ -94,6 +94,7 @@ fn a_checkpoint_has_the_same_weights() {
     assert!(diffusion::is_at(&checkpoint.path()));
     let model = REFERENCE.model();
     for (_, part) in PARTS {
+        the_same_in_gguf(&model.names(part), &checkpoint.path());
         let folder = model.weights(part).unwrap();
         let single = PartFile::open(&model.names(part), &checkpoint.path()).unwrap();
         let plain = |name: String| name.replace("text_projection.weight", "text_projection");
@@ -256,11 +257,7 @@ fn loras_keep_their_layers_in_every_form() {
     ];
     let mut file = LoraFile::new(&ARCH);
     for (layer, inputs) in layers.into_iter().zip([80, 32]) {
-        let module = LoraModule {
-            down: matrix([2, inputs]),
-            up: matrix([64, 2]),
-            alpha: 1.0,
-        };
+        let module = LoraModule::lora(matrix([2, inputs]), matrix([64, 2]), 1.0);
         file.modules.insert(layer.to_owned(), module);
     }
     let folder = tempfile::tempdir().unwrap();
@@ -301,14 +298,14 @@ fn loras_keep_their_layers_in_every_form() {
         assert_eq!(any.arch.name, "sdxl");
         assert!(read.modules.keys().eq(file.modules.keys()));
         for (name, module) in &read.modules {
-            let change = |module: &LoraModule| module.up.matmul(&module.down) * module.scale();
+            let change = |module: &LoraModule| module.change.matrix().unwrap() * module.scale();
             let apart = difference(&change(module), &change(&file.modules[name]));
             assert!(apart < 1e-5, "{form:?}, {name}: {apart}");
         }
     }
 }
 
-/// kohya's files may have the names of diffusers, convolutions, and the text encoders, which are not supported.
+/// kohya's files may have the names of diffusers, convolutions, and the text encoders.
 #[test]
 fn loras_of_other_programs_are_read_or_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -338,6 +335,10 @@ fn loras_of_other_programs_are_read_or_refused_by_name() {
             "down_blocks.0.downsamplers.0.conv",
         ),
         (
+            "lora_te2_text_model_encoder_layers_11_mlp_fc2",
+            "text_encoder_2.encoder.layers.11.mlp.fc2",
+        ),
+        (
             "lora_unet_output_blocks_2_2_conv",
             "up_blocks.0.upsamplers.0.conv",
         ),
@@ -351,7 +352,7 @@ fn loras_of_other_programs_are_read_or_refused_by_name() {
     }
     for (module, told) in [
         (
-            "lora_te1_text_model_encoder_layers_0_self_attn_q_proj",
+            "lora_te1_text_model_encoder_layers_0_self_attn_x_proj",
             "belongs to a text encoder",
         ),
         (
@@ -369,22 +370,18 @@ fn loras_of_other_programs_are_read_or_refused_by_name() {
 fn a_lora_of_a_convolution_changes_what_is_predicted() {
     let options = (Kind::Float, Device::Cpu);
     let mut file = LoraFile::new(&ARCH);
-    let module = LoraModule {
-        down: Tensor::randn([2, 32, 3, 3], options),
-        up: Tensor::randn([32, 2, 1, 1], options),
-        alpha: 2.0,
-    };
+    let module = LoraModule::lora(
+        Tensor::randn([2, 32, 3, 3], options),
+        Tensor::randn([32, 2, 1, 1], options),
+        2.0,
+    );
     file.modules
         .insert("down_blocks.0.resnets.0.conv2".to_owned(), module);
     let model = REFERENCE.model();
     let merged = |strength: f64| {
         let mut lora = LoraFile::new(&ARCH);
         for (name, module) in &file.modules {
-            let module = LoraModule {
-                down: module.down.shallow_clone(),
-                up: module.up.shallow_clone(),
-                alpha: module.alpha,
-            };
+            let module = module.shallow_clone();
             lora.modules.insert(name.clone(), module);
         }
         with_loras(&*model, vec![(lora, strength)])

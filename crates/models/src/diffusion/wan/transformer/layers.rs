@@ -291,6 +291,7 @@ impl Attention {
             query_norm: RmsNorm {
                 weight: builder.vector(&part("norm_q.weight"), width, sharpness)?,
                 epsilon: config.eps,
+                plus_one: false,
             },
             key_norm: builder.norm(&part("norm_k"), width, config.eps)?,
             heads: config.num_attention_heads,

@@ -9,8 +9,9 @@ use crate::diffusion::parts::decoder;
 use crate::diffusion::reference::SingleFiles;
 use crate::diffusion::z_image::transformer::TransformerConfig;
 use crate::diffusion::z_image::{ARCH, names};
-use crate::formats::write_tensors;
+use crate::formats::{TensorSource, write_tensors};
 use crate::language::DecoderConfig;
+use crate::pretrained::{Export, GgufType, HfFolder, Pretrained, SpecialTokens};
 
 #[test]
 fn single_files_have_the_same_weights() {
@@ -55,6 +56,40 @@ fn shapes_say_what_the_configs_say() {
     assert!(error.contains("do not tell what language model"), "{error}");
 }
 
+/// A language model in GGUF goes by llama.cpp's names, and is read by those of its family.
+#[test]
+fn a_text_encoder_in_gguf_has_the_same_weights() {
+    let golden = crate::golden::golden("models/qwen3");
+    let folder = HfFolder::open(&golden).unwrap();
+    let model = Pretrained {
+        config: folder.config().clone(),
+        special_tokens: SpecialTokens::default(),
+        tensors: Box::new(folder),
+        ..Pretrained::open(&crate::golden::golden("models/llama-grouped.gguf")).unwrap()
+    };
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("text.gguf");
+    let export = Export {
+        model: &model,
+        tokenizer: &model.tokenizer,
+        tensors: model.tensors.as_ref(),
+        config: &model.config,
+        name: "text".into(),
+        stored: GgufType::F32,
+    };
+    export.write(&path, &|_, _| ()).unwrap();
+    assert!(!crate::diffusion::is_at(&path));
+    let [ours, theirs] =
+        [&path, &golden].map(|path| PartFile::open(&decoder::NAMES, path).unwrap());
+    assert_eq!(ours.names(), theirs.names());
+    for name in ours.names() {
+        let [ours, theirs] = [&ours, &theirs].map(|file| file.read(&name, Kind::Float).unwrap());
+        assert_eq!(ours, theirs, "{name}");
+    }
+    let [ours, theirs] = [&ours, &theirs].map(|file| DecoderConfig::of_shapes(file).unwrap());
+    assert_eq!(ours, theirs);
+}
+
 /// Its heads are too narrow for a published model; everything else was asked for before.
 #[test]
 fn a_single_transformer_asks_for_the_other_parts() {
@@ -90,8 +125,12 @@ fn a_lora_of_stacked_layers_is_one_of_each() {
         assert_eq!(names, parts);
         for (number, part) in [(1, &parts[0]), (0, &parts[1]), (2, &parts[2])] {
             let module = &file.modules[part];
-            assert_eq!((module.alpha, &module.down), (1.0, &down));
-            assert_eq!(module.up, up.narrow(0, 24 * number, 24), "{part}");
+            assert_eq!((module.alpha, module.factors().unwrap()[0]), (1.0, &down));
+            assert_eq!(
+                *module.factors().unwrap()[1],
+                up.narrow(0, 24 * number, 24),
+                "{part}"
+            );
         }
         // As readers of kohya's form would drop three, it is not written.
         let target = folder.path().join("y.safetensors");

@@ -9,12 +9,16 @@ use tch::{Device, Kind, Tensor};
 
 use super::super::delta::Change;
 use super::super::permuted_heads;
-use super::{in_block, interleaved, of_expert};
+use super::{in_block, interleaved};
 use crate::Error;
-use crate::adapters::{Attachment, Biases, EMBEDDING, HEAD, LoraLayer, PeftAdapter};
+use crate::adapters::{
+    AdapterType, Attachment, Biases, Change as Adapted, EMBEDDING, HEAD, LoraLayer, PeftAdapter,
+};
 use crate::formats::LazyTensor;
 use crate::formats::gguf::{Format, GgufTensor, GgufWriter, Value};
+use crate::language::{self, DecoderConfig};
 use crate::parameters::Parameters;
+use crate::pretrained::slices::expert;
 use crate::pretrained::{Pretrained, names_used};
 use crate::weight::Weight;
 
@@ -34,7 +38,9 @@ pub fn export_adapter(
         ))
     };
     let (lora, config) = (adapter.config(), &model.config);
+    let kind = format!("a {} has", lora.kind.name());
     for (is_set, what) in [
+        (lora.kind != AdapterType::Lora, kind.as_str()),
         (lora.dora, "DoRA has"),
         (!lora.modules_to_save.is_empty(), "`modules_to_save` has"),
         (lora.bias != Biases::None, "`bias` has"),
@@ -56,7 +62,16 @@ pub fn export_adapter(
     }
     let mut parameters = Parameters::default();
     let mut tensors = Vec::new();
+    let mut experts = String::new();
     for name in names_used(config)? {
+        if let Some((all, ..)) = expert(&name) {
+            if experts != all {
+                experts = all.to_owned();
+                let of_layer = (rules, config, all);
+                tensors.extend(of_experts(of_layer, alpha, &mut attachment)?);
+            }
+            continue;
+        }
         let shape = model.tensors.shape(&name).unwrap_or_default();
         let module = name.strip_suffix(".weight").filter(|_| shape.len() == 2);
         let Some(module) = module else { continue };
@@ -76,13 +91,18 @@ pub fn export_adapter(
                 attachment.attach(module, &weight, Device::Cpu, &mut parameters)?
             }
         };
-        let Some(LoraLayer { a, b, scaling, .. }) = layer else {
+        let Some(LoraLayer {
+            change: Adapted::Lora { a, b },
+            scaling,
+            ..
+        }) = layer
+        else {
             continue;
         };
         let theirs = match module {
             EMBEDDING => Some("token_embd.weight".to_owned()),
             HEAD => Some("output.weight".into()),
-            _ => in_block(rules, &name).filter(|_| of_expert(&name).0.is_none()),
+            _ => in_block(rules, &name),
         };
         let theirs = theirs.ok_or_else(|| refuse(&format!("`{module}` has")))?;
         let (mut a, mut b) = (a.f_detach()?, b.f_detach()?);
@@ -97,13 +117,7 @@ pub fn export_adapter(
             // Rows are looked up in it.
             a = a.f_tr()?;
         }
-        for (factor, tensor) in [("lora_a", a), ("lora_b", b)] {
-            tensors.push(GgufTensor {
-                name: format!("{theirs}.{factor}"),
-                format: Format::F32,
-                tensor: LazyTensor::ready(&tensor.f_contiguous()?),
-            });
-        }
+        tensors.extend(factors(&theirs, [a, b])?);
     }
     attachment.finish()?;
     let text = |text: &str| Value::String(text.to_owned());
@@ -116,4 +130,51 @@ pub fn export_adapter(
         ("adapter.lora.alpha".into(), Value::Float(alpha)),
     ];
     GgufWriter::new(&metadata, tensors)?.write(path)
+}
+
+/// The factors for the matrix `theirs`.
+fn factors(theirs: &str, [a, b]: [Tensor; 2]) -> Result<[GgufTensor<'static>; 2], Error> {
+    let tensor = |factor: &str, tensor: &Tensor| -> Result<_, Error> {
+        Ok(GgufTensor {
+            name: format!("{theirs}.{factor}"),
+            format: Format::F32,
+            tensor: LazyTensor::ready(&tensor.f_contiguous()?),
+        })
+    };
+    Ok([tensor("lora_a", &a)?, tensor("lora_b", &b)?])
+}
+
+/// The factors for the experts `all` of a layer: those of each expert one after the other, as their matrices are there. Gate
+/// and up, which have an `A` together, are apart there.
+fn of_experts(
+    (rules, config, all): (&language::Gguf, &DecoderConfig, &str),
+    alpha: f64,
+    attachment: &mut Attachment,
+) -> Result<Vec<GgufTensor<'static>>, Error> {
+    let Some(mixture) = &config.experts else {
+        return Ok(Vec::new());
+    };
+    let sizes = mixture.sizes(config.hidden_size);
+    let parameters = &mut Parameters::default();
+    let [gate_up, down] = attachment.attach_experts(all, &sizes, Device::Cpu, parameters)?;
+    let (inner, hidden) = (sizes.inner, sizes.hidden);
+    let mut tensors = Vec::new();
+    for (adapter, part, start, rows) in [
+        (&gate_up, "gate_proj", 0, inner),
+        (&gate_up, "up_proj", inner, inner),
+        (&down, "down_proj", 0, hidden),
+    ] {
+        let Some(adapter) = adapter else { continue };
+        let theirs = in_block(rules, &format!("{all}.{part}.weight"));
+        let theirs =
+            theirs.ok_or_else(|| Error::Internal(format!("no name for `{all}.{part}`")))?;
+        let [a, b] = adapter.factors(Kind::Float)?;
+        let scale = adapter.scaling() * adapter.rank() as f64 / alpha;
+        let b = b
+            .f_detach()?
+            .f_narrow(1, start, rows)?
+            .f_mul_scalar(scale)?;
+        tensors.extend(factors(&theirs, [a.f_detach()?, b])?);
+    }
+    Ok(tensors)
 }

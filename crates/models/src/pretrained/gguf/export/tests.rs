@@ -68,6 +68,7 @@ fn what_is_written_is_read_as_the_same_model() {
         "qwen3-moe",
         "gpt-oss",
         "qwen3.5",
+        "qwen3.5-moe",
         "gemma3.gguf",
         "granite.gguf",
         "olmo2.gguf",
@@ -205,7 +206,8 @@ fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> P
             continue;
         };
         let last = module.rsplit('.').next().unwrap();
-        let has_lora = shape.len() == 2 && !name.contains(".experts.") && last != "gate";
+        let is_router = ["gate", "router"].contains(&last);
+        let has_lora = shape.len() == 2 && !name.contains(".experts.") && !is_router;
         let is_tied = module == "lm_head" && model.config.tie_word_embeddings;
         if !has_lora || is_tied {
             continue;
@@ -226,7 +228,31 @@ fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> P
         targets.insert(last.to_owned());
         tensors.extend(factors.map(|(factor, size)| (format!("{prefix}.{factor}"), random(size))));
     }
+    for block in 0..model.config.num_hidden_layers {
+        let Some(experts) = &model.config.experts else {
+            break;
+        };
+        let prefix = format!("base_model.model.model.layers.{block}.mlp.experts");
+        let sizes = experts.sizes(model.config.hidden_size);
+        let [both, down] = sizes.matrices();
+        for (wrapper, (inputs, outputs)) in [(".base_layer", both), ("", down)] {
+            let random = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+            let all = 3 * sizes.count;
+            tensors.push((
+                format!("{prefix}{wrapper}.lora_A.weight"),
+                random([all, inputs]),
+            ));
+            tensors.push((
+                format!("{prefix}{wrapper}.lora_B.weight"),
+                random([outputs, all]),
+            ));
+        }
+    }
     let mut config = serde_json::json!({
+        "target_parameters": match model.config.experts {
+            Some(_) => vec!["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            None => vec![],
+        },
         "peft_type": "LORA", "r": 3, "lora_alpha": 6, "use_rslora": true,
         "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"o_proj": 5},
         "target_modules": targets,
@@ -252,6 +278,8 @@ fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
         "qwen3",
         "qwen3-moe",
         "qwen3.5",
+        "qwen3.5-moe",
+        "gpt-oss",
         "gemma3.gguf",
         "granite.gguf",
         "olmo2.gguf",
@@ -296,13 +324,13 @@ fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
             {
                 let [a, b] = ["lora_a", "lora_b"]
                     .map(|part| lora.read(&format!("{matrix}.{part}")).unwrap());
-                let scale = alpha / b.size()[1] as f64;
+                let scale = alpha / *b.size().last().unwrap() as f64;
                 let added = match matrix.as_str() {
                     "token_embd.weight" => a.matmul(&b.tr()),
                     _ => b.matmul(&a),
                 };
                 assert_ne!(ours, expected, "{name}: {matrix}");
-                ours += added * scale;
+                ours += (added * scale).view_(ours.size());
                 changed += 1;
             }
             let off = (ours - &expected).abs().max().double_value(&[]);

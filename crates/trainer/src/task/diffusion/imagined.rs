@@ -1,0 +1,169 @@
+//! A clip that does not exist: of the config's size and with a long text, to measure what a model needs before there are data.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use models::Parameters;
+use models::diffusion::files::PartFile;
+use models::diffusion::{Conditions, Diffusion, Expert as Which, FirstFrame, Framing, Part};
+use models::formats::TensorSource;
+use models::model::{Base, Builder, MetaWeights};
+use placement::Bytes;
+use placement::plan::{Memory, PlanError};
+use tch::{Device, Kind, Tensor};
+use torch_ext::fake::FakeMode;
+
+use super::clip_loader::Encoded;
+use super::opened;
+use super::plan::PlannedExperts;
+use crate::Error;
+use crate::config::{Config, FrameExtraction};
+use crate::media;
+use crate::observer::Observer;
+
+/// Sentences of a caption. It has about 250 tokens: more than most.
+const SENTENCE: &str = "a photo of a cat that sits on a bench in a park and looks at a dog. ";
+const SENTENCES: usize = 14;
+
+/// A model with such a clip.
+pub(crate) struct Imagined {
+    model: Arc<dyn Diffusion>,
+    trained: Vec<Option<Which>>,
+    /// The size of its latents, `[channels, frames, height, width]`.
+    latents: [i64; 4],
+    conditions: Conditions,
+}
+
+impl Imagined {
+    /// Of the model in `path`.
+    ///
+    /// # Errors
+    /// If a file is missing, damaged or not supported, or the config does not fit the model.
+    pub(crate) fn open(
+        config: &Config,
+        path: &Path,
+        device: Device,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, Error> {
+        let (model, parts) = opened(config, path, observer)?;
+        let geometry = model.geometry();
+        let (width, height) = media::largest_size(config, &*model)?;
+        let size = (i64::from(width), i64::from(height));
+        let data = &config.data;
+        let frames = match (geometry.frames, data.frame_extraction, &data.num_frames) {
+            (None, ..) => 1,
+            (_, Some(FrameExtraction::Full), _) => data.max_frames.unwrap_or(129),
+            (_, _, Some(numbers)) => numbers.list().iter().copied().max().unwrap_or(1),
+            (_, _, None) => 1,
+        };
+        let frames = geometry.whole_frames(frames.into());
+        let [_, channels, of_latents, rows, columns] = geometry.latents(size.0, size.1, frames);
+        Ok(Self {
+            conditions: conditions(&*model, size, frames, config.train.bf16.kind(device))?,
+            trained: parts.iter().map(|part| part.expert).collect(),
+            latents: [channels, of_latents, rows, columns],
+            model,
+        })
+    }
+
+    /// The most bytes that training on `config` has on the device at once if it is planned within `memory`; `None` if there is no
+    /// such plan.
+    ///
+    /// # Errors
+    /// If the config does not fit the model.
+    pub(crate) fn peak(
+        &self,
+        config: &Config,
+        device: Device,
+        memory: Memory,
+    ) -> Result<Option<Bytes>, Error> {
+        let compute = config.train.bf16.kind(device);
+        let largest = |rows: u32| self.batch(rows);
+        let previews = !config.previews().map_err(Error::Data)?.is_empty();
+        let planned = PlannedExperts::new(
+            config,
+            &self.model,
+            &largest,
+            (compute, device),
+            &self.trained,
+            (previews, None),
+        )?;
+        match planned.peak(memory)? {
+            Ok(peak) => Ok(Some(peak)),
+            Err(
+                PlanError::DeviceTooSmall { .. }
+                | PlanError::HostTooSmall { .. }
+                | PlanError::TooFewBlocks { .. },
+            ) => Ok(None),
+            Err(other) => Err(Error::Data(format!("the model cannot be placed: {other}"))),
+        }
+    }
+
+    fn batch(&self, rows: u32) -> Result<Encoded, Error> {
+        let each = || self.conditions.shallow_clone();
+        let clips: Vec<_> = (0..rows).map(|_| each()).collect();
+        let [channels, frames, height, width] = self.latents;
+        let size = [i64::from(rows), channels, frames, height, width];
+        Ok(Encoded {
+            latents: Tensor::f_zeros(size, (Kind::Float, Device::Cpu))?,
+            conditions: self.model.collate(&clips)?,
+            empty: vec![None; clips.len()],
+            regular: vec![false; clips.len()],
+            rows: clips,
+            tokens: 0,
+        })
+    }
+}
+
+/// Conditions of the sizes that those of a clip have, as they would lie in the cache. Encoders are built of fake tensors.
+fn conditions(
+    model: &dyn Diffusion,
+    size: (i64, i64),
+    frames: i64,
+    compute: Kind,
+) -> Result<Conditions, Error> {
+    let _no_grad = tch::no_grad_guard();
+    let tokens = model.tokenizer()?.tokens(&SENTENCE.repeat(SENTENCES))?;
+    let mut made = model.of_tokens(&tokens)?;
+    for number in 0..model.text_encoders() {
+        let file = model.weights(Part::TextEncoder(number))?;
+        made.join(sizes_alone(&file, compute, |builder| {
+            let encoder = model.text_encoder(number, Device::Cpu, builder)?;
+            encoder.encode(&tokens[number])
+        })?)?;
+    }
+    made.extend(model.framing_conditions(Framing::whole(size))?);
+    if model.first_frame() == FirstFrame::Required {
+        let file = model.weights(Part::Autoencoder)?;
+        made.extend(sizes_alone(&file, compute, |builder| {
+            let codec = model.autoencoder(Device::Cpu, builder)?;
+            let frame = Tensor::f_empty([1, 3, size.1, size.0], (Kind::Float, Device::Cpu))?;
+            model.first_frame_conditions(&*codec, &frame, frames, None)
+        })?);
+    }
+    Ok(made)
+}
+
+/// Zeros in the place of what `make` makes of a part's fake weights.
+fn sizes_alone(
+    file: &PartFile,
+    compute: Kind,
+    make: impl FnOnce(&mut Builder) -> Result<Conditions, models::Error>,
+) -> Result<Conditions, Error> {
+    let tensors: &dyn TensorSource = file;
+    let mut source = MetaWeights::new(Some(tensors), (compute, Device::Cpu));
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
+    let sizes: Vec<_> = {
+        let _fake = FakeMode::begin(Device::Cpu)?;
+        let made = make(&mut builder)?;
+        made.iter()
+            .map(|(name, tensor)| (name.to_owned(), tensor.size(), tensor.kind()))
+            .collect()
+    };
+    let mut zeros = Conditions::default();
+    for (name, size, kind) in sizes {
+        zeros.insert(&name, Tensor::f_zeros(size, (kind, Device::Cpu))?);
+    }
+    Ok(zeros)
+}
