@@ -91,6 +91,8 @@ fn request(prompt: &str, seed: u64, lora: Option<PathBuf>, output: PathBuf) -> R
         strength: 1.0,
     });
     Request {
+        controls: Vec::new(),
+        control_area: None,
         prompt: prompt.to_owned(),
         negative_prompt: None,
         width: side,

@@ -255,6 +255,8 @@ fn text_encoders_are_trained_and_used() {
         let model = open(&place.golden("model"), &PartPaths::default(), &mut |_| ()).unwrap();
         let to = place.path(&format!("drawn-{}.png", loras.len()));
         let request = Request {
+            controls: Vec::new(),
+            control_area: None,
             prompt: "red".into(),
             negative_prompt: Some(String::new()),
             width: Some(32),

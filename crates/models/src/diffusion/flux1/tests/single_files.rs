@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::REFERENCE;
+use crate::adapters::Change;
 use crate::diffusion::PartPaths;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::flux1::transformer::TransformerConfig;
@@ -275,17 +276,18 @@ fn a_lora_is_rewritten_in_every_dialect() {
 fn parts_without_changes_come_back_as_they_were() {
     let folder = tempfile::tempdir().unwrap();
     let options = (Kind::Float, Device::Cpu);
-    let zeros = |rank: i64, outputs: i64| LoraModule {
-        down: Tensor::randn([rank, 32], options),
-        up: Tensor::zeros([outputs, rank], options),
+    let of = |rank: i64, up: Tensor| LoraModule {
+        change: Change::Lora {
+            a: Tensor::randn([rank, 32], options),
+            b: up,
+        },
         alpha: 6.0,
+        magnitude: None,
     };
+    let zeros = |rank: i64, outputs: i64| of(rank, Tensor::zeros([outputs, rank], options));
     let block = "single_transformer_blocks.0";
     let (query, up) = (format!("{block}.attn.to_q"), format!("{block}.proj_mlp"));
-    let learned = LoraModule {
-        up: Tensor::randn([32, 6], options),
-        ..zeros(6, 32)
-    };
+    let learned = of(6, Tensor::randn([32, 6], options));
     // Of one of two parts, of one alone, and of both nothing was learned.
     for modules in [
         vec![(query.clone(), learned), (up.clone(), zeros(3, 128))],
@@ -301,7 +303,8 @@ fn parts_without_changes_come_back_as_they_were() {
             assert!(read.modules.keys().eq(lora.modules.keys()), "{form:?}");
             for (name, module) in &lora.modules {
                 let again = &read.modules[name];
-                assert_eq!(again.down, module.down, "{name}");
+                let [ours, theirs] = [again, module].map(|module| module.factors().unwrap()[0]);
+                assert_eq!(ours, theirs, "{name}");
                 assert!(difference(&change(again), &change(module)) < 1e-5, "{name}");
             }
             // What is read and written again says nothing that holds no more.

@@ -235,7 +235,8 @@ fn loras_are_rewritten_without_loss() {
         assert!(lora.modules.keys().eq(other.modules.keys()));
         for (name, module) in &lora.modules {
             let product = |module: &crate::diffusion::lora::LoraModule| {
-                module.up.matmul(&module.down) * module.scale()
+                let [down, up] = module.factors().unwrap();
+                up.matmul(down) * module.scale()
             };
             let apart = difference(&product(module), &product(&other.modules[name]));
             assert!(apart < 1e-6, "{name}: {apart}");
@@ -262,8 +263,9 @@ fn loras_are_rewritten_without_loss() {
             .replace("ff.", "mlp.")
             .replace('.', "_");
         let name = |part: &str| format!("lora_unet_{name}.{part}");
-        tensors.push((name("lora_down.weight"), module.down.shallow_clone()));
-        tensors.push((name("lora_up.weight"), module.up.shallow_clone()));
+        let [down, up] = module.factors().unwrap();
+        tensors.push((name("lora_down.weight"), down.shallow_clone()));
+        tensors.push((name("lora_up.weight"), up.shallow_clone()));
         tensors.push((name("alpha"), Tensor::from(module.alpha as f32)));
     }
     let list: Vec<_> = tensors.iter().map(|(n, t)| (n.clone(), t)).collect();

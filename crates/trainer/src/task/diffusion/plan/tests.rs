@@ -16,6 +16,7 @@ use torch_ext::fake::FakeMode;
 use super::*;
 use crate::golden::golden;
 use crate::media::Clip;
+use crate::task::diffusion::clip_loader::ClipSource;
 
 /// A published model: the tiny one of the tests whose folder it is like, and the config of a run on it.
 struct Published {
@@ -159,7 +160,7 @@ impl WeightSource for Asked {
 struct Place {
     folder: tempfile::TempDir,
     model: Arc<dyn Diffusion>,
-    data: VideoData,
+    clip: Clip,
     config: &'static str,
 }
 
@@ -192,11 +193,11 @@ impl Place {
             let file = conditioner.join("diffusion_pytorch_model.safetensors");
             write_shapes(&file, &[("none".to_owned(), vec![1])]);
         }
-        let data = picture(folder.path(), published, &*model);
+        let clip = picture(folder.path(), published, &*model);
         Self {
             folder,
             model: model.into(),
-            data,
+            clip,
             config: published.config,
         }
     }
@@ -217,7 +218,7 @@ impl Place {
             .collect();
         let config = Config::load(&root.join(format!("{}.yaml", self.config)), &all).unwrap();
         let machine = (Kind::BFloat16, Device::Cpu);
-        let source = ClipSource::new(&self.data.training, &self.model);
+        let source = ClipSource::new(std::slice::from_ref(&self.clip), &self.model);
         let largest = |rows: u32| source.largest(rows);
         let none = (false, None);
         let planned = PlannedExperts::new(&config, &self.model, &largest, machine, &[None], none)?;
@@ -282,7 +283,7 @@ fn write_shapes(path: &Path, tensors: &[(String, Vec<i64>)]) {
 }
 
 /// An encoded picture and its text.
-fn picture(folder: &Path, published: &Published, model: &dyn Diffusion) -> VideoData {
+fn picture(folder: &Path, published: &Published, model: &dyn Diffusion) -> Clip {
     let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
     let write = |name: &str, tensors: Vec<(String, Tensor)>| -> PathBuf {
         let path = folder.join(name);
@@ -315,15 +316,12 @@ fn picture(folder: &Path, published: &Published, model: &dyn Diffusion) -> Video
         shape: (1024, 1024, 1),
         tokens: 4096,
         repeats: 1,
+        orders: Vec::new(),
+        is_regular: false,
+        empty: None,
+        controls: Vec::new(),
     };
-    VideoData {
-        training: vec![clip],
-        held_out: Vec::new(),
-        empty: PathBuf::new(),
-        folder: folder.to_owned(),
-        texts: Vec::new(),
-        encoded: (1, 1),
-    }
+    clip
 }
 
 /// A card, of which a GiB is taken by the runtime and what is on the screen, in a machine with 32 GiB.
