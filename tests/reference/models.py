@@ -231,8 +231,9 @@ def randomise(model):
                 added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
                 one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
-                # Scores of Gemma 4 are divided by nothing.
-                if model.config.model_type.startswith("gemma4") and ("q_norm" in name or "k_norm" in name):
+                # Scores of Gemma 4 are divided by nothing, and what comes from layers is as large as what they get: rounding would
+                # grow too much from block to block.
+                if model.config.model_type.startswith("gemma4") and any(part in name for part in ("q_norm", "k_norm", "post_")):
                     parameter.mul_(0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):

@@ -422,8 +422,8 @@ impl Attachment {
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
         if let Some(layer) = self.left_out.iter().find(is_target) {
             return Err(Error::Invalid(format!(
-                "`target_modules` match `{layer}`: routers, feed-forward layers of models that have experts \
-                 elsewhere, and per-layer embeddings cannot have adapters, and experts have theirs by `target_parameters`. The layers of this model that can have one \
+                "`target_modules` match `{layer}`: routers and per-layer embeddings cannot have adapters, nor can feed-forward \
+                 layers of models that have experts elsewhere, and experts have theirs by `target_parameters`. The layers of this model that can have one \
                  are {}",
                 self.layer_names().join(", ")
             )));
