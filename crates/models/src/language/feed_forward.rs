@@ -60,9 +60,12 @@ impl FeedForward {
                 let layer = Routed::new(config, mixture, name, initial, builder)?;
                 Self::Routed(Box::new(layer))
             }
-            None => {
-                Self::Dense(Box::new(Dense::new(config, (name, inner), initial, builder)?))
-            }
+            None => Self::Dense(Box::new(Dense::new(
+                config,
+                (name, inner),
+                initial,
+                builder,
+            )?)),
         })
     }
 

@@ -401,6 +401,14 @@ fn a_published_config_of_gemma_4_is_read_whole() {
     std::fs::write(&path, published_gemma_4().to_string()).unwrap();
     assert_eq!(keys_without_effect(&path).unwrap(), [""; 0]);
     let read = DecoderConfig::read(&path).unwrap();
+    let mut whole_number = published_gemma_4();
+    whole_number["text_config"]["final_logit_softcapping"] = json!(30);
+    std::fs::write(&path, whole_number.to_string()).unwrap();
+    assert_eq!(DecoderConfig::read(&path).unwrap(), read);
+    assert_eq!(
+        read.to_json()["final_logit_softcapping"].to_string(),
+        "30.0"
+    );
     assert_eq!((read.heads(true), read.heads(false)), ((1, 256), (1, 512)));
     // The blocks 13 and 14 are the last of their kind before the twenty.
     let taken = [13, 14, 15, 19, 33, 34].map(|block| read.takes_from(block));
