@@ -201,6 +201,7 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
             "lm_head",
             "mlp.gate.weight",
             "mlp.router.weight",
+            "router.proj.weight",
             "shared_expert_gate",
             "in_proj_a",
             "in_proj_b",
@@ -296,6 +297,11 @@ fn fewer_bits_train_as_what_they_stand_for_and_learn() {
             "qwen3.5-moe",
             vec![of_layers(false, Modules::AllLinear), of_experts()],
         ),
+        (
+            "gemma4",
+            vec![of_layers(false, plain()), of_layers(true, plain())],
+        ),
+        ("gemma4-moe", vec![of_layers(false, Modules::AllLinear)]),
     ] {
         for to in [Quantization::Nf4, Quantization::Int8] {
             for config in &configs {
