@@ -92,6 +92,19 @@ ADAPTERS = {
     # Both are whole, whose scale is not 1 in PEFT.
     "kronecker-whole": ("qwen3-untied", dict(
         kind=LoKrConfig, r=40, alpha=24, decompose_factor=4, target_modules=["q_proj", "up_proj", "lm_head"])),
+    # Also on the layers of per-layer embeddings.
+    "per-layer": ("gemma4", dict(
+        r=3, lora_alpha=1, modules_to_save=["layers.1.post_per_layer_input_norm", "layers.2.mlp"], target_modules=[
+            "q_proj", "k_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"])),
+    "beside-both": ("gemma4-moe", dict(
+        r=3, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        modules_to_save=["layers.1.router"])),
+    "in-gemma4": ("gemma4-multimodal", dict(
+        r=3, lora_alpha=4, target_modules=r".*language_model\..*\.(q_proj|v_proj)")),
+    # On the feed-forward layer and on the experts beside it.
+    "beside-and-on-both": ("gemma4-moe", dict(
+        r=2, lora_alpha=4, target_modules=["v_proj", "down_proj"],
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"])),
 }
 
 

@@ -16,7 +16,8 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map
 from safetensors.torch import load_file, save_file
 from transformers import (
-    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM,
+    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma4Config, Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration, Gemma4TextConfig, GptOssConfig, GptOssForCausalLM,
     GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Mxfp4Config, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
     Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
@@ -42,6 +43,11 @@ DELTA = dict(
     linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=4, linear_value_head_dim=4,
     layer_types=["linear_attention", "full_attention"],
 )
+# Heads of two widths; of the wider ones two of eight pairs are rotated.
+GEMMA4 = dict(
+    head_dim=8, global_head_dim=16, sliding_window=7, pad_token_id=0, final_logit_softcapping=5.0, rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=100.0),
+        full_attention=dict(rope_type="proportional", rope_theta=1_000.0, partial_rotary_factor=0.25)))
 BARE = {key: value for key, value in SHAPE.items() if key != "intermediate_size"}
 EXPERTS = dict(
     num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=10)
@@ -180,6 +186,30 @@ MODELS = {
             rope_type="default", rope_theta=100.0, partial_rotary_factor=0.75, mrope_section=[1, 1, 1],
             mrope_interleaved=True)),
         vision_config=VISION, **IMAGES)),
+    # As E2B: the last two blocks take keys and values of the second and the third, and have wider feed-forward layers.
+    "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **{**SHAPE, "num_hidden_layers": 5}, **GEMMA4, hidden_size_per_layer_input=6, vocab_size_per_layer_input=48,
+        num_kv_shared_layers=2, use_double_wide_mlp=True,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
+    # As 31B: global blocks have fewer keys, which are their values.
+    "gemma4-dense": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **SHAPE, **GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+        attention_bias=True, tie_word_embeddings=False, layer_types=["sliding_attention", "full_attention"])),
+    # As 26B-A4B: experts beside the feed-forward layer.
+    "gemma4-moe": (Gemma4ForCausalLM, Gemma4TextConfig(
+        **SHAPE, **GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+        enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=12,
+        layer_types=["sliding_attention", "full_attention"])),
+    "gemma4-multimodal": (Gemma4ForConditionalGeneration, Gemma4Config(
+        text_config=dict(
+            **{**SHAPE, "num_hidden_layers": 4}, **GEMMA4, hidden_size_per_layer_input=4, vocab_size_per_layer_input=48,
+            num_kv_shared_layers=2, use_bidirectional_attention="vision",
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+        vision_config=dict(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+            head_dim=4, patch_size=4, position_embedding_size=16, pooling_kernel_size=1),
+        audio_config=None, image_token_id=44, video_token_id=45, boi_token_id=46, eoi_token_id=47, audio_token_id=44,
+        boa_token_id=46, eoa_token_index=47)),
 }
 
 
@@ -194,11 +224,20 @@ def randomise(model):
             elif name.endswith("A_log"):
                 # Some heads forget at once, others nearly nothing.
                 parameter.uniform_(-6.0, 1.0)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.uniform_(0.5, 1.5)
             elif "norm" in name:
                 # Those of Gemma and most of Qwen3.5 are added to one.
                 added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
                 one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
+                # Scores of Gemma 4 are divided by nothing, and what comes from layers is as large as what they get: rounding would
+                # grow too much from block to block.
+                if model.config.model_type.startswith("gemma4") and any(part in name for part in ("q_norm", "k_norm", "post_")):
+                    parameter.mul_(0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.2)
 
 
 def permute(rows, heads):
@@ -351,12 +390,14 @@ def apart(tensors):
 
 
 def balance(model, tokens):
-    """The loss, and gradients of routers, experts and sinks, where the second text is half padding."""
+    """The loss, and gradients of routers, experts and sinks, of Gemma 4 all, where the second text is half padding."""
     mask = torch.ones_like(tokens)
     mask[1, 20:] = 0
     loss = model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100)).loss
     loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters() if ".mlp." in name or "sinks" in name}
+    every = isinstance(model, Gemma4ForCausalLM)
+    named = model.named_parameters()
+    gradients = {name: weight.grad for name, weight in named if every or ".mlp." in name or "sinks" in name}
     return {"loss": loss.detach()} | {f"gradient.{name}": grad.contiguous() for name, grad in apart(gradients)}
 
 
@@ -410,6 +451,15 @@ def to_old_places(path):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def to_published_keys(path):
+    """The heads of Gemma 4's global blocks as published files have them."""
+    config = json.loads(path.read_text())
+    (heads,) = config.pop("per_layer_config").values()
+    config["global_head_dim"] = heads["head_dim"]
+    config["num_global_key_value_heads"] = heads["num_key_value_heads"]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
 def main():
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for seed, (name, (kind, config)) in enumerate(MODELS.items()):
@@ -420,6 +470,9 @@ def main():
         # One in several shards.
         shard = "10KB" if name == "llama-tied-biases" else "1GB"
         model.save_pretrained(folder, max_shard_size=shard)
+        if name == "gemma4-dense":
+            to_published_keys(folder / "config.json")
+            model = kind.from_pretrained(folder).eval()
         if name in ("llama-scaled", "gemma3-biases", "olmo3-old"):
             to_old_places(folder / "config.json")
             model = kind.from_pretrained(folder).eval()
@@ -441,8 +494,12 @@ def main():
             within = config.original_max_position_embeddings
             with torch.no_grad():
                 expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
-        if getattr(config, "output_router_logits", False):
+        if getattr(config, "output_router_logits", False) or name in ("gemma4", "gemma4-moe"):
             expected |= balance(model, tokens)
+        if name.startswith("gemma4"):
+            # What it writes behind the beginning of the first text, beyond the window.
+            model.generation_config.eos_token_id = None
+            expected["greedy"] = model.generate(tokens[:1, :5], max_new_tokens=30, do_sample=False)
         if name in ("qwen3-moe-stacked", "qwen3.5-moe-multimodal"):
             save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         save_file(expected, folder / "expected.safetensors")

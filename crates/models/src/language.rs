@@ -15,8 +15,10 @@ mod decoder;
 mod delta;
 mod feed_forward;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod granite;
+mod heads;
 mod llama;
 mod ministral3;
 mod mistral;
@@ -24,6 +26,7 @@ pub(crate) mod mixture;
 mod norm;
 mod olmo2;
 mod olmo3;
+mod per_layer;
 mod phi3;
 mod quantized;
 mod qwen2;
@@ -41,16 +44,19 @@ use serde_json::{Map, Value};
 pub use attention::attention_path;
 pub use config::{Activation, DecoderConfig, EmbeddingScale, QkNorm};
 pub(crate) use config::{end_tokens, keys_without_effect};
+pub(crate) use decoder::capped;
 pub use decoder::{Cache, Decoder, DecoderOptions};
 pub use delta::DeltaLayers;
+pub use heads::{Sharing, WholeHeads};
 pub use mixture::Mixture;
+pub use per_layer::PerLayerInputs;
 pub use windows::LocalLayers;
 
 use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 15] = [
+pub static REGISTRY: [&Family; 16] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
@@ -61,6 +67,7 @@ pub static REGISTRY: [&Family; 15] = [
     &qwen3_5_moe::FAMILY,
     &gpt_oss::FAMILY,
     &gemma3::FAMILY,
+    &gemma4::FAMILY,
     &granite::FAMILY,
     &smollm3::FAMILY,
     &olmo2::FAMILY,
@@ -233,14 +240,11 @@ impl Family {
         })
     }
 
-    /// Whether its models are mixtures of experts.
-    pub fn has_experts(&self) -> bool {
-        self.keys.contains(&mixture::KEYS)
-    }
-
-    /// Whether some of its blocks have a gated delta rule.
-    pub fn has_delta(&self) -> bool {
-        self.keys.contains(&delta::KEYS)
+    /// Whether its models can be trained from scratch: those with experts, a delta rule or embeddings for each block are only
+    /// fine-tuned.
+    pub fn is_plain(&self) -> bool {
+        let parts = [mixture::KEYS, delta::KEYS, per_layer::KEYS];
+        !parts.iter().any(|keys| self.keys.contains(keys))
     }
 
     /// Its keys in this `config.json`.

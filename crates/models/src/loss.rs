@@ -16,7 +16,7 @@ use tch::{Kind, Reduction, Tensor};
 use torch_ext::checkpoint;
 
 use crate::Error;
-use crate::language::Decoder;
+use crate::language::{Decoder, capped};
 use crate::model::Pass;
 use crate::tensor::to_kind;
 
@@ -127,9 +127,11 @@ fn chunked(
     for (start, length) in chunks(rows, decoder) {
         let piece = rows.f_narrow(0, start, length)?;
         let (head, targets) = (decoder.linear_head()?, targets.f_narrow(0, start, length)?);
+        let cap = decoder.logits_cap;
         let nats = move |piece: &Tensor| -> Result<Tensor, Error> {
             let logits = head.forward(piece, pass != Pass::Evaluate)?;
-            cross_entropy(&to_kind(&logits, Kind::Float)?, &targets, smoothing)
+            let logits = capped(&to_kind(&logits, Kind::Float)?, cap)?;
+            cross_entropy(&logits, &targets, smoothing)
         };
         parts.push(match again {
             false => nats(&piece)?,
@@ -165,7 +167,7 @@ fn fused(
         let nats = Tensor::f_empty(targets.size(), (Kind::Float, rows.device()))?;
         for (start, length) in chunks(rows, decoder) {
             let logits = detached.f_narrow(0, start, length)?.f_matmul(&transposed)?;
-            let logits = to_kind(&logits, Kind::Float)?;
+            let logits = capped(&to_kind(&logits, Kind::Float)?, decoder.logits_cap)?;
             let targets = targets.f_narrow(0, start, length)?.f_unsqueeze(1)?;
             let mut log_probabilities = logits.f_log_softmax(1, Kind::Float)?;
             let picked = log_probabilities.f_gather(1, &targets, false)?;
@@ -182,7 +184,16 @@ fn fused(
                 difference = difference.f_sub_scalar_(of_each)?;
             }
             let wanted = picked.f_full_like(smoothing - 1.0)?;
-            let difference = difference.f_scatter_add_(1, &targets, &wanted)?;
+            let mut difference = difference.f_scatter_add_(1, &targets, &wanted)?;
+            if let Some(cap) = decoder.logits_cap {
+                // The slope of what caps them.
+                let slope = logits
+                    .f_div_scalar(cap)?
+                    .f_square()?
+                    .f_neg()?
+                    .f_add_scalar(1.0)?;
+                difference = difference.f_mul_(&slope)?;
+            }
             let product = to_kind(&difference, compute)?.f_matmul(&head)?;
             gradient.f_narrow(0, start, length)?.f_copy_(&product)?;
         }
@@ -242,9 +253,15 @@ mod tests {
     }
 
     /// Loss and gradient of the textbook implementation and of this module.
-    fn both(base: Base, targets: &Tensor, at_once: i64, smoothing: f64) -> [(f64, Tensor); 2] {
+    fn both(
+        base: Base,
+        targets: &Tensor,
+        at_once: i64,
+        (smoothing, cap): (f64, Option<f64>),
+    ) -> [(f64, Tensor); 2] {
         let mut decoder = decoder(base);
         decoder.logits_at_once = at_once;
+        decoder.logits_cap = cap;
         let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
         [true, false].map(|textbook| {
             let hidden = values.copy().set_requires_grad(true);
@@ -277,9 +294,9 @@ mod tests {
             .into_iter()
             .flat_map(|base| [(base, 1 << 20), (base, 3 * 48)])
         {
-            for smoothing in [0.0, 0.1, 0.7] {
+            for settings in [(0.0, None), (0.1, None), (0.7, None), (0.1, Some(1.5))] {
                 let [(loss, gradient), (ours, our_gradient)] =
-                    both(base, &targets, at_once, smoothing);
+                    both(base, &targets, at_once, settings);
                 assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
                 assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
             }
@@ -362,7 +379,12 @@ mod tests {
     #[test]
     fn nothing_to_learn_is_a_loss_of_zero() {
         let targets = Tensor::full([2, 4], -100, (Kind::Int64, Device::Cpu));
-        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets, 1 << 20, 0.1);
+        let [_, (loss, gradient)] = both(
+            Base::Frozen(Kind::Float),
+            &targets,
+            1 << 20,
+            (0.1, Some(1.5)),
+        );
         assert_eq!(loss, 0.0);
         assert_eq!(f64::try_from(gradient.abs().max()).unwrap(), 0.0);
     }

@@ -19,6 +19,8 @@ pub struct Parameter {
 #[derive(Debug, Default)]
 pub struct Parameters {
     list: Vec<Parameter>,
+    /// Tensors that are saved with a model that is trained in full, and are not trained.
+    constants: Vec<(String, Tensor)>,
 }
 
 impl Parameters {
@@ -35,6 +37,20 @@ impl Parameters {
             decay,
         });
         Ok(tensor)
+    }
+
+    /// Records a tensor that is part of a model that is trained in full, but not trained.
+    pub(crate) fn hold(&mut self, name: &str, tensor: &Tensor) {
+        self.constants
+            .push((name.to_owned(), tensor.shallow_clone()));
+    }
+
+    /// All tensors of a model that is trained in full, each with its name.
+    pub fn whole(&self) -> Vec<(String, &Tensor)> {
+        let mut all = self.named();
+        let constants = self.constants.iter();
+        all.extend(constants.map(|(name, tensor)| (name.clone(), tensor)));
+        all
     }
 
     /// Appends the parameters of `other`, with `prefix` before their names.

@@ -234,7 +234,7 @@ section! {
 /// The `model_type` of each family of language models that can be trained from scratch.
 fn families() -> Vec<&'static str> {
     let known = models::language::REGISTRY.iter();
-    let plain = known.filter(|family| !family.has_experts() && !family.has_delta());
+    let plain = known.filter(|family| family.is_plain());
     plain.map(|family| family.model_type).collect()
 }
 

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 26] = [
+const ADAPTERS: [(&str, &str); 30] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -51,6 +51,10 @@ const ADAPTERS: [(&str, &str); 26] = [
     ("hadamard", "llama-grouped"),
     ("kronecker", "qwen2"),
     ("kronecker-whole", "qwen3-untied"),
+    ("per-layer", "gemma4"),
+    ("beside-both", "gemma4-moe"),
+    ("in-gemma4", "gemma4-multimodal"),
+    ("beside-and-on-both", "gemma4-moe"),
 ];
 
 struct Adapted {
@@ -197,6 +201,7 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
             "lm_head",
             "mlp.gate.weight",
             "mlp.router.weight",
+            "router.proj.weight",
             "shared_expert_gate",
             "in_proj_a",
             "in_proj_b",
@@ -292,6 +297,11 @@ fn fewer_bits_train_as_what_they_stand_for_and_learn() {
             "qwen3.5-moe",
             vec![of_layers(false, Modules::AllLinear), of_experts()],
         ),
+        (
+            "gemma4",
+            vec![of_layers(false, plain()), of_layers(true, plain())],
+        ),
+        ("gemma4-moe", vec![of_layers(false, Modules::AllLinear)]),
     ] {
         for to in [Quantization::Nf4, Quantization::Int8] {
             for config in &configs {

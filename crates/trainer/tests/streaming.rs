@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use models::pretrained::convert_gguf;
 use surefoot_trainer::{Allocator, Config, Error, NoObserver, Observer, Stop, Summary};
 
 const CONFIG: &str = "
@@ -49,10 +50,21 @@ impl Place {
         fs::write(folder.path().join("text.txt"), text).unwrap();
         let models = "../../tests/reference/golden/models";
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join(models);
-        Self {
-            folder,
-            model: models.join(model),
-        }
+        let from = models.join(model);
+        let model = match from.is_dir() {
+            false => from,
+            // With the tokenizer of another.
+            true => {
+                let to = folder.path().join("model");
+                let other = models.join(LLAMA);
+                convert_gguf(&other, &to, tch::Kind::Float, &|_, _| {}).unwrap();
+                for file in ["config.json", "model.safetensors"] {
+                    fs::copy(from.join(file), to.join(file)).unwrap();
+                }
+                to
+            }
+        };
+        Self { folder, model }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -180,6 +192,26 @@ fn a_streamed_delta_rule_learns_what_a_resident_one_does() {
         &["adapter.modules_to_save=[linear_attn]"],
     ] {
         Place::new("qwen3.5.gguf").assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
+    }
+}
+
+/// Keys and values of blocks that later ones use, embeddings for each block, and experts beside a feed-forward layer.
+#[test]
+fn a_streamed_gemma_4_learns_what_a_resident_one_does() {
+    for (model, settings) in [
+        ("gemma4", &[][..]),
+        (
+            "gemma4",
+            &["model.quantization=nf4", "train.bf16=true", CHECKPOINTING],
+        ),
+        (
+            "gemma4",
+            &["adapter.modules_to_save=[layers.1.self_attn, layers.4]"],
+        ),
+        ("gemma4-dense", &["model.quantization=int8"]),
+        ("gemma4-moe", &["model.quantization=nf4", CHECKPOINTING]),
+    ] {
+        Place::new(model).assert_streaming_changes_nothing(settings, &[LOW_VRAM]);
     }
 }
 

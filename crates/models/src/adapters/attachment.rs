@@ -171,12 +171,12 @@ impl Attachment {
     }
 
     /// The trainable fp32 copy of the model's tensor `name`, whose initial value is `fresh`, on `device` and
-    /// registered; `None` if the tensor stays frozen.
+    /// registered; `None` if the tensor stays frozen. Weight decay applies to matrices, and to others if `decay` says so.
     pub(crate) fn trained_copy(
         &mut self,
         name: &str,
         fresh: &Tensor,
-        device: Device,
+        (device, decay): (Device, bool),
         parameters: &mut Parameters,
     ) -> Result<Option<Tensor>, Error> {
         let part = |name: String, decay| Part {
@@ -196,7 +196,7 @@ impl Attachment {
                 self.saved_modules.push(module.to_owned());
             }
             // Hugging Face's Trainer applies no weight decay to norms and biases.
-            part(format!("{PREFIX}{name}"), fresh.dim() >= 2)
+            part(format!("{PREFIX}{name}"), decay || fresh.dim() >= 2)
         } else {
             let adapted = self.matcher.shape(layer).is_some();
             match self.matcher.config().bias {
@@ -306,8 +306,10 @@ impl Attachment {
                     unused.parameters.join(" or "),
                     match self.experts.is_empty() {
                         true => "none, since it has no experts".to_owned(),
-                        false => TENSORS
-                            .map(|tensor| format!("mlp.experts.{tensor}"))
+                        false => self.experts[..TENSORS.len()]
+                            .iter()
+                            .map(|name| name.splitn(4, '.').last().unwrap_or(name))
+                            .collect::<Vec<_>>()
                             .join(", "),
                     }
                 )));
@@ -368,12 +370,19 @@ impl Attachment {
         }
     }
 
-    /// Names a feed-forward layer, a router or an expert's layer of a model with experts, which has no adapter.
+    /// A tensor that is not trained although it may be part of a module that is: PEFT saves it with that.
+    pub(crate) fn note_constant(&mut self, name: &str) {
+        self.note_modules(name);
+        self.used.insert(format!("{PREFIX}{name}"));
+    }
+
+    /// Names a feed-forward layer, a router or an expert's layer of a model with experts, or a table of per-layer
+    /// embeddings, which has no adapter.
     pub(crate) fn leave_out(&mut self, name: &str) {
         self.left_out.insert(name.to_owned());
     }
 
-    /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert.
+    /// Fails if the config has the tensor `tensor` trained in full, which is part of an expert or a table in host memory.
     pub(crate) fn expect_frozen(&self, tensor: &str) -> Result<(), Error> {
         let saved = self.matcher.saved_module(tensor).map_err(Error::Invalid)?;
         match saved {
@@ -385,6 +394,9 @@ impl Attachment {
                 ))
             }
             None => Ok(()),
+            Some(module) if !tensor.contains(".experts.") => Err(Error::Invalid(format!(
+                "`modules_to_save`: `{module}` stays in host memory, and is not trained beside an adapter"
+            ))),
             Some(module) => Err(Error::Invalid(format!(
                 "`modules_to_save`: `{module}` has experts, which are not trained in full beside an adapter; \
                  name what else of it is to be trained, such as its router (`mlp.gate`, `mlp.router`)"
@@ -395,7 +407,9 @@ impl Attachment {
     /// Fails if the targets match a module that cannot have an adapter, as PEFT does.
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
-            if !self.left_out.is_empty() && self.parameters.is_empty() {
+            // PEFT takes no embeddings, either.
+            let is_left_out = self.left_out.iter().any(|name| !name.contains(".embed_"));
+            if is_left_out && self.parameters.is_empty() {
                 tracing::warn!(
                     "`target_modules: all-linear` puts no adapters on experts, routers and what stands in for them: \
                      `target_parameters` does on experts (newer versions of PEFT may adapt every expert)"
@@ -407,8 +421,8 @@ impl Attachment {
             |name: &&String| !self.seen.contains(name) && self.matcher.shape(name).is_some();
         if let Some(layer) = self.left_out.iter().find(is_target) {
             return Err(Error::Invalid(format!(
-                "`target_modules` match `{layer}`: routers and the feed-forward layers beside experts cannot have \
-                 adapters, and experts have theirs by `target_parameters`. The layers of this model that can have one \
+                "`target_modules` match `{layer}`: routers and per-layer embeddings cannot have adapters, nor can feed-forward \
+                 layers of models that have experts elsewhere, and experts have theirs by `target_parameters`. The layers of this model that can have one \
                  are {}",
                 self.layer_names().join(", ")
             )));

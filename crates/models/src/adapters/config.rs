@@ -113,10 +113,15 @@ impl Modules {
     pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::AllLinear => {
-                let in_mixture = name.contains(".mlp.experts.")
-                    || [".mlp.gate", ".mlp.router"]
-                        .iter()
-                        .any(|end| name.ends_with(end));
+                let in_mixture = name.contains(".experts.")
+                    || [
+                        ".mlp.gate",
+                        ".mlp.router",
+                        ".router.proj",
+                        ".embed_tokens_per_layer",
+                    ]
+                    .iter()
+                    .any(|end| name.ends_with(end));
                 !is_end(HEAD, name) && !is_end("embed_tokens", name) && !in_mixture
             }
             Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| is_end(suffix, name)),

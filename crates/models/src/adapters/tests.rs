@@ -21,7 +21,7 @@ mod forms;
 mod lycoris;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 26] = [
+const ADAPTERS: [(&str, &str); 30] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -48,6 +48,10 @@ const ADAPTERS: [(&str, &str); 26] = [
     ("hadamard", "llama-grouped"),
     ("kronecker", "qwen2"),
     ("kronecker-whole", "qwen3-untied"),
+    ("per-layer", "gemma4"),
+    ("beside-both", "gemma4-moe"),
+    ("in-gemma4", "gemma4-multimodal"),
+    ("beside-and-on-both", "gemma4-moe"),
 ];
 
 /// What modules of the model are called in its class in transformers.
@@ -103,6 +107,16 @@ fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
     f64::try_from((a - b).abs().max()).unwrap()
 }
 
+/// How far logits may be from PEFT's, of their size. Of Gemma 4 with its adapter, those in fp32 are 7e-6 from those in fp64
+/// in transformers.
+fn bound(base: &str) -> f64 {
+    if base.starts_with("gemma4") {
+        1e-5
+    } else {
+        5e-6
+    }
+}
+
 #[test]
 fn pefts_adapters_give_pefts_logits() {
     for (name, base) in ADAPTERS {
@@ -116,7 +130,7 @@ fn pefts_adapters_give_pefts_logits() {
         let difference = largest_difference(&logits, &theirs);
         let size = f64::try_from(theirs.abs().max()).unwrap();
         assert!(
-            difference <= 5e-6 * size.max(2.0),
+            difference <= bound(base) * size.max(2.0),
             "{name}: {difference} of {size}"
         );
     }
@@ -228,7 +242,7 @@ fn a_merged_model_computes_what_base_and_adapter_do() {
         let logits = model.logits(&tokens, Pass::Evaluate).unwrap();
         let difference =
             largest_difference(&logits, &expected.read("logits", Kind::Float).unwrap());
-        assert!(difference <= 2e-5, "{name}: {difference}");
+        assert!(difference <= 4.0 * bound(base), "{name}: {difference}");
     }
 }
 

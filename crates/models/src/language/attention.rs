@@ -19,17 +19,33 @@ pub fn attention_path(
     (device, kind): (Device, Kind),
     (length, packed): (i64, bool),
 ) -> Result<AttentionPath, Error> {
-    let heads = Heads {
-        device,
-        kind,
-        queries: config.num_attention_heads,
-        keys: config.num_key_value_heads,
-        width: config.head_dim,
-        has_sinks: config.sinks,
-    };
     let local = config.local.as_ref();
     let local = local.filter(|local| local.layers.contains(&true));
-    model::attention_path(heads, length, packed, local.map(|local| local.window))
+    let window = local.map(|local| local.window);
+    let path = |is_local: bool, window: Option<i64>| {
+        let (keys, width) = config.heads(is_local);
+        let heads = Heads {
+            device,
+            kind,
+            queries: config.num_attention_heads,
+            keys,
+            width,
+            has_sinks: config.sinks,
+        };
+        model::attention_path(heads, length, packed, window)
+    };
+    if window.is_none() || config.heads(true) == config.heads(false) {
+        return path(true, window);
+    }
+    // A kernel may take only one kind of heads.
+    let (whole, local) = (path(false, None)?, path(true, window)?);
+    Ok(match whole.words == local.words {
+        true => whole,
+        false => AttentionPath {
+            scores: whole.scores.or(local.scores),
+            words: format!("{}; in blocks with a window {}", whole.words, local.words),
+        },
+    })
 }
 
 /// The attention of one block.
@@ -37,9 +53,11 @@ pub fn attention_path(
 pub(super) struct Attention {
     projections: Projections,
     output: Linear,
-    /// Of queries and keys.
-    norms: Option<(Norm, Norm)>,
+    /// Of queries and keys, where there are any.
+    norms: [Option<Norm>; 2],
     qk_norm: QkNorm,
+    /// The epsilon of the norm of values, which has no weight, if there is one.
+    value_norm: Option<f64>,
     is_rotated: bool,
     /// What scores are multiplied by, if not by one over the root of the width.
     scale: Option<f64>,
@@ -59,7 +77,14 @@ enum Projections {
     Separate(Box<[Linear; 3]>),
     /// One whose outputs are theirs, one after the other.
     Fused(Linear),
+    /// One for queries, and one for keys, which are the values, too.
+    KeysAsValues(Box<[Linear; 2]>),
+    /// One for queries: keys and values are another block's.
+    Queries(Box<Linear>),
 }
+
+/// Keys and values `[batch, heads, length, width]` as attention uses them.
+pub(super) type KeysValues = [Tensor; 2];
 
 impl Attention {
     /// Builds the attention layer `name` of block `index`.
@@ -70,8 +95,9 @@ impl Attention {
         builder: &mut Builder,
     ) -> Result<Self, Error> {
         let hidden = config.hidden_size;
-        let (heads, key_value_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let width = config.head_dim;
+        let heads = config.num_attention_heads;
+        let (key_value_heads, width) = config.heads(config.is_local(index));
+        let takes = config.takes_from(index).is_some();
         let queries = if config.gated { 2 * heads } else { heads };
         let mut linear = |suffix: &str, shape, bias| {
             builder.linear(&format!("{name}.{suffix}"), shape, bias, initial)
@@ -80,7 +106,9 @@ impl Attention {
             let mut norm = |part: &str, heads: i64| {
                 Norm::new(config, &format!("{name}.{part}"), heads * width, builder)
             };
-            Ok::<_, Error>((norm("q_norm", queries)?, norm("k_norm", keys)?))
+            let of_queries = norm("q_norm", queries)?;
+            let of_keys = (!takes).then(|| norm("k_norm", keys)).transpose()?;
+            Ok::<_, Error>([Some(of_queries), of_keys])
         };
         Ok(Self {
             projections: match config.fused {
@@ -89,19 +117,32 @@ impl Attention {
                     (hidden, (queries + 2 * key_value_heads) * width),
                     config.qkv_bias,
                 )?),
-                false => Projections::Separate(Box::new([
-                    linear("q_proj", (hidden, queries * width), config.qkv_bias)?,
-                    linear("k_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
-                    linear("v_proj", (hidden, key_value_heads * width), config.qkv_bias)?,
-                ])),
+                false => {
+                    let query = linear("q_proj", (hidden, queries * width), config.qkv_bias)?;
+                    let mut other = |suffix: &str| {
+                        linear(suffix, (hidden, key_value_heads * width), config.qkv_bias)
+                    };
+                    match (takes, config.keys_are_values(index)) {
+                        (true, _) => Projections::Queries(Box::new(query)),
+                        (false, true) => {
+                            Projections::KeysAsValues(Box::new([query, other("k_proj")?]))
+                        }
+                        (false, false) => Projections::Separate(Box::new([
+                            query,
+                            other("k_proj")?,
+                            other("v_proj")?,
+                        ])),
+                    }
+                }
             },
             output: linear("o_proj", (heads * width, hidden), config.output_bias)?,
             norms: match config.qk_norm {
-                QkNorm::None => None,
-                QkNorm::Head => Some(norms((1, 1), builder)?),
-                QkNorm::Projection => Some(norms((heads, key_value_heads), builder)?),
+                QkNorm::None => [None, None],
+                QkNorm::Head => norms((1, 1), builder)?,
+                QkNorm::Projection => norms((heads, key_value_heads), builder)?,
             },
             qk_norm: config.qk_norm,
+            value_norm: config.value_norm.then_some(config.rms_norm_eps),
             is_rotated: config.is_rotated(index),
             scale: config.score_scale,
             gated: config.gated,
@@ -115,7 +156,8 @@ impl Attention {
         })
     }
 
-    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
+    /// `[batch, length, hidden]` to the same shape, and the keys and values of all tokens that it used: its own, or those
+    /// `taken` from another block. With a cache, the input continues the cached sequence.
     ///
     /// # Errors
     /// If the sequence is longer than the rotary tables or the cache, or memory runs out.
@@ -123,9 +165,9 @@ impl Attention {
         &self,
         input: &Tensor,
         positions: &Positions,
-        cache: Option<&mut LayerCache>,
+        (cache, taken): (Option<&mut LayerCache>, Option<&KeysValues>),
         dropout: bool,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<(Tensor, KeysValues), Error> {
         let (batch, length, _) = input.size3()?;
         let split = |projected: Tensor, heads: i64, norm: Option<&Norm>| -> Result<Tensor, Error> {
             let normed = |input: Tensor, place: QkNorm| match norm.filter(|_| self.qk_norm == place)
@@ -138,11 +180,8 @@ impl Attention {
                 .f_transpose(1, 2)?;
             normed(heads, QkNorm::Head)
         };
-        let (query_norm, key_norm) = match &self.norms {
-            Some((query, key)) => (Some(query), Some(key)),
-            None => (None, None),
-        };
-        let [query, key, value] = self.project(input, dropout)?;
+        let [query_norm, key_norm] = self.norms.each_ref().map(Option::as_ref);
+        let (query, own) = self.project(input, dropout)?;
         let (query, gate) = match self.gated {
             true => {
                 let both = query.f_view([batch, length, self.heads, 2 * self.width])?;
@@ -155,17 +194,34 @@ impl Attention {
             false => (query, None),
         };
         let mut query = split(query, self.heads, query_norm)?;
-        let mut key = split(key, self.key_value_heads, key_norm)?;
-        let value = split(value, self.key_value_heads, None)?;
         let start = cache.as_ref().map_or(0, |cache| cache.length);
         if self.is_rotated {
             query = positions.rope.queries(&query, start)?;
-            key = positions.rope.forward(&key, start)?;
         }
-        let (mut key, mut value) = match cache {
-            Some(cache) => cache.extend(&key, &value)?,
-            None => (key, value),
+        let used = match (own, taken) {
+            (Some([key, value]), _) => {
+                let mut key = split(key, self.key_value_heads, key_norm)?;
+                let mut value = split(value, self.key_value_heads, None)?;
+                if self.is_rotated {
+                    key = positions.rope.forward(&key, start)?;
+                }
+                if let Some(epsilon) = self.value_norm {
+                    value = value.f_rms_norm([self.width], None::<&Tensor>, epsilon)?;
+                }
+                match cache {
+                    Some(cache) => cache.extend(&key, &value)?,
+                    None => [key, value],
+                }
+            }
+            (None, Some([key, value])) => {
+                if let Some(cache) = cache {
+                    cache.advance(length)?;
+                }
+                [key.shallow_clone(), value.shallow_clone()]
+            }
+            (None, None) => return Err(Error::Internal("attention without keys".into())),
         };
+        let [mut key, mut value] = used.each_ref().map(Tensor::shallow_clone);
         let sinks = self.sinks.as_ref();
         let sinks = sinks.map(|sinks| Sinks::new(sinks, self.scale, self.width));
         let mixed = match start == 0 && length > 1 {
@@ -211,30 +267,39 @@ impl Attention {
             Some(gate) => joined.f_mul(&gate.f_sigmoid()?)?,
             None => joined,
         };
-        self.output.forward(&joined, dropout)
+        Ok((self.output.forward(&joined, dropout)?, used))
     }
 
-    /// Queries (with their gates, if they have some), keys and values, each `[batch, length, heads · width]`.
-    fn project(&self, input: &Tensor, dropout: bool) -> Result<[Tensor; 3], Error> {
+    /// Queries (with their gates, if they have some), and keys and values, if they are its own; each `[batch, length, heads ·
+    /// width]`.
+    fn project(
+        &self,
+        input: &Tensor,
+        dropout: bool,
+    ) -> Result<(Tensor, Option<KeysValues>), Error> {
         match &self.projections {
+            Projections::Queries(query) => Ok((query.forward(input, dropout)?, None)),
+            Projections::KeysAsValues(layers) => {
+                let [query, key] = layers.as_ref();
+                let input = Linear::shared_input(input.shallow_clone(), &[query, key])?;
+                let keys = key.forward(&input, dropout)?;
+                let values = keys.shallow_clone();
+                Ok((query.forward(&input, dropout)?, Some([keys, values])))
+            }
             Projections::Separate(layers) => {
                 let [query, key, value] = layers.as_ref();
                 let input = Linear::shared_input(input.shallow_clone(), &[query, key, value])?;
-                Ok([
-                    query.forward(&input, dropout)?,
-                    key.forward(&input, dropout)?,
-                    value.forward(&input, dropout)?,
-                ])
+                let queries = query.forward(&input, dropout)?;
+                let keys = key.forward(&input, dropout)?;
+                Ok((queries, Some([keys, value.forward(&input, dropout)?])))
             }
             Projections::Fused(all) => {
                 let all = all.forward(input, dropout)?;
                 let keys = self.key_value_heads * self.width;
                 let queries = all.size3()?.2 - 2 * keys;
-                Ok([
-                    all.f_narrow(-1, 0, queries)?,
-                    all.f_narrow(-1, queries, keys)?,
-                    all.f_narrow(-1, queries + keys, keys)?,
-                ])
+                let own = [queries, queries + keys].map(|start| all.f_narrow(-1, start, keys));
+                let [key, value] = own;
+                Ok((all.f_narrow(-1, 0, queries)?, Some([key?, value?])))
             }
         }
     }
@@ -244,6 +309,14 @@ impl Attention {
         Ok(Self {
             projections: match &self.projections {
                 Projections::Fused(all) => Projections::Fused(all.with_base(map)?),
+                Projections::Queries(query) => {
+                    Projections::Queries(Box::new(query.with_base(map)?))
+                }
+                Projections::KeysAsValues(layers) => {
+                    let [query, key] = layers.as_ref();
+                    let query = query.with_base(map)?;
+                    Projections::KeysAsValues(Box::new([query, key.with_base(map)?]))
+                }
                 Projections::Separate(layers) => {
                     let [query, key, value] = layers.as_ref();
                     Projections::Separate(Box::new([
@@ -254,9 +327,13 @@ impl Attention {
                 }
             },
             output: self.output.with_base(map)?,
-            norms: match &self.norms {
-                Some((query, key)) => Some((query.with_base(map)?, key.with_base(map)?)),
-                None => None,
+            norms: {
+                let [query, key] = &self.norms;
+                let mut other = |norm: &Option<Norm>| {
+                    let norm = norm.as_ref();
+                    norm.map(|norm| norm.with_base(map)).transpose()
+                };
+                [other(query)?, other(key)?]
             },
             sinks: match &self.sinks {
                 Some(sinks) => Some(map_frozen(sinks, map)?),
@@ -327,7 +404,7 @@ impl LayerCache {
     }
 
     /// Appends keys and values `[batch, heads, length, width]`; returns all of them.
-    fn extend(&mut self, key: &Tensor, value: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    fn extend(&mut self, key: &Tensor, value: &Tensor) -> Result<KeysValues, Error> {
         let (batch, heads, length, width) = key.size4()?;
         let start = self.length;
         let end = self.advance(length)?;
@@ -345,7 +422,7 @@ impl LayerCache {
                 .f_copy_(fresh)?;
         }
         let so_far = |half| memory.f_select(0, half)?.f_narrow(2, 0, end);
-        let both = (so_far(0)?, so_far(1)?);
+        let both = [so_far(0)?, so_far(1)?];
         self.memory = Some(memory);
         Ok(both)
     }

@@ -3,14 +3,15 @@
 use tch::{Kind, Tensor};
 
 use super::DecoderConfig;
-use super::attention::{Attention, LayerCache};
+use super::attention::{Attention, KeysValues, LayerCache};
 use super::delta::{Delta, Texts};
 use super::feed_forward::FeedForward;
 use super::norm::Norm;
+use super::per_layer::PerLayerInput;
 use crate::Error;
 use crate::model::layers::Positions;
 use crate::model::{Builder, Initial, PackedTexts};
-use crate::tensor::BaseMap;
+use crate::tensor::{BaseMap, map_frozen};
 
 /// The positions of a pass, for blocks that see the whole text and for those with a window.
 #[derive(Debug)]
@@ -73,6 +74,35 @@ pub(super) struct Layer {
     norms: [Option<Norm>; 4],
     mixer: Mixer,
     feed_forward: FeedForward,
+    /// Of the keys and values that blocks handed on, which pair it uses.
+    takes: Option<usize>,
+    /// Whether it hands on its own.
+    hands_on: bool,
+    per_layer: Option<PerLayerInput>,
+    /// `[1]`: what the residual stream is multiplied by at the end.
+    scalar: Option<Tensor>,
+}
+
+/// What a block gets.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    /// The residual stream.
+    pub(super) stream: &'a Tensor,
+    /// The keys and values that earlier blocks handed on.
+    pub(super) handed_on: &'a [KeysValues],
+    /// Its part of the per-layer embeddings, if there are any.
+    pub(super) part: Option<&'a Tensor>,
+}
+
+/// What a block gives.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    /// The residual stream.
+    pub(super) stream: Tensor,
+    /// What its router adds to the balance of all, if it has one and that is learned.
+    routed: Option<Tensor>,
+    /// The keys and values that it hands on.
+    pub(super) handed_on: Option<KeysValues>,
 }
 
 impl Layer {
@@ -108,40 +138,46 @@ impl Layer {
             }
         };
         let (after_attention, before_mlp) = (norm(1, builder)?, norm(2, builder)?);
-        let feed_forward = FeedForward::new(config, (index, &name("mlp")), initial, builder)?;
+        let block = format!("model.layers.{index}");
+        let feed_forward = FeedForward::new(config, (index, &block), initial, builder)?;
+        let after_mlp = norm(3, builder)?;
+        // The blocks whose keys and values others use, in order.
+        let mut givers: Vec<usize> = (0..config.num_hidden_layers as usize)
+            .filter_map(|other| config.takes_from(other))
+            .collect();
+        givers.sort_unstable();
+        givers.dedup();
+        let takes = config.takes_from(index);
         Ok(Self {
             is_local: config.is_local(index),
             residual_scale: config.residual_scale,
-            norms: [
-                before_attention,
-                after_attention,
-                before_mlp,
-                norm(3, builder)?,
-            ],
+            norms: [before_attention, after_attention, before_mlp, after_mlp],
             mixer,
             feed_forward,
+            takes: givers.iter().position(|giver| Some(*giver) == takes),
+            hands_on: givers.contains(&index),
+            per_layer: match config.per_layer {
+                Some(inputs) => Some(PerLayerInput::new(
+                    config, inputs, &block, initial, builder,
+                )?),
+                None => None,
+            },
+            scalar: match config.layer_scalar {
+                true => Some(builder.constant(&name("layer_scalar"), &[1], Initial::Ones)?),
+                false => None,
+            },
         })
     }
 
     /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
     pub(super) fn run(
         &self,
-        stream: &Tensor,
+        inputs: Inputs<'_>,
         views: &Views,
         cache: Option<&mut LayerCache>,
         dropout: bool,
-    ) -> Result<Tensor, Error> {
-        Ok(self.run_routed(stream, views, cache, dropout)?.0)
-    }
-
-    /// The same, and what its router adds to the balance of all, if it has one and that is learned.
-    fn run_routed(
-        &self,
-        stream: &Tensor,
-        views: &Views,
-        cache: Option<&mut LayerCache>,
-        dropout: bool,
-    ) -> Result<(Tensor, Option<Tensor>), Error> {
+    ) -> Result<Outputs, Error> {
+        let stream = inputs.stream;
         let positions = match &views.local {
             Some(local) if self.is_local => local,
             _ => &views.whole,
@@ -151,16 +187,36 @@ impl Layer {
             None => Ok(input),
         };
         let input = norm(0, stream.shallow_clone())?;
-        let attended = match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(&input, positions, cache, dropout)?,
-            Mixer::Delta(delta) => delta.forward(&input, views.texts.as_ref(), cache, dropout)?,
+        let (attended, used) = match &self.mixer {
+            Mixer::Attention(attention) => {
+                let taken = self.takes.and_then(|place| inputs.handed_on.get(place));
+                let (attended, used) =
+                    attention.forward(&input, positions, (cache, taken), dropout)?;
+                (attended, Some(used))
+            }
+            Mixer::Delta(delta) => {
+                let texts = views.texts.as_ref();
+                (delta.forward(&input, texts, cache, dropout)?, None)
+            }
         };
         let stream = stream.f_add(&scaled(norm(1, attended)?, self.residual_scale)?)?;
         let input = norm(2, stream.shallow_clone())?;
         let counted = views.counted.as_ref();
-        let (output, routed) = self.feed_forward.forward(&input, counted, dropout)?;
-        let stream = stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?;
-        Ok((stream, routed))
+        let (output, routed) = (self.feed_forward).forward((&input, &stream), counted, dropout)?;
+        let mut stream = stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?;
+        if let Some(layer) = &self.per_layer {
+            let part = inputs.part;
+            let part = part.ok_or_else(|| Error::Internal("a block without its part".into()))?;
+            stream = stream.f_add(&layer.forward(&stream, part, dropout)?)?;
+        }
+        if let Some(scalar) = &self.scalar {
+            stream = stream.f_mul(scalar)?;
+        }
+        Ok(Outputs {
+            stream,
+            routed,
+            handed_on: used.filter(|_| self.hands_on),
+        })
     }
 }
 
@@ -177,27 +233,49 @@ impl crate::model::Layer for Layer {
     }
 
     fn forward(&self, inputs: &[Tensor], shared: &Views, dropout: bool) -> Result<Tensor, Error> {
-        let [stream] = inputs else {
-            return Err(Error::Internal("a decoder's block takes one input".into()));
-        };
-        self.run(stream, shared, None, dropout)
+        Ok(self.outputs(inputs, shared, dropout)?.swap_remove(0))
     }
 
+    /// The residual stream, the sums of the routers' balance if that is learned, and the keys and values that blocks handed on so far;
+    /// after them an input has the block's part of the per-layer embeddings.
     fn outputs(
         &self,
         inputs: &[Tensor],
         shared: &Views,
         dropout: bool,
     ) -> Result<Vec<Tensor>, Error> {
-        let [stream, sums] = inputs else {
-            return Ok(vec![self.forward(inputs, shared, dropout)?]);
+        let wrong = || Error::Internal("a decoder's block with other inputs".into());
+        let (stream, rest) = inputs.split_first().ok_or_else(wrong)?;
+        let (part, rest) = match &self.per_layer {
+            Some(_) => rest
+                .split_last()
+                .ok_or_else(wrong)
+                .map(|(own, rest)| (Some(own), rest))?,
+            None => (None, rest),
         };
-        let (stream, routed) = self.run_routed(stream, shared, None, dropout)?;
-        let sums = match routed {
-            Some(routed) => sums.f_add(&routed)?,
-            None => sums.shallow_clone(),
+        let (sums, rest) = rest
+            .split_at_checked(shared.counted.iter().len())
+            .ok_or_else(wrong)?;
+        let pairs = rest.chunks_exact(2);
+        let handed_on: Vec<KeysValues> = pairs
+            .map(|pair| [pair[0].shallow_clone(), pair[1].shallow_clone()])
+            .collect();
+        let inputs = Inputs {
+            stream,
+            handed_on: &handed_on,
+            part,
         };
-        Ok(vec![stream, sums])
+        let given = self.run(inputs, shared, None, dropout)?;
+        let mut outputs = vec![given.stream];
+        for sums in sums {
+            outputs.push(match &given.routed {
+                Some(routed) => sums.f_add(routed)?,
+                None => sums.shallow_clone(),
+            });
+        }
+        outputs.extend(rest.iter().map(Tensor::shallow_clone));
+        outputs.extend(given.handed_on.into_iter().flatten());
+        Ok(outputs)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
@@ -213,11 +291,18 @@ impl crate::model::Layer for Layer {
         let (after_attention, before_mlp) = (norm(1, map)?, norm(2, map)?);
         let feed_forward = self.feed_forward.with_base(map)?;
         Ok(Self {
-            is_local: self.is_local,
-            residual_scale: self.residual_scale,
             norms: [before_attention, after_attention, before_mlp, norm(3, map)?],
             mixer,
             feed_forward,
+            per_layer: match &self.per_layer {
+                Some(layer) => Some(layer.with_base(map)?),
+                None => None,
+            },
+            scalar: match &self.scalar {
+                Some(scalar) => Some(map_frozen(scalar, map)?),
+                None => None,
+            },
+            ..*self
         })
     }
 }

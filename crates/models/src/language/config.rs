@@ -7,7 +7,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{DeltaLayers, Family, LocalLayers, Mixture, REGISTRY, quantized};
+use super::{
+    DeltaLayers, Family, LocalLayers, Mixture, PerLayerInputs, REGISTRY, Sharing, WholeHeads,
+    quantized,
+};
 use crate::Error;
 use crate::json::Object;
 use crate::model::rope::{self, Place};
@@ -117,6 +120,18 @@ pub struct DecoderConfig {
     pub delta: Option<DeltaLayers>,
     /// Whether what attention gives is multiplied by a gate, which the query projection makes, too.
     pub gated: bool,
+    /// The heads of blocks that see the whole text, if others than those of blocks with a window.
+    pub whole_heads: Option<WholeHeads>,
+    /// Whether values are normalised, each head for itself and without a weight.
+    pub value_norm: bool,
+    /// The blocks that use the keys and values of others, if there are any.
+    pub sharing: Option<Sharing>,
+    /// The embeddings that each block has, if they have some.
+    pub per_layer: Option<PerLayerInputs>,
+    /// Whether what leaves a block is multiplied by a number that is stored with it.
+    pub layer_scalar: bool,
+    /// What logits are between: the number times the tanh of their share of it.
+    pub logits_cap: Option<f64>,
     /// Whether each query head has a learned score that takes a part of the attention to nothing.
     pub sinks: bool,
     /// For each block, whether its queries and keys are rotated; empty if all are.
@@ -433,6 +448,12 @@ pub(super) fn read(
         local: None,
         delta: None,
         gated: false,
+        whole_heads: None,
+        value_norm: false,
+        sharing: None,
+        per_layer: None,
+        layer_scalar: false,
+        logits_cap: None,
         sinks: false,
         rotated: Vec::new(),
         score_scale: None,

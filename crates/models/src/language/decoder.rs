@@ -14,9 +14,10 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, MemoryInfo};
 
 use super::attention::LayerCache;
-use super::block::{Layer, Views, scaled};
+use super::block::{Inputs, Layer, Views, scaled};
 use super::mixture::{Balance, Mixture};
 use super::norm::Norm;
+use super::per_layer::PerLayer;
 use super::{DecoderConfig, EmbeddingScale};
 use crate::Error;
 use crate::adapters::{EMBEDDING, HEAD};
@@ -32,6 +33,9 @@ pub struct Decoder {
     embedding_scale: f64,
     noise: EmbeddingNoise,
     logits_divisor: f64,
+    /// What logits are between (see [`capped`]).
+    pub(crate) logits_cap: Option<f64>,
+    per_layer: Option<PerLayer>,
     blocks: Blocks<Layer>,
     norm: Norm,
     /// `None` if the head uses the embedding's weight as it is.
@@ -106,6 +110,10 @@ impl Decoder {
             .pad_token_id
             .filter(|token| (0..vocabulary).contains(token));
         embedding.padding = padding.unwrap_or(-1);
+        let place = (options.device, embedding.padding);
+        let per_layer = config.per_layer;
+        let per_layer =
+            per_layer.map(|inputs| PerLayer::new(config, inputs, place, initial, builder));
         let count = usize::try_from(config.num_hidden_layers).unwrap_or(0);
         let blocks = Blocks::new(
             ("model.layers", count),
@@ -120,6 +128,7 @@ impl Decoder {
             false => Some(builder.linear(HEAD, (hidden, vocabulary), false, initial)?),
         };
         let positions = |rope: &RopeSettings, window: Option<i64>| -> Result<Positions, Error> {
+            let (_, head_dim) = config.heads(window.is_some());
             let table = |frequencies: &[f64]| -> Result<Rope, Error> {
                 let factor = rope.attention_factor();
                 let table = Rope::new(frequencies, factor, options.positions, options.device)?;
@@ -131,10 +140,10 @@ impl Decoder {
                     None => Ok(table),
                 }
             };
-            let long = rope.long_frequencies(config.head_dim);
+            let long = rope.long_frequencies(head_dim);
             let long = long.filter(|(most, _)| *most < options.positions);
             Ok(Positions {
-                rope: table(&rope.frequencies(config.head_dim))?,
+                rope: table(&rope.frequencies(head_dim))?,
                 long: match long {
                     Some((most, frequencies)) => Some((most, table(&frequencies)?)),
                     None => None,
@@ -158,6 +167,8 @@ impl Decoder {
                 is_scaled: matches!(config.embedding_scale, EmbeddingScale::Number(_)),
             },
             logits_divisor: config.logits_divisor,
+            logits_cap: config.logits_cap,
+            per_layer: per_layer.transpose()?,
             embedding,
             blocks,
             norm,
@@ -197,7 +208,10 @@ impl Decoder {
         let head = self.head.as_ref().and_then(|head| head.weight.as_dense());
         // A tied head may share the embedding's memory.
         let head = head.filter(|head| head.data_ptr() != table.data_ptr());
-        let rest = head.map_or(0, frozen_bytes) + frozen_bytes(self.norm.weight());
+        let mut rest = head.map_or(0, frozen_bytes) + frozen_bytes(self.norm.weight());
+        if let Some(layer) = &self.per_layer {
+            rest += layer.bytes()?;
+        }
         Ok(frozen_bytes(table) + rest + self.rope_bytes() + self.blocks.bytes()?)
     }
 
@@ -243,9 +257,63 @@ impl Decoder {
         let views = self
             .views
             .map(|positions| positions.of_length((0, length), self.compute))?;
+        self.through(tokens, &views, pass)
+    }
+
+    /// The head's input, for tokens with these positions.
+    fn through(&self, tokens: &Tensor, views: &Views, pass: Pass) -> Result<Tensor, Error> {
+        self.finish(&self.run(tokens, None, views, pass)?[0])
+    }
+
+    /// What leaves the last block: the residual stream, and the routers' `sums` if their balance is learned.
+    fn run(
+        &self,
+        tokens: &Tensor,
+        sums: Option<Tensor>,
+        views: &Views,
+        pass: Pass,
+    ) -> Result<Vec<Tensor>, Error> {
         let stream = self.embed(tokens, pass)?;
-        let stream = self.blocks.forward(stream, &[], &views, pass)?;
-        self.finish(&stream)
+        let parts = self.parts(tokens, &stream, pass)?;
+        let part = |index: usize| parts.get(index).map(Tensor::shallow_clone);
+        let mut start = vec![stream];
+        start.extend(sums);
+        let part = |index| part(index).into_iter().collect();
+        self.blocks.carry(start, &part, views, pass)
+    }
+
+    /// The blocks' parts of the per-layer embeddings; none if there are no such embeddings.
+    fn parts(&self, tokens: &Tensor, embedded: &Tensor, pass: Pass) -> Result<Vec<Tensor>, Error> {
+        match &self.per_layer {
+            Some(layer) => layer.parts(tokens, embedded, pass != Pass::Evaluate),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The residual stream after the last block, without gradients, of tokens whose embeddings are `stream`; `see` gets the index of each block and the stream before
+    /// it. With a cache, the tokens continue the cached sequence.
+    fn evaluate(
+        &self,
+        (tokens, stream): (&Tensor, Tensor),
+        views: &Views,
+        mut cache: Option<&mut Cache>,
+        mut see: impl FnMut(usize, &Tensor),
+    ) -> Result<Tensor, Error> {
+        let parts = self.parts(tokens, &stream, Pass::Evaluate)?;
+        let mut handed_on = Vec::new();
+        self.blocks.evaluate(stream, |layer, index, stream| {
+            see(index, stream);
+            let inputs = Inputs {
+                stream,
+                handed_on: &handed_on,
+                part: parts.get(index),
+            };
+            let layers = cache.as_mut().map(|cache| &mut cache.layers);
+            let cache = layers.and_then(|layers| layers.get_mut(index));
+            let given = layer.run(inputs, views, cache, false)?;
+            handed_on.extend(given.handed_on);
+            Ok(given.stream)
+        })
     }
 
     /// The residual stream before each block and after the last, without the final norm, of tokens `[batch, length]`:
@@ -266,7 +334,8 @@ impl Decoder {
             Some(text) => positions.filled(text, length, self.compute),
             None => positions.of_length((0, length), self.compute),
         })?;
-        self.states_of(self.embed(tokens, Pass::Evaluate)?, &views, wanted)
+        let stream = self.embed(tokens, Pass::Evaluate)?;
+        self.states_of((tokens, stream), &views, wanted)
     }
 
     /// As [`Decoder::states`], for one text in which the embeddings of the tokens at `places`, integers `[count]`, are
@@ -285,19 +354,19 @@ impl Decoder {
         let views = (self.views).map(|view| view.in_sections(positions, sections, self.compute))?;
         let stream = self.embed(tokens, Pass::Evaluate)?;
         let rows = to_kind(rows, stream.kind())?.f_unsqueeze(0)?;
-        self.states_of(stream.f_index_copy(1, places, &rows)?, &views, wanted)
+        let stream = stream.f_index_copy(1, places, &rows)?;
+        self.states_of((tokens, stream), &views, wanted)
     }
 
     fn states_of(
         &self,
-        stream: Tensor,
+        (tokens, stream): (&Tensor, Tensor),
         views: &Views,
         wanted: &[usize],
     ) -> Result<Vec<Tensor>, Error> {
         let mut states = Vec::with_capacity(self.blocks.count() + 1);
-        let last = self.blocks.evaluate(stream, |layer, index, stream| {
+        let last = self.evaluate((tokens, stream), views, None, |index, stream| {
             states.push(wanted.contains(&index).then(|| stream.shallow_clone()));
-            layer.run(stream, views, None, false)
         })?;
         states.push(Some(last));
         let state = |index: &usize| {
@@ -321,9 +390,7 @@ impl Decoder {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let views = self.views.packed(positions, self.compute)?;
-        let stream = self.embed(tokens, pass)?;
-        let stream = self.blocks.forward(stream, &[], &views, pass)?;
-        self.finish(&stream)
+        self.through(tokens, &views, pass)
     }
 
     /// What is learned from: the head's input, as [`Decoder::hidden`] or with `positions` as [`Decoder::hidden_packed`];
@@ -359,9 +426,9 @@ impl Decoder {
         };
         let counted = counted.f_reshape([-1])?;
         views.counted = Some(counted.shallow_clone());
-        let start = vec![self.embed(tokens, pass)?, balance.start(tokens.device())?];
-        match &self.blocks.carry(start, &[], &views, pass)?[..] {
-            [stream, sums] => Ok((self.finish(stream)?, Some(balance.loss(sums, &counted)?))),
+        let start = balance.start(tokens.device())?;
+        match &self.run(tokens, Some(start), &views, pass)?[..] {
+            [stream, sums, ..] => Ok((self.finish(stream)?, Some(balance.loss(sums, &counted)?))),
             _ => Err(Error::Internal("blocks that hand on no balance".into())),
         }
     }
@@ -397,7 +464,7 @@ impl Decoder {
         let logits = self
             .linear_head()?
             .forward(hidden, pass != Pass::Evaluate)?;
-        to_kind(&logits, Kind::Float)
+        capped(&to_kind(&logits, Kind::Float)?, self.logits_cap)
     }
 
     /// The head as a layer of its own that shares its tensors with this model.
@@ -442,10 +509,8 @@ impl Decoder {
         let views = self
             .views
             .map(|positions| positions.of_length(places, self.compute))?;
-        let stream = self.blocks.evaluate(
-            self.embed(&tokens, Pass::Evaluate)?,
-            |layer, index, stream| layer.run(stream, &views, cache.layers.get_mut(index), false),
-        )?;
+        let stream = self.embed(&tokens, Pass::Evaluate)?;
+        let stream = self.evaluate((&tokens, stream), &views, Some(cache), |_, _| ())?;
         self.head(&self.finish(&stream.f_select(1, -1)?)?, Pass::Evaluate)
     }
 
@@ -492,8 +557,16 @@ impl Cache {
     }
 }
 
+/// Logits between `cap` and its negative, if there is one: `cap` times the tanh of their share of it.
+pub(crate) fn capped(logits: &Tensor, cap: Option<f64>) -> Result<Tensor, Error> {
+    Ok(match cap {
+        Some(cap) => logits.f_div_scalar(cap)?.f_tanh()?.f_mul_scalar(cap)?,
+        None => logits.shallow_clone(),
+    })
+}
+
 /// `number` as it is in the type `kind`.
-fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
+pub(super) fn rounded(number: f64, kind: Kind) -> Result<f64, Error> {
     let rounded = Tensor::from(number).f_to_kind(kind)?;
     Ok(f64::try_from(&rounded.f_to_kind(Kind::Double)?)?)
 }

@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::mixture::Routed;
+use super::norm::Norm;
 use super::{Activation, DecoderConfig};
 use crate::Error;
 use crate::model::layers::Linear;
@@ -16,40 +17,76 @@ pub(super) enum FeedForward {
     Dense(Box<Dense>),
     /// Of which each token goes through some.
     Routed(Box<Routed>),
+    /// One of all tokens, and others beside it.
+    Beside(Box<Beside>),
+}
+
+/// A layer of all tokens, and experts beside it, which get the residual stream.
+#[derive(Debug)]
+pub(super) struct Beside {
+    dense: Dense,
+    routed: Routed,
+    /// After the dense layer, before and after the experts.
+    norms: [Norm; 3],
 }
 
 impl FeedForward {
-    /// Builds the layer `name` of block `index`.
+    /// Builds that of the block called `block`, which is the one at `index`.
     pub(super) fn new(
         config: &DecoderConfig,
-        (index, name): (usize, &str),
+        (index, block): (usize, &str),
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
+        let (name, inner) = (&format!("{block}.mlp"), config.inner(index));
         let mixture = config.experts.as_ref();
         Ok(match mixture.filter(|mixture| mixture.is_in(index)) {
+            Some(mixture) if mixture.beside => {
+                let norm = |part: &str, builder: &mut Builder| {
+                    let name = format!("{block}.{part}");
+                    Norm::new(config, &name, config.hidden_size, builder)
+                };
+                Self::Beside(Box::new(Beside {
+                    dense: Dense::new(config, (name, inner), initial, builder)?,
+                    routed: Routed::new(config, mixture, block, initial, builder)?,
+                    norms: [
+                        norm("post_feedforward_layernorm_1", builder)?,
+                        norm("pre_feedforward_layernorm_2", builder)?,
+                        norm("post_feedforward_layernorm_2", builder)?,
+                    ],
+                }))
+            }
             Some(mixture) => {
                 let layer = Routed::new(config, mixture, name, initial, builder)?;
                 Self::Routed(Box::new(layer))
             }
-            None => {
-                let name = (name, config.intermediate_size);
-                Self::Dense(Box::new(Dense::new(config, name, initial, builder)?))
-            }
+            None => Self::Dense(Box::new(Dense::new(
+                config,
+                (name, inner),
+                initial,
+                builder,
+            )?)),
         })
     }
 
     /// `[batch, length, hidden]` to the same shape; and what a router adds to the balance of all, over the tokens that
-    /// are `counted`, if that is learned.
+    /// are `counted`, if that is learned. `input` is the residual `stream`, normalised.
     pub(super) fn forward(
         &self,
-        input: &Tensor,
+        (input, stream): (&Tensor, &Tensor),
         counted: Option<&Tensor>,
         dropout: bool,
     ) -> Result<(Tensor, Option<Tensor>), Error> {
         match self {
             Self::Dense(layer) => Ok((layer.forward(input, dropout)?, None)),
-            Self::Routed(layer) => layer.forward(input, counted, dropout),
+            Self::Routed(layer) => layer.forward((input, input), counted, dropout),
+            Self::Beside(layers) => {
+                let [after_dense, before, after] = &layers.norms;
+                let dense = after_dense.forward(&layers.dense.forward(input, dropout)?)?;
+                let normed = before.forward(stream)?;
+                let (output, sums) = layers.routed.forward((&normed, stream), counted, dropout)?;
+                Ok((dense.f_add(&after.forward(&output)?)?, sums))
+            }
         }
     }
 
@@ -58,6 +95,18 @@ impl FeedForward {
         Ok(match self {
             Self::Dense(layer) => Self::Dense(Box::new(layer.with_base(map)?)),
             Self::Routed(layer) => Self::Routed(Box::new(layer.with_base(map)?)),
+            Self::Beside(layers) => {
+                let [after_dense, before, after] = &layers.norms;
+                Self::Beside(Box::new(Beside {
+                    dense: layers.dense.with_base(map)?,
+                    routed: layers.routed.with_base(map)?,
+                    norms: [
+                        after_dense.with_base(map)?,
+                        before.with_base(map)?,
+                        after.with_base(map)?,
+                    ],
+                }))
+            }
         })
     }
 }
@@ -106,8 +155,8 @@ impl Dense {
         let experts = config.experts.as_ref();
         let mut linear = |suffix: &str, shape| {
             let name = format!("{name}.{suffix}");
-            // Beside experts alone, PEFT takes an adapter with this name to be one of them.
-            match experts.is_some_and(|experts| experts.shared.is_none()) {
+            // Where blocks have only experts, PEFT takes an adapter with this name to be one of them.
+            match experts.is_some_and(|experts| experts.stands_alone()) {
                 false => builder.linear(&name, shape, config.mlp_bias, initial),
                 true => {
                     builder.leave_out(&name);

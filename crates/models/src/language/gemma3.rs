@@ -30,12 +30,7 @@ pub(super) static FAMILY: Family = Family {
     ]],
     read,
     write,
-    norms: [
-        Some("input_layernorm"),
-        Some("post_attention_layernorm"),
-        Some("pre_feedforward_layernorm"),
-        Some("post_feedforward_layernorm"),
-    ],
+    norms: NORMS,
     gguf: Some(Gguf {
         parts: &[
             ("attn_norm", "input_layernorm"),
@@ -53,6 +48,14 @@ pub(super) static FAMILY: Family = Family {
     }),
     tokenizer_class: TokenizerClass::OfFile,
 };
+
+/// Before and after attention and the feed-forward layer.
+pub(super) const NORMS: [Option<&str>; 4] = [
+    Some("input_layernorm"),
+    Some("post_attention_layernorm"),
+    Some("pre_feedforward_layernorm"),
+    Some("post_feedforward_layernorm"),
+];
 
 /// The models for text and images.
 static MULTIMODAL: PartOf = PartOf {
@@ -94,7 +97,14 @@ fn scale_of_scores(keys: &mut Map<String, Value>) {
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
-    refuse_variants(object)?;
+    refuse_variants(
+        object,
+        &["attn_logit_softcapping", "final_logit_softcapping"],
+    )?;
+    if object.flag("use_bidirectional_attention", false)? {
+        let reason = "is true; only causal models are supported";
+        return Err(object.error("use_bidirectional_attention", reason));
+    }
     let defaults = Defaults {
         vocab_size: Some(262_208),
         hidden_size: Some(2304),
@@ -137,8 +147,8 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
     })
 }
 
-/// Refuses what no published model has.
-fn refuse_variants(object: &Object) -> Result<(), Error> {
+/// Refuses what no published model has: another activation, and soft caps by their keys.
+pub(super) fn refuse_variants(object: &Object, caps: &[&str]) -> Result<(), Error> {
     const ACTIVATION: &str = "gelu_pytorch_tanh";
     if let Some(other) = object.text("hidden_activation")?
         && other != ACTIVATION
@@ -146,14 +156,10 @@ fn refuse_variants(object: &Object) -> Result<(), Error> {
         let reason = format!("is {other:?}; only {ACTIVATION:?} is supported");
         return Err(object.error("hidden_activation", reason));
     }
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+    for key in caps {
         if object.get(key).is_some() {
             return Err(object.error(key, "is set; soft caps are not supported"));
         }
-    }
-    if object.flag("use_bidirectional_attention", false)? {
-        let reason = "is true; only causal models are supported";
-        return Err(object.error("use_bidirectional_attention", reason));
     }
     Ok(())
 }

@@ -66,6 +66,9 @@ pub struct Mixture {
     /// Whether files have all experts of a block as one tensor of transposed matrices, in which the outputs of gate and up
     /// take turns.
     pub alternating: bool,
+    /// Whether experts are beside the dense feed-forward layer of their block, each with norms of their own, and the router
+    /// scales what it gets and what it gives.
+    pub beside: bool,
 }
 
 impl Mixture {
@@ -129,6 +132,7 @@ impl Mixture {
             router: "gate",
             biased: false,
             alternating: false,
+            beside: false,
         })
     }
 
@@ -170,6 +174,11 @@ impl Mixture {
             inner: self.width,
             alternating: self.alternating,
         }
+    }
+
+    /// Whether no layer of all tokens is beside the experts of a block.
+    pub(super) fn stands_alone(&self) -> bool {
+        self.shared.is_none() && !self.beside
     }
 
     /// Whether block `index` has experts.
@@ -239,6 +248,7 @@ pub(super) struct Routed {
     router: Tensor,
     /// `[experts]`
     bias: Option<Tensor>,
+    scales: Option<Scales>,
     experts: Experts,
     shared: Option<SharedExpert>,
     count: i64,
@@ -248,8 +258,52 @@ pub(super) struct Routed {
     compute: Kind,
 }
 
+/// What the router of experts beside a dense layer multiplies by.
+#[derive(Debug)]
+struct Scales {
+    /// `[hidden]`: its input, which is normalised.
+    input: Tensor,
+    /// `[experts]`: the weights of those that are chosen.
+    experts: Tensor,
+    epsilon: f64,
+}
+
+impl Scales {
+    fn new(
+        config: &DecoderConfig,
+        (count, router): (i64, &str),
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let mut scale = |part: &str, width: i64| {
+            builder.exact(&format!("{router}.{part}"), &[width], Initial::Ones, true)
+        };
+        Ok(Self {
+            input: scale("scale", config.hidden_size)?,
+            experts: scale("per_expert_scale", count)?,
+            epsilon: config.rms_norm_eps,
+        })
+    }
+
+    /// `[tokens, hidden]` fp32 to the same shape.
+    fn input(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let width = self.input.numel() as i64;
+        let normed = input.f_rms_norm([width], None::<&Tensor>, self.epsilon)?;
+        Ok(normed
+            .f_mul(&self.input)?
+            .f_mul_scalar((width as f64).powf(-0.5))?)
+    }
+
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            input: map_frozen(&self.input, map)?,
+            experts: map_frozen(&self.experts, map)?,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
 impl Routed {
-    /// Builds the layer `name`.
+    /// Builds router and experts of the layer `name`.
     pub(super) fn new(
         config: &DecoderConfig,
         mixture: &Mixture,
@@ -263,8 +317,8 @@ impl Routed {
             format!("{name}.experts"),
         );
         builder.leave_out(&router);
-        // Beside an expert of all tokens, PEFT takes these names to be its layers.
-        if mixture.shared.is_none() {
+        // Beside a layer of all tokens, PEFT takes these names to be its layers.
+        if mixture.stands_alone() {
             for layer in ["gate_proj", "up_proj", "down_proj"] {
                 builder.leave_out(&format!("{experts}.0.{layer}"));
             }
@@ -275,6 +329,10 @@ impl Routed {
             bias: match mixture.biased {
                 true => Some(builder.vector(&format!("{router}.bias"), count, Initial::Zeros)?),
                 false => None,
+            },
+            scales: match (mixture.beside, router.rsplit_once('.')) {
+                (true, Some((module, _))) => Some(Scales::new(config, (count, module), builder)?),
+                _ => None,
             },
             experts: builder.experts(&experts, &sizes, (mixture.biased, initial))?,
             shared: match mixture.shared {
@@ -297,10 +355,10 @@ impl Routed {
     }
 
     /// `[batch, length, hidden]` to the same shape; and how often each expert was chosen by the tokens that are
-    /// `counted`, and the sum of its probabilities there, `[2, experts]`.
+    /// `counted`, and the sum of its probabilities there, `[2, experts]`. The router gets `judged`, of the same shape.
     pub(super) fn forward(
         &self,
-        input: &Tensor,
+        (input, judged): (&Tensor, &Tensor),
         counted: Option<&Tensor>,
         dropout: bool,
     ) -> Result<(Tensor, Option<Tensor>), Error> {
@@ -308,12 +366,20 @@ impl Routed {
         let (batch, length, hidden) = input.size3()?;
         let (tokens, rows) = (batch * length, batch * length * self.used);
         let input = input.f_reshape([tokens, hidden])?;
-        let scores = to_kind(&input, Kind::Float)?
-            .f_linear(&to_kind(&self.router, Kind::Float)?, self.bias.as_ref())?;
+        let judged = to_kind(&judged.f_reshape([tokens, hidden])?, Kind::Float)?;
+        let judged = match &self.scales {
+            Some(scales) => scales.input(&judged)?,
+            None => judged,
+        };
+        let scores = judged.f_linear(&to_kind(&self.router, Kind::Float)?, self.bias.as_ref())?;
         let likely = scores.f_softmax(-1, Kind::Float)?;
         let (mut weights, chosen) = likely.f_topk(self.used, -1, true, true)?;
         if self.normalised {
             weights = weights.f_div(&weights.f_sum_dim_intlist(-1, true, Kind::Float)?)?;
+        }
+        if let Some(scales) = &self.scales {
+            let each = scales.experts.f_index_select(0, &chosen.f_reshape([-1])?)?;
+            weights = weights.f_mul(&each.f_view_as(&weights)?)?;
         }
         let (sorted, order) = chosen.f_reshape([-1])?.f_sort_stable(true, 0, false)?;
         let edges = Tensor::f_arange(self.count + 1, (Kind::Int64, input.device()))?;
@@ -371,6 +437,10 @@ impl Routed {
             router: map_frozen(&self.router, map)?,
             bias: match &self.bias {
                 Some(bias) => Some(map_frozen(bias, map)?),
+                None => None,
+            },
+            scales: match &self.scales {
+                Some(scales) => Some(scales.with_base(map)?),
                 None => None,
             },
             experts: self.experts.with_base(map)?,

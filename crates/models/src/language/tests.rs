@@ -16,7 +16,7 @@ use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 32] = [
+pub(crate) const MODELS: [&str; 36] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -49,6 +49,10 @@ pub(crate) const MODELS: [&str; 32] = [
     "qwen3.5-multimodal",
     "qwen3.5-moe",
     "qwen3.5-moe-multimodal",
+    "gemma4",
+    "gemma4-dense",
+    "gemma4-moe",
+    "gemma4-multimodal",
 ];
 
 fn golden(name: &str) -> PathBuf {
@@ -328,6 +332,23 @@ fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
     }
 }
 
+/// Beyond the window, where blocks take keys and values of others, and from a cache.
+#[test]
+fn the_likeliest_text_of_gemma_4_is_that_of_transformers() {
+    for name in MODELS.into_iter().filter(|name| name.starts_with("gemma4")) {
+        let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
+        let theirs = file.read("greedy", Kind::Int64).unwrap();
+        let model = open(name, Kind::Float);
+        let mut cache = model.cache(40);
+        let mut next = theirs.narrow(1, 0, 5);
+        for place in 5..35 {
+            let logits = model.next_logits(&next, &mut cache).unwrap();
+            next = logits.argmax(-1, true);
+            assert_eq!(next, theirs.narrow(1, place, 1), "{name}, token {place}");
+        }
+    }
+}
+
 /// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.
 #[test]
 fn routers_and_experts_learn_what_those_of_transformers_learn() {
@@ -337,6 +358,10 @@ fn routers_and_experts_learn_what_those_of_transformers_learn() {
         ("gpt-oss-dense", 2 * (2 + 6 * 5 + 1)),
         // And two with an expert of all tokens and its gate.
         ("qwen3.5-moe", 2 * (1 + 3 * 6 + 3 + 1)),
+        // All parameters, also those that make the keys and values that other blocks take: the embeddings, the head's norm, and
+        // projection and norm of the parts; of a block 16, or 13 without keys and values.
+        ("gemma4", 5 + 3 * 16 + 2 * 13),
+        ("gemma4-moe", 2 + 19 + 18 + 2 * 3 * 6),
     ] {
         assert_eq!(learned_as_in_transformers(name), count, "{name}");
     }
@@ -369,21 +394,27 @@ fn learned_as_in_transformers(name: &str) -> usize {
         let pass = Pass::Train { checkpoint };
         let (hidden, balance) = model.learned(&tokens, (None, Some(&real)), pass).unwrap();
         let text = crate::loss::mean_cross_entropy(&model, &hidden, &targets, pass).unwrap();
-        let loss = text + balance.unwrap();
+        let loss = match balance {
+            Some(balance) => text + balance,
+            None => text,
+        };
         let theirs = f64::try_from(file.read("loss", Kind::Double).unwrap()).unwrap();
         let ours = f64::try_from(&loss).unwrap();
         assert!((ours / theirs - 1.0).abs() <= 1e-6, "{ours} and {theirs}");
         torch_ext::backward(&loss).unwrap();
         compared = 0;
-        let is_compared = |name: &str| name.contains(".mlp.") || name.contains("sinks");
+        let every = name.starts_with("gemma4");
+        // Of all parameters, those in transformers are up to 4e-5 from what it computes in fp64.
+        let bound = if every { 1e-4 } else { 1e-5 };
+        let is_compared = |name: &str| every || name.contains(".mlp.") || name.contains("sinks");
         for parameter in parameters.iter().filter(|p| is_compared(&p.name)) {
-            let stored = parameter.name.replace(".mlp.experts.", " ");
+            let stored = parameter.name.replace(".experts.", " ");
             let (place, part) = match stored.split_once(' ') {
                 None => (None, format!("gradient.{stored}")),
                 Some((layer, expert)) => {
                     let (number, part) = expert.split_once('.').unwrap();
                     let place: i64 = number.parse().unwrap();
-                    (Some(place), format!("gradient.{layer}.mlp.experts.{part}"))
+                    (Some(place), format!("gradient.{layer}.experts.{part}"))
                 }
             };
             let theirs = file.read(&part, Kind::Float).unwrap();
@@ -391,7 +422,7 @@ fn learned_as_in_transformers(name: &str) -> usize {
             let difference = largest_difference(&parameter.tensor.grad(), &theirs);
             let size = f64::try_from(theirs.abs().max()).unwrap();
             assert!(
-                difference <= 1e-5 * size.max(0.1),
+                difference <= bound * size.max(0.1),
                 "{name}, {}: {difference} of {size}",
                 parameter.name
             );

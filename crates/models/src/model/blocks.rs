@@ -232,24 +232,26 @@ impl<L: Layer> Blocks<L> {
         shared: &L::Shared,
         pass: Pass,
     ) -> Result<Tensor, Error> {
-        only(self.carry(vec![stream], others, shared, pass)?)
+        let others = |_| others.iter().map(Tensor::shallow_clone).collect();
+        only(self.carry(vec![stream], &others, shared, pass)?)
     }
 
     /// The same for blocks that hand on more than the residual stream: `carried`, which begins with it, are inputs of the first, and
-    /// the [`Layer::outputs`] of each block those of the next. Returns those of the last.
+    /// the [`Layer::outputs`] of each block those of the next. Returns those of the last. `others` are given by the index of
+    /// the block.
     ///
     /// # Errors
     /// As [`Blocks::forward`].
     pub fn carry(
         &self,
         mut carried: Vec<Tensor>,
-        others: &[Tensor],
+        others: &dyn Fn(usize) -> Vec<Tensor>,
         shared: &L::Shared,
         pass: Pass,
     ) -> Result<Vec<Tensor>, Error> {
-        for block in &self.list {
+        for (index, block) in self.list.iter().enumerate() {
             let mut inputs = carried;
-            inputs.extend(others.iter().map(Tensor::shallow_clone));
+            inputs.extend(others(index));
             carried = match (block, pass) {
                 (Block::Resident(layer), Pass::Train { checkpoint: true })
                 | (Block::Fake(layer), Pass::Train { .. }) => {

@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
         let tensor = self.tensor(name, shape, initial)?;
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, decay),
-            Base::Frozen(kind) => match self.trained_copy(name, &tensor)? {
+            Base::Frozen(kind) => match self.trained_copy(name, &tensor, decay)? {
                 Some(whole) => Ok(whole),
                 None => Ok(tensor.f_to_kind(kind)?),
             },
@@ -175,10 +175,15 @@ impl<'a> Builder<'a> {
     }
 
     /// The trainable copy of the tensor `name`, if an adapter trains it in full.
-    fn trained_copy(&mut self, name: &str, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
+    fn trained_copy(
+        &mut self,
+        name: &str,
+        tensor: &Tensor,
+        decay: bool,
+    ) -> Result<Option<Tensor>, Error> {
         let device = self.host_for.unwrap_or_else(|| tensor.device());
         match &mut self.adapters {
-            Some(adapters) => adapters.trained_copy(name, tensor, device, self.parameters),
+            Some(adapters) => adapters.trained_copy(name, tensor, (device, decay), self.parameters),
             None => Ok(None),
         }
     }
@@ -224,7 +229,7 @@ impl<'a> Builder<'a> {
             return Ok((embedding, None));
         };
         let table = self.table(name, tensor, tied.then_some(HEAD))?;
-        let whole = self.trained_copy(&weight_name, &table)?;
+        let whole = self.trained_copy(&weight_name, &table, true)?;
         let table = table.f_to_kind(kind)?;
         let adapter = match &mut self.adapters {
             Some(adapters) => adapters.attach_embedding(name, &table, self.parameters)?,
@@ -250,7 +255,7 @@ impl<'a> Builder<'a> {
 
     /// The head that is tied to the embedding's weight `table`, if the two differ in what they compute with.
     fn tied_head(&mut self, table: &Tensor, is_left: bool) -> Result<Option<Linear>, Error> {
-        let whole = self.trained_copy(&format!("{HEAD}.weight"), table)?;
+        let whole = self.trained_copy(&format!("{HEAD}.weight"), table, true)?;
         let is_whole = whole.is_some();
         let weight = Weight::Dense(whole.unwrap_or_else(|| table.shallow_clone()));
         let adapter = match &mut self.adapters {
@@ -302,10 +307,64 @@ impl<'a> Builder<'a> {
         self.registered(name, tensor, decay)
     }
 
+    /// A tensor named `name` that is part of the model but never trained, in fp32.
+    ///
+    /// # Errors
+    /// As [`Builder::kept`].
+    pub(crate) fn constant(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        let tensor = self.source.exact_tensor(name, shape, initial)?;
+        let tensor = match self.host_for {
+            None => tensor,
+            Some(_) => tensor.f_to_device(Device::Cpu)?,
+        };
+        match self.base {
+            Base::Trained => self.parameters.hold(name, &tensor),
+            Base::Frozen(_) => {
+                self.remember(name, &tensor);
+                if let Some(adapters) = &mut self.adapters {
+                    adapters.note_constant(name);
+                }
+            }
+        }
+        Ok(tensor)
+    }
+
+    /// The table of an embedding named `name`, in host memory unless it is trained. It has no adapter.
+    ///
+    /// # Errors
+    /// If the source does not have it, or an adapter is to train it in full.
+    pub(crate) fn host_embedding(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        self.leave_out(name);
+        let name = format!("{name}.weight");
+        match self.base {
+            Base::Trained => {
+                let table = self.tensor(&name, shape, initial)?;
+                self.parameters.register(&name, &table, false)
+            }
+            Base::Frozen(kind) => {
+                if let Some(adapters) = &mut self.adapters {
+                    adapters.expect_frozen(&name)?;
+                }
+                let table = self.source.host_tensor(&name, shape, initial)?;
+                Ok(table.f_to_kind(kind)?)
+            }
+        }
+    }
+
     fn registered(&mut self, name: &str, tensor: Tensor, decay: bool) -> Result<Tensor, Error> {
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, decay),
-            Base::Frozen(_) => match self.trained_copy(name, &tensor)? {
+            Base::Frozen(_) => match self.trained_copy(name, &tensor, decay)? {
                 Some(whole) => Ok(whole),
                 None => {
                     let tensor = tensor.f_to_kind(Kind::Float)?;

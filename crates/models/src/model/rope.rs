@@ -61,6 +61,13 @@ pub enum RopeScaling {
     Yarn(Yarn),
     /// LongRoPE (Ding et al., 2024).
     LongRope(LongRope),
+    /// The first pairs of a head have the frequencies that they would have if all were rotated, and the others none.
+    Proportional {
+        /// The part of the pairs that is rotated.
+        part: f64,
+        /// What frequencies are divided by.
+        factor: f64,
+    },
 }
 
 /// LongRoPE: each pair's frequency is divided by a factor of its own, and all by others in texts that are longer than
@@ -108,14 +115,21 @@ impl RopeSettings {
         if let RopeScaling::LongRope(scaling) = &self.scaling {
             return self.divided(head_dim, &scaling.short_factor);
         }
+        let moving = match self.scaling {
+            RopeScaling::Proportional { part, .. } => (part * width as f64 / 2.0).floor(),
+            _ => f64::INFINITY,
+        };
         pairs
             .map(|pair| {
                 let frequency = self.theta.powf(-2.0 * pair / width as f64);
                 match &self.scaling {
+                    RopeScaling::Proportional { .. } if pair >= moving => 0.0,
                     RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_) => {
                         frequency
                     }
-                    RopeScaling::Linear { factor } => frequency / factor,
+                    RopeScaling::Linear { factor } | RopeScaling::Proportional { factor, .. } => {
+                        frequency / factor
+                    }
                     RopeScaling::Llama3 {
                         factor,
                         low_freq_factor,
@@ -197,7 +211,15 @@ impl RopeSettings {
                 "attention_factor": long.attention_factor,
                 "original_max_position_embeddings": long.original_max_position_embeddings,
             }),
+            RopeScaling::Proportional { part, .. } => {
+                json!({"rope_type": "proportional", "partial_rotary_factor": part})
+            }
         };
+        if let RopeScaling::Proportional { factor, .. } = self.scaling
+            && factor != 1.0
+        {
+            scaling["factor"] = json!(factor);
+        }
         if self.partial_rotary_factor != 1.0 {
             scaling["partial_rotary_factor"] = json!(self.partial_rotary_factor);
         }
@@ -242,6 +264,8 @@ impl Yarn {
 
 /// The context before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
+/// The part of a head, or of its pairs, that is rotated.
+const PART: &str = "partial_rotary_factor";
 /// How fast queries grow.
 const BETA: &str = "llama_4_scaling_beta";
 
@@ -260,6 +284,8 @@ pub(crate) struct Place {
     pub(crate) longrope: bool,
     /// The part of a head that is rotated without a key that says it; `None` if it must be all of it.
     pub(crate) part: Option<f64>,
+    /// Whether rotations may be proportional, and the part of the pairs that moves where nothing is said of them.
+    pub(crate) proportional: Option<f64>,
     /// Whether pairs may be divided among the axes of pictures (`mrope_section`), which for a text are one.
     pub(crate) axes: bool,
     /// Whether queries grow with their position.
@@ -275,6 +301,7 @@ impl Place {
         scaled: true,
         longrope: false,
         part: None,
+        proportional: None,
         axes: false,
         growth: false,
     };
@@ -304,9 +331,14 @@ pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeS
             None => place.theta,
         },
     };
-    const PART: &str = "partial_rotary_factor";
     let mut part = place.part.unwrap_or(1.0);
-    for source in [Some(object), parameters.as_ref()].into_iter().flatten() {
+    // That of proportional rotations is another.
+    let is_proportional = |parameters: &&Object| {
+        place.proportional.is_some()
+            && parameters.get(kind_key(parameters)) == Some(&json!("proportional"))
+    };
+    let of_layers = parameters.as_ref().filter(|own| !is_proportional(own));
+    for source in [Some(object), of_layers].into_iter().flatten() {
         let found = source.positive(PART, Some(part))?;
         if found > 1.0 || (found != 1.0 && place.part.is_none()) {
             let most = if place.part.is_some() {
@@ -319,7 +351,20 @@ pub(crate) fn read(object: &Object, context: i64, place: &Place) -> Result<RopeS
         part = found;
     }
     let scaling = match &parameters {
-        None => RopeScaling::None,
+        None => match place.proportional {
+            Some(part) => RopeScaling::Proportional { part, factor: 1.0 },
+            None => RopeScaling::None,
+        },
+        Some(parameters) if is_proportional(&parameters) => {
+            let factor = parameters.positive("factor", Some(1.0))?;
+            match parameters.positive(PART, Some(1.0))? {
+                part if part <= 1.0 => RopeScaling::Proportional { part, factor },
+                part => {
+                    let reason = format!("is {part}; at most 1 is supported");
+                    return Err(parameters.error(PART, reason));
+                }
+            }
+        }
         Some(parameters) => {
             let original = match object.get(ORIGINAL) {
                 Some(_) => object.positive(ORIGINAL, None)?,

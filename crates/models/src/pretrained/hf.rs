@@ -82,7 +82,8 @@ impl HfFolder {
             if alternating && name.ends_with(SCALES) {
                 continue;
             }
-            let Some(ours) = config.family.tensor_name(&name) else {
+            let ours = config.family.tensor_name(&name);
+            let Some(ours) = ours.filter(|ours| !config.is_dead(ours)) else {
                 continue;
             };
             let slices = Slice::all_of(

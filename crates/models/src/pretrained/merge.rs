@@ -164,7 +164,8 @@ impl TensorSource for Merged<'_> {
             let own = adapter.table(table, &weight.size(), tied)?;
             weight = own.unwrap_or(weight);
         }
-        if let Some(whole) = adapter.trained_copy(name, &weight, Device::Cpu, &mut parameters)? {
+        let place = (Device::Cpu, false);
+        if let Some(whole) = adapter.trained_copy(name, &weight, place, &mut parameters)? {
             return Ok(whole.detach().f_to_kind(kind)?);
         }
         let weight = match module {

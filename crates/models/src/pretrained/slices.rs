@@ -4,6 +4,7 @@
 //! transformers 5, in memory   experts.gate_up_proj [experts, 2 · inner, hidden] ─┬▶ experts.0.gate_proj.weight
 //!                                                                                └▶ experts.0.up_proj.weight, …
 //! GGUF                        ffn_gate_exps [experts, inner, hidden] ─────────────▶ experts.0.gate_proj.weight, …
+//! Gemma 4, in files           layers.0.experts.gate_up_proj, as in memory ────────▶ layers.0.experts.0.gate_proj.weight, …
 //! gpt-oss                     experts.gate_up_proj [experts, hidden, 2 · inner] ─┬▶ experts.0.gate_proj.weight
 //!   outputs of gate and up    experts.gate_up_proj_blocks, …_scales (MXFP4)     ─┤
 //!   in turns                                                                     └▶ experts.0.up_proj.weight, …
@@ -21,7 +22,7 @@ use crate::language::DecoderConfig;
 use crate::quant::Mxfp4;
 
 /// Where the names of experts begin.
-const EXPERTS: &str = ".mlp.experts.";
+pub(super) const EXPERTS: &str = ".experts.";
 /// How the names of a matrix in MXFP4 end: its numbers, and their factors.
 pub(super) const BLOCKS: &str = "_blocks";
 pub(super) const SCALES: &str = "_scales";
@@ -165,13 +166,11 @@ pub fn write_weights<'a>(
     tensors: Vec<(String, LazyTensor<'a>)>,
     note: Option<&str>,
 ) -> Result<(), Error> {
-    let alternating = config
-        .experts
-        .as_ref()
-        .is_some_and(|experts| experts.alternating);
-    let tensors = match alternating {
-        true => together(tensors)?,
-        false => tensors,
+    let tensors = match &config.experts {
+        Some(experts) if experts.alternating || experts.beside => {
+            together(tensors, experts.alternating)?
+        }
+        _ => tensors,
     };
     write_safetensors(path, tensors, note)?;
     Ok(())
@@ -180,9 +179,10 @@ pub fn write_weights<'a>(
 /// The parts of a tensor of all experts, by their number and name.
 type Parts<'a> = BTreeMap<(i64, String), LazyTensor<'a>>;
 
-/// Those of experts as gpt-oss has them.
+/// Those of experts as gpt-oss has them if they are `alternating`, else one below the other.
 fn together<'a>(
     tensors: Vec<(String, LazyTensor<'a>)>,
+    alternating: bool,
 ) -> Result<Vec<(String, LazyTensor<'a>)>, Error> {
     let mut all = Vec::new();
     let mut groups: BTreeMap<String, Parts<'a>> = BTreeMap::new();
@@ -212,8 +212,14 @@ fn together<'a>(
         let kind = first.kind();
         let mut shape: Vec<i64> = first.shape().iter().map(|size| *size as i64).collect();
         let each = if name.contains("gate_up_proj") { 2 } else { 1 };
-        shape.reverse();
-        if let Some(outputs) = shape.last_mut() {
+        let outputs = match alternating {
+            true => {
+                shape.reverse();
+                shape.last_mut()
+            }
+            false => shape.first_mut(),
+        };
+        if let Some(outputs) = outputs {
             *outputs *= each;
         }
         let one = shape.clone();
@@ -222,8 +228,15 @@ fn together<'a>(
             let parts: Vec<&LazyTensor<'_>> = parts.values().collect();
             // Of each expert gate and up.
             let experts = parts.chunks(each as usize).map(|parts| {
-                let parts = parts.iter().map(|part| Ok(part.make()?.f_tr()?));
+                let parts = parts.iter().map(|part| part.make());
                 let parts = parts.collect::<Result<Vec<_>, Error>>()?;
+                if !alternating {
+                    return Ok(Tensor::f_cat(&parts, 0)?);
+                }
+                let parts = parts
+                    .iter()
+                    .map(Tensor::f_tr)
+                    .collect::<Result<Vec<_>, _>>()?;
                 Ok(Tensor::f_stack(&parts, -1)?.f_view(one.as_slice())?)
             });
             let experts = experts.collect::<Result<Vec<_>, Error>>()?;

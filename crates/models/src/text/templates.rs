@@ -164,6 +164,34 @@ fn answers_have_the_channels_and_the_end_that_the_template_gives_them() {
     );
 }
 
+/// What a tool answers within the model's turn is not learned; thoughts are, in the last turn.
+#[test]
+fn answers_go_on_behind_what_a_tool_says_in_their_turn() {
+    let source = std::fs::read_to_string(reference().join("templates/turns.jinja")).unwrap();
+    let template = ChatTemplate::at(&source, Vec::new(), fixed_time()).unwrap();
+    let conversations = conversations();
+    for (name, expected) in [
+        (
+            "a tool is called",
+            [
+                "<|tool_call>call:get_weather{days:2,place:<|\"|>Zürich<|\"|>}<tool_call|>",
+                "Yes, it is.<turn|>\n",
+            ],
+        ),
+        (
+            "reasoning beside the answer",
+            [
+                "4.<turn|>\n",
+                "<|channel>thought\nFour\nand three.\n<channel|>7.<turn|>\n",
+            ],
+        ),
+    ] {
+        let (text, answers) = template.render_answers(&conversations[name]).unwrap();
+        let found: Vec<_> = answers.into_iter().map(|answer| &text[answer]).collect();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
 /// Templates that only one side refuses: `|safe` with something concatenated to it, refused here; and
 /// `tojson` of the result of `map`, refused by Python.
 const KNOWN: [&str; 2] = ["functionary-medium-v3.1", "llama-cpp-deepseek-r1"];

@@ -538,8 +538,8 @@ impl Task for FineTune {
             return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        let named = self.parameters.named();
-        let tensors = named
+        let whole = self.parameters.whole();
+        let tensors = whole
             .into_iter()
             .map(|(name, tensor)| (name, LazyTensor::ready(tensor)));
         let file = folder.join("model.safetensors");

@@ -46,8 +46,7 @@ fn bf16_and_a_bpe_train_and_resume_exactly() {
 #[test]
 fn every_family_trains_from_scratch_and_resumes_exactly() {
     let families = models::language::REGISTRY.into_iter();
-    // Mixtures of experts and delta rules are only fine-tuned.
-    for family in families.filter(|family| !family.has_experts() && !family.has_delta()) {
+    for family in families.filter(|family| family.is_plain()) {
         let place = Place::new();
         let option = format!("model.model_type={}", family.model_type);
         place.run("whole", &[&option]).unwrap();

@@ -476,6 +476,33 @@ fn of_a_mixture_of_experts_the_attention_is_adapted_and_the_rest_is_refused_by_n
     }
 }
 
+/// What has no adapter, and what is not trained beside one.
+#[test]
+fn routers_and_tables_in_host_memory_are_refused_by_name() {
+    let refusal = |base: &str, config: LoraConfig| {
+        let base = golden(&format!("models/{base}"));
+        let adapted = adapted(&base, Attachment::fresh(&config).unwrap());
+        adapted.err().unwrap().to_string()
+    };
+    let on = |target: &str| LoraConfig {
+        target_modules: Modules::Suffixes(vec![target.into()]),
+        ..LoraConfig::default()
+    };
+    for (base, target) in [("gemma4", "embed_tokens_per_layer"), ("gemma4-moe", "proj")] {
+        let reason = refusal(base, on(target));
+        assert!(reason.contains("cannot have adapters"), "{reason}");
+        assert!(reason.contains(target), "{reason}");
+    }
+    let saved = |module: &str| LoraConfig {
+        modules_to_save: vec![module.into()],
+        ..LoraConfig::default()
+    };
+    let reason = refusal("gemma4", saved("embed_tokens_per_layer"));
+    assert!(reason.contains("stays in host memory"), "{reason}");
+    let reason = refusal("gemma4-moe", saved("layers.0"));
+    assert!(reason.contains("has experts"), "{reason}");
+}
+
 #[test]
 fn tensors_of_experts_that_a_model_lacks_are_refused_by_name() {
     let on_experts = |targets: &[&str]| LoraConfig {

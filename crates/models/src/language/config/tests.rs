@@ -12,9 +12,18 @@ fn read(config: &Value) -> Result<(DecoderConfig, Vec<String>), String> {
 }
 
 fn plain(model_type: &str) -> Value {
-    json!({"model_type": model_type, "vocab_size": 8, "hidden_size": 12,
+    let mut config = json!({"model_type": model_type, "vocab_size": 8, "hidden_size": 12,
         "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 8})
+        "num_key_value_heads": 2, "head_dim": 8});
+    if model_type == "gemma4_text" {
+        // Others count only with these.
+        config["attention_k_eq_v"] = json!(true);
+        config["enable_moe_block"] = json!(true);
+        for key in ["num_experts", "top_k_experts", "moe_intermediate_size"] {
+            config[key] = json!(2);
+        }
+    }
+    config
 }
 
 /// A value that changes the result, or must be refused.
@@ -57,8 +66,13 @@ fn each_key_of_a_config_is_obeyed_told_or_without_effect() {
         let (base, warned) = read(&plain).unwrap();
         assert_eq!(warned, [""; 0]);
         for key in KEYS.iter().chain(family.keys.iter().copied().flatten()) {
-            let mut config = plain.clone();
-            config[*key] = effective_value(key, &base);
+            let value = effective_value(key, &base);
+            let mut config = match (*key, value.as_str()) {
+                // With the keys of that one.
+                ("model_type", Some(other)) => self::plain(other),
+                _ => plain.clone(),
+            };
+            config[*key] = value;
             match read(&config) {
                 Ok((found, warned)) => {
                     let changes = found != base || TOGETHER.contains(key);

@@ -273,7 +273,11 @@ fn damaged_experts_in_mxfp4_are_found() {
 
 #[test]
 fn a_gpt_oss_is_written_as_transformers_has_it() {
-    let from = golden("gpt-oss-dense");
+    written_as_read("gpt-oss-dense");
+}
+
+fn written_as_read(name: &str) {
+    let from = golden(name);
     let folder = HfFolder::open(&from).unwrap();
     let target = tempfile::tempdir().unwrap();
     let path = target.path().join("model.safetensors");
@@ -358,4 +362,123 @@ fn what_is_written_of_a_model_in_mxfp4_is_not_quantised_and_says_so() {
     let keys: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(keys.get("quantization_config"), None);
     assert_eq!(DecoderConfig::read(&path).unwrap(), model.config);
+}
+
+/// The text part of E2B, as it was published.
+fn published_gemma_4() -> Value {
+    let kinds = (1..=35).map(|layer| match layer % 5 {
+        0 => "full_attention",
+        _ => "sliding_attention",
+    });
+    let text = r#"{
+        "attention_bias": false, "attention_dropout": 0.0, "attention_k_eq_v": false,
+        "bos_token_id": 2, "dtype": "bfloat16", "enable_moe_block": false, "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 131072, "model_type": "gemma4_text",
+        "moe_intermediate_size": null, "num_attention_heads": 8, "num_experts": null,
+        "num_global_key_value_heads": null, "num_hidden_layers": 35, "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+                "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "sliding_window": 512, "tie_word_embeddings": true, "top_k_experts": null,
+        "use_bidirectional_attention": null, "use_cache": true, "use_double_wide_mlp": true,
+        "vocab_size": 262144, "vocab_size_per_layer_input": 262144}"#;
+    let mut text: Value = serde_json::from_str(text).unwrap();
+    text["layer_types"] = kinds.collect();
+    json!({"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"],
+        "image_token_id": 258_880, "vision_config": {}, "audio_config": {},
+        "tie_word_embeddings": true, "text_config": text})
+}
+
+#[test]
+fn a_published_config_of_gemma_4_is_read_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    std::fs::write(&path, published_gemma_4().to_string()).unwrap();
+    assert_eq!(keys_without_effect(&path).unwrap(), [""; 0]);
+    let read = DecoderConfig::read(&path).unwrap();
+    let mut whole_number = published_gemma_4();
+    whole_number["text_config"]["final_logit_softcapping"] = json!(30);
+    std::fs::write(&path, whole_number.to_string()).unwrap();
+    assert_eq!(DecoderConfig::read(&path).unwrap(), read);
+    assert_eq!(
+        read.to_json()["final_logit_softcapping"].to_string(),
+        "30.0"
+    );
+    assert_eq!((read.heads(true), read.heads(false)), ((1, 256), (1, 512)));
+    // The blocks 13 and 14 are the last of their kind before the twenty.
+    let taken = [13, 14, 15, 19, 33, 34].map(|block| read.takes_from(block));
+    assert_eq!(taken, [None, None, Some(13), Some(14), Some(13), Some(14)]);
+    assert_eq!((read.inner(14), read.inner(15)), (6144, 12_288));
+    let dead = |name: &str| read.is_dead(&format!("model.layers.{name}.weight"));
+    assert!(dead("15.self_attn.k_proj") && dead("34.self_attn.k_norm"));
+    assert!(!dead("14.self_attn.k_proj") && !dead("15.self_attn.q_proj"));
+    let frequencies = read.rope.frequencies(512);
+    assert_eq!(frequencies.len(), 256);
+    assert!(frequencies[63] > 0.0 && frequencies[64] == 0.0);
+}
+
+#[test]
+fn what_gemma_4_cannot_be_is_refused_by_name() {
+    let whole = published_gemma_4();
+    for (key, value, reason) in [
+        (
+            "num_kv_shared_layers",
+            json!(31),
+            "is 31, and no layer before these is one without a window",
+        ),
+        (
+            "per_layer_config",
+            json!({"4": {"head_dim": 512}, "9": {"head_dim": 128}}),
+            "`text_config.per_layer_config.9` has other heads",
+        ),
+        (
+            "per_layer_config",
+            json!({"0": {"head_dim": 512}}),
+            "`text_config.per_layer_config.0` has other heads",
+        ),
+        (
+            "per_layer_config",
+            json!({"4": {"sliding_window": 5}}),
+            "`text_config.per_layer_config.4.sliding_window` is not supported",
+        ),
+        (
+            "per_layer_config",
+            json!({"35": {}}),
+            "`text_config.per_layer_config.35` is no layer of this model",
+        ),
+        (
+            "use_bidirectional_attention",
+            json!("all"),
+            r#"is "all"; only causal models are supported"#,
+        ),
+        (
+            "enable_moe_block",
+            json!(true),
+            "`text_config.num_experts` is missing",
+        ),
+        (
+            "global_head_dim",
+            json!(511),
+            "must be even for the rotary embedding",
+        ),
+    ] {
+        let mut wrong = whole.clone();
+        wrong["text_config"][key] = value;
+        let found = config_of(&wrong).unwrap_err();
+        assert!(found.contains(reason), "{found}");
+    }
+    // As in transformers, the last layer sees the whole text.
+    let mut windowed = whole.clone();
+    windowed["text_config"]["layer_types"][34] = json!("sliding_attention");
+    assert_eq!(config_of(&windowed), config_of(&whole));
+}
+
+#[test]
+fn the_experts_of_gemma_4_are_written_as_transformers_has_them() {
+    written_as_read("gemma4-moe");
 }
