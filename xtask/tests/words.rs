@@ -191,7 +191,7 @@ const NAMED: [(&str, &str); 7] = [
         "a text encoder that is a part of a model of another kind",
     ),
     (
-        "crates/models/src/diffusion/qwen_image/model.rs",
+        "crates/models/src/diffusion/qwen_image/text.rs",
         "likewise",
     ),
     ("crates/models/src/language.rs", "the registry"),

@@ -177,6 +177,12 @@ pub fn extract_lora(
             let [from, to] = [Pretrained::open(base)?, Pretrained::open(tuned)?];
             // The adapter of an embedding has another form.
             let is_layer = |name: &str| !name.ends_with("embed_tokens");
+            if from.config.experts.is_some() || from.config.delta.is_some() {
+                return Err(Error::Data(format!(
+                    "`{}` has experts or layers of a delta rule, of which no LoRA is extracted",
+                    base.display()
+                )));
+            }
             let (from, to) = (from.tensors.as_ref(), to.tensors.as_ref());
             learned(extract(from, to, &is_layer, keep, on_tensor)?, tuned)?
         }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod part;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -596,26 +598,4 @@ fn a_stopped_run_and_every_checkpoint_have_the_adapter() {
     models::adapters::PeftAdapter::open(&adapter).unwrap();
     place.resume(&options).unwrap();
     assert!(file(&adapter) == file(&place.checkpoint(6)));
-}
-
-#[test]
-fn an_adapter_on_the_text_part_of_a_model_is_named_as_in_the_whole_and_goes_on() {
-    let place = Place::new();
-    let golden = "../../tests/reference/golden/models/gemma3-multimodal";
-    for file in ["config.json", "model.safetensors"] {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(golden);
-        fs::copy(from.join(file), place.path("model").join(file)).unwrap();
-    }
-    place.run(&[]).unwrap();
-    let adapter = place.path("runs/a/adapter");
-    let weights = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
-    let name = b"base_model.model.model.language_model.layers.1.self_attn.v_proj.lora_B.weight";
-    assert!(weights.windows(name.len()).any(|part| part == name));
-    let config = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
-    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-    let targets = r"language_model\.layers\.(?:0|1)\.(?:self_attn\.q_proj|self_attn\.v_proj)";
-    assert_eq!(config["target_modules"], format!(r"model\.{targets}"));
-    let from = format!("adapter.resume_from={}", adapter.display());
-    let first = |more: &[&str]| place.run(more).unwrap().first_loss.unwrap();
-    assert!(first(&["name=b", &from]) < first(&["name=c"]));
 }

@@ -1,7 +1,7 @@
 //! `surefoot train`: trains a model from a config, and shows the progress.
 
 use std::cell::Cell;
-use std::io::{IsTerminal, Read as _, Write};
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let mut tuned = Vec::new();
     if let Some(kept) = Kept::of(&config) {
-        let keys: Vec<String> = kept.keys().collect();
+        let keys = kept.keys(&config);
         if !keys.is_empty() {
             config = self::config(args, &keys)?;
         }
@@ -216,9 +216,7 @@ fn load(args: &Args, path: &Path, tuned: &[String]) -> Result<Config, ConfigErro
     if path != Path::new("-") {
         return Config::load(path, &set);
     }
-    let mut text = String::new();
-    std::io::stdin()
-        .read_to_string(&mut text)
+    let text = train_environment::stdin()
         .map_err(|error| ConfigError::of(&args.source, format!("cannot read it: {error}")))?;
     Config::parse(&args.source, &text, &set)
 }

@@ -7,8 +7,22 @@
 
 use doctor::plan::{AOTRITON, AOTRITON_CHECK, VISIBILITY, Variable, attention_is_untried, plan};
 use platform::Machine;
+use std::io::{Seek as _, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use surefoot_cli::live::{self, Python};
+
+/// What stdin had, once it was read.
+static STDIN: OnceLock<String> = OnceLock::new();
+
+/// The text on stdin, which is read once, and handed on to the process that this one becomes.
+pub(crate) fn stdin() -> std::io::Result<String> {
+    if let Some(text) = STDIN.get() {
+        return Ok(text.clone());
+    }
+    let text = std::io::read_to_string(std::io::stdin())?;
+    Ok(STDIN.get_or_init(|| text).clone())
+}
 
 /// Marks the restarted process.
 const STARTED: &str = "SUREFOOT_ENVIRONMENT";
@@ -90,10 +104,24 @@ fn needed(machine: &Machine, device: &str) -> Vec<Variable> {
     needed
 }
 
+/// A file without a name that has this text.
+fn again(text: &str) -> std::io::Result<std::fs::File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(text.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
 /// Returns only if it fails.
 fn start(program: std::path::PathBuf, variables: &[Variable]) -> std::io::Error {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).env(STARTED, "1");
+    if let Some(text) = STDIN.get() {
+        match again(text) {
+            Ok(file) => drop(command.stdin(file)),
+            Err(error) => return error,
+        }
+    }
     for variable in variables {
         command.env(&variable.name, &variable.value);
     }

@@ -210,7 +210,7 @@ impl Change {
         let norm = rows.f_norm_scalaropt_dim(2.0, 1, true)?;
         let magnitude = to_kind(magnitude, Kind::Float)?.f_reshape([-1, 1])?;
         Ok(rows
-            .f_mul(&magnitude.f_div(&norm)?)?
+            .f_mul(&magnitude.f_div(&norm.f_clamp_min(f64::from(f32::MIN_POSITIVE))?)?)?
             .f_reshape(weight.size())?)
     }
 

@@ -300,7 +300,12 @@ impl Matcher {
         }
         if !config.target_parameters.is_empty() {
             // As PEFT does: it adds the change to the tensor itself.
-            let refused = [(config.dropout > 0.0, "dropout"), (config.dora, "DoRA")];
+            let other = config.kind != AdapterType::Lora;
+            let refused = [
+                (config.dropout > 0.0, "dropout"),
+                (config.dora, "DoRA"),
+                (other, config.kind.name()),
+            ];
             if let Some((_, what)) = refused.into_iter().find(|(is_set, _)| *is_set) {
                 return Err(format!(
                     "adapters on experts (`target_parameters`) do not work with {what}"

@@ -220,7 +220,10 @@ impl LoraLayer {
         let both = crossed
             .f_add(&square)?
             .f_sum_dim_intlist(1, false, Kind::Float)?;
-        Ok(both.f_add(&dora.base_squares)?.f_clamp_min(0.0)?.f_sqrt()?)
+        Ok(both
+            .f_add(&dora.base_squares)?
+            .f_clamp_min(f64::from(f32::MIN_POSITIVE))?
+            .f_sqrt()?)
     }
 
     /// The merged weight, `[outputs, inputs]` in fp32.

@@ -13,7 +13,7 @@ use super::attachment::PREFIX;
 use super::change::AdapterType;
 use super::config::{Biases, Layers, LoraConfig, Modules};
 use super::module::LoraModule;
-use super::naming::Naming;
+use super::naming::{Naming, exactly};
 use crate::Error;
 use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 use crate::json::{self, Object};
@@ -526,13 +526,27 @@ pub fn write_changes(
         .map(|change| change.rank_and_alpha().0)
         .max();
     let most = most.unwrap_or(1);
-    let each = |(name, change): (&String, &LoraModule)| (name.clone(), change.rank_and_alpha());
+    // The end of a name decides, in PEFT, too: one that others end with is anchored.
+    let is_end = |name: &str| {
+        let end = format!(".{name}");
+        changes.keys().any(|other| other.ends_with(&end))
+    };
+    let pattern = |name: &String| match is_end(name) {
+        true => format!("^{name}"),
+        false => name.clone(),
+    };
+    let ambiguous = changes.keys().any(|name| is_end(name));
+    let each = |(name, change): (&String, &LoraModule)| (pattern(name), change.rank_and_alpha());
     let config = LoraConfig {
         kind,
         rank: most,
         alpha: most as f64,
         dora: dora > 0,
-        target_modules: Modules::Suffixes(changes.keys().cloned().collect()),
+        target_modules: match ambiguous {
+            true => Modules::from_text(&exactly(&changes.keys().cloned().collect::<Vec<_>>()))
+                .map_err(|error| Error::Invalid(error.to_string()))?,
+            false => Modules::Suffixes(changes.keys().cloned().collect()),
+        },
         rank_pattern: changes
             .iter()
             .map(each)

@@ -545,7 +545,10 @@ impl Settings {
 
     /// The scale of a module that has this rank; 1 if the settings do not say.
     fn scale(&self, name: &str, rank: Option<i64>) -> f64 {
-        let fits = |key: &str| name == key || name.ends_with(&format!(".{key}"));
+        let fits = |key: &str| match key.strip_prefix('^') {
+            Some(whole) => name == whole,
+            None => name == key || name.ends_with(&format!(".{key}")),
+        };
         let of = |patterns: &[(String, f64)]| {
             let found = patterns.iter().find(|(key, _)| fits(key));
             found.map(|(_, value)| *value)

@@ -199,6 +199,21 @@ pub fn merge(
     target: &Path,
     kind: Kind,
 ) -> Result<(), Error> {
+    let is_new = !target.exists();
+    let written = write_merged(base, adapter, target, kind);
+    if written.is_err() && is_new {
+        // What is half there would stand in the way of the next try.
+        let _ = std::fs::remove_dir_all(target);
+    }
+    written
+}
+
+fn write_merged(
+    base: &Pretrained,
+    adapter: PeftAdapter,
+    target: &Path,
+    kind: Kind,
+) -> Result<(), Error> {
     let merged = Merged::new(base, adapter)?;
     std::fs::create_dir_all(target).map_err(|error| Error::io("create", target, error))?;
     let tensors = merged.names().into_iter().map(|name| {

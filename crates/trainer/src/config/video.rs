@@ -181,6 +181,21 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "hold out some of `data.path` by `data.validation_fraction` in place of `data.eval_dataset`",
         );
     }
+    if data.control_path.is_some() && (data.eval_dataset.is_some() || data.reg_data_dir.is_some()) {
+        report(
+            ["data", "control_path"],
+            "control pictures are those of the media in `data.path`, and `data.eval_dataset` and `data.reg_data_dir` have others"
+                .into(),
+            "name those of all in the lines of `.jsonl` files (`control_path`), or remove the other key",
+        );
+    }
+    if train.text_encoder && config.sample.transformer.is_some() {
+        report(
+            ["sample", "transformer"],
+            "previews of trained text encoders are drawn with the model itself".into(),
+            "remove the key, or `train.text_encoder`",
+        );
+    }
     if masks != (false, false) && data.reg_data_dir.is_some() {
         report(
             ["data", "reg_data_dir"],

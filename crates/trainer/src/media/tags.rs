@@ -23,8 +23,15 @@ pub(super) fn orders(caption: &str, data: &DataConfig, seed: u64) -> Vec<String>
             .collect()
     };
     let divided = data.keep_tokens_separator.as_deref();
+    let mut behind = Vec::new();
     let (kept, others) = match divided.and_then(|divided| caption.split_once(divided)) {
-        Some((kept, others)) => (tags(kept), tags(others)),
+        Some((kept, others)) => {
+            let (others, last) = divided
+                .and_then(|divided| others.split_once(divided))
+                .unwrap_or((others, ""));
+            behind = tags(last);
+            (tags(kept), tags(others))
+        }
         None => {
             let mut all = tags(caption);
             let kept = data.keep_tokens.unwrap_or(0) as usize;
@@ -43,7 +50,8 @@ pub(super) fn orders(caption: &str, data: &DataConfig, seed: u64) -> Vec<String>
             }
         }
         others.retain(|_| dropout == 0.0 || random.unit() >= dropout);
-        let all: Vec<String> = kept.iter().cloned().chain(others).collect();
+        let kept = kept.iter().cloned();
+        let all: Vec<String> = kept.chain(others).chain(behind.iter().cloned()).collect();
         all.join(&format!("{} ", separator.trim_end()))
     });
     let mut orders: Vec<String> = orders.collect();
@@ -105,6 +113,9 @@ mod tests {
             all.iter()
                 .all(|order| sorted(order) == ["a cat", "b", "c", "d"])
         );
+        let all = orders("a cat ||| b, c, d, e ||| good", &data(keys), 1);
+        let ends = |order: &String| order.ends_with(", good") && !order.contains('|');
+        assert!(all.iter().all(ends), "{all:?}");
     }
 
     #[test]

@@ -30,7 +30,6 @@ pub(crate) fn trained_parts(
     config: &Config,
 ) -> Result<Vec<TrainedPart>, Error> {
     let train = &config.train;
-    refuse_previews_of_two(model, config)?;
     if !model.has_low_noise() {
         let set = [
             ("train.experts", train.experts.is_some()),
@@ -67,27 +66,6 @@ pub(crate) fn trained_parts(
         Some(Experts::Low) => vec![low()?],
         Some(Experts::Both) | None => vec![high()?, low()?],
     })
-}
-
-/// Fails if keys for one transformer are set in a run on a model with two.
-fn refuse_previews_of_two(model: &dyn Diffusion, config: &Config) -> Result<(), Error> {
-    let set = [
-        (
-            "model.training_adapter",
-            config.model.training_adapter.is_some(),
-        ),
-        ("sample.transformer", config.sample.transformer.is_some()),
-    ];
-    match set
-        .into_iter()
-        .find(|(_, set)| *set && model.has_low_noise())
-    {
-        Some((key, _)) => Err(Error::Data(format!(
-            "`{key}`: `{}` has two transformers, and the key is for models with one",
-            model.path().display()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// The noise level above which the first of two transformers is used.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use surefoot_cli::cache;
 use surefoot_cli::live::{self, Python};
+use trainer::config::Bf16;
 use trainer::{Config, device};
 
 /// A variable that keeps `train` from using what `tune` has found: `off`.
@@ -120,7 +121,7 @@ fn of_gpu(config: &Config) -> Vec<Setting> {
         ],
     ));
     let adapter = config.adapter.as_ref();
-    if adapter.is_some_and(|adapter| adapter.lora_bf16 == trainer::config::Bf16::Auto) {
+    if adapter.is_some_and(|adapter| adapter.lora_bf16 == Bf16::Auto) {
         for (name, value) in [("adapters in bf16", true), ("adapters in fp32", false)] {
             settings.push(Setting::key(name, "adapter.lora_bf16", value));
         }
@@ -178,13 +179,13 @@ fn shape(config: &Config) -> anyhow::Result<Value> {
     };
     let mut adapter = all["adapter"].clone();
     if let Some(keys) = adapter.as_object_mut() {
-        for key in ["resume_from", "format", "save_merged"] {
+        // The last may have been tuned, as may the number of threads.
+        for key in ["resume_from", "format", "save_merged", "lora_bf16"] {
             keys.remove(key);
         }
     }
     Ok(json!({
         "device": all["device"],
-        "threads": all["threads"],
         "model": all["model"],
         "adapter": adapter,
         "preference": all["preference"],
@@ -221,10 +222,15 @@ impl Kept {
         })
     }
 
-    /// The keys of the config, as `--set` takes them.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = String> {
+    /// The keys of the config, as `--set` takes them, but for those that `config` sets itself.
+    pub(crate) fn keys(&self, config: &Config) -> Vec<String> {
+        let is_set = |key: &str| match key {
+            "threads" => config.threads.is_some(),
+            _ => (config.adapter.as_ref()).is_none_or(|own| own.lora_bf16 != Bf16::Auto),
+        };
         let keys = self.chosen.iter().flat_map(|setting| &setting.keys);
-        keys.map(|(key, value)| format!("{key}={value}"))
+        let keys = keys.filter(|(key, _)| !is_set(key));
+        keys.map(|(key, value)| format!("{key}={value}")).collect()
     }
 
     /// The variables.
@@ -319,7 +325,6 @@ mod tests {
             "model: {hidden_size: 128}",
             "{model: {hidden_size: 64}, data: {block_size: 64}}",
             "{model: {hidden_size: 64}, train: {per_device_train_batch_size: 2}}",
-            "{model: {hidden_size: 64}, threads: 1}",
         ] {
             assert_ne!(base, shape(other), "{other}");
         }

@@ -48,6 +48,7 @@ impl Measured {
 /// Runs of one config.
 pub(super) struct Trials<'a> {
     args: &'a Args,
+    has_adapter: bool,
     /// Where their runs go; removed with this.
     folder: tempfile::TempDir,
     /// How long the first one took.
@@ -65,6 +66,7 @@ impl<'a> Trials<'a> {
             .with_context(context)?;
         Ok(Self {
             args,
+            has_adapter: config.adapter.is_some(),
             folder,
             first: std::cell::Cell::new(None),
         })
@@ -134,11 +136,21 @@ impl<'a> Trials<'a> {
         let log = self.folder.path().join("log");
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("train").arg(&self.args.config);
-        let steps_alone = [
+        let mut steps_alone = vec![
             "name=trial".to_owned(),
             format!("output_dir={}", self.folder.path().display()),
             format!("train.max_steps={}", self.args.steps as usize + WARM_UP),
             "train.num_train_epochs=null".into(),
+            "train.warmup_steps=0".into(),
+            "train.warmup_ratio=null".into(),
+            "train.lr_scheduler_type=constant".into(),
+            "train.lr_scheduler_kwargs={}".into(),
+            "train.min_lr=null".into(),
+            "train.load_best_model_at_end=false".into(),
+            "train.early_stopping_patience=null".into(),
+            "train.early_stopping_threshold=null".into(),
+            "train.resume_from_checkpoint=null".into(),
+            "train.find_learning_rate=false".into(),
             "train.logging_steps=1".into(),
             "train.eval_steps=0".into(),
             "train.save_steps=0".into(),
@@ -147,6 +159,9 @@ impl<'a> Trials<'a> {
             "sample.sample_steps=0".into(),
             "notify.url=null".into(),
         ];
+        if self.has_adapter {
+            steps_alone.push("adapter.save_merged=false".into());
+        }
         let keys = settings.iter().flat_map(|setting| &setting.keys);
         let keys = keys.map(|(key, value)| format!("{key}={value}"));
         let own = self.args.set.iter().cloned();

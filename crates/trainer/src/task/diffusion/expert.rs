@@ -436,7 +436,14 @@ fn saved(
         return Ok(PeftAdapter::open(path)?);
     }
     let folder = tempfile::tempdir().map_err(|error| Error::io("write", path, error))?;
-    LoraFile::read(path, arch, which)?.write_peft(folder.path())?;
+    let file = LoraFile::read(path, arch, which)?;
+    if file.text_layers().next().is_some() && !config.train.text_encoder {
+        return Err(Error::Data(format!(
+            "`adapter.resume_from`: `{}` changes text encoders, too: set `train.text_encoder: true`",
+            path.display()
+        )));
+    }
+    file.write_peft(folder.path())?;
     Ok(PeftAdapter::open(folder.path())?)
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use models::diffusion::Diffusion;
+use models::diffusion::{Diffusion, Expert, Part};
 
 use super::weights;
 use crate::Error;
@@ -35,6 +35,17 @@ pub(super) fn opened(
             ))
         })?;
     }
+    let transformer = model.part(Part::Denoiser(Expert::High));
+    let is_gguf = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "gguf");
+    if config.adapter.is_none() && config.model.from_config != Some(true) {
+        if let Some(path) = transformer.filter(is_gguf) {
+            return Err(Error::Data(format!(
+                "`{}`: all weights are trained, and a GGUF file is not written: take the model in bf16, or add an `adapter`",
+                path.display()
+            )));
+        }
+    }
+    refuse_previews_of_two(&*model, config)?;
     let parts = trained_parts(&*model, config)?;
     let experts: Vec<_> = parts.iter().map(TrainedPart::which).collect();
     model
@@ -54,4 +65,25 @@ pub(super) fn opened(
         )));
     }
     Ok((model.into(), parts))
+}
+
+/// Fails if keys for one transformer are set in a run on a model with two.
+fn refuse_previews_of_two(model: &dyn Diffusion, config: &Config) -> Result<(), Error> {
+    let set = [
+        (
+            "model.training_adapter",
+            config.model.training_adapter.is_some(),
+        ),
+        ("sample.transformer", config.sample.transformer.is_some()),
+    ];
+    match set
+        .into_iter()
+        .find(|(_, set)| *set && model.has_low_noise())
+    {
+        Some((key, _)) => Err(Error::Data(format!(
+            "`{key}`: `{}` has two transformers, and the key is for models with one",
+            model.path().display()
+        ))),
+        None => Ok(()),
+    }
 }
