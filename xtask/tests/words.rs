@@ -190,10 +190,7 @@ const NAMED: [(&str, &str); 7] = [
         "crates/models/src/diffusion/krea2/model.rs",
         "a text encoder that is a part of a model of another kind",
     ),
-    (
-        "crates/models/src/diffusion/qwen_image/text.rs",
-        "likewise",
-    ),
+    ("crates/models/src/diffusion/qwen_image/text.rs", "likewise"),
     ("crates/models/src/language.rs", "the registry"),
     (
         "crates/models/src/pretrained/gguf/export_tokenizer.rs",
