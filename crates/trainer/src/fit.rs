@@ -200,12 +200,12 @@ mod tests {
     fn config(root: &Path, model: &str, more: &[&str]) -> Config {
         let (model, root) = (golden(model), root.display());
         let data = match model.is_dir() {
-            true => "resolution: 64",
-            false => "block_size: 48",
+            true => format!("cache_dir: {root}/cache, resolution: 64"),
+            false => "block_size: 48".to_owned(),
         };
         let text = format!(
             "name: a\noutput_dir: {root}/runs\ndevice: cpu\nmodel: {{name_or_path: {}}}\nadapter: {{r: 2}}\n\
-             data: {{path: {root}/data, cache_dir: {root}/cache, {data}}}\n\
+             data: {{path: {root}/data, {data}}}\n\
              train: {{max_steps: 2, per_device_train_batch_size: 2, gradient_checkpointing: true}}\n",
             model.display()
         );
