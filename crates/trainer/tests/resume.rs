@@ -263,7 +263,6 @@ fn other_weights_another_architecture_and_other_data_are_refused_whatever_their_
         assert!(refused.contains("`weights` was \""), "{refused}");
     }
     fs::write(&weights, &whole).unwrap();
-
     let config = place.path("model/config.json");
     let text = fs::read_to_string(&config).unwrap();
     let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
