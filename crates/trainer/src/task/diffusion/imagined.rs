@@ -125,11 +125,11 @@ fn conditions(
     let _no_grad = tch::no_grad_guard();
     let tokens = model.tokenizer()?.tokens(&SENTENCE.repeat(SENTENCES))?;
     let mut made = model.of_tokens(&tokens)?;
-    for number in 0..model.text_encoders() {
+    for (number, tokens) in tokens.iter().enumerate().take(model.text_encoders()) {
         let file = model.weights(Part::TextEncoder(number))?;
         made.join(sizes_alone(&file, compute, |builder| {
             let encoder = model.text_encoder(number, Device::Cpu, builder)?;
-            encoder.encode(&tokens[number])
+            encoder.encode(tokens)
         })?)?;
     }
     made.extend(model.framing_conditions(Framing::whole(size))?);

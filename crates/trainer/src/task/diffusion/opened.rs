@@ -37,13 +37,14 @@ pub(super) fn opened(
     }
     let transformer = model.part(Part::Denoiser(Expert::High));
     let is_gguf = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "gguf");
-    if config.adapter.is_none() && config.model.from_config != Some(true) {
-        if let Some(path) = transformer.filter(is_gguf) {
-            return Err(Error::Data(format!(
-                "`{}`: all weights are trained, and a GGUF file is not written: take the model in bf16, or add an `adapter`",
-                path.display()
-            )));
-        }
+    if config.adapter.is_none()
+        && config.model.from_config != Some(true)
+        && let Some(path) = transformer.filter(is_gguf)
+    {
+        return Err(Error::Data(format!(
+            "`{}`: all weights are trained, and a GGUF file is not written: take the model in bf16, or add an `adapter`",
+            path.display()
+        )));
     }
     refuse_previews_of_two(&*model, config)?;
     let parts = trained_parts(&*model, config)?;
