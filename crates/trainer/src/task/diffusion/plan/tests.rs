@@ -308,7 +308,7 @@ fn picture(folder: &Path, published: &Published, model: &dyn Diffusion) -> Clip 
         .text
         .iter()
         .map(|(name, shape)| ((*name).to_owned(), zeros(shape)));
-    let clip = Clip {
+    Clip {
         name: "picture".into(),
         key: "picture".into(),
         latents: write("latents.safetensors", latents),
@@ -320,8 +320,7 @@ fn picture(folder: &Path, published: &Published, model: &dyn Diffusion) -> Clip 
         is_regular: false,
         empty: None,
         controls: Vec::new(),
-    };
-    clip
+    }
 }
 
 /// A card, of which a GiB is taken by the runtime and what is on the screen, in a machine with 32 GiB.
