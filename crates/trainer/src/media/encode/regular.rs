@@ -20,11 +20,11 @@ impl Encoder<'_> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let reason = match () {
             () if !folder.exists() => "which does not exist",
-            () if real(path).starts_with(real(folder)) => {
-                "which has `data.path` in it, whose media would be both: move that out of there"
-            }
             () if real(folder).starts_with(real(path)) => {
                 "inside `data.path`, where they would be learned: move it out of there"
+            }
+            () if real(path).starts_with(real(folder)) => {
+                "which has `data.path` in it, whose media would be both: move that out of there"
             }
             () => "",
         };

@@ -35,7 +35,7 @@ fn prompts_are_cut_and_encoded_as_by_the_pipeline() {
         let theirs: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).unwrap();
         assert_eq!(
             tokenizer.tokens(text).unwrap(),
-            std::slice::from_ref(theirs),
+            std::slice::from_ref(&theirs),
             "{text:?}"
         );
         let length = prompt["length"].as_u64().unwrap() as usize;
