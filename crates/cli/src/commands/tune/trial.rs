@@ -145,7 +145,6 @@ impl<'a> Trials<'a> {
             "train.warmup_ratio=null".into(),
             "train.lr_scheduler_type=constant".into(),
             "train.lr_scheduler_kwargs={}".into(),
-            "train.min_lr=null".into(),
             "train.load_best_model_at_end=false".into(),
             "train.early_stopping_patience=null".into(),
             "train.early_stopping_threshold=null".into(),
