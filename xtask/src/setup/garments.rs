@@ -1,7 +1,7 @@
 //! A first run on pictures: Fashion-MNIST (MIT licence, © Zalando SE), and the parts of a small model to train on it.
 //!
 //! The pictures come from Debian's package of the data set. Those with [`LEFT_OUT`] are a set of their own, for a LoRA that
-//! teaches a model what it has never seen. Of the model, a small one of the kind [`PIPELINE`], there are all parts but the weights
+//! teaches a model what it has never seen. Of the model, a small one of the kind `PIPELINE`, there are all parts but the weights
 //! of the transformer:
 //!
 //! ```text
