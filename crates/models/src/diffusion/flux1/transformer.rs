@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A text has as many tokens as there can be, of which all are seen, at the same position. Chroma sees no guidance, no vector
-//! of CLIP, and of a text no padding but one token; [one network](approximator) makes its shifts, scales and gates.
+//! of CLIP, and of a text no padding but one token; one network (`approximator`) makes its shifts, scales and gates.
 
 mod approximator;
 mod config;
