@@ -469,7 +469,8 @@ void fallback(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   if (!call.any_fake && (!call.tensors.empty() || !call.named)) {
     const c10::impl::ExcludeDispatchKeyGuard below(DispatchKey::Fake);
     op.redispatchBoxed(after, stack);
-    if (!aliases(schema)) {
+    // What has no arguments is made of a list of numbers, which its maker writes to it.
+    if (!aliases(schema) && !call.tensors.empty()) {
       for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
         if (is_meant_to_be_fake((*stack)[i])) {
           const auto real = (*stack)[i].toTensor();

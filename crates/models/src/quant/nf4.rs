@@ -244,22 +244,15 @@ impl Table {
         kind: Kind,
         nibbles: Nibbles,
     ) -> Result<Self, Error> {
-        let levels = match fake::is_on() {
-            // As long a list has no numbers there.
-            true => Tensor::f_empty([1 << 16, 4], (kind, device))?,
-            false => {
-                let numbers = i32::from(i16::MIN)..=i32::from(i16::MAX);
-                let levels: Vec<f32> = numbers
-                    .flat_map(|number| number.to_le_bytes().map(usize::from)[..2].to_owned())
-                    .flat_map(|byte| nibbles.levels_of(byte))
-                    .collect();
-                let levels = Tensor::f_from_slice(&levels)?.f_view([1 << 16, 4])?;
-                levels.f_to_kind(kind)?.f_to_device(device)?
-            }
-        };
+        let numbers = i32::from(i16::MIN)..=i32::from(i16::MAX);
+        let levels: Vec<f32> = numbers
+            .flat_map(|number| number.to_le_bytes().map(usize::from)[..2].to_owned())
+            .flat_map(|byte| nibbles.levels_of(byte))
+            .collect();
+        let levels = Tensor::f_from_slice(&levels)?.f_view([1 << 16, 4])?;
         let offset = Tensor::f_from_slice(&[-i32::from(i16::MIN)])?;
         Ok(Self {
-            levels,
+            levels: levels.f_to_kind(kind)?.f_to_device(device)?,
             offset: Some(offset.f_to_device(device)?),
         })
     }
