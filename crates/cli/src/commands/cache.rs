@@ -27,7 +27,7 @@ pub(crate) struct Args {
 }
 
 /// What the folders of the cache hold, and whether training makes it again by itself.
-const KNOWN: [(&str, &str, bool); 11] = [
+const KNOWN: [(&str, &str, bool); 12] = [
     ("tokens", "tokens of texts", true),
     ("videos", "encoded clips and captions", true),
     (
@@ -39,6 +39,7 @@ const KNOWN: [(&str, &str, bool); 11] = [
     ("data", "data sets downloaded by setup", false),
     ("models", "models by name", false),
     ("probe", "results of `surefoot probe`", false),
+    ("tune", "settings found by `surefoot tune`", false),
     ("python", "the Python part of the allocator", false),
     ("hip-runtime", "AMD's runtime, for tests", false),
     (

@@ -137,8 +137,7 @@ fn tried(
         chosen: false,
         reason: None,
     };
-    let all: Vec<Setting> = chosen.iter().chain([&*setting]).cloned().collect();
-    if let Err(reason) = trials.prepare(setting, &all)? {
+    if let Err(reason) = trials.prepare(setting, chosen)? {
         row.reason = Some(reason);
         return Ok(Some(row));
     }

@@ -97,7 +97,7 @@ impl<'a> Trials<'a> {
     pub(super) fn prepare(
         &self,
         setting: &mut Setting,
-        all: &[Setting],
+        chosen: &[Setting],
     ) -> Result<Result<(), String>, Failure> {
         let Some(file) = setting.variables.get_mut(TUNABLE_OP_FILE) else {
             return Ok(Ok(()));
@@ -109,9 +109,9 @@ impl<'a> Trials<'a> {
         let process = std::process::id();
         let path = folder.join(format!("tunableop-{process}-.csv"));
         *file = path.display().to_string();
-        let name = file.clone();
-        let search = [(TUNABLE_OP_FILE, name.as_str()), (TUNABLE_OP_SEARCH, "1")];
-        let ended = self.train("looking for kernels", all, &search, SEARCH)?;
+        let all: Vec<Setting> = chosen.iter().chain([&*setting]).cloned().collect();
+        let search = [(TUNABLE_OP_SEARCH, "1")];
+        let ended = self.train("looking for kernels", &all, &search, SEARCH)?;
         let written = path.with_file_name(format!("tunableop-{process}-0.csv"));
         Ok(match ended {
             Some(reason) => Err(reason),
