@@ -2,15 +2,14 @@
 //! before a run, with fake tensors. What was found is kept in the cache folder, by the model's files, the machine and the config.
 
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 use placement::Bytes;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::config::{Config, Offload, Quantization, Size};
 use crate::data::cache_folder;
 use crate::hub::{ModelKind, locate_model};
+use crate::media;
 use crate::memory_plan::unlimited;
 use crate::setup::{self, Machine};
 use crate::task::fit::Fitting;
@@ -145,37 +144,29 @@ fn kept_in(
 
 /// What is found depends on this alone.
 fn key(model: &Path, machine: &str, config: &Config) -> Result<String, Error> {
-    let mut hash = Sha256::new();
-    let mut add = |text: &str| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text);
-    };
-    add(env!("CARGO_PKG_VERSION"));
-    add(machine);
     let text = serde_json::to_string(config).map_err(|error| Error::Internal(error.to_string()))?;
-    add(&text);
+    let mut parts = vec![
+        env!("CARGO_PKG_VERSION").to_owned(),
+        machine.to_owned(),
+        text,
+    ];
     let mut folders = vec![(model.to_owned(), 2)];
     while let Some((path, depth)) = folders.pop() {
-        let known = path
-            .metadata()
-            .map_err(|error| Error::io("read", &path, error))?;
+        let unread = |error| Error::io("read", &path, error);
+        let known = path.metadata().map_err(unread)?;
         if known.is_dir() && depth > 0 {
-            let entries = path
-                .read_dir()
-                .map_err(|error| Error::io("read", &path, error))?;
+            let entries = path.read_dir().map_err(unread)?;
             let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
             entries.sort();
             entries.retain(|path| path.exists());
             folders.extend(entries.into_iter().map(|path| (path, depth - 1)));
         } else if known.is_file() {
-            let changed = known.modified().ok();
-            let since = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            add(&format!("{} {} {since:?}", path.display(), known.len()));
+            let told = |reason| Error::Data(format!("`{}`: {reason}", path.display()));
+            parts.push(media::stamp(&path).map_err(told)?);
         }
     }
-    let digest = hash.finalize();
-    let digest = digest.iter().take(16);
-    Ok(digest.map(|byte| format!("{byte:02x}")).collect())
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    Ok(media::key(&parts))
 }
 
 fn read(place: &Path) -> Option<Fit> {

@@ -24,6 +24,7 @@ mod texts;
 mod trained;
 mod trim;
 
+pub(crate) use cache::{key, stamp};
 pub(crate) use controls::{area as control_area, latents_of, picture_at};
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData, largest_size};

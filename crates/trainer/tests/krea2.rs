@@ -4,8 +4,8 @@
 
 use std::fs;
 
+use models::diffusion::krea2;
 use models::diffusion::lora::{LoraFile, LoraForm};
-use models::diffusion::{Conditions, PartPaths, TEXT, TEXT_TOKENS, krea2};
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::convert_lora;
 use tch::Kind;
@@ -17,13 +17,7 @@ const NAME: &str = "krea2";
 #[test]
 fn losses_of_five_steps_are_those_of_peft() {
     let place = Place::new(NAME);
-    let file = place.training();
-    let rows = ["text.0", "text.1"]
-        .map(|name| Conditions::of(TEXT, file.read(name, Kind::Float).unwrap()));
-    let model = models::diffusion::open(&place.golden("model"), &PartPaths::default()).unwrap();
-    let batch = model.collate(&rows).unwrap();
-    let texts = [TEXT, TEXT_TOKENS].map(|name| (name, batch.get(name).unwrap().shallow_clone()));
-    place.losses_of_five_steps_are_those_of_peft(&texts);
+    place.losses_of_five_steps_are_those_of_peft(&place.collated_texts());
 }
 
 #[test]
@@ -56,20 +50,9 @@ fn pictures_become_a_lora_and_are_encoded_once() {
         let shape = file.shape("text").unwrap();
         assert!(shape[0] < 34 && shape[1] == 72, "{shape:?}");
     }
-    let previews = [
-        "sample.prompts=[red]",
-        "sample.negative_prompt=grey",
-        "sample.guidance_scale=4",
-        "sample.num_inference_steps=2",
-        "sample.width=32",
-        "sample.height=48",
-    ];
-    let summary = place.run(&previews).unwrap();
+    let summary = place.drawing_run(&["sample.negative_prompt=grey", "sample.guidance_scale=4"]);
     let held_out = summary.held_out.unwrap();
     assert!(held_out.loss.is_finite() && held_out.complete && held_out.samples == 1);
-    let mut samples = fs::read_dir(place.path("runs/pictures/samples")).unwrap();
-    let previews = samples.next().unwrap().unwrap().path();
-    assert!(previews.join("0.png").is_file(), "{}", previews.display());
 
     let lora = place.path("runs/pictures/adapter/pictures.safetensors");
     let file = SafetensorsFile::open(&lora).unwrap();

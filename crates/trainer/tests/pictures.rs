@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use image::{Rgb, RgbImage};
 use models::diffusion::lora::{LoraFile, LoraModule};
-use models::diffusion::{Arch, Expert, denoiser_at};
+use models::diffusion::{Arch, Conditions, Expert, PartPaths, TEXT, TEXT_TOKENS, denoiser_at};
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::adapters::{Keep, extract_lora, merge, plain_lora};
@@ -106,6 +106,31 @@ impl Place {
             (name, tensor.select(0, step))
         });
         same.chain(own).collect()
+    }
+
+    /// The texts of the reference's training, as its model collates them.
+    pub(crate) fn collated_texts(&self) -> [(&'static str, Tensor); 2] {
+        let file = self.training();
+        let rows = ["text.0", "text.1"]
+            .map(|name| Conditions::of(TEXT, file.read(name, Kind::Float).unwrap()));
+        let model = models::diffusion::open(&self.golden("model"), &PartPaths::default()).unwrap();
+        let batch = model.collate(&rows).unwrap();
+        [TEXT, TEXT_TOKENS].map(|name| (name, batch.get(name).unwrap().shallow_clone()))
+    }
+
+    /// A run with these keys that draws a picture, which is there.
+    pub(crate) fn drawing_run(&self, more: &[&str]) -> Summary {
+        let previews = [
+            "sample.prompts=[red]",
+            "sample.num_inference_steps=2",
+            "sample.width=32",
+            "sample.height=48",
+        ];
+        let summary = self.run(&[&previews, more].concat()).unwrap();
+        let mut samples = fs::read_dir(self.path("runs/pictures/samples")).unwrap();
+        let drawn = samples.next().unwrap().unwrap().path().join("0.png");
+        assert!(drawn.is_file(), "{}", drawn.display());
+        summary
     }
 
     /// The losses of five steps from the same adapter are within 1e-5 of PEFT's, and the adapter after them is nearly the

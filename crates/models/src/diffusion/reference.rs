@@ -20,7 +20,7 @@ use super::parts::schedule::Schedule;
 use super::sampling::{Experts, Guided, Sampling, sample};
 use super::{
     Arch, Conditions, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths,
-    TEXT, load_denoiser, load_text_encoder,
+    TEXT, TEXT_TOKENS, load_denoiser, load_text_encoder,
 };
 use crate::adapters::{Attachment, LoraConfig, Modules};
 use crate::formats::{SafetensorsFile, TensorSource};
@@ -278,6 +278,42 @@ impl Reference {
             let ours = denoiser.predict(&latents, &times, &text, Pass::Evaluate);
             let apart = difference(&ours.unwrap(), &theirs.narrow(0, 0, 1));
             assert!(apart <= 1e-4, "{label}, alone: {apart}");
+        }
+    }
+
+    /// Of a batch, the first text for itself, without its padding.
+    pub(super) fn first_alone(&self, batch: &Conditions) -> Conditions {
+        let tokens = batch.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
+        let text = batch.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
+        let alone = Conditions::of(TEXT, text);
+        self.model().collate(&[alone]).unwrap()
+    }
+
+    /// Latents of other sizes, and texts of `wrong` width or number or of impossible lengths, are refused by what the model takes:
+    /// 16 channels, and texts of `width`.
+    pub(super) fn sizes_that_do_not_fit_are_refused(&self, [wrong, width]: [i64; 2]) {
+        let (model, _) = self.denoiser(FROZEN, Kind::Float);
+        let case = self.case("small");
+        let zeros = |size: &[i64]| Tensor::zeros(size, (Kind::Float, Device::Cpu));
+        let refused = |latents: &Tensor, conditions: &Conditions| {
+            let made = model.predict(latents, &case.times, conditions, Pass::Evaluate);
+            made.unwrap_err().to_string()
+        };
+        for size in [[2, 4, 1, 6, 8], [2, 16, 2, 6, 8], [2, 16, 1, 5, 8]] {
+            let error = refused(&zeros(&size), &case.conditions);
+            assert!(error.contains("this model takes 16 channels"), "{error}");
+        }
+        for (size, tokens) in [
+            ([2, 7, wrong], [7.0, 7.0]),
+            ([1, 7, width], [7.0, 7.0]),
+            ([2, 7, width], [8.0, 7.0]),
+            ([2, 7, width], [0.0, 7.0]),
+        ] {
+            let mut text = Conditions::of(TEXT, zeros(&size));
+            text.insert(TEXT_TOKENS, Tensor::from_slice(&tokens));
+            let error = refused(&case.latents, &text);
+            let takes = format!("takes one of width {width} for each");
+            assert!(error.contains(&takes), "{error}");
         }
     }
 

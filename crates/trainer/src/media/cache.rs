@@ -170,7 +170,7 @@ impl Cache {
 }
 
 /// Path, size and modification time of a file: if they are the same, it is assumed unchanged.
-fn stamp(file: &Path) -> Result<String, String> {
+pub(crate) fn stamp(file: &Path) -> Result<String, String> {
     let path = std::path::absolute(file).map_err(|error| error.to_string())?;
     let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
     let changed = metadata.modified().map_err(|error| error.to_string())?;

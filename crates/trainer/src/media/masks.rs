@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::buckets::Size;
 use super::cache::Cache;
 use super::frames::{self, Shape};
-use super::sources::{IMAGES, Source, ending, stay_within, stem_below};
+use super::sources::{IMAGES, Source, ending, is_inside, stay_within, stem_below};
 use crate::Error;
 use crate::config::{Confinement, DataConfig};
 
@@ -74,7 +74,6 @@ pub(super) fn pictures_below(
     media: &Path,
     key: &str,
 ) -> Result<BTreeMap<PathBuf, PathBuf>, Error> {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let wrong = |reason: &str| {
         let folder = folder.display();
         Err(Error::Data(format!(
@@ -84,7 +83,7 @@ pub(super) fn pictures_below(
     if !folder.is_dir() {
         return wrong("which is not a folder");
     }
-    if media.is_dir() && real(folder).starts_with(real(media)) {
+    if media.is_dir() && is_inside(folder, media) {
         return wrong(
             "inside the data, so that its pictures would be trained on: move it out of there",
         );

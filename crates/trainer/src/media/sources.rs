@@ -179,6 +179,12 @@ fn find_within(
     Ok(found)
 }
 
+/// Whether a file or folder is another one or inside it, whatever links lead there.
+pub(super) fn is_inside(inner: &Path, outer: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real(inner).starts_with(real(outer))
+}
+
 /// The pictures in a folder, in their natural order.
 fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = entries(folder)?;

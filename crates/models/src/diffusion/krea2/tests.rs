@@ -3,13 +3,11 @@
 mod single_files;
 
 use serde_json::json;
-use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
+use crate::diffusion::PartPaths;
 use crate::diffusion::parts::vision_language;
-use crate::diffusion::reference::{Case, FROZEN, Reference, write};
-use crate::diffusion::{Conditions, PartPaths, TEXT, TEXT_TOKENS};
-use crate::model::Pass;
+use crate::diffusion::reference::{Reference, write};
 
 const REFERENCE: Reference = Reference::of(&ARCH);
 
@@ -32,12 +30,7 @@ fn pictures_and_latents_are_those_of_diffusers() {
 #[test]
 fn velocities_are_those_of_diffusers() {
     REFERENCE.velocities_are_those_of_diffusers(&["small", "wide", "high"], |batch| {
-        let tokens = batch.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
-        let text = batch.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        REFERENCE
-            .model()
-            .collate(&[Conditions::of(TEXT, text)])
-            .unwrap()
+        REFERENCE.first_alone(batch)
     });
 }
 
@@ -107,31 +100,7 @@ fn a_lora_of_diffusers_does_what_it_does_there() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (model, _) = REFERENCE.denoiser(FROZEN, Kind::Float);
-    let Case {
-        latents,
-        times,
-        conditions,
-        ..
-    } = REFERENCE.case("small");
-    let zeros = |size: &[i64]| Tensor::zeros(size, (Kind::Float, Device::Cpu));
-    for size in [[2, 4, 1, 6, 8], [2, 16, 2, 6, 8], [2, 16, 1, 5, 8]] {
-        let made = model.predict(&zeros(&size), &times, &conditions, Pass::Evaluate);
-        let error = made.unwrap_err().to_string();
-        assert!(error.contains("this model takes 16 channels"), "{error}");
-    }
-    for (size, tokens) in [
-        ([2, 7, 24], [7.0, 7.0]),
-        ([1, 7, 72], [7.0, 7.0]),
-        ([2, 7, 72], [8.0, 7.0]),
-        ([2, 7, 72], [0.0, 7.0]),
-    ] {
-        let mut text = Conditions::of(TEXT, zeros(&size));
-        text.insert(TEXT_TOKENS, Tensor::from_slice(&tokens));
-        let made = model.predict(&latents, &times, &text, Pass::Evaluate);
-        let error = made.unwrap_err().to_string();
-        assert!(error.contains("takes one of width 72 for each"), "{error}");
-    }
+    REFERENCE.sizes_that_do_not_fit_are_refused([24, 72]);
 }
 
 /// Every part of the folder that is of another class, or for another model, is refused by its file and key.

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
 use crate::diffusion::reference::{Case, FROZEN, Reference, placer};
-use crate::diffusion::{Conditions, TEXT, TEXT_TOKENS, load_autoencoder};
+use crate::diffusion::{Conditions, TEXT, load_autoencoder};
 use crate::model::Pass;
 
 const REFERENCE: Reference = Reference::of(&ARCH);
@@ -27,12 +27,7 @@ fn pictures_and_latents_are_those_of_diffusers() {
 #[test]
 fn velocities_are_those_of_diffusers() {
     REFERENCE.velocities_are_those_of_diffusers(&["filled", "whole"], |batch| {
-        let tokens = batch.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
-        let text = batch.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        REFERENCE
-            .model()
-            .collate(&[Conditions::of(TEXT, text)])
-            .unwrap()
+        REFERENCE.first_alone(batch)
     });
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::super::sources::is_inside;
 use super::super::texts::PlannedTexts;
 use super::{Encoder, PlannedClip};
 use crate::Error;
@@ -17,13 +18,12 @@ impl Encoder<'_> {
         captions: &mut PlannedTexts,
         observer: &mut dyn Observer,
     ) -> Result<Vec<PlannedClip>, Error> {
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let reason = match () {
             () if !folder.exists() => "which does not exist",
-            () if real(folder).starts_with(real(path)) => {
+            () if is_inside(folder, path) => {
                 "inside `data.path`, where they would be learned: move it out of there"
             }
-            () if real(path).starts_with(real(folder)) => {
+            () if is_inside(path, folder) => {
                 "which has `data.path` in it, whose media would be both: move that out of there"
             }
             () => "",

@@ -11,9 +11,7 @@ use crate::diffusion::flux1::transformer::{ApproximatorSizes, TransformerConfig}
 use crate::diffusion::lora::{LoraFile, LoraForm};
 use crate::diffusion::parts::schedule::Schedule;
 use crate::diffusion::reference::{FROZEN, Reference, SingleFiles, difference, placer, write};
-use crate::diffusion::{
-    Conditions, Objective, Part, PartPaths, TEXT, TEXT_TOKENS, load_text_encoder,
-};
+use crate::diffusion::{Objective, Part, PartPaths, TEXT, TEXT_TOKENS, load_text_encoder};
 use crate::model::Pass;
 
 const REFERENCE: Reference = Reference::of(&ARCH);
@@ -64,10 +62,7 @@ fn pictures_and_latents_are_those_of_diffusers() {
 #[test]
 fn velocities_are_those_of_diffusers() {
     REFERENCE.velocities_are_those_of_diffusers(&["small", "wide", "high"], |batch| {
-        let tokens = batch.get(TEXT_TOKENS).unwrap().int64_value(&[0]);
-        let text = batch.get(TEXT).unwrap().get(0).narrow(0, 0, tokens);
-        let model = REFERENCE.model();
-        model.collate(&[Conditions::of(TEXT, text)]).unwrap()
+        REFERENCE.first_alone(batch)
     });
 }
 
