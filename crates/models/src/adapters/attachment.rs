@@ -56,7 +56,7 @@ pub(super) struct Part {
 
 /// What a new matrix contains.
 #[derive(Clone, Copy)]
-enum Start {
+pub(super) enum Start {
     Zeros,
     /// PyTorch's `kaiming_uniform_(a=√5)`.
     Uniform,
@@ -64,7 +64,7 @@ enum Start {
 }
 
 impl Start {
-    fn tensor(self, size: [i64; 2]) -> Result<Tensor, Error> {
+    pub(super) fn tensor(self, size: [i64; 2]) -> Result<Tensor, Error> {
         let options = (Kind::Float, Device::Cpu);
         let bound = 1.0 / (size[1] as f64).sqrt();
         Ok(match self {

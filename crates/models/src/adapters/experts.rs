@@ -9,7 +9,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::attachment::{Attachment, PREFIX, Part};
+use super::attachment::{Attachment, PREFIX, Part, Start};
 use super::layer::are_off;
 use crate::Error;
 use crate::parameters::Parameters;
@@ -74,14 +74,11 @@ impl Attachment {
                 decay: true,
                 device,
             };
-            let options = (Kind::Float, Device::Cpu);
-            let bound = 1.0 / (inputs as f64).sqrt();
-            let a = self.register(&part("lora_A", [rows, inputs]), parameters, || {
-                Ok(Tensor::f_zeros([rows, inputs], options)?.f_uniform(-bound, bound)?)
-            })?;
-            let b = self.register(&part("lora_B", [outputs, rows]), parameters, || {
-                Ok(Tensor::f_zeros([outputs, rows], options)?)
-            })?;
+            let mut matrix = |factor: &str, size: [i64; 2], start: Start| {
+                self.register(&part(factor, size), parameters, || start.tensor(size))
+            };
+            let a = matrix("lora_A", [rows, inputs], Start::Uniform)?;
+            let b = matrix("lora_B", [outputs, rows], Start::Zeros)?;
             self.parameters.push(names[place].clone());
             attached[place] = Some(ExpertLora {
                 a,
