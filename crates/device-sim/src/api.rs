@@ -14,6 +14,7 @@ mod handles;
 mod kernels;
 mod mapping;
 mod memory;
+mod modules;
 mod nvml;
 mod properties;
 mod rccl;

@@ -16,7 +16,8 @@ mod pages;
 mod timeline;
 
 use std::cell::Cell;
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -25,12 +26,13 @@ use crate::architecture::Architecture;
 use crate::calls;
 use crate::environment;
 use crate::process;
+use crate::rdna::CodeObject;
 use crate::settings::{DeviceTime, Setting};
 use crate::status::Status;
 
 pub(crate) use capture::Strictness;
 pub(crate) use copies::Transfer;
-pub(crate) use memory::{Budget, Kind, Memory, Region};
+pub(crate) use memory::{Budget, Kind, Memory, MemoryType, Region};
 pub(crate) use timeline::{Effect, HostFunction, Nanos, Timeline};
 
 use copies::Copies;
@@ -52,6 +54,12 @@ pub(crate) struct State {
     pub(crate) contexts: Vec<bool>,
     /// Bytes that matrix products read behind each operand.
     pub(crate) overread: u64,
+    /// The program that lists code objects; without one, their kernels do nothing.
+    pub(crate) disassembler: Option<String>,
+    /// Code objects by the handles of their modules.
+    pub(crate) code: HashMap<u64, Arc<CodeObject>>,
+    /// Kernels of code objects by the handles of their functions.
+    pub(crate) kernels: HashMap<u64, (Arc<CodeObject>, String)>,
     /// The due time of the program's function that a thread is currently executing.
     calling: Option<Nanos>,
 }
@@ -103,6 +111,9 @@ impl Engine {
             architecture: Architecture::default(),
             contexts: vec![false; devices],
             overread: 0,
+            disassembler: None,
+            code: HashMap::new(),
+            kernels: HashMap::new(),
             calling: None,
         };
         settings
@@ -182,6 +193,7 @@ impl State {
             Setting::Populate(on) => self.memory.budget.populate = on,
             Setting::Architecture(architecture) => self.architecture = architecture,
             Setting::Overread(bytes) => self.overread = bytes,
+            Setting::Disassembler(program) => self.disassembler = Some(program),
             Setting::Latency(latencies) => calls::add_latencies(latencies),
             Setting::DeviceTime(times) => self.device_time = times,
             Setting::CallFaults(faults) => calls::add_faults(faults),
@@ -252,6 +264,16 @@ impl State {
                             "Memory access fault by GPU node-1 (Agent handle: 0x1) on address {end:#x}. Reason: Page not \
                              present or supervisor privilege. (A kernel read {bytes} bytes behind the operand that ends there.)"
                         ));
+                        calls::lose(Status::ILLEGAL_ADDRESS);
+                    }
+                }
+                Effect::Execute(launch) => {
+                    let is_live = |address, bytes| {
+                        let place = self.memory.classify(address, bytes);
+                        place.is_ok_and(|place| place != MemoryType::Pageable)
+                    };
+                    if let Err(fault) = launch.run(&is_live) {
+                        process::tell(&format!("a kernel failed: {fault}"));
                         calls::lose(Status::ILLEGAL_ADDRESS);
                     }
                 }

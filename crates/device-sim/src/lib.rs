@@ -2,7 +2,8 @@
 //!
 //! Preloaded into a process, the shared library replaces CUDA's runtime and driver,
 //! cuBLAS, NVML and HIP. Device memory is host memory, so copies, memsets,
-//! streams, events, pinned and virtual memory really work; kernels do nothing. That
+//! streams, events, pinned and virtual memory really work; kernels do nothing, but those of HIP code objects, which
+//! are executed on request. That
 //! is enough for real PyTorch to run whole training loops on a machine without a
 //! GPU, with intact copies and an allocator that works as on a
 //! real device. Capacity, latencies and faults are configurable: see [`settings`].
@@ -13,6 +14,7 @@
 //! api/      C functions, each written once for all APIs that have it
 //!     │ counted, delayed or failed as configured: calls
 //! engine/    memory, streams and events, copies, captures
+//! rdna/      machine code
 //! ```
 //!
 //! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on disk,
@@ -27,6 +29,7 @@ mod environment;
 #[cfg(unix)]
 pub mod install;
 mod process;
+mod rdna;
 pub mod settings;
 pub mod status;
 

@@ -15,6 +15,7 @@
 //! architecture=gfx1201      the architecture in HIP
 //! overread=4K               matrix products read this far behind each operand: where nothing is mapped, the context
 //!                           is lost when the kernel runs
+//! disassembler=llvm-objdump-19                 kernels of HIP code objects are executed, by the listing of this program
 //! latency=cudaMalloc:14us,*Free:100us          host time of calls, by name
 //! device_time=kernel:5us,copy:10us,mib:40us    time on the stream
 //! fail=cudaMalloc@3:out_of_memory              third call; @3+ from then on; no @: every call
@@ -51,6 +52,8 @@ pub enum Setting {
     Architecture(Architecture),
     /// Bytes that matrix products read behind each operand.
     Overread(u64),
+    /// The program that lists code objects (llvm-objdump).
+    Disassembler(String),
     /// Host time added to calls whose name matches.
     Latency(Vec<(Pattern, Duration)>),
     /// Time that work takes on a stream.
@@ -182,6 +185,7 @@ pub const KEYS: &[&str] = &[
     "populate",
     "architecture",
     "overread",
+    "disassembler",
     "latency",
     "device_time",
     "fail",
@@ -243,6 +247,7 @@ pub fn parse(key: &str, value: &str) -> Result<Setting, SettingError> {
             None => Err(error(value, "expected a name such as gfx1201")),
         },
         "overread" => bytes(value).map(Setting::Overread),
+        "disassembler" => Ok(Setting::Disassembler(value.to_owned())),
         "latency" => list(value, latency).map(Setting::Latency),
         "device_time" => device_time(value).map(Setting::DeviceTime),
         "fail" => list(value, |item| failing_call(item, CallEffect::Fail)).map(Setting::CallFaults),

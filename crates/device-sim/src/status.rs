@@ -40,6 +40,8 @@ statuses! {
     INVALID_CONFIGURATION = 9, "invalid_configuration", c"cudaErrorInvalidConfiguration", c"CUDA_ERROR_INVALID_VALUE", c"hipErrorInvalidConfiguration", c"invalid configuration argument";
     NO_DEVICE = 100, "no_device", c"cudaErrorNoDevice", c"CUDA_ERROR_NO_DEVICE", c"hipErrorNoDevice", c"no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "invalid_device", c"cudaErrorInvalidDevice", c"CUDA_ERROR_INVALID_DEVICE", c"hipErrorInvalidDevice", c"invalid device ordinal";
+    INVALID_IMAGE = 200, "invalid_image", c"cudaErrorInvalidKernelImage", c"CUDA_ERROR_INVALID_IMAGE", c"hipErrorInvalidImage", c"device kernel image is invalid";
+    NO_BINARY_FOR_GPU = 209, "no_binary_for_gpu", c"cudaErrorNoKernelImageForDevice", c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"hipErrorNoBinaryForGpu", c"no kernel image is available for execution on the device";
     INVALID_HANDLE = 400, "invalid_handle", c"cudaErrorInvalidResourceHandle", c"CUDA_ERROR_INVALID_HANDLE", c"hipErrorInvalidHandle", c"invalid resource handle";
     NOT_FOUND = 500, "not_found", c"cudaErrorSymbolNotFound", c"CUDA_ERROR_NOT_FOUND", c"hipErrorNotFound", c"named symbol not found";
     NOT_READY = 600, "not_ready", c"cudaErrorNotReady", c"CUDA_ERROR_NOT_READY", c"hipErrorNotReady", c"device not ready";

@@ -18,10 +18,10 @@ use crate::status::Status;
 /// `dim3`
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Dimensions {
-    x: u32,
-    y: u32,
-    z: u32,
+pub(super) struct Dimensions {
+    pub(super) x: u32,
+    pub(super) y: u32,
+    pub(super) z: u32,
 }
 
 /// `cudaFuncAttributes` of CUDA 13
@@ -81,23 +81,23 @@ export! {
     ) as runtime cudaLaunchKernel, runtime __cudaLaunchKernel, runtime cudaLaunchCooperativeKernel,
          runtime hipLaunchKernel
     {
-        launch_on(engine, grid, block, stream)
+        launch_on(engine, grid, block, stream, Effect::Kernel)
     }
 
     fn launch_configured(engine, configuration: In<LaunchConfiguration>, _function: u64, _arguments: u64)
         as runtime cudaLaunchKernelExC
     {
         let LaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
-        launch_on(engine, grid, block, stream)
+        launch_on(engine, grid, block, stream, Effect::Kernel)
     }
 
     fn launch_driver(
         engine, _function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         _shared: u32, stream: u64, _arguments: u64, _extra: u64,
-    ) as driver cuLaunchKernel, driver cuLaunchCooperativeKernel, runtime hipModuleLaunchKernel
+    ) as driver cuLaunchKernel, driver cuLaunchCooperativeKernel
     {
         let grid = Dimensions { x: grid_x, y: grid_y, z: grid_z };
-        launch_on(engine, grid, Dimensions { x: block_x, y: block_y, z: block_z }, stream)
+        launch_on(engine, grid, Dimensions { x: block_x, y: block_y, z: block_z }, stream, Effect::Kernel)
     }
 
     fn launch_driver_configured(
@@ -105,7 +105,7 @@ export! {
     ) as driver cuLaunchKernelEx
     {
         let DriverLaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
-        launch_on(engine, grid, block, stream)
+        launch_on(engine, grid, block, stream, Effect::Kernel)
     }
 
     fn function_attributes(engine, attributes: Out<FunctionAttributes>, _function: u64)
@@ -277,11 +277,12 @@ extern "C" fn __cudaPopCallConfiguration(
     Status::SUCCESS
 }
 
-fn launch_on(
+pub(super) fn launch_on(
     engine: &Engine,
     grid: Dimensions,
     block: Dimensions,
     stream: u64,
+    effect: Effect,
 ) -> Result<(), Status> {
     let empty = |size: Dimensions| size.x == 0 || size.y == 0 || size.z == 0;
     let threads = u64::from(block.x) * u64::from(block.y);
@@ -293,7 +294,7 @@ fn launch_on(
         let cost = state.device_time.kernel.as_nanos() as u64;
         state
             .timeline
-            .submit(stream, current_device(), cost, Effect::Kernel)
+            .submit(stream, current_device(), cost, effect)
             .map(drop)
     })
 }

@@ -9,11 +9,13 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::capture::{CaptureId, Captures};
 use super::copies::Transfer;
 use super::memory::RegionId;
+use crate::rdna::Launch;
 use crate::status::Status;
 
 /// Nanoseconds since the simulator started.
@@ -33,6 +35,8 @@ pub(crate) enum Effect {
     Kernel,
     /// A kernel that also reads behind its operands, which end at these addresses.
     ReadBehind([u64; 2]),
+    /// A kernel whose machine code is executed.
+    Execute(Arc<Launch>),
     /// Bytes are copied or set.
     Transfer(Transfer),
     /// Memory is freed, in stream order.
