@@ -10,6 +10,7 @@ mod dist;
 mod fuzz;
 mod gpu_check;
 mod handbook;
+mod kernels;
 mod matrix;
 mod references;
 mod sanitize;
@@ -51,6 +52,8 @@ enum Command {
     Handbook(handbook::Handbook),
     /// Build the page of `surefoot ui` again, from `crates/ui/web`; needs node and npm
     Ui(ui::Ui),
+    /// Compile the kernels for AMD GPUs again, or check them without a GPU
+    Kernels(kernels::Kernels),
     /// Build the program for Windows and test it under wine
     Windows(windows::Windows),
     /// Build what people install: the Python wheels, archives, a Debian package, a program for Windows
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Handbook(handbook) => handbook.run(),
         Command::Ui(ui) => ui.run(),
+        Command::Kernels(kernels) => kernels.run(),
         Command::Windows(windows) => windows.run(),
         Command::Dist(dist) => dist.run(),
         Command::GpuCheck(check) => check.run(),

@@ -14,6 +14,7 @@ mod archive;
 mod cache;
 mod cargo_config;
 mod debian;
+mod device_compiler;
 mod fetch;
 mod garments;
 mod hip_runtime;
@@ -182,6 +183,11 @@ pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
         eprintln!("hip       AMD's runtime: {}", folder.display());
     }
     Ok(folder)
+}
+
+/// The compiler of kernels for AMD GPUs.
+pub(crate) fn device_compiler() -> Result<PathBuf> {
+    device_compiler::ensure(&Cache::open()?)
 }
 
 /// The folder of a Python for Windows with PyTorch.

@@ -15,6 +15,7 @@ use xshell::{Shell, cmd};
 use crate::bench;
 use crate::dist;
 use crate::fuzz;
+use crate::kernels;
 use crate::matrix::Matrix;
 use crate::references;
 use crate::sanitize;
@@ -98,6 +99,7 @@ fn heavy(
     newest_torch: Option<bool>,
 ) -> Result<()> {
     timed("AMD's HIP runtime", || real_hip(shell))?;
+    timed("kernels", || kernels::check(shell))?;
     timed("sanitizers", || sanitize::run(shell))?;
     timed("browser", || ui::browser_tests(shell))?;
     let libraries = timed("Python", || python_tests(shell, python))?;

@@ -9,7 +9,7 @@ use crate::common::{assert_none, cargo, files, metadata, read, run};
 use serde_json::Value;
 
 /// The allowed dependencies between packages. Tests may also use `device-sim`.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("alloc-lab", &["hip-alloc", "surefoot-platform"]),
     ("device-sim", &[]),
     ("harness", &["surefoot-placement", "torch-ext"]),
@@ -29,9 +29,15 @@ const MAY_USE: [(&str, &[&str]); 14] = [
         ],
     ),
     ("surefoot-doctor", &["surefoot-platform"]),
+    ("surefoot-kernels", &[]),
     (
         "surefoot-models",
-        &["surefoot-placement", "surefoot-platform", "torch-ext"],
+        &[
+            "surefoot-kernels",
+            "surefoot-placement",
+            "surefoot-platform",
+            "torch-ext",
+        ],
     ),
     ("surefoot-platform", &[]),
     ("torch-ext", &["surefoot-platform", "torch-sys"]),

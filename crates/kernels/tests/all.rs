@@ -1,0 +1,438 @@
+//! The machine code of each architecture, executed in the simulated device and compared with the formula.
+//!
+//! `SUREFOOT_OBJDUMP` names llvm-objdump; without it, only the loading is tested. One process has one simulated
+//! device, so each architecture is a process of its own: this one, started again.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsString, c_int, c_void};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use half::{bf16, f16};
+use libloading::Library;
+use surefoot_kernels::{Dequantize, Error, Format, Kernels, Kind};
+
+const ARCHITECTURES: [&str; 17] = [
+    "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx1100",
+    "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200",
+    "gfx1201",
+];
+/// Set in the processes that execute kernels.
+const CHILD: &str = "SUREFOOT_KERNELS_CHILD";
+
+/// Words of packed weights: more than a workgroup, and not whole ones.
+const WORDS: usize = 256 + 37;
+
+/// Any numbers, the same ones each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+}
+
+fn simulator() -> Library {
+    // The simulated device is preloaded.
+    libloading::os::unix::Library::this().into()
+}
+
+fn run_again(test: &str, architecture: &str) -> Output {
+    run_with(std::env::var_os("SUREFOOT_OBJDUMP"), test, architecture)
+}
+
+fn run_with(objdump: Option<OsString>, test: &str, architecture: &str) -> Output {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, "1");
+    let library = device_sim::install::library_path().expect("cargo builds it with the tests");
+    command.env("LD_PRELOAD", library);
+    if let Some(objdump) = objdump {
+        command.env("DEVICE_SIM_DISASSEMBLER", objdump);
+    }
+    command
+        .env("DEVICE_SIM_ARCHITECTURE", architecture)
+        .output()
+        .unwrap()
+}
+
+/// Memory of the simulated device, which this process can write.
+fn on_device<T: Copy>(values: &[T]) -> *mut T {
+    let mut address: *mut c_void = std::ptr::null_mut();
+    let library = simulator();
+    // SAFETY: HIP's function, with the place of its result; the memory is as large as what is copied to it.
+    unsafe {
+        type Malloc = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
+        let malloc = library.get::<Malloc>(c"hipMalloc").unwrap();
+        assert_eq!(malloc(&mut address, size_of_val(values)), 0);
+        std::ptr::copy_nonoverlapping(values.as_ptr(), address.cast(), values.len());
+    }
+    address.cast()
+}
+
+fn synchronise() -> c_int {
+    let library = simulator();
+    // SAFETY: HIP's function, which takes nothing.
+    unsafe {
+        library
+            .get::<unsafe extern "C" fn() -> c_int>(c"hipDeviceSynchronize")
+            .unwrap()()
+    }
+}
+
+/// What the kernel gives for these, as bits.
+fn dequantized<T: Copy>(
+    kernels: &Kernels,
+    (format, kind): (Format, Kind),
+    packed: &[u8],
+    scales: &[T],
+    levels: [f32; 16],
+) -> Vec<u16> {
+    let values = vec![0xffff_u16; packed.len() * 2];
+    let out = on_device(&values);
+    let weights = Dequantize {
+        format,
+        kind,
+        packed: on_device(packed).cast(),
+        scales: on_device(scales).cast(),
+        values: out.cast(),
+        words: packed.len() as u64 / 4,
+        levels,
+    };
+    // SAFETY: memory of the device of these sizes, which is never freed, and the default stream.
+    unsafe { kernels.dequantize(weights, std::ptr::null_mut()) }.unwrap();
+    assert_eq!(synchronise(), 0);
+    // SAFETY: the memory is as large, and the device is idle.
+    unsafe { std::slice::from_raw_parts(out, values.len()) }.to_vec()
+}
+
+fn rounded(number: f32, kind: Kind) -> u16 {
+    match kind {
+        Kind::Bf16 => bf16::from_f32(number).to_bits(),
+        Kind::Fp16 => f16::from_f32(number).to_bits(),
+    }
+}
+
+fn same(ours: u16, theirs: u16, kind: Kind) -> bool {
+    let number = |bits| match kind {
+        Kind::Bf16 => bf16::from_bits(bits).to_f32(),
+        Kind::Fp16 => f16::from_bits(bits).to_f32(),
+    };
+    let (ours, theirs) = (number(ours), number(theirs));
+    // Zero has two signs, of which a fused product and sum gives one.
+    ours == theirs || ours.is_nan() && theirs.is_nan()
+}
+
+fn compare_all(kernels: &Kernels) {
+    let mut numbers = Numbers(7);
+    let packed: Vec<u8> = (0..WORDS * 4).map(|_| numbers.next() as u8).collect();
+    let levels: [f32; 16] =
+        std::array::from_fn(|index| bf16::from_f32(index as f32 / 7.0 - 1.0).to_f32());
+    // Powers of ten up to infinity, subnormal numbers, zero and NaN: both sides of each choice.
+    let mut scales: Vec<f32> = (0..WORDS.div_ceil(8))
+        .map(|index| (1.0 + numbers.next() as f32 / 1e9) * 10_f32.powi(index as i32 % 80 - 40))
+        .collect();
+    scales[3..7].copy_from_slice(&[0.0, f32::NAN, f32::INFINITY, 1e-40]);
+    let exponents: Vec<u8> = (0..WORDS.div_ceil(4))
+        .map(|index| [0, 1, 254, 255, 127, 110, 140][index % 7])
+        .collect();
+    for kind in [Kind::Bf16, Kind::Fp16] {
+        let nf4 = dequantized(kernels, (Format::Nf4, kind), &packed, &scales, levels);
+        let mxfp4 = dequantized(kernels, (Format::Mxfp4, kind), &packed, &exponents, levels);
+        for (index, byte) in packed.iter().enumerate() {
+            let (high, low) = (
+                levels[usize::from(byte >> 4)],
+                levels[usize::from(byte & 15)],
+            );
+            let scale = scales[index / 32];
+            let power = match exponents[index / 16] {
+                0 => f32::from_bits(1 << 22),
+                exponent => f32::from_bits(u32::from(exponent) << 23),
+            };
+            let expected = [high * scale, low * scale, low * power, high * power];
+            let ours = [
+                nf4[2 * index],
+                nf4[2 * index + 1],
+                mxfp4[2 * index],
+                mxfp4[2 * index + 1],
+            ];
+            for (ours, expected) in ours.into_iter().zip(expected) {
+                let expected = rounded(expected, kind);
+                assert!(
+                    same(ours, expected, kind),
+                    "byte {index}: {ours:#x} is not {expected:#x} in {kind:?}"
+                );
+            }
+        }
+    }
+}
+
+fn loaded() -> Result<Kernels, Error> {
+    Kernels::of_this_process()
+}
+
+#[test]
+fn each_architecture_computes_the_formula() {
+    if std::env::var_os(CHILD).is_some() {
+        let kernels = loaded().unwrap();
+        if std::env::var_os("DEVICE_SIM_DISASSEMBLER").is_some() {
+            compare_all(&kernels);
+        }
+        return;
+    }
+    for architecture in ARCHITECTURES {
+        let output = run_again("each_architecture_computes_the_formula", architecture);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{architecture}: {said}");
+    }
+}
+
+#[test]
+fn another_architecture_is_refused() {
+    if std::env::var_os(CHILD).is_some() {
+        let refused = loaded().unwrap_err();
+        assert!(
+            matches!(refused, Error::Call { status: 209, .. }),
+            "{refused}"
+        );
+        return;
+    }
+    if std::env::var_os("SUREFOOT_OBJDUMP").is_some() {
+        let output = run_again("another_architecture_is_refused", "gfx906");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// Memory that is one word too small: the last lane writes behind it.
+#[test]
+fn an_address_outside_is_found() {
+    if std::env::var_os(CHILD).is_some() {
+        let kernels = loaded().unwrap();
+        let weights = Dequantize {
+            format: Format::Nf4,
+            kind: Kind::Bf16,
+            packed: on_device(&[0_u8; 64]).cast(),
+            scales: on_device(&[1_f32; 2]).cast(),
+            values: on_device(&[0_u16; 120]).cast(),
+            words: 16,
+            levels: [0.0; 16],
+        };
+        // SAFETY: not what the function asks for, which the simulated device finds out before it writes anything.
+        unsafe { kernels.dequantize(weights, std::ptr::null_mut()) }.unwrap();
+        assert_eq!(synchronise(), 700);
+        return;
+    }
+    if std::env::var_os("SUREFOOT_OBJDUMP").is_some() {
+        let output = run_again("an_address_outside_is_found", "gfx1151");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("outside of all live memory"),
+            "{said}"
+        );
+    }
+}
+
+/// The listing of one architecture's code object.
+fn listing(objdump: &OsString, architecture: &str) -> String {
+    let bundle = include_bytes!("../kernels.bundle");
+    let number = |at: usize| u64::from_le_bytes(*bundle[at..].first_chunk().unwrap()) as usize;
+    let mut at = 32;
+    loop {
+        let [start, size, name] = [0, 8, 16].map(|field| number(at + field));
+        if bundle[at + 24..at + 24 + name].ends_with(architecture.as_bytes()) {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("object");
+            std::fs::write(&file, &bundle[start..start + size]).unwrap();
+            let output = Command::new(objdump)
+                .arg("-d")
+                .arg("--no-show-raw-insn")
+                .arg(file)
+                .output()
+                .unwrap();
+            return String::from_utf8(output.stdout).unwrap();
+        }
+        at += 24 + name;
+    }
+}
+
+/// A disassembler that leaves out the `index`th line of those with `word`.
+fn forgetful(folder: &std::path::Path, objdump: &OsString, word: &str, index: usize) -> OsString {
+    let file = folder.join(format!("{word}-{index}"));
+    let objdump = objdump.to_string_lossy();
+    let script = format!(
+        "#!/bin/sh\n{objdump} \"$@\" | awk '/^\\t{word}/ && n++ == {index} {{ next }} {{ print }}'\n"
+    );
+    std::fs::write(&file, script).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    file.into()
+}
+
+#[test]
+fn each_missing_wait_and_barrier_is_noticed() {
+    let Some(objdump) = std::env::var_os("SUREFOOT_OBJDUMP") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    // `s_wait` without `s_wait_alu`, which is for a hazard that is not simulated.
+    for (architecture, wait, barrier) in [
+        ("gfx1030", "s_waitcnt ", "s_barrier"),
+        ("gfx1151", "s_waitcnt ", "s_barrier"),
+        ("gfx1201", "s_wait_[dkls]", "s_barrier_wait"),
+    ] {
+        let text = listing(&objdump, architecture);
+        let has = |line: &&str, words: &[&str]| {
+            words
+                .iter()
+                .any(|word| line.starts_with(&format!("\t{word}")))
+        };
+        let waits = ["s_waitcnt ", "s_wait_d", "s_wait_k", "s_wait_l", "s_wait_s"];
+        let waits = text.lines().filter(|line| has(line, &waits)).count();
+        let barriers = text.lines().filter(|line| has(line, &[barrier])).count();
+        assert!(
+            waits >= 20 && barriers == 4,
+            "{architecture}: {waits} waits, {barriers} barriers"
+        );
+        for (word, count) in [(wait, waits), (barrier, barriers)] {
+            for index in 0..count {
+                let objdump = forgetful(folder.path(), &objdump, word, index);
+                let output = run_with(
+                    Some(objdump),
+                    "each_architecture_computes_the_formula",
+                    architecture,
+                );
+                let said = String::from_utf8_lossy(&output.stderr);
+                let noticed = said.contains("before its wait") || said.contains("for LDS at");
+                assert!(noticed, "{architecture} without its {word} {index}: {said}");
+            }
+        }
+    }
+}
+
+/// RDNA 4 reads a scalar register too early if, between its being read by a vector operation and being written,
+/// nothing waits (llvm/llvm-project#100067): such a wait has to stand before the next read.
+#[test]
+fn scalars_of_rdna_4_are_waited_for() {
+    let Some(objdump) = std::env::var_os("SUREFOOT_OBJDUMP") else {
+        return;
+    };
+    for architecture in ["gfx1200", "gfx1201"] {
+        let text = listing(&objdump, architecture);
+        assert_eq!(unwaited(&text), [""; 0], "{architecture}");
+        let without: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.contains("s_wait_alu"))
+            .collect();
+        assert!(
+            !unwaited(&without.join("\n")).is_empty(),
+            "the scan sees nothing"
+        );
+    }
+}
+
+/// The vector operations that read a scalar register too early, in straight code.
+fn unwaited(listing: &str) -> Vec<&str> {
+    let mut read: HashSet<String> = HashSet::new();
+    // The scalar registers that were written after that, and whether by a vector operation.
+    let mut written: HashMap<String, bool> = HashMap::new();
+    let mut found = Vec::new();
+    for line in listing.lines() {
+        if line.ends_with(">:") {
+            read.clear();
+            written.clear();
+        }
+        let Some((text, _)) = line.split_once("//") else {
+            continue;
+        };
+        let (name, rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+        let operands: Vec<HashSet<String>> = rest
+            .split(',')
+            .map(|operand| scalars(operand.trim()))
+            .collect();
+        if name == "s_wait_alu" {
+            written.retain(|register, by_vector| {
+                let is_vcc = register == "vcc_lo";
+                let waited = match (*by_vector, is_vcc) {
+                    (false, _) => rest.contains("sa_sdst(0)"),
+                    (true, true) => rest.contains("va_vcc(0)"),
+                    (true, false) => rest.contains("va_sdst(0)"),
+                };
+                !waited
+            });
+        } else if name.starts_with("v_") {
+            let carries = ["v_add_co", "v_sub_co", "v_mad_co", "v_div_scale"]
+                .iter()
+                .any(|it| name.starts_with(it));
+            let results = match (name.starts_with("v_cmp"), carries) {
+                (true, _) if operands.len() < 3 => 0,
+                (_, true) => 2,
+                _ => 1,
+            };
+            let reads: HashSet<String> = operands.iter().skip(results).flatten().cloned().collect();
+            if reads.iter().any(|register| written.contains_key(register)) {
+                found.push(line);
+            }
+            read.extend(reads);
+            for register in operands
+                .iter()
+                .take(results)
+                .flatten()
+                .filter(|register| read.contains(*register))
+            {
+                written.insert(register.clone(), true);
+            }
+        } else if name.starts_with("s_load") {
+            // Its wait is another one.
+            written.retain(|register, _| !operands[0].contains(register));
+        } else if ![
+            "s_wait",
+            "s_cbranch",
+            "s_branch",
+            "s_nop",
+            "s_delay",
+            "s_cmp",
+            "s_barrier",
+        ]
+        .iter()
+        .any(|other| name.starts_with(other))
+        {
+            for register in operands
+                .first()
+                .into_iter()
+                .flatten()
+                .filter(|register| read.contains(*register))
+            {
+                written.insert(register.clone(), false);
+            }
+        }
+    }
+    found
+}
+
+/// The scalar registers of an operand.
+fn scalars(operand: &str) -> HashSet<String> {
+    let operand = operand.trim_matches(['-', '|']);
+    if operand == "vcc_lo" {
+        return HashSet::from(["vcc_lo".to_owned()]);
+    }
+    let Some(numbers) = operand
+        .strip_prefix('s')
+        .map(|rest| rest.trim_matches(['[', ']']))
+    else {
+        return HashSet::new();
+    };
+    let (first, last) = numbers.split_once(':').unwrap_or((numbers, numbers));
+    match (first.parse::<u32>(), last.parse::<u32>()) {
+        (Ok(first), Ok(last)) => (first..=last).map(|index| index.to_string()).collect(),
+        _ => HashSet::new(),
+    }
+}
