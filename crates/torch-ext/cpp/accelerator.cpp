@@ -115,6 +115,10 @@ int32_t surefoot_set_current_stream(const surefoot_stream* stream) {
   return guarded([&] { at::accelerator::setCurrentStream(unpack(*stream)); });
 }
 
+int32_t surefoot_stream_handle(const surefoot_stream* stream, void** handle) {
+  return guarded([&] { *handle = unpack(*stream).native_handle(); });
+}
+
 int32_t surefoot_stream_synchronize(const surefoot_stream* stream) {
   return guarded([&] { unpack(*stream).synchronize(); });
 }

@@ -5,7 +5,7 @@
 //! also under ROCm. Without an accelerator everything here but [`device_count`],
 //! [`has_hip`] is [`Error::NoAccelerator`].
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -195,6 +195,14 @@ impl Stream {
             before,
             not_send: PhantomData,
         })
+    }
+
+    /// What the runtime of the device calls it: a `hipStream_t` or `cudaStream_t`, null for the default stream.
+    pub fn handle(self) -> Result<*mut c_void> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a valid stream identity, borrowed for the call, and a valid place for the result.
+        raw::check(unsafe { raw::surefoot_stream_handle(&self.0, &mut handle) })?;
+        Ok(handle)
     }
 
     /// Waits on the host until everything queued here is done.

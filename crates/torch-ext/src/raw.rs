@@ -122,6 +122,10 @@ unsafe extern "C" {
     pub(crate) fn surefoot_current_stream(device: i32, out: *mut StreamIdentity) -> i32;
     pub(crate) fn surefoot_new_stream(device: i32, out: *mut StreamIdentity) -> i32;
     pub(crate) fn surefoot_set_current_stream(stream: *const StreamIdentity) -> i32;
+    pub(crate) fn surefoot_stream_handle(
+        stream: *const StreamIdentity,
+        handle: *mut *mut c_void,
+    ) -> i32;
     pub(crate) fn surefoot_stream_synchronize(stream: *const StreamIdentity) -> i32;
     pub(crate) fn surefoot_record_stream(
         tensor: *const C_tensor,

@@ -70,8 +70,8 @@ pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
 pub use strategy::Strategy;
 pub use train::{
-    Backend, BestMetric, ParameterGroup, ReduceDtype, ReportTo, TrainConfig, VerifyMode,
-    WeightingScheme,
+    Backend, BestMetric, KernelMode, ParameterGroup, ReduceDtype, ReportTo, TrainConfig,
+    VerifyMode, WeightingScheme,
 };
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers, Paths};
 pub use words::translated;

@@ -21,6 +21,7 @@ mod samples;
 
 use std::time::{Duration, Instant};
 
+use models::quant::use_kernels;
 use placement::Placer;
 use tch::Tensor;
 
@@ -132,6 +133,7 @@ fn run_rank(
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
     ranks.choose_backend(config.train.ddp_backend, placer.device())?;
+    use_kernels(config.train.kernels.into(), placer.device());
     let resumed = match ranks.is_first() {
         true => ranks::resumed(ranks, config)?,
         false => None,

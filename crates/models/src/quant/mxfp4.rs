@@ -3,6 +3,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::kernels::Packed;
 use super::nf4::{Nibbles, Table};
 use crate::Error;
 use crate::tensor::BaseMap;
@@ -61,6 +62,21 @@ impl Mxfp4 {
     /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let table = Table::on(self.packed.device(), kind, Nibbles::Mxfp4)?;
+        let values = self.weights().values(kind, || self.by_operators(&table))?;
+        Ok(values.f_view(self.size().as_slice())?.f_to_kind(kind)?)
+    }
+
+    /// What is stored.
+    pub(super) fn weights(&self) -> Packed<'_> {
+        Packed {
+            nibbles: Nibbles::Mxfp4,
+            packed: &self.packed,
+            scales: &self.scales,
+        }
+    }
+
+    /// All values, in the type of the table.
+    pub(super) fn by_operators(&self, table: &Table) -> Result<Tensor, Error> {
         let mut values = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
         let exponents = self.scales.f_reshape([-1, 1])?.f_to_kind(Kind::Int)?;
         // The bits of an fp32 number; the smallest one, 2⁻¹²⁷, is subnormal.
@@ -69,10 +85,7 @@ impl Mxfp4 {
             .f_mul_scalar(1 << 23)?
             .f_add(&smallest.f_mul_scalar(1 << 22)?)?
             .f_view_dtype(Kind::Float)?;
-        Ok(values
-            .f_mul_(&factors)?
-            .f_view(self.size().as_slice())?
-            .f_to_kind(kind)?)
+        Ok(values.f_mul_(&factors)?)
     }
 
     /// Matrices of the same width, one below the other.

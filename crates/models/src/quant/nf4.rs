@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake;
 
+use super::kernels::Packed;
 use super::{blocks, largest, mxfp4, nearest, normalised};
 use crate::Error;
 use crate::tensor::BaseMap;
@@ -41,7 +42,7 @@ pub struct Nf4 {
     /// `[blocks, 1]`: the absmax of each block.
     pub scales: Tensor,
     /// Of several matrices in one, whose number comes first, each begins with a block of its own.
-    shape: Vec<i64>,
+    pub(super) shape: Vec<i64>,
 }
 
 /// `packed` and `scales` of a tensor.
@@ -104,12 +105,24 @@ impl Nf4 {
             _ => (1, self.shape.iter().product()),
         };
         let table = Table::on(self.packed.device(), kind, Nibbles::Nf4)?;
-        let mut rows = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
-        let numbers = rows
-            .f_mul_(&self.scales)?
-            .f_view([matrices, -1])?
-            .f_narrow(1, 0, each)?;
+        let values = self.weights().values(kind, || self.by_operators(&table))?;
+        let numbers = values.f_view([matrices, -1])?.f_narrow(1, 0, each)?;
         Ok(numbers.f_reshape(self.shape.as_slice())?.f_to_kind(kind)?)
+    }
+
+    /// What is stored, without the shape.
+    pub(super) fn weights(&self) -> Packed<'_> {
+        Packed {
+            nibbles: Nibbles::Nf4,
+            packed: &self.packed,
+            scales: &self.scales,
+        }
+    }
+
+    /// All values of whole blocks, in the type of the table.
+    pub(super) fn by_operators(&self, table: &Table) -> Result<Tensor, Error> {
+        let mut rows = table.look_up(&self.packed)?.f_view([-1, BLOCK])?;
+        Ok(rows.f_mul_(&self.scales)?)
     }
 
     /// Matrices of the same size as one tensor `[matrices, rows, columns]`.
@@ -181,13 +194,22 @@ pub(super) enum Nibbles {
 }
 
 impl Nibbles {
+    /// What each nibble stands for.
+    pub(super) fn levels(self) -> [f32; 16] {
+        match self {
+            Self::Nf4 => LEVELS,
+            Self::Mxfp4 => mxfp4::LEVELS,
+        }
+    }
+
     /// The two levels of a packed byte.
     fn levels_of(self, byte: usize) -> [f32; 2] {
         let (high, low) = (byte >> 4, byte & 15);
-        match self {
-            Self::Nf4 => [LEVELS[high], LEVELS[low]],
-            Self::Mxfp4 => [mxfp4::LEVELS[low], mxfp4::LEVELS[high]],
-        }
+        let order = match self {
+            Self::Nf4 => [high, low],
+            Self::Mxfp4 => [low, high],
+        };
+        order.map(|nibble| self.levels()[nibble])
     }
 }
 

@@ -153,6 +153,9 @@ section! {
         /// Which tensors are verified by checksum after a copy to the device.
         #[schemars(extend("x-per-machine" = true))]
         pub verify: VerifyMode = VerifyMode::First, for Any, resume Free;
+        /// Whether weights of 4 bits (NF4, MXFP4) are converted on an AMD GPU by a kernel of Surefoot's own, which moves fewer bytes
+        /// than PyTorch's operators and gives the same numbers.
+        pub kernels: KernelMode = KernelMode::Auto, for Any, resume Free;
         /// Seconds that one copy to or from the device may take before it counts as hung, in addition to the
         /// time for its bytes on the slowest link (64 MiB per second).
         #[schemars(range(min = 1, max = 86_400), extend("x-per-machine" = true))]
@@ -319,6 +322,28 @@ impl From<VerifyMode> for placement::Verify {
             VerifyMode::First => Self::First,
             VerifyMode::Sample => Self::SAMPLE,
             VerifyMode::Always => Self::Always,
+        }
+    }
+}
+
+/// Where kernels of Surefoot's own are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelMode {
+    /// Where they give the numbers of PyTorch's operators, which is tried when a run begins.
+    Auto,
+    /// Nowhere.
+    Off,
+    /// As `auto`, and each result is compared with that of operators: slow, to find a fault.
+    Verify,
+}
+
+impl From<KernelMode> for models::quant::UseKernels {
+    fn from(mode: KernelMode) -> Self {
+        match mode {
+            KernelMode::Auto => Self::Auto,
+            KernelMode::Off => Self::Off,
+            KernelMode::Verify => Self::Verify,
         }
     }
 }
