@@ -107,15 +107,17 @@ fn kept_in(
         let mut way = config.clone();
         way.model.quantization = quantization;
         way.model.offload = offload.then_some(Offload::Auto);
-        // What stays is compared here, since a plan that is refused tells no number.
-        let within = match offload {
-            true => memory,
-            false => {
-                way.model.max_memory = None;
-                unlimited(memory)
-            }
+        // Of transformers that take turns, one at a time may be what fits.
+        let mut peak = match offload || config.is_video() {
+            true => fitting.peak(&way, memory),
+            false => Ok(None),
         };
-        let Bytes(need) = match fitting.peak(&way, within) {
+        // What stays is compared here, since a plan that is refused tells no number.
+        if !offload && !matches!(peak, Ok(Some(_))) {
+            way.model.max_memory = None;
+            peak = fitting.peak(&way, unlimited(memory));
+        }
+        let Bytes(need) = match peak {
             Ok(Some(need)) => need,
             Ok(None) => continue,
             // Whatever it is, it concerns the model itself.
@@ -246,6 +248,34 @@ mod tests {
             );
             assert!(nothing.ways.len() >= 3 && nothing.ways.iter().all(|way| !way.fits));
             assert_eq!((nothing.memory, count()), (1000, before + 1));
+        }
+    }
+
+    /// What else a run has on the device is part of the verdict: control pictures, and another transformer between the turns of
+    /// the trained one.
+    #[test]
+    fn control_pictures_and_a_second_transformer_count() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path();
+        let need = |model: &str, more: &[&str]| {
+            let found = found(root, &config(root, model, more));
+            found.ways[0].need
+        };
+        let edit = |more: &[&str]| need("qwen_image_edit/model", more);
+        let small = "data.control_resolution=64";
+        let one = edit(&[small]);
+        assert!(edit(&["data.control_resolution=96"]) > one);
+        assert!(edit(&[small, "data.control_path=[a, b]"]) > one);
+        let draws = ["sample.prompts=[red]"];
+        let alone = need("qwen_image/model", &draws);
+        for (key, path) in [
+            ("sample.transformer", "qwen_image/model"),
+            ("model.training_adapter", "qwen_image/lora.safetensors"),
+        ] {
+            let key = format!("{key}={}", golden(path).display());
+            assert!(need("qwen_image/model", &[draws[0], &key]) > alone, "{key}");
+            // Nothing is drawn without prompts.
+            assert!(need("qwen_image/model", &[&key]) <= alone, "{key}");
         }
     }
 
