@@ -107,17 +107,15 @@ fn kept_in(
         let mut way = config.clone();
         way.model.quantization = quantization;
         way.model.offload = offload.then_some(Offload::Auto);
-        // Of transformers that take turns, one at a time may be what fits.
-        let mut peak = match offload || config.is_video() {
-            true => fitting.peak(&way, memory),
-            false => Ok(None),
-        };
         // What stays is compared here, since a plan that is refused tells no number.
-        if !offload && !matches!(peak, Ok(Some(_))) {
-            way.model.max_memory = None;
-            peak = fitting.peak(&way, unlimited(memory));
-        }
-        let Bytes(need) = match peak {
+        let within = match offload {
+            true => memory,
+            false => {
+                way.model.max_memory = None;
+                unlimited(memory)
+            }
+        };
+        let Bytes(need) = match fitting.peak(&way, within) {
             Ok(Some(need)) => need,
             Ok(None) => continue,
             // Whatever it is, it concerns the model itself.
