@@ -37,6 +37,10 @@ ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golde
 GOLDEN = ROOT / "anima"
 SOURCE, TEXT, CHANNELS, PIXELS, END = 24, 16, 16, 4, "<|endoftext|>"
 
+TARGETS = [
+    "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v",
+    "attn2.to_out.0", "ff.net.0.proj", "ff.net.2", "self_attn.q_proj", "cross_attn.v_proj", "mlp.2"]
+
 # Of torchvision it needs this alone, for a mask of zeros.
 transformer_cosmos.transforms = SimpleNamespace(
     InterpolationMode=SimpleNamespace(NEAREST=None),
@@ -234,10 +238,7 @@ def training(pipe):
     """The losses of five steps, and the LoRA after the last: on the transformer, and on some of the conditioner."""
     # So that its layers are named as a part of the same model.
     pipe.transformer.text_conditioner = pipe.text_conditioner
-    model = adapted(pipe.transformer, [
-        "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v",
-        "attn2.to_out.0", "ff.net.0.proj", "ff.net.2", "self_attn.q_proj", "cross_attn.v_proj", "mlp.2"],
-        GOLDEN / "adapter")
+    model = adapted(pipe.transformer, TARGETS, GOLDEN / "adapter")
     given = flow((CHANNELS, 1, 6, 8))
     states = [torch.randn(length, SOURCE) for length in (9, 5)]
     ids = [torch.randint(0, 300, (length,)) for length in (6, 11)]

@@ -18,7 +18,7 @@ from diffusers.loaders import single_file_utils
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from safetensors.torch import save_file
 from sdxl import text_config, tokenizer
-from tiny import ROWS, adapted, flow, trained
+from tiny import ROWS, adapted, flow, trained, written_for_others
 from transformers import AutoTokenizer, CLIPTextModel, T5Config, T5EncoderModel
 from z_image import original_autoencoder_name, pictures, randomise
 
@@ -229,18 +229,9 @@ def training(pipe, expected):
         [expected[f"velocity.small.guidance.{row}"] for row in range(ROWS)]) for name in ("latents", "levels", "guidance"))
     states, pooled = (torch.stack([expected[f"velocity.small.{name}.{row}"] for row in range(ROWS)])
                       for name in ("text", "pooled"))
-    with torch.no_grad():
-        by_peft = velocity(model, latents, levels, states, pooled, guidance)
-    model.unload()
-    after = {name.removeprefix("after.base_model.model."): tensor for name, tensor in made.items() if "lora_" in name}
-    lora = {f"transformer.{name}": tensor.detach() * (2.0 if "lora_B" in name else 1.0) for name, tensor in after.items()}
-    save_file(lora, GOLDEN / "lora.safetensors", metadata={"format": "pt"})
-    pipe.load_lora_weights(GOLDEN / "lora.safetensors")
-    with torch.no_grad():
-        by_diffusers = velocity(pipe.transformer, latents, levels, states, pooled, guidance)
-    assert (by_diffusers - by_peft).abs().max() < 1e-5, (by_diffusers - by_peft).abs().max()
-    assert (by_diffusers - expected["velocity.small.made"]).abs().max() > 0.01
-    expected["lora.made"] = by_diffusers
+    written_for_others(
+        pipe, model, made, GOLDEN, expected,
+        lambda model: velocity(model, latents, levels, states, pooled, guidance))
 
 
 def main():

@@ -16,7 +16,7 @@ from diffusers import (
 )
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 from safetensors.torch import save_file
-from tiny import ROWS, adapted, flow, trained
+from tiny import ROWS, adapted, flow, trained, written_for_others
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 from z_image import PROMPTS, save
@@ -188,19 +188,9 @@ def training(pipe, expected):
 
     latents, levels = expected["velocity.small.latents"], expected["velocity.small.levels"]
     states = [expected[f"velocity.small.text.{number}"] for number in range(ROWS)]
-    with torch.no_grad():
-        by_peft = velocity(model, latents, levels, states)
-    model.unload()
-    after = {name.removeprefix("after.base_model.model."): tensor for name, tensor in made.items() if "lora_" in name}
-    lora = {f"diffusion_model.{name}": tensor.detach() * (2.0 if "lora_B" in name else 1.0)
-            for name, tensor in after.items()}
-    save_file(lora, GOLDEN / "lora.safetensors", metadata={"format": "pt"})
-    pipe.load_lora_weights(GOLDEN / "lora.safetensors")
-    with torch.no_grad():
-        by_diffusers = velocity(pipe.transformer, latents, levels, states)
-    assert (by_diffusers - by_peft).abs().max() < 1e-5, (by_diffusers - by_peft).abs().max()
-    assert (by_diffusers - expected["velocity.small.made"]).abs().max() > 0.01
-    expected["lora.made"] = by_diffusers
+    written_for_others(
+        pipe, model, made, GOLDEN, expected, lambda model: velocity(model, latents, levels, states),
+        lambda name: f"diffusion_model.{name}")
 
 
 def main():

@@ -66,6 +66,24 @@ def trained(model, given, velocity):
     return {**given, "losses": losses, **after(model)}
 
 
+def written_for_others(pipe, model, made, folder, expected, predicted, name_of=lambda name: f"transformer.{name}"):
+    """Writes the LoRA after the last step, of which `made` has the numbers, with its strength of 2 in the second matrices and
+    under the names that `name_of` gives. What `predicted(model)` is with it in diffusers, which is that of PEFT, becomes
+    `lora.made`."""
+    with torch.no_grad():
+        by_peft = predicted(model)
+    model.unload()
+    after = {name.removeprefix("after.base_model.model."): tensor for name, tensor in made.items() if "lora_" in name}
+    lora = {name_of(name): tensor.detach() * (2.0 if "lora_B" in name else 1.0) for name, tensor in after.items()}
+    save_file(lora, folder / "lora.safetensors", metadata={"format": "pt"})
+    pipe.load_lora_weights(folder / "lora.safetensors")
+    with torch.no_grad():
+        by_diffusers = predicted(pipe.transformer)
+    assert (by_diffusers - by_peft).abs().max() < 1e-5, (by_diffusers - by_peft).abs().max()
+    assert (by_diffusers - expected["velocity.small.made"]).abs().max() > 0.01
+    expected["lora.made"] = by_diffusers
+
+
 # A LoKr whose second factor is a product, both of whose factors are products, and none of whose are.
 KINDS = {
     "dora": (LoraConfig, dict(r=2, lora_alpha=4, use_dora=True)),

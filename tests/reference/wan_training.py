@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden") / "wan"
 STEPS, ROWS = 5, 2
 FRAMES, HEIGHT, WIDTH = 3, 6, 8
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"]
 
 
 def made(folder, **sizes):
@@ -40,9 +41,7 @@ def made(folder, **sizes):
 
 
 def adapted(model, folder):
-    config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=["to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"])
-    model = get_peft_model(model, config)
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -145,7 +144,12 @@ def first_frame_to_video(folder):
             | {f"after.{name}": tensor for name, tensor in after.items()})
 
 
-for folder, make in (("training", text_to_video), ("training-i2v", image_to_video),
-                     ("training-ti2v", first_frame_to_video)):
-    shutil.rmtree(GOLDEN / folder, ignore_errors=True)
-    make(GOLDEN / folder)
+def main():
+    for folder, make in (("training", text_to_video), ("training-i2v", image_to_video),
+                         ("training-ti2v", first_frame_to_video)):
+        shutil.rmtree(GOLDEN / folder, ignore_errors=True)
+        make(GOLDEN / folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -333,14 +333,12 @@ pub trait Diffusion: Debug + Send + Sync {
         }
     }
 
-    /// The noise level, as a fraction of the highest, below which the second of two denoisers is used; `None` if the
-    /// model does not say, or has one.
+    /// The noise level, as a fraction of the highest, below which the second of two denoisers is used, if the model says it.
     fn boundary(&self) -> Option<f64> {
         None
     }
 
-    /// Why the model may not be what it seems, for training and for sampling: such as a denoiser whose other half
-    /// was not named.
+    /// Why the model may not be what it seems, for training and for sampling: a denoiser whose other half was not named.
     fn doubt(&self) -> Option<Doubt> {
         None
     }
@@ -568,6 +566,11 @@ pub trait Tokenizer: Debug {
         }
     }
 
+    /// How pictures are prepared, on which the encoding of a text with some depends, too.
+    fn preparation(&self) -> String {
+        String::new()
+    }
+
     /// Number of tokens of `text` before truncation, and how many are read.
     ///
     /// # Errors
@@ -591,9 +594,7 @@ pub trait TextEncoder: Debug {
     fn encode_with(&self, tokens: &[u32], pictures: &[Picture]) -> Result<Conditions, Error> {
         match pictures {
             [] => self.encode(tokens),
-            _ => Err(Error::Internal(
-                "a text encoder that sees no pictures".into(),
-            )),
+            _ => Err(Error::Internal("an encoder that sees none".into())),
         }
     }
 }

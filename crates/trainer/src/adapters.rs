@@ -12,7 +12,7 @@ pub use tch::Kind;
 
 use crate::Error;
 use crate::media_sampling::{Lora, expect_new};
-use crate::task::diffusion::{expect_one_place, write_model};
+use crate::task::diffusion::write_model;
 
 /// Writes the model at `path` with LoRAs merged into it to `output`: a file for a single file, with all else that it has, and
 /// otherwise a folder with all parts. `loras_2` are for the denoiser of low noise. Weights are stored as `kind`, or as they are.
@@ -87,7 +87,6 @@ pub fn merge(
             continue;
         }
         let file = model.weights(Part::Denoiser(which))?;
-        expect_one_place(&file)?;
         // As they are stored, which is the same for nearly all of them.
         let largest = file.names().into_iter().max_by_key(|name| {
             file.shape(name)

@@ -249,6 +249,34 @@ mod tests {
         }
     }
 
+    /// What else a run has on the device is part of the verdict: control pictures, and another transformer between the turns of
+    /// the trained one.
+    #[test]
+    fn control_pictures_and_a_second_transformer_count() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path();
+        let need = |model: &str, more: &[&str]| {
+            let found = found(root, &config(root, model, more));
+            found.ways[0].need
+        };
+        let edit = |more: &[&str]| need("qwen_image_edit/model", more);
+        let small = "data.control_resolution=64";
+        let one = edit(&[small]);
+        assert!(edit(&["data.control_resolution=96"]) > one);
+        assert!(edit(&[small, "data.control_path=[a, b]"]) > one);
+        let draws = ["sample.prompts=[red]"];
+        let alone = need("qwen_image/model", &draws);
+        for (key, path) in [
+            ("sample.transformer", "qwen_image/model"),
+            ("model.training_adapter", "qwen_image/lora.safetensors"),
+        ] {
+            let key = format!("{key}={}", golden(path).display());
+            assert!(need("qwen_image/model", &[draws[0], &key]) > alone, "{key}");
+            // Nothing is drawn without prompts.
+            assert!(need("qwen_image/model", &[&key]) <= alone, "{key}");
+        }
+    }
+
     #[test]
     fn only_adapters_of_published_models_are_fitted() {
         let place = tempfile::tempdir().unwrap();

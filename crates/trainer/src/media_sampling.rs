@@ -15,7 +15,7 @@ pub use models::diffusion::parts::schedule::Scheduler;
 use models::diffusion::parts::tiles::Tiling;
 use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
 use models::diffusion::{
-    Conditions, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser,
+    Conditions, Controls, Denoiser, FirstFrame, Framing, load_autoencoder, load_denoiser,
 };
 pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
@@ -195,7 +195,7 @@ pub fn generate(
     if let Some(path) = request.image.as_deref() {
         image.extend(condition(model, path, &plan, options.device)?);
     }
-    if let Some(rule) = model.controls() {
+    if let Some(rule) = model.controls().filter(|_| !request.controls.is_empty()) {
         let area = request.control_area.unwrap_or(rule.area);
         image.extend(control_latents(
             model,
@@ -306,13 +306,14 @@ impl Plan {
     pub(crate) fn new(model: &dyn Diffusion, request: &Request) -> Result<Self, Error> {
         let (geometry, defaults) = (model.geometry(), model.defaults()?);
         check_controls(model, request)?;
-        let size = match (model.controls(), request.controls.last()) {
-            // As the last one, like the pipeline.
-            (Some(rule), Some(path)) => {
+        let sized = |rule: Controls| Some((rule, rule.sizing(&request.controls)?));
+        let size = match model.controls().and_then(sized) {
+            // Like the pipeline.
+            Some((rule, path)) => {
                 let size = rule.size(rule.area, pictures::size(path)?);
                 (size.0.into(), size.1.into())
             }
-            _ => defaults.size,
+            None => defaults.size,
         };
         let width = request.width.unwrap_or(size.0);
         let height = request.height.unwrap_or(size.1);

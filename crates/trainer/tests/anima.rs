@@ -12,7 +12,7 @@ use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use surefoot_trainer::media_sampling::convert_lora;
 use tch::Kind;
 
-use crate::pictures::Place;
+use crate::pictures::{KINDS, Place};
 
 const NAME: &str = "anima";
 
@@ -35,6 +35,9 @@ fn losses_of_five_steps_are_those_of_peft() {
     let texts = [TEXT, TEXT_TOKENS, "t5_tokens"]
         .map(|name| (name, batch.get(name).unwrap().shallow_clone()));
     place.losses_of_five_steps_are_those_of_peft(&texts);
+    place
+        .other_kinds()
+        .are_those_of_peft(&KINDS, |step| place.flow(&texts, step));
 }
 
 #[test]
@@ -89,6 +92,58 @@ fn pictures_become_a_lora_and_are_encoded_once() {
     let other = SafetensorsFile::open(&other).unwrap();
     let of_diffusers = |name: &String| name.starts_with("transformer.transformer_blocks.");
     assert!(other.names().iter().all(of_diffusers));
+}
+
+/// Also those of the conditioner, which a folder has beside the transformer.
+#[test]
+fn other_kinds_of_adapters_are_trained_and_used() {
+    Place::new(NAME).other_kinds_are_trained_and_used(
+        &anima::ARCH,
+        &[
+            (
+                "adapter.use_dora=true",
+                &[".lora_A.weight", ".lora_B.weight", ".dora_scale"],
+            ),
+            (
+                "adapter.target_modules=[attn1.to_q,cross_attn.k_proj]",
+                &[".lora_A.weight", ".lora_B.weight"],
+            ),
+        ],
+    );
+}
+
+/// All weights are written to the two folders that they were in, and to what is read of them.
+#[test]
+fn all_weights_are_trained() {
+    let place = Place::new(NAME);
+    let whole = ["adapter=null", "train.learning_rate=0.001"];
+    let run = |more: &[&str]| place.run(&[&whole[..], more].concat()).unwrap();
+    let learned = run(&["name=whole"]).held_out.unwrap().loss;
+    run(&["name=parts", "train.max_steps=2"]);
+    run(&["name=parts", "train.resume_from_checkpoint=latest"]);
+    for part in ["transformer", "text_conditioner"] {
+        let file = format!("model/{part}/diffusion_pytorch_model.safetensors");
+        let read = |run: &str| fs::read(place.path(&format!("runs/{run}/{file}"))).unwrap();
+        assert!(read("whole") == read("parts"), "{part}");
+        assert!(read("whole") != fs::read(place.golden(&file)).unwrap());
+    }
+    let made = format!(
+        "model.name_or_path={}",
+        place.path("runs/whole/model").display()
+    );
+    let still = [
+        "name=again",
+        &made,
+        "train.learning_rate=1e-12",
+        "train.max_steps=1",
+    ];
+    let again = run(&still).held_out.unwrap().loss;
+    assert!(
+        (again / learned - 1.0).abs() <= 1e-5,
+        "{again} and {learned}"
+    );
+    let fresh = run(&["name=fresh", "model.from_config=true"]);
+    assert!(fresh.held_out.unwrap().loss.is_finite());
 }
 
 /// The conditioner's layers are trained if they are named.

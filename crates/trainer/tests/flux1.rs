@@ -10,7 +10,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::convert_lora;
 use tch::Kind;
 
-use crate::pictures::Place;
+use crate::pictures::{KINDS, Place};
 
 const NAME: &str = "flux1";
 
@@ -20,6 +20,9 @@ fn losses_of_five_steps_are_those_of_peft() {
     let file = place.training();
     let texts = ["text", "pooled"].map(|name| (name, file.read(name, Kind::Float).unwrap()));
     place.losses_of_five_steps_are_those_of_peft(&texts);
+    place
+        .other_kinds()
+        .are_those_of_peft(&KINDS, |step| place.flow(&texts, step));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use surefoot_trainer::media_sampling::convert_lora;
 use tch::Kind;
 
 use crate::pictures::Place;
+use crate::qwen_image_edit::{keys, place_of, with};
 
 const NAME: &str = "flux2";
 
@@ -19,7 +20,38 @@ fn losses_of_five_steps_are_those_of_peft() {
     let text = file.read("text", Kind::Float).unwrap();
     let texts = [("text", text)];
     place.losses_of_five_steps_are_those_of_peft(&texts);
-    place.other_kinds_learn_as_in_peft(&["dora", "lokr"], |step| place.flow(&texts, step));
+    place
+        .other_kinds()
+        .are_those_of_peft(&["dora", "lokr"], |step| place.flow(&texts, step));
+}
+
+/// Control pictures are seen by the transformer alone, and need not be there.
+#[test]
+fn control_pictures_are_trained_with() {
+    let place = place_of(NAME);
+    let file = place.training();
+    let mut given = vec![("text", file.read("text", Kind::Float).unwrap())];
+    let theirs = SafetensorsFile::open(&place.golden("kinds/edit/steps.safetensors")).unwrap();
+    for name in ["control.0", "control.1"] {
+        given.push((name, theirs.read(name, Kind::Float).unwrap()));
+    }
+    let batch = |step: i64| place.flow(&given, step);
+    place.other_kinds().of_a_kind("edit", &[], batch);
+
+    // The task above has encoded the texts and the pictures without control pictures.
+    let keys = keys(&place);
+    assert_eq!(place.encoded(&with(&keys, &[])), (4, 0));
+    let other = image::RgbImage::new(40, 40);
+    other.save(place.path("control/0.png")).unwrap();
+    assert_eq!(place.encoded(&with(&keys, &[])), (1, 0));
+    std::fs::remove_file(place.path("control/2.png")).unwrap();
+    assert_eq!(place.encoded(&with(&keys, &[])), (0, 0));
+    place.run(&["name=plain"]).unwrap();
+    let control = place.path("control/1.png");
+    let control = format!("sample.control_image={}", control.display());
+    let summary = place.drawing_run(&with(&keys, &[&control]));
+    assert!(summary.held_out.unwrap().loss.is_finite());
+    assert!(place.weights("plain") != place.weights("pictures"));
 }
 
 /// LoRAs of the parts of a layer become one of the whole, with their magnitudes.

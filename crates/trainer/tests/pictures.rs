@@ -12,12 +12,68 @@ use models::diffusion::{Arch, Conditions, Expert, PartPaths, TEXT, TEXT_TOKENS, 
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::adapters::{Keep, extract_lora, merge, plain_lora};
-use surefoot_trainer::media_sampling::Lora;
+use surefoot_trainer::media_sampling::{self, DenoiserOptions, Lora, Request};
 use surefoot_trainer::optim::{Gradients, Optimizer};
 use surefoot_trainer::task::diffusion::DiffusionTask;
 use surefoot_trainer::task::{Batch, Task};
 use surefoot_trainer::{Allocator, Config, Error, NoObserver, Stop, Summary};
 use tch::{Device, Kind, Tensor};
+
+/// The kinds of adapters in golden files, beside LoRA.
+pub(crate) const KINDS: [&str; 5] = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
+
+/// Steps of other kinds of adapters on a model.
+pub(crate) struct Steps<'a> {
+    /// The config of a run with these keys.
+    pub(crate) config: Box<dyn Fn(&[&str]) -> Config + 'a>,
+    pub(crate) model: PathBuf,
+    /// The folder with what the reference made.
+    pub(crate) kinds: PathBuf,
+}
+
+impl Steps<'_> {
+    /// Those of these kinds, and of all weights, have the losses that PEFT's and diffusers' have.
+    pub(crate) fn are_those_of_peft(
+        &self,
+        kinds: &[&str],
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) {
+        for kind in kinds {
+            self.of_a_kind(kind, &[], &batch);
+        }
+        let whole = [
+            "adapter=null",
+            "train.learning_rate=0.001",
+            "train.weight_decay=0",
+        ];
+        let file = SafetensorsFile::open(&self.kinds.join("whole.safetensors")).unwrap();
+        let theirs = file.read("losses", Kind::Double).unwrap();
+        let task = Place::stepped(&(self.config)(&whole), &self.model, &theirs, &batch);
+        for parameter in task.parameters().iter() {
+            let name = format!("after.{}", parameter.name);
+            let theirs = file.read(&name, Kind::Float).unwrap();
+            let apart = f64::try_from(parameter.tensor.norm() / theirs.squeeze() - 1.0).unwrap();
+            assert!(apart.abs() <= 1e-4, "{name}: {apart:e}");
+        }
+    }
+
+    /// Those of the adapter in a folder, with what else the config says.
+    pub(crate) fn of_a_kind(
+        &self,
+        kind: &str,
+        more: &[&str],
+        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
+    ) {
+        let folder = self.kinds.join(kind);
+        let adapter = format!("adapter.resume_from={}", folder.display());
+        let set = [adapter.as_str(), "train.weight_decay=0.05"];
+        let config = (self.config)(&[&set, more].concat());
+        let file = SafetensorsFile::open(&folder.join("steps.safetensors")).unwrap();
+        let theirs = file.read("losses", Kind::Double).unwrap();
+        let task = Place::stepped(&config, &self.model, &theirs, batch);
+        Place::parameters_are_those_of(&file, &task);
+    }
+}
 
 /// A folder with four pictures and the runs on them.
 pub(crate) struct Place {
@@ -133,6 +189,58 @@ impl Place {
         summary
     }
 
+    /// What `surefoot generate` draws with the LoRA of a run, as `change` says it, on the model or another transformer.
+    pub(crate) fn drawn(
+        &self,
+        transformer: Option<PathBuf>,
+        run: &str,
+        change: impl FnOnce(&mut Request),
+    ) -> Result<RgbImage, Error> {
+        let parts = PartPaths {
+            transformer,
+            ..PartPaths::default()
+        };
+        let model = models::diffusion::open(&self.golden("model"), &parts).unwrap();
+        let output = self.path(&format!("{run}-drawn.png"));
+        let mut request = Request {
+            prompt: "red".into(),
+            negative_prompt: Some("grey".into()),
+            width: Some(32),
+            height: Some(48),
+            num_frames: None,
+            fps: None,
+            num_inference_steps: 2,
+            guidance_scale: Some(4.0),
+            guidance_scale_2: None,
+            flow_shift: None,
+            scheduler: None,
+            boundary_ratio: None,
+            seed: 3,
+            image: None,
+            controls: Vec::new(),
+            control_area: None,
+            loras: vec![Lora {
+                path: self.path(&format!("runs/{run}/adapter/{run}.safetensors")),
+                strength: 1.0,
+            }],
+            loras_2: Vec::new(),
+            latents: None,
+            save_latents: None,
+            output: Some(output.clone()),
+        };
+        change(&mut request);
+        let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
+        media_sampling::generate(&*model, &request, options, &mut |_, _| ())?;
+        Ok(image::open(output).unwrap().to_rgb8())
+    }
+
+    /// The preview after the last step of a run.
+    pub(crate) fn previewed(&self, run: &str) -> RgbImage {
+        let folders = fs::read_dir(self.path(&format!("runs/{run}/samples"))).unwrap();
+        let last = folders.map(|entry| entry.unwrap().path()).max().unwrap();
+        image::open(last.join("0.png")).unwrap().to_rgb8()
+    }
+
     /// The losses of five steps from the same adapter are within 1e-5 of PEFT's, and the adapter after them is nearly the
     /// same; `texts` are the conditions of each step's batch.
     pub(crate) fn losses_of_five_steps_are_those_of_peft(&self, texts: &[(&'static str, Tensor)]) {
@@ -203,44 +311,12 @@ impl Place {
         task
     }
 
-    /// Steps of the adapter in `kinds`, with what else the config says.
-    pub(crate) fn a_kind_learns_as_in_peft(
-        &self,
-        kind: &str,
-        more: &[&str],
-        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
-    ) {
-        let folder = self.golden(&format!("kinds/{kind}"));
-        let adapter = format!("adapter.resume_from={}", folder.display());
-        let config = self.config(&[&[adapter.as_str(), "train.weight_decay=0.05"], more].concat());
-        let file = SafetensorsFile::open(&folder.join("steps.safetensors")).unwrap();
-        let theirs = file.read("losses", Kind::Double).unwrap();
-        let task = Self::stepped(&config, &self.golden("model"), &theirs, batch);
-        Self::parameters_are_those_of(&file, &task);
-    }
-
-    /// Steps of these kinds of adapters, and of the whole model, have the losses that PEFT's and diffusers' have.
-    pub(crate) fn other_kinds_learn_as_in_peft(
-        &self,
-        kinds: &[&str],
-        batch: impl Fn(i64) -> Vec<(&'static str, Tensor)>,
-    ) {
-        for kind in kinds {
-            self.a_kind_learns_as_in_peft(kind, &[], &batch);
-        }
-        let whole = [
-            "adapter=null",
-            "train.learning_rate=0.001",
-            "train.weight_decay=0",
-        ];
-        let file = SafetensorsFile::open(&self.golden("kinds/whole.safetensors")).unwrap();
-        let theirs = file.read("losses", Kind::Double).unwrap();
-        let task = Self::stepped(&self.config(&whole), &self.golden("model"), &theirs, &batch);
-        for parameter in task.parameters().iter() {
-            let name = format!("after.{}", parameter.name);
-            let theirs = file.read(&name, Kind::Float).unwrap();
-            let apart = f64::try_from(parameter.tensor.norm() / theirs.squeeze() - 1.0).unwrap();
-            assert!(apart.abs() <= 1e-4, "{name}: {apart:e}");
+    /// Steps of other kinds of adapters, as golden files have them.
+    pub(crate) fn other_kinds(&self) -> Steps<'_> {
+        Steps {
+            config: Box::new(|overrides| self.config(overrides)),
+            model: self.golden("model"),
+            kinds: self.golden("kinds"),
         }
     }
 

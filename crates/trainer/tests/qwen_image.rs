@@ -10,14 +10,18 @@ use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::convert_lora;
 use tch::Kind;
 
-use crate::pictures::Place;
+use crate::pictures::{KINDS, Place};
 
 const NAME: &str = "qwen_image";
 
 #[test]
 fn losses_of_five_steps_are_those_of_peft() {
     let place = Place::new(NAME);
-    place.losses_of_five_steps_are_those_of_peft(&place.collated_texts());
+    let texts = place.collated_texts();
+    place.losses_of_five_steps_are_those_of_peft(&texts);
+    place
+        .other_kinds()
+        .are_those_of_peft(&KINDS, |step| place.flow(&texts, step));
 }
 
 #[test]

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use image::{Rgb, RgbImage};
 use models::diffusion::{Conditions, Controls, PartPaths, TEXT, TEXT_TOKENS};
 use models::formats::{SafetensorsFile, TensorSource};
-use surefoot_trainer::media_sampling::{self, DenoiserOptions, Lora, Request};
-use tch::{Device, Kind};
+use tch::Kind;
 
 use crate::pictures::Place;
 
@@ -18,7 +17,12 @@ const NAME: &str = "qwen_image_edit";
 
 /// Four pictures with control pictures: one each, and two for the last.
 fn place() -> Place {
-    let place = Place::new(NAME);
+    place_of(NAME)
+}
+
+/// The same with the model of another test.
+pub(crate) fn place_of(model: &'static str) -> Place {
+    let place = Place::new(model);
     fs::create_dir_all(place.path("control")).unwrap();
     for (name, size) in [
         ("0", (40, 40)),
@@ -36,7 +40,7 @@ fn place() -> Place {
 }
 
 /// Keys that name the control pictures, at a size at which the tiny model is fast.
-fn keys(place: &Place) -> [String; 2] {
+pub(crate) fn keys(place: &Place) -> [String; 2] {
     let path = place.path("control");
     [
         format!("data.control_path={}", path.display()),
@@ -44,7 +48,7 @@ fn keys(place: &Place) -> [String; 2] {
     ]
 }
 
-fn with<'a>(keys: &'a [String; 2], others: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn with<'a>(keys: &'a [String; 2], others: &[&'a str]) -> Vec<&'a str> {
     keys.iter()
         .map(String::as_str)
         .chain(others.iter().copied())
@@ -160,62 +164,28 @@ fn pictures_are_encoded_with_their_control_pictures() {
         "sample.height=48",
     ];
     place.run(&with(&keys, &previews)).unwrap();
-    let last = place.path("runs/pictures/samples");
-    let last = fs::read_dir(last)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .max();
-    let preview = image::open(last.unwrap().join("0.png")).unwrap().to_rgb8();
-    let drawn = drawn(&place, &["1"]).unwrap();
+    let preview = place.previewed("pictures");
+    let drawn = |controls: &[&str]| {
+        place.drawn(None, "pictures", |request| {
+            let path = |name: &&str| place.path(&format!("control/{name}.png"));
+            request.controls = controls.iter().map(path).collect();
+            request.control_area = Some(64 * 64);
+        })
+    };
+    let with_one = drawn(&["1"]).unwrap();
     // The LoRA is merged into the weights there, and beside them here.
-    let apart = drawn
+    let apart = with_one
         .iter()
         .zip(preview.iter())
         .map(|(one, other)| one.abs_diff(*other));
     assert!(apart.max().unwrap() <= 1);
-    let error = self::drawn(&place, &[]).unwrap_err().to_string();
+    let error = drawn(&[]).unwrap_err().to_string();
     assert!(error.contains("give one with `--control-image`"), "{error}");
-    let error = self::drawn(&place, &["1"; 10]).unwrap_err().to_string();
+    let error = drawn(&["1"; 10]).unwrap_err().to_string();
     assert!(
         error.contains("10 control pictures, where Qwen-Image-Edit takes 9"),
         "{error}"
     );
-}
-
-/// What `surefoot generate` draws of these control pictures with the LoRA of the run.
-fn drawn(place: &Place, controls: &[&str]) -> Result<RgbImage, surefoot_trainer::Error> {
-    let model = models::diffusion::open(&place.golden("model"), &PartPaths::default()).unwrap();
-    let output = place.path("drawn.png");
-    let control = |name: &&str| place.path(&format!("control/{name}.png"));
-    let request = Request {
-        prompt: "red".into(),
-        negative_prompt: Some("grey".into()),
-        width: Some(32),
-        height: Some(48),
-        num_frames: None,
-        fps: None,
-        num_inference_steps: 2,
-        guidance_scale: Some(4.0),
-        guidance_scale_2: None,
-        flow_shift: None,
-        scheduler: None,
-        boundary_ratio: None,
-        seed: 3,
-        image: None,
-        controls: controls.iter().map(control).collect(),
-        control_area: Some(64 * 64),
-        loras: vec![Lora {
-            path: place.path("runs/pictures/adapter/pictures.safetensors"),
-            strength: 1.0,
-        }],
-        loras_2: Vec::new(),
-        latents: None,
-        save_latents: None,
-        output: Some(output.clone()),
-    };
-    let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    media_sampling::generate(&*model, &request, options, &mut |_, _| ())?;
-    Ok(image::open(output).unwrap().to_rgb8())
 }
 
 #[test]

@@ -16,7 +16,7 @@ use surefoot_trainer::media_sampling::{
 };
 use tch::{Kind, Tensor};
 
-use crate::pictures::Place;
+use crate::pictures::{KINDS, Place};
 
 const NAME: &str = "sdxl";
 
@@ -60,8 +60,7 @@ fn losses_of_five_steps_are_those_of_peft() {
             of_step("time_ids"),
         ]
     };
-    let kinds = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
-    place.other_kinds_learn_as_in_peft(&kinds, batch);
+    place.other_kinds().are_those_of_peft(&KINDS, batch);
     for (kind, model) in [
         ("epsilon", place.golden("model")),
         ("v_prediction", velocities),
@@ -196,7 +195,7 @@ fn text_encoders_learn_as_in_peft() {
             of_step("time_ids"),
         ]
     };
-    place.a_kind_learns_as_in_peft("text", &TEXT, batch);
+    place.other_kinds().of_a_kind("text", &TEXT, batch);
 }
 
 const TEXT: [&str; 2] = ["train.text_encoder=true", "train.text_encoder_lr=0.004"];

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use models::diffusion::lora::{LoraFile, WithLoras};
 use models::diffusion::{Expert, Part, PartPaths, qwen_image};
 use models::formats::{TensorSource, write_tensors};
-use surefoot_trainer::media_sampling::{self, DenoiserOptions, Lora, Request};
-use tch::{Device, Kind};
+use tch::Kind;
 
 use crate::pictures::Place;
 
@@ -46,52 +45,6 @@ fn merged(place: &Place) -> PathBuf {
     to
 }
 
-/// What `surefoot generate` draws with these weights and the LoRA of a run.
-fn drawn(place: &Place, transformer: Option<PathBuf>, run: &str) -> image::RgbImage {
-    let parts = PartPaths {
-        transformer,
-        ..PartPaths::default()
-    };
-    let model = models::diffusion::open(&place.golden("model"), &parts).unwrap();
-    let output = place.path(&format!("{run}-drawn.png"));
-    let request = Request {
-        prompt: "red".into(),
-        negative_prompt: Some("grey".into()),
-        width: Some(32),
-        height: Some(48),
-        num_frames: None,
-        fps: None,
-        num_inference_steps: 2,
-        guidance_scale: Some(4.0),
-        guidance_scale_2: None,
-        flow_shift: None,
-        scheduler: None,
-        boundary_ratio: None,
-        seed: 3,
-        image: None,
-        controls: Vec::new(),
-        control_area: None,
-        loras: vec![Lora {
-            path: place.path(&format!("runs/{run}/adapter/{run}.safetensors")),
-            strength: 1.0,
-        }],
-        loras_2: Vec::new(),
-        latents: None,
-        save_latents: None,
-        output: Some(output.clone()),
-    };
-    let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    media_sampling::generate(&*model, &request, options, &mut |_, _| ()).unwrap();
-    image::open(output).unwrap().to_rgb8()
-}
-
-/// The preview after the last step of a run.
-fn previewed(place: &Place, run: &str) -> image::RgbImage {
-    let folders = fs::read_dir(place.path(&format!("runs/{run}/samples"))).unwrap();
-    let last = folders.map(|entry| entry.unwrap().path()).max().unwrap();
-    image::open(last.join("0.png")).unwrap().to_rgb8()
-}
-
 fn key(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
@@ -110,8 +63,8 @@ fn an_adapter_is_there_in_training_and_not_in_previews() {
     run(&["name=merged", &model]);
     run(&["name=whole", &adapter]);
     assert!(place.weights("merged") == place.weights("whole"));
-    assert!(previewed(&place, "merged") != previewed(&place, "whole"));
-    assert!(previewed(&place, "whole") == drawn(&place, None, "whole"));
+    assert!(place.previewed("merged") != place.previewed("whole"));
+    assert!(place.previewed("whole") == place.drawn(None, "whole", |_| ()).unwrap());
     run(&["name=parts", &adapter, "train.max_steps=2"]);
     run(&[
         "name=parts",
@@ -151,14 +104,16 @@ fn another_transformer_draws_previews() {
         .run(&[&["name=turbo", &*transformer][..], &PREVIEWS].concat())
         .unwrap();
     assert!(place.weights("plain") == place.weights("turbo"));
-    let theirs = drawn(&place, Some(turbo.join("transformer")), "turbo");
-    assert!(previewed(&place, "turbo") == theirs);
-    assert!(drawn(&place, None, "plain") != theirs);
+    let theirs = place
+        .drawn(Some(turbo.join("transformer")), "turbo", |_| ())
+        .unwrap();
+    assert!(place.previewed("turbo") == theirs);
+    assert!(place.drawn(None, "plain", |_| ()).unwrap() != theirs);
     // A whole folder, which is streamed.
     let folder = key("sample.transformer", &turbo);
     let streamed = ["name=folder", &*folder, "model.low_vram=true"];
     place.run(&[&streamed[..], &PREVIEWS].concat()).unwrap();
-    assert!(previewed(&place, "folder") == theirs);
+    assert!(place.previewed("folder") == theirs);
     let other = Place::new("z_image");
     let wrong = key("sample.transformer", &other.golden("model"));
     let error = place.run(&[&["name=wrong", &*wrong][..], &PREVIEWS].concat());

@@ -11,7 +11,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::media_sampling::convert_lora;
 use tch::{Kind, Tensor};
 
-use crate::pictures::Place;
+use crate::pictures::{KINDS, Place};
 
 const NAME: &str = "z_image";
 
@@ -26,8 +26,9 @@ fn losses_of_five_steps_are_those_of_peft() {
     let counts = Tensor::from_slice(&counts).to_kind(Kind::Float);
     let texts = [("text", Tensor::stack(&texts, 0)), ("text_tokens", counts)];
     place.losses_of_five_steps_are_those_of_peft(&texts);
-    let kinds = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
-    place.other_kinds_learn_as_in_peft(&kinds, |step| place.flow(&texts, step));
+    place
+        .other_kinds()
+        .are_those_of_peft(&KINDS, |step| place.flow(&texts, step));
 }
 
 /// Masks are of a picture and stay with its latents.

@@ -96,6 +96,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.check {
         return check(args, json);
     }
+    super::tune::trial::end_with_the_trials();
     let mut config = config(args, &[])?;
     if let Some(count) = args.show_data {
         return show_data(&config, count, json);

@@ -6,7 +6,7 @@
 //! line of the table. `surefoot train` looks up what was found (`tune/kept.rs`).
 
 pub(crate) mod kept;
-mod trial;
+pub(crate) mod trial;
 
 use std::path::PathBuf;
 

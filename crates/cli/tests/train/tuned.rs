@@ -1,7 +1,8 @@
 //! `surefoot tune`, and runs that use what it found.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{Place, assert_fine, stderr};
 
@@ -50,4 +51,68 @@ fn what_was_tuned_is_used() {
     assert_fine(&place.train(&["--set", "data.block_size=8"]));
     let mut without = place.command(&["config.yaml"]);
     assert_fine(&without.env("SUREFOOT_TUNED", "off").output().unwrap());
+}
+
+/// Whether it ends or is killed, nothing goes on to train, and the next one removes what is left.
+#[test]
+fn nothing_is_left_when_tune_is_stopped() {
+    let place = Place::new();
+    let runs = place.path("runs");
+    let left = || {
+        let entries = fs::read_dir(&runs).into_iter().flatten();
+        entries
+            .flatten()
+            .map(|entry| entry.path())
+            .collect::<Vec<_>>()
+    };
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(120), "{what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    // The first run trains until it is stopped.
+    let begin = || -> Child {
+        Command::new(env!("CARGO_BIN_EXE_surefoot-trainer"))
+            .args(["tune", "config.yaml", "--steps", "1000"])
+            .current_dir(place.folder.path())
+            .env("HIP_ALLOC", "0")
+            .env("SUREFOOT_CACHE", place.path("cache"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let metrics = || {
+        let mut folders = left().into_iter();
+        folders.find(|folder| folder.join("trial/metrics.jsonl").is_file())
+    };
+    let signal = |child: &mut Child, name: &str| {
+        let sent = Command::new("kill")
+            .args([name, &child.id().to_string()])
+            .status();
+        assert!(sent.unwrap().success());
+        assert!(!child.wait().unwrap().success());
+    };
+    let is_still = || {
+        let length = |path: &std::path::Path| {
+            fs::metadata(path.join("trial/metrics.jsonl")).map_or(0, |file| file.len())
+        };
+        let before: Vec<u64> = left().iter().map(|path| length(path)).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        before == left().iter().map(|path| length(path)).collect::<Vec<_>>()
+    };
+    let mut killed = begin();
+    until("no steps", &|| metrics().is_some());
+    signal(&mut killed, "-KILL");
+    until("it trains on", &is_still);
+    assert_eq!(left().len(), 1);
+    let old = left().remove(0);
+    let mut stopped = begin();
+    until("no steps of the second", &|| {
+        metrics().is_some_and(|folder| folder != old)
+    });
+    assert!(!old.exists());
+    signal(&mut stopped, "-TERM");
+    assert_eq!(left(), Vec::<std::path::PathBuf>::new());
 }

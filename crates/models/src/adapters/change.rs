@@ -108,6 +108,11 @@ pub(super) fn rows(tensor: &Tensor) -> i64 {
     tensor.size().first().copied().unwrap_or(0)
 }
 
+/// Whether it has rows and columns, and numbers in them.
+fn is_matrix(tensor: &Tensor) -> bool {
+    tensor.dim() >= 2 && tensor.numel() > 0
+}
+
 fn columns(tensor: &Tensor) -> i64 {
     tensor.size().iter().skip(1).product()
 }
@@ -264,7 +269,10 @@ impl Change {
             let [a, b] = ["a", "b"].map(|part| take(&format!("{name}_{part}")));
             match (a, b) {
                 (None, None) => Ok(None),
-                (Some(a), Some(b)) if columns(&a) == rows(&b) && rows(&b) > 0 => Ok(Some([a, b])),
+                (Some(a), Some(b)) if [&a, &b].into_iter().any(|part| !is_matrix(part)) => {
+                    Err(format!("has no matrices as `{name}_a` and `{name}_b`"))
+                }
+                (Some(a), Some(b)) if columns(&a) == rows(&b) => Ok(Some([a, b])),
                 (Some(a), Some(b)) => Err(format!(
                     "has `{name}_a` and `{name}_b` of the shapes {:?} and {:?}, which have no product",
                     a.size(),
@@ -288,6 +296,7 @@ impl Change {
         }
         let mut factor = |name: &str, product: Option<[Tensor; 2]>| match (take(name), product) {
             (Some(_), Some(_)) => Err(format!("has both `{name}` and a product for it")),
+            (Some(whole), None) if !is_matrix(&whole) => Err(format!("has no matrix as `{name}`")),
             (Some(whole), None) => Ok(Some(Factor::Whole(whole))),
             (None, product) => Ok(product.map(Factor::Product)),
         };
@@ -331,6 +340,28 @@ mod tests {
     use tch::Device;
 
     use super::*;
+
+    #[test]
+    fn factors_that_are_no_matrices_are_refused() {
+        let whole = ["lokr_w1", "lokr_w2"];
+        let product = ["lokr_w1", "lokr_w2_a", "lokr_w2_b"];
+        for (names, shapes, told) in [
+            (&whole[..], &[&[2_i64, 2][..], &[3, 4]][..], ""),
+            (&whole, &[&[4], &[3, 4]], "`lokr_w1`"),
+            (&whole, &[&[2, 2], &[3, 0]], "`lokr_w2`"),
+            (&product, &[&[2, 2], &[3, 2], &[2, 3, 1, 1]], ""),
+            (&product, &[&[2, 2], &[3], &[1, 3]], "`lokr_w2_a`"),
+            (&product, &[&[2, 2], &[0, 2], &[2, 3]], "`lokr_w2_a`"),
+        ] {
+            let change = Change::of(|name| {
+                let at = names.iter().position(|own| *own == name)?;
+                Some(Tensor::ones(shapes[at], (Kind::Float, Device::Cpu)))
+            });
+            let reason = change.err().unwrap_or_default();
+            assert_eq!(reason.is_empty(), told.is_empty(), "{shapes:?}: {reason}");
+            assert!(reason.contains(told), "{reason}");
+        }
+    }
 
     #[test]
     fn sides_are_divided_as_peft_does() {

@@ -179,6 +179,8 @@ impl std::fmt::Debug for PartFile {
 const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
 /// Where ComfyUI's newer files say in their header how each layer is quantised, if not in a tensor beside each.
 const QUANTIZATION: &str = "_quantization_metadata";
+/// The tensor that says that there are such weights: ComfyUI's older files have one for each part.
+const MARK: &str = "scaled_fp8";
 /// Suffixes of tensors beside such weights that do not matter once they are dequantised.
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 
@@ -228,7 +230,7 @@ impl PartFile {
         let mut unknown = Vec::new();
         for name in &all {
             let name = name.clone();
-            if name == "scaled_fp8" || name == "spiece_model" || is_beside(&name) {
+            if is_mark(&name) || name == "spiece_model" || is_beside(&name) {
                 if let Some(layer) = name.strip_suffix(".comfy_quant") {
                     let bytes = Vec::<u8>::try_from(&tensors.read(&name, Kind::Uint8)?)?;
                     let note = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -377,6 +379,11 @@ fn pickled(extension: &str) -> String {
          s.save_file({{k: v.contiguous() for k, v in torch.load('IN.{extension}', weights_only=True)\
          .items()}}, 'OUT.safetensors')\""
     )
+}
+
+fn is_mark(name: &str) -> bool {
+    let prefix = name.strip_suffix(MARK);
+    prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
 }
 
 fn is_beside(name: &str) -> bool {

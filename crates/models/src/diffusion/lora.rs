@@ -21,7 +21,8 @@ mod stacked;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -60,6 +61,14 @@ pub enum LoraForm {
     Diffusers,
 }
 
+/// The file of a LoRA, which may be in a folder of PEFT.
+fn weights_at(path: &Path) -> PathBuf {
+    match path.is_dir() {
+        true => path.join("adapter_model.safetensors"),
+        false => path.to_owned(),
+    }
+}
+
 impl LoraFile {
     /// One without any change.
     pub fn new(arch: &'static Arch) -> Self {
@@ -75,22 +84,42 @@ impl LoraFile {
     /// several.
     ///
     /// # Errors
-    /// As [`LoraFile::read`], for the first of them.
+    /// As [`LoraFile::read`], for the model whose layers most of its names are.
     pub fn read_any(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
-        let mut first = None;
+        let file = SafetensorsFile::open(&weights_at(path))?;
+        let (names, metadata) = (file.names(), file.metadata());
+        let named = metadata.get("modelspec.architecture");
         let mut archs = super::archs();
-        if let Ok(file) = SafetensorsFile::open(path) {
-            let metadata = file.metadata();
-            let named = metadata.get("modelspec.architecture");
-            archs.sort_by_key(|arch| named.is_none_or(|name| name != arch.lora.architecture));
-        }
-        for arch in archs {
+        let known = |arch: &Arch| {
+            let known = names.iter().filter(|name| parse(name, arch).is_ok());
+            known.count()
+        };
+        archs.sort_by_cached_key(|arch| {
+            let is_other = named.is_none_or(|name| name != arch.lora.architecture);
+            (Reverse(known(arch)), is_other)
+        });
+        // What is wrong with a file is what the model says to which it belongs most.
+        let mut first = None;
+        for arch in &archs {
             match Self::read(path, arch, expert) {
                 Ok(file) => return Ok(file),
                 Err(error) => first = first.or(Some(error)),
             }
         }
-        Err(first.unwrap_or_else(|| Error::Internal("no model is known".into())))
+        let reasons = archs.iter().map(|arch| parse(names.first()?, arch).err());
+        let reasons: BTreeSet<_> = reasons.collect();
+        match names
+            .first()
+            .filter(|_| known(archs[0]) == 0 && reasons.len() > 1)
+        {
+            Some(key) => {
+                let titles: Vec<_> = archs.iter().map(|arch| arch.title).collect();
+                let titles = titles.join(", ");
+                let reason = format!("`{key}` belongs to no known layer of these models: {titles}");
+                Err(Error::file(file.path(), reason))
+            }
+            None => Err(first.unwrap_or_else(|| Error::Internal("no model is known".into()))),
+        }
     }
 
     /// Reads a file in any format, or a PEFT folder. If the file contains both experts, `expert` selects one;
@@ -100,10 +129,7 @@ impl LoraFile {
     /// If the file is damaged, has an unknown tensor, is not a LoRA, or contains both experts and `expert` is
     /// `None`.
     pub fn read(path: &Path, arch: &'static Arch, expert: Option<Expert>) -> Result<Self, Error> {
-        let file = match path.is_dir() {
-            true => path.join("adapter_model.safetensors"),
-            false => path.to_owned(),
-        };
+        let file = weights_at(path);
         let tensors = SafetensorsFile::open(&file)?;
         let wrong = |reason: String| Error::file(&file, reason);
         let metadata: BTreeMap<_, _> = tensors.metadata().into_iter().collect();

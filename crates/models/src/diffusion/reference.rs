@@ -13,6 +13,7 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 use torch_ext::fake;
 
+pub(super) use self::pictures::{checksum, picture_in};
 pub(super) use self::single_files::{SingleFiles, stored, the_same_in_gguf};
 use super::files::PartFile;
 use super::lora::LoraFile;

@@ -56,6 +56,17 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             ),
         );
     }
+    if config
+        .adapter
+        .as_ref()
+        .is_some_and(|one| one.decompose_factor == 0)
+    {
+        report(
+            &["adapter", "decompose_factor"],
+            "`adapter.decompose_factor: 0` divides by 0".into(),
+            "write -1 to divide near the square root, or what to divide by",
+        );
+    }
     if let Some(adapter) = config.adapter.as_ref().filter(|one| one.is_on_experts()) {
         for (is_set, key) in [
             (adapter.lora_dropout > 0.0, "lora_dropout"),

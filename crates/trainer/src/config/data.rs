@@ -151,7 +151,7 @@ section! {
         #[schemars(extend("x-not-with" = "data.encoded_by"))]
         pub control_path: Option<Paths> = None, for Diffusion, resume Fixed;
         /// The area at which control pictures are encoded, as the side of a square or width and height; each keeps its form.
-        /// Unset means the model's: 1024 × 1024 for Qwen-Image-Edit.
+        /// Unset means the model's: 1024 × 1024.
         #[schemars(range(min = 32, max = 4096), extend("x-not-with" = "data.encoded_by"))]
         pub control_resolution: Option<Numbers> = None, for Diffusion, resume Fixed;
         /// How often each clip is used per epoch. Unset means the number that its folder's name begins with

@@ -155,7 +155,13 @@ fn an_adapter_that_cannot_learn_is_refused() {
         got.len() == 2 && got[0].contains("`adapter.lora_dropout` does not work with adapters"),
         "{got:?}"
     );
+    let got = of("type: lokr, decompose_factor: 0");
+    assert!(
+        got.len() == 1 && got[0].contains("`adapter.decompose_factor: 0` divides by 0 (write -1"),
+        "{got:?}"
+    );
     for learns in [
+        "type: lokr, decompose_factor: 4",
         "lora_alpha: 1",
         "target_parameters: [mlp.experts.down_proj]",
         "lora_dropout: 0.1, target_parameters: []",

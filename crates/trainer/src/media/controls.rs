@@ -189,7 +189,7 @@ pub(super) fn checked(
     let (rule, title) = (model.controls(), model.arch().title);
     match (rule, controls.len()) {
         (None, 1..) => Err(format!("{title} takes no control pictures")),
-        (Some(_), 0) => Err(format!(
+        (Some(rule), 0) if rule.least > 0 => Err(format!(
             "{title} changes pictures, and it has no control picture: name their folder by `data.control_path`"
         )),
         (Some(rule), count) if count > rule.most => Err(format!(

@@ -259,7 +259,7 @@ impl Encoder<'_> {
                 }
             };
             let mut file = |text: &str| self.texts.file(text, &controls, &self.cache, captions);
-            let text = file(&item.caption)?;
+            let text = file(&tags::undivided(&item.caption, data))?;
             let empty = match dropped && !controls.is_empty() {
                 true => Some(file("")?),
                 false => None,
@@ -290,10 +290,13 @@ impl Encoder<'_> {
             short.refuse(&format!("no clip is left of `{}`", path.display()))?;
         }
         short.warn("videos that are too short");
-        if masks.is_some() && unmasked.len() == count {
+        if matches!(masks, Some(Masks::Files(_))) && unmasked.len() == count {
             unmasked.refuse("there is no mask for any of the media")?;
         }
-        unmasked.warn("media without a mask, of which everything counts");
+        unmasked.warn(&format!(
+            "{} of {count} media have no mask, so that everything of them counts",
+            unmasked.len()
+        ));
         doubles.warn("media that are there twice, and seen as often");
         small.warn(
             "media that are enlarged, which blurs them (`data.bucket_no_upscale` keeps their size)",

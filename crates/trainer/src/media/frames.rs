@@ -191,6 +191,7 @@ fn decoder(path: &Path) -> Result<Box<dyn ImageDecoder>, String> {
         .extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("avif"));
     if is_avif {
+        refuse_hdr(path)?;
         let png = PngDecoder::new(Cursor::new(ffmpeg::still(path)?));
         return Ok(Box::new(png.map_err(|error| error.to_string())?));
     }
@@ -198,6 +199,23 @@ fn decoder(path: &Path) -> Result<Box<dyn ImageDecoder>, String> {
     let reader = reader.map_err(|error| error.to_string())?;
     Ok(Box::new(
         reader.into_decoder().map_err(|error| error.to_string())?,
+    ))
+}
+
+/// Fails for an AVIF file with a high dynamic range: read without tone mapping, its colours would be pale.
+fn refuse_hdr(path: &Path) -> Result<(), String> {
+    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    // The box of its colours: primaries, then the transfer function by its number in ITU-T H.273.
+    let colours = b"colrnclx";
+    let found = bytes.windows(12).find(|window| window.starts_with(colours));
+    let transfer = match found.map(|window| &window[10..]) {
+        Some([0, 16]) => "PQ",
+        Some([0, 18]) => "HLG",
+        _ => return Ok(()),
+    };
+    Err(format!(
+        "it is HDR ({transfer}), and tone mapping is not supported: convert it to an SDR picture, as with `magick IN.avif \
+         -colorspace sRGB -depth 8 OUT.png`"
     ))
 }
 
@@ -213,6 +231,11 @@ fn oriented(path: &Path) -> Result<DynamicImage, String> {
     let mut decoded = decoded.map_err(|error| error.to_string())?;
     decoded.apply_orientation(turned);
     Ok(decoded)
+}
+
+/// Whether a picture says of each pixel how opaque it is.
+pub(super) fn has_opacity(path: &Path) -> bool {
+    decoder(path).is_ok_and(|decoder| decoder.color_type().has_alpha())
 }
 
 /// How opaque each pixel of a picture is; `None` if all are.

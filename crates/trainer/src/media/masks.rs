@@ -54,7 +54,7 @@ impl Masks {
     pub(super) fn of_medium(&self, source: &Source, shape: Shape, data: &Path) -> Mask {
         let path = source.path();
         match self {
-            Self::Alpha if shape.still => Mask::Alpha(path.to_owned()),
+            Self::Alpha if shape.still && frames::has_opacity(path) => Mask::Alpha(path.to_owned()),
             Self::Alpha => Mask::Whole,
             Self::Files(files) => {
                 let name = stem_below(source, data);
@@ -255,6 +255,25 @@ mod tests {
             .save(&path)
             .unwrap();
         assert_eq!(shares(&path), [1.0, 1.0]);
+    }
+
+    /// They count as media without a mask, of which there is a warning.
+    #[test]
+    fn pictures_without_transparency_have_no_mask() {
+        let place = tempfile::tempdir().unwrap();
+        let of = |picture: DynamicImage, name: &str| {
+            let path = place.path().join(name);
+            picture.save(&path).unwrap();
+            Masks::Alpha.of_medium(&Source::Image(path), still((8, 8)), place.path())
+        };
+        let alpha = of(DynamicImage::new_rgba8(8, 8), "a.png");
+        assert_eq!(alpha, Mask::Alpha(place.path().join("a.png")));
+        for (picture, name) in [
+            (DynamicImage::new_rgb8(8, 8), "b.png"),
+            (DynamicImage::new_luma8(8, 8), "c.jpg"),
+        ] {
+            assert_eq!(of(picture, name), Mask::Whole);
+        }
     }
 
     #[test]

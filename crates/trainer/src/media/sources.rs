@@ -306,7 +306,9 @@ fn in_folder(
         folder.display()
     ));
     let (mut all, mut used) = (Vec::new(), Vec::new());
+    let namesakes = trim::namesakes(&sources);
     for source in sources {
+        let trim = trim::beside(&mut trims, &source, &namesakes);
         let path = source.path();
         let whole = path.file_name().unwrap_or_default().to_string_lossy();
         let stem = match path.is_dir() {
@@ -317,9 +319,6 @@ fn in_folder(
         let found = [&whole, &stem]
             .into_iter()
             .find(|name| captions.contains_key(&***name));
-        let trim = [&whole, &stem]
-            .into_iter()
-            .find_map(|name| trims.remove(&**name));
         let (file, caption) = match found {
             Some(name) => {
                 used.push(name.to_string());
@@ -342,12 +341,15 @@ fn in_folder(
             source,
             caption_file: Some(file),
             caption,
-            trim: trim.map_or(Ok(Trim::default()), |path| Trim::read(&path)),
+            trim,
             controls: Vec::new(),
         });
     }
     let mut orphans = Problems::default();
-    for (stem, path) in &trims {
+    for (stem, path) in trims
+        .iter()
+        .filter(|(stem, _)| !namesakes.contains_key(*stem))
+    {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video is called `{stem}`"));
     }

@@ -15,13 +15,7 @@ pub(super) fn orders(caption: &str, data: &DataConfig, seed: u64) -> Vec<String>
     if !shuffled && dropout == 0.0 {
         return Vec::new();
     }
-    let separator = data.caption_separator.as_deref().unwrap_or(",");
-    let tags = |text: &str| -> Vec<String> {
-        let tags = text.split(separator).map(str::trim);
-        tags.filter(|tag| !tag.is_empty())
-            .map(str::to_owned)
-            .collect()
-    };
+    let tags = |text: &str| tags(text, data);
     let divided = data.keep_tokens_separator.as_deref();
     let mut behind = Vec::new();
     let (kept, others) = match divided.and_then(|divided| caption.split_once(divided)) {
@@ -52,13 +46,39 @@ pub(super) fn orders(caption: &str, data: &DataConfig, seed: u64) -> Vec<String>
         others.retain(|_| dropout == 0.0 || random.unit() >= dropout);
         let kept = kept.iter().cloned();
         let all: Vec<String> = kept.chain(others).chain(behind.iter().cloned()).collect();
-        all.join(&format!("{} ", separator.trim_end()))
+        joined(&all, data)
     });
     let mut orders: Vec<String> = orders.collect();
     if orders.iter().all(|order| *order == orders[0]) {
         orders.truncate(1);
     }
     orders
+}
+
+/// The caption without what divides the tags that stay from the others.
+pub(super) fn undivided(caption: &str, data: &DataConfig) -> String {
+    match &data.keep_tokens_separator {
+        Some(divider) if caption.contains(divider) => {
+            let caption = caption.replacen(divider, separator(data), 2);
+            joined(&tags(&caption, data), data)
+        }
+        _ => caption.to_owned(),
+    }
+}
+
+fn separator(data: &DataConfig) -> &str {
+    data.caption_separator.as_deref().unwrap_or(",")
+}
+
+fn tags(text: &str, data: &DataConfig) -> Vec<String> {
+    let tags = text.split(separator(data)).map(str::trim);
+    tags.filter(|tag| !tag.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn joined(tags: &[String], data: &DataConfig) -> String {
+    tags.join(&format!("{} ", separator(data).trim_end()))
 }
 
 #[cfg(test)]
@@ -116,6 +136,14 @@ mod tests {
         let all = orders("a cat ||| b, c, d, e ||| good", &data(keys), 1);
         let ends = |order: &String| order.ends_with(", good") && !order.contains('|');
         assert!(all.iter().all(ends), "{all:?}");
+        // Where a caption is not changed, as of held-out media.
+        for (caption, plain) in [
+            ("a cat ||| b, c", "a cat, b, c"),
+            ("a cat ||| b ||| good", "a cat, b, good"),
+            ("a cat,b", "a cat,b"),
+        ] {
+            assert_eq!(undivided(caption, &data(keys)), plain);
+        }
     }
 
     #[test]

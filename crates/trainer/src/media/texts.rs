@@ -35,6 +35,8 @@ pub(super) struct TextKeys {
     tokenizer: Box<dyn Tokenizer>,
     fingerprint: String,
     compute: Kind,
+    /// Whether the text encoders see control pictures.
+    sees_pictures: bool,
 }
 
 impl TextKeys {
@@ -43,6 +45,7 @@ impl TextKeys {
         let encoders = 0..model.text_encoders();
         let encoders = encoders.map(|number| identity(model, Part::TextEncoder(number)));
         Ok(Self {
+            sees_pictures: model.controls().is_some_and(|rule| rule.in_text),
             tokenizer: model.tokenizer()?,
             fingerprint: encoders.collect::<Result<Vec<_>, _>>()?.join(" "),
             compute,
@@ -61,11 +64,16 @@ impl TextKeys {
         if count > most {
             tracing::warn!("a caption of {count} tokens is truncated to {most}: {text:?}");
         }
+        let controls = if self.sees_pictures { controls } else { &[] };
         let sizes: Vec<_> = controls.iter().map(|control| control.size).collect();
         let tokens = self.tokenizer.tokens_with(text, &sizes)?;
         let ids: Vec<String> = tokens.iter().map(|ids| format!("{ids:?}")).collect();
         let (ids, compute) = (ids.join(" "), format!("{:?}", self.compute));
+        let preparation = self.tokenizer.preparation();
         let mut parts = vec!["text", &ids, &self.fingerprint, &compute];
+        if !controls.is_empty() {
+            parts.push(&preparation);
+        }
         parts.extend(controls.iter().map(|control| control.content.as_str()));
         let path = cache.text(&cache::key(&parts));
         let controls = controls

@@ -1,11 +1,13 @@
 //! Which part of a video is used: what a file `.trim.json` beside it says, or `start` and `end` in its JSON line.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::clips::Span;
 use super::frames::Shape;
+use super::sources::Source;
 
 /// What the file is called, after the name of the video with or without its ending.
 pub(super) const EXTENSION: &str = ".trim.json";
@@ -70,6 +72,58 @@ impl Trim {
                 shape.frames
             )),
         }
+    }
+}
+
+/// How many media of a folder that may be videos have each name without its ending.
+pub(super) fn namesakes(sources: &[Source]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for source in sources {
+        if !matches!(source, Source::Image(_)) {
+            *counts.entry(names(source)[1].clone()).or_insert(0) += 1;
+        }
+    }
+    counts
+}
+
+/// The name of a medium, and that without its ending.
+fn names(source: &Source) -> [String; 2] {
+    let path = source.path();
+    let whole = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    match source {
+        Source::Frames(..) => [whole.clone().into(), whole.into()],
+        _ => [whole.into(), stem.into()],
+    }
+}
+
+/// What the file beside `source` says; `files` are those of its folder by what is before [`EXTENSION`], without those that were
+/// read.
+///
+/// # Errors
+/// If it cannot be read, or may be for several videos.
+pub(super) fn beside(
+    files: &mut BTreeMap<String, PathBuf>,
+    source: &Source,
+    namesakes: &BTreeMap<String, usize>,
+) -> Result<Trim, String> {
+    let [whole, stem] = names(source);
+    if let Some(path) = files.remove(&whole) {
+        return Trim::read(&path);
+    }
+    match (namesakes.get(&stem).copied().unwrap_or(0), source) {
+        // It is for the video of this name.
+        (1.., Source::Image(_)) => return Ok(Trim::default()),
+        (2.., _) if files.contains_key(&stem) => {
+            return Err(format!(
+                "`{stem}{EXTENSION}` may be for several videos: call it `{whole}{EXTENSION}` if it is for that one"
+            ));
+        }
+        _ => {}
+    }
+    match files.remove(&stem) {
+        Some(path) => Trim::read(&path),
+        None => Ok(Trim::default()),
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn check_controls(model: &dyn Diffusion, request: &Request) -> Result
         (None, 1..) => Err(Error::Data(format!(
             "`--control-image`: {title} takes no control pictures"
         ))),
-        (Some(_), 0) => Err(Error::Data(format!(
+        (Some(rule), 0) if rule.least > 0 => Err(Error::Data(format!(
             "{title} changes pictures: give one with `--control-image` (in a config, `sample.control_image`)"
         ))),
         (Some(rule), count) if count > rule.most => Err(Error::Data(format!(
@@ -36,7 +36,9 @@ pub(super) fn encode_texts(
     options: DenoiserOptions,
 ) -> Result<Vec<Conditions>, Error> {
     let tokenizer = model.tokenizer()?;
-    let controls = controls.iter().map(|path| picture_at(path));
+    let is_shown = model.controls().is_some_and(|rule| rule.in_text);
+    let controls = controls.iter().filter(|_| is_shown);
+    let controls = controls.map(|path| picture_at(path));
     let controls = controls.collect::<Result<Vec<_>, _>>()?;
     let sizes: Vec<_> = controls.iter().map(Picture::size).collect();
     let tokens = texts.iter().map(|text| tokenizer.tokens_with(text, &sizes));

@@ -9,6 +9,7 @@ use surefoot_trainer::task::{Batch, Task};
 use tch::{Device, Kind};
 
 use super::place::{Place, golden};
+use crate::pictures::{KINDS, Steps};
 
 /// Trains `place` on the batches of `folder`, from its LoRA on, and fails unless each loss is theirs within
 /// 1e-5 of it and 99.9 % of the numbers of the LoRA are theirs within 1e-4. `names` are the experts, which
@@ -78,6 +79,23 @@ fn check(place: &Place, folder: &str, names: &[&str], more: &[&str]) {
 #[test]
 fn losses_of_five_steps_are_those_of_peft() {
     check(&Place::new(), "training", &["model"], &[]);
+}
+
+#[test]
+fn losses_of_other_kinds_are_those_of_peft() {
+    let place = Place::new();
+    let file = SafetensorsFile::open(&golden("training/expected.safetensors")).unwrap();
+    let read = |name: &str| file.read(name, Kind::Float).unwrap();
+    let steps = Steps {
+        config: Box::new(|overrides| place.config(overrides)),
+        model: place.path("model"),
+        kinds: golden("training/kinds"),
+    };
+    steps.are_those_of_peft(&KINDS, |step| {
+        let own = |name| (name, read(name).select(0, step));
+        let text = ("text", read("text").constant_pad_nd([0, 0, 0, 492]));
+        vec![text, own("latents"), own("noise"), own("sigma")]
+    });
 }
 
 #[test]

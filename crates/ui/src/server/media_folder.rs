@@ -172,9 +172,22 @@ impl Walk<'_> {
                 MediaKind::Image => opened(name).and_then(thumbnails::size),
                 MediaKind::Video => None,
             };
-            let trims = trim::files(FilePath::new(name));
-            let mut trims = trims.iter().filter_map(|path| path.to_str());
-            let trim = trims.find(|path| seen.files.contains_key(*path));
+            let [long, short] = trim::files(FilePath::new(name));
+            let is_there = |path: &PathBuf| {
+                path.to_str()
+                    .is_some_and(|path| seen.files.contains_key(path))
+            };
+            let is_alone = || {
+                let mut others = seen
+                    .files
+                    .keys()
+                    .filter(|other| *other != name && has(other, &VIDEOS));
+                others.all(|other| trim::files(FilePath::new(other))[1] != short)
+            };
+            let trim = match is_there(&long) {
+                true => Some(&long),
+                false => Some(&short).filter(|short| is_there(short) && is_alone()),
+            };
             self.media.push(MediaFile {
                 file: below.join(name).to_string_lossy().into_owned(),
                 kind,

@@ -539,6 +539,23 @@ async fn the_part_of_a_video_is_kept_beside_it_and_goes_with_it() {
         StatusCode::NO_CONTENT
     );
     assert!(!film.exists());
+    // Beside another video of this name, the file has the whole name.
+    let second = data.join("film.webm");
+    fs::write(&second, "a video").unwrap();
+    let set = opened(&place, &data).await["set"].clone();
+    let path = format!("/api/data/{set}/1/trim");
+    let body = json!({ "trim": other, "before": null });
+    assert_eq!(
+        send(&place, "PUT", &path, body).await.0,
+        StatusCode::NO_CONTENT
+    );
+    let long = data.join("film.mp4.trim.json");
+    assert!(long.is_file() && !film.exists());
+    fs::rename(&long, &film).unwrap();
+    assert_eq!(opened(&place, &data).await["media"][1]["trim"], Value::Null);
+    for path in [&film, &second] {
+        fs::remove_file(path).unwrap();
+    }
     // What the trainer refuses is not replaced, and a link is not followed.
     fs::write(&film, "no part").unwrap();
     assert_eq!(

@@ -43,7 +43,8 @@ pub(super) struct TrimChange {
     before: Option<Trim>,
 }
 
-/// The files that may say so of the medium `file`; the trainer looks for them in this order.
+/// The files that may say so of the medium `file`; the trainer looks for them in this order, and reads the second if no other
+/// video has that one.
 pub(super) fn files(file: &FilePath) -> [PathBuf; 2] {
     let beside = |name: Option<&std::ffi::OsStr>| {
         let mut name = name.unwrap_or_default().to_owned();
@@ -90,9 +91,15 @@ fn write(set: &Set, place: usize, trim: Option<Trim>, before: Option<Trim>) -> R
         }
     }
     let [long, short] = files(&medium.file);
-    let path = match set.root.file_below(&long) {
-        Ok(_) => long,
-        Err(_) => short,
+    let mut others = set.media.iter().enumerate();
+    let is_shared = others.any(|(other, medium)| {
+        other != place
+            && has(&medium.file.to_string_lossy(), &VIDEOS)
+            && files(&medium.file)[1] == short
+    });
+    let path = match is_shared || set.root.file_below(&long).is_ok() {
+        true => long,
+        false => short,
     };
     set.change(&path, |folder, name| {
         set.open(place)?;

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -21,6 +22,25 @@ const PATIENCE: u32 = 5;
 const LEAST_PATIENCE: Duration = Duration::from_secs(300);
 /// A search for kernels tries hundreds for each product.
 const SEARCH: Duration = Duration::from_secs(3600);
+
+/// How the folders of trials begin.
+const FOLDER: &str = ".tune-";
+
+/// The file there that is locked as long as they last.
+const LOCK: &str = "lock";
+
+/// The variable by which a process knows that it is a trial.
+const TRIAL: &str = "SUREFOOT_TRIAL";
+
+/// Lets this process end with the one that tries settings, if it is a trial.
+pub(crate) fn end_with_the_trials() {
+    #[cfg(target_os = "linux")]
+    if std::env::var_os(TRIAL).is_some() {
+        let signal = Some(rustix::process::Signal::KILL);
+        // Without it, only a trial of a killed process goes on to its end.
+        let _ = rustix::process::set_parent_process_death_signal(signal);
+    }
+}
 
 /// What some steps took.
 #[derive(Debug, Clone)]
@@ -45,12 +65,18 @@ impl Measured {
     }
 }
 
+/// The process that trains now.
+type Running = Arc<Mutex<Option<Child>>>;
+
 /// Runs of one config.
 pub(super) struct Trials<'a> {
     args: &'a Args,
     has_adapter: bool,
     /// Where their runs go; removed with this.
     folder: tempfile::TempDir,
+    /// Says that the folder is in use.
+    _lock: File,
+    running: Running,
     /// How long the first one took.
     first: std::cell::Cell<Option<Duration>>,
 }
@@ -60,11 +86,18 @@ impl<'a> Trials<'a> {
         let place = &config.output_dir;
         let context = || format!("cannot make a folder in `{}`", place.display());
         fs::create_dir_all(place).with_context(context)?;
+        remove_what_was_left(place);
         let folder = tempfile::Builder::new()
-            .prefix(".tune-")
+            .prefix(FOLDER)
             .tempdir_in(place)
             .with_context(context)?;
+        let lock = File::create(folder.path().join(LOCK)).with_context(context)?;
+        lock.lock().with_context(context)?;
+        let running = Running::default();
+        clean_up_when_stopped(&running, folder.path())?;
         Ok(Self {
+            _lock: lock,
+            running,
             args,
             has_adapter: config.adapter.is_some(),
             folder,
@@ -173,6 +206,7 @@ impl<'a> Trials<'a> {
         command
             .envs(variables.iter().copied())
             .env(SWITCH, "off")
+            .env(TRIAL, "1")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?);
@@ -181,7 +215,7 @@ impl<'a> Trials<'a> {
         if bar.is_hidden() {
             eprintln!("{what}");
         }
-        let ended = wait(command.spawn()?, limit)?;
+        let ended = wait(&self.running, command, limit)?;
         bar.finish_and_clear();
         Ok(match ended {
             Some(status) if status.success() => None,
@@ -217,18 +251,64 @@ impl<'a> Trials<'a> {
 }
 
 /// How a process ended; `None` if it was killed because the time was over.
-fn wait(mut child: Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+fn wait(
+    running: &Running,
+    mut command: Command,
+    limit: Duration,
+) -> std::io::Result<Option<ExitStatus>> {
     let began = Instant::now();
+    *locked(running) = Some(command.spawn()?);
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if began.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
+        if let Some(child) = &mut *locked(running) {
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if began.elapsed() > limit {
+                child.kill()?;
+                child.wait()?;
+                return Ok(None);
+            }
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn locked(running: &Running) -> MutexGuard<'_, Option<Child>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the process that trains and removes `folder` when this process is asked to stop.
+fn clean_up_when_stopped(running: &Running, folder: &Path) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let (running, folder) = (Arc::clone(running), folder.to_owned());
+    let clean_up = move || {
+        let Some(signal) = signals.forever().next() else {
+            return;
+        };
+        // Never released: no other process is started.
+        let mut running = locked(&running);
+        if let Some(child) = &mut *running {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = fs::remove_dir_all(&folder);
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+    };
+    let thread = std::thread::Builder::new().name("signals".into());
+    thread.spawn(clean_up).map(drop)
+}
+
+/// Removes folders of trials in `place` whose process was killed.
+fn remove_what_was_left(place: &Path) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let is_one = entry.file_name().to_string_lossy().starts_with(FOLDER);
+        let lock = is_one.then(|| File::open(entry.path().join(LOCK)).ok());
+        if lock.flatten().is_some_and(|lock| lock.try_lock().is_ok()) {
+            // If that fails, it is only in the way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -190,14 +190,6 @@ impl Diffusion for Anima {
         device: Device,
         builder: &mut Builder,
     ) -> Result<Box<dyn Denoiser>, Error> {
-        if !builder.is_frozen() {
-            let reason = format!(
-                "`model.from_config`: {} is not trained from scratch, since its conditioner would be missing from what is \
-                 written",
-                ARCH.title
-            );
-            return Err(Error::Invalid(reason));
-        }
         let model = Transformer::new(&self.config, &self.conditioner, device, builder)?;
         Ok(Box::new(model))
     }

@@ -10,10 +10,9 @@ use tch::{Device, Kind, Tensor};
 use super::ARCH;
 use super::model::{T5_TOKENS, collated};
 use super::transformer::{ConditionerConfig, Transformer, TransformerConfig};
-use crate::Parameters;
 use crate::diffusion::reference::{FROZEN, How, Reference, difference, placer};
 use crate::diffusion::{Conditions, Diffusion, PartPaths, TEXT, TEXT_TOKENS, load_text_encoder};
-use crate::model::{Base, Builder, Pass, RandomWeights};
+use crate::model::{Base, Builder, Pass};
 
 const REFERENCE: Reference = Reference {
     build: |_, builder| Ok(Box::new(built(builder))),
@@ -186,17 +185,6 @@ fn what_does_not_fit_is_refused() {
     conditions.insert(T5_TOKENS, ids);
     let error = predicted(&case.latents, &conditions);
     assert!(error.contains(&format!("of {vocabulary}")), "{error}");
-}
-
-/// What is written would lack the conditioner.
-#[test]
-fn it_is_not_trained_from_scratch() {
-    let (mut placer, mut parameters) = (placer(), Parameters::default());
-    let mut source = RandomWeights::new(1, &mut placer);
-    let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, Base::Trained);
-    let made = model().denoiser(crate::diffusion::Expert::High, Device::Cpu, &mut builder);
-    let error = made.unwrap_err().to_string();
-    assert!(error.contains("`model.from_config`"), "{error}");
 }
 
 /// Every part of the folder that is of another class, or for another model, is refused by its file and key.

@@ -12,7 +12,7 @@ use crate::diffusion::parts::decoder::{ChatTokenizer, TextDecoder};
 use crate::diffusion::parts::places::Places;
 use crate::diffusion::parts::schedule::Scheduler;
 use crate::diffusion::parts::stills::{Stills, Vae, answered_by_stills};
-use crate::diffusion::{Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer};
+use crate::diffusion::{Controls, Denoiser, Diffusion, Expert, PartPaths, TextEncoder, Tokenizer};
 use crate::json::Object;
 use crate::model::Builder;
 
@@ -21,6 +21,9 @@ pub(super) const TEXT_TOKENS: usize = 512;
 
 /// The states of the language model that the transformer sees, side by side.
 const STATES: [usize; 3] = [9, 18, 27];
+
+/// Control pictures beside a text.
+const MOST_CONTROLS: usize = 10;
 
 /// Steps for which the default of the shift is given.
 const STEPS: usize = 50;
@@ -202,6 +205,17 @@ impl Diffusion for Flux2 {
         let filler = self.filler()?;
         let encoder = TextDecoder::new(&self.stills.text, &STATES, TEXT_TOKENS, device, builder)?;
         Ok(Box::new(encoder.filled(filler)))
+    }
+
+    fn controls(&self) -> Option<Controls> {
+        Some(Controls {
+            least: 0,
+            most: MOST_CONTROLS,
+            area: 1024 * 1024,
+            step: self.geometry().step() as u32,
+            is_cut: true,
+            in_text: false,
+        })
     }
 
     fn text_width(&self) -> Result<i64, Error> {

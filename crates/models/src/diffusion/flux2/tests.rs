@@ -1,5 +1,6 @@
 //! Held against diffusers, transformers and PEFT: a tiny random model.
 
+mod edit;
 mod single_files;
 
 use serde_json::{Value, json};

@@ -7,7 +7,8 @@
 //! time ────▶ sines ─▶ linear ─▶ shifts, scales and gates: one set for each kind of block and stream, and the last norm's
 //! ```
 //!
-//! A latent is a token. A text has as many tokens as there can be, of which all are seen.
+//! A latent is a token. A text has as many tokens as there can be, of which all are seen. Those of control pictures stand behind
+//! the picture's, each at a time of its own.
 
 mod config;
 mod layers;
@@ -25,13 +26,16 @@ use crate::diffusion::parts::double::{DoubleBlock, Shared, VECTORS};
 use crate::diffusion::parts::picture::{LastLayer, check_texts, grid, patched, unpatched};
 use crate::diffusion::parts::rotary::{Rotary, places};
 use crate::diffusion::parts::time::TimeEmbedding;
-use crate::diffusion::{Conditions, Denoiser, TEXT};
+use crate::diffusion::{Conditions, Controls, Denoiser, TEXT};
 use crate::model::layers::Linear;
 use crate::model::{BlockList, Blocks, Builder, Initial, Pass};
 use crate::tensor::to_kind;
 
 /// Vectors by which a single block modulates its stream: shift, scale and gate.
 const SINGLE_VECTORS: i64 = 3;
+
+/// How far control pictures are apart in time, and the first from what is made.
+const APART: f64 = 10.0;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
 #[derive(Debug)]
@@ -103,8 +107,8 @@ impl Transformer {
         Ok(model)
     }
 
-    /// The velocity for noisy `latents` `[batch, channels, 1, height, width]` at noise levels `[batch]` from 0 to 1, and
-    /// texts `[batch, rows, width]`: the same shape as the latents in fp32.
+    /// The velocity for noisy `latents` `[batch, channels, 1, height, width]` at noise levels `[batch]` from 0 to 1,
+    /// texts `[batch, rows, width]` and `controls`, latents of other sizes: the same shape as the latents in fp32.
     ///
     /// # Errors
     /// If shapes do not match, or memory runs out.
@@ -113,11 +117,18 @@ impl Transformer {
         latents: &Tensor,
         levels: &Tensor,
         text: &Tensor,
+        controls: &[Tensor],
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let dropout = pass != Pass::Evaluate;
         let config = &self.config;
-        let (rows, columns) = grid(latents, config.in_channels, 1)?;
+        let all = [latents].into_iter().chain(controls);
+        let all: Vec<&Tensor> = all.collect();
+        let grids = all
+            .iter()
+            .map(|latents| grid(latents, config.in_channels, 1));
+        let grids = grids.collect::<Result<Vec<_>, _>>()?;
+        let (rows, columns) = grids[0];
         let words = text.size3()?.1;
         check_texts(text, (latents.size()[0], config.joint_attention_dim), None)?;
         let levels = levels.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
@@ -129,13 +140,16 @@ impl Transformer {
             to_kind(&linear.forward(&time, dropout)?, Kind::Float)
         };
         let shared = Shared {
-            rotary: self.rotary(words, (rows, columns))?,
+            rotary: self.rotary(words, &grids)?,
             words,
-            pictured: rows * columns,
+            pictured: grids.iter().map(|(rows, columns)| rows * columns).sum(),
             seen: None,
         };
         let tokens = rows * columns;
-        let picture = self.picture.forward(&patched(latents, 1)?, dropout)?;
+        let parts = all.iter().map(|latents| patched(latents, 1));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let parts = Tensor::f_cat(&parts, 1)?;
+        let picture = self.picture.forward(&parts, dropout)?;
         let text = self.text.forward(text, dropout)?;
         let stream = Tensor::f_cat(&[text, picture], 1)?;
         let [of_picture, of_text] = &self.double_modulation;
@@ -151,19 +165,22 @@ impl Transformer {
         )
     }
 
-    /// Rotations of `words` tokens of the text, followed by `rows` × `columns` of the picture.
-    fn rotary(&self, words: i64, (rows, columns): (i64, i64)) -> Result<Rotary, Error> {
+    /// Rotations of `words` tokens of the text, followed by those of the picture and of control pictures, in so many rows and
+    /// columns.
+    fn rotary(&self, words: i64, grids: &[(i64, i64)]) -> Result<Rotary, Error> {
         let options = (Kind::Double, Device::Cpu);
-        let none = |count: i64| Tensor::f_zeros([1, count], options);
+        let all = |count: i64, number: f64| Tensor::f_full([1, count], number, options);
         let of = |count: i64| Tensor::f_arange(count, options);
-        let [row, column] = places(&of(rows)?, &of(columns)?)?;
-        let word = Tensor::f_arange(words, options)?.f_unsqueeze(0)?;
-        let axes = [
-            none(words + rows * columns)?,
-            Tensor::f_cat(&[none(words)?, row], 1)?,
-            Tensor::f_cat(&[none(words)?, column], 1)?,
-            Tensor::f_cat(&[word, none(rows * columns)?], 1)?,
-        ];
+        let none = || all(words, 0.0);
+        let mut axes = [none()?, none()?, none()?, of(words)?.f_unsqueeze(0)?];
+        for (number, (rows, columns)) in grids.iter().enumerate() {
+            let [row, column] = places(&of(*rows)?, &of(*columns)?)?;
+            let count = rows * columns;
+            let time = all(count, APART * number as f64)?;
+            for (axis, at) in axes.iter_mut().zip([time, row, column, all(count, 0.0)?]) {
+                *axis = Tensor::f_cat(&[&*axis, &at], 1)?;
+            }
+        }
         let axes: Vec<_> = axes.into_iter().zip(self.config.axes_dims_rope).collect();
         Rotary::exactly_at(&axes, self.config.rope_theta, self.device)
     }
@@ -178,7 +195,8 @@ impl Denoiser for Transformer {
         pass: Pass,
     ) -> Result<Tensor, Error> {
         let levels = times.f_div_scalar(TRAIN_STEPS)?;
-        self.velocity(noisy, &levels, conditions.get(TEXT)?, pass)
+        let controls = Controls::among(conditions)?;
+        self.velocity(noisy, &levels, conditions.get(TEXT)?, &controls, pass)
     }
 
     fn lists(&self) -> Vec<&dyn BlockList> {

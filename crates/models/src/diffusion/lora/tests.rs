@@ -140,6 +140,13 @@ fn written_forms_are_those_that_diffusers_reads() {
 }
 
 fn with(keys: &[(&str, &[i64])]) -> Result<LoraFile, Error> {
+    read_with(keys, |path| LoraFile::read(path, &ARCH, None))
+}
+
+fn read_with(
+    keys: &[(&str, &[i64])],
+    read: impl FnOnce(&Path) -> Result<LoraFile, Error>,
+) -> Result<LoraFile, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.safetensors");
     let tensors: Vec<(String, Tensor)> = keys
@@ -156,7 +163,40 @@ fn with(keys: &[(&str, &[i64])]) -> Result<LoraFile, Error> {
         .map(|(key, tensor)| (key.clone(), tensor))
         .collect();
     write_tensors(&path, &tensors).unwrap();
-    LoraFile::read(&path, &ARCH, None)
+    read(&path)
+}
+
+/// What is wrong with a file is told by the model whose layers it names.
+#[test]
+fn faults_of_a_file_are_those_for_its_own_model() {
+    let told = |keys: &[(&str, &[i64])]| {
+        let read = read_with(keys, |path| LoraFile::read_any(path, None));
+        read.unwrap_err().to_string()
+    };
+    let unet = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q";
+    let (down, up) = (
+        format!("{unet}.lora_down.weight"),
+        format!("{unet}.lora_up.weight"),
+    );
+    let other = "lora_unet_nothing.lora_up.weight";
+    let error = told(&[(&down, &[2, 3]), (&up, &[4, 2]), (other, &[4, 2])]);
+    assert!(
+        error.contains("`lora_unet_nothing") && error.contains("SDXL"),
+        "{error}"
+    );
+    let error = told(&[(other, &[4, 2])]);
+    for part in ["no known layer of these models", "Wan", "SDXL"] {
+        assert!(error.contains(part), "{error}");
+    }
+    // What is wrong for all.
+    assert!(told(&[("a.oft_blocks", &[2])]).contains("belongs to OFT"));
+    let missing = LoraFile::read_any(Path::new("nothing.safetensors"), None);
+    assert!(
+        missing
+            .unwrap_err()
+            .to_string()
+            .contains("nothing.safetensors")
+    );
 }
 
 #[test]

@@ -96,6 +96,28 @@ impl Picture {
         (self.width as u32, self.height as u32)
     }
 
+    /// The part of these sizes around its middle.
+    ///
+    /// # Errors
+    /// If it is smaller.
+    pub fn middle(&self, (width, height): (u32, u32)) -> Result<Self, Error> {
+        let (width, height) = (width as usize, height as usize);
+        if width > self.width || height > self.height {
+            return Err(Error::Invalid(format!(
+                "a picture of {} × {}, where one of {width} × {height} is the smallest",
+                self.width, self.height
+            )));
+        }
+        let (left, top) = ((self.width - width) / 2, (self.height - height) / 2);
+        let rows = self.rgb.chunks_exact(3 * self.width).skip(top).take(height);
+        let rgb = rows.flat_map(|row| &row[3 * left..3 * (left + width)]);
+        Ok(Self {
+            width,
+            height,
+            rgb: rgb.copied().collect(),
+        })
+    }
+
     /// The picture at another size, whatever its form.
     #[must_use]
     pub fn resized(&self, (width, height): (u32, u32), filter: Filter) -> Self {

@@ -36,9 +36,12 @@ const NAMED_EDIT: &str =
 
 /// How control pictures are taken.
 const CONTROLS: Controls = Controls {
+    least: 1,
     most: 9,
     area: 1024 * 1024,
     step: 32,
+    is_cut: false,
+    in_text: true,
 };
 
 /// A model whose parts are loaded on demand.

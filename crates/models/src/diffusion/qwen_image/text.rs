@@ -372,6 +372,10 @@ impl Tokenizer for PromptTokenizer {
         Ok(vec![tokens])
     }
 
+    fn preparation(&self) -> String {
+        format!("{:?}", self.sight)
+    }
+
     fn length(&self, text: &str) -> Result<(usize, usize), Error> {
         let before = self.template.tokens_before;
         let length = self.all(text)?.len().saturating_sub(before);

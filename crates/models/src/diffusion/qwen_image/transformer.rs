@@ -208,9 +208,7 @@ impl Denoiser for Transformer {
     ) -> Result<Tensor, Error> {
         let levels = times.f_div_scalar(TRAIN_STEPS)?;
         let tokens = conditions.text_tokens()?;
-        let controls = (0..).map_while(|number| conditions.find(&Controls::name(number)));
-        let controls = controls.map(|control| control.f_unsqueeze(2));
-        let controls = controls.collect::<Result<Vec<_>, _>>()?;
+        let controls = Controls::among(conditions)?;
         let text = (conditions.get(TEXT)?, tokens.as_slice());
         self.velocity(noisy, &levels, text, &controls, pass)
     }

@@ -1,14 +1,34 @@
 //! Autoencoders.
 
+use std::path::Path;
+
 use tch::{Device, Kind, Tensor};
 
 use super::{Reference, difference, placer};
 use crate::diffusion::files::{PartFile, PartNames};
-use crate::diffusion::load_autoencoder;
 use crate::diffusion::parts::codec::MediaCodec;
 use crate::diffusion::parts::kl::{KlAutoencoder, KlConfig};
 use crate::diffusion::parts::tiles::Tiling;
+use crate::diffusion::{Picture, load_autoencoder};
+use crate::formats::{SafetensorsFile, TensorSource};
 use crate::model::Load;
+
+/// The picture `picture.NUMBER` in a file of the reference.
+pub(in crate::diffusion) fn picture_in(file: &Path, number: usize) -> Picture {
+    let file = SafetensorsFile::open(file).unwrap();
+    let bytes = file.read(&format!("picture.{number}"), Kind::Uint8);
+    let bytes = bytes.unwrap();
+    let (height, width, _) = bytes.size3().unwrap();
+    let bytes = Vec::<u8>::try_from(bytes.flatten(0, -1)).unwrap();
+    Picture::new((width as u32, height as u32), bytes).unwrap()
+}
+
+/// The CRC-32C of a tensor's numbers.
+pub(in crate::diffusion) fn checksum(tensor: &Tensor) -> String {
+    let numbers = Vec::<f32>::try_from(tensor.flatten(0, -1)).unwrap();
+    let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
+    format!("{:08x}", crc32c::crc32c(&bytes.collect::<Vec<u8>>()))
+}
 
 impl Reference {
     /// Latents and pictures of a causal autoencoder are within 1e-5 of the expected ones.

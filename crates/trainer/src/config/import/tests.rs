@@ -380,6 +380,21 @@ fn kohya_with_two_text_encoders() {
     );
 }
 
+/// The shift by the size of a picture is that for 1024 × 1024 here.
+#[test]
+fn shifts_by_size_are_those_of_the_model() {
+    for how in ["flux2_shift", "krea2_shift", "qwen_shift"] {
+        let text = format!(
+            "dit = \"model.safetensors\"\nnetwork_module = \"networks.lora_krea2\"\ntimestep_sampling = \"{how}\"\n"
+        );
+        let imported = imported("musubi.toml", &text);
+        expect(
+            &imported,
+            &[("train.weighting_scheme", json!("logit_normal"))],
+        );
+    }
+}
+
 #[test]
 fn a_command_line_of_musubi() {
     let folder = tempfile::tempdir().unwrap();

@@ -159,6 +159,10 @@ fn tiff_and_avif_are_pictures() {
             );
         }
     }
+    let bright = folder.path().join("bright.avif");
+    std::fs::write(&bright, include_bytes!("bright.avif")).unwrap();
+    let refused = shape(&Source::Image(bright), 16.0).unwrap_err();
+    assert!(refused.contains("it is HDR (PQ)"), "{refused}");
     let broken = folder.path().join("b.avif");
     std::fs::write(&broken, b"this is no picture").unwrap();
     assert!(

@@ -120,6 +120,32 @@ fn a_video_is_trimmed_by_a_file_beside_it_or_by_its_line() {
 }
 
 #[test]
+fn a_trim_file_that_may_be_for_several_videos_is_for_none() {
+    let mut files: Vec<(&str, &[u8])> = vec![
+        ("a.txt", b""),
+        ("a.jpg", b""),
+        ("a.mp4", b""),
+        ("a.webm", b""),
+        ("a.trim.json", b"{\"start\": 1.5}"),
+    ];
+    let found = |files: &[(&str, &[u8])]| {
+        let folder = folder(files);
+        let items = list(folder.path(), &DataConfig::default());
+        items.map(|items| items.iter().map(|item| item.trim.start).collect::<Vec<_>>())
+    };
+    let error = found(&files).unwrap_err().to_string();
+    for name in ["a.mp4", "a.webm"] {
+        let advice = format!("`a.trim.json` may be for several videos: call it `{name}.trim.json`");
+        assert!(error.contains(&advice), "{error}");
+    }
+    files.remove(3);
+    assert_eq!(found(&files).unwrap(), [None, Some(1.5)]);
+    files[3].0 = "a.mp4.trim.json";
+    files.push(("a.webm", b""));
+    assert_eq!(found(&files).unwrap(), [None, Some(1.5), None]);
+}
+
+#[test]
 fn the_trigger_word_is_in_every_caption() {
     let config = DataConfig {
         trigger_word: Some("ohwx".into()),

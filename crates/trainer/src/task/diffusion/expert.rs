@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
-use super::model::{config_file, expect_one_place};
+use super::model::config_file;
 use super::plan::{component, has_offloaded_modules};
 use crate::Error;
 use crate::adapter_speed;
@@ -127,7 +127,6 @@ impl Expert {
             }
             _ => {
                 let weights = diffusion.weights(Part::Denoiser(which))?;
-                expect_one_place(&weights)?;
                 let model = build(&mut FileWeights::new(&weights, Kind::Float, placer))?;
                 (model, fingerprint(&weights)?)
             }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use models::Parameters;
 use models::diffusion::files::PartFile;
-use models::diffusion::{Conditions, Diffusion, Expert as Which, FirstFrame, Framing, Part};
+use models::diffusion::{
+    Conditions, Controls, Diffusion, Expert as Which, FirstFrame, Framing, Part,
+};
 use models::formats::TensorSource;
 use models::model::{Base, Builder, MetaWeights};
 use placement::Bytes;
@@ -16,6 +18,7 @@ use torch_ext::fake::FakeMode;
 use super::clip_loader::Encoded;
 use super::opened;
 use super::plan::PlannedExperts;
+use super::previews::loaded_for_each_round;
 use crate::Error;
 use crate::config::{Config, FrameExtraction};
 use crate::media;
@@ -28,6 +31,8 @@ const SENTENCES: usize = 14;
 /// A model with such a clip.
 pub(crate) struct Imagined {
     model: Arc<dyn Diffusion>,
+    /// Whose transformer draws previews, if it is another or loaded anew.
+    other: Option<Arc<dyn Diffusion>>,
     trained: Vec<Option<Which>>,
     /// The size of its latents, `[channels, frames, height, width]`.
     latents: [i64; 4],
@@ -58,8 +63,11 @@ impl Imagined {
         };
         let frames = geometry.whole_frames(frames.into());
         let [_, channels, of_latents, rows, columns] = geometry.latents(size.0, size.1, frames);
+        let controls = control_sizes(config, &*model);
+        let compute = config.train.bf16.kind(device);
         Ok(Self {
-            conditions: conditions(&*model, size, frames, config.train.bf16.kind(device))?,
+            conditions: conditions(&*model, (size, frames), &controls, compute)?,
+            other: loaded_for_each_round(config, &model)?,
             trained: parts.iter().map(|part| part.expert).collect(),
             latents: [channels, of_latents, rows, columns],
             model,
@@ -86,7 +94,7 @@ impl Imagined {
             &largest,
             (compute, device),
             &self.trained,
-            (previews, None),
+            (previews, self.other.as_ref().filter(|_| previews)),
         )?;
         match planned.peak(memory)? {
             Ok(peak) => Ok(Some(peak)),
@@ -115,15 +123,27 @@ impl Imagined {
     }
 }
 
+/// The sizes of control pictures: one of each folder that the config names, and as many as are needed where it names none.
+fn control_sizes(config: &Config, model: &dyn Diffusion) -> Vec<(u32, u32)> {
+    let Some(rule) = model.controls() else {
+        return Vec::new();
+    };
+    let folders = config.data.control_path.as_ref();
+    let count = folders.map_or(rule.least, |folders| folders.list().len());
+    let area = media::control_area(&config.data, rule);
+    vec![rule.size(area, (area.isqrt(), area.isqrt())); count]
+}
+
 /// Conditions of the sizes that those of a clip have, as they would lie in the cache. Encoders are built of fake tensors.
 fn conditions(
     model: &dyn Diffusion,
-    size: (i64, i64),
-    frames: i64,
+    (size, frames): ((i64, i64), i64),
+    controls: &[(u32, u32)],
     compute: Kind,
 ) -> Result<Conditions, Error> {
     let _no_grad = tch::no_grad_guard();
-    let tokens = model.tokenizer()?.tokens(&SENTENCE.repeat(SENTENCES))?;
+    let text = SENTENCE.repeat(SENTENCES);
+    let tokens = model.tokenizer()?.tokens_with(&text, controls)?;
     let mut made = model.of_tokens(&tokens)?;
     for (number, tokens) in tokens.iter().enumerate().take(model.text_encoders()) {
         let file = model.weights(Part::TextEncoder(number))?;
@@ -133,6 +153,14 @@ fn conditions(
         })?)?;
     }
     made.extend(model.framing_conditions(Framing::whole(size))?);
+    for (number, (width, height)) in controls.iter().enumerate() {
+        let latents = model
+            .geometry()
+            .latents((*width).into(), (*height).into(), 1);
+        let [_, channels, _, rows, columns] = latents;
+        let zeros = Tensor::f_zeros([channels, rows, columns], (Kind::Float, Device::Cpu))?;
+        made.insert(&Controls::name(number), zeros);
+    }
     if model.first_frame() == FirstFrame::Required {
         let file = model.weights(Part::Autoencoder)?;
         made.extend(sizes_alone(&file, compute, |builder| {

@@ -1,6 +1,7 @@
 //! The folder that a trained or merged model is written to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use models::diffusion::{Diffusion, Expert as Which, Part, PartPaths};
@@ -59,8 +60,9 @@ pub(crate) fn write_model(
         let path = model.part(Part::Denoiser(which.unwrap_or(Which::High)));
         path.unwrap_or_default()
     };
-    let (files, folders): (Vec<_>, Vec<_>) = denoisers
+    let (files, folders): (Vec<Denoiser<'_>>, Vec<Denoiser<'_>>) = denoisers
         .iter()
+        .copied()
         .partition(|(which, _)| path(*which).is_file());
     for (which, weights) in files {
         let file = model.weights(Part::Denoiser(which.unwrap_or(Which::High)))?;
@@ -70,55 +72,91 @@ pub(crate) fn write_model(
     if folders.is_empty() {
         return Ok(());
     }
-    let trained: Vec<_> = folders
-        .iter()
-        .map(|(which, _)| folder_of(model, *which))
-        .collect();
+    let mut trained = Vec::new();
+    for denoiser in folders {
+        trained.extend(written_parts(model, denoiser, &path(denoiser.0)));
+    }
+    let is_trained = |name: &OsStr| {
+        trained
+            .iter()
+            .any(|part: &WrittenPart<'_>| name == &*part.name)
+    };
     let mut named = named_parts(parts, model);
-    named.retain(|(_, name)| !trained.contains(name));
+    named.retain(|(_, name)| !is_trained(OsStr::new(name)));
     let io = |error| Error::io("read", model.path(), error);
     for entry in std::fs::read_dir(model.path()).map_err(io)? {
         let (path, name) = entry
             .map(|entry| (entry.path(), entry.file_name()))
             .map_err(io)?;
-        let mut others = named.iter().map(|(_, named)| named).chain(&trained);
+        let is_named = named.iter().any(|(_, named)| name == *named);
         let is_hidden = name.to_string_lossy().starts_with('.');
-        if !is_hidden && !others.any(|other| name == *other) {
+        if !is_hidden && !is_named && !is_trained(&name) {
             copy(&path, &to.join(name))?;
         }
     }
     for (folder, name) in &named {
         copy(folder, &to.join(name))?;
     }
-    for (which, weights) in folders {
-        let part = Part::Denoiser(which.unwrap_or(Which::High));
-        let folder = to.join(folder_of(model, which));
+    for part in &trained {
+        let folder = to.join(&part.name);
         std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
-        let (from, config) = (path(which).join("config.json"), folder.join("config.json"));
+        let (from, config) = (part.from.join("config.json"), folder.join("config.json"));
         std::fs::copy(from, &config).map_err(|error| Error::io("write", &config, error))?;
-        let name = format!("{}.safetensors", model.names(part).stem);
         let kind = kind.unwrap_or(Kind::Float);
-        let tensors = weights.names().into_iter().map(|name| {
-            let tensor = LazyTensor::of(weights, &name, kind)?;
-            Ok((name, tensor))
+        let tensors = part.tensors.iter().map(|name| {
+            let tensor = LazyTensor::of(part.weights, name, kind)?;
+            Ok((name[part.prefix..].to_owned(), tensor))
         });
         let tensors = tensors.collect::<Result<Vec<_>, models::Error>>()?;
-        write_safetensors(&folder.join(name), tensors, None)?;
+        let file = folder.join(format!("{}.safetensors", part.stem));
+        write_safetensors(&file, tensors, None)?;
     }
     Ok(())
 }
 
-/// Fails if these weights of a denoiser are in several folders, since they are written to one.
-pub(crate) fn expect_one_place(weights: &dyn TensorSource) -> Result<(), Error> {
-    let files = weights.weight_files();
-    let folders: BTreeSet<_> = files.iter().map(|file| file.parent()).collect();
-    match folders.len() {
-        0 | 1 => Ok(()),
-        count => Err(Error::Data(format!(
-            "the weights of `{}` are in {count} folders, of which one is written: take the single file of this model",
-            weights.path().display()
-        ))),
+/// A folder of weights that are written anew.
+struct WrittenPart<'a> {
+    /// What it is called, and where it is now.
+    name: String,
+    from: PathBuf,
+    /// The name of the file there.
+    stem: &'static str,
+    weights: &'a dyn TensorSource,
+    tensors: Vec<String>,
+    /// So much is before their names in the file.
+    prefix: usize,
+}
+
+/// The folders of a denoiser whose own is `main`: weights whose names begin with that of another folder of the model are there.
+fn written_parts<'a>(
+    model: &dyn Diffusion,
+    (which, weights): Denoiser<'a>,
+    main: &Path,
+) -> Vec<WrittenPart<'a>> {
+    let stem = model
+        .names(Part::Denoiser(which.unwrap_or(Which::High)))
+        .stem;
+    let mut parts: BTreeMap<String, WrittenPart<'a>> = BTreeMap::new();
+    for tensor in weights.names() {
+        let first = tensor.split('.').next().unwrap_or_default().to_owned();
+        let places = [main.parent(), Some(model.path())].into_iter().flatten();
+        let mut places = places.map(|place| place.join(&first));
+        let other = places.find(|place| place.join("config.json").is_file());
+        let (name, prefix) = match &other {
+            Some(_) => (first.clone(), first.len() + 1),
+            None => (folder_of(model, which).to_owned(), 0),
+        };
+        let part = parts.entry(name.clone()).or_insert_with(|| WrittenPart {
+            name,
+            from: other.unwrap_or_else(|| main.to_owned()),
+            stem,
+            weights,
+            tensors: Vec::new(),
+            prefix,
+        });
+        part.tensors.push(tensor);
     }
+    parts.into_values().collect()
 }
 
 /// Trained weights by their names.

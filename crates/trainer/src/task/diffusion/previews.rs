@@ -56,11 +56,8 @@ impl Previews {
         if previews.is_empty() {
             return Ok(None);
         }
-        let other = match &config.sample.transformer {
-            Some(path) => Some(with_transformer(config, trained, path)?),
-            None => None,
-        };
-        let is_loaded = other.is_some() || config.model.training_adapter.is_some();
+        let other = loaded_for_each_round(config, trained)?;
+        let is_loaded = other.is_some();
         let model = other.as_ref().unwrap_or(trained);
         let boundary = model
             .has_low_noise()
@@ -75,7 +72,8 @@ impl Previews {
                 if let Some(path) = preview.image.as_deref() {
                     image.extend(condition(&**model, path, &plan, device)?);
                 }
-                if let Some(rule) = model.controls() {
+                let controls = model.controls().filter(|_| !preview.controls.is_empty());
+                if let Some(rule) = controls {
                     let area = control_area(&config.data, rule);
                     image.extend(control_latents(&**model, &preview.controls, area, device)?);
                 }
@@ -284,6 +282,18 @@ fn finish(
         }
     }
     Ok(())
+}
+
+/// The model whose transformer is loaded for each round of previews, if it is not the trained one that draws.
+pub(super) fn loaded_for_each_round(
+    config: &Config,
+    trained: &Arc<dyn Diffusion>,
+) -> Result<Option<Arc<dyn Diffusion>>, Error> {
+    match (&config.sample.transformer, &config.model.training_adapter) {
+        (Some(path), _) => with_transformer(config, trained, path).map(Some),
+        (None, Some(_)) => Ok(Some(Arc::clone(trained))),
+        (None, None) => Ok(None),
+    }
 }
 
 /// The model that is trained, with the transformer at `path`, or the model in that folder.

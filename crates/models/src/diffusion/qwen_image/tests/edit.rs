@@ -6,7 +6,9 @@ use tch::{Device, Kind, Tensor};
 use crate::diffusion::qwen_image::transformer::{Transformer, TransformerConfig};
 use crate::diffusion::qwen_image::vision::{Pixels, Tower, VisionConfig};
 use crate::diffusion::qwen_image::{ARCH, EDIT};
-use crate::diffusion::reference::{Case, One, Reference, SingleFiles, difference, placer, write};
+use crate::diffusion::reference::{
+    Case, One, Reference, SingleFiles, checksum, difference, picture_in, placer, write,
+};
 use crate::diffusion::sampling::{Guided, Sampling};
 use crate::diffusion::{
     Conditions, Controls, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths,
@@ -49,28 +51,12 @@ fn with_controls(reference: &Reference, label: &str) -> Case {
 }
 
 fn picture(number: usize) -> Picture {
-    let file = SafetensorsFile::open(&REFERENCE.golden("expected.safetensors")).unwrap();
-    let name = format!("picture.{number}");
-    let (height, width, _) = (file.read(&name, Kind::Uint8).unwrap()).size3().unwrap();
-    let bytes = file.read(&name, Kind::Uint8).unwrap().flatten(0, -1);
-    let bytes = Vec::<u8>::try_from(bytes).unwrap();
-    Picture::new((width as u32, height as u32), bytes).unwrap()
+    picture_in(&REFERENCE.golden("expected.safetensors"), number)
 }
 
 fn pictures(which: &Value) -> Vec<Picture> {
-    let numbers = which.as_array().unwrap().iter();
-    numbers
-        .map(|number| picture(number.as_u64().unwrap() as usize))
-        .collect()
-}
-
-fn checksum(tensor: &Tensor) -> String {
-    let numbers = Vec::<f32>::try_from(tensor.flatten(0, -1)).unwrap();
-    let bytes: Vec<u8> = numbers
-        .iter()
-        .flat_map(|number| number.to_le_bytes())
-        .collect();
-    format!("{:08x}", crc32c::crc32c(&bytes))
+    let numbers: Vec<usize> = serde_json::from_value(which.clone()).unwrap();
+    numbers.into_iter().map(picture).collect()
 }
 
 /// The text with its pictures, as a batch of one.
