@@ -35,6 +35,13 @@ async function idle(/** @type {Place} */ place) {
   return { cpu_percent: ((after.seconds - before.seconds) / (IDLE / 1000)) * 100, resident_bytes: after.resident };
 }
 
+/** A page that waits as long as a busy machine takes, which is then told as it is. */
+async function opened(/** @type {Place} */ place) {
+  const page = await place.page();
+  page.setDefaultTimeout(600_000);
+  return page;
+}
+
 /** Milliseconds from the navigation to the first content, of a server and a browser without anything in their caches. */
 async function firstPaint(/** @type {Place} */ place) {
   await place.stop();
@@ -54,7 +61,7 @@ async function longRun(/** @type {Place} */ place) {
   const lines = [];
   for (let step = 1; step <= 100_000; step += 1) lines.push(trainLine(step, 100_000, 1e-3, () => Math.random() - 0.5));
   place.append("run-0", `${lines.join("\n")}\n`);
-  const page = await place.page();
+  const page = await opened(place);
   await page.waitForSelector("table");
   await place.browser.startTracing(page, { categories: ["toplevel", "devtools.timeline", "__metadata"] });
   const began = performance.now();
@@ -99,7 +106,7 @@ async function thumbnails(/** @type {Place} */ place) {
     );
     writeFileSync(`${name}.txt`, `a picture, number ${seed}\n`);
   }
-  const page = await place.page();
+  const page = await opened(place);
   await page.waitForSelector("table");
   const began = performance.now();
   await page.evaluate((/** @type {string} */ path) => (location.hash = `#/data?path=${encodeURIComponent(path)}`), folder);
@@ -144,7 +151,7 @@ async function thumbnails(/** @type {Place} */ place) {
 /** What 500 runs cost while three tabs show the list, each in a window of its own. */
 async function threeTabs(/** @type {Place} */ place) {
   for (let run = 200; run < 500; run += 1) writeRun(place.runs, `run-${run}`, { done: 20, ending: "completed" });
-  const pages = [await place.page(), await place.page(), await place.page()];
+  const pages = [await opened(place), await opened(place), await opened(place)];
   for (const page of pages) await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 500);
   const found = await idle(place);
   for (const page of pages) await page.context().close();
@@ -153,7 +160,7 @@ async function threeTabs(/** @type {Place} */ place) {
 
 /** Seconds until a thousand jobs are added to a queue that is paused, one after another. */
 async function addJobs(/** @type {Place} */ place) {
-  const page = await place.page();
+  const page = await opened(place);
   await page.waitForSelector("table");
   const found = await page.evaluate(async () => {
     const post = (/** @type {string} */ path, /** @type {object} */ body) =>
@@ -248,7 +255,7 @@ try {
   for (let run = 0; run < 200; run += 1) writeRun(place.runs, `run-${run}`, { done: 20, ending: "completed" });
   told("idle");
   const alone = await idle(place);
-  const page = await place.page();
+  const page = await opened(place);
   await page.waitForSelector("table");
   const watched = await idle(place);
   await page.context().close();
