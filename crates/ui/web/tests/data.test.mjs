@@ -60,7 +60,7 @@ test("rows of text have what is learned marked, and are shown as text", async ()
   const marked = (await row.locator("mark").allTextContents()).join("");
   assert.equal(Buffer.byteLength(marked), 16);
   assert.equal(await page.locator(".rows b").count(), 0);
-  await picture(page, "data-text", page.locator("section:has(.rows)"), 460);
+  await picture(page, "data-text", page.locator("section:has(.rows)").last(), 460);
   await page.getByRole("button", { name: "More rows" }).click();
   await page.waitForFunction(() => document.querySelectorAll(".rows li").length === 100);
   assert.deepEqual(await serious(page), []);
@@ -75,7 +75,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   await item("boat.png").waitFor();
   assert.match(await item("boat.png").textContent(), /96 × 48, training size \d+ × \d+/);
   assert.match(await item("tower.png").textContent(), /has no caption/);
-  assert.match(await item("walk").textContent(), /clips: 0 to 4/);
+  assert.match(await item("walk").textContent(), /clips: frames 0 to 4/);
   await page.waitForFunction(() => [...document.querySelectorAll(".media img")].every((each) => each.complete && each.naturalWidth > 0));
   assert.equal(await item("boat.png").getByLabel("Caption").inputValue(), "a <i>boat</i> on the sea");
   const caption = (/** @type {string} */ name) => readFileSync(join(place.folder, "pictures", name), "utf8");
@@ -94,7 +94,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   await page.getByLabel("Training size").selectOption({ index: 1 });
   assert.ok((await page.locator(".media li").count()) < 3);
   await page.getByLabel("Training size").selectOption("");
-  await picture(page, "data", page.locator("section:has(.media)"));
+  await picture(page, "data", page.locator("section:has(.media)").last());
   assert.deepEqual(await serious(page), []);
   await page.context().close();
 });
