@@ -493,6 +493,17 @@ fn answers_of_chats_are_learned() {
         first["text"],
         of_generate(&["--adapter", "runs/tune/adapter"])
     );
+    // With what was said before, `generate` answers the second, too.
+    let said = json!([
+        {"role": "user", "content": "on 3"},
+        {"role": "assistant", "content": first["text"]},
+    ]);
+    let asked_second = ["--prompt", "on 4", "--history", &said.to_string()];
+    let asked_second = [&asked[..4], &asked_second, &asked[6..]].concat();
+    let adapter = ["--adapter", "runs/tune/adapter"];
+    let answer = place.run(&[&asked_second[..], &adapter].concat());
+    let answer: Value = serde_json::from_str(&stdout(&answer)).unwrap();
+    assert_eq!(answer["text"], second["text"]);
     let base = place.chat(&["runs/tune", "--base"], "on 3\n");
     assert_eq!(base[0]["text"], of_generate(&[]));
     assert_ne!(base[0]["text"], first["text"]);

@@ -35,7 +35,7 @@ use serde::Serialize;
 use crate::runs::{Cached, Error, Runs, is_locked};
 
 pub use check::{Asked, Question};
-pub use generate::{Generation, Prompt};
+pub use generate::{Generation, Prompt, Role, Turn};
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of, output_elsewhere};
 pub use log::{LogPart, plain};
 pub use scheduler::Concurrency;

@@ -141,6 +141,11 @@ impl Status {
 /// The step of the newest checkpoint in a run's folder, from which the run would resume.
 #[must_use]
 pub fn newest_checkpoint(run: &Path) -> Option<u64> {
+    checkpoints(run).pop()
+}
+
+/// The steps of the checkpoints in a run's folder, the newest last.
+fn checkpoints(run: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(run.join("checkpoints"))
         .into_iter()
         .flatten();
@@ -148,7 +153,9 @@ pub fn newest_checkpoint(run: &Path) -> Option<u64> {
         let name = entry.file_name();
         name.to_str()?.strip_prefix("step-")?.parse().ok()
     };
-    entries.flatten().filter_map(step).max()
+    let mut steps: Vec<u64> = entries.flatten().filter_map(step).collect();
+    steps.sort_unstable();
+    steps
 }
 
 /// Summary of a run.
@@ -184,6 +191,8 @@ pub struct Detail {
     pub summary: Option<serde_json::Value>,
     /// What the trainer knows of it, once it has begun.
     pub facts: Option<Facts>,
+    /// The steps of its checkpoints, the newest last.
+    pub checkpoints: Vec<u64>,
     /// What the user noted of it.
     pub notes: String,
 }
@@ -287,9 +296,11 @@ impl Runs {
         let config = read_text(folder.file("config.yaml"), MAX_TEXT_BYTES).unwrap_or_default();
         let summary = read_text(folder.file("summary.json"), MAX_TEXT_BYTES).ok();
         let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
+        let path = self.root.join(name.as_str());
         Ok(Detail {
             overview,
-            path: std::path::absolute(self.root.join(name.as_str())).unwrap_or_default(),
+            checkpoints: checkpoints(&path),
+            path: std::path::absolute(path).unwrap_or_default(),
             config,
             summary,
             facts: facts::of(&folder),

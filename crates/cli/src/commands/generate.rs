@@ -69,6 +69,10 @@ pub(crate) struct Args {
     #[arg(long)]
     chat: bool,
 
+    /// What was said in the chat before, as JSON: `[{"role": "user", "content": "…"}, {"role": "assistant", …}]`
+    #[arg(long, value_name = "JSON", requires = "chat", value_parser = history)]
+    history: Option<History>,
+
     #[command(flatten)]
     sampling: SamplingOptions,
 
@@ -81,6 +85,22 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     parts: PartOptions,
+}
+
+/// Messages with their roles.
+type History = std::sync::Arc<[Message]>;
+
+fn history(text: &str) -> Result<History, String> {
+    #[derive(serde::Deserialize)]
+    struct Turn {
+        role: String,
+        content: String,
+    }
+    let turns: Vec<Turn> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let turns = turns
+        .iter()
+        .map(|turn| Message::new(&turn.role, &turn.content));
+    Ok(turns.collect())
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -159,8 +179,13 @@ fn prompt_tokens(
     if !args.chat {
         return Ok(model.encoder.tokens(&args.prompt, true)?);
     }
-    let message = Message::new("user", &args.prompt);
-    question(model, vec![message])
+    let mut turns = args
+        .history
+        .as_deref()
+        .map(<[Message]>::to_vec)
+        .unwrap_or_default();
+    turns.push(Message::new("user", &args.prompt));
+    question(model, turns)
 }
 
 /// The tokens of a conversation up to the start of the next answer.

@@ -4,10 +4,30 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Queue, refuse_without_trainer};
-use crate::runs::{Error, Kind, RunName};
+use crate::runs::{Detail, Error, Kind, RunName};
+
+/// A message of a chat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Turn {
+    /// Who says it.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+}
+
+/// Who says something in a chat.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Who asks.
+    User,
+    /// The model.
+    Assistant,
+}
 
 /// A request to a model.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -20,9 +40,15 @@ pub struct Prompt {
     /// Whether to apply the model's chat template.
     #[serde(default)]
     pub chat: bool,
+    /// What was said in the chat before.
+    #[serde(default)]
+    pub history: Vec<Turn>,
     /// Without the adapter, for comparison.
     #[serde(default)]
     pub base: bool,
+    /// With the adapter as it was at the checkpoint of this step; unset for that of the end.
+    #[serde(default)]
+    pub checkpoint: Option<u64>,
     /// The most tokens to generate.
     #[serde(default)]
     pub max_new_tokens: Option<u32>,
@@ -98,12 +124,12 @@ impl Queue {
     ) -> Result<Generation, Error> {
         refuse_without_trainer()?;
         let detail = self.runs().detail(&prompt.run)?;
-        let facts = detail.facts;
-        let arguments = facts.as_ref().and_then(|facts| match prompt.base {
+        let facts = detail.facts.as_ref();
+        let arguments = facts.and_then(|facts| match prompt.base {
             true => facts.generate_base.as_ref(),
             false => facts.generate.as_ref(),
         });
-        let (Some(facts), Some(arguments)) = (&facts, arguments) else {
+        let (Some(facts), Some(arguments)) = (facts, arguments) else {
             return Err(Error::Refused(match prompt.base {
                 true => format!(
                     "`{}` trains no adapter: it has no model without one",
@@ -121,15 +147,19 @@ impl Queue {
                 prompt.run
             )));
         }
+        let arguments = match prompt.checkpoint.filter(|_| !prompt.base) {
+            Some(step) => at_checkpoint(arguments, &detail, step)?,
+            None => arguments.clone(),
+        };
         let mut command = Command::new(program);
         command.arg("generate");
-        command.args(arguments.iter().map(|argument| {
+        command.args(arguments.into_iter().map(|argument| {
             let is_lora = ["--lora=", "--lora-2="]
                 .iter()
                 .any(|option| argument.starts_with(option));
             match prompt.strength.filter(|_| is_lora) {
                 Some(strength) => format!("{argument}:{strength}"),
-                None => argument.clone(),
+                None => argument,
             }
         }));
         command.arg(format!("--prompt={}", prompt.prompt));
@@ -171,6 +201,37 @@ impl Queue {
     }
 }
 
+/// The arguments with the adapter of a checkpoint, which has the same files as that of the end.
+fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<String>, Error> {
+    let name = &run.overview.name;
+    if !run.checkpoints.contains(&step) {
+        return Err(Error::Refused(format!(
+            "`{name}` has no checkpoint of step {step}"
+        )));
+    }
+    let checkpoint = run.path.join(format!("checkpoints/step-{step:06}"));
+    let mut is_changed = false;
+    let changed = arguments.iter().map(|argument| {
+        let (option, path) = argument.split_once('=')?;
+        let file = Path::new(path).strip_prefix(run.path.join("adapter"));
+        let file = file
+            .ok()
+            .filter(|_| matches!(option, "--adapter" | "--lora" | "--lora-2"))?;
+        is_changed = true;
+        Some(format!("{option}={}", checkpoint.join(file).display()))
+    });
+    let changed: Vec<_> = changed.collect();
+    if !is_changed {
+        return Err(Error::Refused(format!(
+            "the checkpoints of `{name}` have no adapter that could be tried"
+        )));
+    }
+    let changed = arguments.iter().zip(changed);
+    Ok(changed
+        .map(|(argument, changed)| changed.unwrap_or_else(|| argument.clone()))
+        .collect())
+}
+
 fn add_text(command: &mut Command, prompt: &Prompt) {
     let most = prompt.max_new_tokens.unwrap_or(200);
     command.arg(format!("--max-new-tokens={most}"));
@@ -179,6 +240,9 @@ fn add_text(command: &mut Command, prompt: &Prompt) {
     }
     if prompt.chat {
         command.arg("--chat");
+        if !prompt.history.is_empty() {
+            command.arg(format!("--history={}", serde_json::json!(prompt.history)));
+        }
     }
 }
 

@@ -108,17 +108,25 @@ impl Queue {
     pub(crate) fn add_unsynced(&self, what: NewJob) -> Result<(Job, File), Error> {
         refuse_without_trainer()?;
         let lock = self.lock()?;
-        let mut known = self.read()?;
+        let mut known = self.read_under(&lock)?;
+        let is_waiting = |job: &&Job| job.state == State::Waiting;
+        let is_full = |known: &Known| known.jobs.iter().filter(is_waiting).count() >= MAX_WAITING;
+        if is_full(&known) {
+            known = self.read()?;
+        }
         let jobs = &*known.jobs;
-        let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
-        if waiting.count() >= MAX_WAITING {
+        if is_full(&known) {
             return Err(Error::Refused(format!(
                 "{MAX_WAITING} jobs are already waiting"
             )));
         }
         self.refuse_second_resume(jobs, &what)?;
+        let mut id = JobId(known.newest + 1);
+        while self.path(id).exists() {
+            id.0 += 1;
+        }
         let job = Job {
-            id: JobId(known.newest + 1),
+            id,
             order: last_order(jobs) + 1,
             added: now(),
             attempts: 0,
@@ -364,11 +372,7 @@ impl Queue {
     /// What changes with every change of a file: a count for those made under the lock, and a sum of marks for what
     /// somebody does by hand.
     fn stamp(&self) -> Option<(u64, u64)> {
-        let mut count = [0; 8];
-        let read =
-            File::open(self.folder.join("lock")).and_then(|mut lock| lock.read_exact(&mut count));
-        // Where nothing was changed under the lock yet, the file is empty.
-        let count = read.map_or(0, |()| u64::from_le_bytes(count));
+        let count = File::open(self.folder.join("lock")).map_or(0, |lock| count_of(&lock));
         let mut marks = 0_u64;
         for entry in fs::read_dir(&self.folder).ok()?.flatten() {
             if let Some(id) = number_of(&entry.file_name()) {
@@ -376,6 +380,16 @@ impl Queue {
             }
         }
         Some((count, marks))
+    }
+
+    /// All jobs, where a look at the count is enough: with a thousand of them, one at each file takes longer than all
+    /// else. What somebody does by hand is seen by [`read`](Self::read).
+    fn read_under(&self, lock: &QueueLock) -> Result<Known, Error> {
+        let known = self.known().clone();
+        match known.stamp {
+            Some((count, _)) if count == count_of(&lock.lock) => Ok(known),
+            _ => self.read(),
+        }
     }
 
     /// All jobs.
@@ -474,6 +488,13 @@ impl Queue {
     }
 }
 
+/// How often something was changed under the lock; where nothing was yet, its file is empty.
+fn count_of(mut lock: &File) -> u64 {
+    let mut count = [0; 8];
+    let read = lock.rewind().and_then(|()| lock.read_exact(&mut count));
+    read.map_or(0, |()| u64::from_le_bytes(count))
+}
+
 /// The job that a file of this name is of.
 fn number_of(name: &OsStr) -> Option<JobId> {
     let id = name.to_str()?.strip_prefix("job-")?.strip_suffix(".json")?;
@@ -491,11 +512,8 @@ fn mark_of(id: JobId, metadata: &fs::Metadata) -> u64 {
 impl QueueLock {
     /// Counts a change, and returns the count; `None` if that failed, as on a full disk.
     fn changed(&self) -> Option<u64> {
-        let mut count = [0; 8];
+        let count = count_of(&self.lock).wrapping_add(1);
         let mut lock = &self.lock;
-        lock.rewind().ok()?;
-        let _ = lock.read_exact(&mut count);
-        let count = u64::from_le_bytes(count).wrapping_add(1);
         lock.rewind().ok()?;
         lock.write_all(&count.to_le_bytes()).ok()?;
         Some(count)

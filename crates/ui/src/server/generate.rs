@@ -27,6 +27,8 @@ use crate::runs::Folder;
 
 /// The longest prompt, in bytes.
 const MAX_PROMPT_BYTES: usize = 16 << 10;
+/// The longest conversation before a prompt, in bytes.
+const MAX_HISTORY_BYTES: usize = 48 << 10;
 /// The most tokens of an answer.
 const MAX_TOKENS: u32 = 4096;
 /// The most frames of a video, inference steps, and pixels per side.
@@ -52,6 +54,10 @@ fn line(value: &Value) -> Bytes {
 pub(super) fn checked(prompt: Prompt) -> Result<Prompt, Refusal> {
     if prompt.prompt.len() > MAX_PROMPT_BYTES || prompt.prompt.contains('\0') {
         return Err(bad("a prompt is a text of at most 16 KiB"));
+    }
+    let said = prompt.history.iter().map(|turn| turn.content.len());
+    if said.sum::<usize>() > MAX_HISTORY_BYTES {
+        return Err(bad("the chat is longer than 48 KiB: begin a new one"));
     }
     if prompt
         .max_new_tokens

@@ -89,6 +89,8 @@ async fn a_model_without_a_client_is_stopped() {
 #[tokio::test]
 async fn invalid_prompts_are_refused() {
     let place = with_model("echo x\n");
+    // Of a run without an adapter.
+    fs::create_dir_all(place.runs.join("a/checkpoints/step-000020")).unwrap();
     fs::create_dir_all(place.runs.join("b")).unwrap();
     fs::write(place.runs.join("b/config.yaml"), "name: b\n").unwrap();
     fs::create_dir_all(place.runs.join("c")).unwrap();
@@ -103,6 +105,20 @@ async fn invalid_prompts_are_refused() {
     for (body, code) in [
         (json!({ "run": "c", "prompt": "x" }), 409),
         (json!({ "run": "a", "prompt": "x", "base": true }), 409),
+        (json!({ "run": "a", "prompt": "x", "checkpoint": 7 }), 409),
+        (json!({ "run": "a", "prompt": "x", "checkpoint": 20 }), 409),
+        (
+            json!({ "run": "a", "prompt": "x", "checkpoint": "../20" }),
+            400,
+        ),
+        (
+            json!({ "run": "a", "prompt": "x", "history": [{ "role": "root", "content": "" }] }),
+            400,
+        ),
+        (
+            json!({ "run": "a", "prompt": "x", "history": [{ "role": "user", "content": "x".repeat(50 << 10) }] }),
+            400,
+        ),
         (json!({ "run": "../a", "prompt": "x" }), 400),
         (json!({ "run": "missing", "prompt": "x" }), 404),
         (json!({ "run": "b", "prompt": "x" }), 409),
@@ -246,6 +262,36 @@ async fn a_video_is_made_with_its_adapters_and_served() {
             .await;
         assert_eq!(response.status(), StatusCode::NOT_FOUND, "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_tried_and_a_chat_goes_on() {
+    let place = with_program("shift; for each; do echo \"[$each]\"; done\n");
+    let run = std::path::absolute(place.runs.join("a")).unwrap();
+    let run = run.display();
+    let adapter = format!("--adapter={run}/adapter");
+    facts(&place, "a", "language", &["--model=/adapter", &adapter]);
+    fs::create_dir_all(place.runs.join("a/checkpoints/step-000020")).unwrap();
+    fs::create_dir_all(place.runs.join("a/checkpoints/step-000040.aside")).unwrap();
+    let history =
+        json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
+    let body =
+        json!({ "run": "a", "prompt": "c", "chat": true, "history": history, "checkpoint": 20 });
+    let found = lines(&place, body).await;
+    let told: String = found
+        .iter()
+        .filter_map(|line| line["text"].as_str())
+        .collect();
+    for argument in [
+        "[--model=/adapter]".to_owned(),
+        format!("[--adapter={run}/checkpoints/step-000020/]"),
+        format!("[--history={history}]"),
+        "[--chat]".to_owned(),
+    ] {
+        assert!(told.contains(&argument), "{argument} in {told}");
+    }
+    let (_, detail) = place.get("/api/runs/a").await;
+    assert_eq!(detail["checkpoints"], json!([20]));
 }
 
 #[tokio::test]

@@ -111,6 +111,8 @@ export type Detail = {
   summary: Record<string, unknown> | null;
   /** What the trainer knows of it, once it has begun. */
   facts: Facts | null;
+  /** The steps of its checkpoints, the newest last. */
+  checkpoints: number[];
   /** What the user noted of it. */
   notes: string;
 } & ({
@@ -563,8 +565,12 @@ export type Prompt = {
   prompt: string;
   /** Whether to apply the model's chat template. */
   chat?: boolean;
+  /** What was said in the chat before. */
+  history?: Turn[];
   /** Without the adapter, for comparison. */
   base?: boolean;
+  /** With the adapter as it was at the checkpoint of this step; unset for that of the end. */
+  checkpoint?: number | null;
   /** The most tokens to generate. */
   max_new_tokens?: number | null;
   /** Sampling temperature. */
@@ -620,6 +626,9 @@ export type Removal = {
 export type Retry = {
   force?: boolean;
 };
+
+/** Who says something in a chat. */
+export type Role = "user" | "assistant";
 
 /** An event in a run. */
 export type RunEvent = {
@@ -712,6 +721,14 @@ export type TrimChange = {
   trim?: Trim | null;
   /** The part when it was read; unset if it was the whole. */
   before?: Trim | null;
+};
+
+/** A message of a chat. */
+export type Turn = {
+  /** Who says it. */
+  role: Role;
+  /** What is said. */
+  content: string;
 };
 
 /** A caption that was not changed. */

@@ -1,7 +1,7 @@
 // A chart: lines over the steps, with bands from minimum to maximum behind them, and marks.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { number } from "./format";
+import { number, ticks } from "./format";
 import { type Series, smooth } from "./series";
 
 export interface Line {
@@ -35,6 +35,8 @@ interface Props {
 }
 
 const POWERS = Array.from({ length: 48 }, (_, power) => 2 ** power);
+/** Steps are whole. */
+const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((first) => first * 10 ** power)).flat();
 
 interface Drawn {
   label: string;
@@ -172,12 +174,12 @@ export function Chart(props: Props) {
           y: props.logarithmic ? { distr: 3 } : {},
         },
         axes: [
-          { ...axis, size: 34, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
+          { ...axis, size: 34, incrs: WHOLE, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
           {
             ...axis,
             size: 62,
             ...(props.inBytes ? { incrs: POWERS } : {}),
-            values: (_, values) => values.map((value) => (value === null ? "" : format(value))),
+            values: (_, values, _axis, _space, between) => ticks(values, between, props.format),
           },
         ],
         series: [
@@ -224,23 +226,47 @@ export function Chart(props: Props) {
               ctx.textAlign = "left";
               ctx.textBaseline = "alphabetic";
               ctx.font = `${11 * devicePixelRatio}px system-ui`;
-              if (marks?.length) ctx.strokeStyle = ctx.fillStyle = css("--warn");
-              for (const mark of marks ?? []) {
+              const line = (colour: string, from: [number, number], to: [number, number]) => {
+                ctx.strokeStyle = ctx.fillStyle = css(colour);
+                ctx.beginPath();
+                ctx.moveTo(...from);
+                ctx.lineTo(...to);
+                ctx.stroke();
+              };
+              // What is behind a label does not run through its letters.
+              const label = (text: string, x: number, y: number) => {
+                ctx.save();
+                ctx.setLineDash([]);
+                ctx.strokeStyle = css("--card");
+                ctx.lineWidth = 4 * devicePixelRatio;
+                ctx.lineJoin = "round";
+                ctx.strokeText(text, x, y);
+                ctx.restore();
+                ctx.fillText(text, x, y);
+              };
+              const bottom = bbox.top + bbox.height;
+              const labels: [string, number][] = [];
+              let taken = -Infinity;
+              for (const mark of [...(marks ?? [])].sort((one, other) => one.step - other.step)) {
                 const x = self.valToPos(mark.step, "x", true);
-                ctx.beginPath();
-                ctx.moveTo(x, bbox.top);
-                ctx.lineTo(x, bbox.top + bbox.height);
-                ctx.stroke();
-                ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
+                line("--warn", [x, bbox.top], [x, bottom]);
+                // Of labels that would be on each other, the first is shown; all are in the list of events.
+                if (x < taken) continue;
+                labels.push([mark.label, x + 4 * devicePixelRatio]);
+                taken = x + ctx.measureText(mark.label).width + 12 * devicePixelRatio;
               }
-              for (const level of levels ?? []) {
+              for (const [text, x] of labels) label(text, x, bbox.top + 12 * devicePixelRatio);
+              for (const [index, level] of (levels ?? []).entries()) {
                 const y = self.valToPos(level.value, "y", true);
-                ctx.strokeStyle = ctx.fillStyle = css("--quiet");
-                ctx.beginPath();
-                ctx.moveTo(bbox.left, y);
-                ctx.lineTo(bbox.left + bbox.width, y);
-                ctx.stroke();
-                ctx.fillText(level.label, bbox.left + 6 * devicePixelRatio, y - 4 * devicePixelRatio);
+                line("--quiet", [bbox.left, y], [bbox.left + bbox.width, y]);
+                // Two that are near have their labels at different ends.
+                const isLeft = index % 2 === 0;
+                ctx.textAlign = isLeft ? "left" : "right";
+                label(
+                  level.label,
+                  isLeft ? bbox.left + 6 * devicePixelRatio : bbox.left + bbox.width - 6 * devicePixelRatio,
+                  y - 4 * devicePixelRatio,
+                );
               }
               ctx.restore();
             },

@@ -9,6 +9,28 @@ export function number(value: number | null | undefined, digits = 4): string {
   return value.toLocaleString("en", { maximumSignificantDigits: Math.max(digits, 1) });
 }
 
+/** With three decimals, which stand below each other in a column. */
+export function decimals(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return value.toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+}
+
+/** The numbers at an axis, all with the decimals that the space between two of them needs, and all with the same power of ten. */
+export function ticks(values: (number | null)[], between: number, format?: (value: number) => string): string[] {
+  const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+  const power = between < 1e-4 && most > 0 ? Math.floor(Math.log10(most)) : 0;
+  const digits = Math.max(0, Math.ceil(power - Math.log10(between) - 1e-9));
+  const written = (value: number) => {
+    if (format) return format(value);
+    const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    if (power === 0) return value.toLocaleString("en", options);
+    return value === 0 ? "0" : `${(value / 10 ** power).toLocaleString("en", options)}e${power}`;
+  };
+  return values.map((value) => (value === null ? "" : written(value)));
+}
+
 export function whole(value: number | null | undefined): string {
   return value === null || value === undefined ? UNKNOWN : Math.round(value).toLocaleString("en");
 }
@@ -17,14 +39,24 @@ const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
-  let unit = 0;
-  let rest = value;
-  while (rest >= 1024 && unit < UNITS.length - 1) {
-    rest /= 1024;
-    unit += 1;
-  }
-  return `${rest.toLocaleString("en", { maximumSignificantDigits: 3 })} ${UNITS[unit]}`;
+  const unit = unitOf(value);
+  return `${(value / 1024 ** unit).toLocaleString("en", { maximumSignificantDigits: 3 })} ${UNITS[unit]}`;
 }
+
+/** Bytes in the unit that suits the largest of a column, with two decimals. */
+export function bytesLike(largest: number | null, value: number | null): string {
+  if (value === null || largest === null) return UNKNOWN;
+  const unit = unitOf(largest);
+  const digits = unit === 0 ? 0 : 2;
+  const shown = (value / 1024 ** unit).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${shown} ${UNITS[unit]}`;
+}
+
+const unitOf = (value: number) =>
+  Math.max(
+    0,
+    UNITS.findLastIndex((_, unit) => value >= 1024 ** unit),
+  );
 
 export function duration(seconds: number): string {
   const minutes = Math.round(seconds / 60);

@@ -130,8 +130,11 @@ function App({ refused }: { refused: string | null }) {
       </a>
       <header class="bar">
         <nav aria-label="Views">
-          <a class="name" href="#/" aria-current={here("#/")}>
+          <a class="name" href="#/">
             Surefoot
+          </a>
+          <a href="#/" aria-current={here("#/")}>
+            Runs
           </a>
           <a href="#/data" aria-current={here("#/data")}>
             Data

@@ -22,13 +22,13 @@ export const GOALS: { goal: Goal; title: string; about: string; data: string }[]
     goal: "chat",
     title: "Chat",
     about: "How a model answers: its tone, its knowledge, its form.",
-    data: "Files of conversations (`messages`) or of questions with answers (`prompt` and `completion`): JSON lines, JSON, CSV or Parquet.",
+    data: "Files of conversations (in “messages”) or of questions with answers (in “prompt” and “completion”): JSON lines, JSON, CSV or Parquet.",
   },
   {
     goal: "text",
     title: "Text",
     about: "How a model continues texts: of stories, notes or code. Also a small model from nothing.",
-    data: "Files of text, or records with `text`: plain text, JSON lines, JSON, CSV or Parquet.",
+    data: "Files of text, or records with “text”: plain text, JSON lines, JSON, CSV or Parquet.",
   },
 ];
 

@@ -7,7 +7,19 @@ import { parse } from "yaml";
 
 const configs = new URL("../../../../configs/", import.meta.url);
 const schema = JSON.parse(readFileSync(new URL("schema.json", configs), "utf8"));
-let vite, Config, scalar, isValue, fieldsOf, offers, fields;
+/** @import { Field } from "../src/schema" */
+/** @import { Offer } from "../src/complete" */
+
+/** @type {import("vite").ViteDevServer} */
+let vite;
+/** @type {typeof import("../src/yaml")} */
+let yaml;
+/** @type {typeof import("../src/schema").fieldsOf} */
+let fieldsOf;
+/** @type {typeof import("../src/complete").offers} */
+let offers;
+/** @type {Field[]} */
+let fields;
 
 before(async () => {
   vite = await createServer({
@@ -16,7 +28,7 @@ before(async () => {
     logLevel: "error",
     configFile: false,
   });
-  ({ Config, scalar, isValue } = await vite.ssrLoadModule("/src/yaml.ts"));
+  yaml = /** @type {typeof yaml} */ (await vite.ssrLoadModule("/src/yaml.ts"));
   ({ fieldsOf } = await vite.ssrLoadModule("/src/schema.ts"));
   ({ offers } = await vite.ssrLoadModule("/src/complete.ts"));
   fields = fieldsOf(schema);
@@ -40,10 +52,11 @@ sample:
 model:
   hidden_size: 32`;
 
-const set = (text, path, value) => Config.parse(text).set(path.split("."), value);
+const set = (/** @type {string} */ text, /** @type {string} */ path, /** @type {string | string[] | null} */ value) =>
+  yaml.Config.parse(text).set(path.split("."), value);
 
 test("a value is changed and all else stays, comments and order included", () => {
-  for (const [path, value, from, to] of [
+  for (const [path, value, from, to] of /** @type {[string, string | string[], string, string][]} */ ([
     ["name", "other", "name: small   #", "name: other   #"],
     ["data.block_size", "32", "block_size: 16", "block_size: 32"],
     ["data.path", '"a b"', "path: text.txt #", 'path: "a b" #'],
@@ -61,13 +74,13 @@ test("a value is changed and all else stays, comments and order included", () =>
     ["sample.prompts", null, 'sample:\n  prompts:\n  - "one" # first\n  - two\n', ""],
     ["model.hidden_size", null, "model:\n  hidden_size: 32", ""],
     ["notify.url", null, "", ""],
-  ]) {
+  ])) {
     assert.equal(set(TEXT, path, value), TEXT.replace(from, to), `${path} = ${value}`);
   }
 });
 
 test("texts of all shapes", () => {
-  for (const [text, path, value, wanted] of [
+  for (const [text, path, value, wanted] of /** @type {[string, string, string | string[], string | null][]} */ ([
     ["", "name", "a", "name: a\n"],
     ["# only this", "train.max_steps", "1", "# only this\ntrain:\n  max_steps: 1\n"],
     ["{}", "name", "a", "{name: a}"],
@@ -82,25 +95,27 @@ test("texts of all shapes", () => {
     ["name:\n", "name", "x", "name: x\n"],
     ["data: {path: a, # why\n  format: text}\n", "data.block_size", "8", null],
     ["a: &x {r: 1}\n", "a.r", "2", null],
-  ]) {
+  ])) {
     assert.equal(set(text, path, value), wanted, JSON.stringify(text));
   }
-  assert.equal(Config.parse("a: [\n"), null);
-  assert.equal(Config.parse("- a\n"), null);
+  assert.equal(yaml.Config.parse("a: [\n"), null);
+  assert.equal(yaml.Config.parse("- a\n"), null);
 });
 
 /** Every key of the schema, in every config of the project: what is set is read again, and nothing else changes. */
 test("each key can be set in each config, and taken out again", () => {
+  /** @type {(list: Field[]) => Field[]} */
   const leaves = (list) => list.flatMap((field) => (field.fields.length > 0 ? leaves(field.fields) : [field]));
-  const values = { number: "7", text: scalar("a: b #c"), list: ["x", "- y"], yaml: "7" };
+  /** @type {Record<string, string | string[]>} */
+  const values = { number: "7", text: yaml.scalar("a: b #c"), list: ["x", "- y"], yaml: "7" };
   let count = 0;
   for (const name of readdirSync(configs).filter((name) => name.endsWith(".yaml"))) {
     const text = readFileSync(new URL(name, configs), "utf8");
     const before = parse(text);
-    const comments = (text) => text.split("\n").filter((line) => /^\s*#/.test(line));
+    const comments = (/** @type {string} */ text) => text.split("\n").filter((/** @type {string} */ line) => /^\s*#/.test(line));
     for (const { path, kind, choices } of leaves(fields)) {
       const value = kind === "choice" ? choices[0].text : values[kind];
-      const made = Config.parse(text).set(path, value);
+      const made = yaml.Config.parse(text).set(path, value);
       assert.ok(made !== null, `${name} ${path}`);
       const wanted = structuredClone(before);
       let section = wanted;
@@ -108,10 +123,10 @@ test("each key can be set in each config, and taken out again", () => {
       section[path.at(-1)] = Array.isArray(value) ? value : parse(value);
       assert.deepEqual(parse(made), wanted, `${name} ${path}`);
       assert.deepEqual(comments(made), comments(text), `${name} ${path}`);
-      const got = Config.parse(made).get(path);
+      const got = yaml.Config.parse(made).get(path);
       assert.ok(got, `${name} ${path}`);
-      const gone = Config.parse(made).set(path, null);
-      assert.equal(Config.parse(gone).get(path), null, `${name} ${path}`);
+      const gone = yaml.Config.parse(made).set(path, null);
+      assert.equal(yaml.Config.parse(gone).get(path), null, `${name} ${path}`);
       count += 1;
     }
   }
@@ -119,7 +134,7 @@ test("each key can be set in each config, and taken out again", () => {
 });
 
 test("a place in the text has the key that stands there", () => {
-  const at = (needle) => Config.parse(TEXT).pathAt(TEXT.indexOf(needle)).join(".");
+  const at = (/** @type {string} */ needle) => yaml.Config.parse(TEXT).pathAt(TEXT.indexOf(needle)).join(".");
   assert.equal(at("block_size"), "data.block_size");
   assert.equal(at("6}"), "train.max_steps");
   assert.equal(at("two"), "sample.prompts");
@@ -127,12 +142,12 @@ test("a place in the text has the key that stands there", () => {
 });
 
 test("a value is one line of YAML", () => {
-  for (const text of ["1", "[a, b]", "{a: 1}", '"x, y"', "1e-3"]) assert.ok(isValue(text), text);
-  for (const text of ["", "a, b: 1", "}", "[", "a\nb", "x #y", "1}, {b: 2"]) assert.ok(!isValue(text), text);
+  for (const text of ["1", "[a, b]", "{a: 1}", '"x, y"', "1e-3"]) assert.ok(yaml.isValue(text), text);
+  for (const text of ["", "a, b: 1", "}", "[", "a\nb", "x #y", "1}, {b: 2"]) assert.ok(!yaml.isValue(text), text);
 });
 
-const offered = (text) => offers(fields, text.replace("|", ""), text.indexOf("|"));
-const labels = (text) => offered(text).map((offer) => offer.label);
+const offered = (/** @type {string} */ text) => offers(fields, text.replace("|", ""), text.indexOf("|"));
+const labels = (/** @type {string} */ text) => offered(text).map((/** @type {Offer} */ offer) => offer.label);
 
 test("keys and values are offered where they may stand", () => {
   assert.deepEqual(labels("na|"), ["name"]);

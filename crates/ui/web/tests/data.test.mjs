@@ -6,6 +6,9 @@ import { after, before, test } from "node:test";
 import { Place, writeRun } from "./place.mjs";
 import { CONFIG, open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 const PICTURES = `name: pictures
@@ -42,9 +45,9 @@ before(async () => {
 
 after(() => place?.close());
 
-async function look(page, config) {
+async function look(/** @type {Page} */ page, /** @type {string} */ config) {
   await page.getByRole("textbox", { name: "Config", exact: true }).fill(config);
-  await page.waitForSelector("text=The config is valid.");
+  await page.waitForSelector(".actions .badge.completed");
   await page.getByRole("button", { name: "Show the data" }).click();
 }
 
@@ -57,7 +60,7 @@ test("rows of text have what is learned marked, and are shown as text", async ()
   const marked = (await row.locator("mark").allTextContents()).join("");
   assert.equal(Buffer.byteLength(marked), 16);
   assert.equal(await page.locator(".rows b").count(), 0);
-  await picture(page, "data-text", page.locator("section:has(.rows)"), 460);
+  await picture(page, "data-text", page.locator("section:has(.rows)").last(), 460);
   await page.getByRole("button", { name: "More rows" }).click();
   await page.waitForFunction(() => document.querySelectorAll(".rows li").length === 100);
   assert.deepEqual(await serious(page), []);
@@ -68,14 +71,14 @@ test("rows of text have what is learned marked, and are shown as text", async ()
 test("pictures have their buckets, and captions that are changed as long as nobody else does", async () => {
   const page = await open(place, "#/new?whole");
   await look(page, PICTURES);
-  const item = (name) => page.getByRole("listitem", { name });
+  const item = (/** @type {string | RegExp} */ name) => page.getByRole("listitem", { name });
   await item("boat.png").waitFor();
   assert.match(await item("boat.png").textContent(), /96 × 48, training size \d+ × \d+/);
   assert.match(await item("tower.png").textContent(), /has no caption/);
-  assert.match(await item("walk").textContent(), /clips: 0 to 4/);
+  assert.match(await item("walk").textContent(), /clips: frames 0 to 4/);
   await page.waitForFunction(() => [...document.querySelectorAll(".media img")].every((each) => each.complete && each.naturalWidth > 0));
   assert.equal(await item("boat.png").getByLabel("Caption").inputValue(), "a <i>boat</i> on the sea");
-  const caption = (name) => readFileSync(join(place.folder, "pictures", name), "utf8");
+  const caption = (/** @type {string} */ name) => readFileSync(join(place.folder, "pictures", name), "utf8");
   // By the keyboard alone.
   await item("tower.png").getByLabel("Caption").focus();
   await page.keyboard.type("a tower");
@@ -91,7 +94,7 @@ test("pictures have their buckets, and captions that are changed as long as nobo
   await page.getByLabel("Training size").selectOption({ index: 1 });
   assert.ok((await page.locator(".media li").count()) < 3);
   await page.getByLabel("Training size").selectOption("");
-  await picture(page, "data", page.locator("section:has(.media)"));
+  await picture(page, "data", page.locator("section:has(.media)").last());
   assert.deepEqual(await serious(page), []);
   await page.context().close();
 });
@@ -117,7 +120,7 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
     .replace("block_size: 16", "block_size: 2048\n  validation_fraction: 0")
     .replace("per_device_train_batch_size: 2", "per_device_train_batch_size: 1");
   await page.getByRole("textbox", { name: "Config", exact: true }).fill(config);
-  await page.waitForSelector("text=The config is valid.");
+  await page.waitForSelector(".actions .badge.completed");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   await page.waitForSelector('li[aria-label$="asked, completed"]', { timeout: 120_000 });
   assert.ok(existsSync(join(place.runs, "asked/model")));
@@ -167,7 +170,10 @@ test("a run of a video model has fields for a video, and says that a run uses th
     const { beside, frames, steps } = route.request().postDataJSON();
     assert.deepEqual([frames, steps], [9, 2]);
     if (!beside) return route.fulfill({ status: 409, json: { error: "`night` uses the GPU: both might run out of memory" } });
-    const lines = [{ progress: "step 1 of 2\nstep 2 of 2\n" }, { end: true, error: null, file: "/api/tried/0123456789abcdef.webp" }];
+    const lines = [
+      { progress: "step 1 of 2\nstep 2 of 2\n" },
+      { end: true, error: /** @type {string | null} */ (null), file: "/api/tried/0123456789abcdef.webp" },
+    ];
     return route.fulfill({ contentType: "application/x-ndjson", body: lines.map((line) => `${JSON.stringify(line)}\n`).join("") });
   });
   const pixel = Buffer.from("UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA==", "base64");
@@ -183,7 +189,7 @@ test("a run of a video model has fields for a video, and says that a run uses th
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`data on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/data?like=asked", { colorScheme, ...PHONE });
     await page.locator(".rows li").first().waitFor();

@@ -6,6 +6,9 @@ import { after, before, test } from "node:test";
 import { Place, trainLine, writeRun } from "./place.mjs";
 import { open } from "./shared.mjs";
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 before(async () => {
@@ -16,7 +19,7 @@ before(async () => {
 after(() => place?.close());
 
 /** A request to the server, as the page sends it. */
-const post = (page, path, body) =>
+const post = (/** @type {Page} */ page, /** @type {string} */ path, /** @type {object} */ body) =>
   page.evaluate(
     async ([path, body]) => {
       const response = await fetch(`/api${path}`, { method: "POST", body: JSON.stringify(body) });
@@ -26,9 +29,9 @@ const post = (page, path, body) =>
   );
 
 /** Hides or shows a tab; a browser without windows shows all. */
-const show = (page, isVisible) =>
+const show = (/** @type {Page} */ page, /** @type {boolean} */ isVisible) =>
   page.evaluate(
-    (state) => {
+    (/** @type {string} */ state) => {
       Object.defineProperty(document, "visibilityState", { configurable: true, get: () => state });
       document.dispatchEvent(new Event("visibilitychange"));
     },
@@ -51,6 +54,7 @@ test("a hidden tab has no connection, and continues once it is seen", async () =
 
 test("seven tabs work, since hidden ones have no connection", async () => {
   const page = await open(place, "#/");
+  /** @type {Page[]} */
   const tabs = [page];
   for (let number = 1; number < 7; number += 1) {
     await page.waitForSelector("text=ended");
@@ -133,7 +137,8 @@ test("each view has a title", async () => {
 
 test("a question is answered by Escape, and the focus stays", async () => {
   const page = await open(place, "#/run/ended");
-  const focused = (text) => page.waitForFunction((text) => document.activeElement?.textContent === text, text);
+  const focused = (/** @type {string | RegExp} */ text) =>
+    page.waitForFunction((text) => document.activeElement?.textContent === text, text);
   const remove = page.getByRole("button", { name: "Remove" });
   for (const answer of ["Escape", "Enter"]) {
     await remove.focus();
@@ -173,13 +178,16 @@ test("the config of a waiting job is shown, and what it overrides is kept", asyn
 test("nothing is added before it is checked, and a mistake of a key has no place in the text", async () => {
   const page = await open(place, "#/new?whole");
   let answer = () => {};
+  /** @type {Promise<void>} */
   const asked = new Promise((done) => {
     void page.route("**/api/check", async (route) => {
-      await new Promise((go) => {
+      /** @type {Promise<void>} */
+      const answered = new Promise((go) => {
         answer = go;
         done();
       });
-      const problem = { source: "--set", line: 1, column: 1, message: "no such key", help: null };
+      await answered;
+      const problem = { source: "--set", line: 1, column: 1, message: "no such key", help: /** @type {string | null} */ (null) };
       await route.fulfill({ json: { found: { problems: [problem] }, error: null } });
     });
   });

@@ -6,10 +6,13 @@ import { after, before, test } from "node:test";
 import { Place } from "./place.mjs";
 import { CONFIG, open, PHONE, picture, serious, tooWide } from "./shared.mjs";
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
-const fine = "text=The config is valid.";
-const text = (page) => page.getByRole("textbox", { name: "Config", exact: true });
-const form = (page) => page.getByRole("region", { name: "Form" });
+const fine = ".actions .badge.completed";
+const text = (/** @type {Page} */ page) => page.getByRole("textbox", { name: "Config", exact: true });
+const form = (/** @type {Page} */ page) => page.getByRole("region", { name: "Form" });
 
 before(async () => {
   place = await Place.open();
@@ -99,7 +102,7 @@ test("a dry run shows the memory of a step", async () => {
   const page = await open(place, "#/new?whole");
   await text(page).fill(CONFIG);
   await page.waitForSelector(fine);
-  await page.getByRole("button", { name: "Dry run" }).click();
+  await page.getByRole("button", { name: "Estimate memory and time" }).click();
   const table = page.getByRole("table", { name: "Estimated memory of a step" });
   await table.waitFor();
   assert.match(await table.textContent(), /weights[\d.]+ KiB.*peak[\d.]+ KiB/);
@@ -107,7 +110,7 @@ test("a dry run shows the memory of a step", async () => {
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`the editor on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/new?whole", { colorScheme, ...PHONE });
     await text(page).fill(CONFIG.replace("max_steps: 6", "max_steps: -6"));

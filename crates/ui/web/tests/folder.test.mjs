@@ -11,12 +11,16 @@ import { open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
 const golden = new URL("../../../../tests/reference/golden/", import.meta.url);
 const MANY = 400;
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 /** A picture of 36 blocks that is another for each seed, and the same at each size. */
-const blocks = (seed, size = 96) => {
-  const block = (at) => Math.floor((at * 6) / size);
-  const value = (x, y) => Math.floor(Math.abs(Math.sin(x * 12.9 + y * 78.2 + seed * 37.7) * 43758) % 255);
+const blocks = (/** @type {number} */ seed, size = 96) => {
+  const block = (/** @type {number} */ at) => Math.floor((at * 6) / size);
+  const value = (/** @type {number} */ x, /** @type {number} */ y) =>
+    Math.floor(Math.abs(Math.sin(x * 12.9 + y * 78.2 + seed * 37.7) * 43758) % 255);
   return png(size, size, [(seed * 53) % 255, 0, 90], (x, y) => value(block(x), block(y)));
 };
 /** One without any edge. */
@@ -24,7 +28,7 @@ const flat = () => png(96, 96, [90, 120, 150], () => 128);
 
 before(async () => {
   place = await Place.open();
-  const at = (...parts) => join(place.folder, ...parts);
+  const at = (/** @type {string[]} */ ...parts) => join(place.folder, ...parts);
   mkdirSync(at("cats/film"), { recursive: true });
   for (let cat = 0; cat < 12; cat += 1) {
     writeFileSync(at(`cats/${String(cat).padStart(2, "0")}.png`), blocks(cat));
@@ -36,7 +40,7 @@ before(async () => {
   mkdirSync(at("many"));
   for (let cat = 0; cat < MANY; cat += 1) writeFileSync(at(`many/${String(cat).padStart(4, "0")}.png`), blocks(cat % 50, 48));
   mkdirSync(at("texts"));
-  const talk = (n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${"very ".repeat(n)}${n}.` });
+  const talk = (/** @type {number} */ n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${"very ".repeat(n)}${n}.` });
   writeFileSync(at("texts/talk.jsonl"), Array.from({ length: 60 }, (_, n) => talk(n)).join("\n"));
   mkdirSync(at("models"));
   copyFileSync(new URL("models/gemma3.gguf", golden), at("models/tiny-chat.gguf"));
@@ -45,12 +49,12 @@ before(async () => {
 
 after(() => place?.close());
 
-const button = (page, name) => page.getByRole("button", { name });
-const cell = (page, name) => page.locator(".cell", { has: page.locator(`b:text-is("${name}")`) });
-const data = (name) => `#/data?path=${encodeURIComponent(join(place.folder, name))}`;
-const text = (name) => readFileSync(join(place.folder, "cats", name), "utf8");
+const button = (/** @type {Page} */ page, /** @type {string | RegExp} */ name) => page.getByRole("button", { name });
+const cell = (/** @type {Page} */ page, /** @type {string} */ name) => page.locator(".cell", { has: page.locator(`b:text-is("${name}")`) });
+const data = (/** @type {string} */ name) => `#/data?path=${encodeURIComponent(join(place.folder, name))}`;
+const text = (/** @type {string} */ name) => readFileSync(join(place.folder, "cats", name), "utf8");
 
-async function done(page) {
+async function done(/** @type {import("./place.mjs").TestPage} */ page) {
   assert.deepEqual(page.complaints, []);
   await page.context().close();
 }
@@ -253,6 +257,7 @@ test("a folder that is dropped is added", async () => {
 });
 
 test("a model on this machine writes the captions that are missing", async () => {
+  /** @type {{ model: string, messages: unknown }[]} */
   const asked = [];
   const model = createServer((request, response) => {
     let body = "";
@@ -263,11 +268,11 @@ test("a model on this machine writes the captions that are missing", async () =>
       response.end(JSON.stringify({ choices: [{ message: { content: `what a model\nsees, ${asked.length}` } }] }));
     });
   });
-  await new Promise((ready) => model.listen(0, "127.0.0.1", ready));
+  await new Promise((ready) => model.listen(0, "127.0.0.1", () => ready(null)));
   const page = await open(place, data("cats"));
   const panel = page.locator("details", { hasText: "Let a model write captions" });
   await panel.locator("summary").click();
-  await panel.getByLabel("Port").fill(String(model.address().port));
+  await panel.getByLabel("Port").fill(String(/** @type {import("node:net").AddressInfo} */ (model.address()).port));
   await panel.getByLabel("Port").press("Tab");
   await panel.getByLabel("Model").locator("option", { hasText: "tiny-vision" }).waitFor({ state: "attached" });
   await button(page, "Write 6 captions").click();
@@ -325,7 +330,7 @@ test("texts are shown as a model reads them, with how long they are", async () =
   await done(page);
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`data on a phone and a desk, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     for (const options of [PHONE, { viewport: { width: 1360, height: 900 } }]) {
       const page = await open(place, data("cats"), { ...options, colorScheme });

@@ -2,13 +2,15 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, trainLine, writeGpu, writeRun } from "./place.mjs";
+import { serious } from "./shared.mjs";
 
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const pictures = process.env.SCREENSHOTS;
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 before(async () => {
@@ -30,22 +32,13 @@ before(async () => {
 
 after(() => place?.close());
 
-const at = (page, hash) => page.goto(`http://127.0.0.1:${place.port}/${hash}`);
+const at = (/** @type {Page} */ page, /** @type {string} */ hash) => page.goto(`http://127.0.0.1:${place.port}/${hash}`);
 
-async function picture(page, name) {
+async function picture(/** @type {Page} */ page, /** @type {string} */ name) {
   if (!pictures) return;
   // The charts are drawn a frame after they are there.
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
   await page.screenshot({ path: join(pictures, `ui-${name}.png`), fullPage: true });
-}
-
-/** What axe-core finds that keeps people out. */
-async function serious(page) {
-  await page.evaluate(axe);
-  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
-  return found.violations
-    .filter((violation) => ["serious", "critical"].includes(violation.impact))
-    .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
 }
 
 test("the token leaves the address, and no script can read the cookie", async () => {
@@ -121,8 +114,8 @@ test("what was tried again is marked on the curves and told in words", async () 
       blocks: 0,
       first: "layers.0.weight (4 KiB)\n  direct wrong bytes arrived <b>",
     },
-    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: null },
-    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: 2 ** 30, micro_batch: null },
+    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: /** @type {number | null} */ (null) },
+    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: 2 ** 30, micro_batch: /** @type {number | null} */ (null) },
     { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: 2 },
     { kind: "rolled_back", from_step: 60, to_step: 40, seen: [{}, {}] },
     { kind: "resumed", step: 40, changes: [{ key: "train.learning_rate", before: 1, now: 2 }] },
@@ -221,13 +214,14 @@ test("the end of a run is told, if that was asked for", async () => {
   await page.context().grantPermissions(["notifications"]);
   await page.evaluate(() => {
     globalThis.told = [];
-    globalThis.Notification = class {
+    class Told {
       static permission = "granted";
       static requestPermission = async () => "granted";
-      constructor(title) {
+      constructor(/** @type {string} */ title) {
         globalThis.told.push(title);
       }
-    };
+    }
+    Object.assign(globalThis, { Notification: Told });
   });
   await page.getByLabel("Notify me at the end").check();
   await page.waitForSelector("tr:has-text('night') .badge.running");
@@ -248,7 +242,7 @@ test("the GPUs are shown as they are, and what the driver does not say as unknow
   await at(page, "#/");
   await page.waitForSelector("table");
   await at(page, "#/doctor");
-  const figure = (name) => page.locator("article.gpu[aria-label=card0] .figure", { hasText: name }).locator("dd");
+  const figure = (/** @type {string} */ name) => page.locator("article.gpu[aria-label=card0] .figure", { hasText: name }).locator("dd");
   assert.match(await figure("VRAM").textContent(), /^9\.5 GiB of 16 GiB/);
   assert.equal(await figure("Utilisation").textContent(), "97 %");
   assert.equal(await figure("Clock").textContent(), "2,450 MHz");
@@ -322,7 +316,7 @@ test("a phone needs no scrolling to the side", async () => {
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`axe-core finds nothing serious, ${colorScheme}`, async () => {
     const page = await place.page({ colorScheme });
     await page.waitForSelector("table");
@@ -382,7 +376,7 @@ test("two hundred runs, and one of a hundred thousand points", async () => {
   await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 100000"));
   const curves = await page.evaluate(() => fetch("/api/runs/run-7/curves").then((answer) => answer.json()));
   assert.ok(curves.train.steps.length <= 1000);
-  const loss = curves.train.curves.find((curve) => curve.name === "loss");
+  const loss = curves.train.curves.find((/** @type {{ name: string }} */ curve) => curve.name === "loss");
   assert.equal(Math.max(...loss.max), 50);
   assert.deepEqual(page.complaints, []);
   await other.close();
@@ -404,7 +398,7 @@ test("a search for a learning rate is a picture with what was found, and its rea
   await page.waitForSelector("text=a tenth of 3.1e-3");
   // The mark stands above the rate on the axis: between 1e-4 and 1e-3.
   const places = await picture_.evaluate((svg) => {
-    const text = (label) => [...svg.querySelectorAll("text")].find((one) => one.textContent === label);
+    const text = (/** @type {string} */ label) => [...svg.querySelectorAll("text")].find((one) => one.textContent === label);
     const [low, high] = ["1e-4", "1e-3"].map((label) => Number(text(label).getAttribute("x")));
     return { low, high, mark: Number(svg.querySelector(".mark line").getAttribute("x1")) };
   });

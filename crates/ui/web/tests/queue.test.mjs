@@ -1,12 +1,11 @@
 // The queue and what starts runs, in a real browser, with the real trainer.
 import assert from "node:assert/strict";
 import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, program } from "./place.mjs";
+import { serious } from "./shared.mjs";
 
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const pictures = process.env.SCREENSHOTS;
 /** The machine may do much else. */
 const LIMIT = 300_000;
@@ -31,6 +30,9 @@ const STEEP = CONFIG.replace("name: tiny", "name: steep").replace(
   "max_steps: 1000\n  learning_rate: 10\n  weight_decay: 1",
 );
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 before(async () => {
@@ -45,11 +47,12 @@ after(async () => {
   // Runs outlive the server: what still goes on is stopped first.
   const page = await place.page();
   await page.evaluate(async () => {
-    const post = (path, body) => fetch(`/api/queue${path}`, { method: "POST", body: body && JSON.stringify(body) });
+    const post = (/** @type {string} */ path, /** @type {object} */ body = undefined) =>
+      fetch(`/api/queue${path}`, { method: "POST", body: body && JSON.stringify(body) });
     await post("/pause", { paused: true });
     for (let left = 600; left > 0; left -= 1) {
       const { jobs } = await (await fetch("/api/queue")).json();
-      const active = jobs.filter((job) => job.state === "running" || job.state === "checking");
+      const active = jobs.filter((/** @type {import("../src/api").Job} */ job) => job.state === "running" || job.state === "checking");
       if (active.length === 0) return;
       for (const job of active) await post(`/${job.id}/stop`);
       await new Promise((done) => setTimeout(done, 500));
@@ -58,28 +61,20 @@ after(async () => {
   await place.close();
 });
 
-async function open(hash, options) {
+async function open(/** @type {string} */ hash, /** @type {import("playwright-core").BrowserContextOptions} */ options = {}) {
   const page = await place.page(options);
   page.setDefaultTimeout(LIMIT);
   await at(page, hash);
   return page;
 }
 
-const at = (page, hash) => page.goto(`http://127.0.0.1:${place.port}/${hash}`);
-const job = (page, label) => page.waitForSelector(`li[aria-label="${label}"]`);
+const at = (/** @type {Page} */ page, /** @type {string} */ hash) => page.goto(`http://127.0.0.1:${place.port}/${hash}`);
+const job = (/** @type {Page} */ page, /** @type {string} */ label) => page.waitForSelector(`li[aria-label="${label}"]`);
 
-async function serious(page) {
-  await page.evaluate(axe);
-  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
-  return found.violations
-    .filter((violation) => ["serious", "critical"].includes(violation.impact))
-    .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
-}
-
-async function add(page, config) {
+async function add(/** @type {Page} */ page, /** @type {string} */ config) {
   await at(page, "#/new?whole");
   await page.getByRole("textbox", { name: "Config" }).fill(config);
-  await page.waitForSelector("text=The config is valid.");
+  await page.waitForSelector(".actions .badge.completed");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   await page.waitForSelector("h1:has-text('Queue')");
 }
@@ -126,7 +121,7 @@ test("what is wrong with a config is told while it is typed, with its place", as
   assert.match(await problem.textContent(), /unknown key `loging_steps`.*did you mean `logging_steps`/);
   assert.ok(await page.getByRole("button", { name: "Add to the queue" }).isDisabled());
   await problem.click();
-  const caret = await box.evaluate((area) => area.value.slice(area.selectionStart).split("\n")[0]);
+  const caret = await box.evaluate((/** @type {HTMLTextAreaElement} */ area) => area.value.slice(area.selectionStart).split("\n")[0]);
   assert.equal(caret, "loging_steps: 2");
   // What the network may not reach is said with its place, too.
   await box.fill(CONFIG.replace("path: text.txt", "path: /etc/passwd"));
@@ -135,9 +130,9 @@ test("what is wrong with a config is told while it is typed, with its place", as
   await page.waitForSelector(".problem, .problems button");
   assert.equal(await page.locator("main img").count(), 0);
   await box.fill(CONFIG);
-  await page.waitForSelector("text=The config is valid.");
-  await page.getByRole("button", { name: "Dry run" }).click();
-  await page.waitForSelector("h2:has-text('Dry run')");
+  await page.waitForSelector(".actions .badge.completed");
+  await page.getByRole("button", { name: "Estimate memory and time" }).click();
+  await page.waitForSelector("h2:has-text('Memory and time')");
   await page.waitForSelector("text=trainable parameters");
   await page.context().close();
 });
@@ -157,7 +152,7 @@ test("a run is duplicated with what is different shown, asked for a checkpoint a
   assert.match(await page.locator(".diff del").first().textContent(), /− {3}max_steps: 6/);
   assert.deepEqual(await serious(page), []);
   if (pictures) await page.screenshot({ path: join(pictures, "ui-duplicate.png") });
-  await page.waitForSelector("text=The config is valid.");
+  await page.waitForSelector(".actions .badge.completed");
   await page.getByRole("button", { name: "Add to the queue" }).click();
   const row = page.locator("li", { hasText: "long" });
   // How far it is, and its loss, are in the queue, too.
@@ -184,7 +179,7 @@ test("a run is duplicated with what is different shown, asked for a checkpoint a
   // The queue knows it a moment later, and until then refuses a second job for the run.
   await page.waitForFunction(async () => {
     const { jobs } = await (await fetch("/api/queue")).json();
-    return jobs.every(({ state }) => state === "ended");
+    return jobs.every((/** @type {{ state: string }} */ { state }) => state === "ended");
   });
   await page.getByRole("button", { name: "Resume" }).click();
   await page.waitForSelector("h1:has-text('Queue')");
@@ -241,13 +236,13 @@ test("a run that cannot work is not started, says why and what helps, and is for
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`the queue on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open("#/queue", { colorScheme, viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });
     await job(page, "Job 1, tiny, completed");
     for (const hash of ["#/queue", "#/new?whole", "#/new?like=tiny"]) {
       await at(page, hash);
-      await page.waitForSelector(hash === "#/queue" ? "li.job" : "text=The config is valid.");
+      await page.waitForSelector(hash === "#/queue" ? "li.job" : ".actions .badge.completed");
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wide <= 0, `${hash} is ${wide} pixels too wide`);
       assert.deepEqual(await serious(page), [], hash);

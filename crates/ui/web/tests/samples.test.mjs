@@ -10,10 +10,18 @@ const STEPS = [0, 200, 400, 600];
 const PROMPTS = ["a boat on the sea", "a <b>tower</b>"];
 const SETTINGS = "96 × 64 pixels, seed 42, 20 steps, guidance 4";
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 /** A run whose samples are files: `content(step, prompt)` makes each. */
-function writeSamples(name, extension, text, content) {
+function writeSamples(
+  /** @type {string} */ name,
+  /** @type {string} */ extension,
+  /** @type {string} */ text,
+  /** @type {(step: number, prompt: number) => Buffer} */ content,
+) {
   const folder = writeRun(place.runs, name, { done: 600, ending: "completed" });
   mkdirSync(join(folder, "samples"));
   const metrics = join(folder, "metrics.jsonl");
@@ -41,6 +49,7 @@ async function clip() {
     [canvas.width, canvas.height] = [64, 64];
     const draw = canvas.getContext("2d");
     const recorder = new MediaRecorder(canvas.captureStream(20), { mimeType: "video/webm" });
+    /** @type {Blob[]} */
     const parts = [];
     recorder.ondataavailable = (event) => parts.push(event.data);
     const stopped = new Promise((done) => (recorder.onstop = done));
@@ -60,11 +69,13 @@ async function clip() {
 
 before(async () => {
   place = await Place.open();
-  for (const [name, blue] of [
+  for (const [name, blue] of /** @type {[string, number][]} */ ([
     ["pictures", 60],
     ["others", 220],
-  ]) {
-    writeSamples(name, "png", SETTINGS, (step, number) => png(96, 64, [step / 3, 200 - 90 * number, blue]));
+  ])) {
+    writeSamples(name, "png", SETTINGS, (/** @type {number} */ step, /** @type {number} */ number) =>
+      png(96, 64, [step / 3, 200 - 90 * number, blue]),
+    );
   }
   const made = await clip();
   writeSamples("clips", "webm", "64 × 64 pixels, 20 frames, seed 42, 20 steps, guidance 4", () => made);
@@ -72,7 +83,8 @@ before(async () => {
 
 after(() => place?.close());
 
-const shot = (page, step, prompt) => page.getByRole("button", { name: `Compare ${step}: ${prompt}` });
+const shot = (/** @type {Page} */ page, /** @type {string} */ step, /** @type {string} */ prompt) =>
+  page.getByRole("button", { name: `Compare ${step}: ${prompt}` });
 
 test("each prompt has a row with a sample of each step, and its settings", async () => {
   const page = await open(place, "#/run/pictures");
@@ -104,7 +116,7 @@ test("two samples are compared with a slider and by crossfading, with the keyboa
   await dialog.waitFor();
   assert.equal(await dialog.getByLabel("Left sample").locator("option:checked").textContent(), "Before training");
   assert.equal(await dialog.getByLabel("Right sample").locator("option:checked").textContent(), "Step 400");
-  const begins = (percent) =>
+  const begins = (/** @type {number} */ percent) =>
     page.waitForFunction((percent) => {
       const [, at] = /([\d.]+)%\)$/.exec(getComputedStyle(document.querySelector(".upper")).clipPath) ?? [];
       return Math.abs(Number(at) - percent) < 1;
@@ -152,7 +164,7 @@ test("clips play in step, are paused and moved together, and far ones are not lo
   await page.waitForFunction(() => [...document.querySelectorAll(".shots video[src]")].every((clip) => !clip.paused));
   await page.waitForFunction(() => {
     const clips = [...document.querySelectorAll(".shots video[src]")];
-    const apart = (one, other) => {
+    const apart = (/** @type {HTMLVideoElement} */ one, /** @type {HTMLVideoElement} */ other) => {
       const seconds = Math.abs(one.currentTime - other.currentTime);
       return Math.min(seconds, one.duration - seconds);
     };
@@ -190,7 +202,7 @@ test("texts are beside each other", async () => {
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`samples on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/run/pictures", { ...PHONE, colorScheme });
     await page.locator(".shot img").first().waitFor();

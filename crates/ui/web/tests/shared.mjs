@@ -24,7 +24,13 @@ train:
   save_steps: 0
 `;
 
-/** What axe-core finds that keeps people out. */
+/** @import { BrowserContextOptions, Locator, Page } from "playwright-core" */
+/** @import { Place, TestPage } from "./place.mjs" */
+
+/**
+ * What axe-core finds that keeps people out.
+ * @param {Page} page
+ */
 export async function serious(page) {
   await page.evaluate(axe);
   const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
@@ -33,7 +39,12 @@ export async function serious(page) {
     .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
 }
 
-/** A picture for the handbook, where some are asked for: of a part of the page, at most so high. */
+/**
+ * A picture for the handbook, where some are asked for: of a part of the page, at most so high.
+ * @param {Page} page
+ * @param {string} name
+ * @param {Locator} what
+ */
 export async function picture(page, name, what = page.locator("main"), height = Infinity) {
   if (!pictures) return;
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
@@ -45,12 +56,21 @@ export async function picture(page, name, what = page.locator("main"), height = 
   await page.screenshot({ path: join(pictures, `ui-${name}.png`), fullPage: true, clip });
 }
 
-/** How many pixels a page is wider than its window. */
+/**
+ * How many pixels a page is wider than its window.
+ * @param {Page} page
+ */
 export const tooWide = (page) => page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
 
 export const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
 
-/** A page at a view of a place. */
+/**
+ * A page at a view of a place.
+ * @param {Place} place
+ * @param {string} hash
+ * @param {BrowserContextOptions} [options]
+ * @returns {Promise<TestPage>}
+ */
 export async function open(place, hash, options) {
   const page = await place.page(options);
   page.setDefaultTimeout(Number(process.env.PATIENCE ?? 90_000));
@@ -58,8 +78,15 @@ export async function open(place, hash, options) {
   return page;
 }
 
-/** A picture with a gradient, or with a pattern in its green. */
+/**
+ * A picture with a gradient, or with a pattern in its green.
+ * @param {number} width
+ * @param {number} height
+ * @param {number[]} colour
+ * @param {(x: number, y: number) => number} [pattern]
+ */
 export function png(width, height, [red, green, blue], pattern = (x) => (green * x) / width) {
+  /** @type {(kind: string, data: Buffer) => Buffer} */
   const chunk = (kind, data) => {
     const body = Buffer.concat([Buffer.from(kind), data]);
     const length = Buffer.alloc(4);
@@ -84,7 +111,10 @@ export function png(width, height, [red, green, blue], pattern = (x) => (green *
   ]);
 }
 
-/** The sum that chunks of a picture end with. */
+/**
+ * The sum that chunks of a picture end with.
+ * @param {Buffer} bytes
+ */
 function crc(bytes) {
   if (crc32) return crc32(bytes);
   let sum = -1;

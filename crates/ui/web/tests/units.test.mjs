@@ -13,14 +13,27 @@ test("the page is small, and the editor is loaded only where it is used", () => 
     const size = gzipSync(readFileSync(new URL(`assets/${name}`, folder))).length;
     return { name, size, isFirst: index.includes(name) };
   });
-  const sum = (files) => files.reduce((all, { size }) => all + size, 0);
+  const sum = (/** @type {{ size: number }[]} */ files) => files.reduce((all, { size }) => all + size, 0);
   const first = sum(sizes.filter(({ isFirst }) => isFirst));
   assert.ok(first > 10_000 && first < 60_000, `${first} bytes before anything is shown`);
   // The editor included, which is loaded for a new run.
   assert.ok(sum(sizes) < 150_000, `${sum(sizes)} bytes in all`);
 });
 
-/** A module of the page that imports nothing. */
+/**
+ * @typedef {{
+ *   "captions.ts": typeof import("../src/captions"),
+ *   "diff.ts": typeof import("../src/diff"),
+ *   "format.ts": typeof import("../src/format"),
+ * }} Modules
+ */
+
+/**
+ * A module of the page that imports nothing.
+ * @template {keyof Modules} Name
+ * @param {Name} name
+ * @returns {Promise<Modules[Name]>}
+ */
 async function load(name) {
   const source = readFileSync(new URL(`../src/${name}`, import.meta.url), "utf8");
   const { code } = await transformWithOxc(source, name);
@@ -29,7 +42,7 @@ async function load(name) {
 
 test("captions are edited as a whole and by tags", async () => {
   const { edited, tagCounts } = await load("captions.ts");
-  for (const [before, kind, text, by, after] of [
+  for (const [before, kind, text, by, after] of /** @type {[string, import("../src/captions").EditKind, string, string, string][]} */ ([
     ["a cat", "front", "ohwx, ", "", "ohwx, a cat"],
     ["a cat", "end", ", outdoors", "", "a cat, outdoors"],
     ["a cat, a cat", "replace", "cat", "$& dog", "a $& dog, a $& dog"],
@@ -38,7 +51,7 @@ test("captions are edited as a whole and by tags", async () => {
     ["a cat,  indoors", "remove", "door", "", "a cat,  indoors"],
     ["", "write", "a cat", "", "a cat"],
     ["mine", "write", "a cat", "", "mine"],
-  ]) {
+  ])) {
     assert.equal(edited(before, { kind, text, by }), after, `${kind} ${before}`);
   }
   const counts = tagCounts(["b, a", "a,a", null, ""]);
@@ -50,7 +63,8 @@ test("captions are edited as a whole and by tags", async () => {
 
 test("pictures that look alike are found, and of many alike only the first is compared", async () => {
   const { lookAlike } = await load("captions.ts");
-  const looks = (hashes) => hashes.map((hash, medium) => ({ medium, hash, sharpness: 1, problem: null }));
+  const looks = (/** @type {(string | null)[]} */ hashes) =>
+    hashes.map((hash, medium) => ({ medium, hash, sharpness: 1, problem: /** @type {string | null} */ (null) }));
   const found = lookAlike(
     looks(["00000000ffff0000", "1234567890abcdef", "00000000ffff0007", null, "00000000ffff000f", "1234567890abcdef"]),
   );
@@ -85,7 +99,7 @@ test("the time left does not depend on when the page looks", async () => {
 
 test("what is different between two texts is told line by line", async () => {
   const { diff } = await load("diff.ts");
-  const told = (before, after) =>
+  const told = (/** @type {string} */ before, /** @type {string} */ after) =>
     diff(before, after)
       .map(({ kind, text }) => `${{ same: " ", gone: "-", new: "+" }[kind]}${text}`)
       .join("|");
@@ -94,4 +108,30 @@ test("what is different between two texts is told line by line", async () => {
   assert.equal(told("a\nb\nc\nd", "b\nc\ne\nd"), "-a| b| c|+e| d");
   assert.equal(told("", "a"), "-|+a");
   assert.equal(told("x\na\nx", "x"), " x|-a|-x");
+});
+
+test("numbers below each other have the same decimals", async () => {
+  const { bytesLike, decimals, ticks } = await load("format.ts");
+  assert.deepEqual([1.4, 12.34567, 0.5, 1234.5, 0, 2e-5, null].map(decimals), [
+    "1.400",
+    "12.346",
+    "0.500",
+    "1,234.500",
+    "0.000",
+    "2.00e-5",
+    "unknown",
+  ]);
+  assert.deepEqual(
+    [1.5 * 2 ** 30, 2 ** 28, 0].map((value) => bytesLike(2 ** 31, value)),
+    ["1.50 GiB", "0.25 GiB", "0.00 GiB"],
+  );
+  assert.equal(bytesLike(900, 12), "12 B");
+  assert.deepEqual(ticks([1.36, 1.4, 1.44], 0.04), ["1.36", "1.40", "1.44"]);
+  assert.deepEqual(ticks([0, 1, 2], 1), ["0", "1", "2"]);
+  assert.deepEqual(ticks([0, 0.00005, 0.0001, 0.00015], 0.00005), ["0", "0.5e-4", "1.0e-4", "1.5e-4"]);
+  assert.deepEqual(ticks([0, 10_000, null], 10_000), ["0", "10,000", ""]);
+  assert.deepEqual(
+    ticks([1024], 1024, (value) => `${value} B`),
+    ["1024 B"],
+  );
 });

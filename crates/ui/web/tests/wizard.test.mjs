@@ -43,18 +43,22 @@ const SCHEDULER = {
 };
 
 /** A film of a second, as ffmpeg makes it. */
-function film(path, level) {
+function film(/** @type {string} */ path, /** @type {number} */ level) {
   const colour = `color=c=0x${(level * 40).toString(16).padStart(2, "0")}4060:size=64x64:rate=16:duration=1`;
   const made = spawnSync("ffmpeg", ["-v", "error", "-f", "lavfi", "-i", colour, "-c:v", "libvpx", "-y", path]);
   assert.equal(made.status, 0, String(made.stderr));
 }
 
+/** @import { Page } from "playwright-core" */
+
+/** @type {Place} */
 let place;
 
 before(async () => {
   place = await Place.open();
-  const at = (...parts) => join(place.folder, ...parts);
-  const copy = (from, ...to) => cpSync(new URL(from, golden), at(...to), { recursive: true });
+  const at = (/** @type {string[]} */ ...parts) => join(place.folder, /** @type {string[]} */ ...parts);
+  const copy = (/** @type {string} */ from, /** @type {string[]} */ ...to) =>
+    cpSync(new URL(from, golden), at(/** @type {string[]} */ ...to), { recursive: true });
   mkdirSync(at("models/tiny-video"), { recursive: true });
   for (const [part, from] of [
     ["transformer", "wan/training/transformer"],
@@ -63,10 +67,10 @@ before(async () => {
   ]) {
     copy(from, "models/tiny-video", part);
   }
-  for (const [name, content] of [
+  for (const [name, content] of /** @type {[string, object][]} */ ([
     ["tokenizer/tokenizer.json", TOKENIZER],
     ["scheduler/scheduler_config.json", SCHEDULER],
-  ]) {
+  ])) {
     mkdirSync(dirname(at("models/tiny-video", name)), { recursive: true });
     writeFileSync(at("models/tiny-video", name), JSON.stringify(content));
   }
@@ -86,23 +90,27 @@ before(async () => {
   }
   mkdirSync(at("texts"));
   writeFileSync(at("texts/bottles.txt"), Array.from({ length: 4000 }, (_, n) => `${n} bottles of <b>ale</b>\n`).join(""));
-  const talk = (n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${n}.` });
+  const talk = (/** @type {number} */ n) => JSON.stringify({ prompt: `What is ${n}?`, completion: ` It is ${n}.` });
   writeFileSync(at("texts/talk.jsonl"), Array.from({ length: 60 }, (_, n) => talk(n)).join("\n"));
   writeRun(place.runs, "yesterday", { ending: "completed" });
 });
 
 after(() => place?.close());
 
-const button = (page, name) => page.getByRole("button", { name });
-const field = (page, name) => page.locator(".questions").getByLabel(name);
+const button = (/** @type {Page} */ page, /** @type {string | RegExp} */ name) => page.getByRole("button", { name });
+const field = (/** @type {Page} */ page, /** @type {string | RegExp} */ name) => page.locator(".questions").getByLabel(name);
 
-async function enter(page, name, value) {
+async function enter(/** @type {Page} */ page, /** @type {string | RegExp} */ name, /** @type {string} */ value) {
   await field(page, name).fill(value);
   await field(page, name).press("Tab");
 }
 
 /** From the list of runs to the choice of data. */
-async function toData(goal, model, options) {
+async function toData(
+  /** @type {RegExp} */ goal,
+  /** @type {RegExp} */ model,
+  /** @type {import("playwright-core").BrowserContextOptions} */ options = {},
+) {
   const page = await open(place, "#/", options);
   await page.getByRole("link", { name: "New run" }).click();
   await button(page, goal).click();
@@ -115,25 +123,42 @@ async function toData(goal, model, options) {
 }
 
 /** From the data to a run that has ended, and then an answer of what it made. */
-async function finish(page, run, answer) {
+async function finish(
+  /** @type {import("./place.mjs").TestPage} */ page,
+  /** @type {string} */ run,
+  /** @type {{ settings: Record<string, string>, made: string, checkpoint?: string, goesOn?: boolean }} */ answer,
+) {
   await page.locator(".actions .badge.completed").waitFor();
   await button(page, "Add to the queue").click();
   await page.waitForSelector(`li[aria-label$="${run}, completed"]`, { timeout: 240_000 });
   await page.locator("li.job").getByRole("link", { name: run, exact: true }).click();
   await page.locator("form.ask textarea").fill("what is new");
   for (const [name, value] of Object.entries(answer.settings)) await page.locator("form.ask").getByLabel(name).fill(value);
-  await button(page, "Generate").click();
-  await page.locator(answer.made).first().waitFor();
-  // On a busy machine a check of a config takes its time, and the page asks again.
-  assert.deepEqual(
-    page.complaints.filter((text) => !text.includes("429")),
-    [],
-  );
+  const ask = async (/** @type {string} */ title) => {
+    await button(page, /^(Generate|Send)$/).click();
+    await page.locator("figcaption", { hasText: title }).waitFor();
+    await page.locator("form.ask").getByRole("button", { name: "Stop" }).and(page.locator(":disabled")).waitFor();
+    assert.equal(await page.locator(answer.made).count(), 1);
+  };
+  await ask("seed");
+  if (answer.checkpoint) {
+    await page.locator("form.ask").getByLabel("Checkpoint").selectOption(answer.checkpoint);
+    await ask(`with the adapter, ${answer.checkpoint}, seed`);
+  }
+  if (answer.goesOn) {
+    await page.getByLabel("Go on").fill("and then");
+    await page.getByLabel("Go on").press("Enter");
+    await page.locator(".asked", { hasText: "and then" }).waitFor();
+    await page.locator(answer.made).nth(1).waitFor();
+    await button(page, "New chat").click();
+    assert.equal(await page.locator(answer.made).count(), 0);
+  }
+  assert.deepEqual(page.complaints, []);
   await page.context().close();
 }
 
 /** Makes a folder beside others and puts the files of one of these into it, as they would be chosen in a dialog. */
-async function bring(page, name, from) {
+async function bring(/** @type {Page} */ page, /** @type {string} */ name, /** @type {string} */ from) {
   await button(page, "New folder").click();
   await page.getByLabel("Name of the new folder").fill(name);
   await button(page, "Make").click();
@@ -145,8 +170,8 @@ async function bring(page, name, from) {
 }
 
 const TEXT = { settings: { "Max. new tokens": "8", Temperature: "0" }, made: ".answer pre" };
-const PICTURE = { settings: { Steps: "2", Size: "64", Strength: "0.8" }, made: ".answer img" };
-const FILM = { settings: { Steps: "2", Size: "64", Frames: "5" }, made: ".answer img" };
+const PICTURE = { settings: { Steps: "2", Size: "64", Strength: "0.8" }, made: ".answer img", checkpoint: "step 2" };
+const FILM = { settings: { Steps: "2", Size: "64", Frames: "5" }, made: ".answer img", checkpoint: "step 2" };
 
 test("a small model of texts is trained from nothing", async () => {
   const page = await toData(/^Text/, /^A small model from nothing/);
@@ -155,12 +180,12 @@ test("a small model of texts is trained from nothing", async () => {
   await page.locator(".rows mark").first().waitFor();
   await button(page, "Continue").click();
   await enter(page, /^Name/, "bottles");
-  for (const [name, value] of [
+  for (const [name, value] of /** @type {[RegExp, string][]} */ ([
     [/^Steps/, "61"],
     [/^Width of the model/, "32"],
     [/^Length in tokens/, "16"],
     [/^Texts per step/, "2"],
-  ]) {
+  ])) {
     await enter(page, name, value);
   }
   await finish(page, "bottles", TEXT);
@@ -176,10 +201,10 @@ test("a LoRA for a chat is trained, after its estimate", async () => {
   await button(page, "Continue").click();
   await enter(page, /^Name/, "talk");
   await enter(page, /^Steps/, "3");
-  await button(page, "Dry run").click();
-  await page.getByRole("heading", { name: "Dry run" }).waitFor();
+  await button(page, "Estimate memory and time").click();
+  await page.getByRole("heading", { name: "Memory and time" }).waitFor();
   await page.getByText("trainable parameters").waitFor();
-  await finish(page, "talk", TEXT);
+  await finish(page, "talk", { ...TEXT, goesOn: true });
   assert.ok(existsSync(join(place.runs, "talk/adapter")));
 });
 
@@ -219,6 +244,68 @@ test("a LoRA of videos is trained from a folder that was empty", async () => {
   assert.ok(existsSync(join(place.runs, "clips/adapter")));
 });
 
+test("four steps with the keyboard alone", async () => {
+  const page = await open(place, "#/");
+  const reach = async (/** @type {import("playwright-core").Locator} */ target) => {
+    await target.waitFor();
+    for (let count = 0; count < 80; count += 1) {
+      if (await target.evaluate((element) => element === document.activeElement)) return;
+      await page.keyboard.press("Tab");
+    }
+    assert.fail(`${target} is not reached`);
+  };
+  const press = async (/** @type {import("playwright-core").Locator} */ target) => {
+    await reach(target);
+    await page.keyboard.press("Enter");
+  };
+  const heading = () => page.evaluate(() => document.activeElement.textContent);
+  await press(page.getByRole("link", { name: "New run" }));
+  await press(button(page, /^Text/));
+  await button(page, /^A small model from nothing/).waitFor();
+  assert.equal(await heading(), "Which model learns it?");
+  await press(button(page, /^A small model from nothing/));
+  await press(button(page, /^texts/));
+  await press(button(page, /^bottles\.txt/));
+  await press(button(page, "Continue"));
+  assert.equal(await heading(), "How is it trained?");
+  for (const [name, value] of /** @type {[RegExp, string][]} */ ([
+    [/^Name/, "keys"],
+    [/^Steps/, "61"],
+    [/^Width of the model/, "32"],
+    [/^Length in tokens/, "16"],
+  ])) {
+    await reach(field(page, name));
+    await page.keyboard.press("Control+A");
+    await page.keyboard.type(value);
+  }
+  await page.keyboard.press("Tab");
+  await page.locator(".actions .badge.completed").waitFor();
+  await press(button(page, "Add to the queue"));
+  await page.waitForSelector('li[aria-label$="keys, completed"]', { timeout: 240_000 });
+  await press(page.getByRole("link", { name: "Open keys" }));
+  await page.getByRole("heading", { name: "keys" }).waitFor();
+  await page.context().close();
+});
+
+test("whoever writes captions on the way comes back to what was chosen", async () => {
+  const page = await toData(/^Pictures/, /^tiny-image/);
+  await button(page, /^cats/).click();
+  await page.getByRole("link", { name: "Write captions" }).click();
+  await page.locator(".cell img").first().waitFor();
+  await page.getByRole("link", { name: "New run with this" }).click();
+  await page.getByRole("heading", { name: "What does it learn from?" }).waitFor();
+  await button(page, "Continue").click();
+  await page.locator("summary", { hasText: "All keys and YAML" }).click();
+  const text = await page.getByRole("textbox", { name: "Config", exact: true }).inputValue();
+  assert.match(text, /name_or_path: .*tiny-image\n/);
+  assert.match(text, /path: .*cats\n/);
+  // Later, a new run begins at its beginning.
+  await page.goto(`http://127.0.0.1:${place.port}/#/`);
+  await page.getByRole("link", { name: "New run" }).first().click();
+  await page.getByRole("heading", { name: "What do you want to teach?" }).waitFor();
+  await page.context().close();
+});
+
 test("whether a model fits is measured while the page goes on", async () => {
   const page = await open(place, "#/new");
   let asked = 0;
@@ -244,12 +331,17 @@ test("whether a model fits is measured while the page goes on", async () => {
 test("the best way that fits is what the config begins with, and what fits in none is said", async () => {
   const page = await open(place, "#/new");
   const GIB = 2 ** 30;
-  const way = (quantization, offload, need, fits) => ({ quantization, offload, need: need * GIB, fits });
+  const way = (
+    /** @type {string | null} */ quantization,
+    /** @type {boolean} */ offload,
+    /** @type {number} */ need,
+    /** @type {boolean} */ fits,
+  ) => ({ quantization, offload, need: need * GIB, fits });
   let ways = [way(null, false, 20, false), way("int8", false, 11, true)];
   await page.route("**/api/fits", (route) =>
     route.fulfill({ json: { found: ways && { device: "GPU", memory: 16 * GIB, ways }, error: ways ? null : "no such thing" } }),
   );
-  const told = async (text) => {
+  const told = async (/** @type {string | RegExp} */ text) => {
     await page.goto(`http://127.0.0.1:${place.port}/#/`);
     await page.goto(`http://127.0.0.1:${place.port}/#/new`);
     await button(page, /^Pictures/).click();
@@ -276,6 +368,7 @@ test("the best way that fits is what the config begins with, and what fits in no
 test("a model that is not here is downloaded by the run, and nothing before", async () => {
   const page = await open(place, "#/new");
   await button(page, /^Videos/).click();
+  /** @type {string[]} */
   const asked = [];
   page.on("request", (request) => asked.push(new URL(request.url()).pathname));
   await page.locator(".card.absent").first().click();
@@ -284,7 +377,7 @@ test("a model that is not here is downloaded by the run, and nothing before", as
   await page.getByText("once the model is on this machine").waitFor();
   await button(page, "Continue").click();
   await page.locator(".actions .badge.completed").waitFor();
-  assert.ok(await button(page, "Dry run").isDisabled());
+  assert.ok(await button(page, "Estimate memory and time").isDisabled());
   assert.ok(await button(page, "Show the data").isDisabled());
   assert.ok(asked.includes("/api/check") && !asked.includes("/api/data") && !asked.includes("/api/dry-run"), asked.join(" "));
   await page.context().close();
@@ -344,7 +437,7 @@ test("templates, earlier runs and the last config are where to begin", async () 
   await page.context().close();
 });
 
-for (const colorScheme of ["light", "dark"]) {
+for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`four steps on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/new", { ...PHONE, colorScheme });
     const look = async () => {

@@ -9,7 +9,7 @@ interface AddFilesProps {
   path: string;
   /** Called once files were added. */
   onAdded: () => void;
-  children: ComponentChildren;
+  children?: ComponentChildren;
 }
 
 export function AddFiles({ path, onAdded, children }: AddFilesProps) {

@@ -80,12 +80,45 @@ export function useChecked(job: NewJob): Checked {
   return { problems, refused, isFine, found, looking, dryRun, add };
 }
 
+interface ActionsProps {
+  checked: Checked;
+  /** Whether its model is on this machine. */
+  isHere: boolean;
+  onData: () => void;
+  /** Called once it is in the queue. */
+  onAdded: () => void;
+}
+
+/** What can be done with a config, and how it is, always in sight. */
+export function Actions({ checked, isHere, onData, onAdded }: ActionsProps) {
+  const count = checked.problems?.length ?? 0;
+  return (
+    <div class="actions">
+      <span role="status">
+        {checked.isFine && !checked.refused && <span class="badge completed">ready</span>}
+        {count > 0 && <span class="badge failed">{count === 1 ? "1 problem" : `${count} problems`}</span>}{" "}
+        {!isHere && <span class="note">The model is downloaded when the run starts; then it can be estimated.</span>}
+      </span>
+      <span class="tools">
+        <button type="button" disabled={!checked.isFine || !isHere} onClick={onData}>
+          Show the data
+        </button>
+        <button type="button" disabled={!checked.isFine || checked.looking || !isHere} onClick={checked.dryRun}>
+          {checked.looking ? "Measuring …" : "Estimate memory and time"}
+        </button>
+        <button type="button" class="primary" disabled={!checked.isFine} onClick={() => checked.add(onAdded)}>
+          Add to the queue
+        </button>
+      </span>
+    </div>
+  );
+}
+
 /** What is wrong with a config. The text of a problem is a button if it has a place to go to. */
 export function Problems({ checked, onPlace }: { checked: Checked; onPlace: ((line: number, column: number) => void) | null }) {
   return (
     <>
       <div id="problems" role="status">
-        {checked.isFine && <p class="note">The config is valid.</p>}
         <ul class="problems">
           {checked.problems?.map(({ source, line, column, message, help }) => {
             const text = (
@@ -122,7 +155,7 @@ export function Problems({ checked, onPlace }: { checked: Checked; onPlace: ((li
 
 export function Found({ found }: { found: DryRun }) {
   return (
-    <Section title="Dry run">
+    <Section title="Memory and time">
       {found.advice.length > 0 && (
         <div class="problem" role="alert">
           It needs more memory than is available. These settings reduce it, the most effective first:

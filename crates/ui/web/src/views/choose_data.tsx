@@ -30,7 +30,7 @@ export function doubtOf(goal: Goal, { images, videos, texts, captioned }: Folder
   if (goal === "video" && videos === 0) return { text: "There are only pictures here, which are clips of one frame.", isFatal: false };
   const bare = images + videos - captioned;
   if (bare > 0) {
-    const text = `${whole(bare)} of ${whole(images + videos)} have no caption: a text file of the same name, such as 1.txt for 1.png.`;
+    const text = `${whole(bare)} of ${whole(images + videos)} have no caption, such as 1.txt for 1.png: only the trigger word tells what is on them.`;
     return { text, isFatal: false };
   }
   return media < 10 ? { text: "Fewer than ten are easily memorised instead of learned.", isFatal: false } : null;
@@ -41,9 +41,11 @@ interface ChooseDataProps {
   goal: Goal | null;
   chosen: string | null;
   onChoose: (path: string) => void;
+  /** Called before the captions of a folder are shown in place of this. */
+  onCaptions?: (() => void) | undefined;
 }
 
-export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
+export function ChooseData({ goal, chosen, onChoose, onCaptions }: ChooseDataProps) {
   const [path, setPath] = useState<string | null>(null);
   /** Counts how often the folder was changed here. */
   const [turn, setTurn] = useState(0);
@@ -84,6 +86,11 @@ export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
             </button>
           )}
           {here !== null && <NewFolder key={here} path={here} onMade={setPath} />}
+          {here !== null && onCaptions !== undefined && content !== null && content.images + content.videos > 0 && (
+            <a class="button" href={`#/data?path=${encodeURIComponent(here)}`} onClick={onCaptions}>
+              Write captions
+            </a>
+          )}
           {here !== null && (
             <button
               type="button"
@@ -102,15 +109,7 @@ export function ChooseData({ goal, chosen, onChoose }: ChooseDataProps) {
           {content.is_cut && " There is more than is listed."}
         </p>
       )}
-      {here !== null && (
-        <AddFiles path={here} onAdded={() => setTurn(turn + 1)}>
-          {goal !== null && goal !== "chat" && goal !== "text" && content !== null && content.images + content.videos > 0 && (
-            <p class="note">
-              <a href={`#/data?path=${encodeURIComponent(here)}`}>Look at them and write captions</a>
-            </p>
-          )}
-        </AddFiles>
-      )}
+      {here !== null && <AddFiles path={here} onAdded={() => setTurn(turn + 1)} />}
       <ul class="entries">
         {content?.folders.map((folder) => (
           <li key={folder.path}>

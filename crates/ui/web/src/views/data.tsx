@@ -174,7 +174,7 @@ function Lengths({ rows }: { rows: Rows }) {
   const cut = bars.reduce((sum, bar) => sum + bar.cut, 0);
   const middle = [...lengths].sort((one, other) => one - other)[Math.floor(lengths.length / 2)]!;
   const what = rows.whole_examples ? "cut off" : "divided between rows";
-  const about = `Half of these ${whole(lengths.length)} examples have at most ${whole(middle)} tokens, the longest ${whole(longest)}; ${cut === 0 ? "none is" : `${whole(cut)} are`} ${what}.`;
+  const about = `Half of these ${whole(lengths.length)} examples have at most ${whole(middle)} tokens, the longest ${whole(longest)}; ${cut === 0 ? "none is" : `${whole(cut)} ${cut === 1 ? "is" : "are"}`} ${what}.`;
   return (
     <figure class="lengths">
       <figcaption>Lengths in tokens</figcaption>
@@ -300,7 +300,7 @@ function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: str
         {medium.clips.length > 0 &&
           `, clips: ${medium.clips
             .slice(0, 6)
-            .map(([from, count]) => `${from} to ${from + count - 1}`)
+            .map(([from, count]) => (count === 1 ? `frame ${from}` : `frames ${from} to ${from + count - 1}`))
             .join(", ")}`}
         {medium.clips.length > 6 && ` and ${medium.clips.length - 6} more`}
       </p>

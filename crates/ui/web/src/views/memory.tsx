@@ -1,5 +1,5 @@
 // The memory estimate of a step, and where the parts of the model are kept.
-import { bytes, UNKNOWN } from "../format";
+import { bytes, bytesLike, UNKNOWN } from "../format";
 
 const PARTS: [string, string][] = [
   ["weights", "weights"],
@@ -39,18 +39,20 @@ export function MemoryPart({ estimate, plan }: { estimate: Record<string, unknow
             {PARTS.filter(([name]) => (size(name) ?? 0) > 0).map(([name, label]) => (
               <tr key={name}>
                 <th scope="row">{label}</th>
-                <td class="number">{bytes(size(name))}</td>
+                <td class="number">{bytesLike(most, size(name))}</td>
                 <td class="extra">
                   <meter aria-label={label} max={most} value={size(name) ?? 0} />
                 </td>
               </tr>
             ))}
             <tr>
-              <th scope="row">peak</th>
+              <th scope="row">peak, of {free === null ? `${UNKNOWN} free memory` : `${bytes(free)} free`}</th>
               <td class="number">
-                <b>{bytes(peak)}</b>
+                <b>{bytesLike(most, peak)}</b>
               </td>
-              <td class="extra">of {free === null ? `${UNKNOWN} free memory` : `${bytes(free)} free`}</td>
+              <td class="extra">
+                {peak !== null && free !== null && <meter aria-label="peak, of what is free" max={free} value={peak} />}
+              </td>
             </tr>
           </tbody>
         </table>

@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { type Detail, type JobConfig, type NewJob, read, runPath } from "../api";
 import { withKeys } from "../recipes";
 import { Problem, useTitle } from "../widgets";
-import { Found, Problems, useChecked } from "./checked";
+import { Actions, Found, Problems, useChecked } from "./checked";
 import { DataPart } from "./data";
 import { Differences } from "./diff";
 import { Editor } from "./editor";
@@ -89,20 +89,7 @@ function Again({ like, of }: { like: string | null; of: string | null }) {
       {old !== null && <Differences before={old} after={config} />}
       <Problem text={unread} />
       <Problems checked={checked} onPlace={(line, column) => setPlace({ line, column })} />
-      <div class="actions">
-        <span />
-        <span class="tools">
-          <button type="button" disabled={!checked.isFine || checked.looking} onClick={checked.dryRun}>
-            {checked.looking ? "Running …" : "Dry run"}
-          </button>
-          <button type="button" disabled={!checked.isFine} onClick={() => setData(job)}>
-            Show the data
-          </button>
-          <button type="button" class="primary" disabled={!checked.isFine} onClick={() => checked.add(() => {})}>
-            Add to the queue
-          </button>
-        </span>
-      </div>
+      <Actions checked={checked} isHere onData={() => setData(job)} onAdded={() => {}} />
       {checked.found && <Found found={checked.found} />}
       {data && <DataPart key={JSON.stringify(data)} job={data} />}
       {old !== null && <Editor text={config} onText={setConfig} problems={checked.problems ?? []} place={place} />}

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { runPath, send } from "../api";
 import { bytes, duration, number, whole } from "../format";
 import { LiveRun } from "../live_run";
-import { Badge, Confirm, Figure, Offline, Problem, Progress, Section, useTitle } from "../widgets";
+import { Badge, Confirm, Figure, Offline, Problem, Progress, useTitle } from "../widgets";
 import { AskPart } from "./ask";
 import { Gpus } from "./gpus";
 import { Log } from "./log";
@@ -50,6 +50,7 @@ export function RunView({ name }: { name: string }) {
   const latest = kept.latest.step >= detail.latest.step ? kept.latest : detail.latest;
   const now = { ...latest, ...detail.latest };
   const running = detail.state === "running";
+  const example = samples?.sets.at(-1)?.samples[0]?.prompt.trim() ?? "";
   return (
     <main>
       <p class="crumb">
@@ -132,21 +133,22 @@ export function RunView({ name }: { name: string }) {
         <Figure name="Memory" value={bytes(now.memory)} />
       </dl>
       {samples && <SamplesPart columns={columnsOf(name, samples.sets)} onMore={run.hasMoreSamples() ? () => run.showAllSamples() : null} />}
+      {!running && detail.facts?.generate && samples && <AskPart run={detail} facts={detail.facts} example={example} />}
       <NotesPart key={name} run={detail} />
       <SearchPart kept={kept} />
       <CurvesPart run={run} detail={detail} kept={kept} />
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
       <EventsPart kept={kept} />
-      {!running && detail.facts?.generate && <AskPart run={name} facts={detail.facts} config={detail.config} />}
       {detail.facts && detail.facts.commands.length > 0 && (
-        <Section title="Commands" note="For a terminal, valid in any folder.">
+        <details>
+          <summary>Commands for a terminal</summary>
           {detail.facts.commands.map(({ what, line }) => (
             <p key={what}>
               To {what}:<pre tabIndex={0}>{line}</pre>
             </p>
           ))}
-        </Section>
+        </details>
       )}
       <Log path={runPath(name, "/log")} live={running} />
       <details>

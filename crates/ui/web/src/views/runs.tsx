@@ -3,13 +3,15 @@ import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Overview } from "../api";
-import { bytes, number, when, whole } from "../format";
+import { bytesLike, decimals, when, whole } from "../format";
 import { listen } from "../live";
 import { refused, saw, want, wanted } from "../notify";
 import { Badge, Offline, Problem, Progress, useTitle } from "../widgets";
 
 const runs = signal<Overview[] | null>(null);
 const offline = signal<string | null>(null);
+
+const GIB = 2 ** 30;
 
 /** What the list is sorted by, and which columns are left out on a phone. */
 const COLUMNS: {
@@ -23,8 +25,8 @@ const COLUMNS: {
   { title: "Run", value: (run) => run.name.toLowerCase() },
   { title: "State", value: (run) => run.state, cell: (run) => <Badge run={run} /> },
   { title: "Steps", value: (run) => run.latest.step, cell: (run) => <Progress run={run} /> },
-  { title: "Loss", value: (run) => run.latest.loss, cell: (run) => number(run.latest.loss), isNumber: true },
-  { title: "Held out", value: (run) => run.latest.eval_loss, cell: (run) => number(run.latest.eval_loss), isNumber: true },
+  { title: "Loss", value: (run) => run.latest.loss, cell: (run) => decimals(run.latest.loss), isNumber: true },
+  { title: "Held out", value: (run) => run.latest.eval_loss, cell: (run) => decimals(run.latest.eval_loss), isNumber: true },
   {
     title: "Tokens/s",
     value: (run) => run.latest.tokens_per_second,
@@ -32,7 +34,7 @@ const COLUMNS: {
     isNumber: true,
     isExtra: true,
   },
-  { title: "Memory", value: (run) => run.latest.memory, cell: (run) => bytes(run.latest.memory), isNumber: true, isExtra: true },
+  { title: "Memory", value: (run) => run.latest.memory, cell: (run) => bytesLike(GIB, run.latest.memory), isNumber: true, isExtra: true },
   { title: "Changed", value: (run) => run.changed, cell: (run, now) => when(run.changed, now), isExtra: true },
 ];
 /** How it is sorted at first: the newest above. */
@@ -93,13 +95,14 @@ export function RunsView() {
     <main>
       <div class="head">
         <h1>Runs</h1>
-        <div class="tools">
+        {list !== null && list.length > 0 && (
           <a class="button primary" href="#/new">
             New run
           </a>
-          <label>
-            <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify me at the end
-          </label>
+        )}
+      </div>
+      {list !== null && list.length > 0 && (
+        <div class="controls">
           <label>
             <span class="hidden">Find a run by name or tag</span>
             <input type="search" placeholder="Find" value={sought} onInput={(event) => seek(event.currentTarget.value)} />
@@ -116,27 +119,36 @@ export function RunsView() {
           <button type="button" disabled={compared.length < 2} onClick={() => (location.hash = link)}>
             {compared.length < 2 ? "Compare: select two" : `Compare ${compared.length}`}
           </button>
+          <details class="columns">
+            <summary>Columns</summary>
+            <div class="tools">
+              {COLUMNS.slice(1).map(({ title }) => (
+                <label key={title}>
+                  <input type="checkbox" checked={!hidden.value.has(title)} onChange={() => toggleColumn(title)} /> {title}
+                </label>
+              ))}
+            </div>
+          </details>
+          <label>
+            <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify me at the end
+          </label>
         </div>
-      </div>
-      <details class="columns">
-        <summary>Columns</summary>
-        <div class="tools">
-          {COLUMNS.slice(1).map(({ title }) => (
-            <label key={title}>
-              <input type="checkbox" checked={!hidden.value.has(title)} onChange={() => toggleColumn(title)} /> {title}
-            </label>
-          ))}
-        </div>
-      </details>
+      )}
       <Problem text={refused.value} />
       <Offline text={offline.value} />
       {list === null && offline.value === null && <p class="note">Reading the folder …</p>}
       {list?.length === 0 && (
-        <div class="empty">
+        <div class="empty first">
+          <h2>Teach a model something of yours</h2>
+          <p>A style, a face, a way to answer: four steps lead from a folder of pictures, videos or texts to a model that knows it.</p>
           <p>
-            No runs yet. <a href="#/new">New run</a> takes four steps. A run that is started in a terminal appears here, too:
+            <a class="button primary" href="#/new">
+              New run
+            </a>
           </p>
-          <pre>surefoot train configs/small.yaml</pre>
+          <p class="note">
+            A run that is started in a terminal appears here, too: <code>surefoot train configs/small.yaml</code>
+          </p>
         </div>
       )}
       {shown && shown.length > 0 && (

@@ -1,18 +1,20 @@
 // Four steps to a run: what to teach, which model, which data, and the keys that matter. All of them write one config,
 // which the form of all keys and the text show, too.
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Overview, type RunList, read } from "../api";
 import { begin, freshText, GOALS, type Goal, goalOf, isFresh, questions, TEMPLATES, type Template, withKeys, written } from "../recipes";
 import { fieldAt } from "../schema";
 import { useTitle } from "../widgets";
 import { Config } from "../yaml";
-import { type Checked, Found, Problems, useChecked } from "./checked";
+import { Actions, Found, Problems, useChecked } from "./checked";
 import { ChooseData } from "./choose_data";
 import { ChooseModel, type ChosenModel } from "./choose_model";
 import { DataPart } from "./data";
 import { Editor, Entry, problemsByKey, useFields } from "./editor";
 
 const DRAFT = "draft";
+/** What was chosen before the captions of its data were opened: whoever comes back from there goes on with it. */
+let left: { goal: Goal; model: ChosenModel | null; config: string; data: string | null } | null = null;
 const STEPS = ["What to teach", "Model", "Data", "Settings"];
 /** The most earlier runs that are offered. */
 const MAX_RUNS = 8;
@@ -20,13 +22,29 @@ const MAX_RUNS = 8;
 export function Wizard({ isWhole, data: given }: { isWhole: boolean; data: string | null }) {
   useTitle("New run");
   const [draft] = useState(() => localStorage.getItem(DRAFT));
-  const [step, setStep] = useState(isWhole ? 3 : 0);
+  const [back] = useState(() => (isWhole ? null : left));
+  useEffect(() => {
+    left = null;
+  }, []);
+  const [step, setStep] = useState(isWhole ? 3 : back ? 2 : 0);
   /** The furthest step. */
   const [reached, setReached] = useState(step);
-  const [config, setConfig] = useState(() => (isWhole ? (draft ?? freshText()) : freshText()));
-  const [goal, setGoal] = useState<Goal>(() => goalOf(config));
-  const [model, setModel] = useState<ChosenModel | null>(null);
-  const [data, setData] = useState<string | null>(given);
+  const [config, setConfig] = useState(() => {
+    if (back) return given === null ? back.config : withData(back.config, given);
+    return isWhole ? (draft ?? freshText()) : freshText();
+  });
+  const [goal, setGoal] = useState<Goal>(() => back?.goal ?? goalOf(config));
+  const [model, setModel] = useState<ChosenModel | null>(back?.model ?? null);
+  const [data, setData] = useState<string | null>(given ?? back?.data ?? null);
+  // What had the focus is gone with its step: who uses the keyboard goes on at the heading of the next.
+  const shown = useRef(step);
+  useEffect(() => {
+    if (shown.current === step) return;
+    shown.current = step;
+    const heading = document.querySelector<HTMLElement>(".wizard h2");
+    heading?.setAttribute("tabindex", "-1");
+    heading?.focus();
+  }, [step]);
   const go = (next: number) => {
     setStep(next);
     setReached(Math.max(next, reached));
@@ -60,11 +78,12 @@ export function Wizard({ isWhole, data: given }: { isWhole: boolean; data: strin
     setData(null);
     go(3);
   };
+  const isMedia = goal === "image" || goal === "video";
   const about = GOALS.find((each) => each.goal === goal)!;
   return (
     <main class="wizard">
       <p class="crumb">
-        <a href="#/queue">Queue</a>
+        <a href="#/">Runs</a>
       </p>
       <h1>New run</h1>
       <ol class="stepper">
@@ -87,7 +106,18 @@ export function Wizard({ isWhole, data: given }: { isWhole: boolean; data: strin
         <section aria-label="Data">
           <h2>What does it learn from?</h2>
           <p class="note">{about.data}</p>
-          <ChooseData goal={goal} chosen={data} onChoose={chooseData} />
+          <ChooseData
+            goal={goal}
+            chosen={data}
+            onChoose={chooseData}
+            onCaptions={
+              isMedia
+                ? () => {
+                    left = { goal, model, config, data };
+                  }
+                : undefined
+            }
+          />
           {goal === "text" && (
             <p>
               <button
@@ -153,7 +183,7 @@ function ChooseGoal({ draft, onGoal, onOpen }: GoalProps) {
         </ul>
       </section>
       <section aria-label="Templates">
-        <h2>Or begin with what is there</h2>
+        <h2>Or start from a template or an earlier run</h2>
         <ul class="entries named">
           {draft !== null && (
             <li>
@@ -227,7 +257,7 @@ function Settings({ goal, config: text, onConfig, isHere, isWhole }: SettingsPro
           );
         })}
       </fieldset>
-      <Actions checked={checked} isHere={isHere} onData={() => setLooked(text)} />
+      <Actions checked={checked} isHere={isHere} onData={() => setLooked(text)} onAdded={() => localStorage.removeItem(DRAFT)} />
       <Problems
         checked={checked}
         onPlace={(line, column) => {
@@ -242,31 +272,5 @@ function Settings({ goal, config: text, onConfig, isHere, isWhole }: SettingsPro
         {isOpen && <Editor text={text} onText={onConfig} problems={checked.problems ?? []} place={place} />}
       </details>
     </section>
-  );
-}
-
-/** What can be done with a config, and how it is, always in sight. */
-function Actions({ checked, isHere, onData }: { checked: Checked; isHere: boolean; onData: () => void }) {
-  const count = checked.problems?.length ?? 0;
-  const add = () => checked.add(() => localStorage.removeItem(DRAFT));
-  return (
-    <div class="actions">
-      <span>
-        {checked.isFine && !checked.refused && <span class="badge completed">valid</span>}
-        {count > 0 && <span class="badge failed">{count === 1 ? "1 problem" : `${count} problems`}</span>}{" "}
-        {!isHere && <span class="note">The model is downloaded when the run starts; then it can be estimated.</span>}
-      </span>
-      <span class="tools">
-        <button type="button" disabled={!checked.isFine || !isHere} onClick={onData}>
-          Show the data
-        </button>
-        <button type="button" disabled={!checked.isFine || checked.looking || !isHere} onClick={checked.dryRun}>
-          {checked.looking ? "Running …" : "Dry run"}
-        </button>
-        <button type="button" class="primary" disabled={!checked.isFine} onClick={add}>
-          Add to the queue
-        </button>
-      </span>
-    </div>
   );
 }
