@@ -114,7 +114,7 @@ fn heavy(
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     timed("fuzzing", fuzz::briefly)?;
     // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.
-    timed("PyTorch's C interface", || c_interface(shell))?;
+    timed("PyTorch's C interface", || c_interface(shell, python))?;
     timed("PyTorch for Windows", || {
         windows::test_torch_if_possible(shell, python)
     })?;
@@ -148,20 +148,36 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// The tests of models and trainer with `torch-abi` in the place of tch's own bindings, in a target folder of their own.
-fn c_interface(shell: &Shell) -> Result<()> {
+/// The tests of models and trainer without C++, in a target folder of their own: `torch-abi` is in the place of tch's own bindings,
+/// and PyTorch is that of `python`.
+fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
     let cargo = workspace::cargo();
     let lock = workspace::root().join("Cargo.lock");
     let kept = fs::read(&lock)?;
     let target = workspace::target(shell)?.join("torch-abi");
     let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
-    let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
-    // Tests of a program share libtorch's random generator.
-    let tested = cmd!(
-        shell,
-        "{cargo} test --config {patch} --target-dir {target} {packages...} -- --test-threads=1"
-    )
-    .run();
+    let where_it_is = "import torch; print(torch.__path__[0])";
+    let torch = cmd!(shell, "{python} -c {where_it_is}").read()?;
+    let programs = [
+        ["--package", "torch-ext", "--test", "all"].as_slice(),
+        &[
+            "--package",
+            "surefoot-models",
+            "--package",
+            "surefoot-trainer",
+            "--lib",
+        ],
+        &["--package", "surefoot-trainer", "--test", "all"],
+    ];
+    let tested = programs.into_iter().try_for_each(|programs| {
+        // Tests of a program share libtorch's random generator.
+        cmd!(
+            shell,
+            "{cargo} test --config {patch} --target-dir {target} {programs...} -- --test-threads=1"
+        )
+        .env("LIBTORCH", &torch)
+        .run()
+    });
     // Cargo has written the other bindings into it.
     fs::write(&lock, kept)?;
     Ok(tested?)
