@@ -4,7 +4,6 @@ mod changed;
 mod programs;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -112,7 +111,7 @@ fn heavy(
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     timed("fuzzing", fuzz::briefly)?;
     // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.
-    timed("PyTorch's C interface", || c_interface(shell))?;
+    timed("PyTorch's C interface", || c_interface(shell, python))?;
     timed("PyTorch for Windows", || {
         windows::test_torch_if_possible(shell, python)
     })?;
@@ -147,22 +146,23 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// The tests of models and trainer with `torch-abi` in the place of tch's own bindings, in a target folder of their own.
-fn c_interface(shell: &Shell) -> Result<()> {
+fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
     let cargo = workspace::cargo();
-    let lock = workspace::root().join("Cargo.lock");
-    let kept = fs::read(&lock)?;
-    let target = workspace::target(shell)?.join("torch-abi");
-    let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
     let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
-    // Tests of a program share libtorch's random generator.
-    let tested = cmd!(
+    workspace::with_torch_abi(shell, |options, _| {
+        // Tests of a program share libtorch's random generator.
+        let test = cmd!(shell, "{cargo} test {options...} {packages...} -- --test-threads=1");
+        Ok(test.run()?)
+    })?;
+    // The trainer as Windows has it: a library in the Python with PyTorch.
+    let library = windows::build_trainer(shell, "dev", None)?;
+    let launcher = workspace::target(shell)?.join("debug/surefoot");
+    cmd!(
         shell,
-        "{cargo} test --config {patch} --target-dir {target} {packages...} -- --test-threads=1"
+        "{python} -m pytest python/tests/test_hosted_trainer.py --hosted-launcher {launcher} --hosted-trainer {library}"
     )
-    .run();
-    // Cargo has written the other bindings into it.
-    fs::write(&lock, kept)?;
-    Ok(tested?)
+    .run()?;
+    Ok(())
 }
 
 /// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs

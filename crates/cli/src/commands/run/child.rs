@@ -163,7 +163,7 @@ mod system {
 
 #[cfg(windows)]
 mod system {
-    use super::super::windows;
+    use surefoot_cli::windows;
     use super::{Arc, AtomicBool, Child, ExitStatus, Ordering, Streams, io};
 
     /// The exit code of a program that Ctrl-C has ended.
