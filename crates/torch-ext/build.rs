@@ -1,8 +1,11 @@
 //! Compiles the shim in `cpp/` against the headers of the libtorch that tch
-//! found, and tells dependants where that libtorch is, so that their binaries
+//! found, unless that is without C++, and tells dependants where that libtorch is, so that their binaries
 //! carry a run path and start without `LD_LIBRARY_PATH`.
 
 use std::path::{Path, PathBuf};
+
+/// The release whose operators `torch-abi` calls.
+const SCHEMAS: &str = "2.13.0";
 
 const SOURCES: [&str; 2] = ["cpp/all.cpp", "cpp/distributed.cpp"];
 
@@ -10,17 +13,14 @@ fn main() {
     println!("cargo::rerun-if-changed=cpp");
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
+    println!("cargo::rustc-check-cfg=cfg(bridge)");
     if cfg!(feature = "doc-only") {
         return;
     }
     // `torch-abi` in torch-sys's place says nothing, since it needs no libtorch to be built.
-    println!("cargo::rerun-if-env-changed=LIBTORCH");
-    let chosen = std::env::var_os("LIBTORCH").map(|root| PathBuf::from(root).join("lib"));
-    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB")
-        .map(PathBuf::from)
-        .or(chosen)
-    else {
-        println!("cargo::error=torch-sys did not say where libtorch is; run `cargo xtask setup`");
+    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
+        println!("cargo::rustc-cfg=bridge");
+        println!("cargo::metadata=libtorch_release={SCHEMAS}");
         return;
     };
     // A CPU libtorch, a CUDA or ROCm wheel and a `LIBTORCH_USE_PYTORCH` one all

@@ -409,14 +409,10 @@ pub unsafe fn at_tensor_of_data(
     or_null(|| {
         let torch = Interface::get()?;
         check_element(torch, dtype, element)?;
-        let empty = operator!(c"aten::empty".c"memory_format", "Ao_", "1");
+        // No device is named, as in C++: the numbers are real, also among fake tensors.
+        let empty = operator!(c"aten::empty".c"memory_format", "Ak____", "1");
         // SAFETY: tch's list.
-        let tensor = unsafe {
-            torch.one(
-                empty,
-                &[shape.word(), dims as Word, dtype.word(), (-1).word()],
-            )
-        }?;
+        let tensor = unsafe { torch.one(empty, &[shape.word(), dims as Word, dtype.word()]) }?;
         let to = ask!(torch.data(tensor.0), null_mut())?;
         let count = ask!(torch.numel(tensor.0), 0)? as usize;
         if count > 0 {

@@ -5,7 +5,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_foreach_add.h>
@@ -17,6 +16,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/stable/c/shim.h>
 
 #include "boundary.h"
 
@@ -246,23 +246,11 @@ int32_t surefoot_num_threads(int32_t* threads) {
   return guarded([&] { *threads = at::get_num_threads(); });
 }
 
-typedef void (*surefoot_share)(void* work, size_t begin, size_t end);
-
-// Calls `share` for ranges of 0..count, no more than there are grains, on the threads of libtorch's own
-// operators. A parallel loop compiled here would need an OpenMP runtime, and libtorch
-// has its own; so a tensor iterator over this number of bytes is used, of which only the positions matter.
-int32_t surefoot_in_shares(size_t count, size_t grain, surefoot_share share, void* work) {
+// Calls `share` for ranges of 0..count, no more than there are grains, on the threads of libtorch's own operators.
+int32_t surefoot_in_shares(size_t count, size_t grain, ParallelFunc share, void* work) {
   return guarded([&] {
-    const auto numbers = at::empty({static_cast<int64_t>(count)}, at::kByte);
-    const auto* zero = static_cast<const char*>(numbers.const_data_ptr());
-    auto iterator = at::TensorIterator::borrowing_nullary_op(numbers);
-    iterator.for_each(
-        [&](char** data, const int64_t*, int64_t length, int64_t rows) {
-          // One dimension has one row of contiguous bytes.
-          const auto begin = static_cast<size_t>(data[0] - zero);
-          share(work, begin, begin + static_cast<size_t>(length * rows));
-        },
-        static_cast<int64_t>(grain));
+    const auto code = torch_parallel_for(0, static_cast<int64_t>(count), static_cast<int64_t>(grain), share, work);
+    TORCH_CHECK(code == 0, "libtorch's threads did not do their shares");
   });
 }
 }

@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use libloading::os::unix::Library;
 use tch::{Device, Tensor};
 
+use crate::loader::{self, Names};
 use crate::{Error, Result, raw};
 
 /// Number of an accelerator device, from zero.
@@ -51,10 +51,9 @@ impl TryFrom<Device> for DeviceIndex {
 /// # Errors
 /// [`Error::NoAccelerator`] with the dynamic linker's words when it cannot be loaded.
 pub fn load_device_library(path: &std::path::Path) -> Result<()> {
-    use libloading::os::unix::{RTLD_GLOBAL, RTLD_NOW};
     // SAFETY: a library of PyTorch's own, whose initialisers register its operators; that is
     // what loading it is for, and they run in any Python that imports torch.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    let library = unsafe { loader::load(path.as_os_str(), Names::OfAll) };
     let library = library.map_err(|error| {
         Error::NoAccelerator(format!("cannot load {}: {error}", path.display()))
     })?;
@@ -114,6 +113,7 @@ pub struct MemoryInfo {
 ///
 /// libtorch's device-agnostic interface does not say, so the runtime below it is asked:
 /// the one that this process has already, and no other.
+#[cfg(not(bridge))]
 pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
     type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
     // `cudaDevAttrIntegrated` and `hipDeviceAttributeIntegrated` of the two headers.
@@ -121,7 +121,7 @@ pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
         (c"hipDeviceGetAttribute", 16),
         (c"cudaDeviceGetAttribute", 18),
     ];
-    let process = Library::this();
+    let process = libloading::os::unix::Library::this();
     let (name, attribute) = match has_hip() {
         true => RUNTIMES[0],
         false => RUNTIMES[1],
@@ -133,6 +133,15 @@ pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
     // SAFETY: a valid place for the result; any device number may be asked for.
     let status = unsafe { get(&mut integrated, attribute, device.raw()) };
     (status == 0).then_some(integrated != 0)
+}
+
+/// Whether a device and the CPU share one memory, as on an APU; `None` if there is no such device.
+#[cfg(bridge)]
+pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
+    let mut integrated = false;
+    // SAFETY: a valid place for the result.
+    let status = unsafe { raw::surefoot_is_integrated(device.raw(), &mut integrated) };
+    raw::check(status).ok().map(|()| integrated)
 }
 
 /// Asks the driver for free and total memory.

@@ -63,7 +63,8 @@ impl Drop for FakeMode {
 
 /// Whether this thread is in fake mode.
 pub fn is_on() -> bool {
-    raw::surefoot_is_faking()
+    // SAFETY: no pointers.
+    unsafe { raw::surefoot_is_faking() }
 }
 
 /// What a pass allocates, in bytes.

@@ -21,7 +21,8 @@
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`threads`] | seeds, worker threads |
 //!
-//! All C++ of the workspace that knows libtorch is in `cpp/`. It includes no CUDA
+//! All C++ of the workspace that knows libtorch is in `cpp/`; in builds without C++ (on `torch-abi`), Python, which has loaded
+//! PyTorch then, does the same in `bridge.py`. The C++ includes no CUDA
 //! or HIP header and links only `libtorch_cpu` and `libc10`, so one source serves
 //! CPU, CUDA and ROCm builds of libtorch 2.13. Nothing here panics on a torch
 //! error, and no C++ exception crosses into Rust: every failure is an [`Error`]
@@ -29,6 +30,8 @@
 
 pub mod accelerator;
 pub mod allocator;
+#[cfg(bridge)]
+pub mod bridge;
 mod checkpoint;
 mod differentiable;
 pub mod distributed;
@@ -36,6 +39,7 @@ mod error;
 pub mod fake;
 mod library_error;
 mod linear;
+mod loader;
 pub mod operators;
 pub mod optimizer;
 pub mod products;
@@ -121,7 +125,8 @@ pub fn put_gradient(leaf: &mut Tensor, gradient: &Tensor) -> Result<()> {
 
 /// Whether operations on this thread are recorded for backward.
 pub fn gradients_are_recorded() -> bool {
-    raw::surefoot_gradients_are_recorded()
+    // SAFETY: no pointers.
+    unsafe { raw::surefoot_gradients_are_recorded() }
 }
 
 /// Copies `source` into `destination` (shapes broadcast, dtypes convert), without

@@ -11,7 +11,8 @@ use crate::{Result, raw};
 /// maker than Intel. A fact about the CPU and no measurement, so that two runs on one machine
 /// compute the same.
 pub fn onednn_is_faster() -> bool {
-    raw::surefoot_onednn_is_faster()
+    // SAFETY: no pointers.
+    unsafe { raw::surefoot_onednn_is_faster() }
 }
 
 /// Lets oneDNN make the fp32 matrix products on the CPU from now on: `mm`, `addmm`, `bmm`,
@@ -29,5 +30,6 @@ pub fn use_onednn() -> Result<bool> {
 
 /// How many products oneDNN has made because of [`use_onednn`].
 pub fn made_by_onednn() -> u64 {
-    raw::surefoot_onednn_products()
+    // SAFETY: no pointers.
+    unsafe { raw::surefoot_onednn_products() }
 }

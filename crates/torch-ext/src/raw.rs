@@ -1,7 +1,7 @@
-//! The functions of `cpp/`, as they are. Everything that returns an `i32` returns
+//! The functions of `cpp/`, as they are, or those of `bridge.py` in their place. Everything that returns an `i32` returns
 //! a [`Code`](crate::error::Code); [`check`] turns it into a `Result`.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -15,13 +15,27 @@ pub(crate) fn check(code: i32) -> Result<()> {
     if code == OK {
         return Ok(());
     }
-    // SAFETY: the pointer is that of a thread-local std::string, never null, and
-    // valid until the next failing call on this thread; we copy it at once.
-    let message = unsafe { CStr::from_ptr(surefoot_last_message()) };
-    let message = message.to_string_lossy().into_owned();
-    // SAFETY: reads a thread-local integer.
-    let number = unsafe { surefoot_last_detail() };
+    let (number, message) = last_failure();
     Err(Error::from_shim(Code::from_raw(code), number, message))
+}
+
+#[cfg(bridge)]
+use crate::bridge::last_failure;
+
+/// The accelerator's number for the last failure on this thread, and the message.
+#[cfg(not(bridge))]
+fn last_failure() -> (i32, String) {
+    unsafe extern "C" {
+        fn surefoot_last_message() -> *const c_char;
+        fn surefoot_last_detail() -> i32;
+    }
+    // SAFETY: the pointer is that of a thread-local std::string, never null, and
+    // valid until the next failing call on this thread; we copy it at once. The other is a thread-local integer.
+    unsafe {
+        let message = std::ffi::CStr::from_ptr(surefoot_last_message());
+        let message = message.to_string_lossy().into_owned();
+        (surefoot_last_detail(), message)
+    }
 }
 
 /// Takes ownership of a tensor that the shim made, if it reported success.
@@ -103,54 +117,82 @@ pub(crate) struct ReductionHandle {
     _private: [u8; 0],
 }
 
-unsafe extern "C" {
-    fn surefoot_last_message() -> *const c_char;
-    fn surefoot_last_detail() -> i32;
+/// Functions of C++, or pointers to Python's of these names.
+macro_rules! functions {
+    ($($(#[$about:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        #[cfg(not(bridge))]
+        unsafe extern "C" {
+            $($(#[$about])* pub(crate) fn $name($($argument: $type),*) $(-> $result)?;)*
+        }
+        $(#[cfg(bridge)]
+        $(#[$about])*
+        #[allow(clippy::too_many_arguments, reason = "as in C++")]
+        pub(crate) unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            use crate::bridge::{Missing, function};
+            static FUNCTION: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+            match FUNCTION.get_or_init(|| function(stringify!($name))) {
+                // SAFETY: Python has provided it under this name, and so with these parameters, for good.
+                Some(address) => unsafe {
+                    let function: unsafe extern "C" fn($($type),*) $(-> $result)? =
+                        std::mem::transmute(*address as *const c_void);
+                    function($($argument),*)
+                },
+                None => Missing::missing(stringify!($name)),
+            }
+        })*
+    };
+}
 
-    pub(crate) fn surefoot_install_cpu_allocator(functions: *const AllocatorFunctions) -> i32;
-    pub(crate) fn surefoot_install_accelerator_allocator(
+#[cfg(bridge)]
+functions! {
+    fn surefoot_is_integrated(device: i32, answer: *mut bool) -> i32;
+}
+
+functions! {
+    fn surefoot_install_cpu_allocator(functions: *const AllocatorFunctions) -> i32;
+    fn surefoot_install_accelerator_allocator(
         functions: *const AllocatorFunctions,
     ) -> i32;
 
-    pub(crate) fn surefoot_has_hip(answer: *mut bool) -> i32;
-    pub(crate) fn surefoot_device_count(count: *mut i32) -> i32;
-    pub(crate) fn surefoot_set_device(device: i32) -> i32;
-    pub(crate) fn surefoot_synchronize(device: i32) -> i32;
-    pub(crate) fn surefoot_memory_info(device: i32, free: *mut usize, total: *mut usize) -> i32;
-    pub(crate) fn surefoot_empty_cache() -> i32;
+    fn surefoot_has_hip(answer: *mut bool) -> i32;
+    fn surefoot_device_count(count: *mut i32) -> i32;
+    fn surefoot_set_device(device: i32) -> i32;
+    fn surefoot_synchronize(device: i32) -> i32;
+    fn surefoot_memory_info(device: i32, free: *mut usize, total: *mut usize) -> i32;
+    fn surefoot_empty_cache() -> i32;
 
-    pub(crate) fn surefoot_current_stream(device: i32, out: *mut StreamIdentity) -> i32;
-    pub(crate) fn surefoot_new_stream(device: i32, out: *mut StreamIdentity) -> i32;
-    pub(crate) fn surefoot_set_current_stream(stream: *const StreamIdentity) -> i32;
-    pub(crate) fn surefoot_stream_synchronize(stream: *const StreamIdentity) -> i32;
-    pub(crate) fn surefoot_record_stream(
+    fn surefoot_current_stream(device: i32, out: *mut StreamIdentity) -> i32;
+    fn surefoot_new_stream(device: i32, out: *mut StreamIdentity) -> i32;
+    fn surefoot_set_current_stream(stream: *const StreamIdentity) -> i32;
+    fn surefoot_stream_synchronize(stream: *const StreamIdentity) -> i32;
+    fn surefoot_record_stream(
         tensor: *const C_tensor,
         stream: *const StreamIdentity,
     ) -> i32;
 
-    pub(crate) fn surefoot_event_new(device: i32, out: *mut *mut EventHandle) -> i32;
-    pub(crate) fn surefoot_event_free(event: *mut EventHandle);
-    pub(crate) fn surefoot_event_record(
+    fn surefoot_event_new(device: i32, out: *mut *mut EventHandle) -> i32;
+    fn surefoot_event_free(event: *mut EventHandle);
+    fn surefoot_event_record(
         event: *mut EventHandle,
         stream: *const StreamIdentity,
     ) -> i32;
-    pub(crate) fn surefoot_event_block(
+    fn surefoot_event_block(
         event: *const EventHandle,
         stream: *const StreamIdentity,
     ) -> i32;
-    pub(crate) fn surefoot_event_synchronize(event: *const EventHandle) -> i32;
+    fn surefoot_event_synchronize(event: *const EventHandle) -> i32;
 
-    pub(crate) fn surefoot_event_query(event: *const EventHandle, done: *mut bool) -> i32;
+    fn surefoot_event_query(event: *const EventHandle, done: *mut bool) -> i32;
 
-    pub(crate) fn surefoot_pin_memory(tensor: *const C_tensor, out: *mut *mut C_tensor) -> i32;
-    pub(crate) fn surefoot_is_pinned(tensor: *const C_tensor, answer: *mut bool) -> i32;
-    pub(crate) fn surefoot_map_pinned(
+    fn surefoot_pin_memory(tensor: *const C_tensor, out: *mut *mut C_tensor) -> i32;
+    fn surefoot_is_pinned(tensor: *const C_tensor, answer: *mut bool) -> i32;
+    fn surefoot_map_pinned(
         pinned: *const C_tensor,
         device: i32,
         out: *mut *mut C_tensor,
     ) -> i32;
 
-    pub(crate) fn surefoot_fused_adamw(
+    fn surefoot_fused_adamw(
         parameters: *const *const C_tensor,
         gradients: *const *const C_tensor,
         averages: *const *const C_tensor,
@@ -159,57 +201,57 @@ unsafe extern "C" {
         count: usize,
         options: *const AdamWOptions,
     ) -> i32;
-    pub(crate) fn surefoot_total_norm(
+    fn surefoot_total_norm(
         tensors: *const *const C_tensor,
         count: usize,
         out: *mut *mut C_tensor,
     ) -> i32;
-    pub(crate) fn surefoot_clip_norm(
+    fn surefoot_clip_norm(
         tensors: *const *const C_tensor,
         count: usize,
         max_norm: f64,
         out: *mut *mut C_tensor,
     ) -> i32;
-    pub(crate) fn surefoot_copy(
+    fn surefoot_copy(
         destination: *mut C_tensor,
         source: *const C_tensor,
         non_blocking: bool,
     ) -> i32;
-    pub(crate) fn surefoot_backward(loss: *const C_tensor) -> i32;
-    pub(crate) fn surefoot_take_gradient(leaf: *mut C_tensor, out: *mut *mut C_tensor) -> i32;
-    pub(crate) fn surefoot_put_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> i32;
+    fn surefoot_backward(loss: *const C_tensor) -> i32;
+    fn surefoot_take_gradient(leaf: *mut C_tensor, out: *mut *mut C_tensor) -> i32;
+    fn surefoot_put_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> i32;
 
-    pub(crate) safe fn surefoot_gradients_are_recorded() -> bool;
+    fn surefoot_gradients_are_recorded() -> bool;
 
-    pub(crate) safe fn surefoot_onednn_is_faster() -> bool;
-    pub(crate) fn surefoot_use_onednn(installed: *mut bool) -> i32;
-    pub(crate) safe fn surefoot_onednn_products() -> u64;
+    fn surefoot_onednn_is_faster() -> bool;
+    fn surefoot_use_onednn(installed: *mut bool) -> i32;
+    fn surefoot_onednn_products() -> u64;
 
-    pub(crate) fn surefoot_operators_start() -> i32;
-    pub(crate) fn surefoot_operators_stop() -> i32;
-    pub(crate) fn surefoot_operators_counted(
+    fn surefoot_operators_start() -> i32;
+    fn surefoot_operators_stop() -> i32;
+    fn surefoot_operators_counted(
         visit: unsafe extern "C" fn(*const c_char, u64, *mut c_void),
         context: *mut c_void,
     ) -> i32;
 
-    pub(crate) fn surefoot_fake_begin(device: i32) -> i32;
-    pub(crate) fn surefoot_fake_end();
-    pub(crate) fn surefoot_fake_bytes(live: *mut u64, peak: *mut u64);
-    pub(crate) safe fn surefoot_is_faking() -> bool;
+    fn surefoot_fake_begin(device: i32) -> i32;
+    fn surefoot_fake_end();
+    fn surefoot_fake_bytes(live: *mut u64, peak: *mut u64);
+    fn surefoot_is_faking() -> bool;
 
-    pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
-    pub(crate) fn surefoot_set_num_threads(threads: i32) -> i32;
-    pub(crate) fn surefoot_num_threads(threads: *mut i32) -> i32;
+    fn surefoot_manual_seed(seed: u64) -> i32;
+    fn surefoot_set_num_threads(threads: i32) -> i32;
+    fn surefoot_num_threads(threads: *mut i32) -> i32;
     /// Calls `share` from several threads at a time, all of which it has left on return.
-    pub(crate) fn surefoot_in_shares(
+    fn surefoot_in_shares(
         count: usize,
         grain: usize,
-        share: unsafe extern "C" fn(*mut c_void, usize, usize),
+        share: unsafe extern "C" fn(i64, i64, *mut c_void),
         work: *mut c_void,
     ) -> i32;
 
     /// Takes ownership of the closure, also when it fails.
-    pub(crate) fn surefoot_checkpoint(
+    fn surefoot_checkpoint(
         closure: *const Closure,
         inputs: *const *const C_tensor,
         input_count: usize,
@@ -219,7 +261,7 @@ unsafe extern "C" {
         context: *mut c_void,
     ) -> i32;
     /// Takes ownership of the closure, also when it fails.
-    pub(crate) fn surefoot_differentiable(
+    fn surefoot_differentiable(
         closure: *const Closure,
         inputs: *const *const C_tensor,
         input_count: usize,
@@ -229,13 +271,13 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> i32;
     /// Takes ownership of the closure, also when it fails.
-    pub(crate) fn surefoot_linear(
+    fn surefoot_linear(
         closure: *const Closure,
         input: *const C_tensor,
         bias: *const C_tensor,
         out: *mut *mut C_tensor,
     ) -> i32;
-    pub(crate) fn surefoot_flash_texts(
+    fn surefoot_flash_texts(
         query: *const C_tensor,
         key: *const C_tensor,
         value: *const C_tensor,
@@ -246,7 +288,7 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> i32;
     /// Takes ownership of the closure, also when it fails.
-    pub(crate) fn surefoot_grouped_linear(
+    fn surefoot_grouped_linear(
         closure: *const Closure,
         input: *const C_tensor,
         bounds: *const i64,
@@ -255,7 +297,7 @@ unsafe extern "C" {
         most: i64,
         out: *mut *mut C_tensor,
     ) -> i32;
-    pub(crate) fn surefoot_store_open(
+    fn surefoot_store_open(
         host: *const c_char,
         port: u16,
         server: bool,
@@ -263,38 +305,38 @@ unsafe extern "C" {
         out: *mut *mut StoreHandle,
         bound: *mut u16,
     ) -> i32;
-    pub(crate) fn surefoot_store_free(store: *mut StoreHandle);
-    pub(crate) fn surefoot_store_set(
+    fn surefoot_store_free(store: *mut StoreHandle);
+    fn surefoot_store_set(
         store: *mut StoreHandle,
         key: *const c_char,
         value: *const u8,
         length: usize,
     ) -> i32;
-    pub(crate) fn surefoot_store_get(
+    fn surefoot_store_get(
         store: *mut StoreHandle,
         key: *const c_char,
         timeout_ms: u64,
         out: *mut *mut C_tensor,
     ) -> i32;
-    pub(crate) fn surefoot_store_add(
+    fn surefoot_store_add(
         store: *mut StoreHandle,
         key: *const c_char,
         amount: i64,
         out: *mut i64,
     ) -> i32;
-    pub(crate) fn surefoot_store_has(
+    fn surefoot_store_has(
         store: *mut StoreHandle,
         keys: *const *const c_char,
         count: usize,
         answer: *mut bool,
     ) -> i32;
-    pub(crate) fn surefoot_store_wait(
+    fn surefoot_store_wait(
         store: *mut StoreHandle,
         keys: *const *const c_char,
         count: usize,
         timeout_ms: u64,
     ) -> i32;
-    pub(crate) fn surefoot_group_new(
+    fn surefoot_group_new(
         store: *mut StoreHandle,
         prefix: *const c_char,
         rank: i32,
@@ -304,15 +346,15 @@ unsafe extern "C" {
         timeout_ms: u64,
         out: *mut *mut GroupHandle,
     ) -> i32;
-    pub(crate) fn surefoot_group_free(group: *mut GroupHandle);
-    pub(crate) fn surefoot_group_sum(group: *mut GroupHandle, tensor: *mut C_tensor) -> i32;
-    pub(crate) fn surefoot_group_broadcast(
+    fn surefoot_group_free(group: *mut GroupHandle);
+    fn surefoot_group_sum(group: *mut GroupHandle, tensor: *mut C_tensor) -> i32;
+    fn surefoot_group_broadcast(
         group: *mut GroupHandle,
         tensor: *mut C_tensor,
         root: i32,
     ) -> i32;
 
-    pub(crate) fn surefoot_reduction_new(
+    fn surefoot_reduction_new(
         group: *mut GroupHandle,
         leaves: *const *const C_tensor,
         leaf_count: usize,
@@ -321,18 +363,18 @@ unsafe extern "C" {
         bucket_count: usize,
         out: *mut *mut ReductionHandle,
     ) -> i32;
-    pub(crate) fn surefoot_reduction_free(reduction: *mut ReductionHandle);
-    pub(crate) fn surefoot_reduction_prepare(reduction: *mut ReductionHandle) -> i32;
-    pub(crate) fn surefoot_reduction_started(
+    fn surefoot_reduction_free(reduction: *mut ReductionHandle);
+    fn surefoot_reduction_prepare(reduction: *mut ReductionHandle) -> i32;
+    fn surefoot_reduction_started(
         reduction: *mut ReductionHandle,
         out: *mut usize,
     ) -> i32;
-    pub(crate) fn surefoot_reduction_finish(
+    fn surefoot_reduction_finish(
         reduction: *mut ReductionHandle,
         gradients: *const *const C_tensor,
         count: usize,
         is_complete: *mut bool,
     ) -> i32;
 
-    pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
+    fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
 }

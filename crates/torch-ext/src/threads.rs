@@ -68,7 +68,7 @@ struct Job<W> {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-type Entry = unsafe extern "C" fn(*mut c_void, usize, usize);
+type Entry = unsafe extern "C" fn(i64, i64, *mut c_void);
 
 /// [`Job::run`] of a job whose type has no name.
 fn entry_of<W: Fn(Range<usize>) + Sync>(_: &Job<W>) -> Entry {
@@ -78,9 +78,10 @@ fn entry_of<W: Fn(Range<usize>) + Sync>(_: &Job<W>) -> Entry {
 impl<W: Fn(Range<usize>) + Sync> Job<W> {
     /// # Safety
     /// `job` points to a `Job<W>` that lives until this returns, and that nobody has exclusively.
-    unsafe extern "C" fn run(job: *mut c_void, begin: usize, end: usize) {
+    unsafe extern "C" fn run(begin: i64, end: i64, job: *mut c_void) {
         // SAFETY: as the caller promises.
         let job = unsafe { &*job.cast::<Self>() };
+        let [begin, end] = [begin, end].map(|bound| bound as usize);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.work)(begin..end))) {
             let mut first = job.panic.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(panic);

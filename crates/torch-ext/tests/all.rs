@@ -3,10 +3,13 @@
 mod allocator_library;
 mod checkpoint;
 mod differentiable;
+#[cfg(not(bridge))]
 mod distributed;
 mod linear;
 mod optimizer;
+#[cfg(not(bridge))]
 mod products;
+#[cfg(not(bridge))]
 mod rccl;
 mod runtime;
 mod support;

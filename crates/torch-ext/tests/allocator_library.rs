@@ -81,6 +81,7 @@ fn a_library_without_one_of_the_functions_is_refused() {
     );
 }
 
+#[cfg(not(bridge))]
 #[test]
 fn memory_that_is_not_aligned_is_found_out_before_it_is_used() {
     let library = Library::open(shared_library("allocator.c", &["-DMISALIGNED"])).unwrap();

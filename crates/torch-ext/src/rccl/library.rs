@@ -1,10 +1,10 @@
 //! The C interface of the library.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 
-use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 use tch::{Device, Kind};
 
+use crate::loader::{self, Names};
 use crate::{Error, Result};
 
 /// Environment variable that names the library's file.
@@ -105,12 +105,12 @@ impl Library {
             Some(words) => Error::NoAccelerator(words.to_string()),
             None => Error::NoAccelerator(format!("{name}: {error}")),
         };
-        let file = CString::new(name)
-            .map_err(|_| Error::InvalidArgument(format!("a name with a NUL byte: {name:?}")))?;
+        if name.contains('\0') {
+            return Err(Error::InvalidArgument(format!("a name with a NUL byte: {name:?}")));
+        }
         // SAFETY: loading runs the initialisers of a library that the user has named, or that bears
         // the name of AMD's or NVIDIA's; that is what using it means.
-        let loaded =
-            unsafe { Loaded::open(Some(file.to_str().unwrap_or(name)), RTLD_NOW | RTLD_LOCAL) };
+        let loaded = unsafe { loader::load(OsStr::new(name), Names::OfItself) };
         let loaded = loaded.map_err(refused)?;
         macro_rules! function {
             ($name:literal) => {
