@@ -145,7 +145,7 @@ pub(crate) fn build_trainer(
 }
 
 /// Builds `hip_alloc.dll` and `device_sim.dll` in this cargo profile, and returns their folder.
-fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
+pub(crate) fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     let options = ["--locked", "--profile", profile, "--target", TARGET];
     cmd!(
