@@ -145,14 +145,29 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// The tests of models and trainer with `torch-abi` in the place of tch's own bindings, in a target folder of their own.
+/// The tests of models and trainer without C++, in a target folder of their own: `torch-abi` is in the place of tch's own bindings,
+/// and PyTorch is that of `python`.
 fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
     let cargo = workspace::cargo();
-    let packages = ["-p", "surefoot-models", "-p", "surefoot-trainer", "--lib"];
+    let where_it_is = "import torch; print(torch.__path__[0])";
+    let torch = cmd!(shell, "{python} -c {where_it_is}").read()?;
+    let programs = [
+        ["--package", "torch-ext", "--test", "all"].as_slice(),
+        &[
+            "--package",
+            "surefoot-models",
+            "--package",
+            "surefoot-trainer",
+            "--lib",
+        ],
+        &["--package", "surefoot-trainer", "--test", "all"],
+    ];
     workspace::with_torch_abi(shell, |options, _| {
-        // Tests of a program share libtorch's random generator.
-        let test = cmd!(shell, "{cargo} test {options...} {packages...} -- --test-threads=1");
-        Ok(test.run()?)
+        programs.into_iter().try_for_each(|programs| {
+            // Tests of a program share libtorch's random generator.
+            let test = cmd!(shell, "{cargo} test {options...} {programs...} -- --test-threads=1");
+            Ok(test.env("LIBTORCH", &torch).run()?)
+        })
     })?;
     // The trainer as Windows has it: a library in the Python with PyTorch.
     let library = windows::build_trainer(shell, "dev", None)?;

@@ -5,7 +5,6 @@
 //! also under ROCm. Without an accelerator everything here but [`device_count`],
 //! [`has_hip`] is [`Error::NoAccelerator`].
 
-use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -115,6 +114,8 @@ pub struct MemoryInfo {
 /// the one that this process has already, and no other.
 #[cfg(not(bridge))]
 pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
+    use std::ffi::{CStr, c_int};
+
     type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
     // `cudaDevAttrIntegrated` and `hipDeviceAttributeIntegrated` of the two headers.
     const RUNTIMES: [(&CStr, c_int); 2] = [

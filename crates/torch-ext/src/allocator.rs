@@ -22,7 +22,11 @@ pub use crate::library_error::{ABI_VERSION, LIBRARY_VARIABLE, LibraryError};
 /// Device number of host memory, `HIP_ALLOC_HOST`.
 pub const HOST: i32 = -1;
 
-const FILE_NAME: &str = if cfg!(windows) { "hip_alloc.dll" } else { "libhip_alloc.so" };
+const FILE_NAME: &str = if cfg!(windows) {
+    "hip_alloc.dll"
+} else {
+    "libhip_alloc.so"
+};
 
 /// Counters of one device, `struct hip_alloc_stats`; `xtask/tests/abi.rs` holds it to the header.
 ///

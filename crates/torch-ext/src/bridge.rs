@@ -1,4 +1,5 @@
-//! The functions of `raw` in a build without C++: `bridge.py` does what they are for, in the Python that has loaded PyTorch.
+//! The functions of `raw` in a build without C++: the files in `bridge` do what they are for, in the
+//! Python that has loaded PyTorch.
 //!
 //! ```text
 //! python.exe   import torch; load the library; exec(surefoot_bridge())      the usual way
@@ -18,6 +19,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::Code;
 
+/// What Python executes, in one namespace.
+const PROGRAM: &str = concat!(
+    include_str!("bridge/boundary.py"),
+    include_str!("bridge/graph.py"),
+    include_str!("bridge/operators.py"),
+    include_str!("bridge/accelerator.py"),
+    include_str!("bridge/fake.py"),
+);
+
 /// What Python has provided: addresses by names.
 static FUNCTIONS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
@@ -31,8 +41,7 @@ pub extern "C" fn surefoot_bridge() -> *const c_char {
     static SOURCE: OnceLock<CString> = OnceLock::new();
     let source = SOURCE.get_or_init(|| {
         let (provide, report) = (provide as *const c_void, report as *const c_void);
-        let program = include_str!("bridge.py");
-        let text = format!("{program}\ninstall({provide:p}, {report:p})\n");
+        let text = format!("{PROGRAM}\ninstall({provide:p}, {report:p})\n");
         CString::new(text).unwrap_or_default()
     });
     source.as_ptr()
@@ -94,7 +103,10 @@ impl Missing for i32 {
             Ok(()) if name == "surefoot_install_cpu_allocator" => {
                 "an allocator for the CPU needs a build with C++, as those for Linux are".to_owned()
             }
-            Ok(()) => "training in several processes needs a build with C++, as those for Linux are".to_owned(),
+            Ok(()) => {
+                "training in several processes needs a build with C++, as those for Linux are"
+                    .to_owned()
+            }
         };
         LAST_FAILURE.set((0, message));
         Code::NotImplemented.to_raw()

@@ -22,7 +22,7 @@
 //! | [`random`], [`threads`] | seeds, worker threads |
 //!
 //! All C++ of the workspace that knows libtorch is in `cpp/`; in builds without C++ (on `torch-abi`), Python, which has loaded
-//! PyTorch then, does the same in `bridge.py`. The C++ includes no CUDA
+//! PyTorch then, does the same in `src/bridge`. The C++ includes no CUDA
 //! or HIP header and links only `libtorch_cpu` and `libc10`, so one source serves
 //! CPU, CUDA and ROCm builds of libtorch 2.13. Nothing here panics on a torch
 //! error, and no C++ exception crosses into Rust: every failure is an [`Error`]

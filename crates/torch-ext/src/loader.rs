@@ -21,7 +21,11 @@ pub(crate) unsafe fn load(name: &OsStr, names: Names) -> Result<Library, Error> 
     #[cfg(unix)]
     {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
-        let scope = if names == Names::OfAll { RTLD_GLOBAL } else { RTLD_LOCAL };
+        let scope = if names == Names::OfAll {
+            RTLD_GLOBAL
+        } else {
+            RTLD_LOCAL
+        };
         // SAFETY: the caller's.
         unsafe { Library::open(Some(name), RTLD_NOW | scope) }.map(Into::into)
     }

@@ -1,4 +1,4 @@
-//! The functions of `cpp/`, as they are, or those of `bridge.py` in their place. Everything that returns an `i32` returns
+//! The functions of `cpp/`, as they are, or Python's in `bridge` in their place. Everything that returns an `i32` returns
 //! a [`Code`](crate::error::Code); [`check`] turns it into a `Result`.
 
 use std::ffi::{c_char, c_int, c_void};

@@ -14,7 +14,9 @@ pub(super) fn load() -> Result<(), String> {
         [0, 1, 2, 3, 4].map(|level| torch.ancestors().nth(level).unwrap_or(Path::new("")));
     let name = version.file_name().unwrap_or_default().to_string_lossy();
     let home = std::fs::canonicalize(environment.join("bin/python3")).ok();
-    let home = home.as_deref().and_then(|program| program.parent()?.parent());
+    let home = home
+        .as_deref()
+        .and_then(|program| program.parent()?.parent());
     let Some(home) = home.filter(|_| name.starts_with("python3.")) else {
         return Err(format!(
             "this build has no C++, and needs a Python with PyTorch: LIBTORCH=`{}` is not the folder `torch` of a Python environment",
@@ -38,7 +40,12 @@ pub(super) fn load() -> Result<(), String> {
             *library.get(b"PyEval_SaveThread\0").map_err(failed)?;
         std::mem::forget(library);
         // A string of `wchar_t`, which Python keeps.
-        let home: Vec<c_int> = home.to_string_lossy().chars().map(|letter| letter as c_int).chain([0]).collect();
+        let home: Vec<c_int> = home
+            .to_string_lossy()
+            .chars()
+            .map(|letter| letter as c_int)
+            .chain([0])
+            .collect();
         set_home(home.leak().as_ptr());
         const WITHOUT_SIGNAL_HANDLERS: c_int = 0;
         initialize(WITHOUT_SIGNAL_HANDLERS);
@@ -48,7 +55,10 @@ pub(super) fn load() -> Result<(), String> {
         release();
         match done {
             true => Ok(()),
-            false => Err(format!("`{}` cannot be used: the reason is above", torch.display())),
+            false => Err(format!(
+                "`{}` cannot be used: the reason is above",
+                torch.display()
+            )),
         }
     }
 }

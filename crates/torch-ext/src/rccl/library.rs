@@ -106,7 +106,9 @@ impl Library {
             None => Error::NoAccelerator(format!("{name}: {error}")),
         };
         if name.contains('\0') {
-            return Err(Error::InvalidArgument(format!("a name with a NUL byte: {name:?}")));
+            return Err(Error::InvalidArgument(format!(
+                "a name with a NUL byte: {name:?}"
+            )));
         }
         // SAFETY: loading runs the initialisers of a library that the user has named, or that bears
         // the name of AMD's or NVIDIA's; that is what using it means.
