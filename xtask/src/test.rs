@@ -165,7 +165,10 @@ fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
     workspace::with_torch_abi(shell, |options, _| {
         programs.into_iter().try_for_each(|programs| {
             // Tests of a program share libtorch's random generator.
-            let test = cmd!(shell, "{cargo} test {options...} {programs...} -- --test-threads=1");
+            let test = cmd!(
+                shell,
+                "{cargo} test {options...} {programs...} -- --test-threads=1"
+            );
             Ok(test.env("LIBTORCH", &torch).run()?)
         })
     })?;

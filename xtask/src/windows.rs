@@ -63,9 +63,7 @@ pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
         .ignore_stderr();
     let is_there = installed.read().is_ok_and(|list| list.contains(TARGET));
     if !is_there || missing_to_build(shell).is_some() {
-        eprintln!(
-            "not run: the check for Windows, which needs mingw-w64 and Rust's {TARGET}"
-        );
+        eprintln!("not run: the check for Windows, which needs mingw-w64 and Rust's {TARGET}");
         return Ok(());
     }
     let cargo = workspace::cargo();
@@ -119,11 +117,7 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
 }
 
 /// Builds the trainer as a library over PyTorch's C interface, in this cargo profile, and returns its path.
-pub(crate) fn build_trainer(
-    shell: &Shell,
-    profile: &str,
-    target: Option<&str>,
-) -> Result<PathBuf> {
+pub(crate) fn build_trainer(shell: &Shell, profile: &str, target: Option<&str>) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     let platform = target.map(|target| ["--target", target]);
     let platform = platform.as_ref().map_or(&[][..], |options| options);
@@ -140,7 +134,9 @@ pub(crate) fn build_trainer(
         Some(_) => format!("{TRAINER}.dll"),
         None => format!("lib{TRAINER}.so"),
     };
-    let built = folder.join(target.unwrap_or_default()).join(folder_of(profile));
+    let built = folder
+        .join(target.unwrap_or_default())
+        .join(folder_of(profile));
     Ok(built.join("examples").join(name))
 }
 
@@ -174,7 +170,9 @@ pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
 
 /// The folder of what is built in this cargo profile.
 fn folder(shell: &Shell, profile: &str) -> Result<PathBuf> {
-    Ok(workspace::target(shell)?.join(TARGET).join(folder_of(profile)))
+    Ok(workspace::target(shell)?
+        .join(TARGET)
+        .join(folder_of(profile)))
 }
 
 fn folder_of(profile: &str) -> &str {

@@ -61,7 +61,12 @@ pub(crate) fn with_torch_abi<T>(
     let kept = fs::read(&lock)?;
     let target = target(shell)?.join("torch-abi");
     let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
-    let options = ["--config".into(), patch.into(), "--target-dir".into(), target.clone().into()];
+    let options = [
+        "--config".into(),
+        patch.into(),
+        "--target-dir".into(),
+        target.clone().into(),
+    ];
     let done = work(&options, &target);
     // Cargo has written the other bindings into it.
     fs::write(&lock, kept)?;

@@ -24,7 +24,10 @@ static CTRL_C: AtomicBool = AtomicBool::new(false);
 pub fn stand_in(command: &mut Command) -> io::Result<i32> {
     note_ctrl_c()?;
     if let Err(error) = end_all_children_with_us() {
-        tracing::warn!("`{}` may outlive this process: {error}", command.get_program().display());
+        tracing::warn!(
+            "`{}` may outlive this process: {error}",
+            command.get_program().display()
+        );
     }
     Ok(command.status()?.code().unwrap_or(1))
 }

@@ -57,7 +57,11 @@ pub fn sync(path: &Path) -> io::Result<()> {
     match cfg!(windows) {
         true if path.is_dir() => Ok(()),
         // Windows only writes what is open for writing.
-        windows => File::options().read(true).write(windows).open(path)?.sync_all(),
+        windows => File::options()
+            .read(true)
+            .write(windows)
+            .open(path)?
+            .sync_all(),
     }
 }
 
@@ -69,7 +73,11 @@ pub fn lock_of(folder: &Path) -> io::Result<File> {
     #[cfg(unix)]
     return File::open(folder);
     #[cfg(windows)]
-    File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(folder.join(LOCK))
 }
 
 /// The file that stands for a folder in locks on Windows.
@@ -87,7 +95,9 @@ pub fn touch(folder: &Path) -> io::Result<()> {
         use std::os::windows::fs::OpenOptionsExt as _;
         const FILE_WRITE_ATTRIBUTES: u32 = 0x100;
         const FILE_FLAG_BACKUP_SEMANTICS: u32 = 0x0200_0000;
-        options.access_mode(FILE_WRITE_ATTRIBUTES).custom_flags(FILE_FLAG_BACKUP_SEMANTICS);
+        options
+            .access_mode(FILE_WRITE_ATTRIBUTES)
+            .custom_flags(FILE_FLAG_BACKUP_SEMANTICS);
     }
     options.open(folder)?.set_modified(SystemTime::now())
 }

@@ -57,12 +57,18 @@ pub(crate) fn of_the_machine() -> Option<(u64, u64)> {
 
 #[cfg(windows)]
 fn counters() -> Option<windows_sys::Win32::System::ProcessStatus::PROCESS_MEMORY_COUNTERS> {
-    use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS};
+    use windows_sys::Win32::System::ProcessStatus::{
+        K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS,
+    };
     use windows_sys::Win32::System::Threading::GetCurrentProcess;
     let mut counters = PROCESS_MEMORY_COUNTERS::default();
     // SAFETY: the handle means this process, and `counters` has that size and is written during the call.
     let is_told = unsafe {
-        K32GetProcessMemoryInfo(GetCurrentProcess(), &mut counters, size_of_val(&counters) as u32)
+        K32GetProcessMemoryInfo(
+            GetCurrentProcess(),
+            &mut counters,
+            size_of_val(&counters) as u32,
+        )
     };
     (is_told != 0).then_some(counters)
 }

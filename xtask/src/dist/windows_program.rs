@@ -51,7 +51,10 @@ pub(super) fn build(folder: &Path) -> Result<Vec<PathBuf>> {
     let wheel = Wheel::begin("surefoot", TAG)?;
     add_packages(&wheel)?;
     for library in &libraries {
-        let to = wheel.folder().join("surefoot_activate").join(name_of(library)?);
+        let to = wheel
+            .folder()
+            .join("surefoot_activate")
+            .join(name_of(library)?);
         fs::copy(library, to)?;
     }
     wheel.add_program(&program)?;

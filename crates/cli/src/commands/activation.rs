@@ -356,10 +356,11 @@ mod tests {
             let folder = prefix.path().join(layout);
             fs::create_dir_all(&folder).expect("a folder");
             fs::write(folder.join(&name), b"").expect("a file");
-            let found: Vec<PathBuf> = library_candidates(&prefix.path().join("bin/surefoot"), &name)
-                .into_iter()
-                .filter(|path| path.is_file())
-                .collect();
+            let found: Vec<PathBuf> =
+                library_candidates(&prefix.path().join("bin/surefoot"), &name)
+                    .into_iter()
+                    .filter(|path| path.is_file())
+                    .collect();
             assert_eq!(found, [folder.join(&name)]);
         }
     }

@@ -27,7 +27,8 @@ sys.exit(library.surefoot_trainer_main())
 /// The library that is installed with this program, if there is one.
 pub(super) fn library() -> Option<PathBuf> {
     let here = std::env::current_exe().ok()?;
-    let mut candidates = activation::library_candidates(&here, &activation::library_name("surefoot_trainer"));
+    let mut candidates =
+        activation::library_candidates(&here, &activation::library_name("surefoot_trainer"));
     candidates.retain(|path| path.is_file());
     candidates.into_iter().next()
 }
@@ -39,7 +40,9 @@ pub(super) fn library() -> Option<PathBuf> {
 pub(super) fn start(library: PathBuf) -> Result<Start, Failure> {
     let own = own_environment();
     let wanted = std::iter::once(None).chain(own.as_deref().map(Some));
-    let found: Vec<(String, Torch)> = wanted.filter_map(|wanted| find_python(&Live::default(), wanted)).collect();
+    let found: Vec<(String, Torch)> = wanted
+        .filter_map(|wanted| find_python(&Live::default(), wanted))
+        .collect();
     let Some((python, _)) = found.iter().find(|(_, torch)| is_new_enough(torch)) else {
         return Err(Failure::usage(refusal(found.first())));
     };
@@ -58,7 +61,10 @@ pub(super) fn start(library: PathBuf) -> Result<Start, Failure> {
 }
 
 fn is_new_enough(torch: &Torch) -> bool {
-    let mut numbers = torch.release().split('.').map_while(|number| number.parse().ok());
+    let mut numbers = torch
+        .release()
+        .split('.')
+        .map_while(|number| number.parse().ok());
     [numbers.next(), numbers.next()] >= OLDEST.map(Some)
 }
 
@@ -102,7 +108,10 @@ mod tests {
     #[test]
     fn what_was_found_is_told() {
         let old = refusal(Some(&("/env/bin/python".to_owned(), torch("2.9.1"))));
-        assert!(old.contains("PyTorch 2.13 or newer, and `/env/bin/python` has PyTorch 2.9.1:"), "{old}");
+        assert!(
+            old.contains("PyTorch 2.13 or newer, and `/env/bin/python` has PyTorch 2.9.1:"),
+            "{old}"
+        );
         assert!(refusal(None).contains("no Python with PyTorch was found"));
     }
 }

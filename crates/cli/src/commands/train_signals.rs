@@ -55,7 +55,9 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
 #[cfg(windows)]
 pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
     use std::sync::OnceLock;
-    use windows_sys::Win32::System::Console::{CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler};
+    use windows_sys::Win32::System::Console::{
+        CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler,
+    };
     use windows_sys::Win32::System::Threading::{GetCurrentProcess, TerminateProcess};
     use windows_sys::core::BOOL;
     static STOP: OnceLock<Stop> = OnceLock::new();

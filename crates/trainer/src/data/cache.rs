@@ -62,7 +62,8 @@ pub(crate) fn sweep(tokens: &Path) {
         let path = entry.path();
         let ending = path.extension().unwrap_or_default().to_string_lossy();
         // A process that is still writing holds the lock of its file.
-        let is_left = |file: std::io::Result<fs::File>| file.is_ok_and(|file| file.try_lock().is_ok());
+        let is_left =
+            |file: std::io::Result<fs::File>| file.is_ok_and(|file| file.try_lock().is_ok());
         if ending.starts_with("tmp-") && is_left(files::lock_of(&path)) {
             let _ = fs::remove_dir_all(&path);
         } else if ending == "tokens" && is_left(fs::File::open(&path)) {
