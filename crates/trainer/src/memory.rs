@@ -1,6 +1,5 @@
 //! How much memory training uses.
 
-use platform::Bytes;
 use platform::memory::{MemoryBudget, Reserve};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +77,6 @@ fn status_field(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix(name));
     value
-        .and_then(Bytes::parse_tool_output)
+        .and_then(platform::Bytes::parse_tool_output)
         .map_or(0, |bytes| bytes.0)
 }
