@@ -388,6 +388,9 @@ pub unsafe fn at_copy_data(tensor: *mut C_tensor, to: *const c_void, count: usiz
             torch.one(contiguous, &[on_cpu.0.word()])?
         };
         let data = ask!(torch.data(whole.0), null_mut())?;
+        if data.is_null() && count > 0 {
+            return Err("the tensor has no memory that can be read: it is fake".to_owned());
+        }
         // SAFETY: as many elements are there, in one piece, and tch has room for them.
         unsafe {
             to.cast_mut()

@@ -5,6 +5,7 @@ mod checkpoint;
 mod differentiable;
 #[cfg(not(bridge))]
 mod distributed;
+mod fake;
 mod linear;
 mod optimizer;
 #[cfg(not(bridge))]

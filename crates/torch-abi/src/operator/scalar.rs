@@ -190,7 +190,8 @@ impl Interface {
         Ok(unsafe { call.result.0[0].assume_init() })
     }
 
-    /// Registers the operator, for good, above autograd: what the kernel calls decides for itself.
+    /// Registers the operator, for good, above autograd: what the kernel calls decides for itself. So it has to be above the
+    /// dispatch modes of Python, too, within which nothing is recorded.
     fn register(&self) -> Result<()> {
         let (file, mut library) = (c"torch-abi".as_ptr(), null_mut());
         let space = c"surefoot".as_ptr();
@@ -198,10 +199,13 @@ impl Interface {
         unsafe {
             self.check((self.define_library)(space, file, 0, &mut library))?;
             self.check((self.define)(library, c"call(int call) -> ()".as_ptr()))?;
-            let key = c"CompositeImplicitAutograd".as_ptr();
-            self.check((self.implement_library)(space, key, file, 0, &mut library))?;
-            self.check((self.implement)(library, c"call".as_ptr(), kernel, SCHEMAS))
+            for key in [c"CompositeImplicitAutograd", c"PythonTLSSnapshot"] {
+                let key = key.as_ptr();
+                self.check((self.implement_library)(space, key, file, 0, &mut library))?;
+                self.check((self.implement)(library, c"call".as_ptr(), kernel, SCHEMAS))?;
+            }
         }
+        Ok(())
     }
 }
 
