@@ -7,7 +7,7 @@
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
 //! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a static program
-//! surefoot ───cargo, mingw-w64▶ surefoot.exe, DLLs ───────▶ a zip, a wheel
+//! surefoot ───cargo, mingw-w64▶ surefoot.exe ─────────────▶ a zip
 //! surefoot ───cargo-zigbuild──▶ surefoot-trainer-2.13.0, surefoot-trainer-2.15.0 ──wheel pack──▶ the trainer's wheel
 //! ```
 //!

@@ -56,25 +56,19 @@ pub(crate) fn test_torch_if_possible(shell: &Shell, python: &Path) -> Result<()>
     Ok(())
 }
 
-/// Checks the programs, the allocator and `torch-abi` for Windows, where Rust's library for it and a C compiler are there; nothing is downloaded.
+/// Checks the allocator and `torch-abi` for Windows, where Rust's library for it and a C compiler are there; nothing is downloaded.
 pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
     let installed = cmd!(shell, "rustup target list --installed")
         .quiet()
         .ignore_stderr();
     let is_there = installed.read().is_ok_and(|list| list.contains(TARGET));
     if !is_there || missing_to_build(shell).is_some() {
-        eprintln!("not run: the check for Windows, which needs mingw-w64 and Rust's {TARGET}");
+        eprintln!(
+            "not run: the check of the allocator for Windows, which needs mingw-w64 and Rust's {TARGET}"
+        );
         return Ok(());
     }
     let cargo = workspace::cargo();
-    workspace::with_torch_abi(shell, |options, _| {
-        let check = cmd!(
-            shell,
-            "{cargo} clippy {options...} --target {TARGET} --package surefoot --features hosted --lib --bins
-            --example {TRAINER} -- -D warnings"
-        );
-        Ok(check.run()?)
-    })?;
     let packages = ["--package", "hip-alloc", "--package", "device-sim"];
     cmd!(
         shell,
@@ -141,7 +135,7 @@ pub(crate) fn build_trainer(shell: &Shell, profile: &str, target: Option<&str>) 
 }
 
 /// Builds `hip_alloc.dll` and `device_sim.dll` in this cargo profile, and returns their folder.
-pub(crate) fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
+fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     let options = ["--locked", "--profile", profile, "--target", TARGET];
     cmd!(

@@ -1,4 +1,4 @@
-//! The programs and libraries for Windows, in a zip with their licences and in a wheel.
+//! The program for Windows, in a zip with its licences.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -10,63 +10,39 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::licences::Shipped;
-use super::pack::{About, Wheel, write_licences};
-use super::wheel::{METADATA, PROFILE, add_packages};
+use super::pack::write_licences;
+use super::wheel::PROFILE;
 use super::{name_of, release};
-use crate::setup;
 use crate::windows;
 use crate::workspace;
 
 const SHIPPED: Shipped = Shipped {
     name: "surefoot-windows",
-    files: "`surefoot.exe`, `hip_alloc.dll` and `surefoot_trainer.dll`",
+    files: "`surefoot.exe`",
     target: windows::TARGET,
-    options: &["--package", "surefoot", "--package", "hip-alloc"],
+    options: &["--package", "surefoot", "--no-default-features"],
 };
 
 /// The licence of the mingw-w64 code that is linked into every program, as installed by Debian.
 const MINGW: &str = "/usr/share/doc/mingw-w64-x86-64-dev/copyright";
 
-const TAG: &str = "win_amd64";
-
-/// Builds the archive and the wheel; prints a message and returns nothing if that is not possible.
-pub(super) fn build(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Builds the archive; prints a message and returns `None` if that is not possible.
+pub(super) fn build(folder: &Path) -> Result<Option<PathBuf>> {
     let shell = workspace::shell()?;
     if let Some(missing) = windows::missing_to_build(&shell) {
         eprintln!("skipped: the program for Windows: {missing}");
-        return Ok(Vec::new());
+        return Ok(None);
     }
     shell.set_var("CARGO_INCREMENTAL", "0");
     let program = windows::build(&shell, PROFILE)?;
-    let libraries = [
-        windows::build_libraries(&shell, PROFILE)?.join("hip_alloc.dll"),
-        windows::build_trainer(&shell, PROFILE, Some(windows::TARGET))?,
-    ];
-    for file in libraries.iter().chain([&program]) {
-        let said = cmd!(shell, "x86_64-w64-mingw32-objdump --private-headers {file}");
-        check(file, &said.quiet().read()?)?;
-    }
+    let said = cmd!(
+        shell,
+        "x86_64-w64-mingw32-objdump --private-headers {program}"
+    );
+    check(&said.quiet().read()?)?;
     let (licences, sbom) = write_licences(&shell, &SHIPPED)?;
     let root = workspace::root();
-    let wheel = Wheel::begin("surefoot", TAG)?;
-    add_packages(&wheel)?;
-    for library in &libraries {
-        let to = wheel
-            .folder()
-            .join("surefoot_activate")
-            .join(name_of(library)?);
-        fs::copy(library, to)?;
-    }
-    wheel.add_program(&program)?;
-    let about = About {
-        metadata: METADATA.replace("POSIX :: Linux", "Microsoft :: Windows"),
-        description: fs::read_to_string(root.join("python/README.md"))?,
-        licences: licences.clone(),
-        sbom: sbom.clone(),
-    };
-    let wheel = wheel.pack(&shell, &setup::dist_python()?, &about)?;
     let mut files = vec![program, licences, sbom];
-    files.extend(libraries);
     files.extend(
         ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md"].map(|name| root.join(name)),
     );
@@ -87,11 +63,11 @@ pub(super) fn build(folder: &Path) -> Result<Vec<PathBuf>> {
     zip.start_file(format!("{name}/MINGW-W64-LICENSES.txt"), options)?;
     zip.write_all(&terms)?;
     zip.finish()?;
-    Ok(vec![archive, wheel])
+    Ok(Some(archive))
 }
 
-/// Refuses a program or library that needs DLLs of mingw-w64, which are not part of Windows.
-fn check(file: &Path, headers: &str) -> Result<()> {
+/// Refuses a program that needs DLLs of mingw-w64, which are not part of Windows.
+fn check(headers: &str) -> Result<()> {
     let names = headers.lines().filter_map(|line| {
         let (_, name) = line.split_once("DLL Name:")?;
         Some(name.trim().to_ascii_lowercase())
@@ -104,8 +80,7 @@ fn check(file: &Path, headers: &str) -> Result<()> {
         .collect();
     ensure!(
         foreign.is_empty(),
-        "`{}` needs {foreign:?}, which are not part of Windows",
-        file.display()
+        "`surefoot.exe` needs {foreign:?}, which are not part of Windows"
     );
     Ok(())
 }
@@ -116,7 +91,6 @@ mod tests {
 
     #[test]
     fn a_program_that_asks_for_libraries_of_the_compiler_is_refused() {
-        let check = |headers| check(Path::new("surefoot.exe"), headers);
         assert!(check("\tDLL Name: KERNEL32.dll\n\tDLL Name: ntdll.dll\n").is_ok());
         let error = check("\tDLL Name: KERNEL32.dll\n\tDLL Name: libgcc_s_seh-1.dll\n");
         assert!(

@@ -30,9 +30,7 @@ pub(crate) fn beside() -> Result<Vec<Trainer>, Failure> {
         return Ok(found);
     }
     let remedy = match cfg!(feature = "torch") {
-        _ if cfg!(windows) => {
-            "`surefoot_trainer.dll` belongs beside it, where the wheel for Windows has it"
-        }
+        _ if cfg!(windows) => "`surefoot_trainer.dll` belongs beside it",
         true => "build both with `cargo build -p surefoot`",
         false => "`pip install surefoot-trainer` brings it",
     };
