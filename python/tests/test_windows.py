@@ -398,8 +398,8 @@ def test_a_trace_is_replayed(windows):
     [
         (("run", "--alloc", "--", "cmd"), "there is no `hip_alloc.dll` with"),
         (("activate",), "there is no `hip_alloc.dll` with"),
-        (("train", "config.yaml"), "there is no trainer for Windows"),
-        (("runs", "add", "config.yaml"), "there is no trainer for Windows"),
+        (("train", "config.yaml"), "`surefoot_trainer.dll` belongs beside it"),
+        (("runs", "add", "config.yaml"), "the queue is for Linux"),
     ],
 )
 def test_what_windows_has_not_is_refused_with_its_reason(windows, words, reason):
@@ -445,7 +445,7 @@ def test_the_page_shows_runs_and_starts_none(windows):
         status, doctor = ask("/api/doctor")
         assert status == 200 and json.loads(doctor)["report"]["machine"]["system"] == "windows"
         status, refusal = ask("/api/queue", {"config": "train:\n  max_steps: 1\n", "name": "b"})
-        assert status >= 400 and "there is no trainer for Windows" in refusal, refusal
+        assert status >= 400 and "the queue is for Linux" in refusal, refusal
     finally:
         process.send_signal(signal.SIGKILL)
         windows.run("taskkill", "/f", "/im", "surefoot.exe")

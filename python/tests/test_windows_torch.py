@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from wine import Wine
+from wine import on_drive, with_python
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "windows"
-# Microsoft's own, which `cargo xtask windows --torch` puts beside python.exe; Wine's lack functions.
-RUNTIMES = "msvcp140,msvcp140_1,msvcp140_2,msvcp140_atomic_wait,vcruntime140,vcruntime140_1,concrt140,vcomp140"
 CAPACITY = 1 << 30
 MIB = 1 << 20
 
@@ -34,27 +32,16 @@ def options(request, *names):
 def system(request, tmp_path_factory):
     """Wine with Microsoft's runtime and Windows' Python."""
     (python,) = options(request, "--windows-python")
-    # OpenMP asks Wine for the groups of processors, which it does not know; and a crash must not wait for a debugger.
-    system = Wine(
+    system = with_python(
         tmp_path_factory.mktemp("windows"),
-        WINEDLLOVERRIDES=f"mscoree,mshtml=;winedbg.exe=d;dxgi,{RUNTIMES}=n,b",
-        KMP_AFFINITY="disabled",
+        python,
         DEVICE_SIM_CAPACITY=str(CAPACITY),
         PYTHONPATH=r"C:\surefoot",
         SIMULATED_RUNTIMES=r"C:\surefoot\amdhip64_7.dll",
-        # Wine takes paths of Linux as those of a drive.
-        WINEPATH=on_drive(python),
         LIBTORCH=on_drive(python / "Lib/site-packages/torch"),
     )
-    system.stay()
-    system.python = on_drive(python / "python.exe")
-    assert system.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f").returncode == 0
     yield system
     system.remove()
-
-
-def on_drive(path):
-    return "Z:" + str(path.resolve()).replace("/", "\\")
 
 
 @pytest.fixture(scope="module")

@@ -78,3 +78,28 @@ class Wine:
         self.run("wineboot", "--kill")
         self.session.wait(timeout=60)
         shutil.rmtree(self.folder / "prefix", ignore_errors=True)
+
+
+# Microsoft's own, which `cargo xtask windows --torch` puts beside python.exe; Wine's lack functions.
+RUNTIMES = "msvcp140,msvcp140_1,msvcp140_2,msvcp140_atomic_wait,vcruntime140,vcruntime140_1,concrt140,vcomp140"
+
+
+def with_python(folder, python, **variables):
+    """The same with the Python for Windows in the folder `python`, and Microsoft's runtime."""
+    # OpenMP asks Wine for the groups of processors, which it does not know; and a crash must not wait for a debugger.
+    system = Wine(
+        folder,
+        WINEDLLOVERRIDES=f"mscoree,mshtml=;winedbg.exe=d;dxgi,{RUNTIMES}=n,b",
+        KMP_AFFINITY="disabled",
+        WINEPATH=on_drive(python),
+        **variables,
+    )
+    system.stay()
+    system.python = on_drive(python / "python.exe")
+    assert system.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f").returncode == 0
+    return system
+
+
+def on_drive(path):
+    """A path of Linux as Wine takes it."""
+    return "Z:" + str(path.resolve()).replace("/", "\\")

@@ -4,7 +4,6 @@ mod changed;
 mod programs;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -152,10 +151,6 @@ fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 /// and PyTorch is that of `python`.
 fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
     let cargo = workspace::cargo();
-    let lock = workspace::root().join("Cargo.lock");
-    let kept = fs::read(&lock)?;
-    let target = workspace::target(shell)?.join("torch-abi");
-    let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
     let where_it_is = "import torch; print(torch.__path__[0])";
     let torch = cmd!(shell, "{python} -c {where_it_is}").read()?;
     let programs = [
@@ -169,18 +164,25 @@ fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
         ],
         &["--package", "surefoot-trainer", "--test", "all"],
     ];
-    let tested = programs.into_iter().try_for_each(|programs| {
-        // Tests of a program share libtorch's random generator.
-        cmd!(
-            shell,
-            "{cargo} test --config {patch} --target-dir {target} {programs...} -- --test-threads=1"
-        )
-        .env("LIBTORCH", &torch)
-        .run()
-    });
-    // Cargo has written the other bindings into it.
-    fs::write(&lock, kept)?;
-    Ok(tested?)
+    workspace::with_torch_abi(shell, |options, _| {
+        programs.into_iter().try_for_each(|programs| {
+            // Tests of a program share libtorch's random generator.
+            let test = cmd!(
+                shell,
+                "{cargo} test {options...} {programs...} -- --test-threads=1"
+            );
+            Ok(test.env("LIBTORCH", &torch).run()?)
+        })
+    })?;
+    // The trainer as Windows has it: a library in the Python with PyTorch.
+    let library = windows::build_trainer(shell, "dev", None)?;
+    let launcher = workspace::target(shell)?.join("debug/surefoot");
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_hosted_trainer.py --hosted-launcher {launcher} --hosted-trainer {library}"
+    )
+    .run()?;
+    Ok(())
 }
 
 /// Builds every crate that is published from its package alone, which cargo unpacks; then the documentation as docs.rs

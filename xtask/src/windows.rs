@@ -1,10 +1,11 @@
 //! `cargo xtask windows`: the program for Windows, built with mingw-w64 and tested under wine.
 //!
-//! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. The tests add the display
+//! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. `surefoot_trainer.dll` is what trains, in
+//! the Python that has PyTorch. The tests add the display
 //! adapters of a machine to wine's registry, and compile a `hipInfo.exe` that answers like AMD's.
 //!
 //! With `--torch`, `hip_alloc.dll` is tested under the real PyTorch for Windows, in
-//! Windows' Python, on the simulated runtime; and a program that trains by `torch-abi` runs on that PyTorch.
+//! Windows' Python, on the simulated runtime; and the trainer on that PyTorch.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +18,16 @@ use crate::workspace;
 /// The target triple. The one of Microsoft's compiler would need its SDK.
 pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
 
+/// The trainer as a library, which is an example of its package to cargo.
+const TRAINER: &str = "surefoot_trainer";
+
 /// It has the name of the bindings whose place it takes, so that its name alone is not enough.
 const TORCH_ABI: &str = "crates/torch-abi/Cargo.toml";
 
 /// Build the program and the allocator for Windows and test them under wine.
 #[derive(clap::Args)]
 pub(crate) struct Windows {
-    /// Only the allocator under the real PyTorch for Windows, which takes some minutes (150 MB to download the first time,
+    /// Only the allocator and the trainer under the real PyTorch for Windows, which takes some minutes (150 MB to download the first time,
     /// 700 MB on the disk)
     #[arg(long)]
     torch: bool,
@@ -89,7 +93,14 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
         "{cargo} build --locked --target {TARGET} {example...}"
     )
     .run()?;
+    let trainer = build_trainer(shell, "dev", Some(TARGET))?;
     let windows_python = setup::windows_python()?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_hosted_trainer.py --hosted-launcher {program}
+        --hosted-trainer {trainer} --windows-python {windows_python}"
+    )
+    .run()?;
     cmd!(
         shell,
         "{python} -m pytest python/tests/test_windows_torch.py --windows-program {program}
@@ -97,6 +108,30 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
     )
     .run()?;
     Ok(())
+}
+
+/// Builds the trainer as a library over PyTorch's C interface, in this cargo profile, and returns its path.
+pub(crate) fn build_trainer(shell: &Shell, profile: &str, target: Option<&str>) -> Result<PathBuf> {
+    let cargo = workspace::cargo();
+    let platform = target.map(|target| ["--target", target]);
+    let platform = platform.as_ref().map_or(&[][..], |options| options);
+    let folder = workspace::with_torch_abi(shell, |options, folder| {
+        cmd!(
+            shell,
+            "{cargo} build {options...} {platform...} --profile {profile} --package surefoot --features hosted
+            --example {TRAINER}"
+        )
+        .run()?;
+        Ok(folder.to_owned())
+    })?;
+    let name = match target {
+        Some(_) => format!("{TRAINER}.dll"),
+        None => format!("lib{TRAINER}.so"),
+    };
+    let built = folder
+        .join(target.unwrap_or_default())
+        .join(folder_of(profile));
+    Ok(built.join("examples").join(name))
 }
 
 /// Builds `hip_alloc.dll` and `device_sim.dll` in this cargo profile, and returns their folder.
@@ -129,8 +164,13 @@ pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
 
 /// The folder of what is built in this cargo profile.
 fn folder(shell: &Shell, profile: &str) -> Result<PathBuf> {
-    let folder = if profile == "dev" { "debug" } else { profile };
-    Ok(workspace::target(shell)?.join(TARGET).join(folder))
+    Ok(workspace::target(shell)?
+        .join(TARGET)
+        .join(folder_of(profile)))
+}
+
+fn folder_of(profile: &str) -> &str {
+    if profile == "dev" { "debug" } else { profile }
 }
 
 /// Tests it with the pytest of `python`; if that is not possible, says what is missing.

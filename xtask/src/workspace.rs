@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -48,6 +49,28 @@ pub(crate) fn target(shell: &Shell) -> Result<PathBuf> {
     Ok(folder
         .context("`cargo metadata` names no target folder")?
         .into())
+}
+
+/// Has cargo build with `torch-abi` in the place of tch's own bindings: `work` gets the options for that, and the
+/// target folder, which is one of its own.
+pub(crate) fn with_torch_abi<T>(
+    shell: &Shell,
+    work: impl FnOnce(&[OsString], &Path) -> Result<T>,
+) -> Result<T> {
+    let lock = root().join("Cargo.lock");
+    let kept = fs::read(&lock)?;
+    let target = target(shell)?.join("torch-abi");
+    let patch = "patch.crates-io.torch-sys.path='crates/torch-abi'";
+    let options = [
+        "--config".into(),
+        patch.into(),
+        "--target-dir".into(),
+        target.clone().into(),
+    ];
+    let done = work(&options, &target);
+    // Cargo has written the other bindings into it.
+    fs::write(&lock, kept)?;
+    done
 }
 
 /// Does all `jobs`, as many at once as there are cores; the first error is returned when all are done.

@@ -7,6 +7,7 @@ pub(crate) mod delegate;
 pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod explain;
+mod hosted;
 pub(crate) mod probe;
 pub(crate) mod queue;
 pub(crate) mod replay;

@@ -55,10 +55,15 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 /// Turns the result of a subcommand into the exit code of the process, and prints
 /// the failure (with its causes) to stderr.
 pub fn exit_code(result: Result<Outcome, Failure>) -> ExitCode {
+    code(result).into()
+}
+
+/// The same as a number.
+pub fn code(result: Result<Outcome, Failure>) -> u8 {
     let (error, code) = match result {
-        Ok(Outcome::Fine) => return ExitCode::SUCCESS,
-        Ok(Outcome::FoundErrors) => return ExitCode::from(3),
-        Ok(Outcome::Child(code)) => return ExitCode::from(code),
+        Ok(Outcome::Fine) => return 0,
+        Ok(Outcome::FoundErrors) => return 3,
+        Ok(Outcome::Child(code)) => return code,
         Err(Failure::Job(error)) => (error, 1),
         Err(Failure::Usage(error)) => (error, 2),
     };
@@ -67,11 +72,11 @@ pub fn exit_code(result: Result<Outcome, Failure>) -> ExitCode {
         .downcast_ref::<io::Error>()
         .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     {
-        return ExitCode::SUCCESS;
+        return 0;
     }
     // Nothing can be reported if stderr is closed, too.
     let _ = writeln!(io::stderr(), "surefoot: {error:#}");
-    ExitCode::from(code)
+    code
 }
 
 /// Writes a whole result to stdout.

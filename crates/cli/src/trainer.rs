@@ -32,7 +32,7 @@ mod commands {
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use surefoot_cli::output;
+use surefoot_cli::output::{self, Failure, Outcome};
 
 /// The training part of surefoot.
 #[derive(Parser)]
@@ -71,10 +71,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    output::exit_code(run())
+}
+
+pub(crate) fn run() -> Result<Outcome, Failure> {
     output::init_logging();
     load_device_library();
-    let Cli { json, command } = Cli::parse();
-    let result = match command {
+    let (program, arguments) = surefoot_cli::itself()?;
+    let Cli { json, command } =
+        Cli::parse_from(std::iter::once(program.into_os_string()).chain(arguments));
+    match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Models(args) => commands::models::run(&args, json),
@@ -89,8 +95,7 @@ fn main() -> ExitCode {
         Command::Merge(args) => commands::merge::run(&args, json),
         Command::Export(args) => commands::export::run(&args, json),
         Command::Import(args) => commands::import::run(&args, json),
-    };
-    output::exit_code(result)
+    }
 }
 
 /// Loads the library that the launcher names (`libtorch_hip.so`), which registers itself with libtorch, before

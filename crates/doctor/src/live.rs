@@ -4,7 +4,7 @@ use crate::encoding::decode;
 use crate::probe_cache;
 use platform::live::Live;
 use platform::python::Build;
-use platform::python_source::collect_python;
+use platform::python_source::{collect_python, interpreter};
 use platform::source::Source;
 use platform::windows_source::{collect_runtimes, hipinfo_program, insert_hipinfo};
 use platform::{Machine, Snapshot};
@@ -109,12 +109,7 @@ fn ask_torch(source: &Live, prefix: &str, snapshot: &mut Snapshot) {
     }
     const QUESTION: &str =
         "import torch; print(*torch.cuda.get_arch_list(), torch._C._cuda_getArchFlags())";
-    let places: &[&str] = match source.is_windows() {
-        true => &["Scripts/python.exe", "python.exe"],
-        false => &["bin/python"],
-    };
-    let mut programs = places.iter().map(|place| format!("{prefix}/{place}"));
-    let Some(program) = programs.find(|program| source.owner(program).is_some()) else {
+    let Some(program) = interpreter(source, prefix) else {
         return;
     };
     let mut command = Command::new(program);

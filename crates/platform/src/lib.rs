@@ -19,6 +19,7 @@ pub mod bytes;
 pub mod describe;
 pub mod detect;
 pub mod device_error;
+pub mod files;
 pub mod gfx;
 pub mod hipinfo;
 #[cfg(feature = "live")]

@@ -173,6 +173,16 @@ pub(crate) fn active_environment(source: &dyn Source, wanted: Option<&str>) -> O
     }
 }
 
+/// The interpreter of an environment.
+pub fn interpreter(source: &dyn Source, prefix: &str) -> Option<String> {
+    let places: &[&str] = match source.is_windows() {
+        true => &["Scripts/python.exe", "python.exe"],
+        false => &["bin/python"],
+    };
+    let mut programs = places.iter().map(|place| format!("{prefix}/{place}"));
+    programs.find(|program| source.owner(program).is_some())
+}
+
 /// The package folders of an environment, in Python's search order.
 pub(crate) fn site_folders(source: &dyn Source, prefix: &str) -> Vec<String> {
     let variables = source.variables();

@@ -8,7 +8,7 @@
 //!
 //! Only names of folders and one small file are read; nothing is executed.
 
-use crate::python_source::{active_environment, site_folders};
+use crate::python_source::{active_environment, interpreter, site_folders};
 use crate::snapshot::Content;
 use crate::source::Source;
 use serde::Serialize;
@@ -110,6 +110,12 @@ impl Torch {
 /// environment, whatever it is built for.
 pub fn find_torch(source: &dyn Source, wanted: Option<&str>) -> Option<Torch> {
     environment(source, wanted).map(|environment| environment.torch)
+}
+
+/// The interpreter of that environment, and its PyTorch.
+pub fn find_python(source: &dyn Source, wanted: Option<&str>) -> Option<(String, Torch)> {
+    let environment = environment(source, wanted)?;
+    Some((interpreter(source, &environment.prefix)?, environment.torch))
 }
 
 /// A Python environment that has a PyTorch.

@@ -23,6 +23,7 @@ use crate::events::Best;
 use crate::optim::{Ema, Optimizer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
+use platform::files::sync;
 pub use window::Window;
 
 const FORMAT: u32 = 2;
@@ -239,8 +240,7 @@ impl Draft {
         let mut checksums = integrity::checksums(&self.path)?;
         for name in checksums.keys() {
             let file = self.path.join(name);
-            let synced = File::open(&file).and_then(|file| file.sync_all());
-            synced.map_err(|error| Error::io("write", &file, error))?;
+            sync(&file).map_err(|error| Error::io("write", &file, error))?;
         }
         let weights = trained.parameters.named();
         for (name, tensors) in [(MODEL, weights), (OPTIMIZER, trained.state())] {
@@ -529,9 +529,7 @@ pub(crate) fn remove_if_there(folder: &Path) -> Result<(), Error> {
 
 /// Syncs a folder's entries; without this a rename may not survive a power cut.
 fn sync_folder(folder: &Path) -> Result<(), Error> {
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| Error::io("write", folder, error))
+    sync(folder).map_err(|error| Error::io("write", folder, error))
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::{Error, checkpoint};
+use platform::files::lock_of;
 
 /// What the model said of the data before the first step.
 pub(crate) const REFERENCE: &str = "reference.safetensors";
@@ -129,7 +130,7 @@ impl RunFolder {
 
     fn locked(path: PathBuf) -> Result<Self, Error> {
         // A missing folder is reported when something is read from it.
-        let Ok(folder) = File::open(&path) else {
+        let Ok(folder) = lock_of(&path) else {
             return Ok(Self::unlocked(path));
         };
         match folder.try_lock() {

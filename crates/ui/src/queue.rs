@@ -67,11 +67,11 @@ pub struct Listing {
     pub unreadable: Vec<String>,
 }
 
-/// Jobs need the trainer, which is for Linux.
+/// The queue follows its jobs by what Linux tells of processes.
 pub(crate) fn refuse_without_trainer() -> Result<(), Error> {
     match cfg!(windows) {
         true => Err(Error::Refused(
-            "there is no trainer for Windows: runs are shown here, and started under WSL 2 or Linux".into(),
+            "the queue is for Linux: on Windows start a run with `surefoot train`; it is shown here".into(),
         )),
         false => Ok(()),
     }

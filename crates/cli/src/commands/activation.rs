@@ -221,35 +221,35 @@ pub(super) fn library() -> Result<PathBuf, Failure> {
         };
     }
     let here = std::env::current_exe().context("cannot tell where this executable is")?;
-    let mut candidates = library_candidates(&here);
+    let name = library_name("hip_alloc");
+    let mut candidates = library_candidates(&here, &name);
     candidates.retain(|path| path.is_file());
     candidates.into_iter().next().ok_or_else(|| {
         Failure::usage(format_args!(
-            "there is no `{}` with `{}`: build it with `cargo build -p hip-alloc`, or set HIP_ALLOC_LIB",
-            library_name(),
+            "there is no `{name}` with `{}`: build it with `cargo build -p hip-alloc`, or set HIP_ALLOC_LIB",
             here.display()
         ))
     })
 }
 
-fn library_name() -> String {
+/// The name of a library's file.
+pub(super) fn library_name(library: &str) -> String {
     use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
-    format!("{DLL_PREFIX}hip_alloc{DLL_SUFFIX}")
+    format!("{DLL_PREFIX}{library}{DLL_SUFFIX}")
 }
 
-/// Where the library may be if the executable is `here`: beside it (cargo), in `../lib/surefoot` (the archive and the
+/// Where a library may be if the executable is `here`: beside it (cargo), in `../lib/surefoot` (the archive and the
 /// Debian package), or in the package of a Python environment, whose programs are in `bin` (the wheel; `pip install
 /// --target` omits `lib/pythonX.Y`).
-fn library_candidates(here: &Path) -> Vec<PathBuf> {
-    let name = library_name();
+pub(super) fn library_candidates(here: &Path, name: &str) -> Vec<PathBuf> {
     let mut candidates = vec![
-        here.with_file_name(&name),
-        here.with_file_name("deps").join(&name),
+        here.with_file_name(name),
+        here.with_file_name("deps").join(name),
     ];
     let Some(prefix) = here.parent().and_then(Path::parent) else {
         return candidates;
     };
-    candidates.push(prefix.join("lib/surefoot").join(&name));
+    candidates.push(prefix.join("lib/surefoot").join(name));
     // Windows has one such folder, which does not say the version.
     let mut site_packages = vec![prefix.to_owned(), prefix.join("Lib/site-packages")];
     for lib in ["lib", "lib64", "local/lib"] {
@@ -267,7 +267,7 @@ fn library_candidates(here: &Path) -> Vec<PathBuf> {
     candidates.extend(
         site_packages
             .into_iter()
-            .map(|folder| folder.join("surefoot_activate").join(&name)),
+            .map(|folder| folder.join("surefoot_activate").join(name)),
     );
     candidates
 }
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn the_library_is_found_in_every_installed_layout() {
-        let name = library_name();
+        let name = library_name("hip_alloc");
         for layout in [
             "bin",
             "lib/surefoot",
@@ -356,10 +356,11 @@ mod tests {
             let folder = prefix.path().join(layout);
             fs::create_dir_all(&folder).expect("a folder");
             fs::write(folder.join(&name), b"").expect("a file");
-            let found: Vec<PathBuf> = library_candidates(&prefix.path().join("bin/surefoot"))
-                .into_iter()
-                .filter(|path| path.is_file())
-                .collect();
+            let found: Vec<PathBuf> =
+                library_candidates(&prefix.path().join("bin/surefoot"), &name)
+                    .into_iter()
+                    .filter(|path| path.is_file())
+                    .collect();
             assert_eq!(found, [folder.join(&name)]);
         }
     }

@@ -1,6 +1,6 @@
 //! `surefoot train|eval|generate`: becomes the `surefoot-trainer` process.
 
-use super::trainer_libraries::{self, Start};
+use super::trainer_libraries;
 use anyhow::Context;
 use std::ffi::OsString;
 use std::process::Command;
@@ -21,9 +21,10 @@ pub(crate) fn run(subcommand: &str, args: &Args, json: bool) -> Result<Outcome, 
 
 /// Replaces this process by the trainer, with arguments of our own.
 pub(crate) fn start(subcommand: &str, rest: &[OsString], json: bool) -> Result<Outcome, Failure> {
-    let Start { program, variables } = trainer_libraries::choose()?;
-    let mut command = Command::new(&program);
-    command.arg(subcommand).args(rest).envs(variables);
+    let start = trainer_libraries::choose()?;
+    let program = start.program.clone();
+    let mut command = start.command();
+    command.arg(subcommand).args(rest);
     if json {
         command.arg("--json");
     }
@@ -39,13 +40,8 @@ fn become_process(mut command: Command) -> std::io::Result<Outcome> {
     Err(command.exec())
 }
 
-#[cfg(not(unix))]
+#[cfg(windows)]
 fn become_process(mut command: Command) -> std::io::Result<Outcome> {
-    let status = command.status()?;
-    Ok(Outcome::Child(
-        status
-            .code()
-            .and_then(|code| u8::try_from(code).ok())
-            .unwrap_or(1),
-    ))
+    let code = surefoot_cli::windows::stand_in(&mut command)?;
+    Ok(Outcome::Child(u8::try_from(code).unwrap_or(1)))
 }

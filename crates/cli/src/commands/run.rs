@@ -12,8 +12,6 @@ mod child;
 mod restart;
 mod streams;
 mod watch;
-#[cfg(windows)]
-mod windows;
 
 use super::activation;
 use super::env::no_such_gpu;

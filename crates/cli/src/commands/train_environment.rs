@@ -48,10 +48,7 @@ pub(crate) fn apply(device: &str, tuned: Vec<Variable>) {
     for Variable { name, value, why } in &needed {
         eprintln!("surefoot: set {name}={value}: {why}");
     }
-    let error = match std::env::current_exe() {
-        Ok(program) => start(program, &needed),
-        Err(error) => error,
-    };
+    let error = start(&needed);
     eprintln!("surefoot: cannot restart with them ({error}); continuing without");
 }
 
@@ -67,7 +64,7 @@ fn attention() -> Option<Variable> {
         eprintln!(
             "surefoot: trying AOTriton's kernels for attention on this GPU, once for it and this PyTorch"
         );
-        let program = std::env::current_exe().ok()?;
+        let (program, _) = surefoot_cli::itself().ok()?;
         let name = format!("surefoot{}", std::env::consts::EXE_SUFFIX);
         let beside = program.with_file_name(&name);
         // Its own process: a kernel that is not for this GPU may end it.
@@ -113,9 +110,13 @@ fn again(text: &str) -> std::io::Result<std::fs::File> {
 }
 
 /// Returns only if it fails.
-fn start(program: std::path::PathBuf, variables: &[Variable]) -> std::io::Error {
+fn start(variables: &[Variable]) -> std::io::Error {
+    let (program, arguments) = match surefoot_cli::itself() {
+        Ok(itself) => itself,
+        Err(error) => return error,
+    };
     let mut command = Command::new(program);
-    command.args(std::env::args_os().skip(1)).env(STARTED, "1");
+    command.args(arguments).env(STARTED, "1");
     if let Some(text) = STDIN.get() {
         match again(text) {
             Ok(file) => drop(command.stdin(file)),
@@ -127,9 +128,9 @@ fn start(program: std::path::PathBuf, variables: &[Variable]) -> std::io::Error 
     }
     #[cfg(unix)]
     return std::os::unix::process::CommandExt::exec(&mut command);
-    #[cfg(not(unix))]
-    match command.status() {
-        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
+    #[cfg(windows)]
+    match surefoot_cli::windows::stand_in(&mut command) {
+        Ok(code) => std::process::exit(code),
         Err(error) => error,
     }
 }

@@ -5,8 +5,11 @@ use std::io::Write;
 use surefoot_cli::output::Failure;
 use trainer::Stop;
 
+const FINISHING: &str = "\nfinishing the step and saving; once more ends it at once without saving";
+
 /// Ctrl-C, SIGTERM and a closed terminal ask the run to stop; a second Ctrl-C or SIGTERM ends the process at once.
 /// SIGUSR1 requests a checkpoint, SIGUSR2 samples.
+#[cfg(unix)]
 pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
     let stop = stop.clone();
@@ -36,10 +39,7 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
                 }
                 // Printed once for all processes that train together.
                 if trainer::rank_of_this_process() == 0 {
-                    let _ = writeln!(
-                        std::io::stderr(),
-                        "\nfinishing the step and saving; once more ends it at once without saving"
-                    );
+                    let _ = writeln!(std::io::stderr(), "{FINISHING}");
                 }
                 match signal {
                     // As sent by `torchrun` to the ranks of one machine before it starts all of them again.
@@ -51,7 +51,46 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Ctrl-C, Ctrl-Break and a closed window ask the run to stop; a second one ends the process at once.
+#[cfg(windows)]
+pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
+    use std::sync::OnceLock;
+    use windows_sys::Win32::System::Console::{
+        CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler,
+    };
+    use windows_sys::Win32::System::Threading::{GetCurrentProcess, TerminateProcess};
+    use windows_sys::core::BOOL;
+    static STOP: OnceLock<Stop> = OnceLock::new();
+    // Windows calls it in a thread of its own.
+    extern "system" fn asked(event: u32) -> BOOL {
+        let stop = STOP.get_or_init(Stop::default);
+        let is_key = matches!(event, CTRL_C_EVENT | CTRL_BREAK_EVENT);
+        if is_key && stop.is_requested() {
+            // SAFETY: the handle means this process. Its libraries are not asked to clean up, which may wait for a step.
+            unsafe { TerminateProcess(GetCurrentProcess(), ENDED_BY_CTRL_C) };
+        }
+        let _ = writeln!(std::io::stderr(), "{FINISHING}");
+        stop.request();
+        while !is_key {
+            // A closed window: Windows ends the process some seconds after this, or when it returns.
+            std::thread::park();
+        }
+        1
+    }
+    STOP.get_or_init(|| stop.clone());
+    // SAFETY: the handler lives as long as the library, which is never unloaded, and takes no lock that others hold for long.
+    match unsafe { SetConsoleCtrlHandler(Some(asked), 1) } {
+        0 => Err(std::io::Error::last_os_error().into()),
+        _ => Ok(()),
+    }
+}
+
+/// The exit code of a program that Ctrl-C has ended.
+#[cfg(windows)]
+const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
+
 /// Whether this process was started with the signal ignored (proc(5), `SigIgn`).
+#[cfg(unix)]
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

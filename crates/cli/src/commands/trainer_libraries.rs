@@ -8,6 +8,7 @@
 //! Trainers that were installed with pip have no libtorch of their own, and run on that of the
 //! environment, whatever it is built for.
 
+use super::hosted;
 use super::trainers::{self, Trainer, releases};
 use platform::live::Live;
 use platform::rocm_libraries::{self, Libraries, Torch};
@@ -32,8 +33,19 @@ pub(crate) type Variables = Vec<(&'static str, OsString)>;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) program: PathBuf,
+    /// Before those of the trainer.
+    pub(crate) arguments: Vec<OsString>,
     /// What its process gets beside the variables of this one.
     pub(crate) variables: Variables,
+}
+
+impl Start {
+    /// The command, for what the trainer is to do.
+    pub(crate) fn command(self) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(self.arguments).envs(self.variables);
+        command
+    }
 }
 
 /// What the trainer's process gets, and what to say of it.
@@ -54,7 +66,10 @@ const HAS_A_LIBTORCH: bool = cfg!(feature = "torch");
 /// When there is no trainer, or none has a libtorch of its own, and no environment here has one that it
 /// needs.
 pub(crate) fn choose() -> Result<Start, Failure> {
-    let trainers = trainers::beside()?;
+    let trainers = match (trainers::beside(), hosted::library()) {
+        (Err(_), Some(library)) => return hosted::start(library),
+        (trainers, _) => trainers?,
+    };
     let search_path = std::env::var_os(SEARCH_PATH);
     let libraries = find(None);
     let for_hip = libraries
@@ -68,10 +83,12 @@ pub(crate) fn choose() -> Result<Start, Failure> {
     let start = match (on_hip, trainers.first()) {
         (Some(trainer), _) => Start {
             program: trainer.program.clone(),
+            arguments: Vec::new(),
             variables,
         },
         (None, Some(trainer)) if HAS_A_LIBTORCH => Start {
             program: trainer.program.clone(),
+            arguments: Vec::new(),
             variables: Variables::new(),
         },
         (None, _) => {
@@ -89,7 +106,7 @@ pub(crate) fn choose() -> Result<Start, Failure> {
 }
 
 /// The environment that this program was installed into: the folder above `bin`.
-fn own_environment() -> Option<String> {
+pub(super) fn own_environment() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?.parent()?;
     folder.to_str().map(str::to_owned)
@@ -131,6 +148,7 @@ fn borrowed(
     })?;
     Ok(Start {
         program: trainer.program.clone(),
+        arguments: Vec::new(),
         variables: vec![(SEARCH_PATH, path)],
     })
 }
@@ -372,6 +390,7 @@ mod tests {
             let Start {
                 program: found,
                 variables,
+                ..
             } = start.expect("one fits");
             assert_eq!(variables, [("LD_LIBRARY_PATH", path.into())]);
             assert!(found.ends_with(format!("surefoot-trainer-{program}")));

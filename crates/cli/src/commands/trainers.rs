@@ -29,12 +29,8 @@ pub(crate) fn beside() -> Result<Vec<Trainer>, Failure> {
     if !found.is_empty() {
         return Ok(found);
     }
-    if cfg!(windows) {
-        return Err(Failure::usage(
-            "there is no trainer for Windows: train under WSL 2 or Linux. On Windows Surefoot has doctor, env, explain, run, replay, runs and ui",
-        ));
-    }
     let remedy = match cfg!(feature = "torch") {
+        _ if cfg!(windows) => "`surefoot_trainer.dll` belongs beside it",
         true => "build both with `cargo build -p surefoot`",
         false => "`pip install surefoot-trainer` brings it",
     };

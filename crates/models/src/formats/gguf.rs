@@ -13,9 +13,9 @@ mod write;
 
 use std::fs::File;
 use std::io::BufReader;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use platform::files::FileExt as _;
 use tch::{Kind, Tensor};
 
 pub use format::Format;

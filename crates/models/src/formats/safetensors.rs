@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use platform::files::FileExt as _;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use tch::{Device, Kind, Tensor};
 

@@ -1,8 +1,8 @@
 //! Identifies the weights of a model without reading all of a large one.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
+use platform::files::FileExt as _;
 use sha2::{Digest, Sha256};
 
 use crate::Error;

@@ -220,8 +220,11 @@ fn expanded(path: &str, variables: Variables<'_>) -> Result<String, Refusal> {
     let mut result = String::new();
     let mut rest = path;
     if let Some(after) = path.strip_prefix('~') {
-        if !(after.is_empty() || after.starts_with('/')) {
-            let user = after.split('/').next().unwrap_or_default();
+        if !(after.is_empty() || after.starts_with(std::path::is_separator)) {
+            let user = after
+                .split(std::path::is_separator)
+                .next()
+                .unwrap_or_default();
             return refuse(
                 format!("the home folder of `~{user}` is not looked up"),
                 format!("write the full path, or `./~{user}` for a file with that name"),

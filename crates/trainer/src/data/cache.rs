@@ -14,6 +14,7 @@ use super::source::Parts;
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::config::{DataConfig, TokenizerKind};
+use platform::files;
 
 /// To be increased when the tokens of the same text and settings change.
 const FORMAT: &str = "tokens-1";
@@ -61,10 +62,11 @@ pub(crate) fn sweep(tokens: &Path) {
         let path = entry.path();
         let ending = path.extension().unwrap_or_default().to_string_lossy();
         // A process that is still writing holds the lock of its file.
-        let is_left = |path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok());
-        if ending.starts_with("tmp-") && is_left(&path) {
+        let is_left =
+            |file: std::io::Result<fs::File>| file.is_ok_and(|file| file.try_lock().is_ok());
+        if ending.starts_with("tmp-") && is_left(files::lock_of(&path)) {
             let _ = fs::remove_dir_all(&path);
-        } else if ending == "tokens" && is_left(&path) {
+        } else if ending == "tokens" && is_left(fs::File::open(&path)) {
             let _ = fs::remove_file(&path);
         }
     }
@@ -87,9 +89,8 @@ fn limit() -> u64 {
 
 /// Marks an entry as used now, for [`evict`].
 fn touch(folder: &Path) {
-    let now = std::time::SystemTime::now();
     // A read-only cache is still useful.
-    let _ = fs::File::open(folder).and_then(|folder| folder.set_modified(now));
+    let _ = files::touch(folder);
 }
 
 /// Removes the least recently used entries of `tokens` until at most `limit` bytes are left;
@@ -191,7 +192,7 @@ fn write(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
 fn write_files(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
     // Locked, so that no other run takes it for the leftover of a killed process.
-    let writing = fs::File::open(folder);
+    let writing = files::lock_of(folder);
     let _lock = writing.inspect(|folder| drop(folder.try_lock()));
     tokens.tokenizer.save(&folder.join("tokenizer.json"))?;
     for (name, part) in [

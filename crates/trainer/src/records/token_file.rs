@@ -5,9 +5,9 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use platform::files::FileExt as _;
 use sha2::{Digest, Sha256};
 
 use super::Located;

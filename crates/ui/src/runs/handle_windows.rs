@@ -1,4 +1,4 @@
-//! Stand-in for Windows, where no process trains.
+//! Stand-in for Windows, where the process of a run is not known.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) enum Message {
     Sample,
 }
 
-/// A training process; there is none on Windows.
+/// A training process; none is known on Windows.
 pub(super) enum Handle {}
 
 impl Handle {

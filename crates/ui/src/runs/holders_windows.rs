@@ -1,7 +1,9 @@
-//! Stand-in for Windows: the trainer is for Linux, and locks under WSL are not visible here.
+//! Which runs are running on Windows, where a lock does not tell whose it is.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
+
+use platform::files::LOCK;
 
 use super::Process;
 use super::files::Folder;
@@ -15,9 +17,10 @@ impl Holders {
         Self
     }
 
-    /// The holder of the lock on `folder`; none is visible here.
-    pub(crate) fn of(&self, _: &Folder) -> Option<Option<Process>> {
-        None
+    /// `Some(None)` if a process holds the lock on `folder`.
+    pub(crate) fn of(&self, folder: &Folder) -> Option<Option<Process>> {
+        let folder = folder.path().ok()?;
+        is_locked(&folder.join(LOCK)).then_some(None)
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, anyhow};
 use platform::Bytes;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use surefoot_cli::link::{self, Link, PORT};
 use surefoot_cli::output::{self, Failure, Outcome};
 
-use super::super::trainer_libraries::{self, Start};
+use super::super::trainer_libraries;
 use super::{clear_progress, show_progress};
 
 /// Clocks further apart than this make logs of two machines hard to read.
@@ -177,13 +177,14 @@ fn host_and_port(text: &str) -> Result<(&str, u16), Failure> {
 /// The config's name, the seconds of a step, and the bytes to sum in it: by a dry run.
 fn try_step(config: &Path) -> Result<(String, f64, u64), Failure> {
     let name = config.display().to_string();
-    let Start { program, variables } = trainer_libraries::choose()?;
+    let start = trainer_libraries::choose()?;
+    let program = start.program.clone();
     show_progress(&format!("a dry run of {name}"));
-    let output = Command::new(&program)
+    let output = start
+        .command()
         .arg("train")
         .arg(config)
         .args(["--dry-run", "--json"])
-        .envs(variables)
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot start `{}`", program.display()))?;

@@ -163,8 +163,8 @@ mod system {
 
 #[cfg(windows)]
 mod system {
-    use super::super::windows;
     use super::{Arc, AtomicBool, Child, ExitStatus, Ordering, Streams, io};
+    use surefoot_cli::windows;
 
     /// The exit code of a program that Ctrl-C has ended.
     const ENDED_BY_CTRL_C: u32 = 0xC000_013A;

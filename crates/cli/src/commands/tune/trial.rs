@@ -167,7 +167,7 @@ impl<'a> Trials<'a> {
             removed.with_context(|| format!("cannot remove `{}`", run.display()))?;
         }
         let log = self.folder.path().join("log");
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(surefoot_cli::itself()?.0);
         command.arg("train").arg(&self.args.config);
         let mut steps_alone = vec![
             "name=trial".to_owned(),

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use platform::files::FileExt as _;
 use tch::{Device, Kind, Tensor};
 
 use crate::placer::PlaceError;

@@ -9,10 +9,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use platform::files::FileExt as _;
 use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
 use torch_ext::accelerator::{self, Event};
@@ -316,7 +316,11 @@ impl ReadRequest {
 /// Drops the file from the page cache, where it would be the second copy of the blocks and displace what is
 /// needed.
 fn forget_pages(file: &File) {
+    #[cfg(not(unix))]
+    let _ = file; // Windows has no such advice.
+    #[cfg(unix)]
     use rustix::fs::{Advice, fadvise};
     // Dirty pages are dropped once the kernel has written them. This is only advice.
+    #[cfg(unix)]
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }

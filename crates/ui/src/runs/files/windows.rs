@@ -113,9 +113,9 @@ impl Folder {
         fs::create_dir(self.below(name)?)
     }
 
-    /// Nobody else locks a folder here: the trainer, which does, is for Linux.
+    /// Fails if a process that trains in it holds its lock.
     pub(crate) fn try_lock(&self) -> io::Result<()> {
-        Ok(())
+        Ok(platform::files::lock_of(&self.path)?.try_lock()?)
     }
 
     /// The path of a name that means a file or folder of this folder, and nothing else to Windows.

@@ -1,8 +1,9 @@
-//! What a launcher needs of Windows: a job object, which ends the processes that it started together, and to
+//! What programs that start others need of Windows: a job object, which ends the processes that it started together, and to
 //! outlive a Ctrl-C.
 
 use std::io;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, IntoRawHandle, OwnedHandle};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use windows_sys::Win32::System::Console::{CTRL_C_EVENT, SetConsoleCtrlHandler};
 use windows_sys::Win32::System::JobObjects::{
@@ -16,9 +17,27 @@ use windows_sys::core::BOOL;
 /// Whether Ctrl-C was pressed since [`note_ctrl_c`].
 static CTRL_C: AtomicBool = AtomicBool::new(false);
 
+/// Waits for a command that is to end with this process and to decide what a Ctrl-C means; its exit code.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn stand_in(command: &mut Command) -> io::Result<i32> {
+    note_ctrl_c()?;
+    if let Err(error) = end_all_children_with_us() {
+        tracing::warn!(
+            "`{}` may outlive this process: {error}",
+            command.get_program().display()
+        );
+    }
+    Ok(command.status()?.code().unwrap_or(1))
+}
+
 /// From now on a Ctrl-C is noted, and does not end this process. Windows sends it to every program of
 /// the console.
-pub(super) fn note_ctrl_c() -> io::Result<()> {
+///
+/// # Errors
+/// If Windows refuses.
+pub fn note_ctrl_c() -> io::Result<()> {
     extern "system" fn note(event: u32) -> BOOL {
         let is_ctrl_c = event == CTRL_C_EVENT;
         CTRL_C.fetch_or(is_ctrl_c, Ordering::SeqCst);
@@ -34,7 +53,7 @@ pub(super) fn note_ctrl_c() -> io::Result<()> {
 }
 
 /// Whether Ctrl-C was pressed since then.
-pub(super) fn ctrl_c_was_pressed() -> bool {
+pub fn ctrl_c_was_pressed() -> bool {
     CTRL_C.load(Ordering::SeqCst)
 }
 
@@ -42,7 +61,10 @@ pub(super) fn ctrl_c_was_pressed() -> bool {
 /// they theirs. Windows ends them all when this process ends, even if it is killed.
 ///
 /// A child that is put into a job only after its start could have started others before.
-pub(super) fn end_all_children_with_us() -> io::Result<()> {
+///
+/// # Errors
+/// If Windows refuses, or this process is in a job that may have no others.
+pub fn end_all_children_with_us() -> io::Result<()> {
     // SAFETY: both pointers may be null: the default security, and no name.
     let job = unsafe { CreateJobObjectW(std::ptr::null(), std::ptr::null()) };
     if job.is_null() {
