@@ -165,13 +165,14 @@ fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
             "surefoot-trainer",
             "--lib",
         ],
-        &["--package", "surefoot-trainer", "--test", "all"],
     ];
     let tested = programs.into_iter().try_for_each(|programs| {
-        // Tests of a program share libtorch's random generator.
+        // Tests of a program share libtorch's random generator. Several processes need C++, and plans for large models take
+        // Python's fake tensors minutes.
         cmd!(
             shell,
-            "{cargo} test --config {patch} --target-dir {target} {programs...} -- --test-threads=1"
+            "{cargo} test --config {patch} --target-dir {target} {programs...} -- --test-threads=1
+            --skip ranks:: --skip plan::"
         )
         .env("LIBTORCH", &torch)
         .run()
