@@ -4,8 +4,6 @@
 //! cargo run --release -p alloc-lab --example explore             recorded and synthetic traces
 //! cargo run --release -p alloc-lab --example explore -- a.trace  these traces
 //! cargo run --release -p alloc-lab --example explore -- --wide   these and 150 more, in total
-//! cargo run --release -p alloc-lab --example explore -- --policy uniform   compared with the current one
-//! cargo run --release -p alloc-lab --example explore -- --policy uniform --wide
 //! HIP_ALLOC_CONF=keep:auto,guard:on cargo run …                  with other settings
 //! ```
 //!
@@ -14,8 +12,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an example")]
 
-use alloc_lab::policies::{POLICIES, Run};
-use alloc_lab::replay::{Bounds, Outcome};
+use alloc_lab::replay::{Bounds, Outcome, replay};
 use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::config::Config;
@@ -32,25 +29,9 @@ fn main() {
     let settings = settings.trim_end_matches(',');
     let config = Config::parse(settings).unwrap().pool(512, false);
     println!("settings: {settings}");
-    let mut named: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    let mut policy = POLICIES[0];
-    if named
-        .first()
-        .is_some_and(|name| name == Path::new("--policy"))
-    {
-        let name = named.drain(..2).next_back().unwrap();
-        let found = POLICIES.iter().find(|(known, _)| Path::new(known) == name);
-        let known: Vec<_> = POLICIES.iter().map(|(known, _)| known).collect();
-        policy = *found.unwrap_or_else(|| panic!("no policy {}: {known:?}", name.display()));
-    }
-    let wide = named
-        .first()
-        .is_some_and(|name| name == Path::new("--wide"));
-    if policy.0 != POLICIES[0].0 && !wide {
-        return compare(policy, &named, &config);
-    }
-    if wide {
-        return count_misses(policy.1, &config);
+    let named: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    if (named.first()).is_some_and(|name| name == Path::new("--wide")) {
+        return count_misses(&config);
     }
     println!(
         "{:32} {:>8} {:>7} {:>7} {:>7} {:>7} {:>7} {:>4} {:>8} {:>8} {:>8}",
@@ -82,49 +63,6 @@ fn main() {
     }
 }
 
-/// The recorded traces, or those that were named, with a policy beside the one in use.
-fn compare(policy: (&str, Run), named: &[PathBuf], config: &PoolConfig) {
-    let policies = [POLICIES[0], policy];
-    let [first, second] = policies.map(|(name, _)| name);
-    println!("{:34} {first:<34} {second}", "");
-    let heads =
-        [(); 2].map(|()| format!("{:>8} {:>8} {:>8} {:>6}", "peak", "excess", "calls", "oom"));
-    println!("{:32} {}", "trace", heads.join("  "));
-    let files = if named.is_empty() {
-        recorded()
-    } else {
-        named.to_vec()
-    };
-    for file in files {
-        let trace = Trace::read(&file).unwrap();
-        let columns = policies.map(|(_, run)| {
-            let (roomy, pressed) = both(run, &trace, config);
-            let bounds = Bounds::of(&roomy, config);
-            format!(
-                "{:>7.4}{} {:>7}{} {:>7.0}{} {:>5}{}",
-                roomy.peak_ratio(),
-                flag(bounds.peak(&roomy)),
-                roomy.idle_excess() / MIB,
-                flag(bounds.idle(&roomy)),
-                roomy.calls_per_step(),
-                flag(bounds.calls(&roomy)),
-                pressed.out_of_memory,
-                flag(pressed.out_of_memory == 0),
-            )
-        });
-        let name = file.file_name().unwrap().display().to_string();
-        println!(
-            "{:32} {}",
-            name.trim_end_matches(".trace.zst"),
-            columns.join("  ")
-        );
-    }
-    println!(
-        "peak: held / live; excess: MiB held beyond live between steps; calls: of the driver, per step;\n\
-         oom: requests refused with 3 % more memory than the live peak; *: a bound is missed"
-    );
-}
-
 /// Marks a bound that is missed.
 fn flag(met: bool) -> char {
     if met { ' ' } else { '*' }
@@ -148,11 +86,10 @@ fn print(name: &str, trace: &Trace, config: &PoolConfig) {
         clearing_rate: 5_000_000_000,
         ..SimConfig::default()
     };
-    let (_, run) = POLICIES[0];
-    let roomy = run(trace, config.clone(), sim.clone());
+    let roomy = replay(trace, config.clone(), sim.clone());
     let capacity = roomy.peak_live / 100 * 103;
     let sim = SimConfig { capacity, ..sim };
-    let pressed = run(trace, config.clone(), sim);
+    let pressed = replay(trace, config.clone(), sim);
     let bounds = Bounds::of(&roomy, config);
     println!(
         "{name:32} {:>8} {:>6.4}{} {:>6}{} {:>6.0}{} {:>7.0} {:>7.0} {:>3}{} {:>8.0} {:>8.0} {:>8.1}",
@@ -175,7 +112,7 @@ fn print(name: &str, trace: &Trace, config: &PoolConfig) {
 
 /// How many runs miss each bound: the recorded ones, those with all sizes multiplied, and synthetic
 /// ones of random shapes. This distinguishes a better rule from one that is overfitted.
-fn count_misses(run: Run, config: &PoolConfig) {
+fn count_misses(config: &PoolConfig) {
     println!(
         "{:22} {:>4} {:>5} {:>6} {:>6} {:>8}",
         "traces", "of", "peak", "excess", "calls", "refused"
@@ -209,7 +146,7 @@ fn count_misses(run: Run, config: &PoolConfig) {
     for (name, traces) in groups {
         let mut missed = [0; 4];
         for trace in &traces {
-            let (roomy, pressed) = both(run, trace, config);
+            let (roomy, pressed) = both(trace, config);
             let bounds = Bounds::of(&roomy, config);
             let met = [
                 bounds.peak(&roomy),
@@ -230,13 +167,13 @@ fn count_misses(run: Run, config: &PoolConfig) {
 }
 
 /// The trace with room, and with 3 % more than its live peak.
-fn both(run: Run, trace: &Trace, config: &PoolConfig) -> (Outcome, Outcome) {
-    let roomy = run(trace, config.clone(), SimConfig::default());
+fn both(trace: &Trace, config: &PoolConfig) -> (Outcome, Outcome) {
+    let roomy = replay(trace, config.clone(), SimConfig::default());
     let sim = SimConfig {
         capacity: roomy.peak_live / 100 * 103,
         ..SimConfig::default()
     };
-    let pressed = run(trace, config.clone(), sim);
+    let pressed = replay(trace, config.clone(), sim);
     (roomy, pressed)
 }
 

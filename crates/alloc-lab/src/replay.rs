@@ -2,7 +2,6 @@
 
 use crate::trace::{Event, Trace};
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
-use hip_alloc::pool::policy::{Policy, StepPolicy};
 use hip_alloc::pool::{AllocateError, DeviceMemory, Keep, Pool, PoolConfig, PoolStats};
 use hip_alloc::units::{MIB, StreamId};
 use std::time::Duration;
@@ -162,19 +161,8 @@ pub fn replay_watched(
     sim: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
-    replay_with(StepPolicy::default(), trace, config, sim, watch)
-}
-
-/// As [`replay_watched`], with another policy than the one in use.
-pub fn replay_with(
-    policy: impl Policy,
-    trace: &Trace,
-    config: PoolConfig,
-    sim: SimConfig,
-    watch: &mut dyn FnMut(Sample),
-) -> Outcome {
     let device = DeviceMemory::of(SimDriver::new(sim));
-    let mut pool = Pool::with_policy(config, device.clone(), policy);
+    let mut pool = Pool::new(config, device.clone());
     let mut addresses = vec![0u64; trace.requests as usize];
     let mut sizes = vec![0u64; trace.requests as usize];
     let mut outcome = Outcome::default();

@@ -17,17 +17,15 @@
 //! recorded or queried: both would invalidate the capture ([`Pool::set_captured`]). A route is assumed to be for
 //! a capture until the first request that it accepts shows the kind of stream.
 
-mod policy;
 #[cfg(test)]
 mod tests;
 
 use crate::driver::{DriverError, MemoryInfo};
 use crate::limit::within;
 use crate::pool::{
-    AllocateError, BlockLayout, Device, FreeError, Keep, Pool, PoolConfig, PoolStats,
+    AllocateError, BlockLayout, Device, FreeError, Keep, Policy, Pool, PoolConfig, PoolStats,
 };
 use crate::units::{PoolId, StreamId};
-use policy::Placing;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,7 +55,7 @@ struct Listed {
     users: u32,
     /// Whether its free memory serves other requests before they are refused.
     use_on_oom: bool,
-    pool: Pool<Placing>,
+    pool: Pool,
 }
 
 /// The pools of a device.
@@ -92,12 +90,12 @@ impl Pools {
             peaks: PoolStats::default(),
             refused: None,
         };
-        pools.beside_captures(|pools| pools.add(None, config, Placing::default()));
+        let device = pools.device.clone();
+        pools.beside_captures(|pools| pools.add(Pool::new(config, device), None));
         pools
     }
 
-    fn add(&mut self, id: Option<PoolId>, config: PoolConfig, policy: Placing) {
-        let mut pool = Pool::with_policy(config, self.device.clone(), policy);
+    fn add(&mut self, mut pool: Pool, id: Option<PoolId>) {
         pool.set_holding(id.is_some());
         self.list.push(Listed {
             id,
@@ -113,7 +111,7 @@ impl Pools {
     }
 
     /// The device's pool.
-    pub(crate) fn main(&mut self) -> &mut Pool<Placing> {
+    pub(crate) fn main(&mut self) -> &mut Pool {
         &mut self.list[0].pool
     }
 
@@ -192,7 +190,13 @@ impl Pools {
             return;
         }
         let config = config(self.list[0].pool.config());
-        self.beside_captures(|pools| pools.add(Some(id), config, Placing::InOnePool));
+        let device = self.device.clone();
+        self.beside_captures(|pools| {
+            pools.add(
+                Pool::with_policy(config, device, Policy::InOnePool),
+                Some(id),
+            )
+        });
     }
 
     /// Lets a pool's free memory serve other requests before they are refused.
@@ -379,7 +383,7 @@ impl Pools {
     }
 
     /// The pool whose request got an address; the device's if there is none.
-    fn pool_of(&mut self, address: u64) -> &mut Pool<Placing> {
+    fn pool_of(&mut self, address: u64) -> &mut Pool {
         let mut private = self.list.iter().skip(1);
         let at = private.position(|private| private.pool.has(address));
         &mut self.list[at.map_or(0, |at| at + 1)].pool

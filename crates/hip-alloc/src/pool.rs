@@ -23,7 +23,7 @@ mod driver_time;
 mod heap;
 mod layout;
 mod memory;
-pub mod policy;
+mod policy;
 mod reclaimer;
 mod restraint;
 mod stats;
@@ -37,7 +37,8 @@ use crate::units::{MIB, StreamId, round_up};
 use heap::{Block, Owner, SpanIndex};
 pub use layout::{BlockLayout, SpanLayout, SpanUse};
 use memory::Memory;
-use policy::{DIRECT_STEP, Placement, Policy, Region, SMALL_BLOCK, StepPolicy};
+pub(crate) use policy::Policy;
+use policy::{DIRECT_STEP, Placement, Region, SMALL_BLOCK, StepPolicy};
 pub use reclaimer::Keep;
 pub use stats::PoolStats;
 use stream_fences::{FenceCheck, too_many_streams};
@@ -132,9 +133,9 @@ pub enum FreeError {
 }
 
 /// One of a device's allocators, with its policy.
-pub struct Pool<P: Policy = StepPolicy> {
+pub struct Pool {
     config: PoolConfig,
-    memory: Memory<P>,
+    memory: Memory,
     /// All statistics but those of the driver, which are counted by `memory`.
     stats: PoolStats,
 }
@@ -142,13 +143,11 @@ pub struct Pool<P: Policy = StepPolicy> {
 impl Pool {
     /// A pool on a device; it allocates the floor.
     pub fn new(config: PoolConfig, device: Device) -> Self {
-        Pool::with_policy(config, device, StepPolicy::default())
+        Pool::with_policy(config, device, Policy::Steps(StepPolicy::default()))
     }
-}
 
-impl<P: Policy> Pool<P> {
     /// Like [`new`](Pool::new), with another policy.
-    pub fn with_policy(config: PoolConfig, device: Device, policy: P) -> Self {
+    pub(crate) fn with_policy(config: PoolConfig, device: Device, policy: Policy) -> Self {
         debug_assert!(config.granule.is_power_of_two());
         let mut pool = Pool {
             memory: Memory::new(&config, device, policy),

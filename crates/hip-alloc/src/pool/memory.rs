@@ -45,8 +45,8 @@ const WORTH_STEP_PART: u64 = 4;
 const SPARE_PART: u64 = 64;
 
 /// The heap, pending frees, the device, and the policy for all of it.
-pub(crate) struct Memory<P> {
-    pub(crate) policy: P,
+pub(crate) struct Memory {
+    pub(crate) policy: Policy,
     pub(crate) heap: Heap,
     pub(crate) fences: StreamFences,
     pub(crate) device: Device,
@@ -65,8 +65,8 @@ pub(crate) struct Memory<P> {
     displaced_at: u64,
 }
 
-impl<P: Policy> Memory<P> {
-    pub(crate) fn new(config: &PoolConfig, device: Device, policy: P) -> Self {
+impl Memory {
+    pub(crate) fn new(config: &PoolConfig, device: Device, policy: Policy) -> Self {
         let info = device.lock().info();
         let mut heap = Heap::new(config.granule);
         heap.ensure_owner(Owner::ANYONE);

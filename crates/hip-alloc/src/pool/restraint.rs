@@ -2,7 +2,6 @@
 //! memory, or query the device).
 
 use super::Pool;
-use super::policy::Policy;
 use crate::driver::DriverError;
 use crate::units::StreamId;
 
@@ -23,7 +22,7 @@ impl Restraint {
     }
 }
 
-impl<P: Policy> Pool<P> {
+impl Pool {
     /// Sets whether all memory from the driver stays.
     pub(crate) fn set_holding(&mut self, holds: bool) {
         self.memory.restraint.holds = holds;

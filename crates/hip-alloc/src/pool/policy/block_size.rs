@@ -116,7 +116,7 @@ impl LargeBlocks {
 
 /// Of the multiples of `bytes` from `fewest` to `most` times, rounded up to the unit of
 /// blocks, the one that wastes the smallest fraction; among equals, the smallest.
-pub fn best_multiple(bytes: u64, fewest: u64, most: u64) -> u64 {
+fn best_multiple(bytes: u64, fewest: u64, most: u64) -> u64 {
     /// The fraction of waste is compared in 256ths.
     const PARTS: u64 = 256;
     let mut best = (PARTS, u64::MAX);

@@ -3,7 +3,7 @@
 
 use super::block_size::LargeBlocks;
 use super::lifetime::{AllocationSite, Expectation, Guess, Lifetimes, SMALL};
-use super::{Held, Placement, Policy, Region};
+use super::{Held, Placement, Region};
 use crate::units::KIB;
 
 /// Smaller requests have their own region.
@@ -11,7 +11,7 @@ const SMALLEST_GUESSED: u64 = 256 * KIB;
 
 /// Predicts lifetimes from past requests, and keeps what the rest of a step will need.
 #[derive(Default)]
-pub struct StepPolicy {
+pub(crate) struct StepPolicy {
     lifetimes: Lifetimes,
     large_blocks: LargeBlocks,
     /// For the last placed request.
@@ -20,9 +20,9 @@ pub struct StepPolicy {
     sites: Vec<AllocationSite>,
 }
 
-impl Policy for StepPolicy {
+impl StepPolicy {
     #[inline]
-    fn place(&mut self, bytes: u64) -> Placement {
+    pub(super) fn place(&mut self, bytes: u64) -> Placement {
         let (Guess { expectation, known }, site) = self.lifetimes.requested(bytes);
         self.placed = site;
         let region = if bytes < SMALLEST_GUESSED {
@@ -39,14 +39,14 @@ impl Policy for StepPolicy {
         }
     }
 
-    fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64 {
+    pub(super) fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64 {
         let boundary = self.lifetimes.last_boundary();
         self.large_blocks
             .block_bytes(bytes, placement, held, boundary)
     }
 
     #[inline]
-    fn served(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
+    pub(super) fn served(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
         if bytes >= SMALL {
             if slot >= self.sites.len() {
                 self.sites.resize(slot + 1, AllocationSite::default());
@@ -56,12 +56,12 @@ impl Policy for StepPolicy {
         self.lifetimes.served(bytes, used, holes);
     }
 
-    fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         self.lifetimes.refused();
     }
 
     #[inline]
-    fn freed(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
+    pub(super) fn freed(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
         let site = match bytes < SMALL {
             true => None,
             false => self.sites.get(slot).copied(),
@@ -70,15 +70,15 @@ impl Policy for StepPolicy {
     }
 
     #[inline]
-    fn growth(&self) -> Option<u64> {
+    pub(super) fn growth(&self) -> Option<u64> {
         self.lifetimes.growth()
     }
 
-    fn pinned_holes(&self) -> u64 {
+    pub(super) fn pinned_holes(&self) -> u64 {
         self.lifetimes.pinned_holes()
     }
 
-    fn is_between_steps(&self) -> bool {
+    pub(super) fn is_between_steps(&self) -> bool {
         self.lifetimes.is_between_steps()
     }
 }
