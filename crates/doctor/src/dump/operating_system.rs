@@ -31,7 +31,9 @@ pub(super) fn of(text: &str) -> Option<System> {
     if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
         return Some(System::Wsl);
     }
-    is_windows.then_some(System::Windows)
+    let names_windows =
+        || has(signs::WINDOWS_IN_PROSE) && !has(signs::LINUX_IN_PROSE) && !has(signs::LINUX);
+    (is_windows || names_windows()).then_some(System::Windows)
 }
 
 /// Whether a word of a line begins with a drive: `D:\ComfyUI`, `E:/TheRock`.

@@ -11,6 +11,8 @@ pub(super) enum Sign {
     Wsl,
     WslInProse,
     OnWindows,
+    WindowsInProse,
+    LinuxInProse,
     Windows,
     Linux,
     /// A card of NVIDIA, or a torch for one.
@@ -38,7 +40,7 @@ pub(super) enum Sign {
 /// What the words of a line are signs of.
 #[derive(Default)]
 pub(super) struct Marks {
-    bits: u16,
+    bits: u32,
     pub(super) distribution: Option<&'static Distribution>,
 }
 
@@ -59,10 +61,12 @@ const OTHERS: [(&str, Sign); 13] = [
 ];
 
 static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
-    let lists: [(&[&str], Sign); 8] = [
+    let lists: [(&[&str], Sign); 10] = [
         (signs::WSL, Sign::Wsl),
         (signs::WSL_IN_PROSE, Sign::WslInProse),
         (signs::ON_WINDOWS, Sign::OnWindows),
+        (signs::WINDOWS_IN_PROSE, Sign::WindowsInProse),
+        (signs::LINUX_IN_PROSE, Sign::LinuxInProse),
         (signs::WINDOWS, Sign::Windows),
         (signs::PROBABLY_WINDOWS, Sign::Windows),
         (signs::LINUX, Sign::Linux),
@@ -86,7 +90,7 @@ static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
 });
 
 impl Sign {
-    fn bit(self) -> u16 {
+    fn bit(self) -> u32 {
         let place = match self {
             Self::Wsl => 0,
             Self::Windows => 1,
@@ -104,6 +108,8 @@ impl Sign {
             Self::Other | Self::Distribution(_) => 13,
             Self::WslInProse => 14,
             Self::OnWindows => 15,
+            Self::WindowsInProse => 16,
+            Self::LinuxInProse => 17,
         };
         1 << place
     }
