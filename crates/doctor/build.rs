@@ -199,12 +199,15 @@ fn findings(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
     Ok(out)
 }
 
+/// An architecture, and the first releases of ROCm and of the kernel that know it.
+type Since = (String, (u32, u32), (u32, u32));
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Names {
     chips: Vec<(String, String)>,
     processors: Vec<(String, String)>,
-    since: Vec<(String, (u32, u32), (u32, u32))>,
+    since: Vec<Since>,
 }
 
 #[derive(Deserialize)]

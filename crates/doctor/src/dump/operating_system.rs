@@ -10,16 +10,7 @@ pub(super) fn of(text: &str) -> Option<System> {
     if has(signs::WSL) || has(signs::WSL_IN_PROSE) && !has(signs::ON_WINDOWS) {
         return Some(System::Wsl);
     }
-    if has(&[
-        "MoltenVK",
-        "apple-darwin",
-        "macOS-",
-        "Mac OS X",
-        "** Platform: Darwin",
-        "OS: macOS",
-        "System Version: macOS",
-        "Chipset Model: ",
-    ]) {
+    if has(signs::MACOS) {
         return Some(System::Macos);
     }
     let is_windows = has(signs::WINDOWS)

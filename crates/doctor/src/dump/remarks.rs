@@ -3,7 +3,7 @@
 
 use super::{code_lists, fragments, startup};
 use crate::pattern::patterns;
-use crate::{failure, names};
+use crate::{failure, names, signs};
 use platform::Bytes;
 use platform::machine::{Class, Gpu, InsteadOfRocm, Kernel, Machine, System};
 use platform::python::{self, is_relevant_package};
@@ -28,15 +28,6 @@ patterns! {
     OVERRIDE = r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)";
 }
 
-/// Words of the NPU's driver and of its tools.
-const NPU_SIGNS: [&str; 5] = [
-    "RyzenAI-npu",
-    "NPU Firmware Version",
-    "amdxdna",
-    "xrt-smi",
-    "AMD XDNA",
-];
-
 /// Fills in facts from the whole text, once the GPUs have been read.
 pub(super) fn read(text: &str, machine: &mut Machine) {
     let lower = text.to_ascii_lowercase();
@@ -55,7 +46,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         let line = line.trim();
         line.starts_with("Name:") && (line.ends_with("aie2") || line.ends_with("aie2p"))
             || line.starts_with("Uuid:") && line.contains("AIE-")
-    }) || NPU_SIGNS.iter().any(|sign| text.contains(sign));
+    }) || signs::NPU.iter().any(|sign| text.contains(sign));
     posted.on_cpu = startup::on_cpu(text);
     posted.framework = startup::framework(&lower);
     posted.code_list = code_lists::compiled(text);

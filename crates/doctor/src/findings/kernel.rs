@@ -3,7 +3,7 @@
 use super::{Found, Severity, said};
 use crate::tables::{SINCE, Since};
 use platform::Gfx;
-use platform::machine::{Gpu, Machine, ReadFrom, System};
+use platform::machine::{Machine, ReadFrom, System};
 
 const STRIX_HALO: Gfx = Gfx::new(11, 5, 1);
 
@@ -30,20 +30,16 @@ pub(super) fn find(machine: &Machine, found: &mut Found) {
     let Some(kernel) = &machine.kernel else {
         return;
     };
-    let mut known = machine
-        .gpus
-        .iter()
-        .filter_map(|gpu| Some((gpu, since(gpu.gfx?)?)));
-    let is_older = |(_, (_, first)): &(&Gpu, ((u32, u32), (u32, u32)))| {
+    // What the driver itself lists it knows.
+    let is_told = matches!(machine.read_from, ReadFrom::Log | ReadFrom::Listing)
+        && machine.posted.has_failed
+        && machine.system == System::Linux;
+    let older = machine.gpus.iter().filter(|_| is_told).find_map(|gpu| {
+        let (_, first) = since(gpu.gfx?)?;
         let (major, minor, _) = kernel.version;
-        // What the driver itself lists it knows.
-        let is_told = matches!(machine.read_from, ReadFrom::Log | ReadFrom::Listing);
-        (major, minor) < *first
-            && is_told
-            && machine.posted.has_failed
-            && machine.system == System::Linux
-    };
-    if let Some((gpu, (_, (major, minor)))) = known.find(is_older) {
+        ((major, minor) < first).then_some((gpu, first))
+    });
+    if let Some((gpu, (major, minor))) = older {
         let first = format!("{major}.{minor}");
         found.add(
             &said::KERNEL_OLDER_THAN_GPU,
