@@ -56,6 +56,7 @@ fn table_of(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
             scope,
             times,
             page_fault,
+            said,
             by_numbers: _,
             patterns: own,
             also,
@@ -74,7 +75,7 @@ fn table_of(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
         writeln!(
             out,
             "Entry {{ id: {id:?}, rank: {rank}, severity: Severity::{severity:?}, confidence: Confidence::{confidence:?}, \
-             scope: Scope::{scope:?}, times: {times}, page_fault: {page_fault}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
+             scope: Scope::{scope:?}, times: {times}, page_fault: {page_fault}, said: {said}, patterns: &{own:?}, also: &{also:?}, absent: &{absent:?}, covers: &{covers:?}, \
              cause: {cause:?}, causes: {causes}, fix: {fix}, ask: {ask}, probe: &{probe:?}, source: {source:?} }},"
         )?;
         for pattern in own.iter().chain(also).chain(absent) {
@@ -198,11 +199,15 @@ fn findings(entries: &[Entry]) -> Result<String, Box<dyn Error>> {
     Ok(out)
 }
 
+/// An architecture, and the first releases of ROCm and of the kernel that know it.
+type Since = (String, (u32, u32), (u32, u32));
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Names {
     chips: Vec<(String, String)>,
     processors: Vec<(String, String)>,
+    since: Vec<Since>,
 }
 
 #[derive(Deserialize)]
@@ -266,6 +271,11 @@ struct Distribution {
 fn tables() -> Result<String, Box<dyn Error>> {
     let mut out = String::new();
     let names: Names = table("names")?;
+    let mut since = Vec::new();
+    for (gfx, rocm, kernel) in names.since {
+        since.push((version(&gfx)?, rocm, kernel));
+    }
+    constant(&mut out, "SINCE", "&[Since]", &since)?;
     for (name, rows) in [("CHIPS", names.chips), ("PROCESSORS", names.processors)] {
         let rows: Result<Vec<_>, String> = rows
             .into_iter()
@@ -295,6 +305,15 @@ fn tables() -> Result<String, Box<dyn Error>> {
         "&[(&str, &str)]",
         phrases.collect::<Vec<_>>(),
     )?;
+    let keys: BTreeMap<String, Vec<String>> = table("keys")?;
+    out += "pub(crate) const KEYS: &[(Field, &[&str])] = &[\n";
+    for (field, keys) in keys {
+        let words = field
+            .split('_')
+            .map(|word| word[..1].to_uppercase() + &word[1..]);
+        writeln!(out, "(Field::{}, &{keys:?}),", words.collect::<String>())?;
+    }
+    out += "];\n";
     let Libraries { libraries } = table("shared_libraries")?;
     constant(&mut out, "LIBRARIES", "&[(&str, &str, &str)]", &libraries)?;
     let Components { components } = table("components")?;

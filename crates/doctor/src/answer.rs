@@ -4,9 +4,11 @@
 
 use crate::ansi::strip_escapes;
 use crate::dump::{self, Kept, UnknownFormat};
+use crate::explain::catalogue::LAST_RESORT;
 use crate::explain::{
     Catalogue, Explainer, Explanation, Hints, Match, Severity, Verdict, WHAT_TO_COLLECT, clip,
 };
+use crate::failure;
 use crate::findings::{Check, Finding};
 use crate::report::{Report, diagnose};
 use crate::tables::COMPONENTS;
@@ -15,6 +17,8 @@ use platform::machine::{Machine, ReadFrom, System};
 use platform::snapshot::Snapshot;
 use std::iter;
 
+/// The rank of what people complain of.
+const COMPLAINTS: std::ops::Range<u16> = 950..960;
 /// Where a dump keeps the log of the program that failed.
 const LOG: &str = "log/last";
 
@@ -90,7 +94,13 @@ impl Reader {
         let works = works.filter(|_| uses_gpu(&machine));
         // What its user says of a program that works is in the title.
         let is_complaint = |(number, _): &(usize, &str)| works.is_none() || *number == 1;
-        let complains = !is_dump && dump::complaint(&text).is_some_and(|said| is_complaint(&said));
+        let of_catalogue = explanation
+            .matches
+            .iter()
+            .filter(|found| COMPLAINTS.contains(&found.rank) && found.severity < Severity::Info);
+        let said = of_catalogue.map(|found| (found.line_number, &*found.line));
+        let mut said = said.chain(failure::complaint(&text));
+        let complains = !is_dump && said.any(|said| is_complaint(&said));
         let failed = machine.posted.has_failed || complains;
         machine.posted.works = works.filter(|_| !complains);
         if machine.posted.works.is_some() && !failed {
@@ -100,6 +110,7 @@ impl Reader {
                 found.severity = Severity::Info;
             }
         }
+        machine.posted.has_failed = failed;
         let mut report = diagnose(machine);
         let is_wrong = |severity: Severity| severity < Severity::Info;
         // What the numbers of a training are does not tell why it ended.
@@ -108,6 +119,11 @@ impl Reader {
         });
         let mut own = std::mem::take(&mut report.findings);
         let of_log = left(&mut own, &explanation.matches);
+        // The finding says more of the same cause.
+        explanation.matches.retain(|message| {
+            let says_more = |finding: &Finding| finding.covers().contains(&&*message.id);
+            !(message.rank >= LAST_RESORT && own.iter().any(says_more))
+        });
         let about_machine = own.iter().filter(|finding| {
             is_wrong(finding.severity)
                 && !explanation.matches.iter().any(|one| covers(finding, one))
@@ -122,7 +138,6 @@ impl Reader {
             Some(line) if report.pick.is_some() => Verdict::Works { line: line.clone() },
             _ => Verdict::Unknown,
         };
-        report.machine.posted.has_failed = failed;
         if !is_dump {
             report.of_text = Some(explanation.verdict.clone());
         }
@@ -210,7 +225,7 @@ fn unexplained(
 ) -> Verdict {
     let plain = strip_escapes(text);
     let harmless: Vec<&str> = remarks.iter().map(|remark| &*remark.line).collect();
-    let Some(found) = dump::failure(&plain, &harmless) else {
+    let Some(found) = failure::failure(&plain, &harmless) else {
         return Verdict::Unknown;
     };
     let of_title = || component(plain.lines().next().unwrap_or_default());

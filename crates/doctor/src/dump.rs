@@ -9,12 +9,10 @@ mod amd_smi;
 mod bounded;
 mod code_lists;
 mod csv;
-mod failure;
 mod fragments;
 mod gpu_mention;
 mod hipinfo;
 mod kernel_log;
-mod keys;
 mod kubernetes;
 mod layout;
 mod listing;
@@ -32,7 +30,6 @@ mod sysfs;
 
 pub(crate) use bounded::Kept;
 pub use bounded::read_text;
-pub(crate) use failure::{complaint, failure};
 
 use self::gpu_mention::GpuMention;
 use crate::ansi::strip_escapes;
@@ -314,6 +311,15 @@ fn finish(text: &str, machine: &mut Machine) {
         && machine.system == System::Linux
     {
         machine.system = system;
+    }
+    let is_inside = |gpu: &Gpu| gpu.gfx == Some(names::DISPLAY_ONLY);
+    if !machine.gpus.is_empty() && machine.gpus.iter().all(is_inside) {
+        // A program has taken the graphics of a desktop processor; the card is what somebody writes of.
+        for named in listing::only_products(text) {
+            let gpu = named.settled(machine);
+            machine.gpus.extend((!is_inside(&gpu)).then_some(gpu));
+        }
+        machine.posted.is_unordered = machine.gpus.len() > 1;
     }
     for (index, gpu) in machine.gpus.iter_mut().enumerate() {
         gpu.index = index;

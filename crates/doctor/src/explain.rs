@@ -17,9 +17,10 @@ mod patterns;
 mod running;
 mod shared_library;
 mod translations;
+mod weighing;
 
 use crate::ansi::strip_escapes;
-use crate::{pasted, signs};
+use crate::{failure, pasted, signs};
 pub use catalogue::{Confidence, Severity};
 use context::Context;
 pub use patterns::Catalogue;
@@ -31,6 +32,7 @@ use serde::Serialize;
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use weighing::drop_covered;
 
 /// One recognised message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,6 +64,9 @@ pub struct Match {
     pub numbers: BTreeMap<&'static str, u64>,
     /// How often it occurs.
     pub count: usize,
+    /// How near to the cause its entry is.
+    #[serde(skip)]
+    pub(crate) rank: u16,
     /// What stands in the places of its texts that it alone fills.
     #[serde(skip)]
     pub(crate) values: Vec<(&'static str, String)>,
@@ -84,6 +89,7 @@ impl Match {
             probe: Vec::new(),
             numbers: BTreeMap::new(),
             count: 1,
+            rank: 0,
             values: Vec::new(),
         }
     }
@@ -261,6 +267,8 @@ const MOST_PARTS: usize = 30;
 
 /// How many different lines are remembered.
 const MOST_KNOWN: usize = 1 << 15;
+/// A post longer than this is a log.
+const MOST_SAID: usize = 2000;
 /// How much of a line is kept; it can be one long JSON document.
 const LONGEST_LINE: usize = 64 << 10;
 
@@ -391,6 +399,7 @@ impl Explainer {
                 found.count >= entry.times
                     && entry.scope.holds_on(system)
                     && self.catalogue.is_supported(owner, &self.seen)
+                    && (!entry.said || text.is_empty() || failure::is_post(text))
             })
         }));
         drop_covered(&mut matches, self.catalogue);
@@ -466,6 +475,25 @@ impl Explainer {
             line
         };
         self.match_patterns(line, number, true);
+        if number <= MOST_SAID {
+            for sentence in failure::sentences(line, number) {
+                self.match_sentence(sentence, line, number);
+            }
+        }
+    }
+
+    /// Notes the complaints of the catalogue in a sentence.
+    fn match_sentence(&mut self, sentence: &str, line: &str, number: usize) {
+        for (pattern, role) in self.catalogue.of_line(sentence, sentence, &[]) {
+            let Role::Names(owner) = role else {
+                continue;
+            };
+            let entry = self.catalogue.owner(owner);
+            if entry.said && self.matches.iter().all(|known| known.id != entry.id) {
+                self.seen[pattern] = true;
+                self.matches.push(from_entry(entry, line, number));
+            }
+        }
     }
 
     /// Notes the messages of the catalogue in a line; those that are known are counted again, or not.
@@ -496,7 +524,7 @@ impl Explainer {
                 continue;
             }
             let entry = self.catalogue.owner(owner);
-            if entry.severity < Severity::Info && *is_remark {
+            if entry.said || entry.severity < Severity::Info && *is_remark {
                 continue;
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
@@ -530,44 +558,6 @@ fn is_remark(line: &str) -> bool {
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 
-/// The explanation that a line of `seen` must have: the first one. Before a warning or a remark there may be the error
-/// that it goes with.
-fn is_first(id: &str, matches: &[Match]) -> bool {
-    let own = matches.iter().find(|found| found.id == id);
-    own.is_some_and(|own| {
-        let as_bad = matches.iter().find(|found| found.severity >= own.severity);
-        as_bad.is_some_and(|first| first.id == id)
-    })
-}
-
-/// Leaves out what another message says better: one that `covers` it; for a guess, one of a lower rank that was first found on the
-/// same line, unless it is less bad; and from [`catalogue::LAST_RESORT`] on, any other.
-fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
-    /// A longer line may be a whole log.
-    const LONGEST: usize = 400;
-    let entry = |found: &Match| all.entry(&found.id).map(|(_, entry)| entry);
-    let rank = |found: &Match| entry(found).map_or(0, |entry| entry.rank);
-    let covers = matches
-        .iter()
-        .filter_map(entry)
-        .flat_map(|entry| entry.covers);
-    let covered: Vec<&str> = covers.copied().collect();
-    matches.retain(|found| !covered.contains(&found.id.as_str()));
-    let place = |found: &Match| (found.line_number, found.severity, rank(found));
-    let known: Vec<_> = matches.iter().map(place).collect();
-    matches.retain(|found| {
-        let (line, severity, own) = place(found);
-        let is_better = |(other, worse, rank): &(usize, Severity, u16)| {
-            let is_nearer = *rank < own && *worse <= severity;
-            let is_last_resort = own >= catalogue::LAST_RESORT;
-            let is_guess = found.confidence == Confidence::Low && found.line.len() <= LONGEST;
-            is_nearer && is_guess && *other == line
-                || is_last_resort && *worse < Severity::Info && *rank < catalogue::LAST_RESORT
-        };
-        !known.iter().any(is_better)
-    });
-}
-
 /// What the entry says of it follows from all facts of the text: [`Context::sharpen`].
 fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {
     Match {
@@ -576,6 +566,7 @@ fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match
         severity: entry.severity,
         source: entry.source.to_owned(),
         confidence: entry.confidence,
+        rank: entry.rank,
         ..Match::new(entry.id)
     }
 }

@@ -109,7 +109,7 @@ impl Finding {
 pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     let mut found = Found::about(machine);
     gpus::find(machine, plan, &mut found);
-    posted::find(machine, &mut found);
+    posted::find(machine, plan, &mut found);
     system::find(machine, &mut found);
     windows::find(machine, &mut found);
     kernel::find(machine, &mut found);

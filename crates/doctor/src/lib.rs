@@ -22,6 +22,7 @@ pub mod answer;
 pub mod dump;
 pub mod encoding;
 pub mod explain;
+mod failure;
 pub mod findings;
 #[cfg(feature = "live")]
 pub mod live;

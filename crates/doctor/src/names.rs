@@ -18,6 +18,9 @@ patterns! {
     BEFORE_ROCM = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b|\bHD ?[78]\d{3}|\bR[2-9] (?:M?[234]\d\d|Graphics|Series)|Radeon(?: ?\(TM\)|™)? (?:RX )?(?:5[1-5][05]X?|6[0-4][05])\b|\bFirePro\b";
 }
 
+/// The graphics of desktop processors, which are usually accompanied by a card.
+pub(crate) const DISPLAY_ONLY: Gfx = Gfx::new(10, 3, 6);
+
 /// Whether a name is that of a GPU from before Vega, whose architecture it does not tell.
 pub(crate) fn is_before_rocm(name: &str) -> bool {
     BEFORE_ROCM.is_match(name) && architecture_of(name).is_none()

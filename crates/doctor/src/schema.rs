@@ -98,6 +98,8 @@ pub enum Fact {
     KfdRootOnly,
     /// `HSA_OVERRIDE_GFX_VERSION` is set.
     Override,
+    /// Its value is the one for the GPU, which PyTorch's own wheels need there.
+    OverrideFits,
     /// Its value is none.
     OverrideInvalid,
     /// The wheel has no code for its value either.
@@ -108,6 +110,10 @@ pub enum Fact {
     WheelHasGpu,
     /// The program computes with JAX or TensorFlow, and not with PyTorch.
     OtherFramework,
+    /// It computes with llama.cpp.
+    Engine,
+    /// The GPU of a processor beside a card.
+    IntegratedBeside,
     /// GPUs of several architectures.
     SeveralArchitectures,
     /// `surefoot probe` ran the checks of this entry on the machine.
@@ -229,6 +235,9 @@ pub(crate) struct Entry {
     /// It is a page fault on the GPU, after which a program may be started again.
     #[serde(default)]
     pub(crate) page_fault: bool,
+    /// Its patterns are of sentences in which people complain, and not of what programs print.
+    #[serde(default)]
+    pub(crate) said: bool,
     /// It is found by its numbers or by several lines, and has no patterns.
     #[serde(default)]
     pub(crate) by_numbers: bool,

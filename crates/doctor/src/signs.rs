@@ -1,10 +1,14 @@
 //! Words by which a text shows its system, and a line what it is about.
 
 pub(crate) use crate::tables::{
-    AFTER_PRODUCT, CONTAINERS, FINISHED, GEFORCE, LINUX, NOT_AMD_GRAPHICS, NOT_ON_GPU, ON_WINDOWS,
-    OTHER_VENDORS, PROBABLY_WINDOWS, PROCESSOR_NAMES, RATES, REMARKS, VIRTUAL_ADAPTERS, WINDOWS,
-    WSL, WSL_IN_PROSE,
+    AFTER_PRODUCT, CONTAINERS, ENGINES, FINISHED, GEFORCE, LINUX, LINUX_IN_PROSE, MACOS,
+    NOT_AMD_GRAPHICS, NOT_ON_GPU, NPU, ON_WINDOWS, OTHER_VENDORS, PROBABLY_WINDOWS,
+    PROCESSOR_NAMES, RATES, REMARKS, VIRTUAL_ADAPTERS, WINDOWS, WINDOWS_IN_PROSE, WSL,
+    WSL_IN_PROSE,
 };
+
+/// What programs with llama.cpp compute with, whose builds have nothing to do with wheels.
+pub(crate) const ENGINE: &str = "llama.cpp";
 
 /// `C:\Users…` at the start of a word, or `E:/TheRock…`.
 pub(crate) fn is_drive(word: &str) -> bool {

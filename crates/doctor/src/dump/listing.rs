@@ -3,9 +3,9 @@
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::{code_lists, kubernetes};
-use crate::names;
 use crate::pattern::{self, Pattern, Patterns, patterns};
 use crate::tables::MENTIONS;
+use crate::{failure, names};
 use platform::gfx::FormFactor;
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
@@ -103,8 +103,12 @@ fn nameless(text: &str) -> Vec<GpuMention> {
 }
 
 patterns! {
-    /// What cards are sold as, with their family.
+    /// What cards are sold as, with their family, from Vega on.
     PRODUCT = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|(?:AMD )?Radeon VII|Instinct MI\d{2,3}[AX]?)\b";
+    /// The graphics of processors, where they are a GPU to compute on.
+    GRAPHICS = r"(?i)(w/ |with )?\b(?:Radeon )?((?:6[68]|7[468]|8[2468]|89)0M|80[456]0S|Strix (?:Halo|Point)|(?:Ryzen )?AI MAX\+? ?(?:PRO )?3\d\d|Steam ?Deck|Framework Desktop)\b";
+    /// Cards that are too old for ROCm.
+    OLD = r"(?i)(\x00)?\b(RX ?(?:4[678]0|5[456789]0)|R9 (?:Fury|Nano|290|390)X?)\b";
     WITH_ARCHITECTURE = r"(?i)\b((?:AMD |ATI )?(?:Radeon |RX ?|Instinct )?(?:PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?(?: i?GPU)?) ?\((gfx[0-9a-f]{3,5})\)";
     SEVERAL = r"(?i)\b(?:I have|with|using|has|my) (?:2|two|3|three|both|dual|multiple|several) (?:AMD )?(?:GPUs|cards|graphics cards)\b";
     /// A card of NVIDIA.
@@ -112,7 +116,7 @@ patterns! {
     /// An architecture as that of a device, and not of a file or of a package.
     OF_DEVICE = r"(?i)\b(?:on|GPU|APU|HIP|AMD|Ryzen|Radeon|Instinct|Strix \w+|card|hardware)\b[^\n/=]{0,40}\bgfx[0-9a-f]{3,5}\b";
     /// The short names, which are looked for where no card is named in full.
-    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00|W[67]\d00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
+    SHORT_PRODUCT = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|RX[ -]\d{4}-(?:XTX|XT|GRE)|[679]\d[057]0 ?(?:XTX|XT|GRE)|(?:AI PRO )?R9[67]00|AI PRO 9[67]00|(?:RX )?Vega[ -]?(?:56|64)|W[67]\d00|MI\d{2,3}[AX]?(?: GPUs?| nodes?| cards?| servers?| system))\b";
 }
 
 /// Names that stand before their own architecture: `780M iGPU (gfx1103)`. Of more than two, the text lists what something
@@ -176,11 +180,26 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
     if paired.len() == 2 && (apus.count() == 1 || SEVERAL.is_match(text)) {
         return paired;
     }
-    let names = [&PRODUCT, &SHORT_PRODUCT]
-        .into_iter()
-        .map(|pattern| products_by(text, pattern))
-        .find(|names| !names.is_empty());
-    let mut names = names.unwrap_or_default();
+    let names_in = |text| {
+        let mut names = [&PRODUCT, &SHORT_PRODUCT]
+            .into_iter()
+            .map(|pattern| products_by(text, pattern))
+            .map(|names| Vec::from_iter(names.into_iter().filter(|(gfx, _)| !gfx.is_too_old())));
+        names.find(|names| !names.is_empty()).unwrap_or_default()
+    };
+    let mut names = names_in(text);
+    // Nobody names the graphics of a processor for their own sake, unless there is nothing else.
+    if names.is_empty() && !GEFORCE.is_match(text) && failure::is_post(text) {
+        names = products_by(text, &OLD);
+        if names.is_empty() {
+            names = products_by(text, &GRAPHICS);
+        } else if failure::complaint(text).is_none()
+            && !(failure::is_printed(text)
+                && text.lines().next().is_some_and(|title| OLD.is_match(title)))
+        {
+            names.clear();
+        }
+    }
     let mut known = Vec::new();
     names.retain(|(gfx, _)| {
         !known.contains(gfx) && {
@@ -190,7 +209,12 @@ pub(super) fn only_products(text: &str) -> Vec<GpuMention> {
     });
     let is_pair = names.len() == 2 && names.iter().filter(|(gfx, _)| is_apu(*gfx)).count() == 1;
     if names.len() > 1 && !is_pair && !SEVERAL.is_match(text) {
-        return Vec::new();
+        // Of several, the title has the one that it is about.
+        names = names_in(text.lines().next().unwrap_or_default());
+        names.dedup_by_key(|(gfx, _)| *gfx);
+        if names.len() > 1 {
+            return Vec::new();
+        }
     }
     let mention = |(at, (_, name)): (u32, &(Gfx, &str))| {
         let index = (names.len() > 1).then_some(at);
@@ -203,7 +227,7 @@ fn products_by<'a>(text: &'a str, pattern: &Pattern) -> Vec<(Gfx, &'a str)> {
     let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
         let spaced = name.replace('-', " ");
-        let gfx = names::architecture_of(&spaced).filter(|gfx| !gfx.is_too_old())?;
+        let gfx = names::architecture_of(&spaced)?;
         // `Ryzen 7 7840HS with Radeon 780M`: no processor has a card in it.
         let ends = |mark: &str| name.to_ascii_uppercase().ends_with(mark);
         let is_card = found.get(1).is_none()

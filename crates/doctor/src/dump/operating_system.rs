@@ -10,16 +10,7 @@ pub(super) fn of(text: &str) -> Option<System> {
     if has(signs::WSL) || has(signs::WSL_IN_PROSE) && !has(signs::ON_WINDOWS) {
         return Some(System::Wsl);
     }
-    if has(&[
-        "MoltenVK",
-        "apple-darwin",
-        "macOS-",
-        "Mac OS X",
-        "** Platform: Darwin",
-        "OS: macOS",
-        "System Version: macOS",
-        "Chipset Model: ",
-    ]) {
+    if has(signs::MACOS) {
         return Some(System::Macos);
     }
     let is_windows = has(signs::WINDOWS)
@@ -31,7 +22,9 @@ pub(super) fn of(text: &str) -> Option<System> {
     if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
         return Some(System::Wsl);
     }
-    is_windows.then_some(System::Windows)
+    let names_windows =
+        || has(signs::WINDOWS_IN_PROSE) && !has(signs::LINUX_IN_PROSE) && !has(signs::LINUX);
+    (is_windows || names_windows()).then_some(System::Windows)
 }
 
 /// Whether a word of a line begins with a drive: `D:\ComfyUI`, `E:/TheRock`.

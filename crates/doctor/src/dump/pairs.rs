@@ -5,10 +5,10 @@
 //! size. Pairs are collected into a record until a key is repeated.
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
-use super::keys::{Field, field};
 use super::listing;
 use super::several::{is_processor, is_unnamed_device, products};
 use crate::pattern::patterns;
+use crate::tables::{Field, KEYS};
 use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
@@ -283,6 +283,12 @@ impl Reader<'_> {
         }
         self.found.push(record.mention);
     }
+}
+
+/// The meaning of a key in lower case.
+fn field(key: &str) -> Option<Field> {
+    let found = KEYS.iter().find(|(_, keys)| keys.contains(&key));
+    found.map(|(field, _)| *field)
 }
 
 /// The number in `GPU0:`, `GPU 1: …`, `GPU: 1` or `Device-2: …`, with which a device begins.

@@ -1,17 +1,19 @@
 //! Facts about a posted text and its program: that it is truncated, that ZLUDA or
 //! DirectML replaces ROCm, which packages and which ROCm are installed.
 
-use super::{code_lists, failure, fragments, startup};
-use crate::names;
+use super::{code_lists, fragments, startup};
 use crate::pattern::patterns;
-use platform::machine::{Class, Gpu, InsteadOfRocm, Machine, System};
+use crate::{failure, names, signs};
+use platform::Bytes;
+use platform::machine::{Class, Gpu, InsteadOfRocm, Kernel, Machine, System};
 use platform::python::{self, is_relevant_package};
 use platform::snapshot::Snapshot;
-use platform::{Bytes, Gfx};
 
 patterns! {
     /// `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
-    ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b";
+    ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|(?:^|[^\w-])ROCm ?v?)(\d+\.\d+(?:\.\d+)?)\b";
+    /// The kernel that somebody names.
+    KERNEL = r"(?i)\bkernel(?: version)?:? (?:is )?v?(\d{1,2}\.\d{1,2}(?:\.\d{1,3})?)\b";
     /// What is installed, or the branch of a package.
     INSTALLED = r"/opt/rocm-([0-9]+\.[0-9]+\.[0-9]+)\b|\brocm-core(?:[0-9][^ ]*)?[ @-]+([0-9]+\.[0-9]+\.[0-9]+)\b|^rocm-([0-9]+\.[0-9]+\.[0-9]+)$|\brocm +rocm-([0-9]+\.[0-9]+\.[0-9]+)\b";
     TORCH = r#"(?i)(?:\bpytorch version\s*[:=]|"torch(?:_version)?"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?(?:torch==)?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#;
@@ -22,24 +24,16 @@ patterns! {
     NO_GPU = r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)";
     /// The answer is on the line of the question, or on one of the next two.
     AVAILABLE = r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$";
-    PROCESSOR = r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}";
+    PROCESSOR = r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}|\b(?:Ryzen [3579] )?[579][5-9]\d{2}X(?:3D)?\b";
     OVERRIDE = r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)";
 }
-
-/// Words of the NPU's driver and of its tools.
-const NPU_SIGNS: [&str; 5] = [
-    "RyzenAI-npu",
-    "NPU Firmware Version",
-    "amdxdna",
-    "xrt-smi",
-    "AMD XDNA",
-];
 
 /// Fills in facts from the whole text, once the GPUs have been read.
 pub(super) fn read(text: &str, machine: &mut Machine) {
     let lower = text.to_ascii_lowercase();
     let posted = &mut machine.posted;
-    if lower.contains("zluda") && startup::runs_on_zluda(text) {
+    let is_elsewhere = machine.system == System::Wsl;
+    if lower.contains("zluda") && !is_elsewhere && startup::runs_on_zluda(text) {
         posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
     } else if lower.contains("directml") || lower.contains("privateuseone") {
         posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
@@ -52,7 +46,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         let line = line.trim();
         line.starts_with("Name:") && (line.ends_with("aie2") || line.ends_with("aie2p"))
             || line.starts_with("Uuid:") && line.contains("AIE-")
-    }) || NPU_SIGNS.iter().any(|sign| text.contains(sign));
+    }) || signs::NPU.iter().any(|sign| text.contains(sign));
     posted.on_cpu = startup::on_cpu(text);
     posted.framework = startup::framework(&lower);
     posted.code_list = code_lists::compiled(text);
@@ -73,6 +67,10 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .filter_map(|line| ROCM.captures(line))
         .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
     posted.rocm_versions = installed_versions(text);
+    if machine.kernel.is_none() {
+        let named = KERNEL.captures(text);
+        machine.kernel = named.and_then(|named| Kernel::parse(&named[1]));
+    }
     let has_no_gpu = machine.gpus.is_empty() && machine.unseen.is_empty();
     posted.is_cut =
         has_no_gpu && (!posted.has_failed && is_cut(text) || fragments::ends_within_an_agent(text));
@@ -92,7 +90,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
             let name = gpu.product.as_deref().unwrap_or_default();
             names::architecture_of(name).is_none()
         });
-    name_graphics_of_processor(machine);
+    name_graphics_of_processor(text, machine);
     variables(text, machine);
     packages(text, machine);
     if text.contains("Linux-") && lower.contains("-microsoft-") {
@@ -148,7 +146,16 @@ fn is_cut(text: &str) -> bool {
 pub(super) fn processor(text: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| PROCESSOR.find(line))
-        .map(|found| found.as_str().trim().to_owned())
+        .map(|found| {
+            let name = found.as_str().trim();
+            // `7800X3D` alone.
+            let is_model = name.starts_with(|c: char| c.is_ascii_digit());
+            if is_model {
+                format!("Ryzen 7 {name}")
+            } else {
+                name.to_owned()
+            }
+        })
         .find(|name| names::graphics_of_processor(name).is_some())
 }
 
@@ -186,18 +193,23 @@ fn lacking_group(text: &str) -> Option<String> {
 }
 
 /// Graphics that the driver calls as those of many processors are those of this one.
-fn name_graphics_of_processor(machine: &mut Machine) {
+fn name_graphics_of_processor(text: &str, machine: &mut Machine) {
     let is_beside_another = machine.gpus.iter().any(|gpu| gpu.gfx.is_some());
     let processor = machine.posted.processor.as_deref();
     let gfx = processor.and_then(names::graphics_of_processor);
     let is_nameless = |gpu: &&Gpu| {
-        gpu.gfx.is_none() && gpu.product.as_deref().map(str::trim) == Some("AMD Radeon Graphics")
+        let name = gpu.product.as_deref().map(str::trim);
+        gpu.gfx.is_none()
+            && name.is_some_and(|name| {
+                let rest = name.strip_prefix("AMD Radeon Graphics");
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(", compute capability"))
+            })
     };
     // A card may be called so too, if the driver does not know it; the graphics of a desktop processor are
     // seldom listed.
     let is_only_nameless = is_beside_another
         && machine.gpus.iter().filter(is_nameless).count() == 1
-        && gfx.is_some_and(|gfx| gfx != Gfx::new(10, 3, 6));
+        && gfx.is_some_and(|gfx| gfx != names::DISPLAY_ONLY || text.contains("capability 10.3"));
     for gpu in &mut machine.gpus {
         let name = gpu.product.as_deref().unwrap_or_default();
         if gpu.gfx.is_some() {
@@ -283,7 +295,9 @@ fn packages(text: &str, machine: &mut Machine) {
         let line = line.trim_start();
         let quoted = line.trim().trim_matches(['\'', '"']);
         if quoted.len() + 2 == line.trim().len()
-            && quoted.contains("+rocm")
+            && ["+rocm", "+cu", "+cpu"]
+                .iter()
+                .any(|build| quoted.contains(build))
             && quoted.starts_with(|c: char| c.is_ascii_digit())
         {
             packages.push(("torch".to_owned(), quoted.to_owned()));

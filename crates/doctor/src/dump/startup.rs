@@ -2,6 +2,7 @@
 //! that ZLUDA runs them. A line that only suggests ZLUDA, or says that it is off, is no sign of it.
 
 use crate::pattern::patterns;
+use crate::signs::{ENGINE, ENGINES};
 
 patterns! {
     ON_CPU = concat!(
@@ -45,8 +46,13 @@ pub(super) fn framework(text: &str) -> Option<&'static str> {
     };
     let other = [("tensorflow", "TensorFlow"), ("jax", "JAX")];
     let named = other.into_iter().find(|(name, _)| has(name));
+    let engine = || {
+        let is_one = ENGINES.iter().any(|name| text.contains(name));
+        is_one.then_some(("", ENGINE))
+    };
     named
-        .filter(|_| !text.contains("torch"))
+        .or_else(engine)
+        .filter(|_| !text.contains("torch") && !text.contains("comfyui"))
         .map(|(_, name)| name)
 }
 

@@ -33,6 +33,8 @@ pub struct Entry {
     pub times: usize,
     /// Whether it is a page fault on the GPU, after which a program may be started again.
     pub page_fault: bool,
+    /// Whether its patterns are of sentences in which people complain, and not of what programs print.
+    pub said: bool,
     /// Regular expressions over ASCII; a line that matches any of them is this error.
     pub patterns: &'static [&'static str],
     /// Regular expressions that must all be found somewhere in the text as well.
@@ -95,6 +97,7 @@ fn kept(entry: schema::Entry) -> &'static Entry {
         scope: entry.scope,
         times: entry.times,
         page_fault: entry.page_fault,
+        said: entry.said,
         patterns: texts(entry.patterns),
         also: texts(entry.also),
         absent: texts(entry.absent),

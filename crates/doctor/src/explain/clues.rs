@@ -13,6 +13,9 @@ pub(super) struct Clues {
     /// It is named in a sentence.
     says_wsl: bool,
     says_windows: bool,
+    /// What people call them.
+    names_windows: bool,
+    names_linux: bool,
 }
 
 impl Clues {
@@ -20,6 +23,8 @@ impl Clues {
         self.wsl += usize::from(marks.has(Sign::Wsl));
         self.says_wsl |= marks.has(Sign::WslInProse);
         self.says_windows |= marks.has(Sign::OnWindows);
+        self.names_windows |= marks.has(Sign::WindowsInProse);
+        self.names_linux |= marks.has(Sign::LinuxInProse);
         // A path of Windows within a path of Linux is that of a mounted disk.
         if (line.contains(":\\") || line.contains(":/"))
             && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
@@ -41,7 +46,11 @@ impl Clues {
         } else if self.linux > 0 {
             Some(System::Linux)
         } else {
-            None
+            match (self.names_windows, self.names_linux) {
+                (true, false) => Some(System::Windows),
+                (false, true) => Some(System::Linux),
+                _ => None,
+            }
         }
     }
 }

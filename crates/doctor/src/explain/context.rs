@@ -7,12 +7,13 @@ use super::shared_library;
 use super::{Catalogue, Confidence, Match, from_entry};
 use crate::measured;
 use crate::schema;
+use crate::signs::ENGINE;
 use crate::steps::{Known, filled};
 use crate::tables::Distribution;
 use crate::{names, powershell, wheels};
 use platform::Gfx;
 use platform::gfx::FormFactor;
-use platform::machine::{Machine, System};
+use platform::machine::{Class, Gpu, Machine, System};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
@@ -179,6 +180,14 @@ impl Context {
                 schema::Fact::KfdRootOnly,
             ),
             (is_set, schema::Fact::Override),
+            (
+                machine.and_then(only_gpu).is_some_and(|gpu| {
+                    let own = wheels::override_for(gpu.value);
+                    own.is_some()
+                        && own == machine.and_then(|one| one.variable("HSA_OVERRIDE_GFX_VERSION"))
+                }),
+                schema::Fact::OverrideFits,
+            ),
             (is_set && target.is_none(), schema::Fact::OverrideInvalid),
             (
                 target.as_ref().is_some_and(lacks),
@@ -195,6 +204,16 @@ impl Context {
             (
                 machine.is_some_and(|machine| machine.posted.framework.is_some()),
                 schema::Fact::OtherFramework,
+            ),
+            (
+                machine.is_some_and(|machine| machine.posted.framework == Some(ENGINE)),
+                schema::Fact::Engine,
+            ),
+            (
+                machine.is_some_and(|machine| {
+                    machine.gpus.iter().any(Gpu::is_apu) && only_card(machine).is_some()
+                }),
+                schema::Fact::IntegratedBeside,
             ),
             (self.gpus.len() > 1, schema::Fact::SeveralArchitectures),
         ];
@@ -259,6 +278,13 @@ impl Context {
             }
             found.probe = entry.probe.to_vec();
             let gpu = self.gpu_of(found).or_else(|| only_gpu(machine?));
+            // What is to be done is to be done for the card beside the graphics of a desktop processor.
+            let is_inside = |gpu: &Fact<Gfx>| gpu.value == names::DISPLAY_ONLY;
+            let is_about_it = gpus_of(&found.line).contains(&names::DISPLAY_ONLY);
+            let gpu = match !is_about_it && gpu.as_ref().is_some_and(is_inside) {
+                true => machine.and_then(only_card).or(gpu),
+                false => gpu,
+            };
             let texts = || fix.iter().map(String::as_str).chain([cause]);
             let uses =
                 |places: &[&str]| texts().any(|text| places.iter().any(|it| text.contains(it)));
@@ -453,6 +479,19 @@ fn only_gpu(machine: &Machine) -> Option<Fact<Gfx>> {
     known
         .all(|other| other == value)
         .then_some(Fact { value, line: 0 })
+}
+
+/// The architecture of the only card of a machine.
+fn only_card(machine: &Machine) -> Option<Fact<Gfx>> {
+    let cards = machine
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.class == Some(Class::Dgpu));
+    let known: Vec<Gfx> = cards.filter_map(|gpu| gpu.gfx).collect();
+    match known[..] {
+        [value] => Some(Fact { value, line: 0 }),
+        _ => None,
+    }
 }
 
 /// A step that only sets variables which the text shows with these values is no help.

@@ -11,6 +11,8 @@ pub(super) enum Sign {
     Wsl,
     WslInProse,
     OnWindows,
+    WindowsInProse,
+    LinuxInProse,
     Windows,
     Linux,
     /// A card of NVIDIA, or a torch for one.
@@ -32,13 +34,13 @@ pub(super) enum Sign {
     /// Something else that is read further.
     Other,
     /// A family of distributions.
-    Distribution(&'static Distribution),
+    Distribution,
 }
 
 /// What the words of a line are signs of.
 #[derive(Default)]
 pub(super) struct Marks {
-    bits: u16,
+    bits: u32,
     pub(super) distribution: Option<&'static Distribution>,
 }
 
@@ -58,11 +60,16 @@ const OTHERS: [(&str, Sign); 13] = [
     ("crw-", Sign::Mode),
 ];
 
-static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
-    let lists: [(&[&str], Sign); 8] = [
+/// What a word is a sign of, and which family of distributions.
+type Meaning = (Sign, Option<&'static Distribution>);
+
+static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Meaning>)> = LazyLock::new(|| {
+    let lists: [(&[&str], Sign); 10] = [
         (signs::WSL, Sign::Wsl),
         (signs::WSL_IN_PROSE, Sign::WslInProse),
         (signs::ON_WINDOWS, Sign::OnWindows),
+        (signs::WINDOWS_IN_PROSE, Sign::WindowsInProse),
+        (signs::LINUX_IN_PROSE, Sign::LinuxInProse),
         (signs::WINDOWS, Sign::Windows),
         (signs::PROBABLY_WINDOWS, Sign::Windows),
         (signs::LINUX, Sign::Linux),
@@ -72,12 +79,12 @@ static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
     let of_distributions = DISTRIBUTIONS.iter().flat_map(|one| {
         one.signs
             .iter()
-            .map(move |word| (*word, Sign::Distribution(one)))
+            .map(move |word| (*word, (Sign::Distribution, Some(one))))
     });
     let lists = lists.into_iter();
-    let words = lists.flat_map(|(words, sign)| words.iter().map(move |word| (*word, sign)));
-    let (words, signs): (Vec<&str>, Vec<Sign>) =
-        words.chain(of_distributions).chain(OTHERS).unzip();
+    let words = lists.flat_map(|(words, sign)| words.iter().map(move |word| (*word, (sign, None))));
+    let others = OTHERS.map(|(word, sign)| (word, (sign, None)));
+    let (words, signs): (Vec<&str>, Vec<_>) = words.chain(of_distributions).chain(others).unzip();
     // Constant words: without them nothing here works, and each test fails.
     let search = AhoCorasick::builder()
         .kind(Some(AhoCorasickKind::DFA))
@@ -85,46 +92,20 @@ static SEARCH: LazyLock<(Option<AhoCorasick>, Vec<Sign>)> = LazyLock::new(|| {
     (search.ok(), signs)
 });
 
-impl Sign {
-    fn bit(self) -> u16 {
-        let place = match self {
-            Self::Wsl => 0,
-            Self::Windows => 1,
-            Self::Linux => 2,
-            Self::Nvidia => 3,
-            Self::Container => 4,
-            Self::Override => 5,
-            Self::Rocm => 6,
-            Self::Architecture => 7,
-            Self::Product => 8,
-            Self::Kernel => 9,
-            Self::Traceback => 10,
-            Self::Mode => 11,
-            Self::Archive => 12,
-            Self::Other | Self::Distribution(_) => 13,
-            Self::WslInProse => 14,
-            Self::OnWindows => 15,
-        };
-        1 << place
-    }
-}
-
 impl Marks {
     /// Those of a line; `None` where there is none.
     pub(super) fn of(line: &str) -> Option<Self> {
         let (search, signs) = &*SEARCH;
         let mut marks = Self::default();
         for word in search.as_ref()?.find_overlapping_iter(line) {
-            let sign = signs[word.pattern().as_usize()];
-            marks.bits |= sign.bit();
-            if let Sign::Distribution(one) = sign {
-                marks.distribution.get_or_insert(one);
-            }
+            let (sign, distribution) = signs[word.pattern().as_usize()];
+            marks.bits |= 1 << sign as u32;
+            marks.distribution = marks.distribution.or(distribution);
         }
         (marks.bits != 0).then_some(marks)
     }
 
     pub(super) fn has(&self, sign: Sign) -> bool {
-        self.bits & sign.bit() != 0
+        self.bits & 1 << sign as u32 != 0
     }
 }

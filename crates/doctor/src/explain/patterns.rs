@@ -100,7 +100,7 @@ impl Catalogue {
                 let mut explainer = Explainer::with(Hints::default(), whole);
                 explainer.read(message.as_bytes());
                 let matches = explainer.finish().matches;
-                if !super::is_first(entry.id, &matches) {
+                if !super::weighing::is_first(entry.id, &matches) {
                     let found: Vec<_> = matches.iter().map(|found| found.id.as_str()).collect();
                     let by = match found.is_empty() {
                         true => "no pattern matches it".to_owned(),

@@ -1,5 +1,6 @@
 //! What a program shows of its work: how fast it goes, and how its loss develops.
 
+use crate::failure;
 use crate::signs::{FINISHED, NOT_ON_GPU, RATES};
 use aho_corasick::AhoCorasick;
 use std::sync::LazyLock;
@@ -77,7 +78,8 @@ impl Running {
     const RISEN: f64 = 4.0;
 
     pub(super) fn read(&mut self, line: &str, number: usize) {
-        if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
+        let is_interesting = INTERESTING.as_ref().is_some_and(|any| any.is_match(line));
+        if !is_interesting || failure::is_prose(line) {
             return;
         }
         let value = |names: &[&str]| names.iter().find_map(|name| value_of(line, name));

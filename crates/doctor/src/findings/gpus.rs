@@ -5,6 +5,7 @@ use super::system::container_flags;
 use super::{Found, Severity};
 use crate::names;
 use crate::plan::{Plan, WRONG_GRADIENTS};
+use crate::signs::ENGINE;
 use platform::Gfx;
 use platform::machine::{Gpu, HipInfo, Machine, ReadFrom, System, UnusableGpu, UnusableReason};
 use platform::pci::PciAddress;
@@ -273,7 +274,7 @@ fn several(machine: &Machine, plan: &Plan, found: &mut Found) {
         );
     }
     // Whether one of them loads beside the other is known of PyTorch's wheels.
-    let is_of_torch = machine.posted.framework.is_none();
+    let is_of_torch = machine.posted.framework.is_none_or(|name| name == ENGINE);
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
     let Some(picked) = picked.filter(|_| is_of_torch) else {
         return;

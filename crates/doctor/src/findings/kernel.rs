@@ -1,8 +1,9 @@
 //! Kernels and firmware that are known to be bad for a GPU.
 
 use super::{Found, Severity, said};
+use crate::tables::{SINCE, Since};
 use platform::Gfx;
-use platform::machine::Machine;
+use platform::machine::{Machine, ReadFrom, System};
 
 const STRIX_HALO: Gfx = Gfx::new(11, 5, 1);
 
@@ -11,6 +12,13 @@ const STRIX: [Gfx; 2] = [Gfx::new(11, 5, 0), STRIX_HALO];
 
 /// That firmware's version of the scheduler.
 const BAD_MES: u32 = 0x83;
+
+/// The first releases of ROCm and of the kernel that know an architecture.
+pub(super) fn since(gfx: Gfx) -> Option<((u32, u32), (u32, u32))> {
+    let is_of = |row: &&Since| Gfx::new(row.0.0, row.0.1, row.0.2) == gfx;
+    let (_, rocm, kernel) = SINCE.iter().find(is_of)?;
+    Some((*rocm, *kernel))
+}
 
 pub(super) fn find(machine: &Machine, found: &mut Found) {
     let has = |gfx: Gfx| machine.gpus.iter().any(|gpu| gpu.gfx == Some(gfx));
@@ -22,6 +30,26 @@ pub(super) fn find(machine: &Machine, found: &mut Found) {
     let Some(kernel) = &machine.kernel else {
         return;
     };
+    // What the driver itself lists it knows.
+    let is_told = matches!(machine.read_from, ReadFrom::Log | ReadFrom::Listing)
+        && machine.posted.has_failed
+        && machine.system == System::Linux;
+    let older = machine.gpus.iter().filter(|_| is_told).find_map(|gpu| {
+        let (_, first) = since(gpu.gfx?)?;
+        let (major, minor, _) = kernel.version;
+        ((major, minor) < first).then_some((gpu, first))
+    });
+    if let Some((gpu, (major, minor))) = older {
+        let first = format!("{major}.{minor}");
+        found.add(
+            &said::KERNEL_OLDER_THAN_GPU,
+            &[
+                ("kernel", &kernel.release),
+                ("gpu", &gpu.name()),
+                ("first", &first),
+            ],
+        );
+    }
     let python = machine.python.as_ref();
     let rocm = python.and_then(|python| python.torch.as_ref()?.rocm);
     if let Some((major, minor)) = rocm.filter(|&rocm| rocm >= (6, 4))

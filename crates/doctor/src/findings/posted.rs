@@ -1,24 +1,28 @@
 //! Findings about a posted text and the program that printed it.
 
-use super::{Found, Severity, said};
-use crate::names;
+use super::kernel::since;
+use super::{Found, Severity, python, said};
+use crate::names::{self, DISPLAY_ONLY};
+use crate::plan::Plan;
+use crate::wheels;
 use platform::Gfx;
 use platform::machine::{Gpu, InsteadOfRocm, Machine, ReadFrom, System};
 use platform::python::Build;
 
-pub(super) fn find(machine: &Machine, found: &mut Found) {
+pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Found) {
     if machine.is_complete {
         return;
     }
     text(machine, found);
     under_override(machine, found);
-    instead_of_rocm(machine, found);
+    instead_of_rocm(machine, plan, found);
     program(machine, found);
     others(machine, found);
     unidentified(machine, found);
     if let Some(size) = machine.posted.impossible_memory {
         found.add(&said::MEMORY_IMPLAUSIBLE, &[("size", &size)]);
     }
+    age(machine, plan, found);
     versions(machine, found);
     access(machine, found);
 }
@@ -50,9 +54,6 @@ fn processor_graphics(machine: &Machine) -> Option<(&str, Gfx)> {
     Some((name, names::graphics_of_processor(name)?))
 }
 
-/// The graphics of desktop processors, which are usually accompanied by a card.
-const DISPLAY_ONLY: Gfx = Gfx::new(10, 3, 6);
-
 /// The only GPU has a generic name and the architecture of a card, and the
 /// processor has graphics of the same generation: probably the graphics under an override.
 fn under_override(machine: &Machine, found: &mut Found) {
@@ -74,12 +75,17 @@ fn under_override(machine: &Machine, found: &mut Found) {
     }
 }
 
-fn instead_of_rocm(machine: &Machine, found: &mut Found) {
+fn instead_of_rocm(machine: &Machine, plan: &Plan, found: &mut Found) {
     match machine.posted.instead_of_rocm {
         // It has nothing to run; that torch has a finding of its own.
         Some(InsteadOfRocm::Zluda) if build(machine) == Some(Build::Cpu) => {}
         Some(InsteadOfRocm::DirectMl) => {
-            found.add(&said::DIRECTML, &[]);
+            let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+            let install = picked.map(|gpu| python::install(machine, gpu.gfx));
+            found.add(
+                &said::DIRECTML,
+                &[("install", &install.unwrap_or_default())],
+            );
         }
         Some(InsteadOfRocm::Zluda) => {
             let finding = found.add(&said::ZLUDA, &[]);
@@ -226,6 +232,39 @@ fn access(machine: &Machine, found: &mut Found) {
         _ => &said::TORCH_SEES_NO_GPU,
     };
     found.add(said, &[]);
+}
+
+/// The ROCm that a text names is older than its GPU, or of another time.
+fn age(machine: &Machine, plan: &Plan, found: &mut Found) {
+    let picked = plan.pick.and_then(|index| machine.gpus.get(index));
+    let gfx = picked.and_then(|gpu| gpu.gfx);
+    let rocm = machine.posted.rocm.as_deref().unwrap_or_default();
+    // Age is worth a word where something is wrong.
+    let version = wheels::major_minor(rocm).filter(|_| machine.posted.has_failed);
+    let Some(version) = version else {
+        return;
+    };
+    let first = gfx.and_then(since).map(|(rocm, _)| rocm);
+    let install = match machine.posted.framework {
+        None => python::install(machine, gfx),
+        Some(_) => String::new(),
+    };
+    let (said, first) = match first {
+        Some(first) if version < first => (&said::ROCM_OLDER_THAN_GPU, first),
+        _ if version < (6, 0) => (&said::ROCM_OF_YEARS_AGO, (6, 0)),
+        _ => return,
+    };
+    let gpu = picked.map_or_else(String::new, Gpu::name);
+    let first = format!("{}.{}", first.0, first.1);
+    found.add(
+        said,
+        &[
+            ("rocm", &rocm),
+            ("gpu", &gpu),
+            ("first", &first),
+            ("install", &install),
+        ],
+    );
 }
 
 fn versions(machine: &Machine, found: &mut Found) {

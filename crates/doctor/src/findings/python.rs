@@ -3,6 +3,7 @@
 use super::said::{self, Said};
 use super::{Found, Severity};
 use crate::plan::{Plan, missing_override};
+use crate::signs::ENGINE;
 use crate::wheels;
 use platform::Gfx;
 use platform::machine::{Gpu, InsteadOfRocm, Machine, ReadFrom, System};
@@ -90,6 +91,7 @@ fn without_wheel(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     if let Some(framework) = machine.posted.framework {
         if !wheels::is_in_newest_upstream(gfx) {
             let (said, value) = match wheels::override_for(gfx) {
+                _ if framework == ENGINE => (&said::ARCHITECTURE_OF_OTHER_FRAMEWORK_ENGINE, ""),
                 Some(value) => (&said::ARCHITECTURE_OF_OTHER_FRAMEWORK_OVERRIDE, value),
                 None => (&said::ARCHITECTURE_OF_OTHER_FRAMEWORK, ""),
             };
@@ -116,6 +118,9 @@ fn without_wheel(machine: &Machine, gpu: &Gpu, found: &mut Found) {
             finding.severity = Severity::Warning;
         }
     } else if let Some(value) = wheels::override_for(gfx) {
+        if machine.variable("HSA_OVERRIDE_GFX_VERSION") == Some(value) {
+            return;
+        }
         add(&said::ARCHITECTURE_NEEDS_DEVICE_WHEEL_OR_OVERRIDE, value);
     } else {
         add(&said::ARCHITECTURE_NEEDS_DEVICE_WHEEL, "");

@@ -1,7 +1,7 @@
 //! Terminal output: lines of at most a hundred columns, and colours if wanted.
 
 use crate::explain;
-use crate::explain::Severity;
+use crate::explain::{Explanation, Severity};
 use anstyle::{AnsiColor, Style};
 use std::fmt::Write as _;
 
@@ -43,7 +43,7 @@ impl Paint {
 
 /// An explanation, for people.
 #[must_use]
-pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> String {
+pub fn explanation_text(explanation: &Explanation, colour: bool) -> String {
     let paint = Paint { colour };
     let mut text = String::new();
     for found in &explanation.matches {
@@ -74,6 +74,15 @@ pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> Str
             explain::Confidence::Medium => "likely",
             explain::Confidence::Low => "one of several causes",
         };
+        if found.confidence == explain::Confidence::Low && found.severity < Severity::Info {
+            for (index, command) in found.ask.iter().take(Explanation::MOST_TO_ASK).enumerate() {
+                let _ = writeln!(
+                    text,
+                    "    {:<6}{command}",
+                    if index == 0 { "ask" } else { "" }
+                );
+            }
+        }
         if !found.facts.is_empty() {
             let facts = found.facts.join(", ");
             let _ = writeln!(text, "    from  line {}, and {facts}", found.line_number);

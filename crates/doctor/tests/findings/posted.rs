@@ -29,6 +29,21 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "AMD arch: gfx1100\n/opt/rocm-6.2.4/lib/libhsa-runtime64.so.1\n/opt/rocm-6.2.0/llvm\npytorch version: 2.9.1+rocm6.4\n",
         ),
         case(
+            "kernel-older-than-gpu",
+            "My RX 9070 XT hangs in training.\nUbuntu 22.04, kernel 6.8, ROCm 6.4.1\n",
+            "My RX 9070 XT hangs in training.\nUbuntu 24.04, kernel 6.14, ROCm 6.4.1\n",
+        ),
+        case(
+            "rocm-older-than-gpu",
+            "My 7900 XTX crashes in training with rocm 5.4.1\n",
+            "My 7900 XTX crashes in training with rocm 6.2.1 and tensorflow-rocm v2.11.0\n",
+        ),
+        case(
+            "rocm-of-years-ago",
+            "My RX 6800 gives NaN in training with ROCm5.4.2\n",
+            "My RX 6800 gives NaN in training with ROCm 6.2\n",
+        ),
+        case(
             "npu-is-no-gpu",
             "HSA Agents\nAgent 2\n  Name: aie2\n  Device Type: DSP\n",
             "HSA Agents\nAgent 2\n  Name: gfx1151\n  Device Type: GPU\nAgent 3\n  Name: aie2\n  Device Type: DSP\n",

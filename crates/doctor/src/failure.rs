@@ -2,6 +2,7 @@
 
 use crate::pasted::HARMLESS_LEVELS;
 use crate::pattern::patterns;
+use crate::signs::REMARKS;
 
 patterns! {
     FAILED = r"(?im)traceback \(most recent|\b(?-i:Runtime|Value|Type|Import|OS|Attribute|Key|Index|Memory|System|Assertion)Error: |^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code|panicked at|CUDA_ERROR_[A-Z]";
@@ -12,10 +13,17 @@ patterns! {
         r"(?i)\b(?:fails?|failed|failing|failures?|crash(?:es|ed|ing)?|hangs?|hung|hanging|freez(?:es?|ing)|frozen|froze|stuck|lock(?:s|ed)?[- ]?ups?|unable to",
         r"|(?:can ?not|can'?t|could ?n[o']t|will not|won'?t|never|does(?: not|n'?t)|do(?: not|n'?t)|did(?: not|n'?t)|is(?: not|n'?t)|not|no longer) (?:\w+ ){0,2}(?:work(?:s|ed|ing)?|starts?|running|train|recogni[sz]\w+|detect\w*|initiali[sz]ed|used?|converge\w*|goes down)",
         r"|segfaults?|(?:an|the|this|same|following|fatal|new|sort of) (?:\w+ )?errors?|errors? (?:out|still)|NaNs?|garbage|black (?:image|screen)s?|unresponsive|stop(?:s|ped)? (?:\w+ )?(?:responding|working)",
-        r"|(?:wrong|incorrect|bad|poor) (?:results?|accuracy|outputs?)|instability|unstable|not stable|refuses? to)\b",
+        r"|(?:wrong|incorrect|bad|poor) (?:results?|accuracy|outputs?)|instability|unstable|not stable|refuses? to|low(?:er)? accuracy|noise|garbled|corrupted|slow(?:er|ly)?)\b",
     );
     /// Words before one that say that it does not happen, or no more.
     DENIED = r"(?i)\b(?:no|without|never|any|fix\w*|solv\w*|resolv\w*|avoid\w*|prevent\w*|if|may|might|could|would|unless|whether|handl\w*)\b[^.;:(]*$";
+    /// A sentence that tells of what is over.
+    SOLVED = r"(?i)\b(?:fix(?:ed|es)|solved|resolved|workaround|used to)\b";
+    /// How a line begins that a program prints, and what only programs write.
+    PROGRAM = r"^\s*(?:\[(?:rank|INFO|WARN|ERR|DEBUG| *\d+[]/.:,-])|\d{1,4}[-/:.]\d\d|[\w.]+(?:Error|Exception|Warning|Fault)\b:?|(?i:error|info|warn|warning|debug|fatal|traceback)\b[: |]|(?:step|epoch|iter\w*) \d|(?:[a-z][\w.-]*|\w+\(\w+\)): |[$>/{(<|=~^]|File \x22)|\d%\||://\S+:\d|\blevel=|Warning: ";
+    /// The label of an issue.
+    LABEL = r"^\[?(?i:bug|issue|help|question|feature|discussion)\b\]?:? ";
+    PRODUCT = r"(?i)\b(?:AMD|Radeon|ROCm|RX ?\d{4}|\d{4} ?XTX?|gfx\d+|Strix|Ryzen)\b";
     /// The same behind it.
     OVER = r"(?i)^[^.;]{0,40}\b(?:fixed|gone|solved|resolved|disappear\w*|no longer)\b";
 }
@@ -30,7 +38,7 @@ pub(crate) struct Failure<'a> {
 }
 
 /// Whether a program failed according to what it printed.
-pub(super) fn is_printed(text: &str) -> bool {
+pub(crate) fn is_printed(text: &str) -> bool {
     const FRAMES: usize = 2;
     let fails = |line: &str| !is_warning(line) && FAILED.is_match(line);
     text.lines().any(fails) || text.lines().filter(|line| FRAME.is_match(line)).count() >= FRAMES
@@ -40,12 +48,13 @@ pub(super) fn is_printed(text: &str) -> bool {
 /// printed first of it, the last frame of a traceback, or what the user says, mostly in the title.
 pub(crate) fn failure<'a>(text: &'a str, harmless: &[&str]) -> Option<Failure<'a>> {
     let is_post = is_post(text);
-    let is_said = |line: &str| is_post && is_prose(line);
+    let is_said = |line: &str, number: usize| is_post && is_of_person(line, number);
     let lines = || (1..).zip(text.lines());
     let failed = lines()
         .filter(|(_, line)| !is_warning(line) && FAILED.is_match(line))
         .filter(|(_, line)| !harmless.iter().any(|known| line.contains(known)));
-    let (said, printed): (Vec<_>, Vec<_>) = failed.partition(|(_, line)| is_said(line));
+    let (said, printed): (Vec<_>, Vec<_>) =
+        failed.partition(|&(number, line)| is_said(line, number));
     let is_exception = |line: &str| {
         let name = line.split(':').next().unwrap_or_default().trim();
         !name.contains(' ') && (name.ends_with("Error") || name.ends_with("Exception"))
@@ -74,8 +83,8 @@ pub(crate) fn complaint(text: &str) -> Option<(usize, &str)> {
         return None;
     }
     let mut lines = (1..).zip(text.lines());
-    lines.find(|(_, line)| {
-        is_prose(line)
+    lines.find(|&(number, line)| {
+        is_of_person(line, number)
             && COMPLAINT.captures_iter(line).any(|found| {
                 let word = found.get(0).map_or(0..0, |word| word.range());
                 !DENIED.is_match(&line[..word.start]) && !OVER.is_match(&line[word.end..])
@@ -83,13 +92,20 @@ pub(crate) fn complaint(text: &str) -> Option<(usize, &str)> {
     })
 }
 
-/// Whether a person wrote the text, and not a program alone: it has headings, or somebody speaks of himself.
-fn is_post(text: &str) -> bool {
-    text.starts_with("# ")
+/// The sentences of a line that a person wrote, without those that tell of what is over; `number` is that of the line.
+pub(crate) fn sentences(line: &str, number: usize) -> impl Iterator<Item = &str> {
+    let is_said = is_of_person(line, number);
+    let sentences = line.split_inclusive(['!', '?']);
+    let sentences = sentences.flat_map(|part| part.split(". "));
+    sentences.filter(move |sentence| is_said && !SOLVED.is_match(sentence))
+}
+
+/// Whether a person wrote the text, and not a program alone: it has a title or headings, or somebody speaks of himself.
+pub(crate) fn is_post(text: &str) -> bool {
+    text.lines().next().is_some_and(is_title)
         || text.lines().any(|line| {
             let speaks = ["I ", "I'm ", "I've ", "My ", "my "];
-            line.starts_with("## ")
-                || line.starts_with("### ")
+            is_heading(line)
                 || speaks.iter().any(|word| {
                     line.match_indices(word)
                         .any(|(at, _)| at == 0 || line[..at].ends_with(' '))
@@ -97,19 +113,46 @@ fn is_post(text: &str) -> bool {
         })
 }
 
-/// Whether a line is a heading or a sentence.
-fn is_prose(line: &str) -> bool {
-    const GLUE: [&str; 25] = [
+/// Whether a line of a post is a title, a heading or a sentence.
+fn is_of_person(line: &str, number: usize) -> bool {
+    is_prose(line) || number == 1 && is_title(line)
+}
+
+fn is_heading(line: &str) -> bool {
+    let text = line.trim_start_matches('#');
+    text.len() < line.len() && text.starts_with(' ')
+}
+
+/// The number of words that a line has, and of how many of them sentences are made; none of what programs print.
+fn words(line: &str) -> (usize, usize) {
+    const GLUE: [&str; 37] = [
         "the", "a", "an", "i", "my", "is", "it", "when", "with", "and", "but", "to", "of", "for",
-        "on", "after", "this", "that", "was", "not", "have", "be", "are", "does", "in",
+        "on", "after", "this", "that", "was", "not", "have", "be", "are", "does", "in", "from",
+        "at", "no", "so", "while", "only", "just", "can't", "doesn't", "i'm", "has", "its",
     ];
-    const LEAST: usize = 5;
-    if line.starts_with('#') {
-        return line.trim_start_matches('#').starts_with(' ');
+    let line = line.strip_prefix("> ").unwrap_or(line);
+    if PROGRAM.is_match(line) || REMARKS.iter().any(|mark| line.contains(mark)) {
+        return (0, 0);
     }
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let is_glue = |word: &&&str| GLUE.contains(&word.to_ascii_lowercase().as_str());
-    words.len() >= LEAST && words.iter().filter(is_glue).count() > 1 && !FRAME.is_match(line)
+    let words = line.split_whitespace();
+    let is_glue = |word: &&str| GLUE.contains(&word.to_ascii_lowercase().as_str());
+    (words.clone().count(), words.filter(is_glue).count())
+}
+
+/// Whether the first line of a text is the title of a post.
+fn is_title(line: &str) -> bool {
+    const LONGEST: usize = 200;
+    let (all, glue) = words(line);
+    let is_labelled = LABEL.is_match(line);
+    let is_telling = is_labelled || glue > 0 || PRODUCT.is_match(line);
+    is_heading(line) || line.len() <= LONGEST && all > 2 && is_telling
+}
+
+/// Whether a line is a heading or a sentence.
+pub(crate) fn is_prose(line: &str) -> bool {
+    const LEAST: usize = 5;
+    let (all, glue) = words(line);
+    is_heading(line) || all >= LEAST && glue > 1
 }
 
 /// Whether the program itself marks a line as a warning or as information: it went on.
@@ -144,6 +187,27 @@ mod tests {
         ] {
             assert_eq!(told(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn sentences_of_people_are_told_from_lines_of_programs() {
+        let count = |line: &str, number| sentences(line, number).count();
+        assert_eq!(
+            count("It works on the CPU. With the GPU it is very slow!", 5),
+            2
+        );
+        assert_eq!(count("It was slow, and that is fixed now.", 5), 0);
+        assert_eq!(count("[Bug]: black images in ComfyUI", 1), 1);
+        for line in [
+            "RuntimeError: the size of a tensor must match the size of the other",
+            "2026-01-01 10:00:00 the loss of this step is not a number",
+            "[ 12.3] amdgpu: the ring of the GPU is not empty",
+            "step 10 loss 2.31 grad_norm 0.91",
+        ] {
+            assert_eq!(count(line, 1), 0, "{line}");
+        }
+        assert!(is_post("[9070XT] Forge makes only noise\nx"));
+        assert!(!is_post("Total VRAM 16368 MB, total RAM 32000 MB"));
     }
 
     #[test]
