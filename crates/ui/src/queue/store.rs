@@ -108,7 +108,11 @@ impl Queue {
     pub(crate) fn add_unsynced(&self, what: NewJob) -> Result<(Job, File), Error> {
         refuse_without_trainer()?;
         let lock = self.lock()?;
-        let mut known = self.read_under(&lock)?;
+        let mut known = match &what.work {
+            Work::Train { .. } => self.read_under(&lock)?,
+            // Refused by the states of others, which must be those of now.
+            Work::Resume { .. } => self.read()?,
+        };
         let is_waiting = |job: &&Job| job.state == State::Waiting;
         let is_full = |known: &Known| known.jobs.iter().filter(is_waiting).count() >= MAX_WAITING;
         if is_full(&known) {
