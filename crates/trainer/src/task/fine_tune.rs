@@ -493,6 +493,7 @@ impl Task for FineTune {
             architecture: family.model_type,
             makes: Makes::of_language(&self.pretrained),
             gguf: family.is_in_gguf(),
+            is_part: self.pretrained.is_part,
         })
     }
 
