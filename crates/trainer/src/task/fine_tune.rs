@@ -527,14 +527,10 @@ impl Task for FineTune {
     fn export(&self, folder: &Path) -> Result<(), Error> {
         if self.export_adapter(folder)? {
             if self.save_merged {
-                let adapter = PeftAdapter::open(folder)?;
+                let adapter = (PeftAdapter::open(folder)?, 1.0);
                 let kind = self.model.compute();
-                merge(
-                    &self.pretrained,
-                    adapter,
-                    &folder.with_file_name("merged"),
-                    kind,
-                )?;
+                let target = folder.with_file_name("merged");
+                merge(&self.pretrained, &[adapter], &target, kind)?;
             }
             return Ok(());
         }
