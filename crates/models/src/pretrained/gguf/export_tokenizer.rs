@@ -91,24 +91,21 @@ impl Texts<'_> {
             let own = own.filter(|(_, kind)| **kind == USER_DEFINED);
             own.for_each(|(token, _)| *token = token.replace('▁', " "));
         }
-        match is_sentencepiece {
-            true => {
-                let scores = match kind {
-                    SCORED => scores(&tokens, &merges),
-                    // As llama.cpp's converter has them, beside the merges.
-                    _ => vec![-1000.0; tokens.len()],
-                };
-                own.push(("scores", Value::Array(Array::Float(scores))));
-                let begin = tokenizer
-                    .encode("a", false)
-                    .map_err(|error| error.to_string())?;
-                let prefix = begin
-                    .get_tokens()
-                    .first()
-                    .is_some_and(|token| token.starts_with('▁'));
-                own.push(("add_space_prefix", Value::Bool(prefix)));
-            }
-            false => {}
+        if is_sentencepiece {
+            let scores = match kind {
+                SCORED => scores(&tokens, &merges),
+                // As llama.cpp's converter has them, beside the merges.
+                _ => vec![-1000.0; tokens.len()],
+            };
+            own.push(("scores", Value::Array(Array::Float(scores))));
+            let begin = tokenizer
+                .encode("a", false)
+                .map_err(|error| error.to_string())?;
+            let prefix = begin
+                .get_tokens()
+                .first()
+                .is_some_and(|token| token.starts_with('▁'));
+            own.push(("add_space_prefix", Value::Bool(prefix)));
         }
         if kind != SCORED {
             let merges = merges.iter().map(|(left, right)| format!("{left} {right}"));

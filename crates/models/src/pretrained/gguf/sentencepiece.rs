@@ -27,8 +27,9 @@ const SPACE: &str = "▁";
 /// What is missing or unsupported, as text to follow the file's name.
 pub(super) fn tokenizer(
     header: &Header,
-    (tokens, own): (&[String], Option<Vec<(String, String)>>),
+    tokens: &[String],
     vocabulary: Vocab,
+    own: Option<Vec<(String, String)>>,
 ) -> Result<Tokenizer, String> {
     const SCORES: &str = "tokenizer.ggml.scores";
     const PREFIX: &str = "tokenizer.ggml.add_space_prefix";

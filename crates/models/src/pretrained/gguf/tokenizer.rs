@@ -74,7 +74,7 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
                 SCORED => None,
                 _ => Some(pairs(texts("tokenizer.ggml.merges")?)?),
             };
-            sentencepiece::tokenizer(header, (tokens, merges), vocabulary)?
+            sentencepiece::tokenizer(header, tokens, vocabulary, merges)?
         }
         model => {
             return Err(format!(
