@@ -93,7 +93,7 @@ def train(config: dict, folder: Path, adapter: Path) -> dict:
 
 
 def prefer(config: dict, folder: Path, adapter: Path) -> dict:
-    """The same with DPO: what is counted is not tokens, but pairs."""
+    """The same with DPO: what is counted are the tokens of both texts of each pair, all of which are in each step."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import DPOConfig, DPOTrainer
@@ -120,7 +120,7 @@ def prefer(config: dict, folder: Path, adapter: Path) -> dict:
             ),
         )
         trainer.train()
-    return measured(clock, settings["per_device_train_batch_size"])
+    return measured(clock, clock.tokens)
 
 
 def arguments(settings: dict, scratch: str) -> dict:
@@ -193,6 +193,7 @@ class Clock(TrainerCallback):
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.logs: list[dict] = []
+        self.tokens: float | None = None
 
     def on_step_begin(self, *_, **__) -> None:
         self.began = time.perf_counter()
@@ -201,6 +202,8 @@ class Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.began)
 
     def on_log(self, args, state, control, logs=None, **__) -> None:
+        # Of TRL: the sum so far.
+        self.tokens = self.tokens or (logs or {}).get("num_tokens")
         if "loss" in logs:
             self.logs.append({"loss": float(logs["loss"])})
 

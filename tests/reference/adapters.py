@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
-from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model, get_peft_model_state_dict
+from bitsandbytes.functional import get_4bit_type
+from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils.loftq_utils import _low_rank_decomposition
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -105,7 +107,67 @@ ADAPTERS = {
     "beside-and-on-both": ("gemma4-moe", dict(
         r=2, lora_alpha=4, target_modules=["v_proj", "down_proj"],
         target_parameters=["experts.gate_up_proj", "experts.down_proj"])),
+    "beside-plain": ("llama-grouped", dict(
+        r=2, lora_alpha=3, use_rslora=True, target_modules=["q_proj", "o_proj", "gate_proj"])),
 }
+
+
+def weigh():
+    """Logits of adapters that are added to each other with weights, and of one with a weight."""
+    folder = GOLDEN / "adapters"
+    base = AutoModelForCausalLM.from_pretrained(GOLDEN / "models/llama-grouped", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, folder / "plain", adapter_name="plain")
+    model.load_adapter(folder / "beside-plain", adapter_name="beside")
+    tokens = torch.arange(40).view(2, 20)
+    expected = {"tokens": tokens}
+    for kind, names, weights in [("cat", ["plain", "beside"], [0.7, 0.4]), ("linear", ["plain"], [0.4])]:
+        model.add_weighted_adapter(names, weights, adapter_name=kind, combination_type=kind)
+        model.set_adapter(kind)
+        with torch.no_grad():
+            expected[kind] = model(tokens).logits.contiguous()
+    save_file(expected, folder / "weighted.safetensors")
+
+
+def in_nf4(weight):
+    """What NF4 makes of it: bitsandbytes' kernels for the CPU give other numbers where rows are shorter than blocks."""
+    levels = get_4bit_type("nf4", device="cpu").data
+    flat = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % 64)).view(-1, 64)
+    scales = flat.abs().amax(1, keepdim=True)
+    nearest = (flat / scales)[..., None].sub(levels).abs().argmin(-1)
+    return (levels[nearest] * scales).flatten()[: weight.numel()].view_as(weight)
+
+
+def begin():
+    """LoRAs that begin as principal components: of weights (logits before and after ten steps), and of what NF4 loses."""
+    torch.manual_seed(7)
+    tokens = torch.randint(0, 48, (10, 2, 24))
+    base = lambda: AutoModelForCausalLM.from_pretrained(GOLDEN / "models/llama-grouped", dtype=torch.float32)
+    targets = dict(task_type="CAUSAL_LM", r=3, target_modules=["q_proj", "down_proj"])
+    model = get_peft_model(base(), LoraConfig(**targets, lora_alpha=6, init_lora_weights="pissa")).eval()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.01)
+    with torch.no_grad():
+        expected = {"tokens": tokens[0].clone(), "before": model(tokens[0]).logits.contiguous()}
+    for batch in tokens:
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected |= {f"after.{name}": part.clone() for name, part in get_peft_model_state_dict(model).items()}
+    with torch.no_grad():
+        expected["logits"] = model(tokens[0]).logits.contiguous()
+        quantised = base()
+        whole = {name: weight.clone() for name, weight in quantised.named_parameters()}
+        for name, weight in quantised.named_parameters():
+            if "_proj" in name:
+                weight.copy_(in_nf4(weight))
+        model = get_peft_model(quantised, LoraConfig(**targets, lora_alpha=3)).eval()
+        for name, layer in model.named_modules():
+            if hasattr(layer, "lora_A"):
+                lost = whole[f"{name.removeprefix('base_model.model.')}.weight"] - layer.base_layer.weight
+                found = _low_rank_decomposition(lost, 3)
+                layer.lora_A["default"].weight.copy_(found["R"])
+                layer.lora_B["default"].weight.copy_(found["L"])
+        expected["loftq"] = model(tokens[0]).logits.contiguous()
+    save_file(expected, GOLDEN / "adapters/begun.safetensors")
 
 
 def main():
@@ -153,6 +215,8 @@ def main():
         for key, tensor in get_peft_model_state_dict(model).items():
             expected[f"after.{key}"] = tensor.clone()
         save_file(expected, folder / "expected.safetensors")
+    weigh()
+    begin()
 
 
 main()

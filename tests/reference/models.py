@@ -257,11 +257,20 @@ def write_gguf(path, model, packed):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
+    inner, heads = getattr(config, "intermediate_size", None), None
+    if kind == "gemma4":
+        first = config.num_hidden_layers - config.num_kv_shared_layers
+        if config.use_double_wide_mlp:
+            inner = [2 * inner if block >= first else inner for block in range(config.num_hidden_layers)]
+        heads = [config.per_layer_config[block].num_key_value_heads for block in range(config.num_hidden_layers)]
+        heads = heads if len(set(heads)) > 1 else heads[0]
     if kind != "qwen35moe":
-        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(heads or config.num_key_value_heads)
     rope = config.rope_parameters
+    if kind == "gemma4":
+        rope = of_gemma4(writer, config)
     if gemma:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -289,10 +298,11 @@ def write_gguf(path, model, packed):
     if kind in ("qwen3moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if kind in ("qwen3moe", "qwen35moe", "gpt-oss"):
+    gemma_experts = kind == "gemma4" and config.enable_moe_block
+    if gemma_experts or kind in ("qwen3moe", "qwen35moe", "gpt-oss"):
         writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if kind in ("qwen3moe", "qwen35moe"):
+        writer.add_expert_used_count(config.top_k_experts if gemma_experts else config.num_experts_per_tok)
+    if gemma_experts or kind in ("qwen3moe", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if kind == "qwen35moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -311,7 +321,7 @@ def write_gguf(path, model, packed):
     if kind == "phi3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_dimension_count(int(config.hidden_size // config.num_attention_heads * 0.75))
-    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe", "qwen35", "gpt-oss"):
+    if kind in ("smollm3", "olmo2", "phi3", "qwen3-moe", "qwen35", "gpt-oss", "gemma4"):
         writer.add_pad_token_id(config.pad_token_id)
     add_tokenizer(writer)
     architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
@@ -326,13 +336,20 @@ def write_gguf(path, model, packed):
             module = name.rsplit(".", 1)[0] + f".{part}"
             writer.add_tensor(
                 names.get_name(module) + ".weight", np.ascontiguousarray(data), raw_dtype=GGMLQuantizationType.MXFP4)
-    for name, tensor in apart(model.state_dict()):
+    tensors = model.state_dict()
+    for name, tensor in tensors.items() if kind == "gemma4" else apart(tensors):
         if packed and ".experts." in name and name.endswith(".weight"):
             continue
         if name.endswith("sinks"):
             name += ".weight"
         data = tensor.numpy()
+        if kind == "gemma4" and name.endswith(("layer_scalar", "experts.gate_up_proj", "experts.down_proj")):
+            name += ".weight"
         module, role = name.rsplit(".", 1)
+        if role in ("scale", "per_expert_scale"):
+            part = "proj" if role == "scale" else "down_proj"
+            module = module if role == "scale" else module.replace("router", "experts")
+            module, role = f"{module}.{part}", "scale"
         if module == "lm_head" and config.tie_word_embeddings:
             continue
         if ".linear_attn." in name:
@@ -350,6 +367,29 @@ def write_gguf(path, model, packed):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def of_gemma4(writer, config):
+    """What only these have; the rotary embedding of the blocks that see the whole text."""
+    local = [kind == "sliding_attention" for kind in config.layer_types]
+    near, whole = (config.per_layer_config[local.index(kind)] for kind in (True, False))
+    rope = config.rope_parameters["full_attention"]
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(local)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    for width, keys, values, rotated in [
+        (whole.head_dim, writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count),
+        (near.head_dim, writer.add_key_length_swa, writer.add_value_length_swa, writer.add_rope_dimension_count_swa),
+    ]:
+        for add in (keys, values, rotated):
+            add(width)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    pairs = whole.head_dim // 2
+    moving = int(pairs * rope["partial_rotary_factor"])
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * moving + [1e30] * (pairs - moving), np.float32))
+    return rope
 
 
 def of_delta(name, data, config):
@@ -496,7 +536,7 @@ def main():
                 expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
         if getattr(config, "output_router_logits", False) or name in ("gemma4", "gemma4-moe"):
             expected |= balance(model, tokens)
-        if name.startswith("gemma4"):
+        if name.startswith("gemma4") or name in ("gemma3", "qwen3-moe", "qwen3.5", "gpt-oss", "qwen3.5-moe"):
             # What it writes behind the beginning of the first text, beyond the window.
             model.generation_config.eos_token_id = None
             expected["greedy"] = model.generate(tokens[:1, :5], max_new_tokens=30, do_sample=False)
@@ -505,7 +545,8 @@ def main():
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
         if name in (
-            "llama-grouped", "gemma3", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5", "gpt-oss", "qwen3.5-moe"):
+            "llama-grouped", "gemma3", "gemma4", "gemma4-moe", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5",
+            "gpt-oss", "qwen3.5-moe"):
             write_gguf(GOLDEN / f"{name}.gguf", model, packed)
 
 

@@ -20,6 +20,7 @@ mod low_rank;
 mod module;
 mod naming;
 mod peft;
+mod start;
 #[cfg(test)]
 mod tests;
 
@@ -37,3 +38,4 @@ pub use peft::write_changes;
 #[cfg(test)]
 pub(crate) use peft::write_folder;
 pub use peft::{PeftAdapter, adapter_config, write_peft};
+pub use start::Init;

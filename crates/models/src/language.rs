@@ -120,6 +120,8 @@ pub(crate) struct Gguf {
     parts: &'static [(&'static str, &'static str)],
     /// Tensors of a block by their whole names.
     whole: &'static [(&'static str, &'static str)],
+    /// Tensors of no block, beside those that every family has.
+    pub(crate) outside: &'static [(&'static str, &'static str)],
     /// Whether the rows of q and k are interleaved: llama.cpp then rotates adjacent pairs.
     pub(crate) interleaved: bool,
     /// Whether one was added to the weights of norms.
@@ -136,8 +138,15 @@ pub(crate) struct Gguf {
     pub(crate) arrays: &'static [(&'static str, &'static [i64])],
     /// Keys of files with the same name whose models are not of the family.
     pub(crate) refused: &'static [&'static str],
-    /// Adds the keys of a `config.json` that follow from others in llama.cpp.
-    pub(crate) derive: fn(&mut Map<String, Value>),
+    /// The key of a `config.json` that says whether keys are values in the blocks that see the whole text: these have no
+    /// values in a file.
+    pub(crate) keys_are_values: Option<&'static str>,
+    /// What its tokenizer is called if it is one of SentencePiece.
+    pub(crate) sentencepiece: &'static str,
+    /// Special tokens that are shown, since programs look for them in what the model writes.
+    pub(crate) shown: &'static [&'static str],
+    /// Adds the keys of a `config.json` that follow from others in llama.cpp, or says what a file must not have.
+    pub(crate) derive: fn(&mut Map<String, Value>) -> Result<(), String>,
     /// Adds the keys from which it does so, where a file is written.
     pub(crate) more: fn(&DecoderConfig, &mut Map<String, Value>),
 }
@@ -149,6 +158,7 @@ impl Gguf {
             architecture,
             parts: GGUF_PRE_NORMS,
             whole: &[],
+            outside: &[],
             interleaved: false,
             norms_plus_one: false,
             partial: false,
@@ -157,7 +167,10 @@ impl Gguf {
             keys: &[],
             arrays: &[],
             refused: &[],
-            derive: |_| (),
+            keys_are_values: None,
+            sentencepiece: "llama",
+            shown: &[],
+            derive: |_| Ok(()),
             more: |_, _| (),
         }
     }

@@ -27,24 +27,13 @@ pub fn merge(
 ) -> Result<(), Error> {
     expect_new(output)?;
     if !diffusion::is_at(path) {
-        let [
-            Lora {
-                path: adapter,
-                strength,
-            },
-        ] = loras
-        else {
-            return Err(Error::Data(
-                "into a language model one adapter is merged: name one folder in PEFT's format"
-                    .into(),
-            ));
-        };
-        if *strength != 1.0 || !loras_2.is_empty() {
-            return Err(Error::Data(
-                "into a language model an adapter is merged as it was trained, with the strength 1"
-                    .into(),
-            ));
+        if !loras_2.is_empty() {
+            return Err(Error::Data("a language model has no second expert".into()));
         }
+        let adapters = loras
+            .iter()
+            .map(|lora| Ok((PeftAdapter::open(&lora.path)?, lora.strength)));
+        let adapters = adapters.collect::<Result<Vec<_>, Error>>()?;
         let base = Pretrained::open(path)?;
         let stored = base
             .tensors
@@ -52,12 +41,7 @@ pub fn merge(
             .iter()
             .find_map(|name| base.tensors.kind(name));
         let kind = kind.or(stored).unwrap_or(Kind::Float);
-        return Ok(pretrained::merge(
-            &base,
-            PeftAdapter::open(adapter)?,
-            output,
-            kind,
-        )?);
+        return Ok(pretrained::merge(&base, &adapters, output, kind)?);
     }
     if path.is_file() {
         let (arch, file) = denoiser_at(path, Expert::High)?;

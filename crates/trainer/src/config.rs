@@ -52,7 +52,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use adapter::{AdapterConfig, AdapterKind, BiasConfig, ModuleNames};
+pub use adapter::{AdapterConfig, AdapterInit, AdapterKind, BiasConfig, ModuleNames};
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;

@@ -310,14 +310,16 @@ fn of_texts(
             format!("ollama create {name} -f {modelfile} && ollama run {name}"),
         );
     }
-    let python = |text: &str| {
-        quoted(&format!(
-            "from transformers import AutoModelForCausalLM as M; {text}"
-        ))
+    let base = base_model(config);
+    // In a class with all parts, modules have other names; a model that was trained as a whole is written alone.
+    let class = match usable.is_part && base.is_some() {
+        true => "AutoModelForImageTextToText",
+        false => "AutoModelForCausalLM",
     };
+    let python = |text: &str| quoted(&format!("from transformers import {class} as M; {text}"));
     let literal = |path: &Path| format!("{:?}", path.display().to_string());
     let result = literal(result);
-    match base_model(config).as_deref().map(Path::new) {
+    match base.as_deref().map(Path::new) {
         // Python does not know names from our cache.
         Some(base) if base.is_absolute() && base.is_dir() => add(
             "load it in Python",
@@ -434,6 +436,7 @@ mod tests {
             architecture: "llama",
             makes,
             gguf: true,
+            is_part: export == "adapter",
         };
         let memory = Estimate::default();
         RunFacts::new(config, Some(usable), folder, export, ending, None, memory)
@@ -510,6 +513,12 @@ mod tests {
         );
         // There is no result yet.
         assert_eq!(made(Makes::Chat, "model", Ending::Running).len(), 1);
+        // Modules of an adapter have other names in the class of text alone.
+        config.model.name_or_path = Some(folder.path().display().to_string());
+        let ending = Ending::Completed;
+        let all = lines(facts(&config, Makes::Chat, &run, "adapter", ending));
+        let class = "import AutoModelForImageTextToText as M";
+        assert!(all.last().unwrap().contains(class), "{all:?}");
     }
 
     #[test]

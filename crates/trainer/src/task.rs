@@ -267,6 +267,8 @@ pub struct Usable<'a> {
     pub makes: Makes,
     /// Whether `surefoot export gguf` can write it.
     pub gguf: bool,
+    /// Whether its files are those of a larger model, of which it is the part that reads and writes text.
+    pub is_part: bool,
 }
 
 /// Pieces of a batch of at most `rows` samples, each with its share of the batch's mean loss by `weight`.

@@ -24,7 +24,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 30] = [
+const ADAPTERS: [(&str, &str); 31] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -55,6 +55,7 @@ const ADAPTERS: [(&str, &str); 30] = [
     ("beside-both", "gemma4-moe"),
     ("in-gemma4", "gemma4-multimodal"),
     ("beside-and-on-both", "gemma4-moe"),
+    ("beside-plain", "llama-grouped"),
 ];
 
 struct Adapted {

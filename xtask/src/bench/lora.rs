@@ -68,7 +68,7 @@ enum Row {
     Qwen35,
     /// Four blocks of 32 experts, with adapters on attention and experts
     Moe,
-    /// SmolLM2-135M by DPO, against TRL; the unit is pairs
+    /// SmolLM2-135M by DPO, against TRL
     Dpo,
 }
 
@@ -299,14 +299,6 @@ impl Row {
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What speed is counted in.
-    fn unit(self) -> &'static str {
-        match self {
-            Self::Dpo => "pairs/s",
-            _ => "tokens/s",
-        }
-    }
-
     /// The other side.
     fn peer(self) -> &'static str {
         match self {
@@ -349,7 +341,7 @@ impl Report {
         println!(
             "{:<14} {:>10} {:>12} {:>14}",
             self.row.name(),
-            self.row.unit(),
+            "tokens/s",
             "peak RSS",
             "its anonymous"
         );
@@ -371,10 +363,9 @@ impl Report {
             println!("{name:<14} {speed:>10.1} {resident:>12} {anonymous:>14}");
         }
         println!(
-            "surefoot has {:.2} × the {} and {:.2} × the peak memory (median of {} pairs, \
+            "surefoot has {:.2} × the tokens/s and {:.2} × the peak memory (median of {} pairs, \
              {} steps each, {}; {}, {} cores)",
             medians.speed_ratio,
-            self.row.unit(),
             medians.resident_ratio,
             self.surefoot.len(),
             self.steps,

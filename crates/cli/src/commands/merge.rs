@@ -17,10 +17,11 @@ pub(crate) struct Args {
     #[arg(value_name = "MODEL")]
     model: PathBuf,
 
-    /// A LoRA (or DoRA, LoHa, LoKr) and how strong it becomes; may be given several times. For a language model, one folder
+    /// A LoRA (or DoRA, LoHa, LoKr) and how strong it becomes; may be given several times. For a language model, a folder
     /// in PEFT's format
     #[arg(
         long,
+        visible_alias = "adapter",
         value_name = "FILE[:STRENGTH]",
         required_unless_present = "lora_2"
     )]

@@ -30,6 +30,8 @@ pub struct Attached {
     pub(super) matcher: Matcher,
     /// Frozen embeddings and heads that PEFT saves with the adapter, by their names in its files.
     pub(super) tables: Vec<(String, Tensor)>,
+    /// What the base has lost to the adapters, by the names of their matrices.
+    pub(super) taken: Vec<(String, Tensor)>,
 }
 
 impl Attached {
@@ -63,7 +65,42 @@ impl Attached {
 impl Attached {
     /// Its config for a model whose modules have the names of `naming`. Where that or the config is of a part of a larger
     /// model, what it selects is written out, so that the same words select nothing in other parts.
+    /// An adapter that the base has lost a part to is written with twice the rank: see [`Attached::restoring`].
     pub(super) fn config_for(&self, naming: Naming) -> LoraConfig {
+        let mut config = self.own_config_for(naming);
+        if !self.taken.is_empty() {
+            // With the same scale.
+            let more = if config.rslora { 2f64.sqrt() } else { 2.0 };
+            config.rank *= 2;
+            config.alpha *= more;
+            config.rank_pattern.values_mut().for_each(|rank| *rank *= 2);
+            let alphas = config.alpha_pattern.values_mut();
+            alphas.for_each(|alpha| *alpha *= more);
+        }
+        config
+    }
+
+    /// The matrix `name` of an adapter for the base without what it has lost, `None` if it is `tensor` itself: beside what was
+    /// trained stands what the base lost, with the opposite sign, as PEFT converts PiSSA.
+    pub(super) fn restoring(&self, name: &str, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
+        let (axis, sign) = match name {
+            _ if self.taken.is_empty() => return Ok(None),
+            name if name.ends_with(".lora_A.weight") => (0, 1.0),
+            name if name.ends_with(".lora_embedding_A") => (0, 1.0),
+            name if name.ends_with(".lora_B.weight") => (1, -1.0),
+            name if name.ends_with(".lora_embedding_B") => (1, -1.0),
+            _ => return Ok(None),
+        };
+        let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?;
+        let taken = self.taken.iter().find(|(taken, _)| taken == name);
+        let taken = match taken {
+            Some((_, taken)) => taken.f_mul_scalar(sign)?,
+            None => tensor.f_zeros_like()?,
+        };
+        Ok(Some(Tensor::f_cat(&[tensor, taken], axis)?))
+    }
+
+    fn own_config_for(&self, naming: Naming) -> LoraConfig {
         let (config, matcher) = (&self.config, &self.matcher);
         if [naming, matcher.naming()] == [Naming::ALONE; 2] {
             return config.clone();

@@ -11,6 +11,7 @@ use super::experts::TENSORS;
 use super::layer::{Dora, LoraLayer};
 use super::naming::Naming;
 use super::peft::PeftAdapter;
+use super::start::{Init, Start};
 use crate::Error;
 use crate::parameters::Parameters;
 use crate::weight::Weight;
@@ -23,7 +24,13 @@ pub(crate) const PREFIX: &str = "base_model.model.";
 pub struct Attachment {
     pub(super) matcher: Matcher,
     /// Weights of an existing adapter.
-    saved: Option<PeftAdapter>,
+    pub(super) saved: Option<PeftAdapter>,
+    /// How new LoRAs begin.
+    pub(super) init: Init,
+    /// The matrices of the next layer's, if they are known, and its name.
+    pub(super) begun: Option<(String, [Tensor; 2])>,
+    /// What the base has lost to LoRAs, by the names of their matrices.
+    pub(super) taken: Vec<(String, Tensor)>,
     /// The type of the adapters' products.
     pub(super) compute: Kind,
     /// Names in its file that exist in this model.
@@ -54,27 +61,6 @@ pub(super) struct Part {
     pub(super) device: Device,
 }
 
-/// What a new matrix contains.
-#[derive(Clone, Copy)]
-pub(super) enum Start {
-    Zeros,
-    /// PyTorch's `kaiming_uniform_(a=√5)`.
-    Uniform,
-    Normal,
-}
-
-impl Start {
-    pub(super) fn tensor(self, size: [i64; 2]) -> Result<Tensor, Error> {
-        let options = (Kind::Float, Device::Cpu);
-        let bound = 1.0 / (size[1] as f64).sqrt();
-        Ok(match self {
-            Self::Zeros => Tensor::f_zeros(size, options)?,
-            Self::Uniform => Tensor::f_zeros(size, options)?.f_uniform(-bound, bound)?,
-            Self::Normal => Tensor::f_randn(size, options)?,
-        })
-    }
-}
-
 impl Attachment {
     /// New adapters, which change nothing yet. Random values are drawn from the global generator on the CPU,
     /// so the same seed gives the same adapter on every device.
@@ -89,6 +75,9 @@ impl Attachment {
         Ok(Self {
             matcher: Matcher::new(config, naming).map_err(Error::Invalid)?,
             saved: None,
+            init: Init::Default,
+            begun: None,
+            taken: Vec::new(),
             compute: Kind::Float,
             used: BTreeSet::new(),
             attached: Vec::new(),
@@ -116,6 +105,7 @@ impl Attachment {
     pub fn without_values(self) -> Self {
         Self {
             saved: None,
+            init: Init::Default,
             ..self
         }
     }
@@ -339,6 +329,7 @@ impl Attachment {
             matcher: self.matcher.clone(),
             saved_modules: self.saved_modules,
             tables: self.tables,
+            taken: self.taken,
         })
     }
 
@@ -471,14 +462,16 @@ impl Attachment {
             decay: true,
             device,
         };
+        let begun = self.begun.take().filter(|(layer, _)| layer == name);
         let mut matrix = |name: &str, size: [i64; 2], start: Start| {
             self.register(&part(name, &size), parameters, || start.tensor(size))
         };
         let change = match kind {
             AdapterType::Lora => {
-                let [a, b] = match is_embedding {
-                    true => [Start::Zeros, Start::Normal],
-                    false => [Start::Uniform, Start::Zeros],
+                let [a, b] = match begun {
+                    Some((_, matrices)) => matrices.map(Start::Given),
+                    None if is_embedding => [Start::Zeros, Start::Normal],
+                    None => [Start::Uniform, Start::Zeros],
                 };
                 Change::Lora {
                     a: matrix(lora[0], [rank, inputs], a)?,

@@ -9,8 +9,9 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::attachment::{Attachment, PREFIX, Part, Start};
+use super::attachment::{Attachment, PREFIX, Part};
 use super::layer::are_off;
+use super::start::Start;
 use crate::Error;
 use crate::parameters::Parameters;
 use crate::tensor::to_kind;

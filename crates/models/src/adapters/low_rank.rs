@@ -49,7 +49,7 @@ impl Kept {
 ///
 /// # Errors
 /// If memory runs out.
-fn low_rank(change: &Tensor, keep: Keep) -> Result<(LoraModule, Kept), Error> {
+pub(super) fn low_rank(change: &Tensor, keep: Keep) -> Result<(LoraModule, Kept), Error> {
     let _no_grad = tch::no_grad_guard();
     let matrix = change.f_to_kind(Kind::Float)?.f_flatten(1, -1)?;
     let (u, singular, v) = matrix.f_svd(true, true)?;

@@ -393,6 +393,16 @@ pub fn write_peft(
     (base_model, naming): (&str, Naming),
 ) -> Result<(), Error> {
     let mut tensors = parameters.named();
+    let restored = tensors.iter().enumerate().map(|(place, (name, tensor))| {
+        let restored = attached.restoring(name, tensor)?;
+        Ok(restored.map(|restored| (place, restored)))
+    });
+    let restored: Vec<_> = restored
+        .filter_map(Result::transpose)
+        .collect::<Result<_, Error>>()?;
+    for (place, tensor) in &restored {
+        tensors[*place].1 = tensor;
+    }
     let tables = attached.tables.iter();
     tensors.extend(tables.map(|(name, table)| (name.clone(), table)));
     for (name, _) in &mut tensors {

@@ -8,20 +8,22 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::golden::golden;
 use crate::json::Object;
 use crate::language::{Decoder, DecoderOptions};
 use crate::model::{Base, Builder, FileWeights, Pass};
-use crate::pretrained::{HfFolder, Pretrained, merge};
+use crate::pretrained::HfFolder;
+use crate::quant::Quantization;
+use crate::{Error, Parameters};
 use placement::Placer;
 
 mod forms;
 mod lycoris;
+mod merged;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
-const ADAPTERS: [(&str, &str); 30] = [
+const ADAPTERS: [(&str, &str); 31] = [
     ("plain", "llama-grouped"),
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
@@ -52,6 +54,7 @@ const ADAPTERS: [(&str, &str); 30] = [
     ("beside-both", "gemma4-moe"),
     ("in-gemma4", "gemma4-multimodal"),
     ("beside-and-on-both", "gemma4-moe"),
+    ("beside-plain", "llama-grouped"),
 ];
 
 /// What modules of the model are called in its class in transformers.
@@ -68,7 +71,16 @@ struct Adapted {
     attached: Attached,
 }
 
-fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Error> {
+fn adapted(base: &Path, attachment: Attachment) -> Result<Adapted, Error> {
+    over(base, attachment, None)
+}
+
+/// Over a base in fewer bits, if `to` says so.
+fn over(
+    base: &Path,
+    mut attachment: Attachment,
+    to: Option<Quantization>,
+) -> Result<Adapted, Error> {
     let folder = HfFolder::open(base).unwrap();
     let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
     let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
@@ -79,7 +91,8 @@ fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Er
         Kind::Float,
         Base::Frozen(Kind::Float),
     )
-    .with_adapters(&mut attachment);
+    .with_adapters(&mut attachment)
+    .quantized(to);
     let options = DecoderOptions {
         positions: 64,
         initializer_range: 0.0,
@@ -203,46 +216,6 @@ fn a_written_adapter_is_read_back_as_it_was() {
         let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5]).unsqueeze(0);
         let logits = |adapted: &Adapted| adapted.model.logits(&tokens, Pass::Evaluate).unwrap();
         assert!(logits(&read).equal(&logits(&original)), "{name}");
-    }
-}
-
-#[test]
-fn a_merged_model_computes_what_base_and_adapter_do() {
-    for (name, base) in ADAPTERS {
-        let target = tempfile::tempdir().unwrap();
-        let base_folder = golden(&format!("models/{base}"));
-        let gguf = Pretrained::open(&golden("models/llama-grouped.gguf")).unwrap();
-        let folder = HfFolder::open(&base_folder).unwrap();
-        let pretrained = Pretrained {
-            config: folder.config().clone(),
-            tensors: Box::new(folder),
-            ..gguf
-        };
-        let adapter = PeftAdapter::open(&golden(&format!("adapters/{name}"))).unwrap();
-        merge(&pretrained, adapter, target.path(), Kind::Float).unwrap();
-
-        let merged = HfFolder::open(target.path()).unwrap();
-        let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
-        let mut source = FileWeights::new(&merged, Kind::Float, &mut placer);
-        let mut parameters = Parameters::default();
-        let mut builder = Builder::new(
-            &mut source,
-            &mut parameters,
-            Kind::Float,
-            Base::Frozen(Kind::Float),
-        );
-        let options = DecoderOptions {
-            positions: 64,
-            initializer_range: 0.0,
-            device: Device::Cpu,
-        };
-        let model = Decoder::new(merged.config(), options, &mut builder).unwrap();
-        let expected = expected(name);
-        let tokens = expected.read("tokens", Kind::Int64).unwrap().get(0);
-        let logits = model.logits(&tokens, Pass::Evaluate).unwrap();
-        let difference =
-            largest_difference(&logits, &expected.read("logits", Kind::Float).unwrap());
-        assert!(difference <= 4.0 * bound(base), "{name}: {difference}");
     }
 }
 

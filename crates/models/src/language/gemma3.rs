@@ -86,14 +86,33 @@ const LOCAL: Place = Place {
     ..Place::FLAT
 };
 
+pub(super) const DEFAULTS: Defaults = Defaults {
+    vocab_size: Some(262_208),
+    hidden_size: Some(2304),
+    intermediate_size: Some(9216),
+    num_hidden_layers: Some(26),
+    num_attention_heads: Some(8),
+    num_key_value_heads: Some(4),
+    head_dim: Some(256),
+    max_position_embeddings: 131_072,
+    rms_norm_eps: 1e-6,
+    rope: WHOLE,
+    tie_word_embeddings: true,
+    pad_token_id: Some(0),
+    bos_token_id: Some(2),
+    eos_token_id: Some(1),
+    ..Defaults::NONE
+};
+
 /// llama.cpp has no key for `query_pre_attn_scalar`: it knows the largest model, which differs, by its blocks.
-fn scale_of_scores(keys: &mut Map<String, Value>) {
+fn scale_of_scores(keys: &mut Map<String, Value>) -> Result<(), String> {
     let integer = |key: &str| keys.get(key).and_then(Value::as_i64).unwrap_or(1);
     let scalar = match integer("num_hidden_layers") {
         62 => integer("hidden_size") / integer("num_attention_heads"),
         _ => integer("head_dim"),
     };
     keys.insert("query_pre_attn_scalar".into(), scalar.into());
+    Ok(())
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
@@ -105,24 +124,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         let reason = "is true; only causal models are supported";
         return Err(object.error("use_bidirectional_attention", reason));
     }
-    let defaults = Defaults {
-        vocab_size: Some(262_208),
-        hidden_size: Some(2304),
-        intermediate_size: Some(9216),
-        num_hidden_layers: Some(26),
-        num_attention_heads: Some(8),
-        num_key_value_heads: Some(4),
-        head_dim: Some(256),
-        max_position_embeddings: 131_072,
-        rms_norm_eps: 1e-6,
-        rope: WHOLE,
-        tie_word_embeddings: true,
-        pad_token_id: Some(0),
-        bos_token_id: Some(2),
-        eos_token_id: Some(1),
-        ..Defaults::NONE
-    };
-    let config = config::read(&FAMILY, object, &defaults)?;
+    let config = config::read(&FAMILY, object, &DEFAULTS)?;
     let bias = object.flag("attention_bias", false)?;
     let pattern = object.integer("sliding_window_pattern", Some(6), 1..=1 << 20)?;
     Ok(DecoderConfig {

@@ -4,9 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::config::{self, Defaults};
-use super::gemma3::refuse_variants;
+use super::gemma3::{DEFAULTS, refuse_variants};
+use super::windows::layer_types;
 use super::{
-    Activation, DecoderConfig, EmbeddingScale, Family, LocalLayers, Mixture, PartOf,
+    Activation, DecoderConfig, EmbeddingScale, Family, Gguf, LocalLayers, Mixture, PartOf,
     PerLayerInputs, QkNorm, Sharing, TokenizerClass, WholeHeads, per_layer,
 };
 use crate::Error;
@@ -35,7 +36,76 @@ pub(super) static FAMILY: Family = Family {
     read,
     write,
     norms: super::gemma3::NORMS,
-    gguf: None,
+    gguf: Some(Gguf {
+        parts: &[
+            ("attn_norm", "input_layernorm"),
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+            ("inp_gate", "per_layer_input_gate"),
+            ("proj", "per_layer_projection"),
+            ("post_norm", "post_per_layer_input_norm"),
+            ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+            ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+            ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+            ("ffn_gate_inp", "router.proj"),
+            ("ffn_gate_up_exps", "experts.gate_up_proj"),
+            ("ffn_down_exps", "experts.down_proj"),
+        ],
+        whole: &[
+            ("layer_output_scale.weight", "layer_scalar"),
+            ("ffn_gate_inp.scale", "router.scale"),
+            ("ffn_down_exps.scale", "router.per_expert_scale"),
+        ],
+        outside: &[
+            (
+                "per_layer_token_embd.weight",
+                "model.embed_tokens_per_layer.weight",
+            ),
+            (
+                "per_layer_model_proj.weight",
+                "model.per_layer_model_projection.weight",
+            ),
+            (
+                "per_layer_proj_norm.weight",
+                "model.per_layer_projection_norm.weight",
+            ),
+        ],
+        keys: &[
+            ("attention.key_length", WIDTH),
+            ("attention.key_length_swa", "head_dim"),
+            ("attention.value_length_swa", LOCAL_WIDTHS[0]),
+            ("rope.dimension_count_swa", LOCAL_WIDTHS[1]),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.sliding_window", "sliding_window"),
+            ("attention.sliding_window_pattern", "layer_types"),
+            ("attention.shared_kv_layers", SHARED),
+            ("feed_forward_length", "intermediate_size"),
+            ("rope.freq_base_swa", LOCAL_THETA),
+            ("final_logit_softcapping", CAP),
+            (
+                "embedding_length_per_layer_input",
+                "hidden_size_per_layer_input",
+            ),
+            ("expert_count", "num_experts"),
+            ("expert_used_count", USED),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+        ],
+        keys_are_values: Some(KEYS_ARE_VALUES),
+        sentencepiece: "gemma4",
+        shown: &[
+            "<|channel>",
+            "<channel|>",
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<tool_response|>",
+            "<|\"|>",
+        ],
+        derive: from_gguf,
+        more: to_gguf,
+        ..Gguf::plain("gemma4")
+    }),
     tokenizer_class: TokenizerClass::OfFile,
 };
 
@@ -63,6 +133,9 @@ const KEY_HEADS: &str = "num_global_key_value_heads";
 const BY_LAYER: &str = "per_layer_config";
 const EXPERTS: &str = "enable_moe_block";
 const USED: &str = "top_k_experts";
+/// Of [`from_gguf`] alone: widths of values and rotations in blocks with a window, and their base.
+const LOCAL_WIDTHS: [&str; 2] = ["local_value_width", "local_rotated_width"];
+const LOCAL_THETA: &str = "local_theta";
 
 /// The blocks that see the whole text.
 const WHOLE: Place = Place {
@@ -91,20 +164,9 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
     }
     let defaults = Defaults {
         vocab_size: Some(262_144),
-        hidden_size: Some(2304),
-        intermediate_size: Some(9216),
         num_hidden_layers: Some(30),
-        num_attention_heads: Some(8),
-        num_key_value_heads: Some(4),
-        head_dim: Some(256),
-        max_position_embeddings: 131_072,
-        rms_norm_eps: 1e-6,
         rope: WHOLE,
-        tie_word_embeddings: true,
-        pad_token_id: Some(0),
-        bos_token_id: Some(2),
-        eos_token_id: Some(1),
-        ..Defaults::NONE
+        ..DEFAULTS
     };
     let config = config::read(&FAMILY, object, &defaults)?;
     let mut local = LocalLayers {
@@ -284,10 +346,9 @@ fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
         keys.insert(KEY_HEADS.into(), heads.num_key_value_heads.into());
         // The number of keys does not count there if they are not values.
         if !heads.keys_are_values && heads.num_key_value_heads != config.num_key_value_heads {
-            let whole = (0..config.num_hidden_layers as usize).filter(|at| !config.is_local(*at));
             let own = json!({"head_dim": heads.head_dim, "num_key_value_heads": heads.num_key_value_heads});
-            let all: Map<_, _> = whole.map(|at| (at.to_string(), own.clone())).collect();
-            keys.insert(BY_LAYER.into(), all.into());
+            let local = config.local.as_ref().map(|local| &local.layers[..]);
+            keys.insert(BY_LAYER.into(), of_whole(local.unwrap_or_default(), &own));
         }
     }
     if let Some(mixture) = &config.experts {
@@ -295,4 +356,144 @@ fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
         keys.insert(USED.into(), mixture.used.into());
         keys.insert("moe_intermediate_size".into(), mixture.width.into());
     }
+}
+
+/// `own` for each block that sees the whole text: those without a window, of which `local` tells each.
+fn of_whole(local: &[bool], own: &Value) -> Value {
+    let whole = local.iter().enumerate().filter(|(_, local)| !**local);
+    let all: Map<_, _> = whole.map(|(at, _)| (at.to_string(), own.clone())).collect();
+    all.into()
+}
+
+/// What llama.cpp says of each block and of both widths of heads, as transformers says it.
+fn from_gguf(keys: &mut Map<String, Value>) -> Result<(), String> {
+    let blocks = keys.get("num_hidden_layers").and_then(Value::as_u64);
+    let pattern = match keys.remove("layer_types") {
+        Some(Value::Array(list)) => list.iter().map(Value::as_bool).collect(),
+        _ => None,
+    };
+    let local: Vec<bool> = pattern
+        .filter(|list: &Vec<bool>| Some(list.len() as u64) == blocks)
+        .ok_or("`gemma4.attention.sliding_window_pattern` must be true or false for each block")?;
+    for key in LOCAL_WIDTHS {
+        let width = keys.remove(key).filter(|width| !width.is_null());
+        if width.is_some_and(|width| Some(&width) != keys.get("head_dim")) {
+            return Err(
+                "`gemma4.attention.value_length_swa` and `gemma4.rope.dimension_count_swa` must be \
+                 `gemma4.attention.key_length_swa`"
+                    .into(),
+            );
+        }
+    }
+    // For each block one number, or the same for all.
+    let each = |keys: &Map<String, Value>, key: &str| match keys.get(key) {
+        Some(Value::Array(list)) if list.len() == local.len() => list.clone(),
+        Some(Value::Array(_)) | None => Vec::new(),
+        Some(number) => vec![number.clone(); local.len()],
+    };
+    let heads = each(keys, "num_key_value_heads");
+    let of = |is_local: bool| {
+        let all = || local.iter().zip(&heads);
+        let same = all().filter(|(local, _)| **local == is_local);
+        let mut same = same.map(|(_, heads)| heads);
+        let first = same.next().or(heads.first());
+        first
+            .filter(|first| same.all(|other| other == *first))
+            .cloned()
+    };
+    let (Some(of_local), Some(of_whole_text)) = (of(true), of(false)) else {
+        return Err("`gemma4.attention.head_count_kv` must be one number for the blocks with a window and one for the others".into());
+    };
+    let is_value = keys.get(KEYS_ARE_VALUES) == Some(&json!(true));
+    if !is_value && of_local != of_whole_text {
+        let own = json!({"head_dim": keys.get(WIDTH), "num_key_value_heads": of_whole_text});
+        keys.insert(BY_LAYER.into(), of_whole(&local, &own));
+    }
+    keys.insert("num_key_value_heads".into(), of_local);
+    keys.insert(KEY_HEADS.into(), of_whole_text);
+    let shared = keys.get(SHARED).and_then(Value::as_u64).unwrap_or(0) as usize;
+    let first = local.len().saturating_sub(shared);
+    if shared > 0 && !local[..first].ends_with(&[true, false]) {
+        return Err(format!(
+            "`gemma4.attention.shared_kv_layers` is {shared}, and llama.cpp takes keys and values of the last two blocks \
+             before: these must be one with a window and one without"
+        ));
+    }
+    let widths: Vec<_> = each(keys, "intermediate_size")
+        .iter()
+        .map(Value::as_u64)
+        .collect();
+    let width = widths.first().copied().flatten().unwrap_or(0);
+    let is_wide = widths.last().copied().flatten() == Some(2 * width);
+    let expected = |block| {
+        Some(if is_wide && block >= first {
+            2 * width
+        } else {
+            width
+        })
+    };
+    if width == 0
+        || widths
+            .iter()
+            .enumerate()
+            .any(|(block, width)| *width != expected(block))
+    {
+        return Err("`gemma4.feed_forward_length` must be one number, and at most twice that for the blocks that share keys".into());
+    }
+    if !keys.get("rope_scaling").is_none_or(Value::is_null) {
+        return Err("`gemma4.rope.scaling.type` is not supported".into());
+    }
+    let mut sliding = json!({"rope_type": "default"});
+    if let Some(theta) = keys.remove(LOCAL_THETA).filter(|theta| !theta.is_null()) {
+        sliding["rope_theta"] = theta;
+    }
+    let whole = json!({"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": keys.remove("rope_theta")});
+    let has_experts = keys
+        .get("num_experts")
+        .is_some_and(|count| !count.is_null());
+    for (key, value) in [
+        ("layer_types", layer_types(&local)),
+        ("intermediate_size", width.into()),
+        ("use_double_wide_mlp", is_wide.into()),
+        (
+            "rope_parameters",
+            json!({"sliding_attention": sliding, "full_attention": whole}),
+        ),
+        (EXPERTS, has_experts.into()),
+        (
+            "vocab_size_per_layer_input",
+            keys.get("vocab_size").cloned().unwrap_or_default(),
+        ),
+    ] {
+        keys.insert(key.into(), value);
+    }
+    Ok(())
+}
+
+/// The opposite of [`from_gguf`].
+fn to_gguf(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+    let blocks = 0..config.num_hidden_layers as usize;
+    // One number where all are the same, as llama.cpp's converter.
+    let each = |of: &dyn Fn(usize) -> i64| {
+        let all: Vec<i64> = blocks.clone().map(of).collect();
+        match all.iter().all(|one| *one == all[0]) {
+            true => json!(all[0]),
+            false => json!(all),
+        }
+    };
+    let local = config.local.as_ref();
+    for (key, value) in [
+        (
+            "num_key_value_heads",
+            each(&|block| config.heads(config.is_local(block)).0),
+        ),
+        ("intermediate_size", each(&|block| config.inner(block))),
+        ("layer_types", json!(local.map(|local| &local.layers))),
+        (LOCAL_THETA, json!(local.map(|local| local.rope.theta))),
+        (LOCAL_WIDTHS[0], config.head_dim.into()),
+        (LOCAL_WIDTHS[1], config.head_dim.into()),
+    ] {
+        keys.insert(key.into(), value);
+    }
+    keys.entry(SHARED).or_insert(json!(0));
 }

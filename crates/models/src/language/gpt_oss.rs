@@ -50,6 +50,7 @@ pub(super) static FAMILY: Family = Family {
             if let Some(width) = keys.remove(EXPERTS).filter(|width| !width.is_null()) {
                 keys.insert("intermediate_size".into(), width);
             }
+            Ok(())
         },
         more: |config, keys| {
             keys.insert(EXPERTS.into(), config.intermediate_size.into());

@@ -38,12 +38,13 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// Without the key, llama.cpp divides by the root of the head's width, and transformers by nothing.
-fn scale_of_scores(keys: &mut Map<String, Value>) {
+fn scale_of_scores(keys: &mut Map<String, Value>) -> Result<(), String> {
     let width = keys.get("head_dim").and_then(Value::as_f64).unwrap_or(1.0);
     let scale = keys.entry("attention_multiplier").or_insert(Value::Null);
     if scale.is_null() {
         *scale = width.powf(-0.5).into();
     }
+    Ok(())
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {

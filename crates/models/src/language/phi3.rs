@@ -40,10 +40,11 @@ pub(super) static FAMILY: Family = Family {
 /// llama.cpp's key of the window, zero without one.
 const WINDOW_KEY: &str = "attention.sliding_window";
 
-fn no_window(keys: &mut Map<String, Value>) {
+fn no_window(keys: &mut Map<String, Value>) -> Result<(), String> {
     if keys.get("sliding_window") == Some(&json!(0)) {
         keys.insert("sliding_window".into(), Value::Null);
     }
+    Ok(())
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {

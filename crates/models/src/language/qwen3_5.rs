@@ -176,7 +176,7 @@ const VALUES: &str = "ssm_inner_size";
 /// Layers at the end that predict the token after the next.
 const EXTRA: &str = "nextn_predict_layers";
 
-fn from_gguf(keys: &mut Map<String, Value>) {
+fn from_gguf(keys: &mut Map<String, Value>) -> Result<(), String> {
     let heads = keys.get("linear_num_value_heads").and_then(Value::as_i64);
     let values = keys.remove(VALUES).and_then(|values| values.as_i64());
     if let (Some(values), Some(heads)) = (values, heads) {
@@ -190,6 +190,7 @@ fn from_gguf(keys: &mut Map<String, Value>) {
     if let (Some(extra), Some(blocks)) = (extra, blocks) {
         keys.insert("num_hidden_layers".into(), (blocks - extra).into());
     }
+    Ok(())
 }
 
 /// The interval is that of the first block with attention; where others do not follow it, what is written is read back

@@ -47,7 +47,7 @@ pub(super) static FAMILY: Family = Family {
 
 /// llama.cpp always divides the weights by their sum; and without their width, experts together have that of the
 /// feed-forward layer.
-fn weights_of_experts(keys: &mut Map<String, Value>) {
+fn weights_of_experts(keys: &mut Map<String, Value>) -> Result<(), String> {
     let integer = |key: &str| keys.get(key).and_then(Value::as_i64);
     if let (None, Some(whole), Some(used)) = (
         integer("moe_intermediate_size"),
@@ -57,6 +57,7 @@ fn weights_of_experts(keys: &mut Map<String, Value>) {
         keys.insert("moe_intermediate_size".into(), json!(whole / used.max(1)));
     }
     keys.insert("norm_topk_prob".into(), json!(true));
+    Ok(())
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {

@@ -334,9 +334,14 @@ fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
 
 /// Beyond the window, where blocks take keys and values of others, and from a cache.
 #[test]
-fn the_likeliest_text_of_gemma_4_is_that_of_transformers() {
-    for name in MODELS.into_iter().filter(|name| name.starts_with("gemma4")) {
+fn the_likeliest_text_is_that_of_transformers() {
+    let mut compared = 0;
+    for name in MODELS {
         let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
+        if file.shape("greedy").is_none() {
+            continue;
+        }
+        compared += 1;
         let theirs = file.read("greedy", Kind::Int64).unwrap();
         let model = open(name, Kind::Float);
         let mut cache = model.cache(40);
@@ -347,6 +352,7 @@ fn the_likeliest_text_of_gemma_4_is_that_of_transformers() {
             assert_eq!(next, theirs.narrow(1, place, 1), "{name}, token {place}");
         }
     }
+    assert_eq!(compared, 9);
 }
 
 /// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.

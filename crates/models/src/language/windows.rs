@@ -88,11 +88,7 @@ impl LocalLayers {
 
     /// Adds the keys that say which blocks these are.
     pub(super) fn write_layers(&self, keys: &mut Map<String, Value>) {
-        let kinds = self.layers.iter().map(|local| match local {
-            true => "sliding_attention",
-            false => "full_attention",
-        });
-        keys.insert("layer_types".into(), kinds.collect());
+        keys.insert("layer_types".into(), layer_types(&self.layers));
         keys.insert("sliding_window".into(), self.window.into());
     }
 
@@ -106,6 +102,15 @@ impl LocalLayers {
         });
         keys.insert("rope_parameters".into(), sections);
     }
+}
+
+/// `layer_types` of blocks of which `local` tells each whether it has a window.
+pub(super) fn layer_types(local: &[bool]) -> Value {
+    let kinds = local.iter().map(|local| match local {
+        true => "sliding_attention",
+        false => "full_attention",
+    });
+    kinds.collect()
 }
 
 /// Refuses sliding windows, for families that are not known to have any. Many of Qwen's configs have keys for

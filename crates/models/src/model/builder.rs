@@ -437,9 +437,19 @@ impl<'a> Builder<'a> {
             HEAD if !dense.requires_grad() => self.table(HEAD, dense, None)?,
             _ => dense,
         };
+        let adapters = self.adapters.as_mut();
+        let mut adapters = adapters.filter(|_| name != HEAD && !dense.requires_grad());
+        let dense = match adapters.as_mut() {
+            Some(adapters) => adapters.take_principal(name, &dense)?.unwrap_or(dense),
+            None => dense,
+        };
         let weight = match (self.base, self.quantization) {
             (Base::Frozen(_), Some(to)) if name != HEAD && !dense.requires_grad() => {
-                Weight::quantized(&weight_name, &dense, to)?
+                let weight = Weight::quantized(&weight_name, &dense, to)?;
+                if let Some(adapters) = adapters {
+                    adapters.take_lost(name, &dense, &weight)?;
+                }
+                weight
             }
             _ => Weight::Dense(dense),
         };

@@ -102,7 +102,7 @@ impl GgufModel {
         }
         let mut config = config;
         if gguf.header().tensors.contains_key(ROPE_FREQUENCIES) {
-            let pairs = (config.head_dim / 2) as usize;
+            let pairs = (config.heads(false).1 / 2) as usize;
             let found = rope_divisors(&gguf, pairs)?;
             config.rope.scaling = rope::scaling(config.rope.theta, &found)
                 .map_err(|reason| Error::file(path, reason))?;
@@ -233,17 +233,32 @@ fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
     }
 }
 
+/// Tensors of no block that every family has.
+const OUTSIDE: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
 /// `blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`.
 fn hugging_face_name(rules: &language::Gguf, name: &str) -> Option<String> {
-    match name {
-        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        "output_norm.weight" => return Some("model.norm.weight".into()),
-        "output.weight" => return Some("lm_head.weight".into()),
-        _ => {}
+    let mut outside = OUTSIDE.iter().chain(rules.outside);
+    if let Some((_, ours)) = outside.find(|(theirs, _)| *theirs == name) {
+        return Some((*ours).to_owned());
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
     Some(format!("model.layers.{layer}.{}", rules.ours(rest)?))
+}
+
+/// `model.layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`.
+fn gguf_name(rules: &language::Gguf, name: &str) -> Option<String> {
+    let mut outside = OUTSIDE.iter().chain(rules.outside);
+    if let Some((theirs, _)) = outside.find(|(_, ours)| *ours == name) {
+        return Some((*theirs).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some(format!("blk.{layer}.{}", rules.theirs(rest)?))
 }
 
 /// The layers behind the model's own, which predict the token after the next and are not used.
@@ -336,15 +351,20 @@ fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language:
         Some(_) => Some(keys.integer(SHARED_WIDTH, None, 1 << 20)?),
         None => None,
     };
+    // Of some families, blocks differ.
+    let of_all = |key: &str, default| match rules.keys.iter().any(|(own, _)| *own == key) {
+        true => Ok(serde_json::Value::Null),
+        false => keys.integer(key, default, 1 << 20).map(Into::into),
+    };
     // Numbers are stored as fp32: 1e-5 is read as 9.999999747378752e-6, but people expect 1e-5.
     let mut config = json!({
         "model_type": family.model_type,
         "vocab_size": vocabulary,
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer("feed_forward_length", shared, 1 << 20)?,
+        "intermediate_size": of_all("feed_forward_length", shared)?,
         "num_hidden_layers": keys.integer("block_count", None, 4096)?,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", Some(heads), 4096)?,
+        "num_key_value_heads": of_all("attention.head_count_kv", Some(heads))?,
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length", Some(2048), 1 << 30)?,
         "rms_norm_eps": shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
@@ -362,10 +382,19 @@ fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language:
         config["pad_token_id"] = json!(token(header, PADDING)?);
     }
     for (theirs, ours) in rules.keys {
-        config[*ours] = keys.number(theirs)?;
+        config[*ours] = keys.value(theirs)?;
+    }
+    if let Some(key) = rules.keys_are_values {
+        let tensors = &header.tensors;
+        let mut blocks = tensors
+            .keys()
+            .filter_map(|name| name.strip_suffix(".attn_k.weight"));
+        config[key] = blocks
+            .any(|block| !tensors.contains_key(&format!("{block}.attn_v.weight")))
+            .into();
     }
     if let Some(config) = config.as_object_mut() {
-        (rules.derive)(config);
+        (rules.derive)(config)?;
     }
     Ok((config, rules))
 }
@@ -502,13 +531,16 @@ impl Keys<'_> {
         ))
     }
 
-    /// A number, null without the key.
-    fn number(&self, key: &str) -> Result<serde_json::Value, String> {
+    /// A number or a list with something for each block, null without the key.
+    fn value(&self, key: &str) -> Result<serde_json::Value, String> {
         match self.get(key) {
             None => Ok(serde_json::Value::Null),
             Some(Value::Float(_)) => Ok(shortest(self.positive(key, 1.0)?).into()),
             // Of a window: there is none.
             Some(Value::Unsigned(0) | Value::Signed(0)) => Ok(0.into()),
+            Some(Value::Array(Array::Bool(list))) => Ok(json!(list)),
+            Some(Value::Array(Array::Signed(list))) => Ok(json!(list)),
+            Some(Value::Array(Array::Unsigned(list))) => Ok(json!(list)),
             Some(_) => Ok(self.integer(key, None, i64::MAX)?.into()),
         }
     }

@@ -1,4 +1,4 @@
-//! Merges an adapter into its base: the result is a plain model that needs no adapter.
+//! Merges adapters into their base: the result is a plain model that needs no adapter.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::slices::expert;
 use super::{Pretrained, write_weights};
 use crate::Error;
-use crate::adapters::{Attachment, EMBEDDING, ExpertLora, HEAD, PeftAdapter};
+use crate::adapters::{Attachment, Biases, EMBEDDING, ExpertLora, HEAD, LoraLayer, PeftAdapter};
 use crate::formats::{LazyTensor, TensorSource};
 use crate::language::DecoderConfig;
 use crate::parameters::Parameters;
@@ -22,7 +22,11 @@ const HEAD_WEIGHT: &str = "lm_head.weight";
 /// trained on a quantised base is added to the unquantised base, as is usual with PEFT: the quantisation error that it
 /// was trained with is then gone, so the merged model is close to the trained one but not equal.
 pub struct Merged<'a> {
-    base: &'a Pretrained,
+    base: &'a dyn TensorSource,
+    /// Whether embedding and head of the base share a weight.
+    was_tied: bool,
+    /// What the adapter's change is multiplied by.
+    strength: f64,
     attachment: RefCell<Attachment>,
     /// The adapters of the experts that were read last, by the name of all of them.
     experts: RefCell<(String, [Option<ExpertLora>; 2])>,
@@ -37,12 +41,24 @@ impl<'a> Merged<'a> {
     /// # Errors
     /// If the adapter is damaged.
     pub fn new(base: &'a Pretrained, adapter: PeftAdapter) -> Result<Self, Error> {
+        Self::over(base.tensors.as_ref(), &base.config, (adapter, 1.0))
+    }
+
+    /// A model with this config with the change of an adapter, which is multiplied by a number.
+    fn over(
+        base: &'a dyn TensorSource,
+        config: &DecoderConfig,
+        (adapter, strength): (PeftAdapter, f64),
+    ) -> Result<Self, Error> {
         let attachment = Attachment::saved(adapter)?;
-        let mut config = base.config.clone();
+        let mut config = config.clone();
+        let was_tied = config.tie_word_embeddings;
         config.tie_word_embeddings &=
             !attachment.changes(EMBEDDING)? && !attachment.changes(HEAD)?;
         Ok(Self {
             base,
+            was_tied,
+            strength,
             attachment: RefCell::new(attachment),
             experts: RefCell::default(),
             config,
@@ -61,10 +77,6 @@ impl<'a> Merged<'a> {
     pub fn finish(self) -> Result<(), Error> {
         self.attachment.into_inner().finish()?;
         Ok(())
-    }
-
-    fn was_tied(&self) -> bool {
-        self.base.config.tie_word_embeddings
     }
 
     /// The change to the matrix `name` of an expert, if an adapter has one.
@@ -104,7 +116,7 @@ impl<'a> Merged<'a> {
 
     /// The tensor of the base that `name` is made of.
     fn source<'n>(&self, name: &'n str) -> &'n str {
-        match self.was_tied() && name == HEAD_WEIGHT {
+        match self.was_tied && name == HEAD_WEIGHT {
             true => EMBEDDING_WEIGHT,
             false => name,
         }
@@ -113,12 +125,12 @@ impl<'a> Merged<'a> {
 
 impl TensorSource for Merged<'_> {
     fn path(&self) -> &Path {
-        self.base.tensors.path()
+        self.base.path()
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names = self.base.tensors.names();
-        if self.was_tied() {
+        let mut names = self.base.names();
+        if self.was_tied {
             names.retain(|name| name != HEAD_WEIGHT);
             if !self.config.tie_word_embeddings {
                 names.push(HEAD_WEIGHT.to_owned());
@@ -128,28 +140,31 @@ impl TensorSource for Merged<'_> {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        self.base.tensors.shape(self.source(name))
+        self.base.shape(self.source(name))
     }
 
     fn is_mxfp4(&self, name: &str) -> bool {
         // With an adapter on it, it is no longer.
         let mut has_adapter = false;
-        if let (true, Some((all, _, part))) = (self.base.tensors.is_mxfp4(name), expert(name)) {
+        if let (true, Some((all, _, part))) = (self.base.is_mxfp4(name), expert(name)) {
             has_adapter = self.attachment.borrow().adapts_expert(all, part);
         }
-        self.base.tensors.is_mxfp4(name) && !has_adapter
+        self.base.is_mxfp4(name) && !has_adapter
     }
 
     fn read_mxfp4(&self, name: &str) -> Result<Mxfp4, Error> {
-        self.base.tensors.read_mxfp4(name)
+        self.base.read_mxfp4(name)
     }
 
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
-        let mut weight = self.base.tensors.read(self.source(name), Kind::Float)?;
+        let mut weight = self.base.read(self.source(name), Kind::Float)?;
         if expert(name).is_some() {
             return match self.change(name)? {
-                Some(change) => Ok(weight.f_add(&change)?.f_to_kind(kind)?),
-                None => self.base.tensors.read(name, kind),
+                Some(change) => {
+                    let change = change.f_mul_scalar(self.strength)?;
+                    Ok(weight.f_add(&change)?.f_to_kind(kind)?)
+                }
+                None => self.base.read(name, kind),
             };
         }
         let mut adapter = self.attachment.borrow_mut();
@@ -157,7 +172,7 @@ impl TensorSource for Merged<'_> {
         let module = name.strip_suffix(".weight").filter(|_| weight.dim() == 2);
         // The adapter may contain its own weight, for both if they share one.
         if let Some(table) = module.filter(|module| [EMBEDDING, HEAD].contains(module)) {
-            let (table, tied) = match self.was_tied() {
+            let (table, tied) = match self.was_tied {
                 true => (EMBEDDING, Some(HEAD)),
                 false => (table, None),
             };
@@ -168,18 +183,25 @@ impl TensorSource for Merged<'_> {
         if let Some(whole) = adapter.trained_copy(name, &weight, place, &mut parameters)? {
             return Ok(whole.detach().f_to_kind(kind)?);
         }
+        let scaled = |mut layer: LoraLayer| {
+            layer.scaling *= self.strength;
+            layer
+        };
         let weight = match module {
             None => weight,
             Some(EMBEDDING) => {
                 match adapter.attach_embedding(EMBEDDING, &weight, &mut parameters)? {
-                    Some(layer) => layer.merged(&weight.f_tr()?)?.f_tr()?.f_contiguous()?,
+                    Some(layer) => scaled(layer)
+                        .merged(&weight.f_tr()?)?
+                        .f_tr()?
+                        .f_contiguous()?,
                     None => weight,
                 }
             }
             Some(module) => {
                 let base = Weight::Dense(weight.shallow_clone());
                 match adapter.attach(module, &base, Device::Cpu, &mut parameters)? {
-                    Some(layer) => layer.merged(&weight)?,
+                    Some(layer) => scaled(layer).merged(&weight)?,
                     None => weight,
                 }
             }
@@ -188,19 +210,37 @@ impl TensorSource for Merged<'_> {
     }
 }
 
-/// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one weight is in
-/// memory at a time.
+/// Writes `base` to the folder `target`, as `kind`, with the changes of all `adapters` merged into it, each multiplied by a
+/// number: what PEFT's `add_weighted_adapter` gives with `combination_type="cat"`. Only one weight is in memory at a time.
 ///
 /// # Errors
-/// Those of [`Merged`], or if the folder cannot be written.
+/// Those of [`Merged`]; if an adapter has more than changes that can be multiplied and added, unless it is the only one and
+/// merged as it was trained; or if the folder cannot be written.
 pub fn merge(
     base: &Pretrained,
-    adapter: PeftAdapter,
+    adapters: &[(PeftAdapter, f64)],
     target: &Path,
     kind: Kind,
 ) -> Result<(), Error> {
+    if !matches!(adapters, [(_, 1.0)]) {
+        for (adapter, _) in adapters {
+            let config = adapter.config();
+            for (is_set, key) in [
+                (config.dora, "use_dora"),
+                (config.bias != Biases::None, "bias"),
+                (!config.modules_to_save.is_empty(), "modules_to_save"),
+            ] {
+                if is_set {
+                    return Err(adapter.error(format!(
+                        "`{key}` is no change that is multiplied or added to others: merge this adapter alone, with the strength 1"
+                    )));
+                }
+            }
+        }
+    }
     let is_new = !target.exists();
-    let written = write_merged(base, adapter, target, kind);
+    let source = (base.tensors.as_ref(), &base.config);
+    let written = write_merged(base, source, adapters, target, kind);
     if written.is_err() && is_new {
         // What is half there would stand in the way of the next try.
         let _ = std::fs::remove_dir_all(target);
@@ -210,24 +250,22 @@ pub fn merge(
 
 fn write_merged(
     base: &Pretrained,
-    adapter: PeftAdapter,
+    (source, config): (&dyn TensorSource, &DecoderConfig),
+    adapters: &[(PeftAdapter, f64)],
     target: &Path,
     kind: Kind,
 ) -> Result<(), Error> {
-    let merged = Merged::new(base, adapter)?;
+    if let [first, rest @ ..] = adapters {
+        let merged = Merged::over(source, config, first.clone())?;
+        write_merged(base, (&merged, merged.config()), rest, target, kind)?;
+        return merged.finish();
+    }
     std::fs::create_dir_all(target).map_err(|error| Error::io("create", target, error))?;
-    let tensors = merged.names().into_iter().map(|name| {
-        let tensor = LazyTensor::of(&merged, &name, kind)?;
+    let tensors = source.names().into_iter().map(|name| {
+        let tensor = LazyTensor::of(source, &name, kind)?;
         Ok((name, tensor))
     });
     let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
-    write_weights(
-        &target.join("model.safetensors"),
-        merged.config(),
-        tensors,
-        None,
-    )?;
-    let config = merged.config().clone();
-    merged.finish()?;
-    base.write_companions(&config, target, kind)
+    write_weights(&target.join("model.safetensors"), config, tensors, None)?;
+    base.write_companions(config, target, kind)
 }

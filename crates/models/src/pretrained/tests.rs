@@ -33,6 +33,8 @@ fn a_gguf_is_the_folder_it_was_made_from() {
     for (model, rounding) in [
         ("llama-grouped", 0.0),
         ("gemma3", 1e-7),
+        ("gemma4", 0.0),
+        ("gemma4-moe", 0.0),
         ("granite", 0.0),
         ("smollm3", 0.0),
         ("olmo2", 0.0),

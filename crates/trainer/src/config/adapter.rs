@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::bf16::Bf16;
 use super::video::LoraFormat;
 use models::Error;
-use models::adapters::{AdapterType, Biases, Layers, LoraConfig, Modules};
+use models::adapters::{AdapterType, Biases, Init, Layers, LoraConfig, Modules};
 
 section! {
     /// An adapter, which is trained while the model stays frozen.
@@ -46,6 +46,11 @@ section! {
         /// Train the magnitude of each row separately from its direction (DoRA).
         #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
         pub use_dora: bool = false, for Any, resume Fixed;
+        /// How a new LoRA begins: changing nothing (`default`); as the principal components of the weights, which the model
+        /// loses (`pissa`); or as those of what `model.quantization` has lost of the weights (`loftq`, in one iteration). What a
+        /// run with `pissa` writes is a plain LoRA of twice the rank for the model as it was published.
+        #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
+        pub init_lora_weights: AdapterInit = AdapterInit::Default, for Language, resume Fixed;
         /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the
         /// whole name. `embed_tokens` and `lm_head` are possible, too.
         #[schemars(extend("x-follows-from" = "adapter.resume_from"))]
@@ -106,6 +111,29 @@ pub enum AdapterKind {
     Loha,
     /// A Kronecker product.
     Lokr,
+}
+
+/// How a new LoRA begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AdapterInit {
+    /// It changes nothing.
+    #[default]
+    Default,
+    /// As the principal components of the weights.
+    Pissa,
+    /// As those of what quantisation has lost of them.
+    Loftq,
+}
+
+impl From<AdapterInit> for Init {
+    fn from(init: AdapterInit) -> Self {
+        match init {
+            AdapterInit::Default => Self::Default,
+            AdapterInit::Pissa => Self::Pissa,
+            AdapterInit::Loftq => Self::Loftq,
+        }
+    }
 }
 
 /// Which of the model's own biases are trained beside an adapter.
@@ -181,9 +209,11 @@ impl AdapterConfig {
         self.resume_from.is_none() && parameters.is_some_and(|names| !names.is_empty())
     }
 
-    /// Whether nothing is trained but a new adapter, so that the model without it is the model before the first step.
+    /// Whether nothing is trained but a new adapter that begins as nothing, so that the model without it is the model before the
+    /// first step.
     pub(crate) fn is_new_and_alone(&self) -> bool {
         self.resume_from.is_none()
+            && self.init_lora_weights == AdapterInit::Default
             && self.modules_to_save.is_none()
             && self.bias == BiasConfig::None
     }

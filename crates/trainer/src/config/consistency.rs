@@ -6,7 +6,7 @@ use super::data::RECORD_KEYS;
 use super::declared::{self, Misfit};
 use super::problem::{Problem, SourceSpan};
 use super::tree::Node;
-use super::{BestMetric, Config, Optim};
+use super::{AdapterConfig, AdapterInit, BestMetric, Config, Optim};
 
 /// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -67,10 +67,34 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "write -1 to divide near the square root, or what to divide by",
         );
     }
+    let begins = |adapter: &&AdapterConfig| {
+        adapter.init_lora_weights != AdapterInit::Default && adapter.resume_from.is_none()
+    };
+    if let Some(adapter) = config.adapter.as_ref().filter(begins) {
+        let place = ["adapter", "init_lora_weights"];
+        let is_loftq = adapter.init_lora_weights == AdapterInit::Loftq;
+        if is_loftq && config.model.quantization.is_none() {
+            report(
+                &place,
+                "`adapter.init_lora_weights: loftq` makes up for what quantisation loses, and nothing is quantised".into(),
+                "set `model.quantization: nf4`",
+            );
+        }
+        let mut alphas = adapter.alpha_pattern.values();
+        let is_scaled = adapter.lora_alpha > 0.0 && alphas.all(|alpha| *alpha > 0.0);
+        if adapter.use_dora || !is_scaled {
+            report(
+                &place,
+                "`adapter.init_lora_weights` needs plain LoRAs with alphas above 0".into(),
+                "remove it, or `use_dora`",
+            );
+        }
+    }
     if let Some(adapter) = config.adapter.as_ref().filter(|one| one.is_on_experts()) {
         for (is_set, key) in [
             (adapter.lora_dropout > 0.0, "lora_dropout"),
             (adapter.use_dora, "use_dora"),
+            (begins(&adapter), "init_lora_weights"),
         ] {
             if is_set {
                 report(

@@ -160,9 +160,24 @@ fn an_adapter_that_cannot_learn_is_refused() {
         got.len() == 1 && got[0].contains("`adapter.decompose_factor: 0` divides by 0 (write -1"),
         "{got:?}"
     );
+    for (adapter, told) in [
+        ("init_lora_weights: loftq", "nothing is quantised"),
+        (
+            "init_lora_weights: pissa, use_dora: true",
+            "needs plain LoRAs",
+        ),
+        (
+            "init_lora_weights: pissa, target_parameters: [mlp.experts.down_proj]",
+            "`adapter.init_lora_weights` does not work with adapters on experts",
+        ),
+    ] {
+        let got = of(adapter);
+        assert!(got.len() == 1 && got[0].contains(told), "{got:?}");
+    }
     for learns in [
         "type: lokr, decompose_factor: 4",
         "lora_alpha: 1",
+        "init_lora_weights: pissa",
         "target_parameters: [mlp.experts.down_proj]",
         "lora_dropout: 0.1, target_parameters: []",
         "lora_alpha: 0, bias: all",

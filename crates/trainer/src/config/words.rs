@@ -36,6 +36,7 @@ adapter.use_dora peft_use_dora
 adapter.type lycoris_type
 adapter.decompose_factor lokr_factor
 adapter.use_rslora peft_use_rslora
+adapter.init_lora_weights peft_init_lora_weights
 adapter.resume_from network_weights adapter_name_or_path lora_model_dir lora_path
 data.path datasets dataset_path dataset_name data_path train_file train_files train_data train_data_dir
 data.path image_directory image_dir video_directory folder_path

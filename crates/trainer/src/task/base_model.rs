@@ -175,7 +175,7 @@ impl<'a> Plans<'a> {
         };
         let attachment = match &adapter.resume_from {
             Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
-            None => Attachment::fresh(&adapter.lora()?)?,
+            None => Attachment::fresh(&adapter.lora()?)?.starting(adapter.init_lora_weights.into()),
         };
         Ok(Some(attachment.computing_in(self.adapters)))
     }

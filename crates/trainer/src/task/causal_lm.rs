@@ -314,6 +314,7 @@ impl Task for CausalLm {
             architecture: self.shape.family.model_type,
             makes: Makes::Text,
             gguf: self.shape.family.is_in_gguf(),
+            is_part: false,
         })
     }
 

@@ -562,6 +562,7 @@ impl Task for DiffusionTask {
             architecture: self.model.arch().name,
             makes: Makes::of(self.model.as_ref()),
             gguf: false,
+            is_part: false,
         })
     }
 

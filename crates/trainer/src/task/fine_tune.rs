@@ -493,6 +493,7 @@ impl Task for FineTune {
             architecture: family.model_type,
             makes: Makes::of_language(&self.pretrained),
             gguf: family.is_in_gguf(),
+            is_part: self.pretrained.is_part,
         })
     }
 
@@ -526,14 +527,10 @@ impl Task for FineTune {
     fn export(&self, folder: &Path) -> Result<(), Error> {
         if self.export_adapter(folder)? {
             if self.save_merged {
-                let adapter = PeftAdapter::open(folder)?;
+                let adapter = (PeftAdapter::open(folder)?, 1.0);
                 let kind = self.model.compute();
-                merge(
-                    &self.pretrained,
-                    adapter,
-                    &folder.with_file_name("merged"),
-                    kind,
-                )?;
+                let target = folder.with_file_name("merged");
+                merge(&self.pretrained, &[adapter], &target, kind)?;
             }
             return Ok(());
         }

@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 
 use super::delta::Change;
 use super::export_tokenizer::{self, Texts};
-use super::{ROPE_FREQUENCIES, config_json, permuted_heads, rope};
+use super::{ROPE_FREQUENCIES, config_json, gguf_name, permuted_heads, rope};
 use crate::Error;
 use crate::formats::gguf::{Array, Format, GgufTensor, GgufWriter, Value};
 use crate::formats::{LazyTensor, TensorSource};
@@ -148,6 +148,7 @@ impl Export<'_> {
             model: self.model,
             tokenizer: self.tokenizer,
             rows: self.config.vocab_size,
+            rules,
         };
         let all = names.len();
         let done = std::cell::Cell::new(0);
@@ -185,7 +186,9 @@ impl Export<'_> {
         let config = self.config;
         let whole = |number: i64| Value::Unsigned(number.max(0) as u64);
         let text = |text: &str| Value::String(text.to_owned());
-        let rotated = config.head_dim as f64 * config.rope.partial_rotary_factor;
+        // Of the blocks that see the whole text.
+        let (_, head_dim) = config.heads(false);
+        let rotated = head_dim as f64 * config.rope.partial_rotary_factor;
         let mut own = vec![
             ("block_count".to_owned(), whole(config.num_hidden_layers)),
             (
@@ -205,8 +208,8 @@ impl Export<'_> {
                 "attention.head_count_kv".into(),
                 whole(config.num_key_value_heads),
             ),
-            ("attention.key_length".into(), whole(config.head_dim)),
-            ("attention.value_length".into(), whole(config.head_dim)),
+            ("attention.key_length".into(), whole(head_dim)),
+            ("attention.value_length".into(), whole(head_dim)),
             (
                 "attention.layer_norm_rms_epsilon".into(),
                 Value::Float(config.rms_norm_eps),
@@ -221,7 +224,9 @@ impl Export<'_> {
         }
         match config.rope.scaling {
             // Written as a tensor.
-            RopeScaling::None | RopeScaling::Llama3 { .. } => {}
+            RopeScaling::None
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::Proportional { factor: 1.0, .. } => {}
             RopeScaling::Linear { factor } => {
                 own.push(("rope.scaling.type".into(), text("linear")));
                 own.push(("rope.scaling.factor".into(), Value::Float(factor)));
@@ -245,17 +250,21 @@ impl Export<'_> {
                 return Err(format!(
                     "its rotary embedding is scaled by {}, and that is not written as GGUF: only `linear` and \
                      `llama3` are. llama.cpp's own converter knows others",
-                    keys["rope_scaling"]["rope_type"]
+                    config.rope.to_json().0["rope_type"]
                 ));
             }
         }
+        own.retain(|(key, _)| !rules.keys.iter().any(|(theirs, _)| theirs == key));
         for (theirs, ours) in rules.keys {
             let number = |key: &str| keys.get(key).filter(|value| !value.is_null());
             let Some(number) = number(ours) else { continue };
-            let is_float = ["scale", "freq_base_swa"];
-            let value = match is_float.iter().any(|end| theirs.ends_with(end)) {
-                true => number.as_f64().map(Value::Float),
-                false => number.as_u64().map(Value::Unsigned),
+            let is_float = ["scale", "freq_base_swa", "softcapping"];
+            let value = match number {
+                Json::Array(list) => list_of_blocks(list).map(Value::Array),
+                _ if is_float.iter().any(|end| theirs.ends_with(end)) => {
+                    number.as_f64().map(Value::Float)
+                }
+                _ => number.as_u64().map(Value::Unsigned),
             };
             let value = value.ok_or_else(|| format!("`{ours}` is {number}"))?;
             own.push(((*theirs).to_owned(), value));
@@ -305,16 +314,22 @@ impl Export<'_> {
                     self.config.family.model_type
                 ));
             }
-            let (expert, of_all) = of_expert(&name);
-            let theirs = match of_all.as_str() {
-                "model.embed_tokens.weight" => Some("token_embd.weight".to_owned()),
-                "model.norm.weight" => Some("output_norm.weight".into()),
-                "lm_head.weight" => Some("output.weight".into()),
-                name => in_block(rules, name),
+            let (place, theirs) = match expert(&name) {
+                None => (0, gguf_name(rules, &name)),
+                Some((all, number, part)) => {
+                    let number = usize::try_from(number).unwrap_or(0);
+                    // Gate and up may be one.
+                    let half = usize::from(part.starts_with("up_proj"));
+                    match gguf_name(rules, &format!("{all}.gate_up_proj.weight")) {
+                        Some(theirs) if !part.starts_with("down_proj") => {
+                            (2 * number + half, Some(theirs))
+                        }
+                        _ => (number, gguf_name(rules, &format!("{all}.{part}"))),
+                    }
+                }
             };
             let theirs = theirs.ok_or_else(|| format!("`{name}` has no name in a GGUF file"))?;
-            let parts = named.entry(theirs).or_default();
-            parts.insert(expert.unwrap_or(0), name);
+            named.entry(theirs).or_default().insert(place, name);
         }
         let each = named.into_iter();
         Ok(each
@@ -333,9 +348,11 @@ impl Export<'_> {
             [first, ..] => self.tensors.shape(first).unwrap_or_default(),
             [] => Vec::new(),
         };
-        let is_stack = theirs.contains("_exps.");
+        let is_stack = ours.first().is_some_and(|name| expert(name).is_some());
         if is_stack {
-            shape.insert(0, ours.len() as i64);
+            let each = if theirs.contains("gate_up") { 2 } else { 1 };
+            shape.iter_mut().take(1).for_each(|rows| *rows *= each);
+            shape.insert(0, ours.len() as i64 / each);
         }
         let is_head = match self.config.tie_word_embeddings {
             true => theirs == "token_embd.weight",
@@ -359,6 +376,7 @@ impl Export<'_> {
         let change = ours
             .first()
             .map_or_else(Change::default, |name| Change::of(self.config, name));
+        let stacked = shape.clone();
         let shape = change.stored_shape(shape);
         let (source, names) = (self.tensors, ours.to_owned());
         // Experts that were published in MXFP4 stay so, as in llama.cpp's converter.
@@ -378,7 +396,7 @@ impl Export<'_> {
             let parts = names.iter().map(|name| source.read(name, Kind::Float));
             let mut parts = parts.collect::<Result<Vec<_>, Error>>()?;
             let tensor = match is_stack {
-                true => Tensor::f_stack(&parts, 0)?,
+                true => Tensor::f_stack(&parts, 0)?.f_view(stacked.as_slice())?,
                 false => parts.swap_remove(0),
             };
             let tensor = match heads {
@@ -397,13 +415,17 @@ impl Export<'_> {
         })
     }
 
-    /// What the frequencies of the rotary embedding are divided by, where that is scaled as in Llama 3.1.
+    /// What the frequencies of the rotary embedding are divided by, where that is scaled as in Llama 3.1 or some are zero.
     fn frequencies(&self) -> Result<Option<GgufTensor<'static>>, Error> {
         let rope = &self.config.rope;
-        if !matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
+        let is_tensor = matches!(
+            rope.scaling,
+            RopeScaling::Llama3 { .. } | RopeScaling::Proportional { .. }
+        );
+        if !is_tensor {
             return Ok(None);
         }
-        let divisors = rope::divisors(rope.theta, &rope.scaling, self.config.head_dim);
+        let divisors = rope::divisors(rope.theta, &rope.scaling, self.config.heads(false).1);
         let divisors = Tensor::f_from_slice(&divisors)?.f_to_kind(Kind::Float)?;
         Ok(Some(GgufTensor {
             name: ROPE_FREQUENCIES.into(),
@@ -466,18 +488,13 @@ fn same(left: &Json, right: &Json) -> bool {
     }
 }
 
-/// `model.layers.3.mlp.experts.7.up_proj.weight` → 7 and the name without it.
-fn of_expert(name: &str) -> (Option<usize>, String) {
-    match expert(name) {
-        Some((all, number, part)) => (usize::try_from(number).ok(), format!("{all}.{part}")),
-        None => (None, name.to_owned()),
-    }
-}
-
-/// `model.layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`.
-fn in_block(rules: &language::Gguf, name: &str) -> Option<String> {
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    Some(format!("blk.{layer}.{}", rules.theirs(rest)?))
+/// What is said of each block.
+fn list_of_blocks(list: &[Json]) -> Option<Array> {
+    let flags: Option<Vec<bool>> = list.iter().map(Json::as_bool).collect();
+    let numbers = || list.iter().map(Json::as_i64).collect::<Option<Vec<i64>>>();
+    flags
+        .map(Array::Bool)
+        .or_else(|| numbers().map(Array::Signed))
 }
 
 /// The opposite of [`undo_permutation`](super::undo_permutation).

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use serde_json::Value as Json;
 use tokenizers::Tokenizer;
 
-use super::tokenizer::{self, CONTROL, USER_DEFINED};
+use super::tokenizer::{self, CONTROL, SCORED, USER_DEFINED};
 use crate::formats::gguf::{Array, Header, Value};
+use crate::language::Gguf;
 use crate::pretrained::Pretrained;
 
 /// Other token types (`enum llama_token_type`).
@@ -53,6 +54,8 @@ pub(super) struct Texts<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     /// Rows of the embedding: tokens of the file.
     pub(super) rows: i64,
+    /// How the model is stored.
+    pub(super) rules: &'a Gguf,
 }
 
 impl Texts<'_> {
@@ -74,7 +77,11 @@ impl Texts<'_> {
         let is_sentencepiece = is_sentencepiece(model);
         let mut tokens = self.tokens()?;
         let text = |text: &str| Value::String(text.to_owned());
-        let kind = if is_sentencepiece { "llama" } else { "gpt2" };
+        let kind = if is_sentencepiece {
+            self.rules.sentencepiece
+        } else {
+            "gpt2"
+        };
         let mut own = vec![("model", text(kind))];
         let unknown = model["unk_token"].as_str();
         let types = self.types(&tokens, unknown, is_sentencepiece);
@@ -84,23 +91,25 @@ impl Texts<'_> {
             let own = own.filter(|(_, kind)| **kind == USER_DEFINED);
             own.for_each(|(token, _)| *token = token.replace('▁', " "));
         }
-        match is_sentencepiece {
-            true => {
-                let scores = scores(&tokens, &merges);
-                own.push(("scores", Value::Array(Array::Float(scores))));
-                let begin = tokenizer
-                    .encode("a", false)
-                    .map_err(|error| error.to_string())?;
-                let prefix = begin
-                    .get_tokens()
-                    .first()
-                    .is_some_and(|token| token.starts_with('▁'));
-                own.push(("add_space_prefix", Value::Bool(prefix)));
-            }
-            false => {
-                let merges = merges.iter().map(|(left, right)| format!("{left} {right}"));
-                own.push(("merges", Value::Array(Array::String(merges.collect()))));
-            }
+        if is_sentencepiece {
+            let scores = match kind {
+                SCORED => scores(&tokens, &merges),
+                // As llama.cpp's converter has them, beside the merges.
+                _ => vec![-1000.0; tokens.len()],
+            };
+            own.push(("scores", Value::Array(Array::Float(scores))));
+            let begin = tokenizer
+                .encode("a", false)
+                .map_err(|error| error.to_string())?;
+            let prefix = begin
+                .get_tokens()
+                .first()
+                .is_some_and(|token| token.starts_with('▁'));
+            own.push(("add_space_prefix", Value::Bool(prefix)));
+        }
+        if kind != SCORED {
+            let merges = merges.iter().map(|(left, right)| format!("{left} {right}"));
+            own.push(("merges", Value::Array(Array::String(merges.collect()))));
         }
         own.push(("token_type", Value::Array(Array::Signed(types))));
         own.push(("tokens", Value::Array(Array::String(tokens))));
@@ -151,6 +160,8 @@ impl Texts<'_> {
         let known = DIVISIONS.into_iter();
         let known = known.filter(|name| keeps_words == (*name == "llama-bpe"));
         match is_sentencepiece(&json) {
+            // Its kind says it.
+            true if self.rules.sentencepiece != SCORED => vec![Vec::new()],
             true => vec![named("default")],
             false => known.map(named).collect(),
         }
@@ -183,7 +194,9 @@ impl Texts<'_> {
             let added = u32::try_from(id).ok().and_then(|id| added.get(&id));
             match added {
                 _ if is_sentencepiece && Some(token.as_str()) == unknown => UNKNOWN,
-                Some(added) if added.special => CONTROL,
+                Some(added) if added.special && !self.rules.shown.contains(&token.as_str()) => {
+                    CONTROL
+                }
                 Some(_) => USER_DEFINED,
                 None if tokenizer.token_to_id(token).is_none() => UNUSED,
                 None if is_sentencepiece && is_byte(token) => BYTE,

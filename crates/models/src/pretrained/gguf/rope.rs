@@ -1,6 +1,7 @@
-//! Recovers Llama 3.1's rope scaling from the tensor that a GGUF file has instead.
+//! Recovers a rope scaling from the tensor that a GGUF file has instead.
 //!
-//! `rope_freqs.weight` has a divisor for each dimension pair of a head. Hugging Face stores the four
+//! `rope_freqs.weight` has a divisor for each dimension pair of a head, [`STILL`] for pairs that are not rotated. Those of
+//! Llama 3.1 are others: Hugging Face stores the four
 //! parameters that they were computed from, and so does [`RopeScaling`]. They are recovered here, and
 //! accepted only if they reproduce every divisor in the file.
 
@@ -11,6 +12,8 @@ use crate::model::{RopeScaling, RopeSettings};
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
 const ORIGINAL_CONTEXT: f64 = 8192.0;
+/// The divisor of a pair that is not rotated, as llama.cpp's converter has it.
+const STILL: f64 = 1e30;
 /// Divisors are stored as fp32.
 const TOLERANCE: f64 = 1e-4;
 
@@ -24,6 +27,12 @@ pub(super) fn scaling(theta: f64, divisors: &[f64]) -> Result<RopeScaling, Strin
     let close = |left: f64, right: f64| (left - right).abs() <= TOLERANCE * right.abs();
     if !divisors.is_empty() && divisors.iter().all(|divisor| close(*divisor, 1.0)) {
         return Ok(RopeScaling::None);
+    }
+    let moving = divisors.partition_point(|divisor| close(*divisor, 1.0));
+    let still = &divisors[moving..];
+    if !still.is_empty() && still.iter().all(|divisor| close(*divisor, STILL)) {
+        let part = moving as f64 / divisors.len() as f64;
+        return Ok(RopeScaling::Proportional { part, factor: 1.0 });
     }
     let candidate = RopeScaling::Llama3 {
         factor,
@@ -57,7 +66,10 @@ pub(super) fn divisors(theta: f64, scaling: &RopeScaling, head_dim: i64) -> Vec<
     };
     let plain = frequencies(RopeScaling::None);
     let scaled = frequencies(scaling.clone());
-    plain.iter().zip(scaled).map(|(p, s)| p / s).collect()
+    let pairs = plain.iter().zip(scaled);
+    pairs
+        .map(|(plain, scaled)| if scaled == 0.0 { STILL } else { plain / scaled })
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
-//! The SentencePiece tokenizer in a GGUF file (`tokenizer.ggml.model: llama`) as a BPE of Hugging Face's
-//! `tokenizers`.
+//! The SentencePiece tokenizer in a GGUF file as a BPE of Hugging Face's `tokenizers`.
 //!
 //! SentencePiece joins the two neighbours whose union has the highest score. A BPE joins those whose merge comes
 //! first in a list, so the list has every division of every token into two, by the token's score: what
-//! transformers' `generate_merges` makes of such a model.
+//! transformers' `generate_merges` makes of such a model. Files of the newest models have that list.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -22,7 +21,7 @@ use crate::formats::gguf::{Array, Header, Value};
 /// What stands for a space.
 const SPACE: &str = "▁";
 
-/// Builds the tokenizer for these tokens.
+/// Builds the tokenizer for these tokens, and merges if the file has them.
 ///
 /// # Errors
 /// What is missing or unsupported, as text to follow the file's name.
@@ -30,17 +29,13 @@ pub(super) fn tokenizer(
     header: &Header,
     tokens: &[String],
     vocabulary: Vocab,
+    own: Option<Vec<(String, String)>>,
 ) -> Result<Tokenizer, String> {
     const SCORES: &str = "tokenizer.ggml.scores";
-    let scores = match header.metadata.get(SCORES) {
-        Some(Value::Array(Array::Float(scores))) if scores.len() == tokens.len() => scores,
-        Some(_) => return Err(format!("`{SCORES}` must have a number for each token")),
-        None => return Err(format!("`{SCORES}` is missing")),
-    };
     const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
     let prefix = match header.metadata.get(PREFIX) {
-        None | Some(Value::Bool(true)) => true,
-        Some(Value::Bool(false)) => false,
+        None => own.is_none(),
+        Some(Value::Bool(prefix)) => *prefix,
         Some(other) => return Err(format!("`{PREFIX}` must be true or false, not {other:?}")),
     };
     const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
@@ -50,9 +45,17 @@ pub(super) fn tokenizer(
         Some(_) => None,
     };
     let unknown = unknown.ok_or_else(|| format!("`{UNKNOWN}` must be a token"))?;
+    let merges = match (own, header.metadata.get(SCORES)) {
+        (Some(own), _) => own,
+        (None, Some(Value::Array(Array::Float(scores)))) if scores.len() == tokens.len() => {
+            merges(tokens, scores)
+        }
+        (None, Some(_)) => return Err(format!("`{SCORES}` must have a number for each token")),
+        (None, None) => return Err(format!("`{SCORES}` is missing")),
+    };
     let text = |error: tokenizers::Error| error.to_string();
     let model = BPE::builder()
-        .vocab_and_merges(vocabulary, merges(tokens, scores))
+        .vocab_and_merges(vocabulary, merges)
         .unk_token(unknown.clone())
         .fuse_unk(true)
         .byte_fallback(true)

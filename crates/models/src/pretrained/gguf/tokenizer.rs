@@ -3,6 +3,8 @@
 //! Of a byte-level BPE, the file contains the tokens, their types and the merges. How text is split before the merges is only
 //! given as a name (`tokenizer.ggml.pre`), so all supported names are defined below.
 
+use std::collections::BTreeSet;
+
 use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::unicode::NFC;
@@ -16,10 +18,14 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
 use super::sentencepiece;
 use crate::formats::gguf::{Array, Header, Value};
+use crate::language::Family;
 
 /// Token types (`enum llama_token_type`) that must not be split.
 pub(super) const CONTROL: i64 = 3;
 pub(super) const USER_DEFINED: i64 = 4;
+
+/// `tokenizer.ggml.model` of a SentencePiece tokenizer with scores. One that is called after its family has merges.
+pub(super) const SCORED: &str = "llama";
 
 /// From Qwen2's published `tokenizer.json`.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -54,16 +60,25 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
             return Err(format!("token {token:?} occurs twice"));
         }
     }
+    let kinds: BTreeSet<_> = Family::in_gguf()
+        .map(|(_, rules)| rules.sentencepiece)
+        .collect();
     let mut tokenizer = match text("tokenizer.ggml.model")? {
         "gpt2" => byte_level(
             text("tokenizer.ggml.pre")?,
             texts("tokenizer.ggml.merges")?,
             vocabulary,
         )?,
-        "llama" => sentencepiece::tokenizer(header, tokens, vocabulary)?,
+        kind if kinds.contains(&kind) => {
+            let merges = match kind {
+                SCORED => None,
+                _ => Some(pairs(texts("tokenizer.ggml.merges")?)?),
+            };
+            sentencepiece::tokenizer(header, tokens, vocabulary, merges)?
+        }
         model => {
             return Err(format!(
-                "`tokenizer.ggml.model` is {model:?}; supported: \"gpt2\" (byte-level BPE) and \"llama\" \
+                "`tokenizer.ggml.model` is {model:?}; supported: \"gpt2\" (byte-level BPE) and {kinds:?} \
                  (SentencePiece)"
             ));
         }
@@ -78,25 +93,28 @@ fn adds_bos(header: &Header) -> Result<bool, String> {
     const KEY: &str = "tokenizer.ggml.add_bos_token";
     match header.metadata.get(KEY) {
         None => {
-            Ok(header.metadata.get("tokenizer.ggml.model") == Some(&Value::String("llama".into())))
+            let byte_level = Value::String("gpt2".into());
+            Ok(header.metadata.get("tokenizer.ggml.model") != Some(&byte_level))
         }
         Some(Value::Bool(adds)) => Ok(*adds),
         Some(other) => Err(format!("`{KEY}` must be true or false, not {other:?}")),
     }
 }
 
+/// The two tokens of each merge. Neither contains a space: bytes are mapped to printable characters, and SentencePiece has a
+/// character of its own for it.
+fn pairs(merges: &[String]) -> Result<Vec<(String, String)>, String> {
+    let pair = |merge: &String| {
+        let (left, right) = merge.split_once(' ')?;
+        Some((left.to_owned(), right.to_owned()))
+    };
+    let pair = |merge| pair(merge).ok_or_else(|| format!("merge {merge:?} is not two tokens"));
+    merges.iter().map(pair).collect()
+}
+
 /// A byte-level BPE that divides text by the rules `pre`.
 fn byte_level(pre: &str, merges: &[String], vocabulary: Vocab) -> Result<Tokenizer, String> {
-    let merges = merges
-        .iter()
-        .map(|merge| {
-            // Neither part of a merge contains a space, because bytes are mapped to printable characters.
-            merge
-                .split_once(' ')
-                .map(|(left, right)| (left.to_owned(), right.to_owned()))
-                .ok_or_else(|| format!("merge {merge:?} is not two tokens"))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    let merges = pairs(merges)?;
     let rules = Rules::named(pre)?;
     let model = BPE::builder()
         .vocab_and_merges(vocabulary, merges)

@@ -91,6 +91,11 @@ impl Keys<'_> {
                 "lora" | "qlora" => one(Meaning::Adapter),
                 _ => nothing(ADAPTERS),
             },
+            "init_lora_weights" | "peft_init_lora_weights" => match text {
+                "pissa" | "loftq" => set("adapter.init_lora_weights", text.into()),
+                _ if value.as_bool() == Some(true) => nothing("it is so here, too"),
+                _ => nothing("a new LoRA begins as nothing here, or by `pissa` or `loftq`"),
+            },
             "finetuning_type" | "use_peft" | "network_module" => {
                 let module = text.rsplit('.').next().unwrap_or_default();
                 match (module, value.as_bool()) {

@@ -8,8 +8,8 @@ use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
 use super::super::delta::Change;
-use super::super::permuted_heads;
-use super::{in_block, interleaved};
+use super::super::{gguf_name, permuted_heads};
+use super::interleaved;
 use crate::Error;
 use crate::adapters::{
     AdapterType, Attachment, Biases, Change as Adapted, EMBEDDING, HEAD, LoraLayer, PeftAdapter,
@@ -99,12 +99,7 @@ pub fn export_adapter(
         else {
             continue;
         };
-        let theirs = match module {
-            EMBEDDING => Some("token_embd.weight".to_owned()),
-            HEAD => Some("output.weight".into()),
-            _ => in_block(rules, &name),
-        };
-        let theirs = theirs.ok_or_else(|| refuse(&format!("`{module}` has")))?;
+        let theirs = gguf_name(rules, &name).ok_or_else(|| refuse(&format!("`{module}` has")))?;
         let (mut a, mut b) = (a.f_detach()?, b.f_detach()?);
         let heads = permuted_heads(config, &theirs).filter(|_| rules.interleaved);
         if let Some(heads) = heads {
@@ -145,7 +140,7 @@ fn factors(theirs: &str, [a, b]: [Tensor; 2]) -> Result<[GgufTensor<'static>; 2]
 }
 
 /// The factors for the experts `all` of a layer: those of each expert one after the other, as their matrices are there. Gate
-/// and up, which have an `A` together, are apart there.
+/// and up, which have an `A` together, may be apart there.
 fn of_experts(
     (rules, config, all): (&language::Gguf, &DecoderConfig, &str),
     alpha: f64,
@@ -160,14 +155,15 @@ fn of_experts(
     let (inner, hidden) = (sizes.inner, sizes.hidden);
     let mut tensors = Vec::new();
     for (adapter, part, start, rows) in [
+        (&gate_up, "gate_up_proj", 0, 2 * inner),
         (&gate_up, "gate_proj", 0, inner),
         (&gate_up, "up_proj", inner, inner),
         (&down, "down_proj", 0, hidden),
     ] {
         let Some(adapter) = adapter else { continue };
-        let theirs = in_block(rules, &format!("{all}.{part}.weight"));
-        let theirs =
-            theirs.ok_or_else(|| Error::Internal(format!("no name for `{all}.{part}`")))?;
+        // They are one or two there.
+        let theirs = gguf_name(rules, &format!("{all}.{part}.weight"));
+        let Some(theirs) = theirs else { continue };
         let [a, b] = adapter.factors(Kind::Float)?;
         let scale = adapter.scaling() * adapter.rank() as f64 / alpha;
         let b = b

@@ -70,6 +70,8 @@ fn what_is_written_is_read_as_the_same_model() {
         "qwen3.5",
         "qwen3.5-moe",
         "gemma3.gguf",
+        "gemma4",
+        "gemma4-moe",
         "granite.gguf",
         "olmo2.gguf",
         "phi3.gguf",
@@ -188,6 +190,8 @@ fn what_a_file_cannot_say_is_refused_by_name() {
     scaled.config.score_scale = Some(0.25);
     let error = refused(&scaled);
     assert!(error.contains("`query_pre_attn_scalar"), "{error}");
+    let error = refused(&model("gemma4-multimodal"));
+    assert!(error.contains("shared_kv_layers"), "{error}");
     let mut other = model("llama-grouped");
     let numbers = tokenizers::pre_tokenizers::digits::Digits::new(false);
     other.tokenizer.with_pre_tokenizer(Some(numbers));
@@ -206,7 +210,11 @@ fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> P
             continue;
         };
         let last = module.rsplit('.').next().unwrap();
-        let is_router = ["gate", "router"].contains(&last);
+        let is_router = ["gate", "router"].contains(&last) || module.contains(".router.");
+        // It has no products.
+        if last == "embed_tokens_per_layer" {
+            continue;
+        }
         let has_lora = shape.len() == 2 && !name.contains(".experts.") && !is_router;
         let is_tied = module == "lm_head" && model.config.tie_word_embeddings;
         if !has_lora || is_tied {
@@ -232,7 +240,8 @@ fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> P
         let Some(experts) = &model.config.experts else {
             break;
         };
-        let prefix = format!("base_model.model.model.layers.{block}.mlp.experts");
+        let layer = if experts.beside { "" } else { "mlp." };
+        let prefix = format!("base_model.model.model.layers.{block}.{layer}experts");
         let sizes = experts.sizes(model.config.hidden_size);
         let [both, down] = sizes.matrices();
         for (wrapper, (inputs, outputs)) in [(".base_layer", both), ("", down)] {
@@ -250,7 +259,7 @@ fn random_lora(model: &Pretrained, folder: &Path, more: &serde_json::Value) -> P
     }
     let mut config = serde_json::json!({
         "target_parameters": match model.config.experts {
-            Some(_) => vec!["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            Some(_) => vec!["experts.gate_up_proj", "experts.down_proj"],
             None => vec![],
         },
         "peft_type": "LORA", "r": 3, "lora_alpha": 6, "use_rslora": true,
@@ -281,6 +290,8 @@ fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
         "qwen3.5-moe",
         "gpt-oss",
         "gemma3.gguf",
+        "gemma4",
+        "gemma4-moe",
         "granite.gguf",
         "olmo2.gguf",
         "phi3.gguf",
@@ -381,5 +392,69 @@ fn what_an_adapter_in_a_file_cannot_be_is_refused_by_name() {
             "{error}"
         );
         assert!(!path.exists());
+    }
+}
+
+/// Of models whose files have the merges of a SentencePiece tokenizer, and tokens that are special but shown.
+#[test]
+fn merges_of_a_sentencepiece_tokenizer_are_read_as_they_are_written() {
+    let mut written = model("gemma4");
+    let mut json = serde_json::to_value(&written.tokenizer).unwrap();
+    let words = [
+        "<pad>", "<eos>", "<bos>", "<unk>", "▁", "t", "h", "e", "he", "the", "▁the", "\n", "\n\n",
+    ];
+    let words = words.into_iter().map(str::to_owned);
+    let all: Vec<String> = words
+        .chain((0..31).map(|byte| format!("<0x{byte:02X}>")))
+        .collect();
+    let ids = all
+        .iter()
+        .zip(0..)
+        .map(|(word, id)| (word.clone(), serde_json::json!(id)));
+    json["model"] = serde_json::json!({
+        "type": "BPE", "vocab": ids.collect::<serde_json::Map<_, _>>(), "unk_token": "<unk>", "fuse_unk": true,
+        "byte_fallback": true, "ignore_merges": false,
+        "merges": [["h", "e"], ["t", "he"], ["▁", "the"], ["\n", "\n"]],
+    });
+    json["normalizer"] =
+        serde_json::json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    json["pre_tokenizer"] = serde_json::Value::Null;
+    let added = [
+        (0, "<pad>"),
+        (1, "<eos>"),
+        (2, "<bos>"),
+        (44, "<|channel>"),
+        (45, "<|turn>"),
+    ];
+    let added = added.map(|(id, content)| serde_json::json!({
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }));
+    json["added_tokens"] = added.to_vec().into();
+    written.tokenizer = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    export(&written, GgufType::F32, &path).unwrap();
+    let file = Gguf::open(&path).unwrap();
+    let metadata = |key: &str| file.header().metadata.get(&format!("tokenizer.ggml.{key}"));
+    assert_eq!(metadata("model"), Some(&Value::String("gemma4".into())));
+    assert_eq!(metadata("pre"), None);
+    let Some(Value::Array(Array::Signed(types))) = metadata("token_type") else {
+        panic!("no types");
+    };
+    // Normal tokens, bytes, one that is shown, control tokens, and none.
+    let some = (types[4], types[13], types[44], types[45], types[46]);
+    assert_eq!(some, (1, 6, 4, 3, 5));
+    let read = Pretrained::open(&path).unwrap();
+    for text in ["the  he the\n\n\nthe", "<|turn>the<|channel>\u{3}"] {
+        let ids = |model: &Pretrained| {
+            model
+                .tokenizer
+                .encode(text, false)
+                .unwrap()
+                .get_ids()
+                .to_vec()
+        };
+        assert_eq!(ids(&read), ids(&written), "{text}");
     }
 }
