@@ -95,7 +95,7 @@ fn parts_of_names_are_seen_and_other_words_are_not() {
 }
 
 /// Files outside a diffusion model's folder that may name it, and why.
-const NAMING_MODELS: [(&str, &str); 12] = [
+const NAMING_MODELS: [(&str, &str); 13] = [
     ("crates/models/src/diffusion.rs", "the folder's `mod`"),
     ("crates/models/src/diffusion/registry.rs", "its line"),
     (
@@ -105,6 +105,10 @@ const NAMING_MODELS: [(&str, &str); 12] = [
     ("crates/trainer/src/config.rs", "help for keys"),
     ("crates/trainer/src/config/data.rs", "help for keys"),
     ("crates/trainer/src/config/train.rs", "help for keys"),
+    (
+        "crates/trainer/src/config/words.rs",
+        "words of other trainers",
+    ),
     (
         "crates/trainer/src/media/ffmpeg.rs",
         "the part of a colour that is not its brightness",
