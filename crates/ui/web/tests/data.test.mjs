@@ -4,7 +4,7 @@ import { appendFileSync, copyFileSync, existsSync, mkdirSync, readFileSync, writ
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, writeRun } from "./place.mjs";
-import { CONFIG, open, PHONE, picture, png, serious, tooWide } from "./shared.mjs";
+import { CONFIG, open, PHONE, picture, png, serious, tooWide, until } from "./shared.mjs";
 
 /** @import { Page } from "playwright-core" */
 
@@ -141,7 +141,7 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
   await page.waitForSelector("text=Stopped.");
   // Nothing is left of it, so the next may ask at once.
   await page.getByLabel("Max. new tokens").fill("1");
-  await page.waitForFunction(async () => {
+  await until(page, async () => {
     const response = await fetch("/api/generate", {
       method: "POST",
       body: JSON.stringify({ run: "asked", prompt: "x", max_new_tokens: 1 }),

@@ -4,7 +4,7 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Place, program } from "./place.mjs";
-import { serious } from "./shared.mjs";
+import { serious, until } from "./shared.mjs";
 
 const pictures = process.env.SCREENSHOTS;
 /** The machine may do much else. */
@@ -177,7 +177,7 @@ test("a run is duplicated with what is different shown, asked for a checkpoint a
   await page.getByRole("button", { name: "Stop and save" }).click();
   await page.waitForSelector(".badge.stopped");
   // The queue knows it a moment later, and until then refuses a second job for the run.
-  await page.waitForFunction(async () => {
+  await until(page, async () => {
     const { jobs } = await (await fetch("/api/queue")).json();
     return jobs.every((/** @type {{ state: string }} */ { state }) => state === "ended");
   });

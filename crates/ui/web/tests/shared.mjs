@@ -6,6 +6,8 @@ import { crc32, deflateSync } from "node:zlib";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const pictures = process.env.SCREENSHOTS;
+/** The machine may do much else. */
+const PATIENCE = Number(process.env.PATIENCE ?? 90_000);
 
 /** A run of seconds, on `text.txt`. */
 export const CONFIG = `name: tiny
@@ -73,9 +75,22 @@ export const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, is
  */
 export async function open(place, hash, options) {
   const page = await place.page(options);
-  page.setDefaultTimeout(Number(process.env.PATIENCE ?? 90_000));
+  page.setDefaultTimeout(PATIENCE);
   await page.goto(`http://127.0.0.1:${place.port}/${hash}`);
   return page;
+}
+
+/**
+ * Waits until what a page asks the server is so. `waitForFunction` takes the promise of an answer for a yes.
+ * @param {Page} page
+ * @param {() => Promise<boolean>} isSo
+ */
+export async function until(page, isSo) {
+  const end = Date.now() + PATIENCE;
+  while (!(await page.evaluate(isSo))) {
+    if (Date.now() > end) throw new Error(`not so within ${PATIENCE / 1000} s: ${isSo}`);
+    await new Promise((done) => setTimeout(done, 100));
+  }
 }
 
 /**

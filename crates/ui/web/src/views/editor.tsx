@@ -81,6 +81,10 @@ function TextBox({ text, onText, problems, place, fields }: Shared & { place: { 
     const before = area.value.slice(0, first!.from).split("\n");
     setOpen({ list, chosen: 0, line: before.length, column: before.at(-1)!.length, scroll: area.scrollTop });
   };
+  // The keys may come after the first letters.
+  useEffect(() => {
+    if (document.activeElement === box.current) offer(false);
+  }, [fields]);
   const take = (taken: Offer) => {
     const area = box.current;
     if (!area) return;
