@@ -201,7 +201,8 @@ fn compare(
     Ok(())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::ffi::c_int;
     use std::process::Command;
