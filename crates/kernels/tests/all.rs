@@ -3,6 +3,8 @@
 //! `SUREFOOT_OBJDUMP` names llvm-objdump; without it, only the loading is tested. One process has one simulated
 //! device, so each architecture is a process of its own: this one, started again.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsString, c_int, c_void};
 use std::os::unix::fs::PermissionsExt;

@@ -99,6 +99,23 @@ impl Problems {
         }
     }
 
+    /// Warns of those of `count` media that have no `what`, or fails if none has one and `some_must`.
+    pub(crate) fn lack(
+        &self,
+        (count, some_must): (usize, bool),
+        what: &str,
+        so: &str,
+    ) -> Result<(), Error> {
+        if some_must && self.len() == count {
+            self.refuse(&format!("there is no {what} for any of the media"))?;
+        }
+        let lacking = self.len();
+        self.warn(&format!(
+            "{lacking} of {count} media have no {what}, so that {so}"
+        ));
+        Ok(())
+    }
+
     /// Warns if there are problems.
     pub(crate) fn warn(&self, what: &str) {
         if !self.list.is_empty() {

@@ -22,10 +22,12 @@ use tch::{Device, Kind, Tensor};
 /// The kinds of adapters in golden files, beside LoRA.
 pub(crate) const KINDS: [&str; 5] = ["dora", "loha", "lokr", "lokr-both", "lokr-whole"];
 
+/// The config of a run with these keys.
+pub(crate) type ConfigOf<'a> = dyn Fn(&[&str]) -> Config + 'a;
+
 /// Steps of other kinds of adapters on a model.
 pub(crate) struct Steps<'a> {
-    /// The config of a run with these keys.
-    pub(crate) config: Box<dyn Fn(&[&str]) -> Config + 'a>,
+    pub(crate) config: Box<ConfigOf<'a>>,
     pub(crate) model: PathBuf,
     /// The folder with what the reference made.
     pub(crate) kinds: PathBuf,

@@ -91,7 +91,7 @@ const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
 
 /// Whether this process was started with the signal ignored (proc(5), `SigIgn`).
 #[cfg(unix)]
-fn is_ignored(signal: i32) -> bool {
+pub(super) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -51,7 +51,7 @@ impl Lds {
             .bytes
             .get_mut(at..)
             .and_then(|rest| rest.first_chunk_mut());
-        bytes.filter(|_| at % 4 == 0).ok_or_else(outside)
+        bytes.filter(|_| at.is_multiple_of(4)).ok_or_else(outside)
     }
 }
 

@@ -48,7 +48,7 @@ pub struct Attachment {
     /// All other modules of the model: norms, blocks and other containers.
     others: BTreeSet<String>,
     /// The feed-forward layers of a model with experts.
-    left_out: BTreeSet<String>,
+    pub(super) left_out: BTreeSet<String>,
 }
 
 /// One trained tensor: a matrix of an adapter, a bias, or a tensor that is trained in full.

@@ -61,10 +61,6 @@ impl Attachment {
         let Some([a, b]) = self.begin(Init::Pissa, name, &whole)? else {
             return Ok(None);
         };
-        for (part, matrix) in [("lora_A", &a), ("lora_B", &b)] {
-            let name = format!("{PREFIX}{name}.{part}.weight");
-            self.taken.push((name, matrix.copy()));
-        }
         let scaling = self.matcher.shape(name).map_or(1.0, |shape| shape.scaling);
         let rest = whole.f_sub(&b.f_matmul(&a)?.f_mul_scalar(scaling)?)?;
         Ok(Some(
@@ -94,21 +90,21 @@ impl Attachment {
         name: &str,
         matrix: &Tensor,
     ) -> Result<Option<[Tensor; 2]>, Error> {
-        let is_new = self.init == init && self.saved.is_none();
-        let Some(shape) = self.matcher.shape(name).filter(|_| is_new) else {
+        let is_new = self.init == init && self.saved.is_none() && !self.left_out.contains(name);
+        let most = matrix.size().into_iter().min().unwrap_or(0);
+        // A layer with fewer components than the rank, such as a gate with one output, begins as without `init`.
+        let shape = self.matcher.shape(name);
+        let Some(shape) = shape.filter(|shape| is_new && shape.rank <= most) else {
             return Ok(None);
         };
-        let most = matrix.size().into_iter().min().unwrap_or(0);
-        if shape.rank > most {
-            return Err(Error::Invalid(format!(
-                "`{name}` has {most} principal components, and the rank of its LoRA is {}",
-                shape.rank
-            )));
-        }
         let (found, _) = low_rank(&matrix.f_div_scalar(shape.scaling)?, Keep::Rank(shape.rank))?;
         let Some([a, b]) = found.factors() else {
             return Err(Error::Internal("a low rank without factors".into()));
         };
+        for (part, matrix) in [("lora_A", &a), ("lora_B", &b)] {
+            let name = format!("{PREFIX}{name}.{part}.weight");
+            self.taken.push((name, matrix.copy()));
+        }
         let both = || [a.shallow_clone(), b.shallow_clone()];
         self.begun = Some((name.to_owned(), both()));
         Ok(Some(both()))

@@ -25,6 +25,8 @@ pub struct Merged<'a> {
     base: &'a dyn TensorSource,
     /// Whether embedding and head of the base share a weight.
     was_tied: bool,
+    /// The model as it was before an earlier adapter was merged into `base`.
+    original: Option<&'a dyn TensorSource>,
     /// What the adapter's change is multiplied by.
     strength: f64,
     attachment: RefCell<Attachment>,
@@ -57,6 +59,7 @@ impl<'a> Merged<'a> {
             !attachment.changes(EMBEDDING)? && !attachment.changes(HEAD)?;
         Ok(Self {
             base,
+            original: None,
             was_tied,
             strength,
             attachment: RefCell::new(attachment),
@@ -176,8 +179,24 @@ impl TensorSource for Merged<'_> {
                 true => (EMBEDDING, Some(HEAD)),
                 false => (table, None),
             };
-            let own = adapter.table(table, &weight.size(), tied)?;
-            weight = own.unwrap_or(weight);
+            match (adapter.table(table, &weight.size(), tied)?, self.original) {
+                (Some(own), None) => weight = own,
+                (Some(own), Some(original)) => {
+                    // What an earlier adapter changed must not be lost: PEFT saves the unchanged weight with a change.
+                    let stored = match original.shape(name) {
+                        Some(_) => name,
+                        None => EMBEDDING_WEIGHT,
+                    };
+                    let stored = original.read(stored, Kind::Float)?;
+                    if !own.f_to_kind(Kind::Float)?.f_equal(&stored)? {
+                        return Err(Error::Invalid(format!(
+                            "an adapter has a `{module}` of its own, which differs from the model's: merge it as the first one",
+                            module = table
+                        )));
+                    }
+                }
+                (None, _) => {}
+            }
         }
         let place = (Device::Cpu, false);
         if let Some(whole) = adapter.trained_copy(name, &weight, place, &mut parameters)? {
@@ -256,7 +275,9 @@ fn write_merged(
     kind: Kind,
 ) -> Result<(), Error> {
     if let [first, rest @ ..] = adapters {
-        let merged = Merged::over(source, config, first.clone())?;
+        let mut merged = Merged::over(source, config, first.clone())?;
+        let original = base.tensors.as_ref();
+        merged.original = (!std::ptr::addr_eq(source, original)).then_some(original);
         write_merged(base, (&merged, merged.config()), rest, target, kind)?;
         return merged.finish();
     }

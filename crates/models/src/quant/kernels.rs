@@ -75,10 +75,11 @@ impl Packed<'_> {
         let device = self.packed.device();
         let chosen = match device {
             Device::Cpu => None,
-            _ => TRIED.lock().iter().find_map(|(other, chosen)| {
-                let chosen = chosen.clone().filter(|_| *other == device);
-                chosen
-            }),
+            _ => {
+                let tried = TRIED.lock();
+                let this = tried.iter().find(|(other, _)| *other == device);
+                this.and_then(|(_, chosen)| chosen.clone())
+            }
         };
         let fits = matches!(kind, Kind::BFloat16 | Kind::Half)
             && self.packed.is_contiguous()
@@ -200,7 +201,8 @@ fn compare(
     Ok(())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::ffi::c_int;
     use std::process::Command;

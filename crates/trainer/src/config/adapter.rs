@@ -48,7 +48,7 @@ section! {
         pub use_dora: bool = false, for Any, resume Fixed;
         /// How a new LoRA begins: changing nothing (`default`); as the principal components of the weights, which the model
         /// loses (`pissa`); or as those of what `model.quantization` has lost of the weights (`loftq`, in one iteration). What a
-        /// run with `pissa` writes is a plain LoRA of twice the rank for the model as it was published.
+        /// run with either writes is a plain LoRA of twice the rank for the model as it was published.
         #[schemars(extend("x-needs" = "adapter.type: lora", "x-follows-from" = "adapter.resume_from"))]
         pub init_lora_weights: AdapterInit = AdapterInit::Default, for Language, resume Fixed;
         /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the

@@ -86,7 +86,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             report(
                 &place,
                 "`adapter.init_lora_weights` needs plain LoRAs with alphas above 0".into(),
-                "remove it, or `use_dora`",
+                "remove it, or `use_dora` and the alphas of 0",
             );
         }
     }

@@ -113,7 +113,7 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
         {
             report(
                 ["preference", "precompute_ref_log_probs"],
-                "`adapter.resume_from`, `modules_to_save` and `bias` leave no model before the first step when the adapter \
+                "`adapter.resume_from`, `modules_to_save`, `bias` and `init_lora_weights` leave no model before the first step when the adapter \
              is switched off",
                 "remove the key",
             )

@@ -202,11 +202,8 @@ impl Encoder<'_> {
         let masks = Masks::of(data, path)?;
         let files = ControlFiles::of(data, path, items.iter().map(|item| &item.source))?;
         let dropped = data.caption_dropout.is_some_and(|share| share > 0.0);
-        let (mut unmasked, mut doubles, mut small) = (
-            Problems::default(),
-            Problems::default(),
-            Problems::default(),
-        );
+        let [mut unmasked, mut uncontrolled, mut doubles, mut small] =
+            std::array::from_fn(|_| Problems::default());
         let mut seen = BTreeMap::new();
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
@@ -258,6 +255,9 @@ impl Encoder<'_> {
                     continue;
                 }
             };
+            if controls.is_empty() && files.is_some() {
+                uncontrolled.add(format!("`{name}`"));
+            }
             let mut file = |text: &str| self.texts.file(text, &controls, &self.cache, captions);
             let text = file(&tags::undivided(&item.caption, data))?;
             let empty = match dropped && !controls.is_empty() {
@@ -290,13 +290,9 @@ impl Encoder<'_> {
             short.refuse(&format!("no clip is left of `{}`", path.display()))?;
         }
         short.warn("videos that are too short");
-        if matches!(masks, Some(Masks::Files(_))) && unmasked.len() == count {
-            unmasked.refuse("there is no mask for any of the media")?;
-        }
-        unmasked.warn(&format!(
-            "{} of {count} media have no mask, so that everything of them counts",
-            unmasked.len()
-        ));
+        let by_files = matches!(masks, Some(Masks::Files(_)));
+        unmasked.lack((count, by_files), "mask", "everything of them counts")?;
+        uncontrolled.lack((count, true), "control picture", "they learn without")?;
         doubles.warn("media that are there twice, and seen as often");
         small.warn(
             "media that are enlarged, which blurs them (`data.bucket_no_upscale` keeps their size)",

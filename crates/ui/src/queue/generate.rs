@@ -213,10 +213,8 @@ fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<St
     let mut is_changed = false;
     let changed = arguments.iter().map(|argument| {
         let (option, path) = argument.split_once('=')?;
-        let file = Path::new(path).strip_prefix(run.path.join("adapter"));
-        let file = file
-            .ok()
-            .filter(|_| matches!(option, "--adapter" | "--lora" | "--lora-2"))?;
+        let is_adapter = matches!(option, "--adapter" | "--lora" | "--lora-2");
+        let file = within(path, &run.path.join("adapter")).filter(|_| is_adapter)?;
         is_changed = true;
         Some(format!("{option}={}", checkpoint.join(file).display()))
     });
@@ -230,6 +228,16 @@ fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<St
     Ok(changed
         .map(|(argument, changed)| changed.unwrap_or_else(|| argument.clone()))
         .collect())
+}
+
+/// What follows `folder` in `path`, whichever links either was named by.
+fn within(path: &str, folder: &Path) -> Option<PathBuf> {
+    let path = Path::new(path);
+    if let Ok(rest) = path.strip_prefix(folder) {
+        return Some(rest.to_owned());
+    }
+    let (path, folder) = (path.canonicalize().ok()?, folder.canonicalize().ok()?);
+    path.strip_prefix(folder).ok().map(Path::to_owned)
 }
 
 fn add_text(command: &mut Command, prompt: &Prompt) {

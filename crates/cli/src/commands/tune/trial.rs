@@ -11,6 +11,7 @@ use indicatif::ProgressBar;
 use surefoot_cli::output::Failure;
 use trainer::{Config, Record};
 
+use super::super::train_signals::is_ignored;
 use super::kept::{self, SWITCH, Setting, TUNABLE_OP_FILE, TUNABLE_OP_SEARCH};
 use super::{Args, LARGEST_DIFFERENCE};
 
@@ -280,7 +281,11 @@ fn locked(running: &Running) -> MutexGuard<'_, Option<Child>> {
 /// Ends the process that trains and removes `folder` when this process is asked to stop.
 fn clean_up_when_stopped(running: &Running, folder: &Path) -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    // Under `nohup`, or in the background of a script, some are ignored, and stay so.
+    let asked = [SIGINT, SIGTERM, SIGHUP]
+        .into_iter()
+        .filter(|signal| !is_ignored(*signal));
+    let mut signals = signal_hook::iterator::Signals::new(asked)?;
     let (running, folder) = (Arc::clone(running), folder.to_owned());
     let clean_up = move || {
         let Some(signal) = signals.forever().next() else {
