@@ -78,10 +78,11 @@ export function AskPart({ run: { name: run, config, checkpoints }, facts, exampl
     const changeLast = (to: (answer: Answer) => Answer) => change((answers) => [...answers.slice(0, -1), to(answers.at(-1)!)]);
     change((answers) => [...answers, { base, title, text: "", file: null }]);
     let ended = false;
+    let failed = false;
     const side = Number(size) || 512;
     const history = before.flatMap(({ prompt, answers }) => {
       const said = answers.find((answer) => answer.base === base) ?? answers[0];
-      return said
+      return said?.text
         ? [
             { role: "user", content: prompt },
             { role: "assistant", content: said.text },
@@ -104,10 +105,12 @@ export function AskPart({ run: { name: run, config, checkpoints }, facts, exampl
       if (text) changeLast((before) => ({ ...before, text: before.text + text }));
       if (end) {
         ended = true;
+        failed = Boolean(error);
         setProblem(error ?? null);
       }
     });
     if (!ended) setProblem("the answer was interrupted: is `surefoot ui` still running?");
+    return ended && !failed;
   };
   const ask = async (beside = false) => {
     const controller = new AbortController();
@@ -117,14 +120,17 @@ export function AskPart({ run: { name: run, config, checkpoints }, facts, exampl
     setProblem(null);
     setBusy(false);
     setState("going");
+    let answered = true;
     const same = seed.trim() === "" ? someSeed() : Number(seed);
     try {
       for (const base of what === "both" ? [true, false] : [what === "base"]) {
         setProgress("");
-        await answer(before, base, same, beside, controller.signal);
+        if (!(await answer(before, base, same, beside, controller.signal))) answered = false;
       }
       setState("done");
-      if (isChat) setPrompt("");
+      // What was not answered can be asked again.
+      if (isChat && answered) setPrompt("");
+      else if (isChat) setTurns((turns) => (turns.at(-1)?.answers.some((answer) => answer.text) ? turns : before));
     } catch (error) {
       if (controller.signal.aborted) setState("stopped");
       else {
