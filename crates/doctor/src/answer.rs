@@ -5,6 +5,7 @@
 use crate::ansi::strip_escapes;
 use crate::dump::{self, Kept, UnknownFormat};
 use crate::explain::catalogue::LAST_RESORT;
+use crate::explain::difference::NEEDS_OVERRIDE;
 use crate::explain::{
     Catalogue, Explainer, Explanation, Hints, Match, Severity, Verdict, WHAT_TO_COLLECT, clip,
 };
@@ -118,6 +119,12 @@ impl Reader {
             is_wrong(found.severity) && !(failed && found.line.starts_with("training: "))
         });
         let mut own = std::mem::take(&mut report.findings);
+        // What it works with, by its author, is not taken away.
+        let needs_override = explanation
+            .matches
+            .iter()
+            .any(|one| one.id == NEEDS_OVERRIDE);
+        own.retain(|finding| !needs_override || finding.check != Check::Override);
         let of_log = left(&mut own, &explanation.matches);
         // The finding says more of the same cause.
         explanation.matches.retain(|message| {

@@ -33,6 +33,7 @@ pub use bounded::read_text;
 
 use self::gpu_mention::GpuMention;
 use crate::ansi::strip_escapes;
+use crate::signs::ENGINE;
 use crate::{explain, names};
 use platform::machine::{Gpu, Machine, Posted, ReadFrom, System};
 use platform::pci::DeviceId;
@@ -107,6 +108,8 @@ pub(crate) fn facts(text: &str) -> Option<(Machine, bool)> {
         is_nameless: false,
         torch_sees_none: false,
         sees_gpu: false,
+        // The name of a program tells nothing of the machine.
+        framework: noted.posted.framework.filter(|name| *name != ENGINE),
         ..noted.posted.clone()
     };
     let says_something = remarks != Posted::default()
@@ -121,6 +124,7 @@ pub(crate) fn facts(text: &str) -> Option<(Machine, bool)> {
     } else {
         machine.system = noted.system;
         machine.posted.has_failed = noted.posted.has_failed;
+        machine.posted.framework = noted.posted.framework;
     }
     Some((machine, says_something))
 }

@@ -9,6 +9,7 @@
 pub mod catalogue;
 mod clues;
 mod context;
+pub(crate) mod difference;
 pub mod ending;
 mod marks;
 pub mod oom;
@@ -400,6 +401,10 @@ impl Explainer {
                     && entry.scope.holds_on(system)
                     && self.catalogue.is_supported(owner, &self.seen)
                     && (!entry.said || text.is_empty() || failure::is_post(text))
+                    && (found.values.is_empty()
+                        || text.is_empty()
+                        || failure::is_printed(text)
+                        || failure::complaint(text).is_some())
             })
         }));
         drop_covered(&mut matches, self.catalogue);
@@ -478,6 +483,9 @@ impl Explainer {
         if number <= MOST_SAID {
             for sentence in failure::sentences(line, number) {
                 self.match_sentence(sentence, line, number);
+                let found = difference::read(sentence, line, number, self.catalogue);
+                let is_new = |one: &Match| self.matches.iter().all(|known| known.id != one.id);
+                self.matches.extend(found.filter(is_new));
             }
         }
     }

@@ -12,7 +12,7 @@ patterns! {
     COMPLAINT = concat!(
         r"(?i)\b(?:fails?|failed|failing|failures?|crash(?:es|ed|ing)?|hangs?|hung|hanging|freez(?:es?|ing)|frozen|froze|stuck|lock(?:s|ed)?[- ]?ups?|unable to",
         r"|(?:can ?not|can'?t|could ?n[o']t|will not|won'?t|never|does(?: not|n'?t)|do(?: not|n'?t)|did(?: not|n'?t)|is(?: not|n'?t)|not|no longer) (?:\w+ ){0,2}(?:work(?:s|ed|ing)?|starts?|running|train|recogni[sz]\w+|detect\w*|initiali[sz]ed|used?|converge\w*|goes down)",
-        r"|segfaults?|(?:an|the|this|same|following|fatal|new|sort of) (?:\w+ )?errors?|errors? (?:out|still)|NaNs?|garbage|black (?:image|screen)s?|unresponsive|stop(?:s|ped)? (?:\w+ )?(?:responding|working)",
+        r"|segfaults?|(?:memory access|page|segmentation) faults?|stall(?:s|ed|ing)?|gibberish|(?:an|the|this|same|following|fatal|new|sort of) (?:\w+ )?errors?|errors? (?:out|still)|NaNs?|garbage|black (?:image|screen)s?|unresponsive|stop(?:s|ped)? (?:\w+ )?(?:responding|working)",
         r"|(?:wrong|incorrect|bad|poor) (?:results?|accuracy|outputs?)|instability|unstable|not stable|refuses? to|low(?:er)? accuracy|noise|garbled|corrupted|slow(?:er|ly)?)\b",
     );
     /// Words before one that say that it does not happen, or no more.

@@ -302,3 +302,57 @@ fn a_card_is_found_beside_the_graphics_that_a_program_took() {
             .all(|finding| finding.id != "architecture-not-in-wheel")
     );
 }
+
+#[test]
+fn what_its_author_found_to_work_is_kept() {
+    let ids = |text: &str| {
+        let answer = answer(text);
+        let findings = answer.report.map(|report| report.findings);
+        let findings = findings.into_iter().flatten().map(|found| found.id);
+        findings
+            .chain(answer.explanation.matches.into_iter().map(|found| found.id))
+            .collect::<Vec<_>>()
+    };
+    let title = "My 890M (gfx1150) crashes in a container\n";
+    let set = "HSA_OVERRIDE_GFX_VERSION=11.5.1";
+    let has = |text: &str, id: &str| ids(text).iter().any(|found| found == id);
+    let works = format!("{title}With {set} the container runs, and without it I get an error.\n");
+    assert!(has(&works, "said-works-with-override") && !has(&works, "override-harmful"));
+    let fails = format!("{title}With {set} the container never runs.\n");
+    assert!(!has(&fails, "said-works-with-override") && has(&fails, "override-harmful"));
+    let healthy = "I trained this on my RX 7900 XTX. With --fast it runs well.\n";
+    assert!(!has(healthy, "said-works-with"));
+}
+
+#[test]
+fn a_version_of_torch_is_none_of_rocm() {
+    let rocm = |text: &str| answer(text).report.expect("a machine").machine.posted.rocm;
+    let text = |version: &str| format!("My RX 6900 XT crashes with PyTorch ROCm {version}\n");
+    assert_eq!(rocm(&text("2.9.1+rocm7.2.1")), None);
+    assert_eq!(rocm(&text("2.9.1")), None);
+    assert_eq!(rocm(&text("6.4")).as_deref(), Some("6.4"));
+}
+
+#[test]
+fn the_name_of_a_program_tells_nothing_of_the_machine() {
+    assert!(answer("ollama version is 0.6.0\n").report.is_err());
+    assert!(answer("ollama on a Radeon RX 7900 XTX\n").report.is_ok());
+}
+
+#[test]
+fn a_complaint_in_the_title_is_the_complaint() {
+    let first = |text: &str| {
+        answer(text)
+            .explanation
+            .matches
+            .first()
+            .map(|one| one.id.clone())
+    };
+    let slow = "Slow decoding on my R9700\nIt takes 38 seconds. The clocks drop meanwhile.\n";
+    assert_eq!(first(slow).as_deref(), Some("said-slow"));
+    let bad =
+        "Bad PyTorch performance on my RX 9070 XT\nThe loss falls the same, it is only slow.\n";
+    assert_eq!(first(bad).as_deref(), Some("said-slow"));
+    let program = "Foo Desktop crashes on my RX 6900 XT\n";
+    assert_eq!(first(program).as_deref(), Some("said-crashes"));
+}

@@ -108,7 +108,7 @@ patterns! {
     /// The graphics of processors, where they are a GPU to compute on.
     GRAPHICS = r"(?i)(w/ |with )?\b(?:Radeon )?((?:6[68]|7[468]|8[2468]|89)0M|80[456]0S|Strix (?:Halo|Point)|(?:Ryzen )?AI MAX\+? ?(?:PRO )?3\d\d|Steam ?Deck|Framework Desktop)\b";
     /// Cards that are too old for ROCm.
-    OLD = r"(?i)(\x00)?\b(RX ?(?:4[678]0|5[456789]0)|R9 (?:Fury|Nano|290|390)X?)\b";
+    OLD = r"(?i)(\x00)?\b(RX[ -]?(?:4[678]0|5[456789]0)|R9 (?:Fury|Nano|290|390)X?)\b";
     WITH_ARCHITECTURE = r"(?i)\b((?:AMD |ATI )?(?:Radeon |RX ?|Instinct )?(?:PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?(?: i?GPU)?) ?\((gfx[0-9a-f]{3,5})\)";
     SEVERAL = r"(?i)\b(?:I have|with|using|has|my) (?:2|two|3|three|both|dual|multiple|several) (?:AMD )?(?:GPUs|cards|graphics cards)\b";
     /// A card of NVIDIA.

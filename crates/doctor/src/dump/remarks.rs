@@ -12,6 +12,7 @@ use platform::snapshot::Snapshot;
 patterns! {
     /// `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
     ROCM = r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|(?:^|[^\w-])ROCm ?v?)(\d+\.\d+(?:\.\d+)?)\b";
+    OF_TORCH = r"(?i)torch(?:[ -]rocm| \(rocm\))? ?v?$";
     /// The kernel that somebody names.
     KERNEL = r"(?i)\bkernel(?: version)?:? (?:is )?v?(\d{1,2}\.\d{1,2}(?:\.\d{1,3})?)\b";
     /// What is installed, or the branch of a package.
@@ -64,8 +65,14 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     posted.has_failed = failure::is_printed(text);
     posted.rocm = text
         .lines()
-        .filter_map(|line| ROCM.captures(line))
-        .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
+        .filter_map(|line| {
+            let version = ROCM.captures(line)?.get(1)?;
+            // `PyTorch ROCm 2.9.1+rocm7.2` is a version of torch, and so is `PyTorch ROCm 2.9.1`; `PyTorch ROCm 6.4` is none.
+            let is_torch = line[version.end()..].starts_with('+')
+                || version.as_str() < "3" && OF_TORCH.is_match(&line[..version.start()]);
+            (!is_torch).then(|| version.as_str().to_owned())
+        })
+        .next();
     posted.rocm_versions = installed_versions(text);
     if machine.kernel.is_none() {
         let named = KERNEL.captures(text);

@@ -20,7 +20,8 @@ patterns! {
         r"(?i)(?:",
         r"\b(?:for|try|consider|recommends?|recommended|suggests?|want|wants|without|no|not|disabled?|skip\w*|unavailable|instead of|or|either|supports?) (?:\w+ )?(?:--use-)?zluda",
         r"|\bzluda (?:support|is (?:not|recommended|available|an option)|not\b|unavailable|disabled|instead)",
-        r"|(?:specify|add|use|with|set|pass|option|flag|run)\b.{0,12}--use-zluda\b.{0,3}(?:$|\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
+        r"|(?:specify|add|use|set|pass|option|flag|run)\b.{0,12}--use-zluda\b.{0,3}(?:$|\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
+        r"|\bwith\b.{0,12}--use-zluda\b.{0,3}(?:\bto\b|\bfor\b|\bif\b|or\b|option|flag)",
         // A folder or an address of that name may hold any program.
         r"|^[^\[]{0,40}(?:VENV|file=|path=|url=|https?://|bin=)\S*.{0,80}zluda[\\/][^\[]*$",
         r"|zluda\w*[=:] ?[\x22']?(?:false|no\b|none|null|0\b|off)",

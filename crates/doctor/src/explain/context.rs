@@ -1,6 +1,7 @@
 //! Context from the rest of a log: where it ran, its GPU, an override, a version.
 
 use super::clues::{Clues, kernel_of, package_of_frame, package_of_sources, word_after};
+use super::difference::NEEDS_OVERRIDE;
 use super::marks::{Marks, Sign};
 use super::pairing::Pairing;
 use super::shared_library;
@@ -260,6 +261,9 @@ impl Context {
             });
         }
         let mut known = self.known(machine, text);
+        if matches.iter().any(|found| found.id == NEEDS_OVERRIDE) {
+            known.facts.push(schema::Fact::OverrideFits);
+        }
         let of_text = known.facts.len();
         let nothing = BTreeMap::new();
         let probed = machine.map_or(&nothing, |machine| &machine.probed);

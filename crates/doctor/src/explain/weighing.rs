@@ -27,9 +27,13 @@ pub(super) fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
     let covered: Vec<&str> = covers.copied().collect();
     matches.retain(|found| !covered.contains(&found.id.as_str()));
     let place = |found: &Match| (found.line_number, found.severity, rank(found));
-    let known: Vec<_> = matches.iter().map(place).collect();
+    let is_of_person = |found: &Match| entry(found).is_some_and(|entry| entry.said);
+    // What makes the difference is told beside everything else.
+    let is_difference = |found: &Match| is_of_person(found) && rank(found) < catalogue::LAST_RESORT;
+    let known = matches.iter().filter(|found| !is_difference(found));
+    let known: Vec<_> = known.map(place).collect();
     // Of what somebody complains of, one is told: the title's before all others.
-    let is_said = |found: &Match| entry(found).is_some_and(|entry| entry.said);
+    let is_said = |found: &Match| is_of_person(found) && !is_difference(found);
     let order = |found: &&Match| {
         let place = all.entry(&found.id).map(|(place, _)| place);
         (rank(found), found.line_number != 1, place)
@@ -40,6 +44,9 @@ pub(super) fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
         .min_by_key(order);
     let said = said.map(|found| found.id.clone());
     matches.retain(|found| {
+        if is_difference(found) {
+            return true;
+        }
         if is_said(found) {
             let least = match found.severity {
                 Severity::Info => Severity::Warning,

@@ -238,9 +238,17 @@ fn access(machine: &Machine, found: &mut Found) {
 fn age(machine: &Machine, plan: &Plan, found: &mut Found) {
     let picked = plan.pick.and_then(|index| machine.gpus.get(index));
     let gfx = picked.and_then(|gpu| gpu.gfx);
-    let rocm = machine.posted.rocm.as_deref().unwrap_or_default();
+    // What torch is built for counts more than what somebody writes of.
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref()?.rocm);
+    let of_torch = torch.map(|(major, minor)| format!("{major}.{minor}"));
+    let rocm = of_torch
+        .or_else(|| machine.posted.rocm.clone())
+        .unwrap_or_default();
     // Age is worth a word where something is wrong.
-    let version = wheels::major_minor(rocm).filter(|_| machine.posted.has_failed);
+    let version = wheels::major_minor(&rocm).filter(|_| machine.posted.has_failed);
     let Some(version) = version else {
         return;
     };
