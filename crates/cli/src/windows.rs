@@ -5,7 +5,7 @@ use std::io;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, IntoRawHandle, OwnedHandle};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use windows_sys::Win32::System::Console::{CTRL_C_EVENT, SetConsoleCtrlHandler};
+use windows_sys::Win32::System::Console::{CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler};
 use windows_sys::Win32::System::JobObjects::{
     AssignProcessToJobObject, CreateJobObjectW, JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE,
     JOBOBJECT_EXTENDED_LIMIT_INFORMATION, JobObjectExtendedLimitInformation,
@@ -16,12 +16,15 @@ use windows_sys::core::BOOL;
 
 /// Whether Ctrl-C was pressed since [`note_ctrl_c`].
 static CTRL_C: AtomicBool = AtomicBool::new(false);
+/// Whether a Ctrl-Break, too, is for the program that this one waits for.
+static STANDS_IN: AtomicBool = AtomicBool::new(false);
 
 /// Waits for a command that is to end with this process and to decide what a Ctrl-C means; its exit code.
 ///
 /// # Errors
 /// If it cannot be started.
 pub fn stand_in(command: &mut Command) -> io::Result<i32> {
+    STANDS_IN.store(true, Ordering::SeqCst);
     note_ctrl_c()?;
     if let Err(error) = end_all_children_with_us() {
         tracing::warn!(
@@ -42,7 +45,7 @@ pub fn note_ctrl_c() -> io::Result<()> {
         let is_ctrl_c = event == CTRL_C_EVENT;
         CTRL_C.fetch_or(is_ctrl_c, Ordering::SeqCst);
         // Whatever else it is, the next handler sees to: the one that ends us.
-        BOOL::from(is_ctrl_c)
+        BOOL::from(is_ctrl_c || event == CTRL_BREAK_EVENT && STANDS_IN.load(Ordering::SeqCst))
     }
     // SAFETY: the handler lives as long as the program, may be called on any thread at any time,
     // and does nothing but set an atomic.

@@ -59,7 +59,10 @@ pub use crate::encoding::{decode, is_binary};
 /// [`UnknownFormat`] when nothing in the text describes a GPU, its memory or an error.
 pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     let (machine, says_something) = facts(text).ok_or(UnknownFormat)?;
-    if says_something || !explain::explain(text).matches.is_empty() {
+    // That a computer is slow says nothing of a GPU.
+    let is_message =
+        |found: &explain::Match| !explain::Catalogue::built_in().is_complaint(&found.id);
+    if says_something || explain::explain(text).matches.iter().any(is_message) {
         return Ok(machine);
     }
     Err(UnknownFormat)

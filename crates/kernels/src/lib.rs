@@ -93,6 +93,7 @@ type Launch = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> c_int;
+type LastError = unsafe extern "C" fn() -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// The kernels, loaded on one device.
@@ -100,6 +101,7 @@ type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 pub struct Kernels {
     launch: Launch,
     error_string: ErrorString,
+    last_error: LastError,
     /// By format and kind.
     dequantize: [[*mut c_void; 2]; 2],
     /// Whose functions these are.
@@ -131,17 +133,19 @@ impl Kernels {
     /// `runtime` is the HIP runtime that the process uses, `libamdhip64`.
     pub unsafe fn load(runtime: Library) -> Result<Self, Error> {
         // SAFETY: the names are those of HIP's functions, and the types those of its header.
-        let (load, find, launch, error_string) = unsafe {
+        let (load, find, launch, error_string, last_error) = unsafe {
             (
                 *runtime.get::<LoadModule>(c"hipModuleLoadData")?,
                 *runtime.get::<FindFunction>(c"hipModuleGetFunction")?,
                 *runtime.get::<Launch>(c"hipModuleLaunchKernel")?,
                 *runtime.get::<ErrorString>(c"hipGetErrorString")?,
+                *runtime.get::<LastError>(c"hipGetLastError")?,
             )
         };
         let mut kernels = Self {
             launch,
             error_string,
+            last_error,
             dequantize: [[std::ptr::null_mut(); 2]; 2],
             _runtime: runtime,
         };
@@ -225,6 +229,9 @@ impl Kernels {
         if status == SUCCESS {
             return Ok(());
         }
+        // What failed here is told here: PyTorch would find it after its next launch, and take it for its own.
+        // SAFETY: the function takes nothing, and forgets the error of this thread.
+        unsafe { (self.last_error)() };
         // SAFETY: the function takes any number, and returns a text that is never freed.
         let reason = unsafe { CStr::from_ptr((self.error_string)(status)) };
         Err(Error::Call {

@@ -23,7 +23,6 @@ use models::language::{Decoder, DecoderConfig, DecoderOptions};
 use models::model::{Base, Builder, FileWeights};
 pub use models::pretrained::GgufType;
 use models::pretrained::Pretrained;
-use models::quant::{UseKernels, use_kernels};
 use models::text::Encoder;
 
 /// A model that is ready to be used.
@@ -85,7 +84,6 @@ impl LanguageModel {
             None => None,
         };
         let mut placer = Placer::new(options.device, device::policy(Verify::First))?;
-        use_kernels(UseKernels::Auto, options.device);
         let mut source =
             FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placer);
         let mut parameters = Parameters::default();

@@ -133,7 +133,7 @@ fn run_rank(
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
     ranks.choose_backend(config.train.ddp_backend, placer.device())?;
-    use_kernels(config.train.kernels.into(), placer.device());
+    use_kernels(config.train.kernels.into());
     let resumed = match ranks.is_first() {
         true => ranks::resumed(ranks, config)?,
         false => None,

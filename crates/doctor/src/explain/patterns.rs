@@ -213,6 +213,11 @@ impl Catalogue {
         Some((index, self.entries[index]))
     }
 
+    /// Whether this is a complaint that people make, and no message of a program.
+    pub(crate) fn is_complaint(&self, id: &str) -> bool {
+        self.entry(id).is_some_and(|(_, entry)| entry.said)
+    }
+
     /// Whether an entry's conditions on the rest of the text are met by the patterns seen.
     pub(super) fn is_supported(&self, owner: usize, seen: &[bool]) -> bool {
         let found = |pattern: &usize| seen[*pattern];

@@ -24,37 +24,54 @@ pub enum UseKernels {
     Verify,
 }
 
-/// A device whose kernels were tried, and those that it may use.
-type Tried = (Device, Option<(Arc<Kernels>, UseKernels)>);
+/// Switches kernels of our own off, whatever else says, if it is `off`.
+const VARIABLE: &str = "SUREFOOT_KERNELS";
 
-static TRIED: Mutex<Vec<Tried>> = Mutex::new(Vec::new());
+/// The devices whose kernels were tried, with those that may be used.
+type Tried = Vec<(Device, Option<Arc<Kernels>>)>;
 
-/// Chooses what computes on `device` from now on. Kernels are used on AMD's GPUs alone, once they gave the numbers of
-/// operators for any packed weights of each format; whether they are, and why not, is logged.
-pub fn use_kernels(how: UseKernels, device: Device) {
-    let chosen = match (how, DeviceIndex::try_from(device)) {
-        (UseKernels::Off, _) | (_, Err(_)) => None,
-        _ if !accelerator::has_hip() => None,
-        (_, Ok(index)) => match tried(index) {
-            Ok(kernels) => {
-                tracing::info!(
-                    "weights of 4 bits are converted by a kernel of our own, which gave the numbers of PyTorch's operators on \
-                     {device:?} (`train.kernels`)"
-                );
-                Some((Arc::new(kernels), how))
-            }
-            Err(error) => {
-                tracing::warn!(
-                    "weights of 4 bits are converted by PyTorch's operators on {device:?}, because a kernel of our own cannot \
-                     be used: {error}"
-                );
-                None
-            }
-        },
+static CHOSEN: Mutex<UseKernels> = Mutex::new(UseKernels::Auto);
+static TRIED: Mutex<Tried> = Mutex::new(Vec::new());
+
+/// Chooses what computes from now on. Kernels are used on AMD's GPUs alone, and only once they gave the numbers of
+/// operators there for packed weights of each format, which is tried when the first of these are needed, and logged.
+pub fn use_kernels(how: UseKernels) {
+    *CHOSEN.lock() = how;
+}
+
+/// The kernels of a device, if they may be used.
+fn kernels_of(device: Device) -> Option<(Arc<Kernels>, UseKernels)> {
+    let how = *CHOSEN.lock();
+    let index = DeviceIndex::try_from(device).ok()?;
+    let is_off = || std::env::var_os(VARIABLE).is_some_and(|value| value == "off");
+    if how == UseKernels::Off || !accelerator::has_hip() || is_off() {
+        return None;
+    }
+    let mut all = TRIED.lock();
+    if let Some((_, kernels)) = all.iter().find(|(other, _)| *other == device) {
+        return kernels.clone().map(|kernels| (kernels, how));
+    }
+    if fake::is_on() {
+        return None;
+    }
+    let kernels = match tried(index) {
+        Ok(kernels) => {
+            tracing::info!(
+                "weights of 4 bits are converted by a kernel of our own, which gave the numbers of PyTorch's operators on \
+                 {device:?} (`train.kernels`, {VARIABLE}=off)"
+            );
+            Some(Arc::new(kernels))
+        }
+        Err(error) => {
+            tracing::warn!(
+                "weights of 4 bits are converted by PyTorch's operators on {device:?}, because a kernel of our own cannot \
+                 be used: {error}"
+            );
+            None
+        }
     };
-    let mut tried = TRIED.lock();
-    tried.retain(|(other, _)| *other != device);
-    tried.push((device, chosen));
+    all.push((device, kernels.clone()));
+    kernels.map(|kernels| (kernels, how))
 }
 
 /// Packed weights, on one device.
@@ -73,18 +90,14 @@ impl Packed<'_> {
         operators: impl Fn() -> Result<Tensor, Error>,
     ) -> Result<Tensor, Error> {
         let device = self.packed.device();
-        let chosen = match device {
-            Device::Cpu => None,
-            _ => {
-                let tried = TRIED.lock();
-                let this = tried.iter().find(|(other, _)| *other == device);
-                this.and_then(|(_, chosen)| chosen.clone())
-            }
+        // A part of another tensor may begin anywhere.
+        let is_whole = |tensor: &Tensor| {
+            tensor.is_contiguous() && (tensor.data_ptr() as usize).is_multiple_of(4)
         };
-        let fits = matches!(kind, Kind::BFloat16 | Kind::Half)
-            && self.packed.is_contiguous()
-            && self.scales.is_contiguous();
-        let Some((kernels, how)) = chosen.filter(|_| fits) else {
+        let fits = device != Device::Cpu
+            && matches!(kind, Kind::BFloat16 | Kind::Half)
+            && (fake::is_on() || [self.packed, self.scales].into_iter().all(is_whole));
+        let Some((kernels, how)) = (if fits { kernels_of(device) } else { None }) else {
             return operators();
         };
         let values = Tensor::f_empty([2 * self.packed.numel() as i64], (kind, device))?;
@@ -96,7 +109,7 @@ impl Packed<'_> {
         self.launch(&kernels, &values, Stream::current(index)?.handle()?)?;
         if how == UseKernels::Verify {
             let expected = operators()?.f_view(values.size().as_slice())?;
-            if !values.f_equal(&expected)? {
+            if !values.f_allclose(&expected, 0.0, 0.0, true)? {
                 return Err(Error::Internal(format!(
                     "`train.kernels: verify` found other numbers than those of PyTorch's operators in weights of {} bytes",
                     self.packed.numel()

@@ -58,6 +58,7 @@ def surefoot_memory_info(device):
 @exported("")
 def surefoot_empty_cache():
     accelerator(0)
+    give_back()
     torch.accelerator.empty_cache()
     torch.accelerator.empty_host_cache()
 
@@ -157,12 +158,17 @@ def unmap(_, number):
         pass  # the device is lost, or the process ends: no kernel will read anything
 
 
+def give_back():
+    """Drops what was mapped and is read no more."""
+    left[:] = [(pinned, events) for pinned, events in left if not all(event.query() for event in events)]
+
+
 @exported("Ti", "p")
 def surefoot_map_pinned(pinned, device):
     device = accelerator(device)
     if not pinned.is_cpu or not pinned.is_pinned() or not pinned.is_contiguous():
         raise Refusal(INVALID_ARGUMENT, "only a contiguous tensor in pinned host memory can be mapped into the device")
-    left[:] = [(pinned, events) for pinned, events in left if not all(event.query() for event in events)]
+    give_back()
     number, alias, dtype = next(numbers), c_void_p(), c_int32()
     handle = c_void_p(given(pinned))
     quick.aoti_torch_get_dtype(handle, byref(dtype))

@@ -194,6 +194,8 @@ class GroupedLinear(torch.autograd.Function):
                 for group, weight in enumerate(made[0].unbind(), first):
                     rows = bounds[group], bounds[group + 1] - bounds[group]
                     torch.mm(input.narrow(0, *rows), form(weight), out=output.narrow(0, *rows))
+                # Before the next ones are made.
+                del made, weight
             first = max(end, first + 1)
         return output
 

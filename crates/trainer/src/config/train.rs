@@ -330,7 +330,7 @@ impl From<VerifyMode> for placement::Verify {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelMode {
-    /// Where they give the numbers of PyTorch's operators, which is tried when a run begins.
+    /// Where they give the numbers of PyTorch's operators, which is tried before they are first used.
     Auto,
     /// Nowhere.
     Off,
