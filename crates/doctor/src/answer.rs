@@ -160,7 +160,7 @@ impl Reader {
             Verdict::Unknown | Verdict::Works { .. }
         );
         let is_known = says_something
-            || !explanation.matches.is_empty()
+            || dump::is_told(&text, &explanation.matches)
             || matches!(explanation.verdict, Verdict::Failed { .. });
         explanation.summary = (is_known && is_open).then(|| report.verdict());
         Answer {

@@ -59,13 +59,19 @@ pub use crate::encoding::{decode, is_binary};
 /// [`UnknownFormat`] when nothing in the text describes a GPU, its memory or an error.
 pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     let (machine, says_something) = facts(text).ok_or(UnknownFormat)?;
-    // That a computer is slow says nothing of a GPU.
-    let is_message =
-        |found: &explain::Match| !explain::Catalogue::built_in().is_complaint(&found.id);
-    if says_something || explain::explain(text).matches.iter().any(is_message) {
+    if says_something || is_told(text, &explain::explain(text).matches) {
         return Ok(machine);
     }
     Err(UnknownFormat)
+}
+
+/// Whether a text tells of something that is known here: a single sentence says that a computer is slow, and nothing of a GPU.
+pub(crate) fn is_told(text: &str, matches: &[explain::Match]) -> bool {
+    let is_post = text.trim().lines().nth(1).is_some();
+    let catalogue = explain::Catalogue::built_in();
+    matches
+        .iter()
+        .any(|found| is_post || !catalogue.is_complaint(&found.id))
 }
 
 /// What a text tells of a machine, and whether that says something; nothing of a file that is no text.
