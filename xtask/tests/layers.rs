@@ -29,7 +29,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
         ],
     ),
     ("surefoot-doctor", &["surefoot-platform"]),
-    ("surefoot-kernels", &[]),
+    ("surefoot-kernels", &["surefoot-platform"]),
     (
         "surefoot-models",
         &[

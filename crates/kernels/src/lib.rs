@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libloading::Library;
+use platform::rocm_libraries::HIP_RUNTIMES;
 
 /// Machine code for all architectures, as `clang-offload-bundler` lays it out; the runtime takes what fits the GPU.
 static BUNDLE: Aligned<[u8; include_bytes!("../kernels.bundle").len()]> =
@@ -248,18 +249,12 @@ fn runtime_of_this_process() -> Option<Library> {
     use libloading::os::unix::{Library, RTLD_LAZY};
     /// dlopen(3): only what is there.
     const RTLD_NOLOAD: c_int = 4;
-    const NAMES: [&str; 4] = [
-        "libamdhip64.so.7",
-        "libamdhip64.so.6",
-        "libamdhip64.so",
-        "libamdhip64.so.5",
-    ];
     let program = Library::this();
     // SAFETY: the symbol is only looked up.
     if unsafe { program.get::<*const c_void>(b"hipModuleLoadData") }.is_ok() {
         return Some(program.into());
     }
-    NAMES.iter().find_map(|name| {
+    HIP_RUNTIMES.iter().find_map(|name| {
         // SAFETY: nothing is loaded, so no initialiser runs; that the runtime stays loaded is up to PyTorch, which never
         // unloads it.
         let library = unsafe { Library::open(Some(*name), RTLD_LAZY | RTLD_NOLOAD) };
@@ -270,9 +265,8 @@ fn runtime_of_this_process() -> Option<Library> {
 /// The HIP runtime of this process, by the names that its files have.
 #[cfg(windows)]
 fn runtime_of_this_process() -> Option<Library> {
-    const NAMES: [&str; 3] = ["amdhip64_7.dll", "amdhip64.dll", "amdhip64_6.dll"];
-    NAMES.iter().find_map(|name| {
-        let library = libloading::os::windows::Library::open_already_loaded(name);
+    HIP_RUNTIMES.iter().find_map(|name| {
+        let library = libloading::os::windows::Library::open_already_loaded(*name);
         library.ok().map(Into::into)
     })
 }

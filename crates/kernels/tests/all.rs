@@ -14,11 +14,6 @@ use half::{bf16, f16};
 use libloading::Library;
 use surefoot_kernels::{Dequantize, Error, Format, Kernels, Kind};
 
-const ARCHITECTURES: [&str; 17] = [
-    "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx1100",
-    "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200",
-    "gfx1201",
-];
 /// Set in the processes that execute kernels.
 const CHILD: &str = "SUREFOOT_KERNELS_CHILD";
 
@@ -188,7 +183,7 @@ fn each_architecture_computes_the_formula() {
         }
         return;
     }
-    for architecture in ARCHITECTURES {
+    for (architecture, _) in objects() {
         let output = run_again("each_architecture_computes_the_formula", architecture);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{architecture}: {said}");
@@ -244,27 +239,43 @@ fn an_address_outside_is_found() {
     }
 }
 
-/// The listing of one architecture's code object.
-fn listing(objdump: &OsString, architecture: &str) -> String {
+/// The code objects of the bundle, by their architectures.
+fn objects() -> Vec<(&'static str, &'static [u8])> {
     let bundle = include_bytes!("../kernels.bundle");
     let number = |at: usize| u64::from_le_bytes(*bundle[at..].first_chunk().unwrap()) as usize;
     let mut at = 32;
-    loop {
-        let [start, size, name] = [0, 8, 16].map(|field| number(at + field));
-        if bundle[at + 24..at + 24 + name].ends_with(architecture.as_bytes()) {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("object");
-            std::fs::write(&file, &bundle[start..start + size]).unwrap();
-            let output = Command::new(objdump)
-                .arg("-d")
-                .arg("--no-show-raw-insn")
-                .arg(file)
-                .output()
-                .unwrap();
-            return String::from_utf8(output.stdout).unwrap();
+    let mut objects = Vec::new();
+    for _ in 0..number(24) {
+        let [start, size, length] = [0, 8, 16].map(|field| number(at + field));
+        at += 24 + length;
+        let target = std::str::from_utf8(&bundle[at - length..at]).unwrap();
+        // The first one is for the host, and empty.
+        if let Some(architecture) = target.strip_prefix("hipv4-amdgcn-amd-amdhsa--") {
+            objects.push((architecture, &bundle[start..start + size]));
         }
-        at += 24 + name;
     }
+    assert_eq!(objects.len(), 17);
+    objects
+}
+
+/// The listing of one architecture's code object.
+fn listing(objdump: &OsString, architecture: &str) -> String {
+    let objects = objects();
+    let (_, object) = objects
+        .iter()
+        .find(|(name, _)| *name == architecture)
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("object");
+    std::fs::write(&file, object).unwrap();
+    let mut command = Command::new(objdump);
+    let output = command
+        .arg("-d")
+        .arg("--no-show-raw-insn")
+        .arg(file)
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A disassembler that leaves out the `index`th line of those with `word`.

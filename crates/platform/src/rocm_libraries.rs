@@ -15,6 +15,17 @@ use serde::Serialize;
 
 /// The beginning of the file name of the HIP runtime.
 const RUNTIME: &str = "libamdhip64.so";
+
+/// The files of AMD's runtime on this system, newest first. PyTorch's ROCm wheels for Linux contain the one without a number.
+pub const HIP_RUNTIMES: &[&str] = match cfg!(windows) {
+    true => &["amdhip64_7.dll", "amdhip64.dll", "amdhip64_6.dll"],
+    false => &[
+        "libamdhip64.so.7",
+        "libamdhip64.so.6",
+        "libamdhip64.so",
+        "libamdhip64.so.5",
+    ],
+};
 /// PyTorch's library for HIP.
 const DEVICE_LIBRARY: &str = "libtorch_hip.so";
 

@@ -60,28 +60,14 @@ pub(super) const M0: usize = 125;
 pub(super) const EXEC: usize = 126;
 
 /// Names of RDNA 2 and of RDNA 4 for what RDNA 3 calls otherwise.
-const OTHER_NAMES: [(&str, &str); 21] = [
+const OTHER_NAMES: [(&str, &str); 7] = [
     ("global_load_dword", "global_load_b32"),
-    ("global_load_dwordx2", "global_load_b64"),
-    ("global_load_dwordx4", "global_load_b128"),
     ("global_load_ubyte", "global_load_u8"),
-    ("global_load_ushort", "global_load_u16"),
-    ("global_store_byte", "global_store_b8"),
-    ("global_store_short", "global_store_b16"),
-    ("global_store_dword", "global_store_b32"),
-    ("global_store_dwordx2", "global_store_b64"),
     ("global_store_dwordx4", "global_store_b128"),
     ("ds_read_b32", "ds_load_b32"),
     ("ds_write_b32", "ds_store_b32"),
     ("s_load_dword", "s_load_b32"),
-    ("s_load_dwordx2", "s_load_b64"),
-    ("s_load_dwordx4", "s_load_b128"),
     ("s_load_dwordx8", "s_load_b256"),
-    ("s_andn2_b32", "s_and_not1_b32"),
-    ("s_add_co_i32", "s_add_i32"),
-    ("s_add_co_u32", "s_add_u32"),
-    ("s_add_co_ci_u32", "s_addc_u32"),
-    ("s_sub_co_i32", "s_sub_i32"),
 ];
 
 impl Listing {

@@ -64,10 +64,7 @@ pub(super) fn load_scalars(
     operation.only(&["offset"])?;
     let count = match operation.name.as_str() {
         "s_load_b32" => 1,
-        "s_load_b64" => 2,
-        "s_load_b128" => 4,
         "s_load_b256" => 8,
-        "s_load_b512" => 16,
         _ => return Err(format!("`{}` is not known here", operation.name)),
     };
     let base = wave.pair(operation.operand(1)?)?;
@@ -101,10 +98,8 @@ pub(super) fn global(
         .ok_or_else(unknown)?;
     let loads = kind == "load";
     let bytes: usize = match size {
-        "u8" | "b8" => 1,
-        "u16" | "b16" => 2,
+        "u8" => 1,
         "b32" => 4,
-        "b64" => 8,
         "b128" => 16,
         _ => return Err(unknown()),
     };
@@ -142,13 +137,9 @@ pub(super) fn global(
             wave.set_vector(data + register, u32::MAX, &values)?;
         }
     }
-    match loads {
-        true => {
-            let halves = (data..data + registers)
-                .flat_map(|index| [Register::Half(index, false), Register::Half(index, true)]);
-            wave.begin(Counter::Loads, false, halves.collect());
-        }
-        false => wave.begin(Counter::Stores, false, Vec::new()),
+    if loads {
+        let halves = (data..data + registers).flat_map(Register::halves);
+        wave.begin(Counter::Loads, false, halves.collect());
     }
     Ok(())
 }
@@ -172,8 +163,7 @@ pub(super) fn lds(wave: &mut Wave<'_>, operation: &Operation, lds: &mut Lds) -> 
                 values[lane] = u32::from_le_bytes(*word);
             }
             wave.set_vector(first, u32::MAX, &values)?;
-            let halves = [Register::Half(first, false), Register::Half(first, true)];
-            wave.begin(counter, false, halves.to_vec());
+            wave.begin(counter, false, Register::halves(first).to_vec());
         }
         "ds_store_b32" => {
             let (addresses, values) = (*wave.vector(first)?, *wave.vector(second)?);

@@ -76,13 +76,9 @@ pub(super) fn results(wave: &Wave<'_>, operation: &Operation) -> Result<Vec<Writ
         "v_or_b32" => two(|a, b| a | b),
         "v_lshlrev_b32" => two(|by, a| a << (by & 31)),
         "v_lshrrev_b32" => two(|by, a| a >> (by & 31)),
-        "v_add_nc_u32" => two(u32::wrapping_add),
         "v_mul_f32" => two(|a, b| (f32::from_bits(a) * f32::from_bits(b)).to_bits()),
         "v_bfe_u32" => three(|a, from, bits| (a >> (from & 31)) & ((1 << (bits & 31)) - 1)),
         "v_add3_u32" => three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
-        "v_lshl_or_b32" => three(|a, by, b| a << (by & 31) | b),
-        "v_and_or_b32" => three(|a, b, c| a & b | c),
-        "v_or3_b32" => three(|a, b, c| a | b | c),
         // A fused product and sum of fp32 numbers, which is rounded to fp16 then.
         "v_fma_mixlo_f16" | "v_fma_mixhi_f16" => {
             let (a, b, c) = (input(1)?, input(2)?, input(3)?);
@@ -220,10 +216,6 @@ fn compared(
             let (a, b) = (wide(first)?, wide(first + 1)?);
             let holds: fn(u64, u64) -> bool = match how {
                 "gt" => |a, b| a > b,
-                "ge" => |a, b| a >= b,
-                "lt" => |a, b| a < b,
-                "le" => |a, b| a <= b,
-                "eq" => |a, b| a == b,
                 "ne" => |a, b| a != b,
                 _ => return Err(unknown()),
             };
@@ -236,7 +228,6 @@ fn compared(
             );
             let holds: fn(f32, f32) -> bool = match how {
                 "o" => |a, b| !a.is_nan() && !b.is_nan(),
-                "u" => |a, b| a.is_nan() || b.is_nan(),
                 _ => return Err(unknown()),
             };
             mask_of(wave, |lane| {

@@ -1,7 +1,7 @@
 //! A wave: its registers, what is under way to them, and its instructions one after the other.
 
 use super::code_object::{CodeObject, Kernel};
-use super::listing::{EXEC, Operand, Operation, Place, VCC};
+use super::listing::{EXEC, Operand, Operation, Place};
 use super::memory::{self, Lds};
 use super::{scalar, vector};
 
@@ -34,8 +34,8 @@ pub(super) enum Pause {
 /// What a wait waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Counter {
+    /// Loads by lanes. Nothing waits for their stores: the next kernel does.
     Loads,
-    Stores,
     /// LDS, and before RDNA 4 scalar loads.
     Lds,
     Scalars,
@@ -47,6 +47,13 @@ pub(super) enum Register {
     Scalar(usize),
     /// The lower or upper half of a vector register.
     Half(usize, bool),
+}
+
+impl Register {
+    /// Those of a whole vector register.
+    pub(super) fn halves(index: usize) -> [Self; 2] {
+        [false, true].map(|upper| Self::Half(index, upper))
+    }
 }
 
 struct UnderWay {
@@ -141,12 +148,10 @@ impl<'a> Wave<'a> {
             } else if NOTHING.contains(&name) {
             } else if name.starts_with("s_wait") {
                 self.wait_for(operation)?;
-            } else if let Some(condition) = name.strip_prefix("s_cbranch_") {
-                if self.holds(condition)? {
+            } else if name == "s_cbranch_execz" {
+                if self.active() == 0 {
                     next = target(next, operation)?;
                 }
-            } else if name == "s_branch" {
-                next = target(next, operation)?;
             } else if name.starts_with("s_load_") {
                 memory::load_scalars(self, operation, is_live)?;
             } else if name.starts_with("global_") {
@@ -170,18 +175,6 @@ impl<'a> Wave<'a> {
             true => Err("a barrier is reached before its wait for stores to LDS".to_owned()),
             false => Ok(()),
         }
-    }
-
-    fn holds(&self, condition: &str) -> Result<bool, String> {
-        Ok(match condition {
-            "scc0" => !self.scc,
-            "scc1" => self.scc,
-            "vccz" => self.scalar(VCC)? == 0,
-            "vccnz" => self.scalar(VCC)? != 0,
-            "execz" => self.active() == 0,
-            "execnz" => self.active() != 0,
-            _ => return Err(format!("a branch on `{condition}` is not known here")),
-        })
     }
 
     /// The lanes that are active, one bit each.
@@ -233,8 +226,8 @@ impl<'a> Wave<'a> {
     }
 
     pub(super) fn vector(&self, index: usize) -> Result<&Lanes, String> {
-        self.ready(Register::Half(index, false))?;
-        self.ready(Register::Half(index, true))?;
+        let mut halves = Register::halves(index).into_iter();
+        halves.try_for_each(|half| self.ready(half))?;
         Ok(&self.vectors[index])
     }
 
@@ -317,7 +310,7 @@ impl<'a> Wave<'a> {
     }
 
     fn wait_for(&mut self, operation: &Operation) -> Result<(), String> {
-        use Counter::{Lds, Loads, Scalars, Stores};
+        use Counter::{Lds, Loads, Scalars};
         let unknown = || format!("`{} {}` is not known here", operation.name, operation.text);
         let number = |text: &str| {
             let text = text.trim();
@@ -336,18 +329,11 @@ impl<'a> Wave<'a> {
                     match name {
                         "vmcnt" => self.wait(Loads, count),
                         "lgkmcnt" => self.wait(Lds, count),
-                        // Exports, of which a kernel has none.
-                        "expcnt" => {}
                         _ => return Err(unknown()),
                     }
                 }
             }
-            "s_waitcnt_vscnt" => {
-                let count = text.strip_prefix("null,").ok_or_else(unknown)?;
-                self.wait(Stores, number(count)?);
-            }
             "s_wait_loadcnt" => self.wait(Loads, number(text)?),
-            "s_wait_storecnt" => self.wait(Stores, number(text)?),
             "s_wait_dscnt" => self.wait(Lds, number(text)?),
             "s_wait_kmcnt" => self.wait(Scalars, number(text)?),
             "s_wait_loadcnt_dscnt" => {

@@ -15,6 +15,7 @@
 use super::numbers::{self, NO_DEVICE, SUCCESS};
 use crate::system::{self, Library};
 use crate::units::DeviceIndex;
+use platform::rocm_libraries::HIP_RUNTIMES;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 
@@ -61,7 +62,7 @@ impl Family {
     /// File names, newest first.
     fn file_names(self) -> &'static [&'static str] {
         match self {
-            Family::Hip => system::HIP_RUNTIMES,
+            Family::Hip => HIP_RUNTIMES,
             Family::Cuda => system::CUDA_RUNTIMES,
         }
     }

@@ -58,13 +58,6 @@ pub(crate) fn other_threads_are_gone() -> bool {
     false
 }
 
-/// The files of AMD's runtime, newest first. PyTorch's ROCm wheels contain the one without a number.
-pub(crate) const HIP_RUNTIMES: &[&str] = &[
-    "libamdhip64.so.7",
-    "libamdhip64.so.6",
-    "libamdhip64.so",
-    "libamdhip64.so.5",
-];
 /// The files of NVIDIA's.
 pub(crate) const CUDA_RUNTIMES: &[&str] = &[
     "libcudart.so.13",

@@ -21,8 +21,6 @@ use windows_sys::Win32::System::SystemInformation::{
 };
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, GetProcessTimes};
 
-/// The files of AMD's runtime, newest first.
-pub(crate) const HIP_RUNTIMES: &[&str] = &["amdhip64_7.dll", "amdhip64.dll", "amdhip64_6.dll"];
 /// The files of NVIDIA's.
 pub(crate) const CUDA_RUNTIMES: &[&str] =
     &["cudart64_13.dll", "cudart64_12.dll", "cudart64_110.dll"];

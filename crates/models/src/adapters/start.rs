@@ -4,6 +4,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::attachment::{Attachment, PREFIX};
+use super::config::RankAndScaling;
 use super::low_rank::{Keep, low_rank};
 use crate::Error;
 use crate::weight::Weight;
@@ -57,12 +58,12 @@ impl Attachment {
         name: &str,
         dense: &Tensor,
     ) -> Result<Option<Tensor>, Error> {
-        let whole = full(dense)?;
-        let Some([a, b]) = self.begin(Init::Pissa, name, &whole)? else {
+        let Some(shape) = self.beginning(Init::Pissa, name, dense) else {
             return Ok(None);
         };
-        let scaling = self.matcher.shape(name).map_or(1.0, |shape| shape.scaling);
-        let rest = whole.f_sub(&b.f_matmul(&a)?.f_mul_scalar(scaling)?)?;
+        let whole = full(dense)?;
+        let [a, b] = self.begin(name, shape, &whole)?;
+        let rest = whole.f_sub(&b.f_matmul(&a)?.f_mul_scalar(shape.scaling)?)?;
         Ok(Some(
             rest.f_to_kind(dense.kind())?.f_to_device(dense.device())?,
         ))
@@ -75,28 +76,31 @@ impl Attachment {
         dense: &Tensor,
         stored: &Weight,
     ) -> Result<(), Error> {
-        if self.init == Init::Loftq {
+        if let Some(shape) = self.beginning(Init::Loftq, name, dense) {
             let lost = full(dense)?.f_sub(&full(&stored.dense(Kind::Float)?)?)?;
-            self.begin(Init::Loftq, name, &lost)?;
+            self.begin(name, shape, &lost).map(drop)?;
         }
         Ok(())
     }
 
-    /// The matrices `A` and `B` of the LoRA of the layer `name`, which is to be built next, if it is new and begins as `init`
-    /// says: the principal components of `matrix`.
+    /// Rank and scale of the LoRA of the layer `name`, if it is new and begins as `init` says. One with fewer components than
+    /// the rank, such as a gate with one output, begins as without `init`.
+    fn beginning(&self, init: Init, name: &str, dense: &Tensor) -> Option<RankAndScaling> {
+        if self.init != init || self.saved.is_some() || self.left_out.contains(name) {
+            return None;
+        }
+        let most = dense.size().into_iter().min().unwrap_or(0);
+        let shape = self.matcher.shape(name);
+        shape.filter(|shape| shape.rank <= most)
+    }
+
+    /// The matrices `A` and `B` of the LoRA of the layer `name`, which is to be built next: the principal components of `matrix`.
     fn begin(
         &mut self,
-        init: Init,
         name: &str,
+        shape: RankAndScaling,
         matrix: &Tensor,
-    ) -> Result<Option<[Tensor; 2]>, Error> {
-        let is_new = self.init == init && self.saved.is_none() && !self.left_out.contains(name);
-        let most = matrix.size().into_iter().min().unwrap_or(0);
-        // A layer with fewer components than the rank, such as a gate with one output, begins as without `init`.
-        let shape = self.matcher.shape(name);
-        let Some(shape) = shape.filter(|shape| is_new && shape.rank <= most) else {
-            return Ok(None);
-        };
+    ) -> Result<[Tensor; 2], Error> {
         let (found, _) = low_rank(&matrix.f_div_scalar(shape.scaling)?, Keep::Rank(shape.rank))?;
         let Some([a, b]) = found.factors() else {
             return Err(Error::Internal("a low rank without factors".into()));
@@ -107,7 +111,7 @@ impl Attachment {
         }
         let both = || [a.shallow_clone(), b.shallow_clone()];
         self.begun = Some((name.to_owned(), both()));
-        Ok(Some(both()))
+        Ok(both())
     }
 }
 

@@ -42,19 +42,32 @@ pub fn use_kernels(how: UseKernels) {
 /// The kernels of a device, if they may be used.
 fn kernels_of(device: Device) -> Option<(Arc<Kernels>, UseKernels)> {
     let how = *CHOSEN.lock();
-    let index = DeviceIndex::try_from(device).ok()?;
-    let is_off = || std::env::var_os(VARIABLE).is_some_and(|value| value == "off");
-    if how == UseKernels::Off || !accelerator::has_hip() || is_off() {
+    if how == UseKernels::Off {
         return None;
     }
     let mut all = TRIED.lock();
-    if let Some((_, kernels)) = all.iter().find(|(other, _)| *other == device) {
-        return kernels.clone().map(|kernels| (kernels, how));
-    }
-    if fake::is_on() {
+    let known = all.iter().find(|(other, _)| *other == device);
+    let kernels = match known {
+        Some((_, kernels)) => kernels.clone(),
+        // Nothing can be tried among tensors without numbers.
+        None if fake::is_on() => None,
+        None => {
+            let found = found(device);
+            all.push((device, found.clone()));
+            found
+        }
+    };
+    kernels.map(|kernels| (kernels, how))
+}
+
+/// The kernels of an AMD GPU that nobody has switched off, if they give the numbers of operators.
+fn found(device: Device) -> Option<Arc<Kernels>> {
+    let index = DeviceIndex::try_from(device).ok()?;
+    let is_off = std::env::var_os(VARIABLE).is_some_and(|value| value == "off");
+    if is_off || !accelerator::has_hip() {
         return None;
     }
-    let kernels = match tried(index) {
+    match tried(index) {
         Ok(kernels) => {
             tracing::info!(
                 "weights of 4 bits are converted by a kernel of our own, which gave the numbers of PyTorch's operators on \
@@ -69,9 +82,7 @@ fn kernels_of(device: Device) -> Option<(Arc<Kernels>, UseKernels)> {
             );
             None
         }
-    };
-    all.push((device, kernels.clone()));
-    kernels.map(|kernels| (kernels, how))
+    }
 }
 
 /// Packed weights, on one device.

@@ -61,8 +61,9 @@ impl Mxfp4 {
     /// # Errors
     /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
-        let table = Table::on(self.packed.device(), kind, Nibbles::Mxfp4)?;
-        let values = self.weights().values(kind, || self.by_operators(&table))?;
+        let values = self.weights().values(kind, || {
+            self.by_operators(&Table::on(self.packed.device(), kind, Nibbles::Mxfp4)?)
+        })?;
         Ok(values.f_view(self.size().as_slice())?.f_to_kind(kind)?)
     }
 

@@ -104,8 +104,9 @@ impl Nf4 {
             [matrices, rows, columns] => (matrices, rows * columns),
             _ => (1, self.shape.iter().product()),
         };
-        let table = Table::on(self.packed.device(), kind, Nibbles::Nf4)?;
-        let values = self.weights().values(kind, || self.by_operators(&table))?;
+        let values = self.weights().values(kind, || {
+            self.by_operators(&Table::on(self.packed.device(), kind, Nibbles::Nf4)?)
+        })?;
         let numbers = values.f_view([matrices, -1])?.f_narrow(1, 0, each)?;
         Ok(numbers.f_reshape(self.shape.as_slice())?.f_to_kind(kind)?)
     }

@@ -11,7 +11,6 @@ use indicatif::ProgressBar;
 use surefoot_cli::output::Failure;
 use trainer::{Config, Record};
 
-use super::super::train_signals::is_ignored;
 use super::kept::{self, SWITCH, Setting, TUNABLE_OP_FILE, TUNABLE_OP_SEARCH};
 use super::{Args, LARGEST_DIFFERENCE};
 
@@ -278,8 +277,17 @@ fn locked(running: &Running) -> MutexGuard<'_, Option<Child>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Ends the process that trains and removes `folder` when this process is asked to stop. Windows ends both together, and the next
+/// search removes the folder.
+#[cfg(windows)]
+fn clean_up_when_stopped(_running: &Running, _folder: &Path) -> std::io::Result<()> {
+    Ok(())
+}
+
 /// Ends the process that trains and removes `folder` when this process is asked to stop.
+#[cfg(unix)]
 fn clean_up_when_stopped(running: &Running, folder: &Path) -> std::io::Result<()> {
+    use super::super::train_signals::is_ignored;
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     // Under `nohup`, or in the background of a script, some are ignored, and stay so.
     let asked = [SIGINT, SIGTERM, SIGHUP]
