@@ -15,7 +15,6 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use platform::files::FileExt as _;
 use tch::{Kind, Tensor};
 
 pub use format::Format;
@@ -89,8 +88,7 @@ impl Gguf {
         let rows: i64 = shape.iter().rev().skip(1).product();
         let bytes = format.bytes_of(row as u64).unwrap_or(0) as i64;
         tensor_from(&[rows, bytes], Kind::Uint8, |bytes| {
-            self.file
-                .read_exact_at(bytes, start)
+            super::read_weights(&self.file, bytes, start)
                 .map_err(|error| Error::io("read", &self.path, error))
         })
     }
@@ -163,8 +161,7 @@ impl Gguf {
         for numbers in numbers.chunks_mut(STRIDE) {
             let stored =
                 &mut buffer[..numbers.len() / format.block_elements() * format.block_bytes()];
-            self.file
-                .read_exact_at(stored, at)
+            super::read_weights(&self.file, stored, at)
                 .map_err(|error| Error::io("read", &self.path, error))?;
             format.dequantize(stored, numbers);
             at += stored.len() as u64;

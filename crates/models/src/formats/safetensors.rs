@@ -111,8 +111,7 @@ impl SafetensorsFile {
             kind
         };
         let tensor = tensor_from(&shape, bytes_as, |bytes| {
-            self.file
-                .read_exact_at(bytes, start)
+            super::read_weights(&self.file, bytes, start)
                 .map_err(|error| Error::io("read", &self.path, error))
         })?;
         match kind {

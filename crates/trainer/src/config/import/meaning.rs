@@ -51,6 +51,12 @@ impl Keys<'_> {
             .any(|word| number(word).is_some_and(|number| number > 0.0))
     }
 
+    /// Whether noise is shifted by `discrete_flow_shift`.
+    fn shifts_by_number(&self) -> bool {
+        let how = self.get("timestep_sampling").and_then(Value::as_str);
+        how.is_none_or(|how| how == "sigma" || how == "shift")
+    }
+
     /// What a key means; several things where it is a list of settings.
     pub(super) fn meaning(&self, item: &Item) -> Vec<Meaning> {
         let (word, value, origin) = (item.word(), &item.value, self.origin);
@@ -202,6 +208,16 @@ impl Keys<'_> {
             "low_vram" if value == true => set("model.offload", "all".into()),
             "blocks_to_swap" | "low_vram" => {
                 nothing("nothing is streamed unless `model.offload` says so")
+            }
+            // As in musubi-tuner and sd-scripts, where these draw from the whole range, or shift by the size of a picture.
+            "timestep_sampling" if matches!(text, "uniform" | "sigmoid") => {
+                vec![
+                    self.by_words(item),
+                    Meaning::Set("train.flow_shift", 1.into()),
+                ]
+            }
+            "discrete_flow_shift" if !self.shifts_by_number() => {
+                nothing("`timestep_sampling` takes no notice of it there, either")
             }
             "ema_decay" if self.get("use_ema").is_some_and(|used| used == false) => {
                 nothing("no average is kept there, either")
