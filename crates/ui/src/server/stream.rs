@@ -27,6 +27,8 @@ use crate::runs::{Error, RunName, identity};
 
 /// How often the folders are read while a page is open.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The same where reading takes long.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
 /// The most bytes of records in one event.
 const MAX_EVENT_BYTES: u64 = 512 << 10;
 
@@ -59,27 +61,39 @@ impl fmt::Display for Position {
     }
 }
 
-/// The queue and the list of runs, as JSON, as they were a moment ago: all pages see the same.
+/// The queue and the list of runs, as they were a moment ago: all pages see the same.
 #[derive(Default)]
-pub(crate) struct Snapshot {
-    taken: Option<Instant>,
-    lists: [Arc<str>; 2],
+pub(crate) struct Snapshot([Listed; 2]);
+
+/// A list as JSON, and until when it is good enough.
+#[derive(Default)]
+struct Listed {
+    until: Option<Instant>,
+    text: Arc<str>,
+}
+
+impl Listed {
+    /// The list, read again if it is time to. A long one is read less often, so that reading takes a hundredth of the time.
+    fn current(&mut self, read: impl FnOnce() -> Option<Value>) -> Arc<str> {
+        let began = Instant::now();
+        if self.until.is_none_or(|until| until <= began) {
+            // A disk error may be temporary: what was read before stays.
+            if let Some(list) = read() {
+                self.text = list.to_string().into();
+            }
+            let pause = (began.elapsed() * 100).clamp(POLL_INTERVAL * 9 / 10, LONGEST_INTERVAL);
+            self.until = Some(began + pause);
+        }
+        self.text.clone()
+    }
 }
 
 fn snapshot(state: &State) -> [Arc<str>; 2] {
-    let mut snapshot = lock(&state.snapshot);
-    let is_recent = |taken: Instant| taken.elapsed() < POLL_INTERVAL * 9 / 10;
-    if !snapshot.taken.is_some_and(is_recent) {
-        // A disk error may be temporary: what was read before stays.
-        if let Ok(queue) = super::queue::listing(state) {
-            snapshot.lists[0] = json!(queue).to_string().into();
-        }
-        if let Ok(runs) = state.runs.list() {
-            snapshot.lists[1] = json!({ "runs": runs }).to_string().into();
-        }
-        snapshot.taken = Some(Instant::now());
-    }
-    snapshot.lists.clone()
+    let Snapshot([queue, runs]) = &mut *lock(&state.snapshot);
+    [
+        queue.current(|| super::queue::listing(state).ok().map(|queue| json!(queue))),
+        runs.current(|| state.runs.list().ok().map(|runs| json!({ "runs": runs }))),
+    ]
 }
 
 /// Sends the list of runs whenever it changes.
@@ -235,4 +249,24 @@ fn open(state: &State) -> Result<(Stream, Events), Refusal> {
     };
     let events = Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default());
     Ok((stream, events))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_read_less_often_and_stays_if_it_fails() {
+        let mut listed = Listed::default();
+        let began = Instant::now();
+        let slow = listed.current(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            Some(json!(["run"]))
+        });
+        assert!(listed.until.unwrap() >= began + Duration::from_secs(3));
+        assert_eq!(&*listed.current(|| unreachable!("it is good enough")), &*slow);
+        listed.until = None;
+        assert_eq!(&*listed.current(|| None), r#"["run"]"#);
+        assert!(listed.until.unwrap() <= Instant::now() + POLL_INTERVAL);
+    }
 }

@@ -113,7 +113,30 @@ function useTheme(): [Theme, (theme: Theme) => void] {
   ];
 }
 
-function App({ refused }: { refused: string | null }) {
+/** Why nothing may be shown; `null` if all may, and `undefined` until that is known. */
+const refused = signal<string | null | undefined>(undefined);
+
+function Content() {
+  if (refused.value === null) return <View />;
+  return (
+    <main>
+      {refused.value === undefined ? (
+        <p class="note" role="status">
+          Loading …
+        </p>
+      ) : (
+        <>
+          <h1>Not signed in</h1>
+          <p class="problem" role="alert">
+            {refused.value}
+          </p>
+        </>
+      )}
+    </main>
+  );
+}
+
+function App() {
   const [theme, setTheme] = useTheme();
   const here = (hash: string) => (route.value === hash || (hash === "#/" && route.value === "") ? "page" : undefined);
   return (
@@ -156,16 +179,7 @@ function App({ refused }: { refused: string | null }) {
         </label>
       </header>
       <div id="content" tabIndex={-1} key={theme}>
-        {refused === null ? (
-          <View />
-        ) : (
-          <main>
-            <h1>Not signed in</h1>
-            <p class="problem" role="alert">
-              {refused}
-            </p>
-          </main>
-        )}
+        <Content />
       </div>
     </>
   );
@@ -173,16 +187,17 @@ function App({ refused }: { refused: string | null }) {
 
 async function start() {
   applyTheme((localStorage.getItem("theme") as Theme | null) ?? "auto");
-  let refused = await signIn();
+  render(<App />, document.getElementById("app")!);
+  let reason = await signIn();
   route.value = location.hash;
-  if (refused === null) {
+  if (reason === null) {
     try {
       await read("/api/runs");
     } catch (error) {
-      if (error instanceof Refused && error.status === 401) refused = error.message;
+      if (error instanceof Refused && error.status === 401) reason = error.message;
     }
   }
-  render(<App refused={refused} />, document.getElementById("app")!);
+  refused.value = reason;
 }
 
 void start();

@@ -1,4 +1,4 @@
-import{c as e}from"./index-dyrG0Zpg.js";var t=`# yaml-language-server: $schema=schema.json
+import{c as e}from"./index-CitfGO9L.js";var t=`# yaml-language-server: $schema=schema.json
 # A LoRA for Anima (circlestone-labs), from the single files that ComfyUI loads.
 name: anima
 
