@@ -69,16 +69,16 @@ pub struct DecoderOptions {
 }
 
 /// Logits that a loss computes at a time on `device`. The head is read once for each chunk, so a GPU computes as many as take a
-/// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB); the CPU, whose caches are small,
-/// 32 MB.
-fn logits_at_once(device: Device) -> i64 {
+/// 64th of its memory in fp32 (rounded down to a power of two, at most 512 MB). The CPU, whose caches are small, computes 32 MB,
+/// or 256 rows of a `vocabulary` for which that is less: reading a head of 262,144 rows for 32 tokens at a time took twice as long.
+fn logits_at_once(device: Device, vocabulary: i64) -> i64 {
     const FEWEST: i64 = 1 << 23;
     const MOST: i64 = 1 << 27;
     let memory = DeviceIndex::try_from(device).and_then(accelerator::memory_info);
-    memory.map_or(FEWEST, |memory: MemoryInfo| {
-        let elements = (memory.total / 64 / 4).max(1);
-        (1 << elements.ilog2()).clamp(FEWEST, MOST)
-    })
+    let elements = memory.map_or(256 * vocabulary, |memory: MemoryInfo| {
+        1 << (memory.total / 64 / 4).max(1).ilog2()
+    });
+    elements.clamp(FEWEST, MOST)
 }
 
 impl Decoder {
@@ -184,7 +184,7 @@ impl Decoder {
             },
             balance: config.experts.as_ref().and_then(Mixture::balance),
             compute: builder.compute(),
-            logits_at_once: logits_at_once(options.device),
+            logits_at_once: logits_at_once(options.device, vocabulary),
         })
     }
 
