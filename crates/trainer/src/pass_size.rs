@@ -132,3 +132,78 @@ pub(crate) fn room(config: &Config, memory: Memory) -> Bytes {
         None => Bytes(device - device / 20),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(accumulation: u32, so_far: Option<u32>) -> Config {
+        let mut config = Config::default();
+        config.train.per_device_train_batch_size = BatchSize::Auto(so_far);
+        config.train.gradient_accumulation_steps = accumulation;
+        config
+    }
+
+    /// With ten bytes of weights and two for each sample.
+    fn choice(config: &Config, room: u64) -> (u32, String) {
+        let mut needs = |config: &Config| {
+            let samples = config.train.batch() * config.train.batches();
+            assert_eq!(samples, 12, "a step stays as it is");
+            Ok(Some(Bytes(10 + 2 * u64::from(config.train.batch()))))
+        };
+        let size = PassSize::choose(config, Bytes(room), &mut needs);
+        let size = size.unwrap().unwrap();
+        (size.rows, size.to_string())
+    }
+
+    #[test]
+    fn the_largest_equal_pass_for_which_there_is_room_is_taken_and_why_is_said() {
+        let config = config(12, None);
+        for (room, rows, said) in [
+            (34, 12, "all 12 samples of a step in one pass"),
+            (
+                33,
+                6,
+                "passes of 6 of the 12 samples of a step: 12 would need 34 bytes of memory, and there are 33 bytes",
+            ),
+            (
+                18,
+                4,
+                "passes of 4 of the 12 samples of a step: 6 would need 22 bytes of memory, and there are 18 bytes",
+            ),
+            // It is tried.
+            (
+                0,
+                1,
+                "passes of 1 of the 12 samples of a step: 2 would need 14 bytes of memory, and there are 0 bytes",
+            ),
+        ] {
+            assert_eq!(choice(&config, room), (rows, said.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_run_that_goes_on_keeps_its_passes_if_they_divide_its_steps() {
+        let said = "passes of 3 of the 12 samples of a step, as in the checkpoint";
+        assert_eq!(choice(&config(12, Some(3)), 34), (3, said.to_owned()));
+        assert_eq!(choice(&config(12, Some(5)), 34).0, 12);
+    }
+
+    #[test]
+    fn a_plan_that_is_refused_means_smaller_passes_and_a_number_in_the_config_none() {
+        let mut tried = Vec::new();
+        let mut needs = |config: &Config| {
+            tried.push(config.train.batch());
+            Ok((config.train.batch() < 4).then_some(Bytes(1)))
+        };
+        let size = PassSize::choose(&config(8, None), Bytes(1), &mut needs).unwrap();
+        assert_eq!(
+            size.unwrap().to_string(),
+            "passes of 2 of the 8 samples of a step: memory has no room for 4"
+        );
+        assert_eq!(tried, [8, 4, 2]);
+        let fixed = Config::default();
+        let size = PassSize::choose(&fixed, Bytes(1), |_| Err(Error::Data("asked".into())));
+        assert_eq!(size.unwrap(), None);
+    }
+}

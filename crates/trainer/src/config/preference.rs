@@ -211,6 +211,16 @@ mod tests {
                 "train: {per_device_train_batch_size: 1}",
                 "`train.per_device_train_batch_size`",
             ),
+            (
+                "loss_type: kto",
+                "train: {per_device_train_batch_size: auto, gradient_accumulation_steps: 4}",
+                "`auto` cannot choose it",
+            ),
+            (
+                "",
+                "train: {per_device_train_batch_size: auto, gradient_accumulation_steps: 4}",
+                "",
+            ),
             ("", "train: {group_by_length: true}", ""),
             (
                 "loss_type: kto",

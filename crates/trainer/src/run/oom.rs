@@ -155,5 +155,12 @@ mod tests {
         // It does not apply to a run with another batch size.
         let recovery = OomRecovery::new(&config(9, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
+        // Where memory decides, a checkpoint has it even if it is the whole batch.
+        let mut left = config(1, 8);
+        left.per_device_train_batch_size = BatchSize::Auto(None);
+        for rows in [8, 4] {
+            let recovery = OomRecovery::new(&left, Some(rows));
+            assert_eq!(recovery.micro_batch(), Some(rows));
+        }
     }
 }

@@ -392,3 +392,50 @@ fn decoder_config(
     });
     Ok(DecoderConfig::from_json(Path::new("model"), keys)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use placement::{Bytes, Policy};
+
+    use super::*;
+
+    #[test]
+    fn passes_are_as_large_as_the_estimate_has_room_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text.txt");
+        std::fs::write(&path, "bottles of ale\n".repeat(300)).unwrap();
+        let text = "{device: cpu, data: {path: unused, block_size: 64}, model: {hidden_size: 16, intermediate_size: 512, \
+                    num_hidden_layers: 2, num_attention_heads: 2}, train: {bf16: false, per_device_train_batch_size: auto, \
+                    gradient_accumulation_steps: 8}}";
+        let config = Config::parse("test.yaml", text, &[]).unwrap();
+        let opened = |megabytes: f64| {
+            let data = TextData::load(&config.data, 1, &path, None, &|_, _| {
+                Err(Error::Data("no records".into()))
+            });
+            let mut placer = Placer::new(tch::Device::Cpu, Policy::default()).unwrap();
+            let bytes = Bytes((megabytes * 1e6) as u64);
+            let memory = placer.memory(bytes, bytes);
+            CausalLm::from_scratch(&config, data.unwrap(), &mut placer, memory).unwrap()
+        };
+        let mut rows = Vec::new();
+        let mut passes = Vec::new();
+        for megabytes in [0.0, 3.0, 5.0, 8.0, 12.0, 1000.0] {
+            let task = opened(megabytes);
+            let size = task.pass_size().unwrap();
+            assert_eq!(size.samples, 8);
+            assert_eq!(task.eval_batch_size, size.rows as usize);
+            rows.push(size.rows);
+            passes.push(task.footprint.activations);
+        }
+        assert!(
+            rows.is_sorted() && passes.is_sorted(),
+            "{rows:?} {passes:?}"
+        );
+        assert_eq!((rows[0], rows[5]), (1, 8));
+        assert!(rows.contains(&2) || rows.contains(&4), "{rows:?}");
+        assert!(
+            passes[0] * 6 < passes[5],
+            "the estimate is that of a pass: {passes:?}"
+        );
+    }
+}
