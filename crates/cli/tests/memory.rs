@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -26,7 +27,7 @@ train:
 ";
 
 /// A run of the trainer in `folder`, that may have so many bytes of address space.
-fn start(folder: &Path, name: &str, batch: u32, limit: Option<u64>) -> Child {
+fn start(folder: &Path, name: &str, batch: impl Display, limit: Option<u64>) -> Child {
     let limit = limit.map_or("unlimited".into(), |bytes| (bytes / 1024).to_string());
     Command::new("sh")
         .args(["-c", "ulimit -v \"$1\" && shift && exec \"$@\"", "sh"])
@@ -74,6 +75,29 @@ fn losses(folder: &Path, name: &str) -> Vec<f64> {
         false => None,
     };
     records.filter_map(loss).collect()
+}
+
+#[test]
+fn an_automatic_batch_says_how_it_is_divided() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    fs::write(folder.join("text.txt"), crate::common::bottles(2000)).unwrap();
+    let config = CONFIG.replace(
+        "max_steps: 4",
+        "max_steps: 1\n  gradient_accumulation_steps: 2",
+    );
+    fs::write(folder.join("config.yaml"), config).unwrap();
+    let output = start(folder, "auto", "auto", None)
+        .wait_with_output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let chosen = "all 2 samples of a step in one pass";
+    assert!(said.contains(&format!("batch      {chosen}")), "{said}");
+    let summary = read(folder, "auto", "summary.json");
+    assert_eq!(
+        (&summary["environment"]["batch"], &summary["micro_batch"]),
+        (&chosen.into(), &2.into())
+    );
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub struct State {
     /// The planned steps of a run whose length is given in epochs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<PlannedSteps>,
-    /// Micro-batch size, if memory was too short for the configured one.
+    /// Micro-batch size, if memory decided it: it was too short for the configured one, or that is `auto`.
     #[serde(default)]
     pub micro_batch: Option<u32>,
     /// Number of processes.
@@ -136,7 +136,7 @@ pub struct Progress {
     pub waited: u32,
     /// The planned steps of a run whose length is given in epochs.
     pub planned: Option<PlannedSteps>,
-    /// Micro-batch size, if memory was too short for the configured one.
+    /// Micro-batch size, if memory decided it: it was too short for the configured one, or that is `auto`.
     pub micro_batch: Option<u32>,
     /// Number of processes.
     pub ranks: u32,

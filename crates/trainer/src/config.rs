@@ -18,6 +18,7 @@
 mod keys;
 
 mod adapter;
+mod batch_size;
 mod bf16;
 mod check;
 mod consistency;
@@ -53,6 +54,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use adapter::{AdapterConfig, AdapterInit, AdapterKind, BiasConfig, ModuleNames};
+pub use batch_size::BatchSize;
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;

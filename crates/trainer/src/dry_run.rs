@@ -18,12 +18,13 @@ use crate::estimate::Estimate;
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::optim::{Ema, Gradients, Optimizer};
+use crate::pass_size::PassSize;
 use crate::resume::{Change, Resumed};
 use crate::run::restore_reference;
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::summary::{Environment, MemorySummary};
-use crate::task::Share;
+use crate::task::{Batch, Share, Task};
 use crate::timetable::Timetable;
 
 /// What a dry run found.
@@ -80,6 +81,8 @@ pub fn dry_run(
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
     let resumed = Resumed::open(config)?;
+    let so_far = resumed.as_ref().and_then(Resumed::pass_size);
+    let config = &config.with_passes_so_far(so_far);
     let mut task = setup::task(config, allocator, &mut placer, observer)?;
     let parameters = task.parameters();
     let turns = task.turns();
@@ -121,7 +124,7 @@ pub fn dry_run(
     for _ in 0..2 {
         let began = Instant::now();
         let turn = task.begin_step(resumed_at.unwrap_or(0), &mut placer)?;
-        let batch = placer.batch(task.next_batch()?)?;
+        let batch = placer.batch(first_pass(task.as_mut())?)?;
         let value = task.loss(&batch)?;
         let mut gradients = match turns.get(turn) {
             Some(turn) => Gradients::of(turn.parameters.clone()),
@@ -147,7 +150,8 @@ pub fn dry_run(
         ),
         false => None,
     };
-    let passes = u64::from(config.train.gradient_accumulation_steps);
+    let size = PassSize::rows(task.pass_size(), config);
+    let passes = u64::from(config.in_passes_of(size).train.batches());
     let trained_parameters = task.parameters().count();
     let of_each = config.train.reduce_dtype.kind().elt_size_in_bytes() as u64;
     let remaining = max_steps.saturating_sub(resumed_at.unwrap_or(0));
@@ -174,6 +178,15 @@ pub fn dry_run(
         memory_plan: task.memory_plan().cloned(),
         memory: machine.memory_summary(),
     })
+}
+
+/// What goes through the model at once of the next batch.
+fn first_pass(task: &mut dyn Task) -> Result<Batch, Error> {
+    let batch = task.next_batch()?;
+    match task.pass_size() {
+        Some(size) => batch.narrow(0, batch.rows()?.min(size.rows.into())),
+        None => Ok(batch),
+    }
 }
 
 /// Whether `folder` could be made: its nearest ancestor that exists must be a folder that

@@ -18,6 +18,7 @@ use torch_ext::fake::{self, PassMemory};
 
 use crate::Error;
 use crate::config::Config;
+use crate::optim::Optimizer;
 
 /// Bytes of an fp32 element.
 const FP32_BYTES: u64 = 4;
@@ -55,6 +56,21 @@ pub(crate) fn measured<M>(
         tracing::warn!("the memory of a step is not known: {error}");
         PassMemory::default()
     })
+}
+
+/// The peak of a step of `config` before the model is loaded, if this was measured of a pass.
+///
+/// # Errors
+/// If the optimizer does not fit the parameters.
+pub(crate) fn peak_of(
+    config: &Config,
+    pass: PassMemory,
+    parameters: &Parameters,
+) -> Result<Bytes, Error> {
+    let moments = Optimizer::from_config(config, parameters, &[])?.all_bytes(parameters);
+    let footprint = Footprint::new(pass.weights, pass);
+    let estimate = Estimate::new(config, footprint, parameters, moments, None);
+    Ok(Bytes(estimate.peak))
 }
 
 /// Estimated memory of a run's tensors, in bytes.
@@ -99,7 +115,7 @@ impl Estimate {
     ) -> Self {
         let trained = parameters.count() * FP32_BYTES;
         let averages = u64::from(config.train.ema_decay.is_some()) * trained;
-        let several = config.train.gradient_accumulation_steps > 1;
+        let several = config.train.batches() > 1;
         // Gradients of earlier passes exist during the next forward pass.
         let so_far = if several { trained } else { 0 };
         let Footprint {
@@ -174,7 +190,7 @@ impl Estimate {
                 "`train.gradient_checkpointing: true` keeps one tensor of each block",
             ));
         }
-        if train.per_device_train_batch_size > 1 {
+        if train.batch() > 1 && !train.has_auto_batch() {
             advice.push((
                 self.activations / 2,
                 "a smaller `train.per_device_train_batch_size` with as much more \

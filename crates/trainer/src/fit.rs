@@ -67,6 +67,12 @@ fn kept_in(
     allocator: &Allocator,
     observer: &mut dyn Observer,
 ) -> Result<Fit, Error> {
+    // Where memory decides how large passes are, it is enough that the smallest fits.
+    let smallest = config
+        .train
+        .has_auto_batch()
+        .then(|| config.in_passes_of(1));
+    let config = smallest.as_ref().unwrap_or(config);
     let name = match (&config.model.name_or_path, &config.adapter) {
         (Some(name), Some(_)) => Path::new(name),
         _ => {

@@ -62,6 +62,11 @@ impl Resumed {
         }))
     }
 
+    /// Samples in a pass so far, where memory decided it.
+    pub(crate) fn pass_size(&self) -> Option<u32> {
+        self.checkpoint.state().micro_batch
+    }
+
     /// Records a change of the number of processes, and of the samples per step that follow from
     /// it.
     pub(crate) fn note_ranks(&mut self, now: usize, config: &Config) {

@@ -64,9 +64,13 @@ pub fn run(
 ) -> Result<Summary, Error> {
     let search = finder::search_of(config)?;
     let config = search.as_ref().unwrap_or(config);
-    run_here(config, allocator, observer, stop, |placer, observer| {
-        setup::task(config, allocator, placer, observer)
-    })
+    run_here(
+        config,
+        allocator,
+        observer,
+        stop,
+        |config, placer, observer| setup::task(config, allocator, placer, observer),
+    )
 }
 
 /// Trains a custom task in the same loop: `make` builds it, with its model placed by the placer. The loop
@@ -84,7 +88,7 @@ pub fn run_task(
         allocator,
         observer,
         stop,
-        make,
+        |_, placer, observer| make(placer, observer),
     )
 }
 
@@ -94,7 +98,7 @@ fn run_here(
     allocator: &Allocator,
     observer: &mut dyn Observer,
     stop: &Stop,
-    make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
+    make: impl FnOnce(&Config, &mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
 ) -> Result<Summary, Error> {
     let timeout = Duration::from_secs(config.train.rank_timeout.into());
     let mut ranks = Ranks::join(timeout, stop)?;
@@ -117,7 +121,7 @@ fn run_rank(
     observer: &mut dyn Observer,
     stop: &Stop,
     ranks: &mut Ranks,
-    make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
+    make: impl FnOnce(&Config, &mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
 ) -> Result<Summary, Error> {
     let began = Instant::now();
     ranks.expect_same(&ranks::configuration(config)?)?;
@@ -138,7 +142,8 @@ fn run_rank(
         true => ranks::resumed(ranks, config)?,
         false => None,
     };
-    let task = make(&mut placer, observer)?;
+    let config = &ranks::with_passes_so_far(ranks, config, resumed.as_ref())?;
+    let task = make(config, &mut placer, observer)?;
     let mut run = Run::open(config, ranks, resumed, task, placer, machine, began)?;
     run.prepare_reference(observer)?;
     observer.started(&Start {
@@ -300,6 +305,7 @@ impl<'a> Run<'a> {
         let at = state.as_ref().map(|state| (state.step, state.planned));
         let timetable = Timetable::new(config, task.as_ref(), ranks.size(), at)?;
         let estimate = machine.estimate(config, task.as_ref(), &optimizer);
+        let pass_size = ranks::pass_size(ranks, task.as_ref())?;
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
@@ -321,7 +327,10 @@ impl<'a> Run<'a> {
             ranks,
             asked: ranks::Asked::default(),
             identity,
-            environment: machine.environment(task.as_ref()),
+            environment: Environment {
+                batch: pass_size.as_ref().map(ToString::to_string),
+                ..machine.environment(task.as_ref())
+            },
             estimate,
             recorder,
             folder,
@@ -334,7 +343,8 @@ impl<'a> Run<'a> {
             guard: DivergenceGuard::default(),
             oom: OomRecovery::new(
                 &config.train,
-                state.as_ref().and_then(|state| state.micro_batch),
+                (pass_size.map(|size| size.rows))
+                    .or_else(|| state.as_ref().and_then(|state| state.micro_batch)),
             ),
             recorded: ReportedProblems::default(),
             offloaded: None,

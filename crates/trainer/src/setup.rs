@@ -21,6 +21,7 @@ use crate::media::ShownMedia;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::Optimizer;
+use crate::pass_size::PassSize;
 use crate::records::texts;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
@@ -167,6 +168,7 @@ impl Machine {
         let parameters = task.parameters();
         let moments = optimizer.all_bytes(parameters);
         let (free, _) = self.free_and_total();
+        let config = &config.in_passes_of(PassSize::rows(task.pass_size(), config));
         Estimate::new(config, task.footprint(), parameters, moments, free)
     }
 
@@ -180,6 +182,7 @@ impl Machine {
             data: task.data_description(),
             model: task.description(),
             attention: task.attention().map(str::to_owned),
+            batch: task.pass_size().map(ToString::to_string),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
@@ -215,7 +218,10 @@ pub(crate) fn task(
     let data = text_data(config, observer)?;
 
     observer.preparing("building the model");
-    Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
+    let memory = memory_for_plans(allocator, placer);
+    Ok(Box::new(CausalLm::from_scratch(
+        config, data, placer, memory,
+    )?))
 }
 
 /// The text that a model from nothing learns.

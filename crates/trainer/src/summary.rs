@@ -45,7 +45,7 @@ pub struct Summary {
     pub rollbacks: u64,
     /// How often this process repeated a step that ran out of memory.
     pub repeated_steps: u64,
-    /// Samples in one pass at the end, when memory was short and the config's batch was cut.
+    /// Samples in one pass at the end, where that is not what the config says: memory was short, or it says `auto`.
     pub micro_batch: Option<u32>,
     /// The best evaluation on the way, where the config asks for it.
     pub best: Option<Best>,
@@ -109,6 +109,9 @@ pub struct Environment {
     /// How its attention ran, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
+    /// How the samples of a step are divided into passes, and why, where memory decided it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<String>,
     /// CPU cores of the machine.
     pub cores: usize,
     /// Operating system and architecture.

@@ -35,6 +35,7 @@ use crate::Error;
 use crate::estimate::Footprint;
 use crate::events::Sample;
 use crate::memory_plan::MemoryPlan;
+use crate::pass_size::PassSize;
 use models::Parameters;
 
 pub use epochs::Epochs;
@@ -77,6 +78,12 @@ pub trait Task {
 
     /// The device memory that a step needs, estimated before the first one.
     fn footprint(&self) -> Footprint;
+
+    /// How many samples are in a pass, where memory decides it (`train.per_device_train_batch_size: auto`). A task that does
+    /// not choose has those of a step in one pass, until memory runs out.
+    fn pass_size(&self) -> Option<&PassSize> {
+        None
+    }
 
     /// The memory plan, if the config requests one.
     fn memory_plan(&self) -> Option<&MemoryPlan> {

@@ -115,6 +115,68 @@ impl Observer for StopAt {
     }
 }
 
+/// A run whose limit has room for three samples takes passes of three, learns what one with room for six does, and goes on
+/// with them where there is more room.
+#[test]
+fn an_automatic_batch_is_divided_by_what_memory_has_room_for() {
+    let place = Place::new();
+    let whole = "model.offload={'': device}";
+    let batch = |rows: &str, passes: &str| {
+        [
+            format!("train.per_device_train_batch_size={rows}"),
+            format!("train.gradient_accumulation_steps={passes}"),
+        ]
+    };
+    let need = |name: &str, rows: &str, passes: &str| {
+        let [rows, passes] = batch(rows, passes);
+        let plan = place
+            .run(name, &[whole, &rows, &passes])
+            .memory_plan
+            .unwrap();
+        plan.plan.device_peak().0
+    };
+    let (three, six) = (need("three", "3", "2"), need("six", "6", "1"));
+    assert!(three < six);
+    let [rows, passes] = batch("auto", "6");
+    let auto = [whole, rows.as_str(), passes.as_str()];
+    let limit = format!("model.max_memory={{device: {three}}}");
+    let limited = [&auto[..], &[limit.as_str()]].concat();
+
+    let roomy = place.run("roomy", &auto);
+    assert_eq!((roomy.micro_batch, roomy.repeated_steps), (Some(6), 0));
+    place.assert_same("roomy", "six", "in one pass");
+
+    let divided = place.run("divided", &limited);
+    assert_eq!((divided.micro_batch, divided.repeated_steps), (Some(3), 0));
+    let said = divided.environment.batch.unwrap();
+    assert_eq!(
+        said,
+        "passes of 3 of the 6 samples of a step: memory has no room for 6"
+    );
+    let (divided, six) = (
+        losses_and_norms(&place, "divided"),
+        losses_and_norms(&place, "six"),
+    );
+    assert_eq!(divided.len(), 6);
+    for ([divided, _], [six, _]) in divided.iter().zip(&six) {
+        assert!((divided - six).abs() < 1e-6 * six, "{divided} and {six}");
+    }
+
+    let stop = Stop::default();
+    place.watched("cut", &limited, &mut StopAt(2, stop.clone()), &stop);
+    let resumed = [&auto[..], &["train.resume_from_checkpoint=latest"]].concat();
+    let resumed = place.run("cut", &resumed);
+    assert_eq!(resumed.micro_batch, Some(3));
+    assert!(
+        resumed
+            .environment
+            .batch
+            .unwrap()
+            .ends_with("as in the checkpoint")
+    );
+    place.assert_same("divided", "cut", "with more room after a cut");
+}
+
 fn resumes_exactly(settings: &[&str]) {
     let place = Place::new();
     place.run("whole", settings);

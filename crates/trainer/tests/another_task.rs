@@ -179,7 +179,7 @@ impl FlowMatching {
             latents: file.read_stored("latents")?,
             texts: file.read_stored("texts")?,
             order: BlockOrder::new(config.seed, (CLIPS - HELD_OUT + 1) as usize, 1),
-            rows: config.train.per_device_train_batch_size as usize,
+            rows: config.train.batch() as usize,
         })
     }
 

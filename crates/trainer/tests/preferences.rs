@@ -188,6 +188,35 @@ fn assert_logged(theirs: &Value, ours: &Value, loss: &str, what: &str) {
 }
 
 #[test]
+fn an_automatic_batch_of_pairs_is_learned_in_one_pass_if_it_fits() {
+    let place = Place::new();
+    let auto = [
+        "train.per_device_train_batch_size=auto",
+        "train.gradient_accumulation_steps=4",
+    ];
+    let summary = place.run("dpo", "auto", &auto);
+    assert_eq!(
+        summary.environment.batch.unwrap(),
+        "all 4 samples of a step in one pass"
+    );
+    place.run(
+        "dpo",
+        "four",
+        &[
+            "train.per_device_train_batch_size=4",
+            "train.gradient_accumulation_steps=1",
+        ],
+    );
+    assert_eq!(place.losses("auto"), place.losses("four"));
+    // Of a step, one pass is tried.
+    let dry = place.dry("dpo", &auto);
+    assert_eq!(
+        dry.environment.batch.unwrap(),
+        "all 4 samples of a step in one pass"
+    );
+}
+
+#[test]
 fn five_steps_of_each_loss_are_those_of_trl() {
     let place = Place::new();
     for (number, (case, of_trl)) in place.reference["runs"]

@@ -13,7 +13,9 @@ use models::Parameters;
 use models::formats::write_tensors;
 use serde_json::{Value, json};
 use surefoot_trainer::task::{Batch, EvaluationSums, Share, Task};
-use surefoot_trainer::{Allocator, Config, Error, Footprint, Observer, Sample, Start, Stop};
+use surefoot_trainer::{
+    Allocator, Config, Error, Footprint, Observer, PassSize, Sample, Start, Stop,
+};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_ext::distributed::Store;
 
@@ -33,6 +35,8 @@ struct Waves {
     rows: i64,
     /// What this rank meets.
     fault: String,
+    /// What it has room for, where that is asked.
+    pass_size: Option<PassSize>,
 }
 
 impl Waves {
@@ -62,6 +66,11 @@ impl Waves {
             width,
             position: 0,
             rows,
+            pass_size: (fault == "auto").then(|| PassSize {
+                rows: [4, 2][rank],
+                samples: 4,
+                reason: String::new(),
+            }),
             // Of all ranks, the second meets it.
             fault: if rank == 1 {
                 fault.into()
@@ -91,6 +100,10 @@ impl Task for Waves {
             activations: 0,
             logits: 0,
         }
+    }
+
+    fn pass_size(&self) -> Option<&PassSize> {
+        self.pass_size.as_ref()
     }
 
     /// The next rows, whatever their number: so that batches of any size are cut from one order.
@@ -199,6 +212,7 @@ fn product_that_ends_the_pass(
 /// What of the config a fault is about.
 fn keys(fault: &str) -> &'static str {
     match fault {
+        "auto" => "max_steps: 20, ema_decay: 0.9, gradient_accumulation_steps: 4",
         "bf16" => "max_steps: 20, ema_decay: 0.9, reduce_dtype: bfloat16",
         "deep, twice" => "max_steps: 20, gradient_accumulation_steps: 2",
         "deep, bf16" => "max_steps: 20, reduce_dtype: bfloat16",
@@ -221,10 +235,14 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
     let text = format!(
         "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
          unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, {keys}, \
-         per_device_train_batch_size: {rows}, learning_rate: {rate}, lr_scheduler_type: constant, \
+         per_device_train_batch_size: {batch}, learning_rate: {rate}, lr_scheduler_type: constant, \
          logging_steps: 1, eval_steps: 6, save_steps: 3, load_best_model_at_end: true}}}}",
         runs = folder.join("runs").display(),
         keys = keys(fault),
+        batch = match fault {
+            "auto" => "auto".to_owned(),
+            _ => rows.to_string(),
+        },
         rate = if fault.starts_with("deep") {
             0.0003
         } else {
@@ -324,6 +342,28 @@ fn two_ranks_end_where_one_with_their_batch_does() {
     let apart = apart.fold(0.0, f64::max);
     println!("weights differ by {apart:.1e}");
     assert!(apart < 1e-5, "{apart}");
+}
+
+#[test]
+fn ranks_take_passes_for_which_all_have_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    train(folder, "alone", 2 * ROWS, 0, "");
+    for summary in two_equal_ranks(folder, "auto") {
+        assert_eq!(summary["micro_batch"], 2);
+    }
+    let text = fs::read_to_string(folder.join("ranks-0.json")).unwrap();
+    assert!(
+        text.contains("another process has no room for more"),
+        "{text}"
+    );
+    let pairs = student(folder, "alone-0");
+    let pairs = pairs.into_iter().zip(student(folder, "ranks-0"));
+    assert!(
+        pairs
+            .into_iter()
+            .all(|(one, other)| (one - other).abs() < 1e-5)
+    );
 }
 
 #[test]

@@ -193,6 +193,50 @@ fn both_lists_of_blocks_are_streamed_and_learn_the_same() {
 }
 
 #[test]
+fn an_automatic_batch_of_pictures_is_divided_by_what_memory_has_room_for() {
+    let place = Place::new();
+    let run = |name: &str, more: &[&str]| {
+        let set = format!("name={name}");
+        let whole = "model.offload={'': device}";
+        let summary = place.run(&[&[set.as_str(), whole], more].concat()).unwrap();
+        let file = SafetensorsFile::open(&place.lora(name)).unwrap();
+        let names = file.names().into_iter();
+        let tensors = names.map(|name| file.read(&name, Kind::Float).unwrap());
+        (tensors.collect::<Vec<_>>(), summary)
+    };
+    let (whole, summary) = run("whole", &["train.per_device_train_batch_size=3"]);
+    let need = summary.memory_plan.unwrap().plan.device_peak().0;
+    let auto = [
+        "train.per_device_train_batch_size=auto",
+        "train.gradient_accumulation_steps=3",
+    ];
+    let (roomy, summary) = run("roomy", &auto);
+    assert_eq!(
+        summary.environment.batch.unwrap(),
+        "all 3 samples of a step in one pass"
+    );
+    assert!(whole == roomy);
+    let limit = format!("model.max_memory={{device: {}}}", need - 1);
+    let (divided, summary) = run("divided", &[&auto[..], &[&limit]].concat());
+    assert_eq!(
+        summary.environment.batch.unwrap(),
+        "passes of 1 of the 3 samples of a step: memory has no room for 3"
+    );
+    for (whole, divided) in whole.iter().zip(&divided) {
+        let apart = f64::try_from((whole - divided).abs().max()).unwrap();
+        assert!(apart < 1e-6, "{apart}");
+    }
+    // All of a model, without a plan.
+    let all = ["model.from_config=true", "adapter=null", "name=all"];
+    fs::write(place.path("model/transformer/config.json"), "{}").unwrap();
+    let summary = place.run(&[&auto[..], &all].concat()).unwrap();
+    assert_eq!(
+        summary.environment.batch.unwrap(),
+        "all 3 samples of a step in one pass"
+    );
+}
+
+#[test]
 fn a_quantised_model_learns() {
     let place = Place::new();
     for kind in ["int8", "nf4"] {

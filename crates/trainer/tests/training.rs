@@ -84,6 +84,35 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
 }
 
 #[test]
+fn an_automatic_batch_that_fits_is_one_pass_and_the_same_to_the_bit() {
+    let place = Place::new();
+    let batch = |rows: &str, passes: u32| {
+        [
+            format!("train.per_device_train_batch_size={rows}"),
+            format!("train.gradient_accumulation_steps={passes}"),
+        ]
+    };
+    let run = |name: &str, batch: [String; 2]| {
+        let summary = place.run(name, &[&batch[0], &batch[1]]).unwrap();
+        (summary.environment.batch, summary.micro_batch)
+    };
+    let said = "all 4 samples of a step in one pass".to_owned();
+    assert_eq!(run("auto", batch("auto", 4)), (Some(said), Some(4)));
+    assert_eq!(run("four", batch("4", 1)), (None, None));
+    let one = run("one", batch("auto", 1)).0.unwrap();
+    assert!(one.starts_with("a step has one sample"), "{one}");
+    run("by-one", batch("1", 1));
+    for (auto, explicit) in [("auto", "four"), ("one", "by-one")] {
+        let [auto, explicit] = [auto, explicit].map(|name| place.checkpoint(name, 8));
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let [auto, explicit] =
+                [&auto, &explicit].map(|folder| fs::read(folder.join(file)).unwrap());
+            assert!(auto == explicit, "{file}");
+        }
+    }
+}
+
+#[test]
 fn a_resume_after_lost_steps_repeats_them_and_their_records() {
     let place = Place::new();
     place.run("a", &[]).unwrap();

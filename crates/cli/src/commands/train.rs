@@ -429,6 +429,9 @@ impl Observer for ProgressDisplay {
         if let Some(attention) = &environment.attention {
             self.line(format!("attention  {attention}"));
         }
+        if let Some(batch) = &environment.batch {
+            self.line(format!("batch      {batch}"));
+        }
         self.line(format!("run        {}", start.folder.display()));
         for line in train_report::plan(start.plan) {
             self.line(line);

@@ -38,7 +38,7 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     }
     if summary.repeated_steps > 0 {
         let rows = summary.micro_batch.map_or(String::new(), |rows| {
-            format!(", and samples in one pass cut to {rows}")
+            format!(", at the end with {rows} samples in one pass")
         });
         let times = thousands(summary.repeated_steps);
         lines.push(format!("memory short    {times} steps repeated{rows}"));
@@ -191,6 +191,8 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
         .collect();
     let attention = environment.attention.as_ref();
     let attention = attention.map_or(String::new(), |path| format!("attention   {path}\n"));
+    let batch = environment.batch.as_ref();
+    let batch = batch.map_or(String::new(), |size| format!("batch       {size}\n"));
     let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
     format!(
         "dry run: everything is in place; nothing was trained, and no run folder made\n\
@@ -198,7 +200,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          device      {}\n\
          allocator   {}\n\
          data        {}\n\
-         model       {}\n{attention}\
+         model       {}\n{attention}{batch}\
          run         {start}\n\
          {changes}{plan}\
          first batch loss {:.4}, gradient norm {:.3}, {held_out}\n\

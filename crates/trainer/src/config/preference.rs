@@ -128,7 +128,14 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "set it to 0 beside `preference`",
         );
     }
-    if loss == LossType::Kto && config.train.per_device_train_batch_size < 2 {
+    if loss == LossType::Kto && config.train.has_auto_batch() {
+        report(
+            ["train", "per_device_train_batch_size"],
+            "`kto` estimates a divergence from all of a batch, so that the number in a pass changes what is learned, and `auto` \
+             cannot choose it",
+            "set `train.per_device_train_batch_size` to a number of 2 or more",
+        );
+    } else if loss == LossType::Kto && config.train.batch() < 2 {
         report(
             ["train", "per_device_train_batch_size"],
             "`kto` compares each prompt with the answer to another one of its batch, and one record has none",
@@ -203,6 +210,16 @@ mod tests {
                 "loss_type: kto",
                 "train: {per_device_train_batch_size: 1}",
                 "`train.per_device_train_batch_size`",
+            ),
+            (
+                "loss_type: kto",
+                "train: {per_device_train_batch_size: auto, gradient_accumulation_steps: 4}",
+                "`auto` cannot choose it",
+            ),
+            (
+                "",
+                "train: {per_device_train_batch_size: auto, gradient_accumulation_steps: 4}",
+                "",
             ),
             ("", "train: {group_by_length: true}", ""),
             (

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::batch_size::BatchSize;
 use super::bf16::Bf16;
 use super::optim::{Optim, OptimArgs};
 use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
@@ -23,9 +24,10 @@ section! {
         /// `gradient_accumulation_steps` and the processes; the last step of an epoch may have a smaller batch.
         #[schemars(extend("x-sets" = "the length of the run", "exclusiveMinimum" = 0), range(max = 1_000_000))]
         pub num_train_epochs: Option<f64> = None, for Any, resume Free;
-        /// Sequences per forward pass.
-        #[schemars(range(min = 1, max = 65_536))]
-        pub per_device_train_batch_size: u32 = 16, for Any, resume Free;
+        /// Sequences per forward pass. `auto` leaves that to the estimate of memory: a step then has as many sequences as
+        /// `gradient_accumulation_steps` says, in the largest equal passes that memory has room for, and learns the same
+        /// whatever the machine, up to rounding.
+        pub per_device_train_batch_size: BatchSize = BatchSize::Rows(16), for Any, resume Free;
         /// Sequences per forward pass of the evaluation; unset means as in training.
         #[schemars(range(min = 1, max = 65_536))]
         pub per_device_eval_batch_size: Option<u32> = None, for Any, resume Free;
@@ -418,12 +420,12 @@ impl TrainConfig {
 
     /// Batches of the data per step of this many processes.
     pub(crate) fn batches_in_step(&self, processes: usize) -> u64 {
-        processes as u64 * u64::from(self.gradient_accumulation_steps)
+        processes as u64 * u64::from(self.batches())
     }
 
     /// Samples per step of this many processes.
     pub(crate) fn samples_in_step(&self, processes: usize) -> u64 {
-        self.batches_in_step(processes) * u64::from(self.per_device_train_batch_size)
+        self.batches_in_step(processes) * u64::from(self.batch())
     }
 
     /// Whether the data is used epoch by epoch, so that no batch spans two.

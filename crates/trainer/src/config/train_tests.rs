@@ -25,6 +25,14 @@ fn conflicting_keys_are_refused_by_name() {
             "`train.warmup_steps` and `train.warmup_ratio` both set the length of the warm-up",
         ),
         (
+            &["per_device_train_batch_size=0"],
+            "out of range (allowed: at least 1 and at most 65536)",
+        ),
+        (
+            &["per_device_train_batch_size=most"],
+            "`train.per_device_train_batch_size` cannot be `most` (A number from 1 to 65536, or `auto`.)",
+        ),
+        (
             &["warmup_ratio=1.5"],
             "out of range (allowed: at least 0 and at most 1)",
         ),
@@ -323,4 +331,29 @@ fn a_config_with_all_keys_that_an_older_run_wrote_is_read() {
     }
     let other = Config::parse("x.yaml", "train: {sync_every: 2}", &[DATA.into()]);
     assert!(other.unwrap_err().to_string().contains("sync_every"));
+}
+
+#[test]
+fn an_automatic_batch_has_the_samples_of_a_step_and_is_written_as_it_was_read() {
+    let arguments = [
+        "train={per_device_train_batch_size: auto, gradient_accumulation_steps: 6}",
+        DATA,
+    ];
+    let config = Config::parse("x.yaml", "", &arguments.map(str::to_owned)).unwrap();
+    let train = &config.train;
+    assert_eq!(
+        (train.batch(), train.batches(), train.samples_in_step(2)),
+        (6, 1, 12)
+    );
+    let passes = config.in_passes_of(2).train;
+    assert_eq!(
+        (passes.batch(), passes.batches(), passes.samples_in_step(2)),
+        (2, 3, 12)
+    );
+    // The size of its passes is no part of the config.
+    let going_on = config.with_passes_so_far(Some(2));
+    let written = going_on.to_yaml().unwrap();
+    assert_eq!(Config::parse("y.yaml", &written, &[]).unwrap(), config);
+    let fixed = Config::parse("x.yaml", "", &[DATA.to_owned()]).unwrap();
+    assert_eq!(fixed.with_passes_so_far(Some(2)), fixed);
 }

@@ -228,7 +228,7 @@ impl PlannedDecoder<'_> {
             let train = &self.config.train;
             if !train.gradient_checkpointing {
                 text += "; `train.gradient_checkpointing: true` reduces the working memory";
-            } else if train.per_device_train_batch_size > 1 {
+            } else if train.batch() > 1 {
                 text +=
                     "; a smaller `train.per_device_train_batch_size` reduces the working memory";
             } else if self.config.model.quantization.is_none() {

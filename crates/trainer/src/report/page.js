@@ -423,6 +423,7 @@ function environment() {
   const rows = [["surefoot", e.surefoot], ["libtorch", e.libtorch], ["device", e.device],
     ["allocator", e.allocator], ["system", `${e.system}, ${e.cores} cores`], ["data", e.data], ["model", e.model],
     ["peak of the process", bytes(m.peak_resident_bytes)]];
+  if (e.batch) rows.push(["batch", e.batch]);
   if (m.peak_held_bytes !== null) rows.push(["held by the allocator at its peak", `${bytes(m.peak_held_bytes)}, ${whole.format(m.driver_allocations)} driver allocations`]);
   at("environment").querySelector("div").append(table(null, rows));
   for (const row of at("environment").querySelectorAll("tr")) row.firstChild.replaceWith(make("th", {}, row.firstChild.textContent));

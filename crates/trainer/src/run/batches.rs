@@ -8,13 +8,13 @@ impl Run<'_> {
     /// This rank's batches of a step on the host, each with its share of the step's loss, and the units of
     /// all ranks. The loss is the mean over all targets of the step, however they are divided into batches.
     pub(super) fn batches(&mut self) -> Result<(Vec<(Batch, f64)>, u64), Error> {
-        let passes = self.config.train.gradient_accumulation_steps as usize;
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        let batches = self.config.train.batches_in_step(size) as usize;
         // Every rank goes through the batches of all ranks, so that the position in the data is that of the
         // step, and N ranks train on the same data as one with N times the batch.
         let (mut own, mut total, mut units, mut given) = (Vec::new(), 0.0, 0, 0);
         let mut last = None;
-        while given < passes * size {
+        while given < batches {
             let batch = self.task.next_batch()?;
             let weight = self.task.loss_weight(&batch)?;
             total += weight;

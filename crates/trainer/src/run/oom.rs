@@ -7,43 +7,34 @@
 
 use std::num::NonZeroU32;
 
-use placement::oom::{BatchShape, Exhausted, OomAction, OomPolicy};
+use placement::oom::{Exhausted, OomAction, OomPolicy};
 use platform::Bytes;
 use platform::oom_message::OomNumbers;
 
 use crate::Error;
 use crate::config::TrainConfig;
 use crate::events::OomRetry;
+use crate::pass_size::{shapes, whole};
 
 /// The out-of-memory policy of a run, and how often it was needed.
 #[derive(Debug)]
 pub(super) struct OomRecovery {
     plan: OomPolicy,
-    configured: NonZeroU32,
+    /// What the config says of passes, unless it leaves their size to memory.
+    configured: Option<NonZeroU32>,
     /// Number of steps repeated after running out of memory.
     pub(super) repeated_steps: u64,
 }
 
 impl OomRecovery {
-    /// For the start of a run, or for a resumed one: then with the micro-batch size from the checkpoint, so
-    /// that sums are rounded the same.
-    pub(super) fn new(config: &TrainConfig, saved_rows: Option<u32>) -> Self {
-        let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        let configured = at_least_one(config.per_device_train_batch_size);
-        let mut shape = BatchShape {
-            micro_batch: configured,
-            accumulation: at_least_one(config.gradient_accumulation_steps),
-        };
-        let smaller = std::iter::successors(Some(shape), |shape| shape.smaller());
-        if let Some(found) = smaller
-            .skip(1)
-            .find(|shape| Some(shape.micro_batch.get()) == saved_rows)
-        {
-            shape = found;
-        }
+    /// For the start of a run, with the size of passes if memory decided it; or for a resumed one, with the micro-batch size
+    /// from the checkpoint, so that sums are rounded the same.
+    pub(super) fn new(config: &TrainConfig, rows: Option<u32>) -> Self {
+        let whole = whole(config);
+        let found = shapes(config).find(|shape| Some(shape.micro_batch.get()) == rows);
         Self {
-            plan: OomPolicy::new(shape, false),
-            configured,
+            plan: OomPolicy::new(found.unwrap_or(whole), false),
+            configured: (!config.has_auto_batch()).then_some(whole.micro_batch),
             repeated_steps: 0,
         }
     }
@@ -58,10 +49,10 @@ impl OomRecovery {
         i64::from(self.plan.shape().micro_batch.get())
     }
 
-    /// Samples per pass, if fewer than configured.
+    /// Samples per pass, if they are not those of the config.
     pub(super) fn micro_batch(&self) -> Option<u32> {
         let micro_batch = self.plan.shape().micro_batch;
-        (micro_batch < self.configured).then_some(micro_batch.get())
+        (Some(micro_batch) != self.configured).then_some(micro_batch.get())
     }
 
     /// A step succeeded.
@@ -112,10 +103,11 @@ impl From<Exhausted> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::BatchSize;
 
     fn config(micro_batch: u32, accumulation: u32) -> TrainConfig {
         TrainConfig {
-            per_device_train_batch_size: micro_batch,
+            per_device_train_batch_size: BatchSize::Rows(micro_batch),
             gradient_accumulation_steps: accumulation,
             ..TrainConfig::default()
         }
@@ -163,5 +155,12 @@ mod tests {
         // It does not apply to a run with another batch size.
         let recovery = OomRecovery::new(&config(9, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
+        // Where memory decides, a checkpoint has it even if it is the whole batch.
+        let mut left = config(1, 8);
+        left.per_device_train_batch_size = BatchSize::Auto(None);
+        for rows in [8, 4] {
+            let recovery = OomRecovery::new(&left, Some(rows));
+            assert_eq!(recovery.micro_batch(), Some(rows));
+        }
     }
 }

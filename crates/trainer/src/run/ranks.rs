@@ -15,6 +15,7 @@ use crate::config::{self, Config, ConfigError};
 use crate::device;
 use crate::events::Evaluation;
 use crate::optim::Gradients;
+use crate::pass_size::PassSize;
 use crate::ranks::Ranks;
 use crate::resume::Resumed;
 use crate::stop::Stop;
@@ -110,6 +111,32 @@ pub(super) fn share_trained(
         trained.optimizer.set_steps(&state.steps_of_turns())?;
     }
     Ok(())
+}
+
+/// The config of a run that goes on with passes of the size so far, if memory decided it; only rank 0 knows the checkpoint.
+pub(super) fn with_passes_so_far(
+    ranks: &mut Ranks,
+    config: &Config,
+    resumed: Option<&Resumed>,
+) -> Result<Config, Error> {
+    if !config.train.has_auto_batch() {
+        return Ok(config.clone());
+    }
+    let so_far = ranks.broadcast_value(|| Ok(resumed.and_then(Resumed::pass_size)))?;
+    Ok(config.with_passes_so_far(so_far))
+}
+
+/// How many samples are in a pass of each rank, where memory decides it: as many as all have room for, so that one number says it
+/// in a checkpoint.
+pub(super) fn pass_size(ranks: &mut Ranks, task: &dyn Task) -> Result<Option<PassSize>, Error> {
+    let Some(own) = task.pass_size() else {
+        return Ok(None);
+    };
+    let mut sizes = vec![0.0; ranks.size()];
+    sizes[ranks.rank()] = f64::from(own.rows);
+    let sizes = ranks.sum_numbers(&sizes)?.into_iter();
+    let least = sizes.fold(f64::INFINITY, f64::min);
+    Ok(Some(own.clone().at_most(least as u32)))
 }
 
 /// Overlaps sums of gradients with the backward pass, if all ranks can.

@@ -11,6 +11,7 @@ use crate::adapter_speed;
 use crate::config::Config;
 use crate::estimate::{self, Footprint};
 use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
+use crate::pass_size::{PassSize, room};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
 use models::language::{Decoder, DecoderOptions};
@@ -23,12 +24,14 @@ pub(super) struct BaseModel {
     pub(super) adapter: Option<Attached>,
     pub(super) parameters: Parameters,
     pub(super) footprint: Footprint,
+    /// How its samples are divided, where memory decides it.
+    pub(super) pass_size: Option<PassSize>,
     /// What was decided about memory, where the config asks for it.
     pub(super) plan: Option<MemoryPlan>,
 }
 
-/// The loss of a model on a batch of the largest size.
-pub(super) type Loss<'a> = &'a dyn Fn(&Decoder) -> Result<Tensor, Error>;
+/// The loss of a model on so many of the longest samples.
+pub(super) type Loss<'a> = &'a dyn Fn(&Decoder, u32) -> Result<Tensor, Error>;
 
 /// Everything that a model is made from.
 struct Plans<'a> {
@@ -56,7 +59,12 @@ impl BaseModel {
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
-        let plans = Plans::new(config, pretrained, (context, loss), placer.device());
+        let device = placer.device();
+        let pass_size = PassSize::choose(config, room(config, memory), |config| {
+            Plans::new(config, pretrained, (context, loss), device).need(memory)
+        })?;
+        let config = &config.in_passes_of(PassSize::rows(pass_size.as_ref(), config));
+        let plans = Plans::new(config, pretrained, (context, loss), device);
         let plan = match config.model.offload_options() {
             Some(options) => Some(plans.plan(memory, &options)?),
             None => None,
@@ -70,7 +78,7 @@ impl BaseModel {
             streaming = plan.streaming(MODEL, placer, &pass)?;
         }
         let streamed = plan.as_ref().map_or(&[][..], |plan| &plan.streamed);
-        let pass = plans.measured(streamed)?;
+        let (pass, _) = plans.measured(streamed)?;
         tch::manual_seed(config.seed as i64);
         let mut parameters = Parameters::default();
         let mut attachment = plans.attachment()?;
@@ -88,6 +96,7 @@ impl BaseModel {
         Ok(Self {
             footprint: Footprint::new(model.bytes()? + parameters.count() * 4, pass),
             adapter: attachment.map(Attachment::finish).transpose()?,
+            pass_size,
             model,
             parameters,
             plan,
@@ -194,8 +203,19 @@ impl<'a> Plans<'a> {
         }
     }
 
-    /// What a pass needs if these blocks are streamed.
-    fn measured(&self, streamed: &[usize]) -> Result<PassMemory, Error> {
+    /// The most bytes on the device at once; `None` if the config asks for a plan, and there is none within `memory`.
+    fn need(&self, memory: Memory) -> Result<Option<Bytes>, Error> {
+        let Some(options) = self.config.model.offload_options() else {
+            let (pass, parameters) = self.measured(&[])?;
+            return estimate::peak_of(self.config, pass, &parameters).map(Some);
+        };
+        // What else is wrong with it is told of the smallest pass, too.
+        let plan = self.plan(memory, &options).ok();
+        Ok(plan.map(|plan| plan.plan.device_peak()))
+    }
+
+    /// What a pass needs if these blocks are streamed, and what is trained.
+    fn measured(&self, streamed: &[usize]) -> Result<(PassMemory, Parameters), Error> {
         let mut attachment = self.attachment()?.map(Attachment::without_values);
         let mut parameters = Parameters::default();
         let mut source = self.shapes();
@@ -207,7 +227,9 @@ impl<'a> Plans<'a> {
             let builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
             self.decoder(&mut builder.streamed(Some(streaming)))
         };
-        Ok(estimate::measured(self.device, build, self.loss))
+        let rows = self.config.train.batch();
+        let pass = estimate::measured(self.device, build, |model| (self.loss)(model, rows));
+        Ok((pass, parameters))
     }
 
     fn shapes(&self) -> MetaWeights<'_> {
@@ -233,7 +255,7 @@ impl<'a> Plans<'a> {
             decoder: &decoder,
             parameters: &parameters,
             stored: self.stored(),
-            measured: &|streamed| self.measured(streamed),
+            measured: &|streamed| Ok(self.measured(streamed)?.0),
         };
         planned.plan(memory, options)
     }

@@ -25,7 +25,7 @@ impl TrainingBlocks {
     /// Blocks in this order, of data that `identity` tells apart from other data.
     pub(super) fn new(order: BlockOrder, train: &TrainConfig, identity: Value) -> Self {
         Self {
-            batch: train.per_device_train_batch_size as usize,
+            batch: train.batch() as usize,
             // Blocks in the order of their file belong together by batches.
             by_epoch: train.by_epoch() || !order.is_shuffled(),
             order,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use placement::Placer;
+use placement::plan::Memory;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -16,6 +17,7 @@ use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
 use crate::estimate::{self, Footprint};
 use crate::events::Sample;
+use crate::pass_size::{PassSize, room};
 use models::Parameters;
 use models::formats::write_tensors;
 use models::language::{Decoder, DecoderConfig, DecoderOptions, attention_path};
@@ -31,6 +33,7 @@ pub struct CausalLm {
     eval_batch_size: usize,
     seed: u64,
     footprint: Footprint,
+    pass_size: Option<PassSize>,
     /// What the model computes.
     shape: DecoderConfig,
     initializer_range: f64,
@@ -39,7 +42,7 @@ pub struct CausalLm {
 }
 
 impl CausalLm {
-    /// A fresh model for `data`.
+    /// A fresh model for `data`, to be trained within `memory` where that decides how.
     ///
     /// # Errors
     /// When memory runs out.
@@ -47,6 +50,7 @@ impl CausalLm {
         config: &Config,
         data: TextData,
         placer: &mut Placer,
+        memory: Memory,
     ) -> Result<Self, Error> {
         let block_size = config.data.block_size as usize;
         let compute = config.train.bf16.kind(placer.device());
@@ -56,24 +60,33 @@ impl CausalLm {
             initializer_range: config.model.initializer_range,
             device: placer.device(),
         };
-        let batch_size = config.train.per_device_train_batch_size;
-        let build = || {
-            let mut source = MetaWeights::new(None, (Kind::Float, options.device));
-            let mut parameters = Parameters::default();
-            let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
-            Ok(Decoder::new(&shape, options, &mut builder)?)
-        };
         // Before memory is measured: to find the kernel, some are tried on numbers.
         let attention = attention_path(
             &shape,
             (placer.device(), compute),
             (block_size as i64, false),
         )?;
-        let pass = estimate::measured(options.device, build, |model: &Decoder| {
-            let size = [i64::from(batch_size), block_size as i64];
-            let tokens = Tensor::f_zeros(size, (Kind::Int64, options.device))?;
-            loss(model, &tokens, &tokens)
-        });
+        let measured = |config: &Config| {
+            let mut source = MetaWeights::new(None, (Kind::Float, options.device));
+            let mut parameters = Parameters::default();
+            let build = || {
+                let mut builder =
+                    Builder::new(&mut source, &mut parameters, compute, Base::Trained);
+                Ok(Decoder::new(&shape, options, &mut builder)?)
+            };
+            let pass = estimate::measured(options.device, build, |model: &Decoder| {
+                let size = [i64::from(config.train.batch()), block_size as i64];
+                let tokens = Tensor::f_zeros(size, (Kind::Int64, options.device))?;
+                loss(model, &tokens, &tokens)
+            });
+            (pass, parameters)
+        };
+        let pass_size = PassSize::choose(config, room(config, memory), |config| {
+            let (pass, parameters) = measured(config);
+            estimate::peak_of(config, pass, &parameters).map(Some)
+        })?;
+        let rows = PassSize::rows(pass_size.as_ref(), config);
+        let (pass, _) = measured(&config.in_passes_of(rows));
         let mut parameters = Parameters::default();
         let mut source = RandomWeights::new(config.seed, placer);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
@@ -81,6 +94,7 @@ impl CausalLm {
         let train = &config.train;
         Ok(Self {
             footprint: Footprint::new(model.bytes()? + parameters.count() * 4, pass),
+            pass_size,
             model,
             parameters,
             blocks: TrainingBlocks::new(
@@ -94,7 +108,7 @@ impl CausalLm {
             ),
             data,
             block_size,
-            eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
+            eval_batch_size: train.per_device_eval_batch_size.unwrap_or(rows) as usize,
             seed: config.seed,
             attention,
             shape,
@@ -224,6 +238,10 @@ impl Task for CausalLm {
 
     fn footprint(&self) -> Footprint {
         self.footprint
+    }
+
+    fn pass_size(&self) -> Option<&PassSize> {
+        self.pass_size.as_ref()
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -373,4 +391,51 @@ fn decoder_config(
         "eos_token_id": end_of_text,
     });
     Ok(DecoderConfig::from_json(Path::new("model"), keys)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::{Bytes, Policy};
+
+    use super::*;
+
+    #[test]
+    fn passes_are_as_large_as_the_estimate_has_room_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text.txt");
+        std::fs::write(&path, "bottles of ale\n".repeat(300)).unwrap();
+        let text = "{device: cpu, data: {path: unused, block_size: 64}, model: {hidden_size: 16, intermediate_size: 512, \
+                    num_hidden_layers: 2, num_attention_heads: 2}, train: {bf16: false, per_device_train_batch_size: auto, \
+                    gradient_accumulation_steps: 8}}";
+        let config = Config::parse("test.yaml", text, &[]).unwrap();
+        let opened = |megabytes: f64| {
+            let data = TextData::load(&config.data, 1, &path, None, &|_, _| {
+                Err(Error::Data("no records".into()))
+            });
+            let mut placer = Placer::new(tch::Device::Cpu, Policy::default()).unwrap();
+            let bytes = Bytes((megabytes * 1e6) as u64);
+            let memory = placer.memory(bytes, bytes);
+            CausalLm::from_scratch(&config, data.unwrap(), &mut placer, memory).unwrap()
+        };
+        let mut rows = Vec::new();
+        let mut passes = Vec::new();
+        for megabytes in [0.0, 3.0, 5.0, 8.0, 12.0, 1000.0] {
+            let task = opened(megabytes);
+            let size = task.pass_size().unwrap();
+            assert_eq!(size.samples, 8);
+            assert_eq!(task.eval_batch_size, size.rows as usize);
+            rows.push(size.rows);
+            passes.push(task.footprint.activations);
+        }
+        assert!(
+            rows.is_sorted() && passes.is_sorted(),
+            "{rows:?} {passes:?}"
+        );
+        assert_eq!((rows[0], rows[5]), (1, 8));
+        assert!(rows.contains(&2) || rows.contains(&4), "{rows:?}");
+        assert!(
+            passes[0] * 6 < passes[5],
+            "the estimate is that of a pass: {passes:?}"
+        );
+    }
 }

@@ -35,7 +35,9 @@ pub(crate) use self::imagined::Imagined;
 pub(crate) use self::model::write_model;
 use self::model::{Denoiser, TrainedWeights};
 use self::opened::opened;
-use self::plan::{PlannedExperts, component, expect_room, has_offloaded_modules, measured};
+use self::plan::{
+    PlannedExperts, component, expect_room, has_offloaded_modules, measured, working,
+};
 use self::previews::Previews;
 use self::weights::{means, squares};
 use super::clip_order::{ClipOrder, Position, repeats};
@@ -49,6 +51,7 @@ use crate::events::Sample;
 use crate::media::{Clip, Encoded, LOSS_MASK, ShownMedia, VideoData, masked_means, shown_media};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
+use crate::pass_size::{PassSize, room};
 use crate::text::thousands;
 
 /// The name of the weights of a batch's clips, `[rows]`, where they differ.
@@ -69,6 +72,7 @@ pub struct DiffusionTask {
     model: Arc<dyn Diffusion>,
     data: VideoData,
     previews: Option<Previews>,
+    pass_size: Option<PassSize>,
     /// The memory plan of a frozen model.
     plan: Option<MemoryPlan>,
     /// What a pass of the first expert needs.
@@ -106,26 +110,34 @@ impl DiffusionTask {
         let device = placer.device();
         let source = ClipSource::new(&data.training, &model);
         let largest = |rows: u32| source.largest(rows);
-        let plan = match &config.adapter {
-            None => None,
+        let first = parts.first().and_then(|part| part.expert);
+        let machine = (compute, device);
+        let (pass_size, plan) = match &config.adapter {
+            None => {
+                let size = PassSize::choose(config, room(config, memory), |config| {
+                    let measured = measured(config, &model, &largest, first, machine, &[])?;
+                    Ok(Some(working(config, measured, parts.len())))
+                })?;
+                (size, None)
+            }
             Some(_) => {
                 let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
-                let machine = (compute, device);
                 let other = previews.as_ref().and_then(Previews::other);
                 let shown = (previews.is_some(), other);
                 let planned =
                     PlannedExperts::new(config, &model, &largest, machine, &trained, shown)?;
-                Some(planned.plan(memory)?)
+                let size = planned.pass_size(memory)?;
+                let plan = planned.plan(memory, PassSize::rows(size.as_ref(), config))?;
+                (size, Some(plan))
             }
         };
-        let first = parts.first().and_then(|part| part.expert);
+        let of_passes = &config.in_passes_of(PassSize::rows(pass_size.as_ref(), config));
         let streamed = plan.as_ref().map(|plan| plan.streamed_of(component(first)));
         let streamed = streamed.unwrap_or_default();
-        let machine = (compute, device);
-        let measured = measured(config, &model, &largest, first, machine, &streamed)?;
+        let measured = measured(of_passes, &model, &largest, first, machine, &streamed)?;
         let pass = measured.pass;
         if config.adapter.is_none() {
-            expect_room(config, measured, parts.len(), memory)?;
+            expect_room(of_passes, measured, parts.len(), memory)?;
         }
         let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
@@ -153,7 +165,7 @@ impl DiffusionTask {
             residency.forget();
         }
         residency.enter(&experts, Some(0), placer)?;
-        let rows = config.train.per_device_train_batch_size as usize;
+        let rows = config.train.batch() as usize;
         let asked = config.data.num_repeats;
         let asked = |clip: &Clip| (asked.unwrap_or(clip.repeats), clip.is_regular);
         let repeats = repeats(&data.training.iter().map(asked).collect::<Vec<_>>());
@@ -165,8 +177,8 @@ impl DiffusionTask {
         let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
             let train = &config.train;
-            let passes = train.gradient_accumulation_steps.into();
-            let of_epochs = || steps_of(&clips, train.num_train_epochs.unwrap_or(1.0), passes);
+            let batches = train.batches().into();
+            let of_epochs = || steps_of(&clips, train.num_train_epochs.unwrap_or(1.0), batches);
             let all = train.steps().unwrap_or_else(of_epochs);
             if all <= steps {
                 tracing::warn!(
@@ -185,6 +197,7 @@ impl DiffusionTask {
             model,
             data,
             previews,
+            pass_size,
             plan,
             pass,
             config: config.clone(),
@@ -383,6 +396,10 @@ impl Task for DiffusionTask {
         };
         let base = self.plan.as_ref().map_or(0, on_device);
         Footprint::new(base + self.parameters.count() * 4, self.pass)
+    }
+
+    fn pass_size(&self) -> Option<&PassSize> {
+        self.pass_size.as_ref()
     }
 
     /// If the config requests one, or the experts swap places on the device.

@@ -26,6 +26,7 @@ use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens, ends_of_answers};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::{NoObserver, Observer};
+use crate::pass_size::PassSize;
 use crate::text::thousands;
 use models::Parameters;
 use models::adapters::{Attached, Naming, PeftAdapter, adapter_config, write_peft};
@@ -49,6 +50,7 @@ pub struct FineTune {
     adapter: Option<Attached>,
     parameters: Parameters,
     footprint: Footprint,
+    pass_size: Option<PassSize>,
     plan: Option<MemoryPlan>,
     data: FineTuneData,
     /// Set if it learns from preferences.
@@ -92,8 +94,7 @@ impl FineTune {
         let context = limit.min(SAMPLE_CONTEXT).max(longest);
         let preference = Preference::new(config, data.training.rows().unwrap_or_default());
         let train = &config.train;
-        let batch_size = train.per_device_train_batch_size;
-        let rows = vec![data.training.longest_row(); batch_size as usize];
+        let rows = vec![data.training.longest_row(); train.batch() as usize];
         let batch = placer.batch(batch_of(&data, preference.as_ref(), &rows)?)?;
         let compute = train.bf16.kind(placer.device());
         // Before memory is measured: to find the kernel, some are tried on numbers.
@@ -102,7 +103,8 @@ impl FineTune {
             (placer.device(), compute),
             (longest, data.training.packed()),
         )?;
-        let loss = |model: &Decoder| {
+        let loss = |model: &Decoder, rows: u32| {
+            let batch = batch.narrow(0, rows.into())?;
             let pass = Pass::Train {
                 checkpoint: train.gradient_checkpointing,
             };
@@ -116,8 +118,10 @@ impl FineTune {
             adapter,
             parameters,
             footprint,
+            pass_size,
             plan,
         } = BaseModel::load(config, &pretrained, (context, &loss), placer, memory)?;
+        let rows = PassSize::rows(pass_size.as_ref(), config);
         Ok(Self {
             attention,
             model,
@@ -126,11 +130,12 @@ impl FineTune {
             adapter,
             parameters,
             footprint,
+            pass_size,
             plan,
             data,
             preference,
             context,
-            eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
+            eval_batch_size: train.per_device_eval_batch_size.unwrap_or(rows) as usize,
             checkpoint: train.gradient_checkpointing,
             save_merged: config.adapter.as_ref().is_some_and(|a| a.save_merged),
             seed: config.seed,
@@ -286,6 +291,10 @@ impl Task for FineTune {
 
     fn footprint(&self) -> Footprint {
         self.footprint
+    }
+
+    fn pass_size(&self) -> Option<&PassSize> {
+        self.pass_size.as_ref()
     }
 
     fn memory_plan(&self) -> Option<&MemoryPlan> {

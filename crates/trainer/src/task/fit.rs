@@ -67,7 +67,7 @@ fn of_text(
     memory: Memory,
 ) -> Result<Bytes, Error> {
     let (train, length) = (&config.train, i64::from(config.data.block_size));
-    let size = [i64::from(train.per_device_train_batch_size), length];
+    let size = [i64::from(train.batch()), length];
     let tokens = Tensor::f_zeros(size, (Kind::Int64, device))?;
     let named = |name: &str| (name.to_owned(), tokens.shallow_clone());
     let batch = Batch::new(vec![named("tokens"), named("targets")], 0);
@@ -77,6 +77,7 @@ fn of_text(
     let pass = Pass::Train {
         checkpoint: train.gradient_checkpointing,
     };
-    let loss = |model: &Decoder| loss_of_tokens(model, &batch, train.label_smoothing_factor, pass);
+    let loss =
+        |model: &Decoder, _| loss_of_tokens(model, &batch, train.label_smoothing_factor, pass);
     base_model::peak(config, pretrained, (length, &loss), device, memory)
 }

@@ -56,7 +56,7 @@ pub(super) enum Set {
 pub(super) fn form(config: &Config) -> Option<Form> {
     let preference = config.preference.as_ref()?;
     Some(match preference.loss_type {
-        LossType::Kto => Form::Mismatched(config.train.per_device_train_batch_size as usize),
+        LossType::Kto => Form::Mismatched(config.train.batch() as usize),
         LossType::Orpo => Form::WholePairs,
         _ => Form::Pairs,
     })

@@ -13,6 +13,9 @@ use crate::config::words::{needless, our_key, translated, value_of};
 /// What is said of another adapter.
 const ADAPTERS: &str = "the adapters here are LoRA, DoRA, LoHa, LoKr and LoRA+";
 
+/// Samples of a batch.
+const BATCH: &str = "train.per_device_train_batch_size";
+
 /// What becomes of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Meaning {
@@ -260,6 +263,15 @@ impl Keys<'_> {
             }
             "train_on_inputs" | "train_on_prompt" if value == false => {
                 nothing("the loss is that of the answers, as there")
+            }
+            _ if text == "auto" && our_key(word, item.section()) == Some(BATCH) => {
+                one(Meaning::Guess(
+                    BATCH,
+                    value.clone(),
+                    "a step there has as many samples as memory has room for, times the accumulation; here it has as many as \
+                     `train.gradient_accumulation_steps` says: set that"
+                        .into(),
+                ))
             }
             _ => one(self.by_words(item)),
         }

@@ -27,9 +27,10 @@ use super::expert::{attachment, offload_activations};
 use super::weights::{means, squares};
 use crate::Error;
 use crate::adapter_speed;
-use crate::config::{Config, Quantization, TrainConfig};
+use crate::config::{Config, Quantization};
 use crate::estimate;
 use crate::memory_plan::{MemoryPlan, decide, is_free, unlimited};
+use crate::pass_size::PassSize;
 use crate::text::thousands;
 
 /// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
@@ -142,14 +143,32 @@ impl<'a> PlannedExperts<'a> {
         });
     }
 
-    /// Plans within `memory`, as configured.
+    /// How many clips are in a pass, where memory decides it.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(super) fn pass_size(&self, memory: Memory) -> Result<Option<PassSize>, Error> {
+        let options = self.options();
+        PassSize::choose(self.config, memory.on_device(), |config| {
+            let request = PlanRequest {
+                config,
+                options: &options,
+                margin: MARGINS[0],
+                rows: config.train.batch(),
+            };
+            let planned = self.attempt(&self.components, memory, &request)?;
+            Ok(planned.ok().map(|plan| plan.device_peak()))
+        })
+    }
+
+    /// Plans within `memory`, as configured, passes of `rows` clips.
     ///
     /// # Errors
     /// If it does not fit however the batches are split, with what would fit; or an option does not apply to
     /// this model.
-    pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
+    pub(super) fn plan(&self, memory: Memory, rows: u32) -> Result<MemoryPlan, Error> {
         let options = self.options();
-        let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
+        let attempts = MARGINS.iter().map(|margin| (*margin, rows));
         let mut refused = None;
         for (margin, rows) in attempts.chain([(MARGINS[2], 1)]) {
             let request = PlanRequest {
@@ -182,7 +201,7 @@ impl<'a> PlannedExperts<'a> {
             config: self.config,
             options: &self.options(),
             margin: MARGINS[1],
-            rows: self.rows(),
+            rows: self.config.train.batch(),
         };
         let planned = self.attempt(&self.components, memory, &request)?;
         Ok(planned.map(|plan| plan.device_peak()))
@@ -197,10 +216,6 @@ impl<'a> PlannedExperts<'a> {
         })
     }
 
-    fn rows(&self) -> u32 {
-        self.config.train.per_device_train_batch_size
-    }
-
     /// Plans the turns of `components`.
     fn attempt(
         &self,
@@ -208,13 +223,7 @@ impl<'a> PlannedExperts<'a> {
         memory: Memory,
         request: &PlanRequest,
     ) -> Result<Result<Plan, PlanError>, Error> {
-        let config = Config {
-            train: TrainConfig {
-                per_device_train_batch_size: request.rows,
-                ..request.config.train.clone()
-            },
-            ..request.config.clone()
-        };
+        let config = request.config.in_passes_of(request.rows);
         let working = |streamed: &[usize]| {
             let bytes = working(&config, self.measured(&config, streamed)?, self.trained);
             Ok(Bytes(bytes.0 / 10 * request.margin))
@@ -236,7 +245,7 @@ impl<'a> PlannedExperts<'a> {
         let train = &config.train;
         let key = format!(
             "{} {} {} {:?} {streamed:?}",
-            train.per_device_train_batch_size,
+            train.batch(),
             train.gradient_checkpointing,
             train.activation_offload,
             config.model.quantization,
@@ -415,7 +424,7 @@ pub(super) fn measured(
     streamed: &[usize],
 ) -> Result<Measured, Error> {
     let part = which.unwrap_or(Which::High);
-    let rows = config.train.per_device_train_batch_size;
+    let rows = config.train.batch();
     let largest = largest(rows)?;
     let conditions = largest
         .conditions
@@ -483,11 +492,11 @@ pub(super) fn measured(
 
 /// What a step needs besides the frozen weights: the passes of one expert, and the trained parameters of
 /// `experts` with gradients and moments.
-fn working(config: &Config, measured: Measured, experts: usize) -> Bytes {
+pub(super) fn working(config: &Config, measured: Measured, experts: usize) -> Bytes {
     let trained = measured.trained * 4;
     let moments = measured.trained * config.train.optim.bytes_of_each();
     let averages = u64::from(config.train.ema_decay.is_some()) * trained;
-    let several = config.train.gradient_accumulation_steps > 1;
+    let several = config.train.batches() > 1;
     let so_far = if several { trained } else { 0 };
     let resting = experts as u64 * (trained + moments + averages);
     let pass = so_far + measured.pass.kept + measured.pass.temporary;

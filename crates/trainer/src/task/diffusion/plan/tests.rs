@@ -222,7 +222,7 @@ impl Place {
         let largest = |rows: u32| source.largest(rows);
         let none = (false, None);
         let planned = PlannedExperts::new(&config, &self.model, &largest, machine, &[None], none)?;
-        planned.plan(memory)
+        planned.plan(memory, config.train.batch())
     }
 
     /// Bytes of the device that a plan takes, its blocks and how many of them are streamed.
