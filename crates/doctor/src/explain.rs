@@ -394,6 +394,11 @@ impl Explainer {
         };
         let mut matches = self.messages.finish(&self.context, hints, self.catalogue);
         let system = self.context.system();
+        let complains =
+            |found: &Match| found.values.is_empty() && self.catalogue.is_complaint(&found.id);
+        let has_failed = failure::is_printed(text)
+            || failure::complaint(text).is_some()
+            || self.matches.iter().any(complains);
         matches.extend(self.matches.into_iter().filter(|found| {
             let entry = self.catalogue.entry(&found.id);
             entry.is_some_and(|(owner, entry)| {
@@ -401,10 +406,7 @@ impl Explainer {
                     && entry.scope.holds_on(system)
                     && self.catalogue.is_supported(owner, &self.seen)
                     && (!entry.said || text.is_empty() || failure::is_post(text))
-                    && (found.values.is_empty()
-                        || text.is_empty()
-                        || failure::is_printed(text)
-                        || failure::complaint(text).is_some())
+                    && (found.values.is_empty() || text.is_empty() || has_failed)
             })
         }));
         drop_covered(&mut matches, self.catalogue);
@@ -482,7 +484,9 @@ impl Explainer {
         self.match_patterns(line, number, true);
         if number <= MOST_SAID {
             for sentence in failure::sentences(line, number) {
-                self.match_sentence(sentence, line, number);
+                if !failure::is_over(sentence) {
+                    self.match_sentence(sentence, line, number);
+                }
                 let found = difference::read(sentence, line, number, self.catalogue);
                 let is_new = |one: &Match| self.matches.iter().all(|known| known.id != one.id);
                 self.matches.extend(found.filter(is_new));
@@ -562,7 +566,8 @@ impl Explainer {
 
 /// Whether the program itself marks a line as information or debugging.
 fn is_remark(line: &str) -> bool {
-    signs::REMARKS.iter().any(|mark| line.contains(mark))
+    let has = |marks: &[&str]| marks.iter().any(|mark| line.contains(mark));
+    has(signs::REMARKS) && !has(signs::TELLING)
         || line.contains("level=INFO") && line.contains("shared object file")
 }
 

@@ -276,6 +276,9 @@ fn a_complaint_without_a_message_gets_its_usual_causes_and_questions() {
     let text =
         "Training crashes on my RX 7800 XT\nRuntimeError: HIP error: invalid device function\n";
     assert_eq!(ids(text), ["invalid-device-function"]);
+    // So does a warning about the same sentence.
+    let text = "The loss becomes NaN in the training on my RX 7800 XT.\n";
+    assert_eq!(ids(text), ["nan-loss"]);
     let log = "step 1 of the training of the model is very slow on the first run\n";
     assert_eq!(ids(log), [""; 0]);
     // What would tell them apart is asked for.
@@ -320,8 +323,23 @@ fn what_its_author_found_to_work_is_kept() {
     assert!(has(&works, "said-works-with-override") && !has(&works, "override-harmful"));
     let fails = format!("{title}With {set} the container never runs.\n");
     assert!(!has(&fails, "said-works-with-override") && has(&fails, "override-harmful"));
+    let since = "My 6800 XT crashes in training since I updated the driver.\n";
+    assert!(has(since, "said-since-update"));
+    let healthy = "I trained this on my RX 7900 XTX after the update to ROCm 7.2.4.\n";
+    assert!(!has(healthy, "said-since-update"));
     let healthy = "I trained this on my RX 7900 XTX. With --fast it runs well.\n";
     assert!(!has(healthy, "said-works-with"));
+}
+
+#[test]
+fn a_program_with_which_it_works_is_not_the_one_that_runs() {
+    let replaces = |sentence: &str| {
+        let text = format!("My Radeon VII hangs in training on Ubuntu\n{sentence}\n");
+        let report = answer(&text).report.expect("a machine");
+        report.machine.posted.instead_of_rocm.is_some()
+    };
+    assert!(!replaces("With DirectML on Windows it is fine at 250 W."));
+    assert!(replaces("The web UI takes DirectML and says nothing."));
 }
 
 #[test]

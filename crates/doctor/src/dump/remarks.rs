@@ -26,7 +26,17 @@ patterns! {
     /// The answer is on the line of the question, or on one of the next two.
     AVAILABLE = r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$";
     PROCESSOR = r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}|\b(?:Ryzen [3579] )?[579][5-9]\d{2}X(?:3D)?\b";
+    WORKS_THERE = r"(?i)\bdirectml\b.{0,60}\b(?:fine|works|worked|runs|ran)\b|\b(?:works?|worked|runs|ran|fine) (?:well |fine )?(?:with|on|in|under|using) directml\b";
     OVERRIDE = r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)";
+}
+
+/// Whether a line names DirectML, and not as the other program with which it works.
+fn runs_on_directml(line: &str) -> bool {
+    let lower = line.to_ascii_lowercase();
+    let names = ["directml", "privateuseone"]
+        .iter()
+        .any(|name| lower.contains(name));
+    names && !(failure::is_prose(line) && WORKS_THERE.is_match(line))
 }
 
 /// Fills in facts from the whole text, once the GPUs have been read.
@@ -36,7 +46,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     let is_elsewhere = machine.system == System::Wsl;
     if lower.contains("zluda") && !is_elsewhere && startup::runs_on_zluda(text) {
         posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
-    } else if lower.contains("directml") || lower.contains("privateuseone") {
+    } else if text.lines().any(runs_on_directml) {
         posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
         // It reports the same number to programs for every card.
         for gpu in &mut machine.gpus {

@@ -52,8 +52,10 @@ pub(super) fn drop_covered(matches: &mut Vec<Match>, all: &Catalogue) {
                 Severity::Info => Severity::Warning,
                 _ => Severity::Error,
             };
-            let is_known = |(_, worse, rank): &(usize, Severity, u16)| {
-                *worse <= least && *rank < catalogue::LAST_RESORT
+            // A warning about the same sentence says more.
+            let is_known = |(line, worse, rank): &(usize, Severity, u16)| {
+                let is_same = *line == found.line_number && *worse <= found.severity;
+                (*worse <= least || is_same) && *rank < catalogue::LAST_RESORT
             };
             return said.as_ref() == Some(&found.id) && !known.iter().any(is_known);
         }

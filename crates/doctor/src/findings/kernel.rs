@@ -62,7 +62,7 @@ pub(super) fn find(machine: &Machine, found: &mut Found) {
             &[("kernel", &kernel.release), ("rocm", &rocm)],
         );
     }
-    if kernel.version == (7, 0, 0) && !machine.gpus.is_empty() {
+    if matches!(kernel.version, (7, 0, 0 | 12)) && !machine.gpus.is_empty() {
         found.add(&said::KERNEL_SLOW_MMAP, &[("kernel", &kernel.release)]);
     }
 }
