@@ -465,7 +465,7 @@ fn rules_between_keys_hold() {
         (&["train.report_to=[wandb]"], "`wandb` is not supported"),
         (&["name=../x"], "cannot be the name of a folder"),
         (
-            &["train.per_device_train_batch_size=much"],
+            &["train.gradient_accumulation_steps=much"],
             "takes a whole number, not the text `much`",
         ),
     ];

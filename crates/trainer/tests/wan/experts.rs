@@ -198,8 +198,8 @@ fn an_expert_that_waits_elsewhere_learns_the_same() {
         (
             "small",
             Memory::Unified {
-                device: kib(300),
-                pool: kib(300),
+                device: kib(310),
+                pool: kib(310),
                 zero_copy: true,
             },
             &streamed,
