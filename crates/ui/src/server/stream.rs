@@ -264,7 +264,10 @@ mod tests {
             Some(json!(["run"]))
         });
         assert!(listed.until.unwrap() >= began + Duration::from_secs(3));
-        assert_eq!(&*listed.current(|| unreachable!("it is good enough")), &*slow);
+        assert_eq!(
+            &*listed.current(|| unreachable!("it is good enough")),
+            &*slow
+        );
         listed.until = None;
         assert_eq!(&*listed.current(|| None), r#"["run"]"#);
         assert!(listed.until.unwrap() <= Instant::now() + POLL_INTERVAL);
