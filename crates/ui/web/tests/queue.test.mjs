@@ -154,7 +154,7 @@ test("a run is duplicated with what is different shown, asked for a checkpoint a
   if (pictures) await page.screenshot({ path: join(pictures, "ui-duplicate.png") });
   await page.waitForSelector(".actions .badge.completed");
   await page.getByRole("button", { name: "Add to the queue" }).click();
-  const row = page.locator("li", { hasText: "long" });
+  const row = page.locator("li[aria-label*='long, ']");
   // How far it is, and its loss, are in the queue, too.
   await row.getByText(/[\d,]+ \/ 10,000,000/).waitFor();
   await row.getByText(/loss \d/).waitFor();
