@@ -35,6 +35,7 @@ def pytest_addoption(parser):
     parser.addoption("--trainer-wheel", help="the trainer's finished wheel, to test")
     parser.addoption("--windows-program", help="surefoot.exe, to test under wine")
     parser.addoption("--windows-python", help="the folder of a Python for Windows with PyTorch")
+    parser.addoption("--windows-packages", help="the folder of the wheel and the zip for Windows")
     parser.addoption("--hosted-launcher", help="the program surefoot, to test with the trainer as a library")
     parser.addoption("--hosted-trainer", help="that library")
     parser.addoption("--windows-libraries", help="the folder of hip_alloc.dll and device_sim.dll")

@@ -399,7 +399,7 @@ def test_a_trace_is_replayed(windows):
         (("run", "--alloc", "--", "cmd"), "there is no `hip_alloc.dll` with"),
         (("activate",), "there is no `hip_alloc.dll` with"),
         (("train", "config.yaml"), "`surefoot_trainer.dll` belongs beside it"),
-        (("runs", "add", "config.yaml"), "the queue is for Linux"),
+        (("runs", "add", "config.yaml"), "`surefoot_trainer.dll` belongs beside it"),
     ],
 )
 def test_what_windows_has_not_is_refused_with_its_reason(windows, words, reason):
@@ -409,7 +409,7 @@ def test_what_windows_has_not_is_refused_with_its_reason(windows, words, reason)
     assert reason in process.stderr, process
 
 
-def test_the_page_shows_runs_and_starts_none(windows):
+def test_the_page_shows_runs_and_says_why_it_cannot_start_one(windows):
     run = windows.place / "runs/a"
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("train:\n  max_steps: 4\n")
@@ -444,8 +444,15 @@ def test_the_page_shows_runs_and_starts_none(windows):
             assert ask(path)[0] in (400, 404), path
         status, doctor = ask("/api/doctor")
         assert status == 200 and json.loads(doctor)["report"]["machine"]["system"] == "windows"
-        status, refusal = ask("/api/queue", {"config": "train:\n  max_steps: 1\n", "name": "b"})
-        assert status >= 400 and "the queue is for Linux" in refusal, refusal
+        status, added = ask("/api/queue", {"config": "train:\n  max_steps: 1\n", "name": "b"})
+        assert status == 201, added
+
+        def job():
+            return json.loads(ask("/api/queue")[1])["jobs"][0]
+
+        # The worker, a process of its own, starts its check.
+        wait_until(lambda: job()["state"] == "ended")
+        assert job()["how"] == "refused" and "`surefoot_trainer.dll` belongs beside it" in job()["error"], job()
     finally:
         process.send_signal(signal.SIGKILL)
         windows.run("taskkill", "/f", "/im", "surefoot.exe")

@@ -60,6 +60,8 @@ class Wine:
         each start, keeps ours."""
         self.compile(STAY, self.place / "stay.exe")
         self.session = subprocess.Popen(self.command("stay.exe"), env=self.variables, cwd=self.place, **self.closed)
+        # Returns when the services run: one that `run` starts would keep its pipes open.
+        subprocess.run(self.command("cmd", "/c", "exit"), env=self.variables, cwd=self.place, timeout=600, **self.closed)
 
     def command(self, *words):
         return [self.wine, *words]

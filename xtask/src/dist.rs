@@ -7,7 +7,7 @@
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
 //! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a static program
-//! surefoot ───cargo, mingw-w64▶ surefoot.exe ─────────────▶ a zip
+//! surefoot, hip-alloc ──cargo, mingw-w64▶ surefoot.exe, surefoot_trainer.dll, hip_alloc.dll ──▶ a wheel, a zip
 //! surefoot ───cargo-zigbuild──▶ surefoot-trainer-2.13.0, surefoot-trainer-2.15.0 ──wheel pack──▶ the trainer's wheel
 //! ```
 //!
@@ -40,7 +40,7 @@ use crate::workspace;
 /// The target triple; no other has been tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Build the distributions: Python wheels, archives, a Debian package, a program for Windows.
+/// Build the distributions: Python wheels, archives, a Debian package.
 ///
 /// They are written to `packages` in cargo's target folder, with their digests. Nothing is uploaded.
 #[derive(clap::Args)]
@@ -62,7 +62,7 @@ impl Dist {
             let program = static_program::build()?;
             let tree = archive::tree(&built, &program, "-static", &folder)?;
             files.push(archive::tar(&tree, &folder)?);
-            files.extend(windows_program::build(&folder)?);
+            files.extend(windows_program::build_if_possible(&folder)?);
             files.push(trainer_wheel::build()?);
         }
         write_digests(&folder, &files)?;
@@ -72,6 +72,13 @@ impl Dist {
         }
         Ok(())
     }
+}
+
+/// Builds the wheel and the zip for Windows in this cargo profile, for their tests; returns their folder.
+pub(crate) fn windows_packages(profile: &str) -> Result<PathBuf> {
+    let folder = make(folder()?.join(format!("windows-{profile}")))?;
+    windows_program::build(&folder, profile)?;
+    Ok(folder)
 }
 
 /// Builds the wheels for their tests; returns the pytest options with their paths and that of uv.

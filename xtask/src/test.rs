@@ -176,7 +176,7 @@ fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
         })
     })?;
     // The trainer as Windows has it: a library in the Python with PyTorch.
-    let library = windows::build_trainer(shell, "dev", None)?;
+    let library = windows::build_trainer(shell, "dev")?;
     let launcher = workspace::target(shell)?.join("debug/surefoot");
     cmd!(
         shell,

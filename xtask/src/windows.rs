@@ -5,13 +5,14 @@
 //! adapters of a machine to wine's registry, and compile a `hipInfo.exe` that answers like AMD's.
 //!
 //! With `--torch`, `hip_alloc.dll` is tested under the real PyTorch for Windows, in
-//! Windows' Python, on the simulated runtime; and the trainer on that PyTorch.
+//! Windows' Python, on the simulated runtime; and the trainer on that PyTorch, also as it is installed.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use xshell::{Shell, cmd};
 
+use crate::dist;
 use crate::setup;
 use crate::workspace;
 
@@ -27,8 +28,8 @@ const TORCH_ABI: &str = "crates/torch-abi/Cargo.toml";
 /// Build the program and the allocator for Windows and test them under wine.
 #[derive(clap::Args)]
 pub(crate) struct Windows {
-    /// Only the allocator and the trainer under the real PyTorch for Windows, which takes some minutes (150 MB to download the first time,
-    /// 700 MB on the disk)
+    /// Only the packages, the allocator and the trainer under the real PyTorch for Windows, which takes some minutes (150 MB to
+    /// download the first time, 700 MB on the disk)
     #[arg(long)]
     torch: bool,
 }
@@ -83,9 +84,32 @@ pub(crate) fn check_if_possible(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
+/// What is distributed for Windows.
+pub(crate) struct Built {
+    pub(crate) program: PathBuf,
+    pub(crate) trainer: PathBuf,
+    pub(crate) allocator: PathBuf,
+}
+
+/// Builds all of it in this cargo profile.
+pub(crate) fn build_all(shell: &Shell, profile: &str) -> Result<Built> {
+    add_target(shell)?;
+    let trainer = build_hosted(shell, profile, Some(TARGET), &["--bin", "surefoot"])?;
+    let folder = trainer.ancestors().nth(2).unwrap_or(&trainer);
+    Ok(Built {
+        program: folder.join("surefoot.exe"),
+        allocator: build_libraries(shell, profile)?.join("hip_alloc.dll"),
+        trainer,
+    })
+}
+
 fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
-    let program = build(shell, "dev")?;
-    let libraries = build_libraries(shell, "dev")?;
+    let windows_python = setup::windows_python()?;
+    let packages = dist::windows_packages("dev")?;
+    let Built {
+        program, trainer, ..
+    } = build_all(shell, "dev")?;
+    let libraries = folder(shell, "dev")?;
     let cargo = workspace::cargo();
     let example = ["--manifest-path", TORCH_ABI, "--example", "01-train"];
     cmd!(
@@ -93,8 +117,12 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
         "{cargo} build --locked --target {TARGET} {example...}"
     )
     .run()?;
-    let trainer = build_trainer(shell, "dev", Some(TARGET))?;
-    let windows_python = setup::windows_python()?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_windows_packages.py --windows-packages {packages}
+        --windows-libraries {libraries} --windows-python {windows_python}"
+    )
+    .run()?;
     cmd!(
         shell,
         "{python} -m pytest python/tests/test_hosted_trainer.py --hosted-launcher {program}
@@ -110,8 +138,17 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the trainer as a library over PyTorch's C interface, in this cargo profile, and returns its path.
-pub(crate) fn build_trainer(shell: &Shell, profile: &str, target: Option<&str>) -> Result<PathBuf> {
+/// Builds the trainer as a library over PyTorch's C interface for this machine, in this cargo profile, and returns its path.
+pub(crate) fn build_trainer(shell: &Shell, profile: &str) -> Result<PathBuf> {
+    build_hosted(shell, profile, None, &[])
+}
+
+fn build_hosted(
+    shell: &Shell,
+    profile: &str,
+    target: Option<&str>,
+    others: &[&str],
+) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     let platform = target.map(|target| ["--target", target]);
     let platform = platform.as_ref().map_or(&[][..], |options| options);
@@ -119,7 +156,7 @@ pub(crate) fn build_trainer(shell: &Shell, profile: &str, target: Option<&str>) 
         cmd!(
             shell,
             "{cargo} build {options...} {platform...} --profile {profile} --package surefoot --features hosted
-            --example {TRAINER}"
+            --example {TRAINER} {others...}"
         )
         .run()?;
         Ok(folder.to_owned())
@@ -148,11 +185,8 @@ fn build_libraries(shell: &Shell, profile: &str) -> Result<PathBuf> {
 
 /// Builds the program in this cargo profile, and returns its path.
 pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
+    add_target(shell)?;
     let cargo = workspace::cargo();
-    cmd!(shell, "rustup target add {TARGET}")
-        .quiet()
-        .ignore_stderr()
-        .run()?;
     let options = ["--locked", "--profile", profile, "--target", TARGET];
     cmd!(
         shell,
@@ -160,6 +194,11 @@ pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
     )
     .run()?;
     Ok(folder(shell, profile)?.join("surefoot.exe"))
+}
+
+fn add_target(shell: &Shell) -> Result<()> {
+    let add = cmd!(shell, "rustup target add {TARGET}");
+    Ok(add.quiet().ignore_stderr().run()?)
 }
 
 /// The folder of what is built in this cargo profile.

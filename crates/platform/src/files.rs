@@ -1,9 +1,9 @@
 //! Files, where operating systems differ.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Reading and writing at an offset.
 #[cfg(unix)]
@@ -78,6 +78,21 @@ pub fn lock_of(folder: &Path) -> io::Result<File> {
         .create(true)
         .truncate(false)
         .open(folder.join(LOCK))
+}
+
+/// Takes the lock of such a file. On Windows, whoever looks whether it is taken has it for a moment, which is waited for.
+///
+/// # Errors
+/// If another process has it, or the file system has no locks.
+pub fn try_lock(file: &File) -> Result<(), TryLockError> {
+    let looks = if cfg!(windows) { 20 } else { 0 };
+    for _ in 0..looks {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            done => return done,
+        }
+    }
+    file.try_lock()
 }
 
 /// The file that stands for a folder in locks on Windows.

@@ -32,6 +32,7 @@ pub mod oom_message;
 pub mod pci;
 pub mod python;
 pub mod python_source;
+pub mod requests;
 pub mod rocm_libraries;
 pub mod snapshot;
 pub mod source;

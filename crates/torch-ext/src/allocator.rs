@@ -28,6 +28,35 @@ const FILE_NAME: &str = if cfg!(windows) {
     "libhip_alloc.so"
 };
 
+/// The file that has this code: the program, or on Windows the library that Python has loaded.
+fn own_file() -> std::io::Result<PathBuf> {
+    #[cfg(unix)]
+    return std::env::current_exe();
+    #[cfg(windows)]
+    {
+        use std::os::windows::ffi::OsStringExt;
+        use windows_sys::Win32::System::LibraryLoader::{
+            GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS, GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+            GetModuleFileNameW, GetModuleHandleExW,
+        };
+        const FLAGS: u32 =
+            GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+        // The longest path of Windows.
+        let mut path = vec![0; 1 << 15];
+        let mut module = std::ptr::null_mut();
+        let here: *const u16 = (own_file as *const ()).cast();
+        // SAFETY: an address of this library takes the place of a name, and the module is written.
+        let found = unsafe { GetModuleHandleExW(FLAGS, here, &mut module) };
+        if found == 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the module is this one, which is loaded; no more than the length is written.
+        let length = unsafe { GetModuleFileNameW(module, path.as_mut_ptr(), path.len() as u32) };
+        path.truncate(length as usize);
+        Ok(std::ffi::OsString::from_wide(&path).into())
+    }
+}
+
 /// Counters of one device, `struct hip_alloc_stats`; `xtask/tests/abi.rs` holds it to the header.
 ///
 /// An older library fills only the fields that it knows; the rest stay zero.
@@ -117,7 +146,7 @@ impl std::fmt::Debug for Library {
 
 impl Library {
     /// Loads the library that `HIP_ALLOC_LIB` names, or else `libhip_alloc.so`
-    /// beside the executable.
+    /// beside the executable; on Windows `hip_alloc.dll` beside the library that this is in.
     ///
     /// # Errors
     /// [`LibraryError`] saying which file, and what about it.
@@ -125,7 +154,7 @@ impl Library {
         if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|value| !value.is_empty()) {
             return Self::load(PathBuf::from(path), true);
         }
-        let folder = std::env::current_exe()
+        let folder = own_file()
             .ok()
             .and_then(|executable| Some(executable.parent()?.to_owned()))
             .unwrap_or_default();

@@ -20,10 +20,10 @@ pub enum LibraryError {
         /// Whether `HIP_ALLOC_LIB` named it.
         from_variable: bool,
     },
-    /// No library was named, and none lies beside the executable.
+    /// No library was named, and none lies beside the program, or the trainer's library.
     #[error("no allocator library: {LIBRARY_VARIABLE} is not set, and {} does not exist", looked_at.display())]
     NotFound {
-        /// The place beside the executable.
+        /// That place.
         looked_at: PathBuf,
     },
     /// The file is no library that can be loaded here.

@@ -1,8 +1,8 @@
 //! Which allocator serves this run, and what it has counted.
 //!
 //! hip-alloc is loaded at run time through its C interface, so that anybody may put
-//! another library in its place: `HIP_ALLOC=0` leaves PyTorch's allocator,
-//! `HIP_ALLOC_LIB` names another library.
+//! another library in its place: `HIP_ALLOC=0` leaves PyTorch's allocator, as does Windows
+//! without `HIP_ALLOC=1`; `HIP_ALLOC_LIB` names another library.
 
 use tch::Device;
 use torch_ext::allocator::{Library, LibraryError, Stats};
@@ -42,6 +42,10 @@ impl Allocator {
         let switch = std::env::var("HIP_ALLOC").unwrap_or_default();
         let required = match switch.as_str() {
             "0" => return Ok(Self(Kind::Torch("HIP_ALLOC=0"))),
+            "" if cfg!(windows) => {
+                let reason = "HIP_ALLOC=1 takes hip-alloc, which is experimental on Windows";
+                return Ok(Self(Kind::Torch(reason)));
+            }
             "" => false,
             "1" => true,
             other => {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::{Error, checkpoint};
-use platform::files::lock_of;
+use platform::files::{self, lock_of};
 
 /// What the model said of the data before the first step.
 pub(crate) const REFERENCE: &str = "reference.safetensors";
@@ -133,12 +133,17 @@ impl RunFolder {
         let Ok(folder) = lock_of(&path) else {
             return Ok(Self::unlocked(path));
         };
-        match folder.try_lock() {
-            Ok(()) => Ok(Self {
-                path,
-                _lock: Some(Arc::new(folder)),
-                is_written_here: true,
-            }),
+        match files::try_lock(&folder) {
+            Ok(()) => {
+                if let Err(error) = platform::requests::note_holder(&path) {
+                    tracing::debug!("nobody can stop the run in `{}`: {error}", path.display());
+                }
+                Ok(Self {
+                    path,
+                    _lock: Some(Arc::new(folder)),
+                    is_written_here: true,
+                })
+            }
             Err(TryLockError::WouldBlock) => Err(Error::Data(format!(
                 "a run is active in `{}`: wait until it ends, or use another `name`",
                 path.display()

@@ -67,15 +67,17 @@ pub struct Listing {
     pub unreadable: Vec<String>,
 }
 
-/// The queue follows its jobs by what Linux tells of processes.
-pub(crate) fn refuse_without_trainer() -> Result<(), Error> {
-    match cfg!(windows) {
-        true => Err(Error::Refused(
-            "the queue is for Linux: on Windows start a run with `surefoot train`; it is shown here".into(),
-        )),
-        false => Ok(()),
-    }
+/// Keeps a Ctrl-C in the terminal of this process, and on Windows its end, from a command that this process starts.
+fn set_apart(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    #[cfg(windows)]
+    std::os::windows::process::CommandExt::creation_flags(command, CREATE_NO_WINDOW);
 }
+
+/// A console of its own, which is not shown.
+#[cfg(windows)]
+const CREATE_NO_WINDOW: u32 = 0x0800_0000;
 
 impl Queue {
     /// The queue of these runs. Nothing is written until a job is added.
@@ -125,14 +127,20 @@ impl Queue {
     /// # Errors
     /// If it cannot be started.
     pub fn start_worker(&self, program: &Path) -> Result<(), Error> {
-        refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
         let log = self.folder.join("worker.log");
         std::fs::create_dir_all(&self.folder)
             .map_err(|error| Error::io("create", &self.folder, error))?;
         let log = File::create(&log).map_err(|error| Error::io("write", &log, error))?;
         let root = std::path::absolute(self.runs.root()).map_err(io)?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        #[cfg(windows)]
+        {
+            // On Linux it makes a session of its own.
+            set_apart(&mut command);
+            crate::runs::keep_streams();
+        }
+        let mut child = command
             .args(["runs", "--runs"])
             .arg(root)
             .args(["queue", "work"])
@@ -152,7 +160,7 @@ impl Queue {
         let io = |error: io::Error| Error::io("lock", &path, error);
         std::fs::create_dir_all(&self.folder).map_err(io)?;
         let file = File::create(&path).map_err(io)?;
-        match file.try_lock() {
+        match platform::files::try_lock(&file) {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(io(error)),

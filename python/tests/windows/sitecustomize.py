@@ -28,7 +28,9 @@ for _name in (
 
 
 def simulate(torch):
-    """Adds what a PyTorch for the CPU lacks."""
+    """Adds what a PyTorch for the CPU lacks, once."""
+    if torch.version.hip:
+        return
     tensors = ctypes.CDLL(os.path.join(HERE, "tensors.dll"))
     installed = []
 
@@ -49,9 +51,11 @@ def simulate(torch):
 
 
 class _Finder:
-    """Runs `simulate` at the end of the import of torch, before others who wait for it."""
+    """Runs `simulate` at the end of the import of torch, before others who wait for it or are called there."""
 
     def find_spec(self, name, path=None, target=None):
+        if name == "surefoot_activate._install" and "torch" in sys.modules:
+            simulate(sys.modules["torch"])
         if name != "torch":
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:

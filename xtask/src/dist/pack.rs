@@ -14,6 +14,8 @@ use crate::workspace;
 
 /// A wheel that is assembled in its own folder.
 pub(super) struct Wheel {
+    /// The folder that it will be in.
+    folder: PathBuf,
     /// The folder with its files.
     stage: PathBuf,
     /// `surefoot-0.1.0`: the prefix of its metadata folders.
@@ -37,8 +39,14 @@ pub(super) struct About {
 impl Wheel {
     /// An empty wheel of the distribution `name`.
     pub(super) fn begin(name: &str, tag: &'static str) -> Result<Self> {
+        Self::begin_in(folder()?, name, tag)
+    }
+
+    /// The same in another folder.
+    pub(super) fn begin_in(folder: PathBuf, name: &str, tag: &'static str) -> Result<Self> {
         Ok(Self {
-            stage: super::empty(folder()?.join(format!("stage-{name}")))?,
+            stage: super::empty(folder.join(format!("stage-{name}")))?,
+            folder,
             name: format!("{name}-{}", release()),
             tag,
         })
@@ -63,6 +71,17 @@ impl Wheel {
         Ok(fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?)
     }
 
+    /// Adds another text of licences.
+    pub(super) fn add_licence(&self, file: &Path) -> Result<()> {
+        let folder = super::make(self.information().join("licenses"))?;
+        fs::copy(file, folder.join(name_of(file)?))?;
+        Ok(())
+    }
+
+    fn information(&self) -> PathBuf {
+        self.stage.join(format!("{}.dist-info", self.name))
+    }
+
     fn scripts(&self) -> Result<PathBuf> {
         super::make(self.stage.join(format!("{}.data/scripts", self.name)))
     }
@@ -70,8 +89,13 @@ impl Wheel {
     /// Writes the metadata, and packs it with PyPA's `wheel`; returns the file.
     pub(super) fn pack(self, shell: &Shell, python: &Path, about: &About) -> Result<PathBuf> {
         let root = workspace::root();
-        let Self { stage, name, tag } = self;
-        let information = stage.join(format!("{name}.dist-info"));
+        let information = self.information();
+        let Self {
+            folder,
+            stage,
+            name,
+            tag,
+        } = self;
         fs::create_dir_all(information.join("licenses"))?;
         fs::create_dir_all(information.join("sboms"))?;
         let metadata = about.metadata.replace("{release}", release()) + &about.description;
@@ -85,7 +109,6 @@ impl Wheel {
         }
         let sbom = information.join("sboms").join(name_of(&about.sbom)?);
         fs::copy(&about.sbom, sbom)?;
-        let folder = folder()?;
         cmd!(shell, "{python} -m wheel pack {stage} --dest-dir {folder}")
             .env("SOURCE_DATE_EPOCH", commit_time()?)
             .quiet()

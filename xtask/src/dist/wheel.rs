@@ -23,7 +23,7 @@ pub(super) const PROFILE: &str = "dist";
 /// The packages of `python/` that go into the wheel.
 const PACKAGES: [&str; 3] = ["surefoot", "surefoot_activate", "surefoot_placement"];
 const LIBRARY: &str = "libhip_alloc.so";
-const METADATA: &str = include_str!("METADATA");
+pub(super) const METADATA: &str = include_str!("METADATA");
 const SHIPPED: Shipped = Shipped {
     name: "surefoot",
     files: "`surefoot` and `libhip_alloc.so`",
@@ -60,13 +60,7 @@ pub(super) fn build() -> Result<Built> {
     .run()?;
     let (licences, sbom) = write_licences(&shell, &SHIPPED)?;
     let wheel = Wheel::begin("surefoot", TAG)?;
-    let root = workspace::root();
-    for package in PACKAGES {
-        copy_package(
-            &root.join("python").join(package),
-            &wheel.folder().join(package),
-        )?;
-    }
+    copy_packages(wheel.folder())?;
     let (program, library) = (built.join("surefoot"), built.join(LIBRARY));
     fs::copy(
         &library,
@@ -75,7 +69,7 @@ pub(super) fn build() -> Result<Built> {
     wheel.add_program(&program)?;
     let about = About {
         metadata: METADATA.to_owned(),
-        description: fs::read_to_string(root.join("python/README.md"))?,
+        description: description()?,
         licences,
         sbom,
     };
@@ -127,6 +121,22 @@ pub(super) fn tools_shell(python: &Path) -> Result<Shell> {
     shell.set_var("PATH", format!("{}:{path}", programs.display()));
     shell.set_var("CARGO_INCREMENTAL", "0");
     Ok(shell)
+}
+
+/// Copies the packages of the wheel into a folder.
+pub(super) fn copy_packages(folder: &Path) -> Result<()> {
+    let python = workspace::root().join("python");
+    for package in PACKAGES {
+        copy_package(&python.join(package), &folder.join(package))?;
+    }
+    Ok(())
+}
+
+/// What a package index shows of it.
+pub(super) fn description() -> Result<String> {
+    Ok(fs::read_to_string(
+        workspace::root().join("python/README.md"),
+    )?)
 }
 
 fn copy_package(from: &Path, to: &Path) -> Result<()> {

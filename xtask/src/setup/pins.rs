@@ -139,8 +139,8 @@ pub(crate) const WINDOWS_RUNTIME: Artefact = Artefact {
     sha256: "f3c3ac4f733a774f6ae209567e533bfde6f72dc1c10977733bfe09ce01e5b624",
 };
 
-/// PyTorch for it, and what that imports.
-pub(crate) const WINDOWS_TORCH: [Artefact; 10] = [
+/// PyTorch for it, what that imports, and pip.
+pub(crate) const WINDOWS_TORCH: [Artefact; 11] = [
     Artefact {
         package: "torch",
         version: "2.13.0",
@@ -210,6 +210,13 @@ pub(crate) const WINDOWS_TORCH: [Artefact; 10] = [
         file: "typing_extensions-4.16.0-py3-none-any.whl",
         bytes: 45_571,
         sha256: "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+    },
+    Artefact {
+        package: "pip",
+        version: "26.3",
+        file: "pip-26.3-py3-none-any.whl",
+        bytes: 1_950_951,
+        sha256: "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13",
     },
 ];
 

@@ -1,4 +1,4 @@
-//! Python for Windows with PyTorch, for tests under Wine.
+//! Python for Windows with PyTorch and pip, for tests under Wine.
 //!
 //! Nothing is installed, and no code of a package is run here: files are unpacked into the folder of a Python. Some
 //! of what it has does not run under Wine (8.0), and is left out:

@@ -43,5 +43,9 @@ fn become_process(mut command: Command) -> std::io::Result<Outcome> {
 #[cfg(windows)]
 fn become_process(mut command: Command) -> std::io::Result<Outcome> {
     let code = surefoot_cli::windows::stand_in(&mut command)?;
-    Ok(Outcome::Child(u8::try_from(code).unwrap_or(1)))
+    match u8::try_from(code) {
+        Ok(code) => Ok(Outcome::Child(code)),
+        // Windows has 32-bit exit codes, such as that of an access violation.
+        Err(_) => std::process::exit(code),
+    }
 }

@@ -4,6 +4,7 @@
 use super::activation;
 use super::trainer_libraries::{Start, own_environment};
 use platform::live::Live;
+use platform::requests::{PROCESS, process};
 use platform::rocm_libraries::{Torch, find_python};
 use std::path::PathBuf;
 use surefoot_cli::cache;
@@ -47,7 +48,10 @@ pub(super) fn start(library: PathBuf) -> Result<Start, Failure> {
         return Err(Failure::usage(refusal(found.first())));
     };
     let launcher = std::env::current_exe()?;
-    let mut variables = vec![(surefoot_cli::LAUNCHER, launcher.into())];
+    let mut variables = vec![
+        (surefoot_cli::LAUNCHER, launcher.into()),
+        (PROCESS, process().to_string().into()),
+    ];
     // The trainer's words for folders of the user, which Windows has by other names.
     if let Some(home) = std::env::var_os("USERPROFILE").filter(|_| cfg!(windows)) {
         variables.push(("HOME", home));

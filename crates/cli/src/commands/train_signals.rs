@@ -51,14 +51,20 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ctrl-C, Ctrl-Break and a closed window ask the run to stop; a second one ends the process at once.
+/// Ctrl-C, Ctrl-Break, a closed window and the event for it ask the run to stop; a second one ends the process at once. Other events
+/// request a checkpoint and samples.
 #[cfg(windows)]
 pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
+    use platform::requests::Request;
+    use std::os::windows::io::AsRawHandle;
     use std::sync::OnceLock;
+    use windows_sys::Win32::Foundation::WAIT_OBJECT_0;
     use windows_sys::Win32::System::Console::{
         CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler,
     };
-    use windows_sys::Win32::System::Threading::{GetCurrentProcess, TerminateProcess};
+    use windows_sys::Win32::System::Threading::{
+        GetCurrentProcess, INFINITE, TerminateProcess, WaitForMultipleObjects,
+    };
     use windows_sys::core::BOOL;
     static STOP: OnceLock<Stop> = OnceLock::new();
     // Windows calls it in a thread of its own.
@@ -78,10 +84,50 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
         1
     }
     STOP.get_or_init(|| stop.clone());
+    let events = Request::ALL.map(event);
+    let [stops, saves, samples] = events;
+    let events = [stops?, saves?, samples?];
+    let stop = stop.clone();
+    std::thread::Builder::new()
+        .name("requests".into())
+        .spawn(move || {
+            let handles = events.each_ref().map(AsRawHandle::as_raw_handle);
+            loop {
+                // SAFETY: as many handles as it is told, which stay open.
+                let set = unsafe { WaitForMultipleObjects(3, handles.as_ptr(), 0, INFINITE) };
+                let index = usize::try_from(set.wrapping_sub(WAIT_OBJECT_0)).ok();
+                match index.and_then(|index| Request::ALL.get(index)) {
+                    Some(Request::Stop) => {
+                        asked(CTRL_BREAK_EVENT);
+                    }
+                    Some(Request::Save) => stop.request_save(),
+                    Some(Request::Sample) => stop.request_sample(),
+                    None => return,
+                }
+            }
+        })?;
     // SAFETY: the handler lives as long as the library, which is never unloaded, and takes no lock that others hold for long.
     match unsafe { SetConsoleCtrlHandler(Some(asked), 1) } {
         0 => Err(std::io::Error::last_os_error().into()),
         _ => Ok(()),
+    }
+}
+
+/// The event by which the run of this process is asked, which is reset when that is seen.
+#[cfg(windows)]
+fn event(
+    request: platform::requests::Request,
+) -> std::io::Result<std::os::windows::io::OwnedHandle> {
+    use std::os::windows::io::{FromRawHandle, OwnedHandle};
+    use windows_sys::Win32::System::Threading::CreateEventW;
+    let name = request.event(platform::requests::process());
+    let name: Vec<u16> = name.encode_utf16().chain([0]).collect();
+    // SAFETY: the first may be null, for the default security, and the name ends with a zero.
+    let event = unsafe { CreateEventW(std::ptr::null(), 0, 0, name.as_ptr()) };
+    match event.is_null() {
+        true => Err(std::io::Error::last_os_error()),
+        // SAFETY: it was just made, and nobody else has it.
+        false => Ok(unsafe { OwnedHandle::from_raw_handle(event) }),
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::job::{NewJob, Work};
-use super::{Queue, plain, refuse_without_trainer};
+use super::{Queue, plain, set_apart};
 use crate::runs::{Error, Process, RunName, wait_for};
 
 /// The most that is read of its output, in bytes.
@@ -62,7 +62,6 @@ impl Queue {
         question: Question,
         at_most: Duration,
     ) -> Result<Asked, Error> {
-        refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
         let mut command = command(self, program, job, &job.name, None).map_err(io)?;
         command.args(question.arguments());
@@ -81,7 +80,6 @@ impl Queue {
         folders: &[PathBuf],
         at_most: Duration,
     ) -> Result<Asked, Error> {
-        refuse_without_trainer()?;
         let mut command = Command::new(program);
         command.args(["--json", "models"]).args(folders);
         command.stdin(Stdio::null());
@@ -123,7 +121,8 @@ fn answer(mut child: Child, program: &Path, at_most: Duration) -> Result<Asked, 
     Ok(Asked { found, error })
 }
 
-fn read(stream: Option<impl Read>) -> String {
+/// What is read from a stream until it is closed.
+pub(super) fn read(stream: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
         let _ = stream.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes);
@@ -176,9 +175,7 @@ pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
         Some(_) => command.stdin(Stdio::piped()),
         None => command.stdin(Stdio::null()),
     };
-    // A Ctrl-C in the terminal of the parent must not reach the run.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    set_apart(&mut command);
     let mut child = command.spawn()?;
     if let (Some(mut input), Some(config)) = (child.stdin.take(), config) {
         // If it ends before it has read everything, it says why.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Queue, refuse_without_trainer};
+use super::{Queue, set_apart};
 use crate::runs::{Detail, Error, Kind, RunName};
 
 /// A message of a chat.
@@ -122,7 +122,6 @@ impl Queue {
         tried: &Path,
         prompt: &Prompt,
     ) -> Result<Generation, Error> {
-        refuse_without_trainer()?;
         let detail = self.runs().detail(&prompt.run)?;
         let facts = detail.facts.as_ref();
         let arguments = facts.and_then(|facts| match prompt.base {
@@ -173,8 +172,7 @@ impl Queue {
                 None
             }
         };
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        set_apart(&mut command);
         let child = command
             .current_dir(folder)
             .stdin(Stdio::null())

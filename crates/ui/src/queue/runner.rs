@@ -23,8 +23,6 @@ use crate::runs::{
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Starts of a job that ended with neither a result nor an error. After that many, the job is taken for the cause.
 const MAX_ATTEMPTS: u32 = 3;
-/// The most that is read of a check's output, in bytes.
-const MAX_CHECK_BYTES: u64 = 1 << 20;
 /// The most that is read of an error, from the end of a log, in bytes.
 const MAX_ERROR_BYTES: u64 = 4 << 10;
 
@@ -234,10 +232,9 @@ impl<'a> JobRunner<'a> {
                 process: Process::of(child.id()),
             },
         )?;
-        let mut found = Vec::new();
-        if let Some(output) = child.stdout.take() {
-            let _ = output.take(MAX_CHECK_BYTES).read_to_end(&mut found);
-        }
+        // Something else may keep the output open after a check that was stopped, as Wine's console does.
+        let output = child.stdout.take();
+        let output = std::thread::spawn(move || check::read(output));
         let io = |error| Error::io("wait for", self.program, error);
         let status = child.wait().map_err(io)?;
         if !status.success() {
@@ -251,7 +248,8 @@ impl<'a> JobRunner<'a> {
             }
             return Ok(refused(verdict::explained(failure)));
         }
-        let found: serde_json::Value = serde_json::from_slice(&found).unwrap_or_default();
+        let found = output.join().unwrap_or_default();
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap_or_default();
         job.expected = found["memory_estimate"]["peak"].as_u64();
         let advice = found["advice"].as_array().into_iter().flatten();
         let advice: Vec<&str> = advice.filter_map(|advice| advice.as_str()).collect();
@@ -561,7 +559,7 @@ fn notify_url(config: &str) -> Option<String> {
     config.notify.url
 }
 
-/// The signal that ended a process. On Windows there are only exit codes.
+/// The signal that ended a process; on Windows, which has exit codes only, that of Ctrl-C.
 fn signal(status: ExitStatus) -> Option<i32> {
     #[cfg(unix)]
     {
@@ -569,8 +567,9 @@ fn signal(status: ExitStatus) -> Option<i32> {
     }
     #[cfg(windows)]
     {
-        let _ = status;
-        None
+        const SIGINT: i32 = 2;
+        let code = status.code().map(i32::cast_unsigned);
+        (code == Some(crate::runs::ENDED_BY_CTRL_C)).then_some(SIGINT)
     }
 }
 

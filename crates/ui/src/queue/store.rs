@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Ended, Job, JobId, NewJob, State, Work};
 use super::scheduler::Assignment;
-use super::{Concurrency, Listing, Queue, refuse_without_trainer};
+use super::{Concurrency, Listing, Queue};
 use crate::runs::{Error, Overview, RunName, boot_id, identity, is_asked, signal_terminate};
 
 /// How many ended jobs are kept.
@@ -106,7 +106,6 @@ impl Queue {
 
     /// Adds a job whose file is yet to be synced: a machine that loses its power before may forget it.
     pub(crate) fn add_unsynced(&self, what: NewJob) -> Result<(Job, File), Error> {
-        refuse_without_trainer()?;
         let lock = self.lock()?;
         let mut known = match &what.work {
             Work::Train { .. } => self.read_under(&lock)?,
@@ -228,7 +227,6 @@ impl Queue {
     /// # Errors
     /// [`Error::NoJob`], or [`Error::Refused`] if it has not ended.
     pub fn retry(&self, id: JobId, force: bool) -> Result<Job, Error> {
-        refuse_without_trainer()?;
         let lock = self.lock()?;
         let mut job = self.job(id)?;
         if !matches!(job.state, State::Ended { .. }) {

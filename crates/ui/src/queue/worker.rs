@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::job::JobId;
 use super::runner::JobRunner;
 use super::store::Next;
-use super::{Concurrency, Queue, refuse_without_trainer};
+use super::{Concurrency, Queue};
 use crate::runs::{Error, RunName};
 
 /// How often to look whether another job can start.
@@ -47,7 +47,6 @@ pub struct Callbacks<'a> {
 /// # Errors
 /// If a file of the queue cannot be read or written. Started runs go on, and the next worker takes them over.
 pub fn work(queue: &Queue, program: &Path, callbacks: &Callbacks<'_>) -> Result<WorkerExit, Error> {
-    refuse_without_trainer()?;
     let mut lock = queue.try_work_lock()?;
     if lock.is_none() {
         return Ok(WorkerExit::Elsewhere);

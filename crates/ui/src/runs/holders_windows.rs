@@ -1,9 +1,10 @@
-//! Which runs are running on Windows, where a lock does not tell whose it is.
+//! The process that trains in a run's folder: on Windows, which does not tell who holds a lock, a file does.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use platform::files::LOCK;
+use platform::requests::HOLDER;
 
 use super::Process;
 use super::files::Folder;
@@ -17,10 +18,13 @@ impl Holders {
         Self
     }
 
-    /// `Some(None)` if a process holds the lock on `folder`.
+    /// The holder of the lock on `folder`; `Some(None)` if it is unknown who holds it.
     pub(crate) fn of(&self, folder: &Folder) -> Option<Option<Process>> {
         let folder = folder.path().ok()?;
-        is_locked(&folder.join(LOCK)).then_some(None)
+        is_locked(&folder.join(LOCK)).then(|| {
+            let noted = std::fs::read_to_string(folder.join(HOLDER)).ok()?;
+            Process::of(noted.parse().ok()?)
+        })
     }
 }
 

@@ -9,6 +9,7 @@ pub struct Process {
     /// Process id.
     pub pid: u32,
     /// Its start, in clock ticks since boot (proc(5)).
+    // On Windows in milliseconds since 1601.
     pub started: u64,
     /// The boot id at its start.
     pub boot: String,
@@ -17,10 +18,16 @@ pub struct Process {
 impl Process {
     /// The process that currently has this id.
     pub fn of(pid: u32) -> Option<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        #[cfg(unix)]
+        let started = {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            started(&stat)?
+        };
+        #[cfg(windows)]
+        let started = super::handle::started(pid)?;
         Some(Self {
             pid,
-            started: started(&stat)?,
+            started,
             boot: boot_id(),
         })
     }
@@ -33,12 +40,23 @@ impl Process {
 
 /// Identifies the current boot of the machine; empty if the system does not tell.
 pub fn boot_id() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+    #[cfg(unix)]
+    {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        id.map(|id| id.trim().to_owned()).unwrap_or_default()
+    }
+    #[cfg(windows)]
+    {
+        let key = r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters";
+        let boots = windows_registry::LOCAL_MACHINE.open(key);
+        let boots = boots.and_then(|key| key.get_u32("BootId"));
+        boots.map(|boots| boots.to_string()).unwrap_or_default()
+    }
 }
 
 /// Field 22 of `/proc/<pid>/stat`, unless the process is a zombie. The name in the fields before is in brackets and
 /// may contain any character.
+#[cfg(any(unix, test))]
 fn started(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');

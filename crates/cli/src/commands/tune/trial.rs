@@ -207,6 +207,7 @@ impl<'a> Trials<'a> {
             .envs(variables.iter().copied())
             .env(SWITCH, "off")
             .env(TRIAL, "1")
+            .env_remove(platform::requests::PROCESS)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?);
