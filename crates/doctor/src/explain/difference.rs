@@ -108,12 +108,12 @@ fn of(sentence: &str) -> Option<(&'static str, String)> {
         let found = pattern.captures(sentence)?;
         let (whole, what) = (found.get(0)?, found.iter().skip(1).flatten().next()?);
         let rest = &sentence[what.end()..whole.end()];
-        (!DENIED.is_match(rest)
-            && !OF_GPU.is_match(what.as_str())
-            && !NEVER.is_match(&sentence[..whole.start()])
-            && !(*id == WORKED && BUT.is_match(&sentence[whole.end()..]))
-            && !(*id == BEGAN && TRIED.is_match(sentence)))
-        .then(|| (*id, what.as_str().to_owned()))
+        let is_another = DENIED.is_match(rest)
+            || OF_GPU.is_match(what.as_str())
+            || NEVER.is_match(&sentence[..whole.start()])
+            || *id == WORKED && BUT.is_match(&sentence[whole.end()..])
+            || *id == BEGAN && TRIED.is_match(sentence);
+        (!is_another).then(|| (*id, what.as_str().to_owned()))
     })
 }
 

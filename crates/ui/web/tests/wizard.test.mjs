@@ -258,16 +258,16 @@ test("four steps with the keyboard alone", async () => {
     await reach(target);
     await page.keyboard.press("Enter");
   };
-  const heading = () => page.evaluate(() => document.activeElement.textContent);
+  const focused = (/** @type {string} */ text) => page.waitForFunction((text) => document.activeElement.textContent === text, text);
   await press(page.getByRole("link", { name: "New run" }));
   await press(button(page, /^Text/));
   await button(page, /^A small model from nothing/).waitFor();
-  assert.equal(await heading(), "Which model learns it?");
+  await focused("Which model learns it?");
   await press(button(page, /^A small model from nothing/));
   await press(button(page, /^texts/));
   await press(button(page, /^bottles\.txt/));
   await press(button(page, "Continue"));
-  assert.equal(await heading(), "How is it trained?");
+  await focused("How is it trained?");
   for (const [name, value] of /** @type {[RegExp, string][]} */ ([
     [/^Name/, "keys"],
     [/^Steps/, "61"],
