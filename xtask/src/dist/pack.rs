@@ -53,7 +53,7 @@ impl Wheel {
     }
 
     /// The folder for its files.
-    pub(super) fn folder(&self) -> &Path {
+    pub(super) fn files(&self) -> &Path {
         &self.stage
     }
 

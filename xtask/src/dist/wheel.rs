@@ -60,11 +60,11 @@ pub(super) fn build() -> Result<Built> {
     .run()?;
     let (licences, sbom) = write_licences(&shell, &SHIPPED)?;
     let wheel = Wheel::begin("surefoot", TAG)?;
-    copy_packages(wheel.folder())?;
+    copy_packages(wheel.files())?;
     let (program, library) = (built.join("surefoot"), built.join(LIBRARY));
     fs::copy(
         &library,
-        wheel.folder().join("surefoot_activate").join(LIBRARY),
+        wheel.files().join("surefoot_activate").join(LIBRARY),
     )?;
     wheel.add_program(&program)?;
     let about = About {

@@ -87,9 +87,9 @@ fn wheel(
     mingw: &Path,
 ) -> Result<PathBuf> {
     let wheel = Wheel::begin_in(folder.to_owned(), "surefoot", TAG)?;
-    copy_packages(wheel.folder())?;
+    copy_packages(wheel.files())?;
     for library in [&built.trainer, &built.allocator] {
-        let place = wheel.folder().join("surefoot_activate");
+        let place = wheel.files().join("surefoot_activate");
         fs::copy(library, place.join(name_of(library)?))
             .with_context(|| format!("cannot copy {}", library.display()))?;
     }
