@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from wine import Wine
+from wine import Wine, wait_until
 
 # Prints the text file next to it, and fails if that contains an error.
 HIPINFO = """
@@ -298,13 +298,6 @@ def test_a_command_that_is_not_there_is_bad_usage(windows):
     process = windows.surefoot("run", "--", "no-such-command")
     assert process.returncode == 2
     assert "command not found" in process.stderr
-
-
-def wait_until(happens, seconds=60):
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
 
 
 def running(windows, word):

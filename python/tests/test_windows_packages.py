@@ -1,10 +1,10 @@
 """What is installed on Windows: the wheel, by pip of Windows' Python, and the zip, with PyTorch for Windows under Wine (`cargo xtask windows --torch`)."""
 
+import functools
 import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -17,6 +17,8 @@ from test_hosted_trainer import LORA, LORA_LOSSES, SCRATCH_LOSSES, Place, train
 PROGRAMS = Path(__file__).resolve().parent / "windows"
 # Here pip installs into, as into the Python of ComfyUI's portable version.
 PYTHON = r"C:\surefoot\python"
+# PyTorch alone takes a minute to import under Wine.
+wait_until = functools.partial(wine.wait_until, seconds=600)
 LIBRARIES = {"surefoot_trainer.dll", "hip_alloc.dll"}
 
 
@@ -146,13 +148,6 @@ class Page:
         """As the Task Manager does."""
         self.process.kill()
         self.process.wait(timeout=60)
-
-
-def wait_until(happens, seconds=600):
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.5)
 
 
 def test_the_page_starts_saves_and_stops_a_run_which_outlives_it(windows, place):

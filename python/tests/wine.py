@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 COMPILER = "x86_64-w64-mingw32-gcc"
@@ -84,6 +85,13 @@ class Wine:
 
 # Microsoft's own, which `cargo xtask windows --torch` puts beside python.exe; Wine's lack functions.
 RUNTIMES = "msvcp140,msvcp140_1,msvcp140_2,msvcp140_atomic_wait,vcruntime140,vcruntime140_1,concrt140,vcomp140"
+
+
+def wait_until(happens, seconds=60):
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
 
 
 def with_python(folder, python, **variables):

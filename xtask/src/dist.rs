@@ -33,8 +33,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
-use xshell::cmd;
+use xshell::{Shell, cmd};
 
+use crate::windows;
 use crate::workspace;
 
 /// The target triple; no other has been tried.
@@ -74,10 +75,10 @@ impl Dist {
     }
 }
 
-/// Builds the wheel and the zip for Windows in this cargo profile, for their tests; returns their folder.
-pub(crate) fn windows_packages(profile: &str) -> Result<PathBuf> {
-    let folder = make(folder()?.join(format!("windows-{profile}")))?;
-    windows_program::build(&folder, profile)?;
+/// Packs the wheel and the zip for Windows, for their tests; returns their folder.
+pub(crate) fn windows_packages(shell: &Shell, built: &windows::Built) -> Result<PathBuf> {
+    let folder = make(folder()?.join("windows-tested"))?;
+    windows_program::pack(shell, &folder, built)?;
     Ok(folder)
 }
 

@@ -105,10 +105,11 @@ pub(crate) fn build_all(shell: &Shell, profile: &str) -> Result<Built> {
 
 fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
     let windows_python = setup::windows_python()?;
-    let packages = dist::windows_packages("dev")?;
+    let built = build_all(shell, "dev")?;
+    let packages = dist::windows_packages(shell, &built)?;
     let Built {
         program, trainer, ..
-    } = build_all(shell, "dev")?;
+    } = built;
     let libraries = folder(shell, "dev")?;
     let cargo = workspace::cargo();
     let example = ["--manifest-path", TORCH_ABI, "--example", "01-train"];

@@ -396,9 +396,10 @@ impl Explainer {
         let system = self.context.system();
         let complains =
             |found: &Match| found.values.is_empty() && self.catalogue.is_complaint(&found.id);
-        let has_failed = failure::is_printed(text)
-            || failure::complaint(text).is_some()
-            || self.matches.iter().any(complains);
+        let is_complaint = self.matches.iter().any(complains);
+        let has_failed = LazyCell::new(|| {
+            is_complaint || failure::is_printed(text) || failure::complaint(text).is_some()
+        });
         matches.extend(self.matches.into_iter().filter(|found| {
             let entry = self.catalogue.entry(&found.id);
             entry.is_some_and(|(owner, entry)| {
@@ -406,7 +407,7 @@ impl Explainer {
                     && entry.scope.holds_on(system)
                     && self.catalogue.is_supported(owner, &self.seen)
                     && (!entry.said || text.is_empty() || failure::is_post(text))
-                    && (found.values.is_empty() || text.is_empty() || has_failed)
+                    && (found.values.is_empty() || text.is_empty() || *has_failed)
             })
         }));
         drop_covered(&mut matches, self.catalogue);

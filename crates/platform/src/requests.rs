@@ -9,6 +9,9 @@ pub const PROCESS: &str = "SUREFOOT_PROCESS";
 /// The file in a run's folder with that number.
 pub const HOLDER: &str = ".process";
 
+/// The exit code of a program that Ctrl-C has ended.
+pub const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
+
 /// What a run is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {

@@ -48,7 +48,7 @@ use holders_windows as holders;
 pub(crate) use cached::Cached;
 pub(crate) use files::{Folder, identity};
 #[cfg(windows)]
-pub(crate) use handle::{ENDED_BY_CTRL_C, keep_streams};
+pub(crate) use handle::keep_streams;
 pub(crate) use holders::is_locked;
 pub(crate) use stop::{is_asked, signal_terminate};
 

@@ -44,23 +44,23 @@ const MINGW: &str = "/usr/share/doc/mingw-w64-x86-64-dev/copyright";
 
 /// Builds both in the profile of distributions; prints a message and returns nothing if that is not possible.
 pub(super) fn build_if_possible(folder: &Path) -> Result<Vec<PathBuf>> {
-    if let Some(missing) = windows::missing_to_build(&workspace::shell()?) {
+    let shell = workspace::shell()?;
+    if let Some(missing) = windows::missing_to_build(&shell) {
         eprintln!("skipped: the packages for Windows: {missing}");
         return Ok(Vec::new());
     }
-    build(folder, PROFILE)
+    shell.set_var("CARGO_INCREMENTAL", "0");
+    let built = windows::build_all(&shell, PROFILE)?;
+    pack(&shell, folder, &built)
 }
 
-/// Builds the wheel and the zip.
-pub(super) fn build(folder: &Path, profile: &str) -> Result<Vec<PathBuf>> {
-    let shell = workspace::shell()?;
-    shell.set_var("CARGO_INCREMENTAL", "0");
-    let built = windows::build_all(&shell, profile)?;
+/// Packs the wheel and the zip.
+pub(super) fn pack(shell: &Shell, folder: &Path, built: &Built) -> Result<Vec<PathBuf>> {
     for file in [&built.program, &built.trainer, &built.allocator] {
         let said = cmd!(shell, "x86_64-w64-mingw32-objdump --private-headers {file}");
         check(name_of(file)?, &said.quiet().read()?)?;
     }
-    let (licences, sbom) = write_licences(&shell, &SHIPPED)?;
+    let (licences, sbom) = write_licences(shell, &SHIPPED)?;
     let about = About {
         metadata: METADATA
             .replace("POSIX :: Linux", "Microsoft :: Windows")
@@ -73,8 +73,8 @@ pub(super) fn build(folder: &Path, profile: &str) -> Result<Vec<PathBuf>> {
     fs::copy(MINGW, &mingw)
         .with_context(|| format!("cannot read the licence of mingw-w64 in {MINGW}"))?;
     Ok(vec![
-        wheel(&shell, folder, &built, &about, &mingw)?,
-        zip(folder, &built, &about, &mingw)?,
+        wheel(shell, folder, built, &about, &mingw)?,
+        zip(folder, built, &about, &mingw)?,
     ])
 }
 

@@ -55,7 +55,7 @@ pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
 /// request a checkpoint and samples.
 #[cfg(windows)]
 pub(super) fn listen(stop: &Stop) -> Result<(), Failure> {
-    use platform::requests::Request;
+    use platform::requests::{ENDED_BY_CTRL_C, Request};
     use std::os::windows::io::AsRawHandle;
     use std::sync::OnceLock;
     use windows_sys::Win32::Foundation::WAIT_OBJECT_0;
@@ -130,10 +130,6 @@ fn event(
         false => Ok(unsafe { OwnedHandle::from_raw_handle(event) }),
     }
 }
-
-/// The exit code of a program that Ctrl-C has ended.
-#[cfg(windows)]
-const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
 
 /// Whether this process was started with the signal ignored (proc(5), `SigIgn`).
 #[cfg(unix)]

@@ -30,13 +30,14 @@ patterns! {
     OVERRIDE = r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)";
 }
 
+fn names_directml(lower: &str) -> bool {
+    lower.contains("directml") || lower.contains("privateuseone")
+}
+
 /// Whether a line names DirectML, and not as the other program with which it works.
 fn runs_on_directml(line: &str) -> bool {
-    let lower = line.to_ascii_lowercase();
-    let names = ["directml", "privateuseone"]
-        .iter()
-        .any(|name| lower.contains(name));
-    names && !(failure::is_prose(line) && WORKS_THERE.is_match(line))
+    names_directml(&line.to_ascii_lowercase())
+        && !(failure::is_prose(line) && WORKS_THERE.is_match(line))
 }
 
 /// Fills in facts from the whole text, once the GPUs have been read.
@@ -46,7 +47,7 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     let is_elsewhere = machine.system == System::Wsl;
     if lower.contains("zluda") && !is_elsewhere && startup::runs_on_zluda(text) {
         posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
-    } else if text.lines().any(runs_on_directml) {
+    } else if names_directml(&lower) && text.lines().any(runs_on_directml) {
         posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
         // It reports the same number to programs for every card.
         for gpu in &mut machine.gpus {

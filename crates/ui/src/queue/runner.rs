@@ -569,7 +569,7 @@ fn signal(status: ExitStatus) -> Option<i32> {
     {
         const SIGINT: i32 = 2;
         let code = status.code().map(i32::cast_unsigned);
-        (code == Some(crate::runs::ENDED_BY_CTRL_C)).then_some(SIGINT)
+        (code == Some(platform::requests::ENDED_BY_CTRL_C)).then_some(SIGINT)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::time::Duration;
 
-use platform::requests::Request;
+use platform::requests::{ENDED_BY_CTRL_C, Request};
 use windows_sys::Win32::Foundation::{
     ERROR_FILE_NOT_FOUND, FILETIME, HANDLE, HANDLE_FLAG_INHERIT, SetHandleInformation,
     WAIT_OBJECT_0, WAIT_TIMEOUT,
@@ -19,9 +19,6 @@ use windows_sys::Win32::System::Threading::{
 };
 
 use super::Process;
-
-/// The exit code of a program that Ctrl-C has ended.
-pub(crate) const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
 
 /// A message to a process.
 #[derive(Clone, Copy)]

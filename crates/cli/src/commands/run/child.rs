@@ -164,10 +164,8 @@ mod system {
 #[cfg(windows)]
 mod system {
     use super::{Arc, AtomicBool, Child, ExitStatus, Ordering, Streams, io};
+    use platform::requests::ENDED_BY_CTRL_C;
     use surefoot_cli::windows;
-
-    /// The exit code of a program that Ctrl-C has ended.
-    const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
 
     /// Ctrl-C, which the child gets too, and decides what becomes of it.
     pub(super) struct Signals;

@@ -1,7 +1,6 @@
 //! Files in the style of each trainer, made for these tests. All that is written is loaded by our own parser.
 
 mod preferences;
-mod timesteps;
 
 use serde_json::json;
 
@@ -129,22 +128,6 @@ fn axolotl() {
             "datasets",
         ],
     );
-}
-
-#[test]
-fn a_batch_of_any_size_stays_one_and_one_that_shrinks_keeps_its_size() {
-    let with = |size: &str| {
-        let text = format!("micro_batch_size: {size}\nauto_find_batch_size: true\n");
-        imported("a.yaml", &format!("base_model: m\n{text}"))
-    };
-    let key = "train.per_device_train_batch_size";
-    let (auto, fixed) = (with("auto"), with("4"));
-    expect(&auto, &[(key, json!("auto"))]);
-    expect(&fixed, &[(key, json!(4))]);
-    let told = "`train.gradient_accumulation_steps` says: set that";
-    let asks = |imported: &Imported| imported.fill_in.iter().any(|line| line.ends_with(told));
-    assert!(asks(&auto) && !asks(&fixed), "{}", auto.config);
-    assert!(reason(&fixed, "auto_find_batch_size").contains("in smaller passes"));
 }
 
 #[test]
@@ -395,6 +378,45 @@ fn kohya_with_two_text_encoders() {
             ("train.weighting_scheme", json!("logit_normal")),
         ],
     );
+}
+
+/// The shift by the size of a picture is that for 1024 × 1024 here.
+#[test]
+fn shifts_by_size_are_those_of_the_model() {
+    for how in ["flux2_shift", "krea2_shift", "qwen_shift"] {
+        let text = format!(
+            "dit = \"model.safetensors\"\nnetwork_module = \"networks.lora_krea2\"\ntimestep_sampling = \"{how}\"\n\
+             discrete_flow_shift = 3.0\n"
+        );
+        let imported = imported("musubi.toml", &text);
+        expect(
+            &imported,
+            &[("train.weighting_scheme", json!("logit_normal"))],
+        );
+        assert!(reason(&imported, "discrete_flow_shift").contains("no notice"));
+    }
+}
+
+#[test]
+fn timesteps_from_the_whole_range_are_not_shifted() {
+    for (how, ours, shift) in [
+        ("uniform", "uniform", json!(1)),
+        ("sigmoid", "logit_normal", json!(1)),
+        ("shift", "logit_normal", json!(3.0)),
+    ] {
+        let text = format!(
+            "dit = \"model.safetensors\"\nnetwork_module = \"networks.lora_wan\"\ntimestep_sampling = \"{how}\"\n\
+             discrete_flow_shift = 3.0\n"
+        );
+        let imported = imported("musubi.toml", &text);
+        expect(
+            &imported,
+            &[
+                ("train.weighting_scheme", json!(ours)),
+                ("train.flow_shift", shift),
+            ],
+        );
+    }
 }
 
 #[test]

@@ -131,3 +131,19 @@ fn ways_to_regularise() {
     );
     assert_eq!(imported.to_change, 0);
 }
+
+#[test]
+fn a_batch_of_any_size_stays_one_and_one_that_shrinks_keeps_its_size() {
+    let with = |size: &str| {
+        let text = format!("micro_batch_size: {size}\nauto_find_batch_size: true\n");
+        imported("a.yaml", &format!("base_model: m\n{text}"))
+    };
+    let key = "train.per_device_train_batch_size";
+    let (auto, fixed) = (with("auto"), with("4"));
+    expect(&auto, &[(key, json!("auto"))]);
+    expect(&fixed, &[(key, json!(4))]);
+    let told = "`train.gradient_accumulation_steps` says: set that";
+    let asks = |imported: &Imported| imported.fill_in.iter().any(|line| line.ends_with(told));
+    assert!(asks(&auto) && !asks(&fixed), "{}", auto.config);
+    assert!(reason(&fixed, "auto_find_batch_size").contains("in smaller passes"));
+}
