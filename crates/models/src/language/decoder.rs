@@ -44,8 +44,8 @@ pub struct Decoder {
     /// What the routers of experts learn beside the text, if anything.
     balance: Option<Balance>,
     compute: Kind,
-    /// Logits that a loss computes at a time.
-    pub(crate) logits_at_once: i64,
+    /// Logits that a loss computes at a time, as many as suit the device that the model was built for.
+    pub logits_at_once: i64,
 }
 
 /// Noise that embeddings have in training (NEFTune).
