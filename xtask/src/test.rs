@@ -63,88 +63,110 @@ impl Test {
         // Mostly downloads, during which the other tests are built and run.
         let python = self.heavy.then(|| thread::spawn(setup::reference_python));
         // The shared libraries and the programs: tests load them from the target folder.
-        timed("the build", || {
-            Ok(cmd!(shell, "{cargo} build --workspace").run()?)
-        })?;
+        cmd!(shell, "{cargo} build --workspace").run()?;
+        let mut parts = Parts::default();
         let revision = self.changed.as_deref();
         let packages = revision.map(|revision| changed::packages(&shell, revision));
         let packages = packages.transpose()?;
         let again = are_failures_run_again();
-        timed("Rust", || programs::run(&shell, packages.as_ref(), again))?;
-        timed("documentation", || {
+        parts.run("Rust", || programs::run(&shell, packages.as_ref(), again));
+        parts.run("documentation", || {
             Ok(cmd!(shell, "{cargo} test --workspace --doc").run()?)
-        })?;
+        });
         if let Some(python) = python {
             let python = python.join().ok().context("setup panicked")??;
-            heavy(
-                &shell,
-                &libtorch,
-                &python,
-                self.all.then_some(self.newest_torch),
-            )?;
+            heavy(&mut parts, &shell, &libtorch, &python);
+            if self.all {
+                everything(&mut parts, &shell, &python, self.newest_torch)?;
+            }
         }
-        Ok(())
+        parts.end()
     }
 }
 
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
 /// meet them; the trainer's numbers against those of the libraries it is measured by, made
-/// now; and a whole training run against the reference, loss by loss. `newest_torch` is set for
-/// all that a release needs: whether it takes the PyTorch of today or the newest that is known.
-fn heavy(
-    shell: &Shell,
-    libtorch: &Libtorch,
-    python: &Path,
-    newest_torch: Option<bool>,
-) -> Result<()> {
-    timed("AMD's HIP runtime", || real_hip(shell))?;
-    timed("kernels", || kernels::check(shell))?;
-    timed("sanitizers", || sanitize::run(shell))?;
-    timed("browser", || ui::browser_tests(shell))?;
-    let libraries = timed("Python", || python_tests(shell, python))?;
-    timed("Windows", || windows::test_if_possible(shell, python))?;
-    timed("the hub's cache", || hub_cache(shell, python))?;
-    timed("references", || references::check(shell, libtorch, python))?;
-    let parity = workspace::target(shell)?.join("bench/parity.json");
-    timed("parity", || bench::TrainBench::parity_check(parity).run())?;
-    let Some(of_today) = newest_torch else {
-        return Ok(());
-    };
+/// now; and a whole training run against the reference, loss by loss.
+fn heavy(parts: &mut Parts, shell: &Shell, libtorch: &Libtorch, python: &Path) {
+    parts.run("AMD's HIP runtime", || real_hip(shell));
+    parts.run("kernels", || kernels::check(shell));
+    parts.run("sanitizers", || sanitize::run(shell));
+    parts.run("browser", || ui::browser_tests(shell));
+    parts.run("Python", || {
+        python_tests(shell, python, &python_libraries(shell)?)
+    });
+    parts.run("Windows", || windows::test_if_possible(shell, python));
+    parts.run("the hub's cache", || hub_cache(shell, python));
+    parts.run("references", || references::check(shell, libtorch, python));
+    parts.run("parity", || {
+        let parity = workspace::target(shell)?.join("bench/parity.json");
+        bench::TrainBench::parity_check(parity).run()
+    });
+}
+
+/// What a release needs besides, with the PyTorch `of_today` or the newest that is known.
+fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) -> Result<()> {
     // Ten seconds of it find what the seeds show, and building it takes minutes.
-    timed("fuzzing", fuzz::briefly)?;
+    parts.run("fuzzing", fuzz::briefly);
     // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.
-    timed("PyTorch's C interface", || c_interface(shell, python))?;
-    timed("PyTorch for Windows", || {
+    parts.run("PyTorch's C interface", || c_interface(shell, python));
+    parts.run("PyTorch for Windows", || {
         windows::test_torch_if_possible(shell, python)
-    })?;
-    references::golden(shell, python)?;
-    packages(shell)?;
+    });
+    parts.run("golden files", || references::golden(shell, python));
+    parts.run("packages", || packages(shell));
+    let libraries = python_libraries(shell)?;
     // Real PyTorch's LoRA, five times as long as in the group of all tests.
     let guard = "python/tests/test_allocator_on_device.py";
-    cmd!(shell, "{python} -m pytest {guard} -k never_with_one")
-        .args(&libraries)
-        .env("SUREFOOT_LORA_STEPS", "10000")
-        .run()?;
-    let options = dist::test_options(&setup::dist_python()?)?;
-    let newest = setup::newest_python(of_today)?;
-    // The trainer's wheel has a program for the PyTorch of each of the two.
-    for python in [python, &newest] {
-        cmd!(shell, "{python} -m pytest python/tests/test_wheel.py")
+    parts.run("the guard", || {
+        let test = cmd!(shell, "{python} -m pytest {guard} -k never_with_one");
+        Ok(test
             .args(&libraries)
-            .args(&options)
-            .run()?;
-    }
-    python_tests(shell, &newest)?;
+            .env("SUREFOOT_LORA_STEPS", "10000")
+            .run()?)
+    });
+    let newest = setup::newest_python(of_today)?;
+    parts.run("wheels", || {
+        let options = dist::test_options(&setup::dist_python()?)?;
+        // The trainer's wheel has a program for the PyTorch of each of the two.
+        for python in [python, &newest] {
+            cmd!(shell, "{python} -m pytest python/tests/test_wheel.py")
+                .args(&libraries)
+                .args(&options)
+                .run()?;
+        }
+        Ok(())
+    });
+    parts.run("Python with the newest PyTorch", || {
+        python_tests(shell, &newest, &libraries)
+    });
     Ok(())
 }
 
-/// Runs a part of the tests, and says how long it took.
-fn timed<T>(part: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let began = Instant::now();
-    let result = run();
-    let seconds = began.elapsed().as_secs();
-    eprintln!("time      {seconds} s for {part}");
-    result
+/// The parts of a run of the tests. One that fails does not keep the next from running: a run takes an hour, and the next
+/// should not find what this one could have.
+#[derive(Default)]
+struct Parts {
+    failed: Vec<&'static str>,
+}
+
+impl Parts {
+    /// Runs a part, and says how long it took.
+    fn run(&mut self, part: &'static str, run: impl FnOnce() -> Result<()>) {
+        let began = Instant::now();
+        if let Err(error) = run() {
+            eprintln!("error: {error:#}");
+            self.failed.push(part);
+        }
+        let seconds = began.elapsed().as_secs();
+        eprintln!("time      {seconds} s for {part}");
+    }
+
+    fn end(self) -> Result<()> {
+        let failed = self.failed.join(", ");
+        anyhow::ensure!(failed.is_empty(), "tests failed: {failed}");
+        Ok(())
+    }
 }
 
 /// The tests of models and trainer without C++, in a target folder of their own: `torch-abi` is in the place of tch's own bindings,
@@ -204,10 +226,8 @@ fn packages(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// The tests in Python, in the environment of `python`; returns the options that name the libraries
-/// under test.
-fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
-    let libraries = python_libraries(shell)?;
+/// The tests in Python, in the environment of `python`, of the libraries that the options `libraries` name.
+fn python_tests(shell: &Shell, python: &Path, libraries: &[OsString]) -> Result<()> {
     let cargo = workspace::cargo();
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
     // Of the whole workspace: with the features of one package alone, cargo would build libtorch's bindings again.
@@ -223,9 +243,9 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     let at_once = ["-m", "not alone", "-n", &cores.to_string()].map(OsString::from);
     let alone = ["-m", "alone"].map(OsString::from);
     for group in [at_once.as_slice(), &alone] {
-        python_tests_of(shell, python, &libraries, group)?;
+        python_tests_of(shell, python, libraries, group)?;
     }
-    Ok(libraries)
+    Ok(())
 }
 
 /// How many tests in Python run at once at most: each may take 2 GB.
