@@ -190,11 +190,15 @@ pub(crate) fn device_compiler() -> Result<PathBuf> {
     device_compiler::ensure(&Cache::open()?)
 }
 
-/// The folder of a Python for Windows with PyTorch.
-pub(crate) fn windows_python() -> Result<PathBuf> {
-    let folder = windows::ensure(&Cache::open()?)?;
-    eprintln!("windows   Python and PyTorch: {}", folder.display());
-    Ok(folder)
+/// The folders of Pythons for Windows, one with each release of PyTorch in `WINDOWS_TORCH`.
+pub(crate) fn windows_pythons() -> Result<Vec<PathBuf>> {
+    let cache = Cache::open()?;
+    let folders = pins::WINDOWS_TORCH.iter().map(|torch| {
+        let folder = windows::ensure(&cache, torch)?;
+        eprintln!("windows   Python and PyTorch: {}", folder.display());
+        Ok(folder)
+    });
+    folders.collect()
 }
 
 /// A shell in the workspace's root whose cargo builds against `libtorch`, whatever this

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use crate::{C_tensor, Result};
@@ -27,6 +28,9 @@ macro_rules! interface {
         /// The functions that are always needed.
         pub(crate) struct Interface {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// The message of the last exception; before PyTorch 2.13 it is printed alone.
+            what: Option<unsafe extern "C" fn() -> *const c_char>,
+            new_word: NewWord,
             libraries: Libraries,
         }
 
@@ -36,13 +40,18 @@ macro_rules! interface {
                     $($name: {
                         let symbol = libraries.find($symbol).ok_or_else(|| {
                             format!(
-                                "this PyTorch has no `{}`: 2.13 or a newer one is needed",
+                                "this PyTorch has no `{}`: 2.10 or a newer one is needed",
                                 $symbol.to_string_lossy()
                             )
                         })?;
                         // SAFETY: the C interface has this function with this signature, and keeps it.
                         unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(symbol) }
                     },)*
+                    what: libraries.find(c"torch_exception_get_what_without_backtrace").map(|symbol| {
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn() -> *const c_char>(symbol) }
+                    }),
+                    new_word: libraries.new_word()?,
                     libraries,
                 })
             }
@@ -52,14 +61,12 @@ macro_rules! interface {
 
 interface! {
     dispatch = c"torch_call_dispatcher": fn(*const c_char, *const c_char, *mut Word, u64) -> Code;
-    what = c"torch_exception_get_what_without_backtrace": fn() -> *const c_char;
     new_list = c"torch_new_list_reserve_size": fn(usize, *mut Handle) -> Code;
     push = c"torch_list_push_back": fn(Handle, Word) -> Code;
     list_len = c"torch_list_size": fn(Handle, *mut usize) -> Code;
     list_item = c"torch_list_get_item": fn(Handle, usize, *mut Word) -> Code;
     delete_list = c"torch_delete_list": fn(Handle) -> Code;
     new_string = c"torch_new_string_handle": fn(*const c_char, usize, *mut Handle) -> Code;
-    new_value = c"torch_new_stable_ivalue": fn(*mut *mut Word) -> Code;
     undefined = c"aoti_torch_new_uninitialized_tensor": fn(*mut *mut C_tensor) -> Code;
     share = c"aoti_torch_new_tensor_handle": fn(*mut C_tensor, *mut *mut C_tensor) -> Code;
     delete = c"aoti_torch_delete_tensor_object": fn(*mut C_tensor) -> Code;
@@ -109,10 +116,42 @@ impl Interface {
         if code == 0 {
             return Ok(());
         }
+        let Some(what) = self.what else {
+            return Err(
+                "PyTorch failed: its message is above, since releases before 2.13 print it and do not pass it on"
+                    .to_owned(),
+            );
+        };
         // SAFETY: it returns a string of this thread, which lives until the next exception.
-        let what = unsafe { CStr::from_ptr((self.what)()) };
+        let what = unsafe { CStr::from_ptr(what()) };
         Err(what.to_string_lossy().into_owned())
     }
+
+    /// A word in memory that PyTorch deletes.
+    pub(crate) fn boxed(&self, value: Word) -> Result<Word> {
+        let mut place = null_mut();
+        match self.new_word {
+            // SAFETY: a valid place for the result.
+            NewWord::Torch(new) => self.check(unsafe { new(&mut place) })?,
+            // SAFETY: it takes a size.
+            NewWord::Cpp(new) => place = unsafe { new(size_of::<Word>()) },
+        }
+        if place.is_null() {
+            return Err("out of memory: no 8 bytes for an argument".to_owned());
+        }
+        // SAFETY: memory for a word, which nobody else has.
+        unsafe { place.write(value) };
+        Ok(place as Word)
+    }
+}
+
+/// Where memory for a word comes from that PyTorch deletes.
+#[derive(Clone, Copy)]
+enum NewWord {
+    /// PyTorch's own function, since 2.13.
+    Torch(unsafe extern "C" fn(*mut *mut Word) -> Code),
+    /// C++'s `new`; on Windows `malloc` of the C runtime, which `new` of Microsoft's compiler calls.
+    Cpp(unsafe extern "C" fn(usize) -> *mut Word),
 }
 
 /// What exports C++ names: c10 has tensors, `torch_cpu` operators.
@@ -159,6 +198,30 @@ impl Libraries {
     fn loaded() -> Option<Self> {
         let [c10, cpu] = ["c10", "torch_cpu"].map(|name| already_loaded(&file(name)));
         Some(Self([c10?, cpu?]))
+    }
+
+    fn new_word(&self) -> Result<NewWord> {
+        if let Some(symbol) = self.find(c"torch_new_stable_ivalue") {
+            // SAFETY: the C interface has this function with this signature, and keeps it.
+            return Ok(NewWord::Torch(unsafe {
+                std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut *mut Word) -> Code>(
+                    symbol,
+                )
+            }));
+        }
+        #[cfg(unix)]
+        let symbol = self.find(c"_Znwm");
+        #[cfg(windows)]
+        let symbol = already_loaded("ucrtbase.dll").and_then(|runtime| {
+            // SAFETY: only the address is used here. PyTorch, which is linked to it, keeps the runtime loaded.
+            let found = unsafe { runtime.get::<*const c_void>(b"malloc\0") };
+            found.ok().map(|symbol| *symbol)
+        });
+        let symbol = symbol.ok_or("the process has no library of C++")?;
+        // SAFETY: both take a size and return memory.
+        Ok(NewWord::Cpp(unsafe {
+            std::mem::transmute::<*const c_void, unsafe extern "C" fn(usize) -> *mut Word>(symbol)
+        }))
     }
 
     fn find(&self, symbol: &CStr) -> Option<*const c_void> {

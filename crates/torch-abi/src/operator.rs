@@ -128,15 +128,15 @@ impl Operator {
             }
             if code == b'o' {
                 let [dtype, device] = [(); 2].map(|()| words.next().unwrap_or_default());
-                stack[at] = torch.some(dtype)?;
-                stack[at + 2] = torch.some(device_word(device))?;
+                stack[at] = torch.boxed(dtype)?;
+                stack[at + 2] = torch.boxed(device_word(device))?;
                 at += 4;
                 continue;
             }
             // SAFETY: the caller's.
             let value = unsafe { torch.argument(code, &mut words) }?;
             let optional = codes.next_if_eq(&b'?').is_some();
-            stack[at] = if optional { torch.some(value)? } else { value };
+            stack[at] = if optional { torch.boxed(value)? } else { value };
             at += 1;
         }
         // SAFETY: the stack has a value for every argument of the schema, and room for its results.
@@ -184,16 +184,16 @@ impl Interface {
                 // A dtype or layout below zero is none.
                 b'k' | b'y' => match next() {
                     value if value.cast_signed() < 0 => 0,
-                    value => self.some(value)?,
+                    value => self.boxed(value)?,
                 },
                 b'I' | b'F' => match [next(), next()] {
-                    [value, 0] => self.some(value)?,
+                    [value, 0] => self.boxed(value)?,
                     _ => 0,
                 },
                 b'A' | b'D' => self.list(slice(next(), next()), Ok)?,
                 b'a' => match [next(), next()] {
                     [0, _] => 0,
-                    [start, length] => self.some(self.list(slice(start, length), Ok)?)?,
+                    [start, length] => self.boxed(self.list(slice(start, length), Ok)?)?,
                 },
                 b'L' => self.list(slice(next(), next()), |tensor| self.tensor(tensor))?,
                 b'l' => self.list(slice(next(), next()), |tensor| self.optional_tensor(tensor))?,
@@ -206,7 +206,7 @@ impl Interface {
                     ))?;
                     string as Word
                 }
-                b'm' => self.some(0)?,
+                b'm' => self.boxed(0)?,
                 _ => 0,
             })
         }
@@ -221,19 +221,8 @@ impl Interface {
     fn optional_tensor(&self, tensor: Word) -> Result<Word> {
         match tensor {
             0 => Ok(0),
-            tensor => self.some(self.tensor(tensor)?),
+            tensor => self.boxed(self.tensor(tensor)?),
         }
-    }
-
-    /// A value where the schema has an optional one.
-    fn some(&self, value: Word) -> Result<Word> {
-        let mut place = null_mut();
-        // SAFETY: a valid place for the result, which is then written to and passed on.
-        unsafe {
-            self.check((self.new_value)(&mut place))?;
-            *place = value;
-        }
-        Ok(place as Word)
     }
 
     fn list(&self, items: &[Word], item: impl Fn(Word) -> Result<Word>) -> Result<Word> {

@@ -139,8 +139,8 @@ pub(crate) const WINDOWS_RUNTIME: Artefact = Artefact {
     sha256: "f3c3ac4f733a774f6ae209567e533bfde6f72dc1c10977733bfe09ce01e5b624",
 };
 
-/// PyTorch for it, what that imports, and pip.
-pub(crate) const WINDOWS_TORCH: [Artefact; 11] = [
+/// PyTorch for it: the release that the trainer is made with, and the oldest that it runs with.
+pub(crate) const WINDOWS_TORCH: [Artefact; 2] = [
     Artefact {
         package: "torch",
         version: "2.13.0",
@@ -148,6 +148,17 @@ pub(crate) const WINDOWS_TORCH: [Artefact; 11] = [
         bytes: 122_057_920,
         sha256: "49b58f1e2c52440abb6f17c28f0335fe6c6d01ad1a7f55b0183b81e4b34d64e6",
     },
+    Artefact {
+        package: "torch",
+        version: "2.10.0",
+        file: "torch-2.10.0-cp313-cp313-win_amd64.whl",
+        bytes: 113_757_050,
+        sha256: "c2ee399c644dc92ef7bc0d4f7e74b5360c37cdbe7c5ba11318dda49ffac2bc57",
+    },
+];
+
+/// What it imports, and pip.
+pub(crate) const WINDOWS_PACKAGES: [Artefact; 10] = [
     Artefact {
         package: "filelock",
         version: "4.3.1",

