@@ -77,6 +77,12 @@ def test_a_block_is_trained_in_the_memory_of_hip_alloc(trained):
     assert losses[-1] < losses[0], losses
 
 
+def test_a_small_gpt_has_the_losses_of_pytorchs_own_memory(windows, trained):
+    done, _ = trained
+    plain = printed(windows.run(windows.python, "train.py", "plain", "0", timeout=300))
+    assert len(done["gpt"]) == 30 and done["gpt"] == plain["gpt"]
+
+
 OUT_OF_MEMORY = r"^HIP out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 1.00 GiB of which [0-9.]+ [MG]iB is free\. Of the memory held"
 
 

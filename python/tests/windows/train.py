@@ -1,4 +1,4 @@
-"""Trains a block of a transformer and fills the device, under whatever allocator PyTorch has; prints what happened as JSON.
+"""Trains a block of a transformer and a small GPT, and fills the device, under whatever allocator PyTorch has; prints what happened as JSON.
 
 It is a program of a user: the only things of the simulation that it knows are that the GPU's memory is that of CPU
 tensors, and how much there is.
@@ -42,6 +42,37 @@ def train(steps):
             for weight in block.parameters():
                 weight.sub_(weight.grad, alpha=0.5)
                 weight.grad = None
+        losses.append(loss.item())
+    return losses
+
+
+class Gpt(torch.nn.Module):
+    def __init__(self, width=64, vocabulary=300, length=32):
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(length, width)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, vocabulary)
+
+    def forward(self, tokens):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return self.head(self.layers(x, mask=mask, is_causal=True))
+
+
+def train_gpt(steps):
+    """Trains it with dropout, AdamW and gradient clipping; returns the losses."""
+    torch.manual_seed(0)
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        tokens = torch.randint(300, (4, 33))
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(loss.item())
     return losses
 
@@ -131,6 +162,7 @@ def main(with_hip_alloc, times):
         gc.collect()
 
     do("losses", train, 30)
+    do("gpt", train_gpt, 30)
     if with_hip_alloc:
         do("oom", fill)
         do("oom_in_thread", in_another_thread, fill)
