@@ -62,12 +62,15 @@ fn several_outputs_bring_a_gradient_each() {
     let input = random(&[3]).set_requires_grad(true);
     let outputs = no_grad(|| [&input * 2.0, &input * 3.0]);
     let [twice, thrice] = &outputs;
-    let steps = differentiable_outputs(&[&input], &[], &[twice, thrice], |gradients| {
-        match gradients {
+    let steps = differentiable_outputs(
+        &[&input],
+        &[],
+        &[twice, thrice],
+        |gradients| match gradients {
             [twice, thrice] => Ok(vec![twice * 2.0 + thrice * 3.0]),
             _ => Err(Error::Callback("other tensors".into())),
-        }
-    });
+        },
+    );
     let [twice, thrice] = &steps.unwrap()[..] else {
         panic!("other outputs");
     };
@@ -81,7 +84,11 @@ fn several_outputs_bring_a_gradient_each() {
         Ok(vec![&given[0] * 2.0 + &given[1] * 3.0])
     });
     backward(&steps.unwrap()[1].sum(Kind::Double)).unwrap();
-    assert!(input.grad().allclose(&input.full_like(3.0), 1e-12, 1e-12, false));
+    assert!(
+        input
+            .grad()
+            .allclose(&input.full_like(3.0), 1e-12, 1e-12, false)
+    );
 }
 
 #[test]
