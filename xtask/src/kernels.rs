@@ -88,7 +88,7 @@ pub(crate) fn check(shell: &Shell) -> Result<()> {
     )
     .env("SUREFOOT_OBJDUMP", disassembler)
     .run()?;
-    cmd!(shell, "{cargo} test --workspace --lib -- quant::kernels")
+    cmd!(shell, "{cargo} test --workspace --lib -- kernels:: fused::")
         .env("SUREFOOT_OBJDUMP", disassembler)
         .run()?;
     Ok(())
