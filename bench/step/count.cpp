@@ -5,7 +5,7 @@
 // A callback of the dispatcher sees each operator with its tensors. Those that launch something that no operator inside
 // them does are what runs on the device. Bytes are those of the tensors that they take and give, once each; numbers that are repeated
 // by a stride of zero count once. Launches are those that the simulated device saw. A step ends with the first matrix
-// product or convolution after the fused AdamW. At exit the last whole step is written to $SUREFOOT_COUNT as lines of
+// product or convolution after the fused AdamW. Kernels of our own say themselves what they read and write. At exit the last whole step is written to $SUREFOOT_COUNT as lines of
 //
 //   phase  operator  type  intensity  times  launches  bytes read  bytes written  floating-point operations
 //
@@ -69,7 +69,7 @@ uint64_t launched() {
   uint64_t sum = 0;
   for (const char* name :
        {"cudaLaunchKernel", "__cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaLaunchKernelExC", "cuLaunchKernel",
-        "cuLaunchKernelEx", "cuLaunchCooperativeKernel"}) {
+        "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "hipModuleLaunchKernel"}) {
     sum += calls(name);
   }
   return sum;
@@ -313,7 +313,13 @@ void write() {
   std::fclose(file);
 }
 
-// A device that computes nothing finds nothing: of the tokens of a row, all are learned.
+// A device that computes nothing finds nothing: kernels give the numbers of operators, and of the tokens of a row, all are learned.
+bool equal(const at::Tensor&, const at::Tensor&) {
+  return true;
+}
+bool allclose(const at::Tensor&, const at::Tensor&, double, double, bool) {
+  return true;
+}
 at::Tensor nonzero(const at::Tensor& self) {
   return at::arange(self.numel(), self.options().dtype(at::kLong)).unsqueeze(1);
 }
@@ -332,6 +338,8 @@ struct Installed {
     library = std::make_unique<torch::Library>(
         torch::Library::IMPL, "aten", std::make_optional(c10::DispatchKey::CUDA), __FILE__, __LINE__);
     library->impl("nonzero", nonzero);
+    library->impl("equal", equal);
+    library->impl("allclose", allclose);
     std::atexit(write);
   }
 };

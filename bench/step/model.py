@@ -18,7 +18,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "wan"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "diffusion"))
 from model import picture  # noqa: E402
 
 GOLDEN = Path(__file__).parents[2] / "tests/reference/golden"

@@ -88,7 +88,7 @@ pub(crate) fn check(shell: &Shell) -> Result<()> {
     )
     .env("SUREFOOT_OBJDUMP", disassembler)
     .run()?;
-    cmd!(shell, "{cargo} test --workspace --lib -- quant::kernels")
+    cmd!(shell, "{cargo} test --workspace --lib -- kernels:: fused::")
         .env("SUREFOOT_OBJDUMP", disassembler)
         .run()?;
     Ok(())
@@ -113,8 +113,10 @@ fn compiled(shell: &Shell) -> Result<Vec<u8>> {
 fn object(shell: &Shell, compiler: &Path, folder: &Path, architecture: &str) -> Result<Vec<u8>> {
     let [bitcode, object, linked] =
         ["bc", "o", "co"].map(|kind| folder.join(format!("{architecture}.{kind}")));
-    // In two steps, since zig's clang does not find a linker for these targets; without a random part in names.
+    // In two steps, since zig's clang does not find a linker for these targets; without a random part in names, and without
+    // registers of 16 bits, of which LLVM 19's listings do not say which half is meant.
     let options = ["-mcode-object-version=5", "-nogpulib", "-O3"];
+    let whole_registers = ["-Xclang", "-target-feature", "-Xclang", "-real-true16"];
     let language = [
         "-x",
         "hip",
@@ -132,7 +134,7 @@ fn object(shell: &Shell, compiler: &Path, folder: &Path, architecture: &str) -> 
     ];
     cmd!(
         shell,
-        "{compiler} clang {language...} --offload-arch={architecture} {options...} {strict...} -c {SOURCE} -o {bitcode}"
+        "{compiler} clang {language...} --offload-arch={architecture} {options...} {whole_registers...} {strict...} -c {SOURCE} -o {bitcode}"
     )
     .quiet()
     .run()?;

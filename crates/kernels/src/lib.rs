@@ -38,7 +38,7 @@ pub enum Error {
         reason: String,
     },
     /// More than a launch can have.
-    #[error("{0} words are too many for one launch")]
+    #[error("{0} workgroups are too many for one launch")]
     TooMany(u64),
 }
 
@@ -79,6 +79,146 @@ pub struct Dequantize {
     pub levels: [f32; 16],
 }
 
+/// A norm of rows: what `input` and `change` add up to, normalised, times `weight` and the sample's `factor`, plus its `shift` and
+/// `residual`. What is null of these is left out. A number is in fp32 or in the [`Kind`] of the launch.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Norm {
+    /// `[rows, width]`
+    pub input: *const c_void,
+    /// The same in 16 bits, or null.
+    pub change: *const c_void,
+    /// `[width]` in fp32, or null.
+    pub weight: *const c_void,
+    /// For each sample a vector in fp32, or null.
+    pub factor: *const c_void,
+    /// For each sample a vector in fp32, or null.
+    pub shift: *const c_void,
+    /// Like `output`, or null.
+    pub residual: *const c_void,
+    /// Where `input + change` goes, in the type of `input`, if there is a change.
+    pub sum: *mut c_void,
+    /// `[rows, width]`
+    pub output: *mut c_void,
+    /// `[rows, 2]` in fp32: of each row the mean, and one over the root of its variance.
+    pub statistics: *mut c_void,
+    /// Numbers of a row.
+    pub width: u32,
+    /// Rows of a sample.
+    pub rows: u32,
+    /// From one sample's vector to the next one's.
+    pub stride: u32,
+    /// 1 if `input` and `sum` are in fp32, else 0.
+    pub is_full: u32,
+    /// 1 if `output` and `residual` are in fp32, else 0.
+    pub gives_full: u32,
+    /// 1 if the mean is subtracted; otherwise 0, and it counts as zero.
+    pub is_centred: u32,
+    /// One over the width.
+    pub inverse: f32,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// The gradients of a [`Norm`], whose fields have the same meaning here.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct NormBackward {
+    /// That of the output, in its type.
+    pub gradient: *const c_void,
+    /// What was normalised: the input, or the sum if there was a change.
+    pub input: *const c_void,
+    /// As before.
+    pub weight: *const c_void,
+    /// As before.
+    pub factor: *const c_void,
+    /// What the norm wrote.
+    pub statistics: *const c_void,
+    /// The gradient of the sum in its type, or null.
+    pub of_sum: *const c_void,
+    /// Where that of the input goes, in its type.
+    pub of_input: *mut c_void,
+    /// Where the same goes for the change, in 16 bits, or null.
+    pub of_change: *mut c_void,
+    /// As before.
+    pub width: u32,
+    /// As before.
+    pub rows: u32,
+    /// As before.
+    pub stride: u32,
+    /// As before.
+    pub is_full: u32,
+    /// As before.
+    pub gives_full: u32,
+    /// As before.
+    pub is_centred: u32,
+    /// As before.
+    pub inverse: f32,
+}
+
+/// Heads of queries or keys, `[tokens, heads, width]` in 16 bits: each may be normalised (without a mean), then the first `turned`
+/// numbers are rotated in pairs (a, b) to (a·cos − b·sin, b·cos + a·sin).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Heads {
+    /// What is rotated; in the backward pass, too, or without a norm any numbers of the same size.
+    pub input: *const c_void,
+    /// `[width]` in fp32, or null.
+    pub weight: *const c_void,
+    /// The first cosine.
+    pub cosines: *const c_void,
+    /// The first sine.
+    pub sines: *const c_void,
+    /// Where the result goes, which in the backward pass is the gradient of `input`.
+    pub output: *mut c_void,
+    /// Null, or in the backward pass the gradient of what was rotated.
+    pub gradient: *const c_void,
+    /// Heads of a token.
+    pub heads: u32,
+    /// Numbers of a head.
+    pub width: u32,
+    /// How many of them are rotated.
+    pub turned: u32,
+    /// Tokens of a sample.
+    pub tokens: u32,
+    /// In the tables, from one sample to the next; zero if they have the same angles.
+    pub sample: u32,
+    /// In the tables, from one token to the next.
+    pub token: u32,
+    /// In the tables, from one pair to the next.
+    pub pair: u32,
+    /// 1 if the tables are in fp32, else 0.
+    pub is_full: u32,
+    /// In a head, from the first number of a pair to that of the next one.
+    pub next: u32,
+    /// In a head, from the first number of a pair to its second.
+    pub partner: u32,
+    /// One over the width if heads are normalised, else zero.
+    pub inverse: f32,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// The kernels, each for both kinds, in the order of [`Function`].
+const NAMES: [[&CStr; 2]; 6] = [
+    [c"nf4_to_bf16", c"nf4_to_fp16"],
+    [c"mxfp4_to_bf16", c"mxfp4_to_fp16"],
+    [c"norm_bf16", c"norm_fp16"],
+    [c"norm_backward_bf16", c"norm_backward_fp16"],
+    [c"heads_bf16", c"heads_fp16"],
+    [c"heads_backward_bf16", c"heads_backward_fp16"],
+];
+
+#[derive(Clone, Copy)]
+enum Function {
+    Nf4,
+    Mxfp4,
+    Norm,
+    NormBackward,
+    Heads,
+    HeadsBackward,
+}
+
 type LoadModule = unsafe extern "C" fn(*mut *mut c_void, *const c_void) -> c_int;
 type FindFunction = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
 type Launch = unsafe extern "C" fn(
@@ -103,8 +243,8 @@ pub struct Kernels {
     launch: Launch,
     error_string: ErrorString,
     last_error: LastError,
-    /// By format and kind.
-    dequantize: [[*mut c_void; 2]; 2],
+    /// As in [`NAMES`].
+    functions: [[*mut c_void; 2]; NAMES.len()],
     /// Whose functions these are.
     _runtime: Library,
 }
@@ -147,20 +287,16 @@ impl Kernels {
             launch,
             error_string,
             last_error,
-            dequantize: [[std::ptr::null_mut(); 2]; 2],
+            functions: [[std::ptr::null_mut(); 2]; NAMES.len()],
             _runtime: runtime,
         };
         let mut module = std::ptr::null_mut();
         // SAFETY: the place of the result, and a bundle of code objects, which the runtime copies.
         let status = unsafe { load(&mut module, BUNDLE.0.as_ptr().cast()) };
         kernels.check("hipModuleLoadData", status)?;
-        let names = [
-            [c"nf4_to_bf16", c"nf4_to_fp16"],
-            [c"mxfp4_to_bf16", c"mxfp4_to_fp16"],
-        ];
-        for (format, names) in names.iter().enumerate() {
+        for (function, names) in NAMES.iter().enumerate() {
             for (kind, name) in names.iter().enumerate() {
-                let function = &mut kernels.dequantize[format][kind];
+                let function = &mut kernels.functions[function][kind];
                 // SAFETY: the place of the result, a module that was loaded, and a name that ends with zero.
                 let status = unsafe { find(function, module, name.as_ptr()) };
                 kernels.check("hipModuleGetFunction", status)?;
@@ -187,15 +323,10 @@ impl Kernels {
             mut words,
             mut levels,
         } = weights;
-        if words == 0 {
-            return Ok(());
-        }
-        let grid = words.div_ceil(THREADS);
-        let grid = u32::try_from(grid).map_err(|_| Error::TooMany(words))?;
         // Words of a block, as a power of two.
-        let mut shift: u32 = match format {
-            Format::Nf4 => 3,
-            Format::Mxfp4 => 2,
+        let (function, mut shift): (_, u32) = match format {
+            Format::Nf4 => (Function::Nf4, 3),
+            Format::Mxfp4 => (Function::Mxfp4, 2),
         };
         let mut arguments: [*mut c_void; 6] = [
             (&raw mut packed).cast(),
@@ -205,13 +336,89 @@ impl Kernels {
             (&raw mut shift).cast(),
             (&raw mut levels).cast(),
         ];
-        let function = self.dequantize[format as usize][kind as usize];
-        // SAFETY: the kernel's arguments, in number, order and size, which the runtime copies before it returns; what
-        // they point to is as the caller promises. No lane goes beyond `words`.
+        let groups = words.div_ceil(THREADS);
+        // SAFETY: the kernel's arguments in number, order and size; what they point to is as the caller promises. No lane goes
+        // beyond `words`.
+        unsafe { self.launch((function, kind), groups, &mut arguments, stream) }
+    }
+
+    /// Computes a norm of so many `rows` on `stream`, a `hipStream_t`; returns before it is done.
+    ///
+    /// # Errors
+    /// If the launch fails.
+    ///
+    /// # Safety
+    /// As [`dequantize`](Self::dequantize), for `rows` rows, of which those of a sample are consecutive.
+    pub unsafe fn norm(
+        &self,
+        mut norm: Norm,
+        (kind, rows): (Kind, u64),
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        let mut arguments = [(&raw mut norm).cast()];
+        // SAFETY: the kernel's argument, and the rest is as the caller promises.
+        unsafe { self.launch((Function::Norm, kind), rows, &mut arguments, stream) }
+    }
+
+    /// Computes the gradients of a norm.
+    ///
+    /// # Errors
+    /// If the launch fails.
+    ///
+    /// # Safety
+    /// As [`norm`](Self::norm).
+    pub unsafe fn norm_backward(
+        &self,
+        mut norm: NormBackward,
+        (kind, rows): (Kind, u64),
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        let mut arguments = [(&raw mut norm).cast()];
+        // SAFETY: the kernel's argument, and the rest is as the caller promises.
+        unsafe { self.launch((Function::NormBackward, kind), rows, &mut arguments, stream) }
+    }
+
+    /// Rotates the heads of so many `tokens` of all samples, or their gradient back if there is one.
+    ///
+    /// # Errors
+    /// If the launch fails.
+    ///
+    /// # Safety
+    /// As [`dequantize`](Self::dequantize), for `tokens` tokens, of which those of a sample are consecutive.
+    pub unsafe fn heads(
+        &self,
+        mut heads: Heads,
+        (kind, tokens): (Kind, u64),
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        let function = match heads.gradient.is_null() {
+            true => Function::Heads,
+            false => Function::HeadsBackward,
+        };
+        let mut arguments = [(&raw mut heads).cast()];
+        // SAFETY: the kernel's argument, and the rest is as the caller promises.
+        unsafe { self.launch((function, kind), tokens, &mut arguments, stream) }
+    }
+
+    /// Launches a kernel in so many workgroups.
+    ///
+    /// # Safety
+    /// `arguments` point to those of the kernel, which may be used on `stream`, one of the device that is current.
+    unsafe fn launch(
+        &self,
+        (function, kind): (Function, Kind),
+        groups: u64,
+        arguments: &mut [*mut c_void],
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        if groups == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises; the runtime copies the arguments before it returns.
         let status = unsafe {
             (self.launch)(
-                function,
-                grid,
+                self.functions[function as usize][kind as usize],
+                u32::try_from(groups).map_err(|_| Error::TooMany(groups))?,
                 1,
                 1,
                 THREADS as u32,

@@ -18,6 +18,7 @@ pub mod adapters;
 pub mod diffusion;
 mod error;
 pub mod formats;
+pub mod fused;
 #[cfg(test)]
 mod golden;
 mod json;

@@ -9,7 +9,7 @@
 //!
 //! The first three are bitsandbytes', and tests compare them with it; the last one is compared with transformers. Everything is written with ordinary tensor
 //! operations, so it runs on every device that libtorch supports; on AMD's GPUs a kernel converts weights of 4 bits where
-//! it gives the same numbers (`crates/kernels`).
+//! it gives the same numbers ([`fused`](crate::fused)).
 
 mod dynamic;
 mod int8;
@@ -21,7 +21,6 @@ mod tests;
 
 pub use dynamic::{Code, Dynamic8, dynamic_map};
 pub use int8::Int8Rows;
-pub use kernels::{UseKernels, use_kernels};
 pub(crate) use mxfp4::BLOCK as MXFP4_BLOCK;
 pub use mxfp4::Mxfp4;
 pub use nf4::Nf4;

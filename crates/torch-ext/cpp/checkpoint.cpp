@@ -29,9 +29,6 @@
 #include "closure.h"
 
 extern "C" {
-// Takes ownership of one tensor. Never throws.
-typedef void (*surefoot_take)(void* context, at::Tensor* tensor);
-
 int32_t surefoot_results_push(void* results, const at::Tensor* tensor) {
   return surefoot::guarded([&] { static_cast<std::vector<at::Tensor>*>(results)->push_back(*tensor); });
 }

@@ -16,6 +16,8 @@ extern "C" {
 // `surefoot_results_push` one by one, or returns a nonzero code.
 typedef int32_t (*surefoot_recompute)(void* closure, at::Tensor* const* inputs, size_t input_count, void* results);
 typedef void (*surefoot_drop)(void* closure);
+// Takes ownership of one tensor. Never throws.
+typedef void (*surefoot_take)(void* context, at::Tensor* tensor);
 typedef const char* (*surefoot_failure)(void* closure);
 
 // Mirrored by `raw::Closure`.

@@ -1,11 +1,13 @@
-// A step of the graph whose backward pass is written by hand: its output was computed from its inputs
+// A step of the graph whose backward pass is written by hand: its outputs were computed from its inputs
 // without being recorded, and a Rust closure (src/differentiable.rs) makes their gradients.
 //
-//   backward  gradients of inputs = f(inputs, kept, gradient of output)
+//   backward  gradients of inputs = f(kept, gradients of outputs)
 //
-// What lies between inputs and output is freed unless it is among the tensors that are kept.
+// What lies between inputs and outputs is freed unless it is among the tensors that are kept. Beside it, what Rust launches for
+// itself, as the callbacks of operators see it.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -22,31 +24,28 @@ using torch::autograd::variable_list;
 // What `forward` gets besides the inputs; the closure is stored in `saved_data`.
 struct Step : torch::CustomClassHolder {
   c10::intrusive_ptr<Closure> closure;
-  at::Tensor output;
-  variable_list kept;
+  variable_list outputs, kept;
 };
 
 struct Differentiable : torch::autograd::Function<Differentiable> {
   // A TensorList, as for `Checkpoint`: `apply` finds tensors in no other kind of list.
-  static Variable forward(AutogradContext* context, at::TensorList list, const c10::intrusive_ptr<Step>& step) {
-    auto saved = list.vec();
-    context->saved_data["inputs"] = static_cast<int64_t>(saved.size());
-    saved.insert(saved.end(), step->kept.begin(), step->kept.end());
-    context->save_for_backward(std::move(saved));
+  static variable_list forward(AutogradContext* context, at::TensorList list, const c10::intrusive_ptr<Step>& step) {
+    context->save_for_backward(step->kept);
+    context->saved_data["inputs"] = static_cast<int64_t>(list.size());
     context->saved_data["closure"] = c10::IValue::make_capsule(step->closure);
-    // Another handle: the caller's does not become part of the graph.
-    return step->output.detach();
+    // Other handles: the caller's do not become part of the graph.
+    variable_list outputs;
+    for (const auto& output : step->outputs) {
+      outputs.push_back(output.detach());
+    }
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto closure = c10::static_intrusive_pointer_cast<Closure>(context->saved_data["closure"].toCapsule());
     const auto inputs = static_cast<size_t>(context->saved_data["inputs"].toInt());
     auto arguments = context->get_saved_variables();
-    std::vector<bool> wanted;
-    for (size_t i = 0; i < inputs; ++i) {
-      wanted.push_back(arguments[i].requires_grad());
-    }
-    arguments.push_back(gradients.front());
+    arguments.insert(arguments.end(), gradients.begin(), gradients.end());
     const c10::AutoGradMode no_gradient(false);
     auto result = (*closure)(arguments);
     if (result.size() != inputs) {
@@ -56,7 +55,7 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
               " inputs"};
     }
     for (size_t i = 0; i < inputs; ++i) {
-      if (!wanted[i]) {
+      if (!context->needs_input_grad(i)) {
         result[i] = Variable();
       }
     }
@@ -76,18 +75,50 @@ int32_t surefoot_differentiable(
     size_t input_count,
     at::Tensor* const* kept,
     size_t kept_count,
-    const at::Tensor* output,
-    at::Tensor** out) {
+    at::Tensor* const* outputs,
+    size_t output_count,
+    surefoot_take take,
+    void* context) {
   return surefoot::guarded([&] {
     auto step = c10::make_intrusive<Step>();
     step->closure = c10::make_intrusive<Closure>(*closure);
     const auto list = surefoot::tensors_of(inputs, input_count);
     step->kept = surefoot::tensors_of(kept, kept_count);
-    if (output->requires_grad()) {
-      throw surefoot::Refusal{surefoot::kInvalidArgument, "the output of a step must not be recorded already"};
+    step->outputs = surefoot::tensors_of(outputs, output_count);
+    for (const auto& output : step->outputs) {
+      if (output.requires_grad()) {
+        throw surefoot::Refusal{surefoot::kInvalidArgument, "the output of a step must not be recorded already"};
+      }
     }
-    step->output = *output;
-    *out = new at::Tensor(Differentiable::apply(at::TensorList(list), step));
+    for (const auto& output : Differentiable::apply(at::TensorList(list), step)) {
+      take(context, new at::Tensor(output));
+    }
+  });
+}
+
+// Calls `launch`, which launches a kernel of this name that reads and writes these.
+int32_t surefoot_launched(
+    const char* name,
+    at::Tensor* const* reads,
+    size_t read_count,
+    at::Tensor* const* writes,
+    size_t write_count,
+    void (*launch)(void*),
+    void* context) {
+  return surefoot::guarded([&] {
+    const auto boxed = [](at::Tensor* const* tensors, size_t count) {
+      const auto list = surefoot::tensors_of(tensors, count);
+      return std::vector<c10::IValue>(list.begin(), list.end());
+    };
+    at::RecordFunction guard(at::RecordScope::FUNCTION);
+    if (guard.isActive()) {
+      const auto inputs = boxed(reads, read_count);
+      guard.before(name, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+      launch(context);
+      guard.setOutputs(boxed(writes, write_count));
+    } else {
+      launch(context);
+    }
   });
 }
 }

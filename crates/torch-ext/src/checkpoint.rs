@@ -185,7 +185,7 @@ unsafe extern "C" fn drop_closure<F>(closure: *mut c_void) {
 
 /// # Safety
 /// `context` is a `Vec<Tensor>` that nobody else uses now; `tensor` is owned by us.
-unsafe extern "C" fn take(context: *mut c_void, tensor: *mut C_tensor) {
+pub(crate) unsafe extern "C" fn take(context: *mut c_void, tensor: *mut C_tensor) {
     // SAFETY: per this function's contract.
     let outputs = unsafe { &mut *context.cast::<Vec<Tensor>>() };
     // SAFETY: C++ made the tensor with `new` and gave it to us.

@@ -13,7 +13,7 @@
 //! | [`rccl`] | sums over the GPUs of such processes, by RCCL or NCCL |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
-//! | [`differentiable()`] | functions whose backward pass is written by hand |
+//! | [`differentiable()`], [`launched`] | functions whose backward pass is written by hand, and kernels that libtorch does not know |
 //! | [`linear_with`], [`grouped_linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`fake`] | tensors without memory, to count what a piece of work allocates |
 //! | [`flash_texts()`] | attention of texts of several lengths in one call |
@@ -49,7 +49,7 @@ pub mod rccl;
 pub mod threads;
 
 pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};
-pub use differentiable::differentiable;
+pub use differentiable::{differentiable, differentiable_outputs, launched};
 pub use error::{Error, Result};
 pub use linear::{grouped_linear_with, linear_with};
 pub use optimizer::{AdamW, AdamWState, fused_adamw};

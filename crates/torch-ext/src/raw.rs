@@ -268,8 +268,19 @@ functions! {
         input_count: usize,
         kept: *const *const C_tensor,
         kept_count: usize,
-        output: *const C_tensor,
-        out: *mut *mut C_tensor,
+        outputs: *const *const C_tensor,
+        output_count: usize,
+        take: unsafe extern "C" fn(*mut c_void, *mut C_tensor),
+        context: *mut c_void,
+    ) -> i32;
+    fn surefoot_launched(
+        name: *const c_char,
+        reads: *const *const C_tensor,
+        read_count: usize,
+        writes: *const *const C_tensor,
+        write_count: usize,
+        launch: unsafe extern "C" fn(*mut c_void),
+        context: *mut c_void,
     ) -> i32;
     /// Takes ownership of the closure, also when it fails.
     fn surefoot_linear(

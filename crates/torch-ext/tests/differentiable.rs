@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
-use torch_ext::{Error, backward, differentiable};
+use torch_ext::{Error, backward, differentiable, differentiable_outputs, launched};
 
 fn random(size: &[i64]) -> Tensor {
     Tensor::randn(size, (Kind::Double, Device::Cpu))
@@ -55,6 +55,52 @@ fn an_input_that_needs_none_gets_no_gradient() {
     backward(&output.sum(Kind::Double)).unwrap();
     assert!(right.grad().defined() && !left.grad().defined());
     assert!(!sine_of_product(&left, &left.tr()).unwrap().requires_grad());
+}
+
+#[test]
+fn several_outputs_bring_a_gradient_each() {
+    let input = random(&[3]).set_requires_grad(true);
+    let outputs = no_grad(|| [&input * 2.0, &input * 3.0]);
+    let [twice, thrice] = &outputs;
+    let steps = differentiable_outputs(
+        &[&input],
+        &[],
+        &[twice, thrice],
+        |gradients| match gradients {
+            [twice, thrice] => Ok(vec![twice * 2.0 + thrice * 3.0]),
+            _ => Err(Error::Callback("other tensors".into())),
+        },
+    );
+    let [twice, thrice] = &steps.unwrap()[..] else {
+        panic!("other outputs");
+    };
+    backward(&(twice + thrice * thrice).sum(Kind::Double)).unwrap();
+    let expected = &input * 18.0 + 2.0;
+    assert!(input.grad().allclose(&expected, 1e-12, 1e-12, false));
+    // One that is not used counts as zero.
+    let input = random(&[3]).set_requires_grad(true);
+    let outputs = no_grad(|| [&input * 2.0, &input * 3.0]);
+    let steps = differentiable_outputs(&[&input], &[], &[&outputs[0], &outputs[1]], |given| {
+        Ok(vec![&given[0] * 2.0 + &given[1] * 3.0])
+    });
+    backward(&steps.unwrap()[1].sum(Kind::Double)).unwrap();
+    assert!(
+        input
+            .grad()
+            .allclose(&input.full_like(3.0), 1e-12, 1e-12, false)
+    );
+}
+
+#[test]
+fn what_is_launched_is_called_once() {
+    let (from, mut to) = (random(&[2]), random(&[2]));
+    let written = to.shallow_clone();
+    let result = launched(c"test::copy", &[&from], &[&written], || {
+        to.copy_(&from);
+        7
+    });
+    assert_eq!(result.unwrap(), 7);
+    assert!(written.equal(&from));
 }
 
 #[test]

@@ -21,7 +21,7 @@ mod samples;
 
 use std::time::{Duration, Instant};
 
-use models::quant::use_kernels;
+use models::fused::use_kernels;
 use placement::Placer;
 use tch::Tensor;
 

@@ -102,9 +102,13 @@ const MODELS: [Model; 5] = [
     },
 ];
 
-/// The sides: the name of a file of counts, and a setting of ours. What `auto` means would be measured on the simulated device.
-const SIDES: [(&str, Option<&str>); 2] =
-    [("peft", None), ("surefoot", Some("adapter.lora_bf16=true"))];
+/// The sides: the name of a file of counts, a setting of ours (what `auto` means would be measured on the simulated device), and
+/// where kernels of our own are used.
+const SIDES: [(&str, Option<&str>, &str); 3] = [
+    ("peft", None, "off"),
+    ("operators", Some("adapter.lora_bf16=true"), "off"),
+    ("surefoot", Some("adapter.lora_bf16=true"), "any"),
+];
 
 /// Ours over PEFT's.
 #[derive(Serialize)]
@@ -231,7 +235,7 @@ impl Runner {
                 cache
             })?;
         }
-        for (name, setting) in SIDES {
+        for (name, setting, kernels) in SIDES {
             let mut command = match setting {
                 Some(setting) => {
                     let mut ours = Command::new(&self.trainer);
@@ -254,6 +258,7 @@ impl Runner {
                 .env("DEVICE_SIM_CAPACITY", "64G")
                 .env("DEVICE_SIM_DATA", "none")
                 .env("HF_HUB_OFFLINE", "1")
+                .env("SUREFOOT_KERNELS", kernels)
                 .env("SUREFOOT_COUNT", file(folder, name));
             process::run(command)?;
         }
@@ -288,7 +293,7 @@ fn text(model: &Model, folder: &Path) -> String {
 /// The counts of the whole model, of all sides.
 fn counted(model: &Model, place: &Path) -> Result<Counted> {
     let mut sides = Vec::new();
-    for (name, _) in SIDES {
+    for (name, ..) in SIDES {
         let mut whole = Step::new();
         for (blocks, times) in model.runs {
             let path = file(&place.join(model.name).join(blocks), name);
@@ -300,7 +305,7 @@ fn counted(model: &Model, place: &Path) -> Result<Counted> {
         }
         sides.push(side(name, &whole));
     }
-    let [theirs, ours] = &sides[..] else {
+    let [theirs, .., ours] = &sides[..] else {
         anyhow::bail!("there are no two sides");
     };
     let roofline = |gpu: &Gpu| ours.roofline_seconds[gpu.name] / theirs.roofline_seconds[gpu.name];
@@ -360,13 +365,17 @@ fn print(report: &Report) {
 }
 
 fn picture(report: &Report) -> Result<String> {
-    const CONTENDERS: [Contender; 2] = [
+    const CONTENDERS: [Contender; 3] = [
         Contender {
             name: "PEFT, eager",
             colour: RGBColor(0x94, 0xA3, 0xB8),
         },
         Contender {
-            name: "Surefoot, adapters in bf16",
+            name: "Surefoot, adapters in bf16, PyTorch's operators",
+            colour: RGBColor(0x5E, 0xEA, 0xD4),
+        },
+        Contender {
+            name: "Surefoot, kernels of its own",
             colour: RGBColor(0x0F, 0x76, 0x6E),
         },
     ];

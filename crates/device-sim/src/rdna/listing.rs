@@ -41,8 +41,6 @@ pub(super) enum Place {
     Scalar(usize),
     /// The first of vector registers.
     Vector(usize),
-    /// The lower or the upper half of a vector register.
-    Half(usize, bool),
     /// The number of the workgroup in RDNA 4.
     Workgroup,
     Scc,
@@ -60,14 +58,25 @@ pub(super) const M0: usize = 125;
 pub(super) const EXEC: usize = 126;
 
 /// Names of RDNA 2 and of RDNA 4 for what RDNA 3 calls otherwise.
-const OTHER_NAMES: [(&str, &str); 7] = [
+const OTHER_NAMES: [(&str, &str); 18] = [
     ("global_load_dword", "global_load_b32"),
     ("global_load_ubyte", "global_load_u8"),
+    ("global_load_ushort", "global_load_u16"),
+    ("global_store_short", "global_store_b16"),
+    ("global_store_dword", "global_store_b32"),
+    ("global_store_dwordx2", "global_store_b64"),
     ("global_store_dwordx4", "global_store_b128"),
     ("ds_read_b32", "ds_load_b32"),
     ("ds_write_b32", "ds_store_b32"),
     ("s_load_dword", "s_load_b32"),
+    ("s_load_dwordx2", "s_load_b64"),
+    ("s_load_dwordx4", "s_load_b128"),
     ("s_load_dwordx8", "s_load_b256"),
+    ("s_load_dwordx16", "s_load_b512"),
+    ("s_andn2_b32", "s_and_not1_b32"),
+    ("s_add_co_i32", "s_add_i32"),
+    ("s_sub_co_i32", "s_sub_i32"),
+    ("v_mad_co_u64_u32", "v_mad_u64_u32"),
 ];
 
 impl Listing {
@@ -132,8 +141,14 @@ impl Operation {
         if operation.name.starts_with("s_wait") || operation.name == "s_delay_alu" {
             return Ok(operation);
         }
+        // Commas in brackets are those of a modifier such as `op_sel_hi:[1,1,0]`.
+        let mut is_inside = false;
+        let is_between = |letter: char| {
+            is_inside = letter == '[' || is_inside && letter != ']';
+            letter == ',' && !is_inside
+        };
         for part in rest
-            .split(',')
+            .split(is_between)
             .map(str::trim)
             .filter(|part| !part.is_empty())
         {
@@ -208,21 +223,14 @@ impl Place {
             "scc" => Self::Scc,
             "null" => Self::Null,
             "off" => Self::Word,
-            _ => {
-                let half = text.strip_suffix(".l").map(|text| (text, false));
-                let half = half.or_else(|| text.strip_suffix(".h").map(|text| (text, true)));
-                if let Some((text, upper)) = half {
-                    let index = text.strip_prefix('v').and_then(register);
-                    index.map(|index| Self::Half(index, upper))
-                } else if let Some(rest) = text.strip_prefix('v') {
-                    register(rest).map(Self::Vector)
-                } else if let Some(rest) = text.strip_prefix('s') {
-                    register(rest).map(Self::Scalar)
-                } else {
-                    constant(text).map(Self::Constant)
-                }
-                .ok_or_else(|| format!("`{text}` is no operand that is known here"))?
+            _ => if let Some(rest) = text.strip_prefix('v') {
+                register(rest).map(Self::Vector)
+            } else if let Some(rest) = text.strip_prefix('s') {
+                register(rest).map(Self::Scalar)
+            } else {
+                constant(text).map(Self::Constant)
             }
+            .ok_or_else(|| format!("`{text}` is no operand that is known here"))?,
         };
         Ok(place)
     }
@@ -268,10 +276,9 @@ mod tests {
         assert!(first.negative && first.absolute && first.place == Place::Vector(2));
         let constant = Place::Constant(u64::from((-1.5_f32).to_bits()));
         assert_eq!(product.operands[2].place, constant);
-        assert_eq!(
-            operation("v_mov_b16_e32 v11.h, 0").operands[0].place,
-            Place::Half(11, true)
-        );
+        let mixed = operation("v_fma_mix_f32 v6, v23, v26, -v6 op_sel_hi:[0,1,0]");
+        assert_eq!(mixed.operands.len(), 4);
+        assert_eq!(mixed.modifier("op_sel_hi"), Some("[0,1,0]"));
         assert!(Operation::parse("v_mov_b32 v1, attr0.x").is_err());
     }
 

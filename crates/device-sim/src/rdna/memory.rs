@@ -64,7 +64,11 @@ pub(super) fn load_scalars(
     operation.only(&["offset"])?;
     let count = match operation.name.as_str() {
         "s_load_b32" => 1,
+        "s_load_b64" => 2,
+        "s_load_b96" => 3,
+        "s_load_b128" => 4,
         "s_load_b256" => 8,
+        "s_load_b512" => 16,
         _ => return Err(format!("`{}` is not known here", operation.name)),
     };
     let base = wave.pair(operation.operand(1)?)?;
@@ -99,7 +103,9 @@ pub(super) fn global(
     let loads = kind == "load";
     let bytes: usize = match size {
         "u8" => 1,
+        "u16" | "b16" => 2,
         "b32" => 4,
+        "b64" => 8,
         "b128" => 16,
         _ => return Err(unknown()),
     };
@@ -144,9 +150,12 @@ pub(super) fn global(
     Ok(())
 }
 
-/// `ds_*`: LDS.
+/// `ds_*`: LDS, and what goes from lane to lane by its way.
 pub(super) fn lds(wave: &mut Wave<'_>, operation: &Operation, lds: &mut Lds) -> Result<(), String> {
     operation.only(&["offset"])?;
+    if operation.name == "ds_bpermute_b32" {
+        return permute(wave, operation);
+    }
     let (first, second) = (operation.operand(0)?, operation.operand(1)?);
     let (Place::Vector(first), Place::Vector(second)) = (first.place, second.place) else {
         return Err(format!("`{}` is not known here", operation.text));
@@ -175,6 +184,33 @@ pub(super) fn lds(wave: &mut Wave<'_>, operation: &Operation, lds: &mut Lds) -> 
         }
         name => return Err(format!("`{name}` is not known here")),
     }
+    Ok(())
+}
+
+/// Each lane gets the number of another one, by four times its index.
+fn permute(wave: &mut Wave<'_>, operation: &Operation) -> Result<(), String> {
+    operation.only(&[])?;
+    let places = [0, 1, 2].map(|index| Ok(operation.operand(index)?.place));
+    let [
+        Ok(Place::Vector(result)),
+        Ok(Place::Vector(lanes)),
+        Ok(Place::Vector(values)),
+    ]: [Result<Place, String>; 3] = places
+    else {
+        return Err(format!("`{}` is not known here", operation.text));
+    };
+    let (lanes, values) = (*wave.vector(lanes)?, *wave.vector(values)?);
+    let from = lanes.map(|address| address as usize / 4 % LANES);
+    let mut active = (0..LANES).filter(|lane| wave.is_active(*lane));
+    if let Some(lane) = active.find(|lane| !wave.is_active(from[*lane])) {
+        return Err(format!(
+            "lane {lane} takes the number of lane {}, which is not active",
+            from[lane]
+        ));
+    }
+    wave.set_vector(result, u32::MAX, &from.map(|lane| values[lane]))?;
+    let (counter, _) = wave.counters();
+    wave.begin(counter, false, Register::halves(result).to_vec());
     Ok(())
 }
 

@@ -36,10 +36,6 @@ pub(super) fn results(wave: &Wave<'_>, operation: &Operation) -> Result<Vec<Writ
     let into = |mask, values| {
         Ok(vec![match operation.operand(0)?.place {
             Place::Vector(index) => Write::Vector(index, mask, values),
-            Place::Half(index, upper) => {
-                let shift = if upper { 16 } else { 0 };
-                Write::Vector(index, 0xffff << shift, values.map(|value| value << shift))
-            }
             _ => return Err(format!("`{}` writes to no vector register", operation.text)),
         }])
     };
@@ -60,7 +56,8 @@ pub(super) fn results(wave: &Wave<'_>, operation: &Operation) -> Result<Vec<Writ
     };
     // Modifiers of single operands are those of `lanes`.
     operation.only(match name {
-        "v_or_b32" => &["dst_sel", "dst_unused", "src0_sel", "src1_sel"],
+        "v_or_b32" | "v_cndmask_b32" => &["dst_sel", "dst_unused", "src0_sel", "src1_sel"],
+        "v_fma_mix_f32" => &["op_sel_hi"],
         _ => &[],
     })?;
     for (key, only) in [("dst_sel", "DWORD"), ("dst_unused", "UNUSED_PAD")] {
@@ -71,25 +68,78 @@ pub(super) fn results(wave: &Wave<'_>, operation: &Operation) -> Result<Vec<Writ
         }
     }
     match name {
-        "v_mov_b32" | "v_mov_b16" => one(|a| a),
+        "v_mov_b32" => one(|a| a),
+        "v_rsq_f32" => one(|a| ((1.0 / f64::from(f32::from_bits(a)).sqrt()) as f32).to_bits()),
+        "v_cvt_f32_f16" => one(|a| half::f16::from_bits(a as u16).to_f32().to_bits()),
+        // The upper half stays.
+        "v_cvt_f16_f32" => into(0xffff, input(1)?.map(|a| to_fp16(f32::from_bits(a)))),
+        "v_readfirstlane_b32" => {
+            let first = wave.active().trailing_zeros() as usize % LANES;
+            match operation.operand(0)?.place {
+                Place::Scalar(index) => Ok(vec![Write::Scalar(index, input(1)?[first])]),
+                _ => Err(format!("`{}` writes to no scalar register", operation.text)),
+            }
+        }
         "v_and_b32" => two(|a, b| a & b),
         "v_or_b32" => two(|a, b| a | b),
+        "v_xor_b32" => two(|a, b| a ^ b),
+        "v_add_nc_u32" => two(u32::wrapping_add),
+        "v_mul_lo_u32" => two(u32::wrapping_mul),
         "v_lshlrev_b32" => two(|by, a| a << (by & 31)),
         "v_lshrrev_b32" => two(|by, a| a >> (by & 31)),
         "v_mul_f32" => two(|a, b| (f32::from_bits(a) * f32::from_bits(b)).to_bits()),
+        "v_add_f32" => two(|a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits()),
+        "v_sub_f32" => two(|a, b| (f32::from_bits(a) - f32::from_bits(b)).to_bits()),
+        "v_subrev_f32" => two(|a, b| (f32::from_bits(b) - f32::from_bits(a)).to_bits()),
+        "v_fma_f32" => three(fused),
+        "v_fmac_f32" => {
+            let (a, b, c) = (input(1)?, input(2)?, input(0)?);
+            into(
+                u32::MAX,
+                std::array::from_fn(|lane| fused(a[lane], b[lane], c[lane])),
+            )
+        }
+        // Of each operand the modifier says whether it is a lower half in fp16.
+        "v_fma_mix_f32" => {
+            let are_halves = operation.modifier("op_sel_hi").unwrap_or("[0,0,0]");
+            let number = |index: usize| {
+                let operand = operation.operand(index)?;
+                match (are_halves.as_bytes().get(2 * index - 1), operand.place) {
+                    (Some(b'0'), _) => input(index),
+                    (Some(b'1'), Place::Vector(register)) => {
+                        Ok(wave.vector(register)?.map(|bits| {
+                            let number = half::f16::from_bits(bits as u16).to_f32();
+                            signed(operand, number.to_bits())
+                        }))
+                    }
+                    _ => Err(format!("`{}` is not known here", operation.text)),
+                }
+            };
+            let (a, b, c) = (number(1)?, number(2)?, number(3)?);
+            into(
+                u32::MAX,
+                std::array::from_fn(|lane| fused(a[lane], b[lane], c[lane])),
+            )
+        }
+        "v_mad_u64_u32" => {
+            let (a, b, c) = (input(2)?, input(3)?, pairs(wave, operation.operand(4)?)?);
+            match (operation.operand(0)?.place, operation.operand(1)?.place) {
+                (Place::Vector(index), Place::Null) => {
+                    let sums: [u64; LANES] = std::array::from_fn(|lane| {
+                        (u64::from(a[lane]) * u64::from(b[lane])).wrapping_add(c[lane])
+                    });
+                    Ok(wide(index, sums))
+                }
+                _ => Err(format!("`{}` is not known here", operation.text)),
+            }
+        }
         "v_bfe_u32" => three(|a, from, bits| (a >> (from & 31)) & ((1 << (bits & 31)) - 1)),
         "v_add3_u32" => three(|a, b, c| a.wrapping_add(b).wrapping_add(c)),
         // A fused product and sum of fp32 numbers, which is rounded to fp16 then.
-        "v_fma_mixlo_f16" | "v_fma_mixhi_f16" => {
+        "v_fma_mixlo_f16" => {
             let (a, b, c) = (input(1)?, input(2)?, input(3)?);
-            let number = |lanes: &Lanes, lane: usize| f32::from_bits(lanes[lane]);
-            let rounded: Lanes = std::array::from_fn(|lane| {
-                to_fp16(number(&a, lane).mul_add(number(&b, lane), number(&c, lane)))
-            });
-            match name.contains("hi") {
-                true => into(0xffff_0000, rounded.map(|bits| bits << 16)),
-                false => into(0xffff, rounded),
-            }
+            let rounded = |lane| to_fp16(f32::from_bits(fused(a[lane], b[lane], c[lane])));
+            into(0xffff, std::array::from_fn(rounded))
         }
         "v_cndmask_b32" => {
             let chosen = match operation.operands.get(3) {
@@ -137,10 +187,6 @@ fn lanes(wave: &Wave<'_>, operation: &Operation, index: usize) -> Result<Lanes, 
     let operand = operation.operand(index)?;
     let values = match operand.place {
         Place::Vector(index) => *wave.vector(index)?,
-        Place::Half(index, upper) => wave.vector(index)?.map(|value| match upper {
-            true => value >> 16,
-            false => value & 0xffff,
-        }),
         _ => [wave.word(operand)?; LANES],
     };
     let selected = match operation.modifier(&format!("src{}_sel", index.saturating_sub(1))) {
@@ -216,6 +262,8 @@ fn compared(
             let (a, b) = (wide(first)?, wide(first + 1)?);
             let holds: fn(u64, u64) -> bool = match how {
                 "gt" => |a, b| a > b,
+                "le" => |a, b| a <= b,
+                "eq" => |a, b| a == b,
                 "ne" => |a, b| a != b,
                 _ => return Err(unknown()),
             };
@@ -228,6 +276,7 @@ fn compared(
             );
             let holds: fn(f32, f32) -> bool = match how {
                 "o" => |a, b| !a.is_nan() && !b.is_nan(),
+                "neq" => |a, b| a != b,
                 _ => return Err(unknown()),
             };
             mask_of(wave, |lane| {
@@ -256,14 +305,22 @@ fn shifted(wave: &Wave<'_>, operation: &Operation) -> Result<Vec<Write>, String>
         ));
     };
     let shifted: [u64; LANES] = std::array::from_fn(|lane| shift(values[lane], by[lane]));
-    Ok(vec![
-        Write::Vector(index, u32::MAX, shifted.map(|value| value as u32)),
-        Write::Vector(
-            index + 1,
-            u32::MAX,
-            shifted.map(|value| (value >> 32) as u32),
-        ),
-    ])
+    Ok(wide(index, shifted))
+}
+
+/// Numbers of 64 bits into two registers.
+fn wide(index: usize, values: [u64; LANES]) -> Vec<Write> {
+    let half = |shift: u32| values.map(|value| (value >> shift) as u32);
+    vec![
+        Write::Vector(index, u32::MAX, half(0)),
+        Write::Vector(index + 1, u32::MAX, half(32)),
+    ]
+}
+
+/// A product and sum that are rounded once.
+fn fused(a: u32, b: u32, c: u32) -> u32 {
+    let [a, b, c] = [a, b, c].map(f32::from_bits);
+    a.mul_add(b, c).to_bits()
 }
 
 /// To nearest, ties to even.

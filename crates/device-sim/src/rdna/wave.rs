@@ -1,7 +1,7 @@
 //! A wave: its registers, what is under way to them, and its instructions one after the other.
 
 use super::code_object::{CodeObject, Kernel};
-use super::listing::{EXEC, Operand, Operation, Place};
+use super::listing::{EXEC, Operand, Operation, Place, VCC};
 use super::memory::{self, Lds};
 use super::{scalar, vector};
 
@@ -15,8 +15,10 @@ pub(super) const ARGUMENTS: u64 = 0x7fff_0000_0000_0000;
 /// What registers contain before anything is written to them.
 const UNSET: u32 = 0xdead_beef;
 /// Instructions without an effect on what is computed.
-const NOTHING: [&str; 6] = [
+const NOTHING: [&str; 8] = [
     "s_nop",
+    "s_inst_prefetch",
+    "s_set_inst_prefetch_distance",
     "s_clause",
     "s_code_end",
     "s_delay_alu",
@@ -148,8 +150,8 @@ impl<'a> Wave<'a> {
             } else if NOTHING.contains(&name) {
             } else if name.starts_with("s_wait") {
                 self.wait_for(operation)?;
-            } else if name == "s_cbranch_execz" {
-                if self.active() == 0 {
+            } else if name.starts_with("s_cbranch") || name == "s_branch" {
+                if self.branches(name)? {
                     next = target(next, operation)?;
                 }
             } else if name.starts_with("s_load_") {
@@ -166,6 +168,20 @@ impl<'a> Wave<'a> {
             }
             self.at = next;
         }
+    }
+
+    /// Whether this branch is taken.
+    fn branches(&self, name: &str) -> Result<bool, String> {
+        Ok(match name {
+            "s_branch" => true,
+            "s_cbranch_execz" => self.active() == 0,
+            "s_cbranch_execnz" => self.active() != 0,
+            "s_cbranch_vccz" => self.scalar(VCC)? == 0,
+            "s_cbranch_vccnz" => self.scalar(VCC)? != 0,
+            "s_cbranch_scc0" => !self.scc,
+            "s_cbranch_scc1" => self.scc,
+            _ => return Err(format!("`{name}` is not known here")),
+        })
     }
 
     /// What other waves read after a barrier has to be in LDS before it.
@@ -260,9 +276,7 @@ impl<'a> Wave<'a> {
             Place::Scc => Ok(u32::from(self.scc)),
             Place::Null => Ok(0),
             Place::Constant(bits) => Ok(bits as u32),
-            Place::Vector(_) | Place::Half(..) | Place::Word => {
-                Err(format!("{operand:?} is no scalar operand"))
-            }
+            Place::Vector(_) | Place::Word => Err(format!("{operand:?} is no scalar operand")),
         }
     }
 

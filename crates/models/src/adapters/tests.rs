@@ -19,6 +19,8 @@ use crate::{Error, Parameters};
 use placement::Placer;
 
 mod forms;
+#[cfg(unix)]
+mod kernels;
 mod lycoris;
 mod merged;
 

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::norm::Norm;
 use super::{DecoderConfig, QkNorm};
 use crate::Error;
+use crate::fused::TurnedHeads;
 use crate::model::layers::{Linear, Positions, seen};
 use crate::model::{self, AttentionPath, Builder, Heads, Initial, Sinks, causal_attention};
 use crate::tensor::{BaseMap, map_frozen};
@@ -156,6 +157,40 @@ impl Attention {
         })
     }
 
+    /// The type to which its layers convert their input at first.
+    pub(super) fn input_kind(&self) -> Option<Kind> {
+        match &self.projections {
+            Projections::Separate(layers) => Linear::input_kind(&layers.each_ref()),
+            Projections::Fused(all) => Linear::input_kind(&[all]),
+            Projections::KeysAsValues(layers) => Linear::input_kind(&layers.each_ref()),
+            Projections::Queries(query) => Linear::input_kind(&[query]),
+        }
+    }
+
+    /// Projected queries or keys as heads, with their norm and their rotation, `[batch, heads, length, width]`, by a kernel;
+    /// `None` if that must be computed by operators.
+    fn turned_heads(
+        &self,
+        projected: &Tensor,
+        norm: Option<&Norm>,
+        (positions, start): (&Positions, i64),
+    ) -> Result<Option<Tensor>, Error> {
+        if !self.is_rotated || norm.is_some() && self.qk_norm == QkNorm::Projection {
+            return Ok(None);
+        }
+        let (batch, length, _) = projected.size3()?;
+        let heads = projected.f_view([batch, length, -1, self.width])?;
+        let norm = norm.map(Norm::of_heads).transpose()?;
+        let turned = TurnedHeads {
+            input: &heads,
+            weight: norm.as_ref().map(|(weight, _)| weight),
+            epsilon: norm.as_ref().map(|(_, epsilon)| *epsilon),
+            angles: &positions.rope.angles(start, length)?,
+        };
+        let turned = turned.by_kernel()?;
+        Ok(turned.map(|turned| turned.f_transpose(1, 2)).transpose()?)
+    }
+
     /// `[batch, length, hidden]` to the same shape, and the keys and values of all tokens that it used: its own, or those
     /// `taken` from another block. With a cache, the input continues the cached sequence.
     ///
@@ -193,18 +228,34 @@ impl Attention {
             }
             false => (query, None),
         };
-        let mut query = split(query, self.heads, query_norm)?;
         let start = cache.as_ref().map_or(0, |cache| cache.length);
-        if self.is_rotated {
-            query = positions.rope.queries(&query, start)?;
-        }
+        let turned = match positions.rope.grows() {
+            true => None,
+            false => self.turned_heads(&query, query_norm, (positions, start))?,
+        };
+        let query = match turned {
+            Some(query) => query,
+            None => {
+                let query = split(query, self.heads, query_norm)?;
+                match self.is_rotated {
+                    true => positions.rope.queries(&query, start)?,
+                    false => query,
+                }
+            }
+        };
         let used = match (own, taken) {
             (Some([key, value]), _) => {
-                let mut key = split(key, self.key_value_heads, key_norm)?;
+                let key = match self.turned_heads(&key, key_norm, (positions, start))? {
+                    Some(key) => key,
+                    None => {
+                        let key = split(key, self.key_value_heads, key_norm)?;
+                        match self.is_rotated {
+                            true => positions.rope.forward(&key, start)?,
+                            false => key,
+                        }
+                    }
+                };
                 let mut value = split(value, self.key_value_heads, None)?;
-                if self.is_rotated {
-                    key = positions.rope.forward(&key, start)?;
-                }
                 if let Some(epsilon) = self.value_norm {
                     value = value.f_rms_norm([self.width], None::<&Tensor>, epsilon)?;
                 }

@@ -182,11 +182,26 @@ impl Layer {
             Some(local) if self.is_local => local,
             _ => &views.whole,
         };
-        let norm = |place: usize, input: Tensor| match &self.norms[place] {
-            Some(norm) => norm.forward(&input),
-            None => Ok(input),
+        // The stream with a change, which may have a norm of its own; and the norm of that for what takes it as `kind`.
+        let added = |place: usize, stream: &Tensor, change: Tensor| match &self.norms[place] {
+            Some(norm) if self.residual_scale == 1.0 => norm.added(stream, &change),
+            Some(norm) => {
+                let change = scaled(norm.forward(&change)?, self.residual_scale)?;
+                Ok(stream.f_add(&change)?)
+            }
+            None => Ok(stream.f_add(&scaled(change, self.residual_scale)?)?),
         };
-        let input = norm(0, stream.shallow_clone())?;
+        let of_attention = match &self.mixer {
+            Mixer::Attention(attention) => attention.input_kind(),
+            Mixer::Delta(_) => None,
+        };
+        let input = match &self.norms[0] {
+            Some(norm) => {
+                let [input, _] = norm.of_sum(stream, None, of_attention)?;
+                input
+            }
+            None => stream.shallow_clone(),
+        };
         let (attended, used) = match &self.mixer {
             Mixer::Attention(attention) => {
                 let taken = self.takes.and_then(|place| inputs.handed_on.get(place));
@@ -199,11 +214,22 @@ impl Layer {
                 (delta.forward(&input, texts, cache, dropout)?, None)
             }
         };
-        let stream = stream.f_add(&scaled(norm(1, attended)?, self.residual_scale)?)?;
-        let input = norm(2, stream.shallow_clone())?;
+        let [input, stream] = match (&self.norms[1], &self.norms[2]) {
+            (None, Some(norm)) => {
+                let change = scaled(attended, self.residual_scale)?;
+                norm.of_sum(stream, Some(&change), self.feed_forward.input_kind())?
+            }
+            (_, norm) => {
+                let stream = added(1, stream, attended)?;
+                match norm {
+                    Some(norm) => norm.of_sum(&stream, None, self.feed_forward.input_kind())?,
+                    None => [stream.shallow_clone(), stream],
+                }
+            }
+        };
         let counted = views.counted.as_ref();
         let (output, routed) = (self.feed_forward).forward((&input, &stream), counted, dropout)?;
-        let mut stream = stream.f_add(&scaled(norm(3, output)?, self.residual_scale)?)?;
+        let mut stream = added(3, &stream, output)?;
         if let Some(layer) = &self.per_layer {
             let part = inputs.part;
             let part = part.ok_or_else(|| Error::Internal("a block without its part".into()))?;

@@ -1,6 +1,6 @@
 //! The feed-forward layer of a block: one for all tokens, or a mixture of experts.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::mixture::Routed;
 use super::norm::Norm;
@@ -67,6 +67,17 @@ impl FeedForward {
                 builder,
             )?)),
         })
+    }
+
+    /// The type to which its layers convert their input at first, if nothing else takes that.
+    pub(super) fn input_kind(&self) -> Option<Kind> {
+        match self {
+            Self::Dense(layer) => match &layer.inputs {
+                Inputs::Separate([gate, up]) => Linear::input_kind(&[gate, up]),
+                Inputs::Fused(both) => Linear::input_kind(&[both]),
+            },
+            Self::Routed(_) | Self::Beside(_) => None,
+        }
     }
 
     /// `[batch, length, hidden]` to the same shape; and what a router adds to the balance of all, over the tokens that

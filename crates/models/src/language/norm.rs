@@ -4,6 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::DecoderConfig;
 use crate::Error;
+use crate::fused::RowNorm;
 use crate::model::Builder;
 use crate::model::layers::RmsNorm;
 use crate::tensor::{BaseMap, to_kind};
@@ -46,6 +47,49 @@ impl Norm {
         let width = weight.numel() as i64;
         let weight = to_kind(weight, kind)?;
         Ok(input.f_rms_norm([width], Some(&weight), self.0.epsilon)?)
+    }
+
+    /// The norm of `stream` and `change`, and what they add up to. It is in fp32, unless a kernel gives it in the type that
+    /// those who take it would convert it to, `kind`.
+    pub(super) fn of_sum(
+        &self,
+        stream: &Tensor,
+        change: Option<&Tensor>,
+        kind: Option<Kind>,
+    ) -> Result<[Tensor; 2], Error> {
+        if let Some(kind) = kind {
+            let weight = self.0.whole_weight()?;
+            let norm = RowNorm {
+                change,
+                ..RowNorm::new(stream, Some(&weight), self.0.epsilon, kind)
+            };
+            if let Some(made) = norm.by_kernel()? {
+                return Ok(made);
+            }
+        }
+        let stream = match change {
+            Some(change) => stream.f_add(change)?,
+            None => stream.shallow_clone(),
+        };
+        Ok([self.forward(&stream)?, stream])
+    }
+
+    /// `stream` and the norm of `change`, added up.
+    pub(super) fn added(&self, stream: &Tensor, change: &Tensor) -> Result<Tensor, Error> {
+        let weight = self.0.whole_weight()?;
+        let norm = RowNorm {
+            residual: Some(stream),
+            ..RowNorm::new(change, Some(&weight), self.0.epsilon, stream.kind())
+        };
+        match norm.by_kernel()? {
+            Some([sum, _]) => Ok(sum),
+            None => Ok(stream.f_add(&self.forward(change)?)?),
+        }
+    }
+
+    /// The weight and the epsilon of a norm of heads.
+    pub(super) fn of_heads(&self) -> Result<(Tensor, f64), Error> {
+        Ok((self.0.whole_weight()?, self.0.epsilon))
     }
 
     /// The stored weight.

@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::attention_kernel::{PackedTexts, Sight};
 use crate::Error;
 use crate::adapters::LoraLayer;
+use crate::fused::{Angles, RowNorm};
 use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
 use crate::weight::Weight;
 
@@ -60,6 +61,12 @@ impl Linear {
             Some(adapter.kind(layer.compute))
         });
         kinds.reduce(|one, other| if one == other { one } else { Kind::Float })
+    }
+
+    /// The type in which `layers` convert their input at first; `None` without any.
+    pub(crate) fn input_kind(layers: &[&Self]) -> Option<Kind> {
+        let compute = || layers.first().map(|layer| layer.compute);
+        Self::shared_kind(layers).or_else(compute)
     }
 
     /// The same layer on another base (see [`BaseMap`]).
@@ -131,11 +138,25 @@ impl RmsNorm {
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = to_kind(input, Kind::Float)?;
         let width = self.weight.numel() as i64;
-        let weight = match self.plus_one {
-            true => self.weight.f_add_scalar(1.0)?,
-            false => self.weight.shallow_clone(),
-        };
-        Ok(input.f_rms_norm([width], Some(&weight), self.epsilon)?)
+        Ok(input.f_rms_norm([width], Some(&self.whole_weight()?), self.epsilon)?)
+    }
+
+    /// What is multiplied by.
+    pub(crate) fn whole_weight(&self) -> Result<Tensor, Error> {
+        match self.plus_one {
+            true => Ok(self.weight.f_add_scalar(1.0)?),
+            false => Ok(self.weight.shallow_clone()),
+        }
+    }
+
+    /// Normalises over the last dimension, in the type of `input`.
+    pub(crate) fn in_its_type(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let weight = self.whole_weight()?;
+        let norm = RowNorm::new(input, Some(&weight), self.epsilon, input.kind());
+        match norm.by_kernel()? {
+            Some([output, _]) => Ok(output),
+            None => to_kind(&self.forward(input)?, input.kind()),
+        }
     }
 
     /// The same norm on another base (see [`BaseMap`]).
@@ -383,6 +404,33 @@ impl Rope {
             growth: Some(growth.f_unsqueeze(1)?.f_to_kind(Kind::Float)?),
             ..self
         })
+    }
+
+    /// The angles of `length` tokens of which the first is at the position `start`, in the type of tables.
+    ///
+    /// # Errors
+    /// If `start + length` is beyond the tables.
+    pub(crate) fn angles(&self, start: i64, length: i64) -> Result<Angles, Error> {
+        let half = self.cos.size().last().copied().unwrap_or(0) / 2;
+        let of = |table: &Tensor, first: i64| -> Result<Tensor, Error> {
+            let table = table
+                .f_narrow(-2, start, length)?
+                .f_narrow(-1, first, half)?;
+            Ok(match table.dim() {
+                2 => table.f_unsqueeze(0)?,
+                _ => table.f_squeeze_dim(1)?,
+            })
+        };
+        Ok(Angles {
+            cosines: of(&self.cos, 0)?,
+            sines: of(&self.sin, half)?,
+            by_halves: true,
+        })
+    }
+
+    /// Whether queries grow with their position.
+    pub(crate) fn grows(&self) -> bool {
+        self.growth.is_some()
     }
 
     /// Like [`Rope::forward`], for queries.

@@ -109,18 +109,19 @@ def surefoot_checkpoint(closure, inputs, count, preserve_generators, offload, ta
 
 
 class Differentiable(torch.autograd.Function):
-    """A step whose output is computed already, and whose backward pass is a function."""
+    """A step whose outputs are computed already, and whose backward pass is a function."""
 
     @staticmethod
-    def forward(context, closure, output, kept, *inputs):
+    def forward(context, closure, outputs, kept, *inputs):
         context.closure = closure
-        context.save_for_backward(*inputs, *kept)
-        return output.detach()  # another handle: the caller's does not become part of the graph
+        context.save_for_backward(*kept)
+        # Other handles: the caller's do not become part of the graph.
+        return tuple(output.detach() for output in outputs)
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context, *of_outputs):
         wanted = context.needs_input_grad[3:]
-        gradients = context.closure([*context.saved_tensors, gradient])
+        gradients = context.closure([*context.saved_tensors, *of_outputs])
         if len(gradients) != len(wanted):
             raise Refusal(
                 INVALID_ARGUMENT, f"a backward pass made {len(gradients)} gradients for {len(wanted)} inputs"
@@ -128,12 +129,20 @@ class Differentiable(torch.autograd.Function):
         return None, None, None, *(gradient if wants else None for gradient, wants in zip(gradients, wanted))
 
 
-@exported("ppzpzT", "T")
-def surefoot_differentiable(closure, inputs, count, kept, kept_count, output):
+@exported("ppzpzpzpp")
+def surefoot_differentiable(closure, inputs, count, kept, kept_count, outputs, output_count, take, taker):
     closure = Closure(closure)
-    if output.requires_grad:
+    outputs = tensors(outputs, output_count)
+    if any(output.requires_grad for output in outputs):
         raise Refusal(INVALID_ARGUMENT, "the output of a step must not be recorded already")
-    return Differentiable.apply(closure, output, tensors(kept, kept_count), *tensors(inputs, count))
+    take = CFUNCTYPE(None, c_void_p, c_void_p)(take)
+    for output in Differentiable.apply(closure, outputs, tensors(kept, kept_count), *tensors(inputs, count)):
+        take(taker, given(output))
+
+
+@exported("ppzpzpp")
+def surefoot_launched(name, reads, read_count, writes, write_count, launch, context):
+    CFUNCTYPE(None, c_void_p)(launch)(context)
 
 
 class Linear(torch.autograd.Function):

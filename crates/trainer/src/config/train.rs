@@ -155,8 +155,8 @@ section! {
         /// Which tensors are verified by checksum after a copy to the device.
         #[schemars(extend("x-per-machine" = true))]
         pub verify: VerifyMode = VerifyMode::First, for Any, resume Free;
-        /// Whether weights of 4 bits (NF4, MXFP4) are converted on an AMD GPU by a kernel of Surefoot's own, which moves fewer bytes
-        /// than PyTorch's operators and gives the same numbers.
+        /// Whether kernels of Surefoot's own, which move fewer bytes than PyTorch's operators, are used on an AMD GPU: for weights of
+        /// 4 bits (NF4, MXFP4), for norms with what stands around them, and for the rotation of queries and keys.
         pub kernels: KernelMode = KernelMode::Auto, for Any, resume Free;
         /// Seconds that one copy to or from the device may take before it counts as hung, in addition to the
         /// time for its bytes on the slowest link (64 MiB per second).
@@ -340,7 +340,7 @@ pub enum KernelMode {
     Verify,
 }
 
-impl From<KernelMode> for models::quant::UseKernels {
+impl From<KernelMode> for models::fused::UseKernels {
     fn from(mode: KernelMode) -> Self {
         match mode {
             KernelMode::Auto => Self::Auto,

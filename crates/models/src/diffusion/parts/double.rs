@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::rotary::Rotary;
 use crate::Error;
+use crate::fused::RowNorm;
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, to_kind};
@@ -42,8 +43,18 @@ pub(crate) fn modulated(
 ) -> Result<Tensor, Error> {
     let width = stream.size3()?.2;
     let none = None::<&Tensor>;
+    let factor = scale.f_add_scalar(1.0)?;
+    let norm = RowNorm {
+        factor: Some(&factor),
+        shift: Some(shift),
+        is_centred: true,
+        ..RowNorm::new(stream, None, epsilon, stream.kind())
+    };
+    if let Some([changed, _]) = norm.by_kernel()? {
+        return Ok(changed);
+    }
     let normed = to_kind(stream, Kind::Float)?.f_layer_norm([width], none, none, epsilon, true)?;
-    let changed = normed.f_mul(&scale.f_add_scalar(1.0)?)?.f_add(shift)?;
+    let changed = normed.f_mul(&factor)?.f_add(shift)?;
     to_kind(&changed, stream.kind())
 }
 
@@ -137,7 +148,7 @@ pub(crate) fn mixed(
 
 /// What a norm per head makes of queries or keys, in their type.
 pub(crate) fn normed(norm: &RmsNorm, rows: &Tensor) -> Result<Tensor, Error> {
-    to_kind(&norm.forward(rows)?, rows.kind())
+    norm.in_its_type(rows)
 }
 
 /// The first half of the numbers, after an activation, times the second.

@@ -3,6 +3,8 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
+use crate::fused::{Angles, TurnedHeads};
+use crate::model::layers::RmsNorm;
 use crate::tensor::to_kind;
 
 const THETA: f64 = 10_000.0;
@@ -100,11 +102,39 @@ impl Rotary {
         })
     }
 
+    /// What [`Rotary::rotated`] makes of heads after a `norm`, if there is one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn normed(&self, norm: Option<&RmsNorm>, input: &Tensor) -> Result<Tensor, Error> {
+        let weight = norm.map(RmsNorm::whole_weight).transpose()?;
+        let parts = self.rotations.f_view_as_real()?.f_squeeze_dim(2)?;
+        let heads = TurnedHeads {
+            input,
+            weight: weight.as_ref(),
+            epsilon: norm.map(|norm| norm.epsilon),
+            angles: &Angles {
+                cosines: parts.f_select(-1, 0)?,
+                sines: parts.f_select(-1, 1)?,
+                by_halves: self.by_halves,
+            },
+        };
+        match (heads.by_kernel()?, norm) {
+            (Some(turned), _) => Ok(turned),
+            (None, Some(norm)) => self.by_operators(&norm.in_its_type(input)?),
+            (None, None) => self.by_operators(input),
+        }
+    }
+
     /// `[batch, tokens, heads, width]` with each pair rotated; computed in fp32.
     ///
     /// # Errors
     /// If shapes do not match or memory runs out.
     pub fn rotated(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.normed(None, input)
+    }
+
+    fn by_operators(&self, input: &Tensor) -> Result<Tensor, Error> {
         let (batch, tokens, heads, width) = input.size4()?;
         let input_in_fp32 = to_kind(input, Kind::Float)?;
         let pairs = match self.by_halves {

@@ -9,6 +9,7 @@ use super::TransformerConfig;
 use super::config::HEAD_NORM_EPSILON;
 use crate::Error;
 use crate::diffusion::parts::rotary::Rotary;
+use crate::fused::RowNorm;
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, to_kind};
@@ -103,6 +104,14 @@ impl Block {
 
     /// `norm` of the stream, times `scale`, in the stream's type.
     fn before(norm: &RmsNorm, stream: &Tensor, scale: Option<&Tensor>) -> Result<Tensor, Error> {
+        let weight = norm.whole_weight()?;
+        let fused = RowNorm {
+            factor: scale,
+            ..RowNorm::new(stream, Some(&weight), norm.epsilon, stream.kind())
+        };
+        if let Some([scaled, _]) = fused.by_kernel()? {
+            return Ok(scaled);
+        }
         let normed = norm.forward(stream)?;
         let scaled = match scale {
             Some(scale) => normed.f_mul(scale)?,
@@ -118,6 +127,15 @@ impl Block {
         change: Tensor,
         gate: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
+        let weight = norm.whole_weight()?;
+        let fused = RowNorm {
+            factor: gate,
+            residual: Some(stream),
+            ..RowNorm::new(&change, Some(&weight), norm.epsilon, stream.kind())
+        };
+        if let Some([sum, _]) = fused.by_kernel()? {
+            return Ok(sum);
+        }
         let normed = norm.forward(&change)?;
         drop(change);
         let gated = match gate {
@@ -229,11 +247,9 @@ impl Attention {
             Ok(rows.f_reshape([batch, length, self.heads, width / self.heads])?)
         };
         let turned = |linear: &Linear, norm: usize| -> Result<Tensor, Error> {
-            let mut rows = split(linear)?;
-            if let Some(norms) = &self.norms {
-                rows = to_kind(&norms[norm].forward(&rows)?, rows.kind())?;
-            }
-            Ok(shared.rotary.rotated(&rows)?.f_transpose(1, 2)?)
+            let norm = self.norms.as_ref().map(|norms| &norms[norm]);
+            let turned = shared.rotary.normed(norm, &split(linear)?)?;
+            Ok(turned.f_transpose(1, 2)?)
         };
         let (query, key) = (turned(&self.query, 0)?, turned(&self.key, 1)?);
         let value = split(&self.value)?.f_transpose(1, 2)?;
