@@ -1,4 +1,4 @@
-import{c as e}from"./index-DhC1n8qd.js";var t=`# yaml-language-server: $schema=schema.json
+import{c as e}from"./index-C5L4ffab.js";var t=`# yaml-language-server: $schema=schema.json
 # A LoRA for Anima (circlestone-labs), from the single files that ComfyUI loads.
 name: anima
 
