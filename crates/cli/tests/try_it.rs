@@ -69,12 +69,110 @@ fn a_language_model_and_an_adapter_on_it_write() {
     }
 }
 
+/// The last checkpoint makes what the result does, and an earlier one something else. Nothing has to be there but that.
+fn check_checkpoints<T: PartialEq + std::fmt::Debug>(
+    runs: &Path,
+    run: &str,
+    made: impl Fn(Option<u64>) -> T,
+) {
+    let result = made(None);
+    fs::rename(runs.join(run).join("model"), runs.join("aside")).unwrap();
+    assert_eq!(made(Some(2)), result, "{run}");
+    assert_ne!(made(Some(1)), result, "{run}");
+    fs::rename(runs.join("aside"), runs.join(run).join("model")).unwrap();
+}
+
+#[test]
+fn checkpoints_of_whole_language_models_write_and_averages_are_what_the_result_is_made_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fs::write(root.join("text.txt"), crate::common::bottles(400)).unwrap();
+    let at = root.display();
+    let common = format!(
+        "device: cpu\nthreads: 1\noutput_dir: {at}/runs\ndata: {{path: {at}/text.txt, block_size: 16}}\n\
+         train: {{bf16: false, max_steps: 2, eval_steps: 0, save_steps: 1, learning_rate: 0.5}}\n"
+    );
+    let shape =
+        "hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2";
+    train(&format!("name: fresh\n{common}model: {{{shape}}}\n"), &[]);
+    let tuned = format!("name: tuned\n{common}model: {{name_or_path: {at}/runs/fresh/model}}\n");
+    train(&tuned, &[]);
+    let averaged = ["name=averaged", "train.ema_decay=0.5"].map(str::to_owned);
+    train(&tuned, &averaged);
+    let runs = root.join("runs");
+    for run in ["fresh", "tuned", "averaged"] {
+        // What a model that is trained further began with is not the run's own.
+        check_checkpoints(&runs, run, |checkpoint| {
+            let prompt = json!({
+                "run": run, "prompt": "7 bo", "max_new_tokens": 12, "temperature": 1, "seed": 3, "checkpoint": checkpoint,
+            });
+            try_it(&runs, prompt).0
+        });
+    }
+    // Of a LoRA, a checkpoint has the adapter.
+    train(&tuned, &["name=lora", "adapter.r=2"].map(str::to_owned));
+    let checkpoint = runs.join("lora/checkpoints/step-000002");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_surefoot-trainer"))
+        .args(["generate", "--prompt=x", "--model"])
+        .arg(runs.join("fresh/model"))
+        .arg("--checkpoint")
+        .arg(checkpoint)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains("`--adapter`"),
+        "{said}"
+    );
+}
+
 /// A picture, small and in one step.
 fn picture(place: &Place, run: &str, base: bool) -> Vec<u8> {
+    picture_at(place, run, base, None)
+}
+
+fn picture_at(place: &Place, run: &str, base: bool, checkpoint: Option<u64>) -> Vec<u8> {
     let prompt = json!({
         "run": run, "prompt": "a cat", "frames": 1, "steps": 2, "width": 32, "height": 32, "seed": 3, "base": base,
+        "checkpoint": checkpoint,
     });
     try_it(&place.path("runs"), prompt).1.unwrap()
+}
+
+#[test]
+fn checkpoints_of_whole_models_of_videos_make_what_they_had_learned() {
+    let whole = [
+        "adapter=null",
+        "train.max_steps=2",
+        "train.save_steps=1",
+        "train.eval_steps=0",
+    ];
+    let place = scheduled(Place::new());
+    place.run(&[&whole[..], &["name=tuned"]].concat()).unwrap();
+    let fresh = [
+        "name=fresh",
+        "model.from_config=true",
+        "train.ema_decay=0.5",
+    ];
+    place.run(&[&whole[..], &fresh].concat()).unwrap();
+    let runs = place.path("runs");
+    for run in ["tuned", "fresh"] {
+        check_checkpoints(&runs, run, |step| picture_at(&place, run, false, step));
+    }
+    copy(
+        &place.path("model/transformer"),
+        &place.path("model/transformer_2"),
+    );
+    // Each expert is trained in one of the two steps.
+    let both = [
+        "name=both",
+        "model.boundary_ratio=0.9",
+        "train.steps_per_expert=1",
+    ];
+    place.run(&[&whole[..], &both].concat()).unwrap();
+    check_checkpoints(&runs, "both", |step| {
+        picture_at(&place, "both", false, step)
+    });
 }
 
 #[test]

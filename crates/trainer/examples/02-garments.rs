@@ -109,6 +109,7 @@ fn request(prompt: &str, seed: u64, lora: Option<PathBuf>, output: PathBuf) -> R
         image: None,
         loras: loras.into_iter().collect(),
         loras_2: Vec::new(),
+        checkpoint: None,
         latents: None,
         save_latents: None,
         output: Some(output),

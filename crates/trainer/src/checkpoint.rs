@@ -7,6 +7,7 @@
 //! killed.
 
 mod integrity;
+mod weights;
 mod window;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use crate::optim::{Ema, Optimizer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use platform::files::sync;
+pub(crate) use weights::{CheckpointWeights, Unread};
 pub use window::Window;
 
 const FORMAT: u32 = 2;

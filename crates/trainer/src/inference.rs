@@ -15,10 +15,12 @@ pub(crate) use generate::continue_tokens;
 pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
+use crate::checkpoint::CheckpointWeights;
 use crate::device::{self, choose_products};
 use crate::hub::{ModelKind, locate_model};
 use models::Parameters;
 use models::adapters::{Attachment, PeftAdapter};
+use models::diffusion::Expert;
 use models::language::{Decoder, DecoderConfig, DecoderOptions};
 use models::model::{Base, Builder, FileWeights};
 pub use models::pretrained::GgufType;
@@ -74,10 +76,33 @@ impl LanguageModel {
     /// When a file is damaged or not known here, the adapter does not fit the model, or
     /// memory runs out.
     pub fn open(name: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
+        Self::open_at(name, adapter, None, options)
+    }
+
+    /// The same, with the weights that a run without an adapter had at a checkpoint.
+    ///
+    /// # Errors
+    /// As above, and if the checkpoint is of another model.
+    pub fn open_at(
+        name: &Path,
+        adapter: Option<&Path>,
+        checkpoint: Option<&Path>,
+        options: LoadOptions,
+    ) -> Result<Self, Error> {
         choose_products(options.device)?;
         let path = locate_model(name, ModelKind::Text, &mut |_| ())?;
-        let pretrained = Pretrained::open(&path)?;
+        let mut pretrained = Pretrained::open(&path)?;
         let encoder = Encoder::new(&pretrained)?;
+        let mut unread = None;
+        if let Some(checkpoint) = checkpoint {
+            let base = Some(pretrained.tensors);
+            let weights = CheckpointWeights::open(checkpoint, Expert::High, base)?;
+            let weights = weights.ok_or_else(|| {
+                Error::checkpoint(checkpoint, "it is of a model of images or videos")
+            })?;
+            unread = Some(weights.unread());
+            pretrained.tensors = Box::new(weights);
+        }
         let config = pretrained.config;
         let mut attachment = match adapter {
             Some(folder) => Some(Attachment::saved(PeftAdapter::open(folder)?)?),
@@ -101,6 +126,9 @@ impl LanguageModel {
         let decoder = Decoder::new(&config, shape, &mut builder)?;
         if let Some(attachment) = attachment {
             attachment.finish()?;
+        }
+        if let Some(unread) = unread {
+            unread.expect_none()?;
         }
         Ok(Self {
             config,

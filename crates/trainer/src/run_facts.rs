@@ -31,11 +31,16 @@ pub(crate) struct RunFacts {
     pub(crate) expected_memory: Estimate,
     /// Arguments of `surefoot generate` that load the result, once there is one.
     pub(crate) generate: Option<Vec<String>>,
+    /// The same for a checkpoint, for whose folder [`CHECKPOINT`] stands, if the run trains a whole model.
+    pub(crate) generate_checkpoint: Option<Vec<String>>,
     /// The same for the model that the run started from, if it trains an adapter.
     pub(crate) generate_base: Option<Vec<String>>,
     /// Commands that use the result.
     pub(crate) commands: Vec<Command>,
 }
+
+/// What a program puts the folder of a checkpoint in place of.
+const CHECKPOINT: &str = "{checkpoint}";
 
 /// A command, and what it does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -58,6 +63,7 @@ impl RunFacts {
         let result = absolute(&folder.join(export));
         let tuned = usable.and_then(|_| of_result(config, &result));
         let base = usable.and_then(|_| of_base(config));
+        let checkpoint = usable.and_then(|_| of_checkpoint(config));
         let mut commands = Vec::new();
         if usable.is_some() && ending != Ending::Completed {
             commands.push(Command {
@@ -86,6 +92,7 @@ impl RunFacts {
             device: config.device.clone(),
             expected_memory,
             generate: tuned.as_deref().map(arguments),
+            generate_checkpoint: checkpoint.as_deref().map(arguments),
             generate_base: base.as_deref().map(arguments),
             commands,
         }
@@ -130,6 +137,19 @@ fn base_model(config: &Config) -> Option<String> {
 /// What loads the model that an adapter is trained on.
 fn of_base(config: &Config) -> Option<Vec<GenerateOption>> {
     let mut options = vec![("--model", base_model(config)?)];
+    options.extend(settings(config, true));
+    Some(options)
+}
+
+/// What loads a checkpoint of a whole model.
+fn of_checkpoint(config: &Config) -> Option<Vec<GenerateOption>> {
+    let model = match &config.model.name_or_path {
+        _ if config.adapter.is_some() => return None,
+        Some(name) => model_path(name).display().to_string(),
+        // Beside the weights of a language model that began with random ones is all that it needs.
+        None => CHECKPOINT.to_owned(),
+    };
+    let mut options = vec![("--model", model), ("--checkpoint", CHECKPOINT.to_owned())];
     options.extend(settings(config, true));
     Some(options)
 }

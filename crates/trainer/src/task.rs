@@ -216,6 +216,14 @@ pub trait Task {
         Ok(false)
     }
 
+    /// Writes what belongs to a model besides its weights, where nothing else has that: a checkpoint can then be used alone.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    fn export_companions(&self, _folder: &Path) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Writes the model for other programs to `folder`: weights, config, tokenizer.
     ///
     /// # Errors

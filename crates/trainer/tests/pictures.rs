@@ -226,6 +226,7 @@ impl Place {
                 strength: 1.0,
             }],
             loras_2: Vec::new(),
+            checkpoint: None,
             latents: None,
             save_latents: None,
             output: Some(output.clone()),

@@ -272,6 +272,7 @@ fn text_encoders_are_trained_and_used() {
             image: None,
             loras,
             loras_2: Vec::new(),
+            checkpoint: None,
             latents: None,
             save_latents: None,
             output: Some(to.clone()),

@@ -121,6 +121,7 @@ impl Place {
             control_area: None,
             loras,
             loras_2: Vec::new(),
+            checkpoint: None,
             latents: None,
             save_latents: Some(latents.clone()),
             output: Some(self.path(&format!("{name}.png"))),

@@ -129,9 +129,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
         let options = args.model.denoiser_options()?;
         let model = args.parts.open(&path)?;
-        return args
-            .video
-            .run(&*model, &args.prompt, args.seed, options, json);
+        return args.video.run(
+            &*model,
+            &args.prompt,
+            args.seed,
+            (options, args.model.checkpoint()),
+            json,
+        );
     }
     if let Some(name) = args.video.given().or(args.parts.given()) {
         return Err(Failure::usage(format_args!(

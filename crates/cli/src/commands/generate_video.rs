@@ -1,6 +1,6 @@
 //! Generating videos, for `surefoot generate`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::Quantization;
@@ -181,7 +181,7 @@ impl VideoOptions {
         model: &dyn Diffusion,
         prompt: &str,
         seed: u64,
-        options: DenoiserOptions,
+        (options, checkpoint): (DenoiserOptions, Option<&Path>),
         json: bool,
     ) -> Result<Outcome, Failure> {
         let request = Request {
@@ -203,6 +203,7 @@ impl VideoOptions {
             control_area: self.control_resolution.map(|side| side * side),
             loras: self.lora.clone(),
             loras_2: self.lora_2.clone(),
+            checkpoint: checkpoint.map(Path::to_owned),
             latents: self.latents.clone(),
             save_latents: self.save_latents.clone(),
             output: self.output.clone(),

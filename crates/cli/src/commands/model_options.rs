@@ -26,6 +26,11 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
+    /// The weights that a run without an adapter had at a checkpoint, in place of the model's: a folder `step-…` in its
+    /// `checkpoints`
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+
     /// The device: `auto`, `cpu`, `gpu` or `gpu:N`
     #[arg(long, default_value = "auto")]
     device: String,
@@ -104,7 +109,8 @@ struct OfRun {
 }
 
 impl ModelOptions {
-    /// Those for the result of the run in the folder `what`, or with `base` what it started from; or for another model.
+    /// Those for the result of the run in the folder `what`, or with `base` what it started from; for a checkpoint of a run
+    /// that trains a whole model; or for another model.
     pub(crate) fn of(
         what: &Path,
         adapter: Option<&Path>,
@@ -112,15 +118,28 @@ impl ModelOptions {
         device: Option<&str>,
     ) -> Result<Self, Failure> {
         let facts = what.join("run.json");
-        let mut options = match facts.is_file() {
-            true => of_run(&facts, base)?,
-            false if base => {
+        let run = what.parent().and_then(Path::parent);
+        let run = run.map(|run| run.join("run.json"));
+        let run = run.filter(|facts| what.join("state.json").is_file() && facts.is_file());
+        let mut options = match (facts.is_file(), run) {
+            (true, _) => of_run(&facts, if base { "generate_base" } else { "generate" })?,
+            _ if base => {
                 return Err(Failure::usage(format_args!(
                     "`--base` is for a run, and `{}` is none (it has no `run.json`)",
                     what.display()
                 )));
             }
-            false => vec![format!("--model={}", what.display())],
+            (false, Some(facts)) => {
+                let mut options = of_run(&facts, "generate_checkpoint")?;
+                let folder = what.display().to_string();
+                for option in &mut options {
+                    if let Some(name) = option.strip_suffix("={checkpoint}") {
+                        *option = format!("{name}={folder}");
+                    }
+                }
+                options
+            }
+            (false, None) => vec![format!("--model={}", what.display())],
         };
         if let Some(device) = device {
             options.retain(|option| !option.starts_with("--device="));
@@ -139,6 +158,11 @@ impl ModelOptions {
     /// The adapter.
     pub(crate) fn adapter(&self) -> Option<&Path> {
         self.adapter.as_deref()
+    }
+
+    /// The checkpoint.
+    pub(crate) fn checkpoint(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
     }
 
     /// The path of the model, which may have to be downloaded first.
@@ -170,7 +194,8 @@ impl ModelOptions {
             compute: trainer::inference::compute_kind(self.bf16),
             context,
         };
-        LanguageModel::open(path, self.adapter.as_deref(), options).map_err(failure)
+        let (adapter, checkpoint) = (self.adapter.as_deref(), self.checkpoint.as_deref());
+        LanguageModel::open_at(path, adapter, checkpoint, options).map_err(failure)
     }
 }
 
@@ -191,8 +216,8 @@ pub(crate) fn failure(error: trainer::Error) -> Failure {
     }
 }
 
-/// What loads the result of a run, or what it started from.
-fn of_run(facts: &Path, base: bool) -> Result<Vec<String>, Failure> {
+/// What the facts of a run say under `key`.
+fn of_run(facts: &Path, key: &str) -> Result<Vec<String>, Failure> {
     let text = std::fs::read_to_string(facts);
     let text = text.with_context(|| format!("cannot read `{}`", facts.display()))?;
     let facts_of = serde_json::from_str::<Value>(&text);
@@ -202,13 +227,15 @@ fn of_run(facts: &Path, base: bool) -> Result<Vec<String>, Failure> {
             "this run trains a model of images or videos: `surefoot generate` asks it for one",
         ));
     }
-    let key = if base { "generate_base" } else { "generate" };
     let options = serde_json::from_value::<Option<Vec<String>>>(facts_of[key].take());
     let options = options.with_context(|| format!("`{key}` in `{}`", facts.display()))?;
     options.ok_or_else(|| {
-        let reason = match base {
-            true => "it trains no adapter, so that there is no model beside its result",
-            false => "it has no result yet",
+        let reason = match key {
+            "generate_base" => "it trains no adapter, so that there is no model beside its result",
+            "generate_checkpoint" => {
+                "it trains an adapter: give the model, and the checkpoint with `--adapter`"
+            }
+            _ => "it has no result yet",
         };
         anyhow!("`{}`: {reason}", facts.display()).into()
     })

@@ -4,6 +4,7 @@ use placement::Placer;
 use placement::swap::SwapOptions;
 use tch::{Device, Kind};
 
+use super::files::PartFile;
 use super::lora::{LoraFile, WithLoras};
 use super::parts::codec::MediaCodec;
 use super::{Denoiser, Diffusion, Expert, Part, TextEncoder};
@@ -36,26 +37,26 @@ impl DenoiserOptions {
     }
 }
 
-/// A denoiser with LoRAs of the given strengths, which are merged into the weights before quantisation.
+/// A denoiser of these weights, with LoRAs of the given strengths, which are merged into them before quantisation.
 ///
 /// # Errors
-/// If there is no such denoiser, a file is missing or damaged, a LoRA is for another model, or memory runs out.
+/// If a file is damaged, a LoRA is for another model, or memory runs out.
 pub fn load_denoiser(
     model: &dyn Diffusion,
     expert: Expert,
+    weights: PartFile,
     loras: Vec<(LoraFile, f64)>,
     options: DenoiserOptions,
     placer: &mut Placer,
 ) -> Result<Box<dyn Denoiser>, Error> {
-    let file = model.weights(Part::Denoiser(expert))?;
-    let count = model.arch().blocks(&file).iter().sum::<usize>();
+    let count = model.arch().blocks(&weights).iter().sum::<usize>();
     let away = options.streamed.min(count);
     let streaming = (away > 0).then(|| Streaming {
         // Evenly spaced.
         blocks: (0..away).map(|index| index * count / away).collect(),
         options: SwapOptions::default(),
     });
-    let tensors = WithLoras::new(Box::new(file), loras)?;
+    let tensors = WithLoras::new(Box::new(weights), loras)?;
     let load = Load {
         compute: options.compute,
         quantization: options.quantization,

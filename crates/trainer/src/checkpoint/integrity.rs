@@ -25,6 +25,28 @@ pub(super) fn with_checksum(state: &State) -> Result<String, Error> {
 
 /// Reads the state of the checkpoint in `folder`, and verifies the checksum of every file.
 pub(super) fn read(folder: &Path) -> Result<State, Error> {
+    let state = read_state(folder)?;
+    let found = checksums(folder)?;
+    for (name, expected) in &state.checksums {
+        let reason = match found.get(name) {
+            None => "it is damaged: the file is missing",
+            Some(found) if found != expected => "it is damaged: its checksum differs",
+            Some(_) => continue,
+        };
+        return Err(Error::checkpoint(&folder.join(name), reason));
+    }
+    let mut names = found.keys().filter(|name| *name != STATE);
+    match names.find(|name| !state.checksums.contains_key(*name)) {
+        Some(name) => Err(Error::checkpoint(
+            &folder.join(name),
+            "it is not in the checkpoint's list of files: move it elsewhere",
+        )),
+        None => Ok(state),
+    }
+}
+
+/// Reads the state of the checkpoint in `folder`, whatever its other files are like.
+pub(super) fn read_state(folder: &Path) -> Result<State, Error> {
     let path = folder.join(STATE);
     let damaged = |what: &str| Error::checkpoint(&path, format!("it is damaged: {what}"));
     let text = match fs::read(&path) {
@@ -43,24 +65,7 @@ pub(super) fn read(folder: &Path) -> Result<State, Error> {
     if checksum.parse() != Ok(crc32c::crc32c(body.as_bytes())) {
         return Err(damaged("its checksum differs"));
     }
-    let state: State = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
-    let found = checksums(folder)?;
-    for (name, expected) in &state.checksums {
-        let reason = match found.get(name) {
-            None => "it is damaged: the file is missing",
-            Some(found) if found != expected => "it is damaged: its checksum differs",
-            Some(_) => continue,
-        };
-        return Err(Error::checkpoint(&folder.join(name), reason));
-    }
-    let mut names = found.keys().filter(|name| *name != STATE);
-    match names.find(|name| !state.checksums.contains_key(*name)) {
-        Some(name) => Err(Error::checkpoint(
-            &folder.join(name),
-            "it is not in the checkpoint's list of files: move it elsewhere",
-        )),
-        None => Ok(state),
-    }
+    serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))
 }
 
 /// Distinguishes a checkpoint of another version from a damaged one.

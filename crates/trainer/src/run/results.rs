@@ -29,6 +29,7 @@ impl Run<'_> {
         let folder = self.folder.checkpoints();
         let draft = Draft::begin(&folder, self.step)?;
         self.export_adapter(draft.path())?;
+        self.task.export_companions(draft.path())?;
         self.enter(StepPhase::Update)?;
         let at_step = self.recorder.records().iter();
         let progress = Progress {

@@ -343,6 +343,10 @@ impl Task for CausalLm {
     fn export(&self, folder: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
+        self.export_companions(folder)
+    }
+
+    fn export_companions(&self, folder: &Path) -> Result<(), Error> {
         self.data.tokenizer.save(&folder.join("tokenizer.json"))?;
         let mut config = self.shape.to_json();
         config["initializer_range"] = json!(self.initializer_range);

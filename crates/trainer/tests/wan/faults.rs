@@ -87,6 +87,7 @@ fn made_by(
         control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
+        checkpoint: None,
         latents: None,
         save_latents: Some(path.clone()),
         output: None,

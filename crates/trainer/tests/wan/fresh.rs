@@ -89,6 +89,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
+        checkpoint: None,
         latents: None,
         save_latents: None,
         output: Some(made.clone()),

@@ -46,7 +46,7 @@ pub struct Prompt {
     /// Without the adapter, for comparison.
     #[serde(default)]
     pub base: bool,
-    /// With the adapter as it was at the checkpoint of this step; unset for that of the end.
+    /// With the adapter or the model as it was at the checkpoint of this step; unset for that of the end.
     #[serde(default)]
     pub checkpoint: Option<u64>,
     /// The most tokens to generate.
@@ -87,8 +87,9 @@ pub struct Generation {
 }
 
 /// The options that `run.json` may name: those that load a model, and none that writes a file.
-const LOADING: [&str; 14] = [
+const LOADING: [&str; 15] = [
     "--model",
+    "--checkpoint",
     "--adapter",
     "--lora",
     "--lora-2",
@@ -124,9 +125,13 @@ impl Queue {
     ) -> Result<Generation, Error> {
         let detail = self.runs().detail(&prompt.run)?;
         let facts = detail.facts.as_ref();
-        let arguments = facts.and_then(|facts| match prompt.base {
-            true => facts.generate_base.as_ref(),
-            false => facts.generate.as_ref(),
+        let step = prompt.checkpoint.filter(|_| !prompt.base);
+        let arguments = facts.and_then(|facts| match (prompt.base, step) {
+            (true, _) => facts.generate_base.as_ref(),
+            (false, Some(_)) if facts.generate_checkpoint.is_some() => {
+                facts.generate_checkpoint.as_ref()
+            }
+            (false, _) => facts.generate.as_ref(),
         });
         let (Some(facts), Some(arguments)) = (facts, arguments) else {
             return Err(Error::Refused(match prompt.base {
@@ -146,7 +151,7 @@ impl Queue {
                 prompt.run
             )));
         }
-        let arguments = match prompt.checkpoint.filter(|_| !prompt.base) {
+        let arguments = match step {
             Some(step) => at_checkpoint(arguments, &detail, step)?,
             None => arguments.clone(),
         };
@@ -199,7 +204,7 @@ impl Queue {
     }
 }
 
-/// The arguments with the adapter of a checkpoint, which has the same files as that of the end.
+/// The arguments with the folder of a checkpoint, or with its adapter, which has the same files as that of the end.
 fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<String>, Error> {
     let name = &run.overview.name;
     if !run.checkpoints.contains(&step) {
@@ -211,6 +216,10 @@ fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<St
     let mut is_changed = false;
     let changed = arguments.iter().map(|argument| {
         let (option, path) = argument.split_once('=')?;
+        if path == "{checkpoint}" {
+            is_changed = true;
+            return Some(format!("{option}={}", checkpoint.display()));
+        }
         let is_adapter = matches!(option, "--adapter" | "--lora" | "--lora-2");
         let file = within(path, &run.path.join("adapter")).filter(|_| is_adapter)?;
         is_changed = true;
@@ -219,7 +228,7 @@ fn at_checkpoint(arguments: &[String], run: &Detail, step: u64) -> Result<Vec<St
     let changed: Vec<_> = changed.collect();
     if !is_changed {
         return Err(Error::Refused(format!(
-            "the checkpoints of `{name}` have no adapter that could be tried"
+            "the checkpoints of `{name}` have nothing that could be tried"
         )));
     }
     let changed = arguments.iter().zip(changed);

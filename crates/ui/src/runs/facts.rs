@@ -49,6 +49,9 @@ pub struct Facts {
     pub expected_memory: serde_json::Value,
     /// Arguments of `surefoot generate` that load the result, once there is one.
     pub generate: Option<Vec<String>>,
+    /// The same for a checkpoint of a whole model, for whose folder `{checkpoint}` stands.
+    #[serde(default)]
+    pub generate_checkpoint: Option<Vec<String>>,
     /// The same for the model that an adapter was trained on.
     pub generate_base: Option<Vec<String>>,
     /// Commands that use the result.

@@ -295,6 +295,40 @@ async fn a_checkpoint_is_tried_and_a_chat_goes_on() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_of_a_whole_model_needs_no_result() {
+    let place = with_program("shift; for each; do echo \"[$each]\"; done\n");
+    let facts = json!({
+        "ending": "stopped", "error": null, "kind": "language", "architecture": "llama", "device": "auto",
+        "expected_memory": {}, "generate": null, "generate_base": null, "commands": [],
+        "generate_checkpoint": ["--model=/{checkpoint}", "--checkpoint={checkpoint}"],
+    });
+    fs::write(place.runs.join("a/run.json"), facts.to_string()).unwrap();
+    fs::create_dir_all(place.runs.join("a/checkpoints/step-000020")).unwrap();
+    let found = lines(
+        &place,
+        json!({ "run": "a", "prompt": "c", "checkpoint": 20 }),
+    )
+    .await;
+    let told: String = found
+        .iter()
+        .filter_map(|line| line["text"].as_str())
+        .collect();
+    let run = std::path::absolute(place.runs.join("a")).unwrap();
+    let wanted = format!(
+        "[--model=/{{checkpoint}}]\n[--checkpoint={}/checkpoints/step-000020]\n",
+        run.display()
+    );
+    assert!(told.starts_with(&wanted), "{told}");
+    for (body, code) in [
+        (json!({ "run": "a", "prompt": "c" }), 409),
+        (json!({ "run": "a", "prompt": "c", "checkpoint": 7 }), 409),
+    ] {
+        let (status, said) = send(&place, "POST", "/api/generate", body).await;
+        assert_eq!(status.as_u16(), code, "{said}");
+    }
+}
+
+#[tokio::test]
 async fn a_failed_video_is_not_linked() {
     let place = with_video();
     let program = &place.state.launch.program;

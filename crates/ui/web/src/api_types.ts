@@ -180,6 +180,8 @@ export type Facts = {
   expected_memory: Record<string, unknown>;
   /** Arguments of `surefoot generate` that load the result, once there is one. */
   generate: string[] | null;
+  /** The same for a checkpoint of a whole model, for whose folder `{checkpoint}` stands. */
+  generate_checkpoint: string[] | null;
   /** The same for the model that an adapter was trained on. */
   generate_base: string[] | null;
   /** Commands that use the result. */
@@ -569,7 +571,7 @@ export type Prompt = {
   history?: Turn[];
   /** Without the adapter, for comparison. */
   base?: boolean;
-  /** With the adapter as it was at the checkpoint of this step; unset for that of the end. */
+  /** With the adapter or the model as it was at the checkpoint of this step; unset for that of the end. */
   checkpoint?: number | null;
   /** The most tokens to generate. */
   max_new_tokens?: number | null;

@@ -17,11 +17,15 @@ export function decimals(value: number | null | undefined): string {
   return value.toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 }
 
+const MAX_DIGITS = 12;
+
 /** The numbers at an axis, all with the decimals that the space between two of them needs, and all with the same power of ten. */
 export function ticks(values: (number | null)[], between: number, format?: (value: number) => string): string[] {
   const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
   const power = between < 1e-4 && most > 0 ? Math.floor(Math.log10(most)) : 0;
-  const digits = Math.max(0, Math.ceil(power - Math.log10(between) - 1e-9));
+  const space = between / 10 ** power;
+  let digits = 0;
+  while (digits < MAX_DIGITS && Math.abs(Number(space.toFixed(digits)) - space) > space * 1e-6) digits += 1;
   const written = (value: number) => {
     if (format) return format(value);
     const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };

@@ -47,7 +47,7 @@ export interface Template {
 
 const FILES = import.meta.glob<string>("../../../../configs/*.yaml", { query: "?raw", import: "default", eager: true });
 
-const value = (config: Config | null, key: string) => {
+export const value = (config: Config | null, key: string) => {
   const found = config?.get(key.split("."));
   return found ? (found.text ?? found.source) : null;
 };
@@ -86,7 +86,10 @@ function templateFor(goal: Goal, model: string): Template | undefined {
   return texts.find((template) => template.goal === goal && names(template).includes(base(model)));
 }
 
-const MEDIA = (frames: string) => `name: my-lora
+/** The name of a run that has none yet. */
+export const UNNAMED = "my-lora";
+
+const MEDIA = (frames: string) => `name: ${UNNAMED}
 
 model:
   name_or_path: model
@@ -120,7 +123,7 @@ sample:
     - ohwx sits on a bench in a park
 `;
 
-const LANGUAGE = `name: my-lora
+const LANGUAGE = `name: ${UNNAMED}
 
 model:
   name_or_path: model

@@ -189,6 +189,31 @@ test("a run of a video model has fields for a video, and says that a run uses th
   await page.context().close();
 });
 
+test("a whole model that has no result yet is tried at its checkpoints", async () => {
+  const folder = writeRun(place.runs, "unfinished", { ending: "stopped" });
+  const path = join(folder, "run.json");
+  const facts = { ...JSON.parse(readFileSync(path, "utf8")), generate_checkpoint: ["--model=m", "--checkpoint={checkpoint}"] };
+  writeFileSync(path, JSON.stringify(facts));
+  let page = await open(place, "#/run/unfinished");
+  await page.getByRole("heading", { name: "Samples" }).waitFor();
+  assert.equal(await page.locator("form.ask").count(), 0);
+  await page.context().close();
+  for (const step of ["000100", "000200"]) mkdirSync(join(folder, "checkpoints", `step-${step}`), { recursive: true });
+  page = await open(place, "#/run/unfinished");
+  const checkpoint = page.locator("form.ask").getByLabel("Checkpoint");
+  await checkpoint.waitFor();
+  assert.deepEqual(await checkpoint.locator("option").allTextContents(), ["step 200", "step 100"]);
+  await checkpoint.selectOption("step 100");
+  await page.route("**/api/generate", (route) => {
+    assert.equal(route.request().postDataJSON().checkpoint, 100);
+    const lines = [{ text: "so far" }, { end: true, error: /** @type {string | null} */ (null) }];
+    return route.fulfill({ contentType: "application/x-ndjson", body: lines.map((line) => `${JSON.stringify(line)}\n`).join("") });
+  });
+  await page.getByRole("button", { name: "Generate", exact: true }).click();
+  await page.locator("figcaption", { hasText: /^step 100, seed/ }).waitFor();
+  await page.context().close();
+});
+
 for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
   test(`data on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/data?like=asked", { colorScheme, ...PHONE });

@@ -184,12 +184,19 @@ test("clips play in step, are paused and moved together, and far ones are not lo
   await page.context().close();
 });
 
-test("the newest samples of two runs are compared", async () => {
+test("samples of two runs are compared: the newest, those of a step, or all", async () => {
   const page = await open(place, "#/compare?run=pictures&run=others");
   await shot(page, "others, step 600", PROMPTS[1]).click();
   const dialog = page.getByRole("dialog");
   await page.waitForFunction(() => [...document.querySelectorAll("dialog img")].every((image) => image.naturalWidth === 96));
   assert.equal(await dialog.getByLabel("Left sample").locator("option:checked").textContent(), "pictures, step 600");
+  await dialog.getByRole("button", { name: "Close" }).click();
+  const titles = () => page.locator(".row-of-shots").first().locator("figcaption b").allTextContents();
+  await page.getByLabel("Samples of").selectOption("step 200");
+  assert.deepEqual(await titles(), ["pictures, step 200", "others, step 200"]);
+  await page.getByLabel("Samples of").selectOption("all steps");
+  assert.equal((await titles()).length, 2 * STEPS.length);
+  assert.deepEqual((await titles()).slice(-2), ["pictures, step 600", "others, step 600"]);
   await page.context().close();
 });
 

@@ -127,6 +127,7 @@ test("numbers below each other have the same decimals", async () => {
   );
   assert.equal(bytesLike(900, 12), "12 B");
   assert.deepEqual(ticks([1.36, 1.4, 1.44], 0.04), ["1.36", "1.40", "1.44"]);
+  assert.deepEqual(ticks([0, 0.25, 0.5], 0.25), ["0.00", "0.25", "0.50"]);
   assert.deepEqual(ticks([0, 1, 2], 1), ["0", "1", "2"]);
   assert.deepEqual(ticks([0, 0.00005, 0.0001, 0.00015], 0.00005), ["0", "0.5e-4", "1.0e-4", "1.5e-4"]);
   assert.deepEqual(ticks([0, 10_000, null], 10_000), ["0", "10,000", ""]);

@@ -143,7 +143,7 @@ async function finish(
   await ask("seed");
   if (answer.checkpoint) {
     await page.locator("form.ask").getByLabel("Checkpoint").selectOption(answer.checkpoint);
-    await ask(`with the adapter, ${answer.checkpoint}, seed`);
+    await ask(`${answer.checkpoint}, seed`);
   }
   if (answer.goesOn) {
     await page.getByLabel("Go on").fill("and then");
@@ -188,7 +188,7 @@ test("a small model of texts is trained from nothing", async () => {
   ])) {
     await enter(page, name, value);
   }
-  await finish(page, "bottles", TEXT);
+  await finish(page, "bottles", { ...TEXT, checkpoint: "step 61" });
   assert.match(readFileSync(join(place.runs, "bottles/config.yaml"), "utf8"), /hidden_size: 32/);
   assert.ok(existsSync(join(place.runs, "bottles/model")));
 });
@@ -224,6 +224,7 @@ test("a LoRA of pictures is trained from a folder that was empty, and its data a
   assert.deepEqual(await serious(page), []);
   await picture(page, "new-data", page.locator("main"), 750);
   await button(page, "Continue").click();
+  assert.equal(await field(page, /^Name/).inputValue(), "my-cats");
   for (const [name, value] of Object.entries({ Name: "cats", Steps: "2", Size: "64", "Prompts for samples": "" })) {
     await enter(page, new RegExp(`^${name}`), value);
   }

@@ -346,6 +346,7 @@ fn request(preview: &Preview, boundary: Option<f64>) -> Request {
         control_area: None,
         loras: Vec::new(),
         loras_2: Vec::new(),
+        checkpoint: None,
         latents: None,
         save_latents: None,
         output: None,

@@ -47,7 +47,7 @@ export function AskPart({ run: { name: run, config, checkpoints }, facts, exampl
   const [prompt, setPrompt] = useState(example);
   const [chat, setChat] = useState(() => facts.commands.some(({ line }) => line.startsWith("surefoot chat ")));
   const [what, setWhat] = useState<With>("adapter");
-  const [checkpoint, setCheckpoint] = useState("");
+  const [checkpoint, setCheckpoint] = useState(facts.generate ? "" : String(checkpoints.at(-1)));
   const start = (key: string, other: string) => useState(keyOf(config, key) ?? other);
   const [most, setMost] = start("max_new_tokens", "200");
   const [temperature, setTemperature] = start("temperature", "0.7");
@@ -206,11 +206,11 @@ export function AskPart({ run: { name: run, config, checkpoints }, facts, exampl
               </select>
             </label>
           )}
-          {hasAdapter && checkpoints.length > 0 && (
+          {(hasAdapter || facts.generate_checkpoint) && checkpoints.length > 0 && (
             <label>
               Checkpoint
               <select value={checkpoint} disabled={what === "base"} onChange={(event) => setCheckpoint(event.currentTarget.value)}>
-                <option value="">the result</option>
+                {facts.generate && <option value="">the result</option>}
                 {checkpoints.toReversed().map((step) => (
                   <option key={step} value={step}>
                     step {whole(step)}

@@ -5,7 +5,7 @@ import { Chart, type Line } from "../chart";
 import { bytes, number, whole } from "../format";
 import { type Kept, keep } from "../series";
 import { Badge, Problem, Progress, Section, useTitle } from "../widgets";
-import { type Column, SamplesPart } from "./samples";
+import { type Column, columnsOf, SamplesPart } from "./samples";
 
 const COLOURS = ["--one", "--two", "--three", "--four", "--five", "--six", "--seven", "--eight"];
 
@@ -13,7 +13,9 @@ export function CompareView({ names }: { names: string[] }) {
   useTitle(`Compare ${names.length} runs`);
   const [comparison, setComparison] = useState<Comparison | null>(null);
   const [curves, setCurves] = useState<ReadonlyMap<string, Kept>>(new Map());
-  const [columns, setColumns] = useState<Column[]>([]);
+  const [samples, setSamples] = useState<Column[][]>([]);
+  /** The step whose samples are shown, `all`, or else the newest of each run. */
+  const [shown, setShown] = useState("");
   const [problem, setProblem] = useState<string | null>(null);
   const [range, setRange] = useState<[number, number] | null>(null);
   const [smoothing, setSmoothing] = useState(0);
@@ -24,11 +26,11 @@ export function CompareView({ names }: { names: string[] }) {
       try {
         const found = await read<Comparison>(`/api/compare?${query}`);
         const all = await Promise.all(names.map(async (name) => [name, keep(await read<Metrics>(runPath(name, "/curves")))] as const));
-        const samples = await Promise.all(names.map((name) => read<Samples>(runPath(name, "/samples?count=1"))));
+        const samples = await Promise.all(names.map((name) => read<Samples>(runPath(name, "/samples"))));
         if (ended) return;
-        setColumns(
-          names.flatMap((run, index) =>
-            samples[index]!.sets.slice(-1).map((set) => ({ run, set, title: `${run}, step ${whole(set.step)}` })),
+        setSamples(
+          names.map((run, index) =>
+            columnsOf(run, samples[index]!.sets).map((column) => ({ ...column, title: `${run}, step ${whole(column.set.step)}` })),
           ),
         );
         setComparison(found);
@@ -45,6 +47,29 @@ export function CompareView({ names }: { names: string[] }) {
       clearInterval(timer);
     };
   }, [query]);
+  const steps = [...new Set(samples.flat().map(({ set }) => set.step))].sort((a, b) => b - a);
+  // The same step of all runs is side by side.
+  const columns =
+    shown === ""
+      ? samples.flatMap((of) => of.slice(-1))
+      : samples
+          .flat()
+          .filter(({ set }) => shown === "all" || set.step === Number(shown))
+          .sort((a, b) => a.set.step - b.set.step);
+  const choice = (
+    <label>
+      Samples of{" "}
+      <select value={shown} onChange={(event) => setShown(event.currentTarget.value)}>
+        <option value="">the newest step of each run</option>
+        {steps.map((step) => (
+          <option key={step} value={step}>
+            step {whole(step)}
+          </option>
+        ))}
+        <option value="all">all steps</option>
+      </select>
+    </label>
+  );
   const lines = (series: string, smoothed = false): Line[] =>
     names.map((name, index) => ({
       label: name,
@@ -107,7 +132,7 @@ export function CompareView({ names }: { names: string[] }) {
               </tbody>
             </table>
           </div>
-          <SamplesPart columns={columns} note="The newest of each run." />
+          <SamplesPart columns={columns} choice={choice} />
           <fieldset class="controls">
             <legend class="hidden">Curves</legend>
             <label>

@@ -222,6 +222,7 @@ function Row({ job, place, of, act, move }: RowProps) {
           )}
         </span>
       </div>
+      {job.state === "checking" && <p class="note">Whether it works and fits into memory is tried before it starts.</p>}
       {going && (
         <p class="line">
           <Progress run={going.run} />

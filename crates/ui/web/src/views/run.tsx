@@ -50,6 +50,8 @@ export function RunView({ name }: { name: string }) {
   const latest = kept.latest.step >= detail.latest.step ? kept.latest : detail.latest;
   const now = { ...latest, ...detail.latest };
   const running = detail.state === "running";
+  const { facts } = detail;
+  const canTry = !running && facts && (facts.generate || (facts.generate_checkpoint && detail.checkpoints.length > 0));
   const example = samples?.sets.at(-1)?.samples[0]?.prompt.trim() ?? "";
   return (
     <main>
@@ -76,7 +78,7 @@ export function RunView({ name }: { name: string }) {
               </button>
             </>
           )}
-          {!running && detail.facts?.generate && (
+          {canTry && (
             <button type="button" class="primary" onClick={() => document.querySelector<HTMLElement>("form.ask textarea")?.focus()}>
               Try it
             </button>
@@ -133,17 +135,17 @@ export function RunView({ name }: { name: string }) {
         <Figure name="Memory" value={bytes(now.memory)} />
       </dl>
       {samples && <SamplesPart columns={columnsOf(name, samples.sets)} onMore={run.hasMoreSamples() ? () => run.showAllSamples() : null} />}
-      {!running && detail.facts?.generate && samples && <AskPart run={detail} facts={detail.facts} example={example} />}
+      {canTry && samples && <AskPart run={detail} facts={facts} example={example} />}
       <NotesPart key={name} run={detail} />
       <SearchPart kept={kept} />
       <CurvesPart run={run} detail={detail} kept={kept} />
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
       <EventsPart kept={kept} />
-      {detail.facts && detail.facts.commands.length > 0 && (
+      {facts && facts.commands.length > 0 && (
         <details>
           <summary>Commands for a terminal</summary>
-          {detail.facts.commands.map(({ what, line }) => (
+          {facts.commands.map(({ what, line }) => (
             <p key={what}>
               To {what}:<pre tabIndex={0}>{line}</pre>
             </p>

@@ -1,4 +1,5 @@
 // Samples as a grid: a row for each prompt, a column for each step of a run, or for each of several runs.
+import type { ComponentChild } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { runPath, type SampleSet, type SampleText } from "../api";
 import { whole } from "../format";
@@ -61,7 +62,14 @@ export function columnsOf(run: string, sets: SampleSet[]): Column[] {
   return columns.map((set) => ({ run, set, title: set.step === 0 ? "Before training" : `Step ${whole(set.step)}` }));
 }
 
-export function SamplesPart({ columns, note, onMore }: { columns: Column[]; note?: string; onMore?: (() => void) | null }) {
+interface SamplesProps {
+  columns: Column[];
+  /** What chooses the columns. */
+  choice?: ComponentChild;
+  onMore?: (() => void) | null;
+}
+
+export function SamplesPart({ columns, choice, onMore }: SamplesProps) {
   const [size, setSize] = useState<Size>(() => SIZES.find((size) => size === localStorage.getItem(SIZE_KEY)) ?? "Medium");
   const [open, setOpen] = useState<{ prompt: string; column: number } | null>(null);
   const players = useMemo(() => new Players(), []);
@@ -82,7 +90,7 @@ export function SamplesPart({ columns, note, onMore }: { columns: Column[]; note
   };
   return (
     <Section title="Samples">
-      <div class="controls" hidden={isText && !note && !onMore}>
+      <div class="controls" hidden={isText && !choice && !onMore}>
         {hasClips && <Transport players={players} />}
         {!isText && (
           <fieldset class="choice">
@@ -95,7 +103,7 @@ export function SamplesPart({ columns, note, onMore }: { columns: Column[]; note
             ))}
           </fieldset>
         )}
-        {note && <span>{note}</span>}
+        {choice}
         {onMore && (
           <button type="button" onClick={onMore}>
             Show all steps

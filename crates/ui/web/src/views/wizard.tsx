@@ -2,10 +2,24 @@
 // which the form of all keys and the text show, too.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Overview, type RunList, read } from "../api";
-import { begin, freshText, GOALS, type Goal, goalOf, isFresh, questions, TEMPLATES, type Template, withKeys, written } from "../recipes";
+import {
+  begin,
+  freshText,
+  GOALS,
+  type Goal,
+  goalOf,
+  isFresh,
+  questions,
+  TEMPLATES,
+  type Template,
+  UNNAMED,
+  value,
+  withKeys,
+  written,
+} from "../recipes";
 import { fieldAt } from "../schema";
 import { useTitle } from "../widgets";
-import { Config } from "../yaml";
+import { Config, scalar } from "../yaml";
 import { Actions, Found, Problems, useChecked } from "./checked";
 import { ChooseData } from "./choose_data";
 import { ChooseModel, type ChosenModel } from "./choose_model";
@@ -149,8 +163,23 @@ export function Wizard({ isWhole, data: given }: { isWhole: boolean; data: strin
   );
 }
 
+/** With these data, and named after their folder as long as nobody gave it a name. */
 function withData(config: string, path: string): string {
-  return withKeys(config, { "data.path": written(path), "data.dataset": null });
+  const before = Config.parse(config);
+  const name = value(before, "name");
+  const isOurs = name === UNNAMED || name === nameOf(value(before, "data.path") ?? "");
+  const named = isOurs ? { name: scalar(nameOf(path) || UNNAMED) } : {};
+  return withKeys(config, { ...named, "data.path": written(path), "data.dataset": null });
+}
+
+/** A name for a run on the folder or file `path`. */
+function nameOf(path: string): string {
+  const last = path.split(/[/\\]/).at(-1) ?? "";
+  return last
+    .replace(/(.)\.\w+$/, "$1")
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-|-$/g, "");
 }
 
 interface GoalProps {
