@@ -231,7 +231,11 @@ fn unexplained(
     report: &Report,
 ) -> Verdict {
     let plain = strip_escapes(text);
-    let harmless: Vec<&str> = remarks.iter().map(|remark| &*remark.line).collect();
+    let harmless: Vec<&str> = remarks
+        .iter()
+        .flat_map(|remark| iter::once(&remark.line).chain(&remark.others))
+        .map(String::as_str)
+        .collect();
     let Some(found) = failure::failure(&plain, &harmless) else {
         return Verdict::Unknown;
     };

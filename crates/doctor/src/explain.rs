@@ -65,6 +65,9 @@ pub struct Match {
     pub numbers: BTreeMap<&'static str, u64>,
     /// How often it occurs.
     pub count: usize,
+    /// The first of the other lines with it.
+    #[serde(skip)]
+    pub(crate) others: Vec<String>,
     /// How near to the cause its entry is.
     #[serde(skip)]
     pub(crate) rank: u16,
@@ -90,6 +93,7 @@ impl Match {
             probe: Vec::new(),
             numbers: BTreeMap::new(),
             count: 1,
+            others: Vec::new(),
             rank: 0,
             values: Vec::new(),
         }
@@ -266,6 +270,8 @@ const USUAL_COLUMNS: [usize; 4] = [80, 100, 120, 132];
 /// The most parts of a line that was broken.
 const MOST_PARTS: usize = 30;
 
+/// How many more lines with the same message are remembered.
+const MOST_OTHERS: usize = 8;
 /// How many different lines are remembered.
 const MOST_KNOWN: usize = 1 << 15;
 /// A post longer than this is a log.
@@ -542,6 +548,9 @@ impl Explainer {
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
                 known.count += usize::from(counts);
+                if counts && known.others.len() < MOST_OTHERS {
+                    known.others.push(clip(line.trim(), 500).to_owned());
+                }
             } else {
                 self.matches.push(from_entry(entry, &line, number));
             }

@@ -13,7 +13,7 @@ patterns! {
         r"(?i)\b(?:fails?|failed|failing|failures?|crash(?:es|ed|ing)?|hangs?|hung|hanging|freez(?:es?|ing)|frozen|froze|stuck|lock(?:s|ed)?[- ]?ups?|unable to",
         r"|(?:can ?not|can'?t|could ?n[o']t|will not|won'?t|never|does(?: not|n'?t)|do(?: not|n'?t)|did(?: not|n'?t)|is(?: not|n'?t)|not|no longer) (?:\w+ ){0,2}(?:work(?:s|ed|ing)?|starts?|running|train|recogni[sz]\w+|detect\w*|initiali[sz]ed|used?|converge\w*|goes down)",
         r"|segfaults?|(?:memory access|page|segmentation) faults?|stall(?:s|ed|ing)?|gibberish|(?:an|the|this|same|following|fatal|new|sort of) (?:\w+ )?errors?|errors? (?:out|still)|NaNs?|garbage|black (?:image|screen)s?|unresponsive|stop(?:s|ped)? (?:\w+ )?(?:responding|working)",
-        r"|(?:wrong|incorrect|bad|poor) (?:results?|accuracy|outputs?)|instability|unstable|not stable|refuses? to|low(?:er)? accuracy|noise|garbled|corrupted|slow(?:er|ly)?)\b",
+        r"|(?:wrong|incorrect|bad|poor) (?:results?|accuracy|outputs?)|instability|unstable|not stable|refuses? to|low(?:er)? accuracy|crawl(?:s|ed|ing)?|noise|garbled|corrupted|slow(?:er|ly)?)\b",
     );
     /// Words before one that say that it does not happen, or no more.
     DENIED = r"(?i)\b(?:no|without|never|any|fix\w*|solv\w*|resolv\w*|avoid\w*|prevent\w*|if|may|might|could|would|unless|whether|handl\w*)\b[^.;:(]*$";
@@ -107,7 +107,9 @@ pub(crate) fn is_over(sentence: &str) -> bool {
 
 /// Whether a person wrote the text, and not a program alone: it has a title or headings, or somebody speaks of himself.
 pub(crate) fn is_post(text: &str) -> bool {
-    text.lines().next().is_some_and(is_title)
+    text.lines()
+        .next()
+        .is_some_and(|line| is_title(line) || is_prose(line))
         || text.lines().any(|line| {
             let speaks = [
                 "I ", "I'm ", "I've ", "My ", "my ", "i get", "i have ", "i am ", "i'm ", "i use",

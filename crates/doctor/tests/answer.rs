@@ -374,3 +374,34 @@ fn a_complaint_in_the_title_is_the_complaint() {
     let program = "Foo Desktop crashes on my RX 6900 XT\n";
     assert_eq!(first(program).as_deref(), Some("said-crashes"));
 }
+
+#[test]
+fn a_long_first_sentence_is_a_complaint_too() {
+    let text = "Radeon 890M with Ubuntu 24.04, ROCm 7.2 and the driver of its packages: rocminfo lists the GPU under its right name, so does PyTorch, the groups of the user are as they should be, and all the same the first tensor on it hangs forever.\n>>> torch.cuda.is_available()\nTrue\n";
+    let explanation = answer(text).explanation;
+    let is_heard = |one: &Match| one.id.starts_with("said-");
+    assert!(explanation.matches.iter().any(is_heard), "{explanation:?}");
+}
+
+#[test]
+fn no_line_of_a_harmless_message_is_a_failure() {
+    let text = "WSL with a Radeon RX 7900 XTX\nERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)\nERROR:root:Unable to detect any GPU devices, check amdgpu version and module status (sudo modprobe amdgpu)\nLinux host 6.6.87.2-microsoft-standard-WSL2 x86_64\n";
+    let answer = answer(text);
+    found(&answer, "wsl-no-amdsmi");
+    assert_eq!(answer.explanation.verdict, Verdict::Unknown);
+}
+
+#[test]
+fn sizes_that_people_cut_out_are_read() {
+    let text = "Ryzen AI Max+ 395, Radeon 8060S\n$ cat /sys/class/drm/card0/device/mem_info_vram_total\n68719476736\n$ cat /sys/class/drm/card0/device/mem_info_gtt_total\n32985776128\n$ free -h\n               total        used        free\nMem:            61Gi       6.1Gi        48Gi\n";
+    let answer = answer(text);
+    let carve_out = found(&answer, "carveout-starves-host");
+    assert!(carve_out.line.contains("61 GiB"), "{carve_out:?}");
+}
+
+#[test]
+fn the_kernel_is_no_version_of_a_module() {
+    let text = "Autoinstall of module amdgpu/6.16.13-2278356.24.04 for kernel 6.18.7-061807-generic (x86_64)\nERROR (dkms apport): kernel package linux-headers-6.18.7-061807-generic is not supported\n";
+    let cause = &found(&answer(text), "amdgpu-dkms-build").cause.clone();
+    assert!(cause.contains("(6.18.7-061807-generic)"), "{cause}");
+}

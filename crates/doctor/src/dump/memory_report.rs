@@ -277,9 +277,10 @@ fn from_free(line: &str, unit: &mut fn(u64) -> Bytes, memory: &mut HostMemory) {
         })
         .collect();
     match (name, sizes.as_slice()) {
-        (Some("Mem:"), [total, _, _, _, _, available]) => {
+        // People cut off its last columns.
+        (Some("Mem:"), [total, _, _, rest @ ..]) => {
             memory.total = memory.total.or(Some(*total));
-            memory.available = memory.available.or(Some(*available));
+            memory.available = memory.available.or(rest.get(2).copied());
         }
         (Some("Swap:"), [total, _, free]) => {
             memory.swap_total = memory.swap_total.or(Some(*total));

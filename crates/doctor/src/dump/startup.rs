@@ -27,6 +27,8 @@ patterns! {
         r"|zluda\w*[=:] ?[\x22']?(?:false|no\b|none|null|0\b|off)",
         r")",
     );
+    /// With ZLUDA something else was run, for comparison.
+    COMPARED = r"(?i)\bzluda\b.{0,10}\bthe same\b|\bthe same\b.{0,40}\bzluda\b|\bon windows (?:with|under|through) zluda\b.{0,40}\b(?:works?|goes on|runs|is fine)\b";
     TORCH_SEES_NONE = r"(?i)\btorch reports (?:GPU|CUDA|HIP|ROCm) (?:is )?not available";
 }
 
@@ -61,7 +63,7 @@ pub(super) fn framework(text: &str) -> Option<&'static str> {
 pub(super) fn runs_on_zluda(text: &str) -> bool {
     let names_it = |line: &str| line.to_ascii_lowercase().contains("zluda");
     text.lines()
-        .any(|line| names_it(line) && !NO_ZLUDA.is_match(line))
+        .any(|line| names_it(line) && !NO_ZLUDA.is_match(line) && !COMPARED.is_match(line))
 }
 
 /// Whether a launcher says that its torch sees no GPU.
@@ -83,6 +85,7 @@ mod tests {
             "Using VENV: C:\\ai\\zluda\\automatic\\venv",
             "12:11:49 INFO  Logger: file=\"C:\\ai\\zluda\\automatic\\sdnext.log\" level=INFO",
             "ZLUDA is not installed",
+            "On Windows with ZLUDA the same prompt needs no more memory than the card has",
         ] {
             assert!(!runs_on_zluda(line), "{line}");
         }

@@ -92,9 +92,16 @@ pub(super) fn kernel_of(line: &str) -> Option<String> {
                 })
             })
     };
-    let mut words =
-        line.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')));
-    words.find(is_release).map(str::to_owned)
+    let release = |part: &str| {
+        let mut words =
+            part.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')));
+        words.find(is_release).map(str::to_owned)
+    };
+    // `module amdgpu/6.16.13-2278356.24.04 for kernel 6.18.7-061807-generic`.
+    let named = line
+        .split_once("kernel ")
+        .and_then(|(_, rest)| release(rest));
+    named.or_else(|| release(line))
 }
 
 pub(super) fn word_after(line: &str, marker: &str) -> Option<String> {

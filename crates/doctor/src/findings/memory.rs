@@ -234,7 +234,12 @@ fn paging(machine: &Machine, found: &mut Found) {
 fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     let pool = gpu.usable_bytes.or(gpu.vram_bytes);
     let pool = pool.filter(|_| gpu.memory_rule == Some(MemoryRule::Carveout));
+    let is_told = gpu.memory_rule.is_none();
+    let large = gpu
+        .vram_bytes
+        .filter(|&vram| is_told && vram >= Bytes::gib(32));
     let starved = pool
+        .or(large)
         .zip(machine.memory.total)
         .filter(|(pool, ram)| pool >= ram);
     if let Some(pool) = pool.filter(|&pool| pool <= Bytes::gib(4)) {
