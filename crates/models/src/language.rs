@@ -50,6 +50,7 @@ pub use delta::DeltaLayers;
 pub use heads::{Sharing, WholeHeads};
 pub use mixture::Mixture;
 pub use per_layer::PerLayerInputs;
+pub(crate) use quantized::Saved;
 pub use windows::LocalLayers;
 
 use crate::Error;

@@ -18,6 +18,7 @@ mod fingerprint;
 mod gguf;
 mod hf;
 mod merge;
+mod packed;
 mod slices;
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    DeltaLayers, Family, LocalLayers, Mixture, PerLayerInputs, REGISTRY, Sharing, WholeHeads,
-    quantized,
+    DeltaLayers, Family, LocalLayers, Mixture, PerLayerInputs, REGISTRY, Saved, Sharing,
+    WholeHeads, quantized,
 };
 use crate::Error;
 use crate::json::Object;
@@ -228,7 +228,11 @@ impl DecoderConfig {
         Self::from_object(&Object::new(path, keys)?)
     }
 
-    fn from_object(object: &Object) -> Result<Self, Error> {
+    /// Reads the keys of a `config.json`.
+    ///
+    /// # Errors
+    /// As [`DecoderConfig::read`].
+    pub(crate) fn from_object(object: &Object) -> Result<Self, Error> {
         let model_type = object.text("model_type")?.unwrap_or_default();
         let family = Family::of_config(object)?.ok_or_else(|| {
             let known = REGISTRY.map(|family| family.model_type).join(", ");
@@ -519,6 +523,7 @@ pub(super) fn require_silu(object: &Object) -> Result<(), Error> {
 /// If it cannot be read.
 pub(crate) fn keys_without_effect(path: &Path) -> Result<Vec<String>, Error> {
     let mut object = Object::read(path)?;
+    Saved::take(&mut object)?;
     let family = Family::of_config(&object)?;
     if let Some(family) = family {
         object = family.section(&object)?;

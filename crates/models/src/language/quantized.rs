@@ -35,6 +35,51 @@ const METHODS: [(&str, &str); 22] = [
     ("vptq", "VPTQ"),
 ];
 
+/// How weights that a folder is read with were saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// fp8, with a factor for each block of this size, or one for each tensor.
+    Fp8 {
+        /// Rows and columns.
+        block: Option<[i64; 2]>,
+    },
+    /// bitsandbytes' 8 or 4 bits.
+    Bitsandbytes,
+}
+
+impl Saved {
+    /// Takes out of a config what says that its weights are one of these.
+    ///
+    /// # Errors
+    /// If blocks have a size that they cannot have.
+    pub(crate) fn take(object: &mut Object) -> Result<Option<Self>, Error> {
+        let Some(section) = object.object(KEYS[0])? else {
+            return Ok(None);
+        };
+        let saved = match section
+            .text("quant_method")?
+            .map(str::to_lowercase)
+            .as_deref()
+        {
+            Some("fp8") => {
+                const BLOCK: &str = "weight_block_size";
+                let block = match section.integers(BLOCK, 1..=1 << 20)?.as_deref() {
+                    Some(&[rows, columns]) => Some([rows, columns]),
+                    Some(_) => return Err(section.error(BLOCK, "must be rows and columns")),
+                    // The default of transformers, where the key is missing.
+                    None => (!section.has(BLOCK)).then_some([128, 128]),
+                };
+                Self::Fp8 { block }
+            }
+            Some("bitsandbytes" | "bitsandbytes_4bit" | "bitsandbytes_8bit") => Self::Bitsandbytes,
+            None if four_bits(&section) || eight_bits(&section) => Self::Bitsandbytes,
+            _ => return Ok(None),
+        };
+        object.set(KEYS[0], Value::Null);
+        Ok(Some(saved))
+    }
+}
+
 /// Refuses a config whose weights were saved quantised, unless by the method that is `read`.
 ///
 /// # Errors

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::packed::Packed;
 use super::slices::{self, BLOCKS, SCALES, Slice};
 use super::{Pretrained, SpecialTokens};
 use crate::Error;
 use crate::formats::{Shards, TensorSource};
 use crate::json::Object;
-use crate::language::{DecoderConfig, end_tokens};
+use crate::language::{DecoderConfig, Saved, end_tokens};
 use crate::quant::Mxfp4;
 
 /// The name of the default chat template.
@@ -27,6 +28,8 @@ pub struct HfFolder {
     path: PathBuf,
     config: DecoderConfig,
     weights: Shards,
+    /// If they were saved quantised.
+    packed: Option<Packed>,
     /// The names of the model's tensors, and where they are in the files.
     names: BTreeMap<String, Stored>,
 }
@@ -57,7 +60,9 @@ impl HfFolder {
                 ),
             ));
         }
-        let mut config = DecoderConfig::read(&path.join("config.json"))?;
+        let mut keys = Object::read(&path.join("config.json"))?;
+        let saved = Saved::take(&mut keys)?;
+        let mut config = DecoderConfig::from_object(&keys)?;
         if adapter.is_file() {
             tracing::warn!(
                 "`{}` has an adapter beside the model (`adapter_config.json`), which transformers would load, \
@@ -74,12 +79,18 @@ impl HfFolder {
             }
         }
         let weights = Shards::open(path, "model")?;
+        let packed = saved
+            .map(|saved| Packed::open(saved, &weights))
+            .transpose()?;
         let mut names = BTreeMap::new();
         let experts = config.experts.as_ref();
         let alternating = experts.is_some_and(|experts| experts.alternating);
         for name in weights.names() {
             // They are read with their numbers.
-            if alternating && name.ends_with(SCALES) {
+            let is_beside = packed
+                .as_ref()
+                .is_some_and(|packed| packed.is_beside(&name));
+            if is_beside || alternating && name.ends_with(SCALES) {
                 continue;
             }
             let ours = config.family.tensor_name(&name);
@@ -105,6 +116,7 @@ impl HfFolder {
             names,
             config,
             weights,
+            packed,
         };
         // Their configs often do not say it, and transformers shares no weight that is there twice.
         if folder.is_part() && folder.names.contains_key("lm_head.weight") {
@@ -183,7 +195,10 @@ impl TensorSource for HfFolder {
 
     fn shape(&self, name: &str) -> Option<Vec<i64>> {
         let Stored { name, slice } = self.names.get(name)?;
-        let shape = self.weights.shape(name)?;
+        let packed = self.packed.as_ref().and_then(|packed| packed.shape(name));
+        let shape = packed
+            .map(<[i64]>::to_vec)
+            .or_else(|| self.weights.shape(name))?;
         Some(slice.map_or_else(|| shape.clone(), |slice| slice.shape(&shape)))
     }
 
@@ -212,13 +227,18 @@ impl TensorSource for HfFolder {
         if self.is_mxfp4(name) {
             return self.read_mxfp4(name)?.dequantize(kind);
         }
-        match self.names.get(name) {
-            None => self.weights.read(name, kind),
-            Some(Stored { name, slice: None }) => self.weights.read(name, kind),
-            Some(Stored {
-                name,
-                slice: Some(slice),
-            }) => slice.of(self.weights.read_element(name, slice.expert, kind)?),
+        let stored = self.names.get(name);
+        let name = stored.map_or(name, |stored| &stored.name);
+        let slice = stored.and_then(|stored| stored.slice);
+        let element = slice.map(|slice| slice.expert);
+        let tensor = match (&self.packed, element) {
+            (Some(packed), element) => packed.read(&self.weights, name, element, kind)?,
+            (None, Some(index)) => self.weights.read_element(name, index, kind)?,
+            (None, None) => self.weights.read(name, kind)?,
+        };
+        match slice {
+            Some(slice) => slice.of(tensor),
+            None => Ok(tensor),
         }
     }
 }

@@ -165,9 +165,12 @@ pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
     if !found.is_empty() {
         return found;
     }
-    let mut wrong = |message: String, help: String| {
-        found.push(("lr_scheduler_kwargs", message, help));
+    // What is missing altogether is missed by the schedule.
+    let place = match kwargs.keys().is_empty() {
+        true => "lr_scheduler_type",
+        false => "lr_scheduler_kwargs",
     };
+    let mut wrong = |message: String, help: String| found.push((place, message, help));
     match kind {
         LrSchedulerType::CosineWithMinLr => match (kwargs.min_lr, kwargs.min_lr_rate) {
             (Some(_), Some(_)) => wrong(

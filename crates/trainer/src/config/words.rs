@@ -33,6 +33,8 @@ adapter.target_modules lora_target lora_target_modules lora_target_linear target
 adapter.target_parameters lora_target_parameters
 adapter.modules_to_save lora_modules_to_save additional_target
 adapter.use_dora peft_use_dora
+adapter.layers_to_transform peft_layers_to_transform lora_layers_to_transform
+adapter.layers_pattern peft_layers_pattern
 adapter.type lycoris_type
 adapter.decompose_factor lokr_factor
 adapter.use_rslora peft_use_rslora
@@ -159,6 +161,7 @@ const OUR_VALUES: &[(&str, &str, &str)] = &[
     ("train.optim", "paged_adamw_32bit", "adamw_torch_fused"),
     ("train.optim", "paged_adamw", "adamw_torch_fused"),
     ("train.optim", "lion_32bit", "lion"),
+    ("train.optim", "lion_pytorch", "lion"),
     ("train.optim", "paged_lion_32bit", "lion"),
     ("train.optim", "lion8bit", "lion_8bit"),
     ("train.optim", "pagedlion8bit", "lion_8bit"),
@@ -168,6 +171,7 @@ const OUR_VALUES: &[(&str, &str, &str)] = &[
     ("train.optim", "came_pytorch.came", "came"),
     ("train.optim", "prodigyopt.prodigy", "prodigy"),
     ("train.gradient_checkpointing", "unsloth", "true"),
+    ("train.bf16", "full", "true"),
     ("train.resume_from_checkpoint", "true", "latest"),
     ("train.weighting_scheme", "none", "uniform"),
 ];
@@ -192,6 +196,7 @@ kernels are chosen by themselves: plugins use_kernels use_scattermoe lora_mlp_ke
 models larger than a GPU are streamed (`model.offload`), and each process has all of it: fsdp fsdp_config fsdp_version deepspeed dp_shard_size tensor_parallel_size context_parallel_size
 metrics are always written to the run folder, also for TensorBoard: logging_dir wandb_project wandb_entity wandb_name wandb_run_id wandb_watch wandb_log_model use_tensorboard log_tracker_name plot_loss logging_first_step include_num_input_tokens_seen performance_log_every
 data is read and cached as it is needed: dataset_processes dataset_num_proc preprocessing_num_workers dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor max_data_loader_n_workers persistent_data_loader_workers num_workers dataset_prepared_path overwrite_cache overwrite_output_dir cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk cache_text_embeddings unload_text_encoder vae_batch_size skip_cache_check latents_to_disk
+the loss is that of the answers: instruction_part response_part
 prompts and answers are cut where a row ends (`data.block_size`): max_prompt_length max_completion_length max_target_length truncation_mode
 a step that runs out of memory is repeated in smaller passes and learns the same, so that the size of the batch stays: auto_find_batch_size
 this is what a run does here: job meta sample_start_step do_train do_eval strict pad_to_sequence_len pad_to_max_length eval_sample_packing eval_packing save_safetensors save_model_as train_unet network_train_unet_only remove_unused_columns ddp_find_unused_parameters ddp_timeout
@@ -244,10 +249,16 @@ pub(crate) fn our_key(word: &str, section: &str) -> Option<&'static str> {
     {
         return Some(ours);
     }
+    // A section is no key with a value.
+    let is_section = |name: &str| {
+        key_names()
+            .iter()
+            .any(|key| key.split_once('.').is_some_and(|(above, _)| above == name))
+    };
     let same = || {
         key_names()
             .iter()
-            .filter(|name| name.rsplit('.').next() == Some(word))
+            .filter(|name| name.rsplit('.').next() == Some(word) && !is_section(name))
     };
     let inside = |section: &str| {
         same().find(|name| name.rsplit_once('.').map_or("", |(above, _)| above) == section)

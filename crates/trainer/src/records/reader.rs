@@ -408,6 +408,14 @@ pub(super) fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Resu
         && !object.contains_key("completion")
     {
         return Err("`chosen` and `rejected` are preferences: add a section `preference` to the config to learn from them".into());
+    } else if let Some(turns) = record_shapes::prompt_and_completion(&mut object)? {
+        let messages = Value::from(turns);
+        Record::Chat(conversation(
+            "prompt, completion",
+            messages,
+            &mut object,
+            keys,
+        )?)
     } else if object.contains_key("prompt") || object.contains_key("completion") {
         Record::Completion {
             prompt: string(&mut object, "prompt")?,

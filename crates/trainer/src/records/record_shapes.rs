@@ -37,6 +37,33 @@ pub(super) fn messages(
     Ok(Some((key, turns.into())))
 }
 
+/// The messages of a record whose `prompt` and `completion` are lists of them, as TRL has conversations.
+///
+/// # Errors
+/// If the prompt has answers, since all answers of a conversation are learned.
+pub(super) fn prompt_and_completion(
+    object: &mut Map<String, Value>,
+) -> Result<Option<Vec<Value>>, String> {
+    let is_list = |key: &str| object.get(key).is_some_and(Value::is_array);
+    if !(is_list("prompt") && is_list("completion")) {
+        return Ok(None);
+    }
+    let mut list = |key: &str| match object.shift_remove(key) {
+        Some(Value::Array(turns)) => with_roles(key, turns),
+        _ => Ok(Vec::new()),
+    };
+    let (mut turns, answers) = (list("prompt")?, list("completion")?);
+    if turns.iter().any(|turn| turn["role"] == "assistant") {
+        return Err(
+            "`prompt` has turns of the assistant, which would be learned like those of `completion`: write one list \
+             `messages` if they should be"
+                .into(),
+        );
+    }
+    turns.extend(answers);
+    Ok(Some(turns))
+}
+
 fn turn(role: &str, content: String) -> Value {
     json!({"role": role, "content": content})
 }

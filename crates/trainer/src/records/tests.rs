@@ -139,6 +139,29 @@ fn after_a_longer_generation_prompt_only_the_content_is_learned() {
     );
 }
 
+/// As TRL has them.
+#[test]
+fn a_prompt_and_a_completion_may_be_lists_of_messages() {
+    let read = |line: &str| record(line.as_bytes(), &mut Keys::default());
+    let found = read(
+        r#"{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
+            "completion": [{"role": "assistant", "content": "a"}]}"#,
+    );
+    let wanted = chat(&[("system", "s"), ("user", "q"), ("assistant", "a")]);
+    assert_eq!(found, Ok(Record::Chat(wanted)));
+    let answered = read(
+        r#"{"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}],
+            "completion": [{"role": "assistant", "content": "a"}]}"#,
+    );
+    assert!(
+        answered
+            .unwrap_err()
+            .contains("`prompt` has turns of the assistant")
+    );
+    let mixed = read(r#"{"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]}"#);
+    assert!(mixed.unwrap_err().contains("`completion` is a list"));
+}
+
 #[test]
 fn a_conversation_may_begin_with_the_assistant() {
     let strict = CHATML.replacen(

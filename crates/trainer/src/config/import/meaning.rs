@@ -13,6 +13,12 @@ use crate::config::words::{needless, our_key, translated, value_of};
 /// What is said of another adapter.
 const ADAPTERS: &str = "the adapters here are LoRA, DoRA, LoHa, LoKr and LoRA+";
 
+/// What is said where questions are not learned there, either.
+const ANSWERS: &str = "the loss is that of the answers, as there";
+
+/// The model to start from.
+const MODEL: &str = "model.name_or_path";
+
 /// Samples of a batch.
 const BATCH: &str = "train.per_device_train_batch_size";
 
@@ -82,6 +88,12 @@ impl Keys<'_> {
         }
         if item.path.starts_with("launcher.") && word != "mixed_precision" {
             return nothing("it is for the launcher; `surefoot train` starts the processes itself");
+        }
+        // Their settings are all at the top: inside of a map, the same word is something else.
+        let top = item.path.split(['.', '[']).next().unwrap_or_default();
+        let is_flat = matches!(origin, Origin::Axolotl | Origin::LlamaFactory);
+        if is_flat && top != item.path && !["launcher", "command"].contains(&top) {
+            return nothing(needless(top).unwrap_or("there is no counterpart"));
         }
         let mut lists = item.path.match_indices("s[");
         if origin.is_of_media() && lists.any(|(at, _)| !item.path[at..].starts_with("s[0]")) {
@@ -180,7 +192,7 @@ impl Keys<'_> {
             "warmup_ratio" if self.counts(&["warmup_steps"]) => {
                 nothing("the steps count there, too")
             }
-            "datasets" | "test_datasets" if value.is_array() => {
+            "datasets" | "test_datasets" | "pretraining_dataset" if value.is_array() => {
                 sets(value, word == "test_datasets")
             }
             "dataset" | "eval_dataset" if origin == Origin::LlamaFactory => {
@@ -192,6 +204,36 @@ impl Keys<'_> {
             "lr_scheduler_args" | "lr_scheduler_params" | "lr_scheduler_kwargs" => {
                 set("train.lr_scheduler_kwargs", pairs(value).into())
             }
+            // In axolotl, a cosine that ends above nothing.
+            "lr_scheduler" if text == "cosine" && self.get("cosine_min_lr_ratio").is_some() => {
+                set("train.lr_scheduler_type", "cosine_with_min_lr".into())
+            }
+            "cosine_min_lr_ratio" if self.get("lr_scheduler").is_none_or(|kind| kind == "cosine") => {
+                vec![
+                    Meaning::Set("train.lr_scheduler_type", "cosine_with_min_lr".into()),
+                    Meaning::Set("train.lr_scheduler_kwargs", json!({ "min_lr_rate": value })),
+                ]
+            }
+            // The name that a trainer of TRL is given.
+            "model" if value.is_string() && !origin.is_of_media() => {
+                set(MODEL, self.revised(item, MODEL, value.clone()))
+            }
+            "revision" | "revision_of_model" | "model_revision" => {
+                nothing("a revision other than `main` stands behind the name, as in `org/name@revision`")
+            }
+            // `load_dataset("json", data_files="mine.jsonl")`
+            "data_files" if self.reads_files(item) => files(value),
+            "dataset_name" | "split" if item.section() == "load_dataset" && self.reads_files(item) => {
+                nothing("`data_files` are read whole, by the form that their names say")
+            }
+            "gradient_checkpointing" if text.starts_with("offload") => vec![
+                Meaning::Set("train.gradient_checkpointing", true.into()),
+                Meaning::Set("train.activation_offload", true.into()),
+            ],
+            "pissa_init" if value == true => set("adapter.init_lora_weights", "pissa".into()),
+            "pissa_iter" | "pissa_convert" => nothing(
+                "singular values are exact, and what is written is for the model as it was published",
+            ),
             "network_args" | "lora_args" => {
                 let pairs = pairs(value).into_iter();
                 pairs
@@ -201,8 +243,10 @@ impl Keys<'_> {
                     .collect()
             }
             "lora_target" | "target_modules" | "lora_target_modules" if text.contains(',') => {
-                let names = text.split(',').map(|name| Value::from(name.trim()));
-                set("adapter.target_modules", names.collect())
+                set("adapter.target_modules", names(text))
+            }
+            "additional_target" | "modules_to_save" | "lora_modules_to_save" if value.is_string() => {
+                set("adapter.modules_to_save", names(text))
             }
             "lora_target" if text != "all" => set("adapter.target_modules", json!([text])),
             "blocks_to_swap" if self.counts(&["blocks_to_swap"]) => {
@@ -261,9 +305,8 @@ impl Keys<'_> {
             "quantization_method" => {
                 nothing("`model.quantization` quantises without other packages")
             }
-            "train_on_inputs" | "train_on_prompt" if value == false => {
-                nothing("the loss is that of the answers, as there")
-            }
+            "train_on_inputs" | "train_on_prompt" if value == false => nothing(ANSWERS),
+            "assistant_only_loss" | "completion_only_loss" if value == true => nothing(ANSWERS),
             _ if text == "auto" && our_key(word, item.section()) == Some(BATCH) => {
                 one(Meaning::Guess(
                     BATCH,
@@ -334,11 +377,15 @@ impl Keys<'_> {
             return vec![Meaning::Guess(KEY, ours.into(), why)];
         }
         if !known(loss) {
+            let ours = match self.get("rl").or_else(|| self.get("stage")) {
+                Some(stage) if stage == "kto" => "kto",
+                _ => "sigmoid",
+            };
             let why = match loss {
                 "" => "which loss is not said there; `sigmoid` (DPO) is a guess".into(),
-                loss => format!("`{loss}` is no loss here; `sigmoid` (DPO) is a guess"),
+                loss => format!("`{loss}` is no loss here; `{ours}` is a guess"),
             };
-            return vec![Meaning::Guess(KEY, "sigmoid".into(), why)];
+            return vec![Meaning::Guess(KEY, ours.into(), why)];
         }
         let mut found = vec![Meaning::Set(KEY, loss.into())];
         let unset = |words: &[&str]| words.iter().all(|word| self.get(word).is_none());
@@ -379,9 +426,36 @@ impl Keys<'_> {
             Some((_, None)) => Meaning::Write(format!(
                 "this value is not known here: choose one for `{ours}`"
             )),
-            Some((_, Some(value))) => Meaning::Set(ours, value_of(ours, &value)),
-            None => Meaning::Set(ours, value_of(ours, value)),
+            Some((_, Some(value))) => {
+                Meaning::Set(ours, self.revised(item, ours, value_of(ours, &value)))
+            }
+            None => Meaning::Set(ours, self.revised(item, ours, value_of(ours, value))),
         }
+    }
+
+    /// Whether files that it names stand for a data set, beside the name of their form.
+    fn reads_files(&self, item: &Item) -> bool {
+        let beside = |other: &&Item| other.section() == item.section();
+        let mut items = self.items.iter().filter(beside);
+        let has_files = items
+            .clone()
+            .any(|other| other.word() == "data_files" && is_text(&other.value));
+        has_files && items.any(|other| other.word() == "dataset_name" && is_form(&other.value))
+    }
+
+    /// The name of a model or a data set with the revision that stands beside it.
+    fn revised(&self, item: &Item, ours: &str, value: Value) -> Value {
+        let is_model = ours == MODEL;
+        let beside = |other: &&Item| match other.word() {
+            "revision" => other.section() == item.section(),
+            "revision_of_model" | "model_revision" => is_model,
+            _ => false,
+        };
+        let mut items = self.items.iter();
+        let found = items
+            .find(beside)
+            .filter(|_| is_model || ours == "data.path");
+        with_revision(value, found.map(|item| &item.value))
     }
 
     /// Arguments of an optimizer.
@@ -474,6 +548,47 @@ impl Keys<'_> {
     }
 }
 
+/// Whether this is what `datasets` calls a form of files.
+fn is_form(name: &Value) -> bool {
+    ["json", "csv", "parquet", "text"]
+        .iter()
+        .any(|form| name == form)
+}
+
+/// Whether this is a text, or a list of them.
+fn is_text(value: &Value) -> bool {
+    let list = value
+        .as_array()
+        .map_or(std::slice::from_ref(value), Vec::as_slice);
+    !list.is_empty() && list.iter().all(Value::is_string)
+}
+
+/// Files as data sets.
+fn files(value: &Value) -> Vec<Meaning> {
+    let list = value
+        .as_array()
+        .map_or(std::slice::from_ref(value), Vec::as_slice);
+    sets(
+        &list.iter().map(|file| json!({ "path": file })).collect(),
+        false,
+    )
+}
+
+/// The names in a text with commas.
+fn names(text: &str) -> Value {
+    text.split(',')
+        .map(|name| Value::from(name.trim()))
+        .collect()
+}
+
+/// A name on the hub with its revision, unless that is the usual one.
+fn with_revision(name: Value, revision: Option<&Value>) -> Value {
+    match (name.as_str(), revision.and_then(Value::as_str)) {
+        (Some(name), Some(revision)) if revision != "main" => format!("{name}@{revision}").into(),
+        _ => name,
+    }
+}
+
 /// Whether this is the name of a loss on preferences.
 fn known(loss: &str) -> bool {
     serde_json::from_value::<LossType>(loss.into()).is_ok()
@@ -494,7 +609,30 @@ fn sets(value: &Value, held_out: bool) -> Vec<Meaning> {
         ("field_system", "system"),
         ("field", "text"),
     ];
-    let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    // Files that a set consists of, which are sets here.
+    let whole = |set: &Value| match (&set["data_files"], is_form(&set["path"])) {
+        (files, true) if is_text(files) => {
+            let files = files
+                .as_array()
+                .cloned()
+                .unwrap_or_else(|| vec![files.clone()]);
+            let of = |file| {
+                let mut set = set.clone();
+                set["path"] = file;
+                set.as_object_mut()
+                    .map(|keys| keys.shift_remove("data_files"));
+                set
+            };
+            files.into_iter().map(of).collect()
+        }
+        _ => vec![set.clone()],
+    };
+    let list: Vec<Value> = value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(whole)
+        .collect();
     let (mut found, mut mixture) = (Vec::new(), Vec::new());
     for (index, set) in list.iter().enumerate() {
         let (mut own, mut columns) = (Map::new(), Map::new());
@@ -516,7 +654,7 @@ fn sets(value: &Value, held_out: bool) -> Vec<Meaning> {
                 own.insert(ours.into(), value.clone());
             } else if let Some(column) = same(&COLUMNS) {
                 columns.insert(column.into(), value.clone());
-            } else if !(key == "type" && value.is_object()) {
+            } else if !(key == "type" && value.is_object() || key == "revision") {
                 let reason = needless(key).unwrap_or("there is no counterpart");
                 let value = value
                     .as_str()
@@ -528,6 +666,9 @@ fn sets(value: &Value, held_out: bool) -> Vec<Meaning> {
         }
         if !columns.is_empty() {
             own.insert("columns".into(), columns.into());
+        }
+        if let Some(path) = own.get_mut("path") {
+            *path = with_revision(path.take(), set.get("revision"));
         }
         mixture.push(own);
     }

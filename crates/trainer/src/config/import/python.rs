@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::read::Item;
 
 /// Functions and classes whose arguments are read.
-const CALLS: [&str; 20] = [
+const CALLS: [&str; 22] = [
     "FastLanguageModel.from_pretrained",
     "FastModel.from_pretrained",
     "AutoModelForCausalLM.from_pretrained",
@@ -29,6 +29,8 @@ const CALLS: [&str; 20] = [
     "CPOConfig",
     "CPOTrainer",
     "load_dataset",
+    "get_chat_template",
+    "train_on_responses_only",
 ];
 
 /// Of TRL's trainers, those on preferences.

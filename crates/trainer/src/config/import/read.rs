@@ -86,7 +86,8 @@ fn flatten(path: &str, value: &Value, found: &mut Vec<Item>) {
         Value::Object(keys) => {
             for (key, value) in keys {
                 let is_value = keeps_maps(key) && value.is_object();
-                match is_value || key == "datasets" && of_texts(value) || key == "test_datasets" {
+                let is_list = ["datasets", "pretraining_dataset"].contains(&key.as_str());
+                match is_value || is_list && of_texts(value) || key == "test_datasets" {
                     true => found.push(Item::new(below(key), value.clone())),
                     false => flatten(&below(key), value, found),
                 }
@@ -214,7 +215,7 @@ pub(super) fn scalar(word: &str) -> Value {
     }
 }
 
-/// `a=1, b=2`, or a list of those, as a map.
+/// `a=1, b=2`, a list of those, or JSON, as a map.
 pub(super) fn pairs(value: &Value) -> Map<String, Value> {
     let text = match value {
         Value::Object(map) => return map.clone(),
@@ -225,6 +226,10 @@ pub(super) fn pairs(value: &Value) -> Map<String, Value> {
             .join(" "),
         value => value.as_str().unwrap_or_default().to_owned(),
     };
+    // Where a program takes JSON.
+    if let Ok(map) = serde_json::from_str(&text) {
+        return map;
+    }
     // `betas=0.9,0.99` has a comma of its own.
     let mut map = Map::new();
     let mut rest = text.split([' ', ',']).filter(|part| !part.is_empty());
