@@ -9,6 +9,7 @@
 //! What this crate's own parser refuses becomes a comment, too, with its reason: so what is written can be loaded.
 
 mod meaning;
+mod media;
 mod python;
 mod read;
 #[cfg(test)]
@@ -109,6 +110,14 @@ pub fn import(path: &Path) -> Result<Imported, ConfigError> {
             items.remove(index);
             items.extend(read::items(&file)?);
         }
+    }
+    let has = |word: &str| items.iter().any(|item| item.path == word);
+    if has("training_method") && has("concept_file_name") {
+        let name = path.display().to_string();
+        return Err(ConfigError::of(
+            &name,
+            "it is for OneTrainer, whose configs are not read",
+        ));
     }
     let origin = origin(path, &items);
     let keys = Keys {
@@ -221,6 +230,14 @@ impl Draft {
 
     /// Adds what every run needs.
     fn complete(&mut self, origin: Origin) {
+        let has = |key: &str| self.set.contains_key(key);
+        // A file of the transformer is a model, whose other parts are named beside it.
+        if !has("model.name_or_path")
+            && !has("model.transformer_2")
+            && let Some(file) = self.set.shift_remove("model.transformer")
+        {
+            self.set.insert("model.name_or_path", file);
+        }
         let needed = [
             (
                 "model.name_or_path",

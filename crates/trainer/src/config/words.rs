@@ -32,7 +32,7 @@ adapter.lora_dropout network_dropout dropout
 adapter.target_modules lora_target lora_target_modules lora_target_linear target_layers
 adapter.target_parameters lora_target_parameters
 adapter.modules_to_save lora_modules_to_save additional_target
-adapter.use_dora peft_use_dora
+adapter.use_dora peft_use_dora dora_wd
 adapter.layers_to_transform peft_layers_to_transform lora_layers_to_transform
 adapter.layers_pattern peft_layers_pattern
 adapter.type lycoris_type
@@ -50,6 +50,7 @@ data.block_size max_seq_length max_seq_len max_length cutoff_len sequence_len se
 data.block_size seq_len model_max_length context_length
 data.packing sample_packing neat_packing pack_sequences
 data.validation_fraction val_set_size val_size test_size validation_split_percentage
+data.resolution max_resolution
 data.control_path control_directory control_image_directory conditioning_data_dir control_dir
 data.num_frames target_frames max_num_frames num_frames_list
 data.fps target_fps frame_rate
@@ -83,6 +84,7 @@ train.report_to log_with
 train.find_learning_rate find_lr auto_lr_find lr_find
 train.lr_scheduler_type lr_scheduler lr_schedule
 train.lr_scheduler_kwargs lr_scheduler_args lr_scheduler_params
+train.warmup_ratio lr_warmup
 train.warmup_steps lr_warmup_steps num_warmup_steps warmup_iters
 train.adam_beta1 beta1
 train.adam_beta2 beta2
@@ -109,7 +111,7 @@ sample.sample_steps sample_every sample_every_n_steps
 sample.negative_prompt neg negative_prompts
 sample.guidance_scale guidance cfg_scale
 sample.transformer turbo_dit
-sample.control_image control_image_path ctrl_img
+sample.control_image control_image_path ctrl_img ctrl_img_1
 sample.max_new_tokens max_tokens max_gen_length";
 
 /// Values that are written differently here: their word, their value and ours.
@@ -200,7 +202,7 @@ the loss is that of the answers: instruction_part response_part
 prompts and answers are cut where a row ends (`data.block_size`): max_prompt_length max_completion_length max_target_length truncation_mode
 a step that runs out of memory is repeated in smaller passes and learns the same, so that the size of the batch stays: auto_find_batch_size
 this is what a run does here: job meta sample_start_step do_train do_eval strict pad_to_sequence_len pad_to_max_length eval_sample_packing eval_packing save_safetensors save_model_as train_unet network_train_unet_only remove_unused_columns ddp_find_unused_parameters ddp_timeout
-class, tokenizer and noise schedule follow from the files of the model: special_tokens processor_type eot_tokens model_type tokenizer_type trust_remote_code tokenizer_use_fast use_fast_tokenizer arch text_encoder_type model_version task noise_scheduler sampler sample_sampler guidance_embedding
+class, tokenizer and noise schedule follow from the files of the model: special_tokens processor_type eot_tokens model_type tokenizer_type trust_remote_code tokenizer_use_fast use_fast_tokenizer arch text_encoder_type model_version task noise_scheduler sampler sample_sampler guidance_embedding v_parameterization zero_terminal_snr
 the chat template and the form of the records are read from the model and the data: chat_template template type ds_type default_system_message dataset_text_field prompt_template message_property_mappings message_field_role message_field_content roles
 `model.quantization: int8` or `nf4` keeps the frozen weights of a model under an adapter in fewer bits: fp8_base fp8_scaled fp8_t5 fp8_llm fp8_text_encoder fp8_vl quantize quantize_te qtype qtype_te
 matrix products are as precise as `train.bf16` says, and weights are in fp32 where they are trained: tf32 full_bf16 full_fp16 vae_dtype save_precision no_half_vae upcast_layernorm auto_cast pure_bf16 disable_gradient_checkpointing_offload bnb_4bit_quant_type bnb_4bit_compute_dtype bnb_4bit_use_double_quant double_quantization
@@ -214,7 +216,8 @@ pub(crate) fn needless(word: &str) -> Option<&'static str> {
 }
 
 /// Words for the same number in another unit, and how much ours is of theirs.
-const UNITS: [(&str, f64); 3] = [
+const UNITS: [(&str, f64); 4] = [
+    ("lr_warmup", 1e-2),
     ("min_timestep", 1e-3),
     ("max_timestep", 1e-3),
     ("validation_split_percentage", 1e-2),

@@ -204,7 +204,7 @@ impl Encoder<'_> {
         let dropped = data.caption_dropout.is_some_and(|share| share > 0.0);
         let [mut unmasked, mut uncontrolled, mut doubles, mut small] =
             std::array::from_fn(|_| Problems::default());
-        let mut seen = BTreeMap::new();
+        let (mut seen, mut narrow) = (BTreeMap::new(), Problems::default());
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Problems::default(), Problems::default());
         let count = items.len();
@@ -236,6 +236,10 @@ impl Encoder<'_> {
                 small.add(format!(
                     "`{name}`: {width} × {height}, to {to_width} × {to_height}"
                 ));
+            }
+            let kept = frames::kept(shape.size, size);
+            if kept < 0.5 {
+                narrow.add(format!("`{name}`: {:.0} %", 100.0 * kept));
             }
             let mask = masks.as_ref();
             let mask = mask.map(|masks| masks.of_medium(&item.source, shape, path));
@@ -294,6 +298,7 @@ impl Encoder<'_> {
         unmasked.lack((count, by_files), "mask", "everything of them counts")?;
         uncontrolled.lack((count, true), "control picture", "they learn without")?;
         doubles.warn("media that are there twice, and seen as often");
+        narrow.warn("media that are so narrow that less than half of them is left in the middle");
         small.warn(
             "media that are enlarged, which blurs them (`data.bucket_no_upscale` keeps their size)",
         );

@@ -224,7 +224,29 @@ pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
     Ok(on_white(&oriented(path)?))
 }
 
+/// Whether these are a JPEG file that ends within its picture, of which decoders make up the rest.
+fn is_cut_jpeg(bytes: &[u8]) -> bool {
+    if !bytes.starts_with(&[0xFF, 0xD8]) {
+        return false;
+    }
+    let mut at = 2;
+    loop {
+        at += match bytes[at.min(bytes.len())..] {
+            [0xFF, 0xD9, ..] => return false,
+            [0xFF, 0xFF, ..] => 1,
+            // In the data of a scan.
+            [0xFF, 0x00 | 0xD0..=0xD7, ..] => 2,
+            [0xFF, _, high, low, ..] => 2 + usize::from(u16::from_be_bytes([high, low])),
+            [] | [0xFF, ..] => return true,
+            _ => 1,
+        };
+    }
+}
+
 fn oriented(path: &Path) -> Result<DynamicImage, String> {
+    if is_cut_jpeg(&std::fs::read(path).map_err(|error| error.to_string())?) {
+        return Err("the file ends before its picture does".into());
+    }
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let decoded = DynamicImage::from_decoder(decoder);
@@ -321,6 +343,12 @@ fn scaled(size: Size, wanted: Size) -> Size {
     let scale = (f64::from(wanted.0) / width).max(f64::from(wanted.1) / height);
     let side = |side: f64, least: u32| ((side * scale + 0.5) as u32).max(least);
     (side(width, wanted.0), side(height, wanted.1))
+}
+
+/// What share of a picture of `size` is left after it was scaled and cropped.
+pub(super) fn kept(size: Size, wanted: Size) -> f64 {
+    let area = |(width, height): Size| f64::from(width) * f64::from(height);
+    area(wanted) / area(scaled(size, wanted))
 }
 
 /// Columns at the left and rows at the top that are cut off a picture of `size` after it was scaled.

@@ -274,6 +274,10 @@ fn in_folder(
             files.insert(stem, path);
             continue;
         }
+        if path.is_dir() && kohya(&path).is_some_and(|(times, _)| times == 0) {
+            others.add(format!("`{name}`: 0 times, as its name says"));
+            continue;
+        }
         if path.is_dir() {
             let pictures = pictures_in(&path)?;
             if !is_clip(&path, &pictures, extension) {

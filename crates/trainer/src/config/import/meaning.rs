@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::Origin;
 use super::read::{Item, pairs};
 use crate::config::LossType;
-use crate::config::words::{needless, our_key, translated, value_of};
+use crate::config::words::{needless, one_line, our_key, translated, value_of};
 
 /// What is said of another adapter.
-const ADAPTERS: &str = "the adapters here are LoRA, DoRA, LoHa, LoKr and LoRA+";
+pub(super) const ADAPTERS: &str = "the adapters here are LoRA, DoRA, LoHa, LoKr and LoRA+";
 
 /// What is said where questions are not learned there, either.
 const ANSWERS: &str = "the loss is that of the answers, as there";
@@ -46,7 +46,7 @@ pub(super) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    fn get(&self, word: &str) -> Option<&Value> {
+    pub(super) fn get(&self, word: &str) -> Option<&Value> {
         let mut items = self.items.iter();
         let found = items.find(|item| item.word() == word)?;
         Some(&found.value).filter(|value| !value.is_null())
@@ -60,12 +60,6 @@ impl Keys<'_> {
             .any(|word| number(word).is_some_and(|number| number > 0.0))
     }
 
-    /// Whether noise is shifted by `discrete_flow_shift`.
-    fn shifts_by_number(&self) -> bool {
-        let how = self.get("timestep_sampling").and_then(Value::as_str);
-        how.is_none_or(|how| how == "sigma" || how == "shift")
-    }
-
     /// What a key means; several things where it is a list of settings.
     pub(super) fn meaning(&self, item: &Item) -> Vec<Meaning> {
         let (word, value, origin) = (item.word(), &item.value, self.origin);
@@ -75,7 +69,7 @@ impl Keys<'_> {
         let set = |key, value: Value| one(Meaning::Set(key, value));
         let nothing = |reason: &str| one(Meaning::Nothing(reason.into()));
         let write = |reason: &str| one(Meaning::Write(reason.into()));
-        if value.is_null() || text == "None" {
+        if value.is_null() || text == "None" || *value == "" {
             return nothing("it is not set there, either");
         }
         if value.get("expression").is_some() {
@@ -95,11 +89,10 @@ impl Keys<'_> {
         if is_flat && top != item.path && !["launcher", "command"].contains(&top) {
             return nothing(needless(top).unwrap_or("there is no counterpart"));
         }
-        let mut lists = item.path.match_indices("s[");
-        if origin.is_of_media() && lists.any(|(at, _)| !item.path[at..].starts_with("s[0]")) {
-            return nothing(
-                "a run has one folder of media: put those of this set below the same folder",
-            );
+        if origin.is_of_media()
+            && let Some(found) = self.of_media(item)
+        {
+            return found;
         }
         match word {
             "adapter" if origin == Origin::Axolotl => match text {
@@ -125,6 +118,10 @@ impl Keys<'_> {
                     }
                     (_, Some(true)) => one(Meaning::Adapter),
                     (module, _) if module.starts_with("lora") => one(Meaning::Adapter),
+                    ("lokr" | "loha", _) => {
+                        vec![Meaning::Adapter, Meaning::Set("adapter.type", module.into())]
+                    }
+                    _ if text.starts_with("lycoris.") => one(Meaning::Adapter),
                     _ => nothing(ADAPTERS),
                 }
             }
@@ -136,15 +133,6 @@ impl Keys<'_> {
                 ("network", _) => nothing(ADAPTERS),
                 _ => nothing("this is what a run does here"),
             },
-            "control_path_1" => {
-                let folders = ["control_path_1", "control_path_2", "control_path_3"];
-                let folders = folders.iter().filter_map(|word| self.get(word));
-                let folders = folders.filter(|folder| folder.is_string()).cloned();
-                set("data.control_path", folders.collect())
-            }
-            "control_path_2" | "control_path_3" if self.get("control_path_1").is_some() => {
-                nothing("it stands beside the first one in `data.control_path`")
-            }
             "stage" | "rl" | "loss_type" | "pref_loss" if !origin.is_of_media() => {
                 self.preference(item)
             }
@@ -173,6 +161,12 @@ impl Keys<'_> {
             "saves_per_epoch" | "save_every_n_epochs" if number == Some(1.0) => {
                 set("train.save_strategy", "epoch".into())
             }
+            "evals_per_epoch" | "eval_every_n_epochs" | "saves_per_epoch" | "save_every_n_epochs"
+            | "sample_every_n_epochs" | "max_train_epochs"
+                if number == Some(0.0) =>
+            {
+                nothing("it is off there")
+            }
             "evals_per_epoch" | "eval_every_n_epochs" => write("write `train.eval_steps`"),
             "saves_per_epoch" | "save_every_n_epochs" => write("write `train.save_steps`"),
             "sample_every_n_epochs" => write("write `sample.sample_steps`"),
@@ -186,7 +180,9 @@ impl Keys<'_> {
                 nothing("the epochs count there, too, where both are set")
             }
             // As in transformers 5.
-            "warmup_steps" if number.is_some_and(|share| share > 0.0 && share < 1.0) => {
+            "warmup_steps" | "lr_warmup_steps"
+                if number.is_some_and(|share| share > 0.0 && share < 1.0) =>
+            {
                 set("train.warmup_ratio", value.clone())
             }
             "warmup_ratio" if self.counts(&["warmup_steps"]) => {
@@ -235,12 +231,16 @@ impl Keys<'_> {
                 "singular values are exact, and what is written is for the model as it was published",
             ),
             "network_args" | "lora_args" => {
-                let pairs = pairs(value).into_iter();
-                pairs
-                    .flat_map(|(key, value)| {
-                        self.meaning(&Item::new(format!("network.{key}"), value))
-                    })
-                    .collect()
+                let mut found = Vec::new();
+                for (key, value) in pairs(value) {
+                    let pair = format!("`{key}={}`", one_line(&value));
+                    let meanings = self.meaning(&Item::new(format!("network.{key}"), value));
+                    found.extend(meanings.into_iter().map(|meaning| match meaning {
+                        Meaning::Nothing(reason) => Meaning::Nothing(format!("{pair}: {reason}")),
+                        other => other,
+                    }));
+                }
+                found
             }
             "lora_target" | "target_modules" | "lora_target_modules" if text.contains(',') => {
                 set("adapter.target_modules", names(text))
@@ -256,21 +256,10 @@ impl Keys<'_> {
             "blocks_to_swap" | "low_vram" => {
                 nothing("nothing is streamed unless `model.offload` says so")
             }
-            // As in musubi-tuner and sd-scripts, where these draw from the whole range, or shift by the size of a picture.
-            "timestep_sampling" if matches!(text, "uniform" | "sigmoid") => {
-                vec![
-                    self.by_words(item),
-                    Meaning::Set("train.flow_shift", 1.into()),
-                ]
-            }
-            "discrete_flow_shift" if !self.shifts_by_number() => {
-                nothing("`timestep_sampling` takes no notice of it there, either")
-            }
             "ema_decay" if self.get("use_ema").is_some_and(|used| used == false) => {
                 nothing("no average is kept there, either")
             }
             "use_ema" => nothing("an average is kept where `train.ema_decay` is set"),
-            "resolution" => self.resolution(value),
             "sample_steps" if origin == Origin::AiToolkit => {
                 set("sample.num_inference_steps", value.clone())
             }
@@ -280,27 +269,6 @@ impl Keys<'_> {
             },
             "dtype" if item.section() == "save" => {
                 nothing("LoRA files are written in the type that their readers expect")
-            }
-            "sample_prompts" | "prompts" if value.is_string() => {
-                match std::fs::read_to_string(self.folder.join(text)) {
-                    Ok(lines) => {
-                        let lines = lines.lines().map(str::trim);
-                        let prompts =
-                            lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-                        set("sample.prompts", prompts.map(Value::from).collect())
-                    }
-                    Err(_) => write("write the prompts of this file as `sample.prompts`"),
-                }
-            }
-            "prompt" if item.section() == "samples" => {
-                let all = self
-                    .items
-                    .iter()
-                    .filter(|other| other.path.ends_with("].prompt"));
-                set(
-                    "sample.prompts",
-                    all.map(|other| other.value.clone()).collect(),
-                )
             }
             "quantization_method" => {
                 nothing("`model.quantization` quantises without other packages")
@@ -402,7 +370,7 @@ impl Keys<'_> {
     }
 
     /// By the table of words.
-    fn by_words(&self, item: &Item) -> Meaning {
+    pub(super) fn by_words(&self, item: &Item) -> Meaning {
         let (word, value) = (item.word(), &item.value);
         let is_off =
             *value == false || value.as_f64() == Some(0.0) || *value == "none" || *value == "no";
@@ -488,29 +456,6 @@ impl Keys<'_> {
             found.push(Meaning::Set("train.optim_args", own.into()));
         }
         found
-    }
-
-    /// A side, or width and height.
-    fn resolution(&self, value: &Value) -> Vec<Meaning> {
-        let text = value.as_str().unwrap_or_default().split([',', 'x']);
-        let sides = text
-            .filter_map(|side| side.trim().parse::<u64>().ok())
-            .collect::<Vec<_>>();
-        let sides = match value.as_array() {
-            Some(list) => list.iter().filter_map(Value::as_u64).collect(),
-            None => sides,
-        };
-        let set = |value: Value| Meaning::Set("data.resolution", value);
-        match (&sides[..], self.origin) {
-            ([], _) => vec![set(value.clone())],
-            ([side], _) => vec![set((*side).into())],
-            (sides, Origin::AiToolkit) => vec![
-                set(sides.iter().max().copied().into()),
-                Meaning::Nothing("pictures have one size here; the largest was taken".into()),
-            ],
-            ([width, height], _) if width == height => vec![set((*width).into())],
-            (sides, _) => vec![set(sides.to_vec().into())],
-        }
     }
 
     /// Data sets of LLaMA-Factory, by their names in `dataset_info.json`.

@@ -171,3 +171,27 @@ fn tiff_and_avif_are_pictures() {
             .contains("ffmpeg cannot read it")
     );
 }
+
+#[test]
+fn a_picture_of_which_the_end_is_missing_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jpg");
+    let noise = RgbImage::from_fn(64, 64, |x, y| Rgb([(x * y % 251) as u8, x as u8, y as u8]));
+    noise.save(&path).unwrap();
+    let mut whole = std::fs::read(&path).unwrap();
+    for length in [whole.len() / 2, whole.len() - 2] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let error = picture(&path).unwrap_err();
+        assert!(error.contains("ends before"), "{error}");
+    }
+    // Cameras write more behind it.
+    whole.extend([0xFF, 0xDA, 0, 2, 7]);
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(picture(&path).unwrap().dimensions(), (64, 64));
+}
+
+#[test]
+fn what_is_left_of_a_narrow_picture_is_told() {
+    assert_eq!(kept((64, 64), (32, 32)), 1.0);
+    assert_eq!(kept((100, 400), (64, 128)), 0.5);
+}

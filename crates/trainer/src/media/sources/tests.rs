@@ -201,6 +201,9 @@ fn a_folder_of_photos_is_no_clip() {
         ("10_ohwx cat/p2.png", b""),
         ("3_dog/1.png", b""),
         ("3_dog/2.png", b""),
+        ("0_off/1.png", b""),
+        ("0_sea.png", b""),
+        ("0_sea.txt", b"the sea"),
         ("holiday/beach.jpg", b""),
         ("holiday/beach.txt", b"a beach"),
         ("holiday/dunes.jpg", b""),
@@ -212,6 +215,7 @@ fn a_folder_of_photos_is_no_clip() {
     ]);
     let items = list(folder.path(), &DataConfig::default()).unwrap();
     let found = [
+        ("0_sea.png", "the sea"),
         ("walk", "a walk"),
         ("p1.png", "on a sofa"),
         ("p2.png", "ohwx cat"),
