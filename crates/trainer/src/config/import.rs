@@ -11,6 +11,7 @@
 mod meaning;
 mod python;
 mod read;
+mod sets;
 #[cfg(test)]
 mod tests;
 
