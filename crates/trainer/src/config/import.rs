@@ -12,6 +12,7 @@ mod meaning;
 mod media;
 mod python;
 mod read;
+mod sets;
 #[cfg(test)]
 mod tests;
 

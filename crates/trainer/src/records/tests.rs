@@ -142,24 +142,18 @@ fn after_a_longer_generation_prompt_only_the_content_is_learned() {
 /// As TRL has them.
 #[test]
 fn a_prompt_and_a_completion_may_be_lists_of_messages() {
-    let read = |line: &str| record(line.as_bytes(), &mut Keys::default());
-    let found = read(
-        r#"{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
-            "completion": [{"role": "assistant", "content": "a"}]}"#,
-    );
-    let wanted = chat(&[("system", "s"), ("user", "q"), ("assistant", "a")]);
+    const ANSWER: &str = r#"{"role": "assistant", "content": "a"}"#;
+    let read = |prompt: &str| {
+        let line = format!(r#"{{"prompt": {prompt}, "completion": [{ANSWER}]}}"#);
+        record(line.as_bytes(), &mut Keys::default())
+    };
+    let wanted = chat(&[("user", "q"), ("assistant", "a")]);
+    let found = read(r#"[{"role": "user", "content": "q"}]"#);
     assert_eq!(found, Ok(Record::Chat(wanted)));
-    let answered = read(
-        r#"{"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}],
-            "completion": [{"role": "assistant", "content": "a"}]}"#,
-    );
-    assert!(
-        answered
-            .unwrap_err()
-            .contains("`prompt` has turns of the assistant")
-    );
-    let mixed = read(r#"{"prompt": "q", "completion": [{"role": "assistant", "content": "a"}]}"#);
-    assert!(mixed.unwrap_err().contains("`completion` is a list"));
+    let answered = read(&format!("[{ANSWER}]")).unwrap_err();
+    assert!(answered.contains("turns of the assistant"), "{answered}");
+    let mixed = read("\"q\"").unwrap_err();
+    assert!(mixed.contains("`completion` is a list"), "{mixed}");
 }
 
 #[test]
