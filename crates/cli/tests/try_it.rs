@@ -14,7 +14,7 @@ use surefoot_trainer::{Allocator, Config, NoObserver, Stop};
 use surefoot_ui::queue::{Prompt, Queue};
 use surefoot_ui::runs::Runs;
 
-use self::place::{Place, copy, scheduled};
+use self::place::{Place, copy, golden, plain, scheduled};
 
 fn train(text: &str, overrides: &[String]) {
     let config = Config::parse("config.yaml", text, overrides).unwrap();
@@ -137,6 +137,42 @@ fn picture_at(place: &Place, run: &str, base: bool, checkpoint: Option<u64>) -> 
         "checkpoint": checkpoint,
     });
     try_it(&place.path("runs"), prompt).1.unwrap()
+}
+
+#[test]
+fn checkpoints_of_whole_models_of_pictures_make_what_they_had_learned() {
+    let folder = tempfile::tempdir().unwrap();
+    let (at, media) = (folder.path().display(), folder.path().join("media"));
+    fs::create_dir(&media).unwrap();
+    for number in 0..3 {
+        let path = media.join(format!("{number}.png"));
+        plain(40 * number).save(&path).unwrap();
+        fs::write(path.with_extension("txt"), "a cat").unwrap();
+    }
+    let model = golden("../z_image/model");
+    let text = format!(
+        "name: tuned\ndevice: cpu\nthreads: 1\noutput_dir: {at}/runs\nmodel: {{name_or_path: {}}}\n\
+         data: {{path: {at}/media, resolution: 64, cache_dir: {at}/cache}}\n\
+         train: {{bf16: false, max_steps: 2, per_device_train_batch_size: 1, eval_steps: 0, save_steps: 1, \
+         learning_rate: 0.01}}\n",
+        model.display()
+    );
+    train(&text, &[]);
+    let fresh = [
+        "name=fresh",
+        "model.from_config=true",
+        "train.ema_decay=0.5",
+    ];
+    train(&text, &fresh.map(str::to_owned));
+    let runs = folder.path().join("runs");
+    for run in ["tuned", "fresh"] {
+        check_checkpoints(&runs, run, |checkpoint| {
+            let prompt = json!({
+                "run": run, "prompt": "a cat", "steps": 2, "width": 64, "height": 64, "seed": 3, "checkpoint": checkpoint,
+            });
+            try_it(&runs, prompt).1.unwrap()
+        });
+    }
 }
 
 #[test]
