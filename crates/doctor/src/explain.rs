@@ -65,7 +65,7 @@ pub struct Match {
     pub numbers: BTreeMap<&'static str, u64>,
     /// How often it occurs.
     pub count: usize,
-    /// The first of the other lines with it.
+    /// The first eight of the other lines with it.
     #[serde(skip)]
     pub(crate) others: Vec<String>,
     /// How near to the cause its entry is.
@@ -270,8 +270,6 @@ const USUAL_COLUMNS: [usize; 4] = [80, 100, 120, 132];
 /// The most parts of a line that was broken.
 const MOST_PARTS: usize = 30;
 
-/// How many more lines with the same message are remembered.
-const MOST_OTHERS: usize = 8;
 /// How many different lines are remembered.
 const MOST_KNOWN: usize = 1 << 15;
 /// A post longer than this is a log.
@@ -548,7 +546,7 @@ impl Explainer {
             }
             if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
                 known.count += usize::from(counts);
-                if counts && known.others.len() < MOST_OTHERS {
+                if counts && known.others.len() < 8 {
                     known.others.push(clip(line.trim(), 500).to_owned());
                 }
             } else {
@@ -559,12 +557,11 @@ impl Explainer {
 
     /// Whether a line is the answer `False` to `torch.cuda.is_available()` on one of the two before.
     fn is_refusal(&mut self, line: &str, number: usize) -> bool {
-        const NEAR: usize = 2;
         if line.contains("is_available()") {
             self.asked = Some(number);
             return false;
         }
-        let is_near = self.asked.is_some_and(|asked| number - asked <= NEAR);
+        let is_near = self.asked.is_some_and(|asked| number - asked <= 2);
         // `2.9.1+cpu False`, where the version was asked for as well.
         let answer = line.trim();
         let versioned = answer.strip_suffix(" False").is_some_and(|version| {
@@ -596,11 +593,7 @@ fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match
 
 /// At most `limit` bytes, cut between characters.
 pub(crate) fn clip(text: &str, limit: usize) -> &str {
-    let mut end = text.len().min(limit);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    &text[..text.floor_char_boundary(limit)]
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Using a diffusion model: sampling pictures and videos, and encoding and decoding on their own.
 
 mod conditions;
+mod experts;
 mod output;
 mod pictures;
 mod sheet;
@@ -9,15 +10,12 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use models::diffusion::files::PartFile;
 pub use models::diffusion::lora::{LoraFile, LoraForm};
 use models::diffusion::parts::codec::MediaCodec;
 pub use models::diffusion::parts::schedule::Scheduler;
 use models::diffusion::parts::tiles::Tiling;
-use models::diffusion::sampling::{Experts, Guided, Sampling, sample};
-use models::diffusion::{
-    Conditions, Controls, Denoiser, FirstFrame, Framing, Part, load_autoencoder, load_denoiser,
-};
+use models::diffusion::sampling::{Guided, Sampling, sample};
+use models::diffusion::{Conditions, Controls, FirstFrame, Framing, load_autoencoder};
 pub use models::diffusion::{DenoiserOptions, Diffusion, Expert, PartPaths, is_at};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use placement::{Placer, Policy};
@@ -25,11 +23,11 @@ use tch::{Device, Kind, Tensor};
 
 use self::conditions::{check_controls, encode_texts};
 pub(crate) use self::conditions::{condition, control_latents};
+use self::experts::LazyExperts;
 pub use self::output::Output;
 pub(crate) use self::output::expect_new;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
-use crate::checkpoint::{CheckpointWeights, Unread};
 pub use crate::single_file::open;
 
 /// A LoRA file and its strength.
@@ -465,66 +463,6 @@ pub(crate) fn autoencoder(
 ) -> Result<Box<dyn MediaCodec>, Error> {
     let mut placer = Placer::new(device, Policy::default()).map_err(models::Error::from)?;
     Ok(load_autoencoder(model, Kind::Float, &mut placer)?)
-}
-
-/// Denoisers that are loaded on demand, one at a time.
-struct LazyExperts<'a> {
-    model: &'a dyn Diffusion,
-    options: DenoiserOptions,
-    /// LoRAs of the high-noise and the low-noise expert, until they are read.
-    loras: [Option<Vec<(LoraFile, f64)>>; 2],
-    checkpoint: Option<&'a Path>,
-    current: Option<(Expert, Box<dyn Denoiser>)>,
-}
-
-impl LazyExperts<'_> {
-    /// The weights of a denoiser, and what of the checkpoint's it has not read yet.
-    fn weights(&self, expert: Expert) -> Result<(PartFile, Option<Unread>), Error> {
-        let part = Part::Denoiser(expert);
-        let Some(checkpoint) = self.checkpoint else {
-            return Ok((self.model.weights(part)?, None));
-        };
-        // A model that is trained from random weights has no others.
-        let base = self.model.weights(part).ok();
-        let base = base.map(|file| Box::new(file) as Box<dyn TensorSource>);
-        match CheckpointWeights::open(checkpoint, expert, base)? {
-            Some(weights) => {
-                let unread = weights.unread();
-                let file = PartFile::of(&self.model.names(part), Box::new(weights))?;
-                Ok((file, Some(unread)))
-            }
-            None => Ok((self.model.weights(part)?, None)),
-        }
-    }
-
-    fn load(&mut self, expert: Expert) -> Result<Box<dyn Denoiser>, Error> {
-        let loras = self.loras[usize::from(expert == Expert::Low)].take();
-        let loras = loras.unwrap_or_default();
-        let (weights, unread) = self.weights(expert)?;
-        let mut placer =
-            Placer::new(self.options.device, Policy::default()).map_err(models::Error::from)?;
-        let (model, options) = (self.model, self.options);
-        let read = load_denoiser(model, expert, weights, loras, options, &mut placer)?;
-        unread.map_or(Ok(()), |unread| unread.expect_none())?;
-        Ok(read)
-    }
-}
-
-impl Experts for LazyExperts<'_> {
-    fn denoiser(&mut self, expert: Expert) -> Result<&dyn Denoiser, models::Error> {
-        if self.current.as_ref().is_none_or(|(of, _)| *of != expert) {
-            self.current = None;
-            let read = self.load(expert).map_err(|error| match error {
-                Error::Model(error) => error,
-                other => models::Error::Invalid(other.to_string()),
-            })?;
-            self.current = Some((expert, read));
-        }
-        match &self.current {
-            Some((_, denoiser)) => Ok(&**denoiser),
-            None => unreachable!("it was read just now"),
-        }
-    }
 }
 
 /// Converts the LoRA at `from` to another format, in a new file.
