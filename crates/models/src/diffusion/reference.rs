@@ -64,6 +64,11 @@ pub(super) struct Case {
     pub(super) made: Tensor,
 }
 
+/// Those of the only or the first denoiser.
+pub(super) fn weights(model: &dyn Diffusion) -> PartFile {
+    model.weights(Part::Denoiser(Expert::High)).unwrap()
+}
+
 pub(super) fn placer() -> Placer {
     Placer::new(Device::Cpu, Policy::default()).unwrap()
 }
@@ -397,7 +402,14 @@ impl Reference {
         let model = self.model();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let loras = Vec::new();
-        let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer());
+        let denoiser = load_denoiser(
+            &*model,
+            Expert::High,
+            weights(&*model),
+            loras,
+            options,
+            &mut placer(),
+        );
         let mut experts = One(denoiser.unwrap());
         let defaults = model.defaults().unwrap();
         assert_eq!(defaults.size, (1024, 1024));
@@ -484,7 +496,14 @@ impl Reference {
         let ranks = ranks.collect();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let loras = vec![(lora, 1.0)];
-        let denoiser = load_denoiser(&*model, Expert::High, loras, options, &mut placer());
+        let denoiser = load_denoiser(
+            &*model,
+            Expert::High,
+            weights(&*model),
+            loras,
+            options,
+            &mut placer(),
+        );
         let case = self.case("small");
         let ours = case.predicted(&*denoiser.unwrap(), Pass::Evaluate);
         let apart = difference(&ours, &self.expected("lora.made"));

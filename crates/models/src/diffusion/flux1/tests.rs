@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
 use crate::diffusion::parts::clip::POOLED;
-use crate::diffusion::reference::{Case, FROZEN, Reference, difference, placer, write};
+use crate::diffusion::reference::{Case, FROZEN, Reference, difference, placer, weights, write};
 use crate::diffusion::{
     Conditions, DenoiserOptions, Expert, GUIDANCE, PartPaths, TEXT, load_denoiser,
     load_text_encoder,
@@ -116,7 +116,14 @@ fn schnell_computes_without_guidance() {
     let tokens = model.tokenizer().unwrap().tokens("a grey cat").unwrap();
     assert_eq!([tokens[0].len(), tokens[1].len()], [77, 256]);
     let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(&*model, Expert::High, Vec::new(), options, &mut placer());
+    let denoiser = load_denoiser(
+        &*model,
+        Expert::High,
+        weights(&*model),
+        Vec::new(),
+        options,
+        &mut placer(),
+    );
     let ours = REFERENCE
         .case("small")
         .predicted(&*denoiser.unwrap(), Pass::Evaluate);

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use super::REFERENCE;
-use crate::diffusion::reference::{FROZEN, One, checksum, difference, encoded, picture_in, placer};
+use crate::diffusion::reference::{
+    FROZEN, One, checksum, difference, encoded, picture_in, placer, weights,
+};
 use crate::diffusion::sampling::{Guided, Sampling, sample};
 use crate::diffusion::{
     Conditions, Controls, DenoiserOptions, Diffusion, Expert, Picture, TEXT, load_autoencoder,
@@ -74,7 +76,14 @@ fn samples_beside_control_pictures_are_those_of_the_pipeline() {
     let model = REFERENCE.model();
     let codec = load_autoencoder(&*model, Kind::Float, &mut placer()).unwrap();
     let options = DenoiserOptions::whole(tch::Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(&*model, Expert::High, Vec::new(), options, &mut placer());
+    let denoiser = load_denoiser(
+        &*model,
+        Expert::High,
+        weights(&*model),
+        Vec::new(),
+        options,
+        &mut placer(),
+    );
     let mut experts = One(denoiser.unwrap());
     let (rule, defaults) = (controls(&*model), model.defaults().unwrap());
     for run in REFERENCE.json::<Value>("edit.json")["runs"]

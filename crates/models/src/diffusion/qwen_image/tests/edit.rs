@@ -7,7 +7,7 @@ use crate::diffusion::qwen_image::transformer::{Transformer, TransformerConfig};
 use crate::diffusion::qwen_image::vision::{Pixels, Tower, VisionConfig};
 use crate::diffusion::qwen_image::{ARCH, EDIT};
 use crate::diffusion::reference::{
-    Case, One, Reference, SingleFiles, checksum, difference, picture_in, placer, write,
+    Case, One, Reference, SingleFiles, checksum, difference, picture_in, placer, weights, write,
 };
 use crate::diffusion::sampling::{Guided, Sampling};
 use crate::diffusion::{
@@ -227,7 +227,14 @@ fn bfloat16_is_close() {
 fn samples_are_those_of_the_pipeline() {
     let model = REFERENCE.model();
     let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(&*model, Expert::High, Vec::new(), options, &mut placer());
+    let denoiser = load_denoiser(
+        &*model,
+        Expert::High,
+        weights(&*model),
+        Vec::new(),
+        options,
+        &mut placer(),
+    );
     let mut experts = One(denoiser.unwrap());
     let scheduler = model.defaults().unwrap().scheduler;
     for run in REFERENCE.json::<Vec<Value>>("runs.json") {
