@@ -37,7 +37,10 @@ class Refusal(Exception):
 path = os.path.join(os.path.dirname(torch.__file__), "lib", "torch_cpu.dll" if os.name == "nt" else "libtorch_cpu.so")
 # The first keeps the GIL, for what only counts references.
 quick, library = ctypes.PyDLL(path), ctypes.CDLL(path)
-library.torch_exception_get_what_without_backtrace.restype = c_char_p
+# Since PyTorch 2.13.
+what = getattr(library, "torch_exception_get_what_without_backtrace", None)
+if what:
+    what.restype = c_char_p
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
 pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -47,7 +50,7 @@ pointer_of.restype, pointer_of.argtypes = c_void_p, [py_object, c_char_p]
 def check(code):
     """Raises what a function of PyTorch's C interface has caught."""
     if code:
-        raise Refusal(TORCH, library.torch_exception_get_what_without_backtrace().decode())
+        raise Refusal(TORCH, what().decode() if what else "PyTorch failed; its message is above")
 
 
 def borrowed(handle):

@@ -103,9 +103,9 @@ fn schnell_computes_without_guidance() {
     scheduler["use_dynamic_shifting"] = json!(false);
     scheduler["shift"] = json!(1.0);
     write(folder.path(), "scheduler/scheduler_config.json", &scheduler);
-    let weights = "transformer/diffusion_pytorch_model.safetensors";
-    let from = REFERENCE.golden("model").join(weights);
-    std::fs::copy(from, folder.path().join(weights)).unwrap();
+    let file = "transformer/diffusion_pytorch_model.safetensors";
+    let from = REFERENCE.golden("model").join(file);
+    std::fs::copy(from, folder.path().join(file)).unwrap();
     let parts = PartPaths {
         tokenizer: Some(REFERENCE.golden("model")),
         ..PartPaths::default()
