@@ -168,6 +168,8 @@ def surefoot_map_pinned(pinned, device):
     device = accelerator(device)
     if not pinned.is_cpu or not pinned.is_pinned() or not pinned.is_contiguous():
         raise Refusal(INVALID_ARGUMENT, "only a contiguous tensor in pinned host memory can be mapped into the device")
+    if not hasattr(library, "torch_from_blob"):
+        raise Refusal(NOT_IMPLEMENTED, "this PyTorch cannot map host memory into the device; 2.12 can")
     give_back()
     number, alias, dtype = next(numbers), c_void_p(), c_int32()
     handle = c_void_p(given(pinned))
