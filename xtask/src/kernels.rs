@@ -44,15 +44,16 @@ impl Kernels {
     pub(crate) fn run(self) -> Result<()> {
         let shell = workspace::shell()?;
         match self.check {
-            true => check(&shell),
+            true => check(&shell, 1),
             false => fs::write(workspace::root().join(BUNDLE), compiled(&shell)?)
                 .with_context(|| format!("cannot write `{BUNDLE}`")),
         }
     }
 }
 
-/// Compares what the source compiles to with what is in the repository, and executes that.
-pub(crate) fn check(shell: &Shell) -> Result<()> {
+/// Compares what the source compiles to with what is in the repository, and executes that; also without each wait, or without each
+/// `step`th one.
+pub(crate) fn check(shell: &Shell, step: u32) -> Result<()> {
     let ours = shell.read_binary_file(BUNDLE)?;
     ensure!(
         compiled(shell)? == ours,
@@ -87,6 +88,7 @@ pub(crate) fn check(shell: &Shell) -> Result<()> {
         "{cargo} test {packages...} -- each_ another_ an_address_ scalars_"
     )
     .env("SUREFOOT_OBJDUMP", disassembler)
+    .env("SUREFOOT_MUTATED_WAITS", step.to_string())
     .run()?;
     cmd!(shell, "{cargo} test --workspace --lib -- kernels:: fused::")
         .env("SUREFOOT_OBJDUMP", disassembler)

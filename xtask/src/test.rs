@@ -89,7 +89,7 @@ impl Test {
 /// now; and a whole training run against the reference, loss by loss.
 fn heavy(parts: &mut Parts, shell: &Shell, libtorch: &Libtorch, python: &Path) {
     parts.run("AMD's HIP runtime", || real_hip(shell));
-    parts.run("kernels", || kernels::check(shell));
+    parts.run("kernels", || kernels::check(shell, 8));
     parts.run("sanitizers", || sanitize::run(shell));
     parts.run("browser", || ui::browser_tests(shell));
     parts.run("Python", || {
@@ -106,6 +106,7 @@ fn heavy(parts: &mut Parts, shell: &Shell, libtorch: &Libtorch, python: &Path) {
 
 /// What a release needs besides, with the PyTorch `of_today` or the newest that is known.
 fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) -> Result<()> {
+    parts.run("kernels without each wait", || kernels::check(shell, 1));
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     parts.run("fuzzing", fuzz::briefly);
     // What it calls is compared with tch's own bindings by the crate's tests; the rest is another build of everything.

@@ -2,7 +2,8 @@
 
 mod heads;
 mod norm;
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 pub(crate) mod tests;
 
 use std::ffi::{CStr, c_void};

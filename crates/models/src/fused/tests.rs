@@ -47,10 +47,8 @@ impl Shared {
             let register: unsafe extern "C" fn(*mut c_void, usize, u32) -> c_int =
                 hip("hipHostRegister");
             // SAFETY: the memory of tensors, which live until it is unregistered.
-            assert_eq!(
-                unsafe { register(*start as *mut c_void, end - start, 0) },
-                0
-            );
+            let status = unsafe { register(*start as *mut c_void, end - start, 0) };
+            assert_eq!(status, 0);
         }
         Self(merged)
     }
