@@ -16,7 +16,8 @@ use super::model_options::{ModelOptions, failure};
 /// Talk to the result of a run, or to another language model
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder of a run; of a checkpoint, if the run trains a whole model; or a model: a Hugging Face folder, a GGUF file, or a name in the cache or on the hub
+    /// The folder of a run; of a checkpoint, if the run trains a whole model; or a model: a Hugging Face folder, a GGUF file, or
+    /// a name in the cache or on the hub
     #[arg(value_name = "RUN|MODEL")]
     what: PathBuf,
 
