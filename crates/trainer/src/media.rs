@@ -24,10 +24,11 @@ mod texts;
 mod trained;
 mod trim;
 
+pub(crate) use buckets::largest_size;
 pub(crate) use cache::{key, stamp};
 pub(crate) use controls::{area as control_area, latents_of, picture_at};
 pub(crate) use density::Density;
-pub(crate) use encode::{Clip, VideoData, largest_size};
+pub(crate) use encode::{Clip, VideoData};
 pub(crate) use masks::{LOSS_MASK, masked_means};
 pub(crate) use shown::shown_media;
 pub use shown::{ShownMedia, ShownMedium};

@@ -171,6 +171,21 @@ fn pictures_become_a_lora_and_are_encoded_once() {
     assert!(previews.join("0.png").is_file(), "{}", previews.display());
 }
 
+/// No picture is learned at one size and held out at another.
+#[test]
+fn pictures_are_learned_at_several_sizes() {
+    let place = Place::new();
+    let sizes = [
+        "data.other_resolutions=[16, 32]",
+        "data.validation_fraction=0.4",
+    ];
+    let config = place.config(&sizes);
+    let done = surefoot_trainer::encode(&config, &Allocator::torch(), &mut NoObserver).unwrap();
+    assert_eq!(done.encoded_clips, 8);
+    let held_out = place.run(&sizes).unwrap().held_out.unwrap();
+    assert_eq!(held_out.samples, 2);
+}
+
 #[test]
 fn both_lists_of_blocks_are_streamed_and_learn_the_same() {
     let place = Place::new();

@@ -102,6 +102,10 @@ section! {
         /// get `resolution`, and the excess is cropped. Unset means `true`.
         #[schemars(extend("x-not-with" = "data.encoded_by"))]
         pub enable_bucket: Option<bool> = None, for Diffusion, resume Free;
+        /// Sides of squares with whose areas everything is learned, too: then a pass has each picture and clip once at `resolution`
+        /// and once at each of these.
+        #[schemars(range(min = 1, max = 65536), extend("x-not-with" = "data.encoded_by"))]
+        pub other_resolutions: Option<Numbers> = None, for Diffusion, resume Free;
         /// Pictures smaller than `resolution` keep their size. Unset means `false`.
         #[schemars(extend("x-not-with" = "data.encoded_by"))]
         pub bucket_no_upscale: Option<bool> = None, for Diffusion, resume Free;

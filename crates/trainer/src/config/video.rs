@@ -258,6 +258,13 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
             "set `data.max_frames` instead",
         );
     }
+    if data.other_resolutions.is_some() && data.enable_bucket == Some(false) {
+        report(
+            ["data", "other_resolutions"],
+            "without buckets, every picture gets `data.resolution`".into(),
+            "remove `data.other_resolutions` or `data.enable_bucket: false`",
+        );
+    }
     if data.bucket_no_upscale.is_some() && data.enable_bucket == Some(false) {
         report(
             ["data", "bucket_no_upscale"],

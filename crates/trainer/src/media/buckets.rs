@@ -3,7 +3,10 @@
 //! The rule is musubi-tuner's: sizes with about the area of `data.resolution`, in steps that the model
 //! supports; a picture gets the one with the closest aspect ratio.
 
+use models::diffusion::Diffusion;
+
 use crate::Error;
+use crate::config::{Config, DataConfig, Numbers};
 
 /// Width and height in pixels.
 pub(crate) type Size = (u32, u32);
@@ -85,6 +88,46 @@ impl Buckets {
             }
         })
     }
+}
+
+/// The size of a square picture in training, in which none has more pixels.
+pub(crate) fn largest_size(config: &Config, model: &dyn Diffusion) -> Result<Size, Error> {
+    let mut all = other_buckets(config, model)?;
+    all.push(buckets(config, model)?);
+    let square = (u32::from(u16::MAX), u32::from(u16::MAX));
+    let sizes = all.iter().filter_map(|buckets| buckets.of(square));
+    let largest = sizes.max_by_key(|&(width, height)| u64::from(width) * u64::from(height));
+    largest.ok_or_else(|| Error::Internal("no bucket".into()))
+}
+
+/// The available picture sizes for a model.
+pub(super) fn buckets(config: &Config, model: &dyn Diffusion) -> Result<Buckets, Error> {
+    let data = &config.data;
+    let sides = data.resolution.as_ref().map(|numbers| numbers.list());
+    let size = match sides {
+        Some([side]) => (*side, *side),
+        Some([width, height]) => (*width, *height),
+        _ => return Err(Error::Data("`data.resolution` is not set".into())),
+    };
+    of_size(size, data, model)
+}
+
+/// Those of the resolutions that media have besides.
+pub(super) fn other_buckets(config: &Config, model: &dyn Diffusion) -> Result<Vec<Buckets>, Error> {
+    let data = &config.data;
+    let sides = data.other_resolutions.iter().flat_map(Numbers::list);
+    sides
+        .map(|&side| of_size((side, side), data, model))
+        .collect()
+}
+
+fn of_size(size: Size, data: &DataConfig, model: &dyn Diffusion) -> Result<Buckets, Error> {
+    Buckets::new(
+        size,
+        model.bucket_step() as u32,
+        data.enable_bucket.unwrap_or(true),
+        data.bucket_no_upscale.unwrap_or(false),
+    )
 }
 
 #[cfg(test)]

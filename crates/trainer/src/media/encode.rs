@@ -13,7 +13,7 @@ use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
 use super::Problems;
-use super::buckets::{Buckets, Size};
+use super::buckets::{Size, buckets, other_buckets};
 use super::cache::{self, Cache};
 use super::clips::{ClipExtraction, Span};
 use super::controls::{self, Control, ControlFiles};
@@ -77,6 +77,14 @@ struct PlannedClip {
     clip: Clip,
     /// Its frames; `None` if another trainer has encoded it.
     cut: Option<Cut>,
+}
+
+impl PlannedClip {
+    /// Whether both have the same frames.
+    fn is_another_size_of(&self, other: &Self) -> bool {
+        let frames = |clip: &Self| clip.cut.as_ref().map(|cut| (cut.source.clone(), cut.span));
+        self.cut.is_some() && frames(self) == frames(other)
+    }
 }
 
 /// Frames of a medium, and their target size.
@@ -160,7 +168,12 @@ impl Encoder<'_> {
             Some(other) => self.plan(&other, data, &mut captions, observer)?,
             None => {
                 let count = training.len() as f64 * data.validation_fraction;
-                training.split_off(training.len() - (count as usize).min(training.len() - 1))
+                let mut at = training.len() - (count as usize).min(training.len() - 1);
+                // What is learned at one size is not held out at another.
+                while at < training.len() && training[at].is_another_size_of(&training[at - 1]) {
+                    at += 1;
+                }
+                training.split_off(at)
             }
         };
         if let Some(folder) = &data.reg_data_dir {
@@ -198,6 +211,7 @@ impl Encoder<'_> {
             return self.import(path, by, observer);
         }
         let buckets = buckets(self.config, self.model)?;
+        let others = other_buckets(self.config, self.model)?;
         let items = sources::list(path, data)?;
         let masks = Masks::of(data, path)?;
         let files = ControlFiles::of(data, path, items.iter().map(|item| &item.source))?;
@@ -221,7 +235,13 @@ impl Encoder<'_> {
                 }
             };
             let shape = facts.shape();
-            let Some(size) = buckets.of(shape.size) else {
+            let mut sizes: Vec<Size> = buckets.of(shape.size).into_iter().collect();
+            for size in others.iter().filter_map(|buckets| buckets.of(shape.size)) {
+                if !sizes.contains(&size) {
+                    sizes.push(size);
+                }
+            }
+            let Some(&size) = sizes.first() else {
                 wrong.add(format!(
                     "`{name}`: {} × {} pixels are too few for `data.bucket_no_upscale`",
                     shape.size.0, shape.size.1
@@ -231,11 +251,13 @@ impl Encoder<'_> {
             if let Some(first) = seen.insert(facts.content.clone(), name.clone()) {
                 doubles.add(format!("`{name}` is `{first}` again"));
             }
-            if shape.size.0 < size.0 && shape.size.1 < size.1 {
-                let ((width, height), (to_width, to_height)) = (shape.size, size);
-                small.add(format!(
-                    "`{name}`: {width} × {height}, to {to_width} × {to_height}"
-                ));
+            for &(to_width, to_height) in &sizes {
+                let (width, height) = shape.size;
+                if width < to_width && height < to_height {
+                    small.add(format!(
+                        "`{name}`: {width} × {height}, to {to_width} × {to_height}"
+                    ));
+                }
             }
             let kept = frames::kept(shape.size, size);
             if kept < 0.5 {
@@ -271,7 +293,9 @@ impl Encoder<'_> {
             let orders = tags::orders(&item.caption, data, self.config.seed);
             let orders = orders.iter().map(|order| file(order));
             let orders = orders.collect::<Result<Vec<_>, _>>()?;
-            for span in self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong) {
+            let spans = self.spans(data, (shape, item.trim), &name, &mut short, &mut wrong);
+            let sized = |span: Span| sizes.iter().map(move |size| (span, *size));
+            for (span, size) in spans.into_iter().flat_map(sized) {
                 let cut = Cut {
                     source: item.source.clone(),
                     shape,
@@ -551,30 +575,6 @@ impl Encoder<'_> {
             first,
         ))
     }
-}
-
-/// The size of a square picture in training, in which none has more pixels.
-pub(crate) fn largest_size(config: &Config, model: &dyn Diffusion) -> Result<Size, Error> {
-    let size = buckets(config, model)?.of((u32::from(u16::MAX), u32::from(u16::MAX)));
-    size.ok_or_else(|| Error::Internal("no bucket".into()))
-}
-
-/// The available picture sizes for a model.
-pub(super) fn buckets(config: &Config, model: &dyn Diffusion) -> Result<Buckets, Error> {
-    let data = &config.data;
-    let sides = data.resolution.as_ref().map(|numbers| numbers.list());
-    let size = match sides {
-        Some([side]) => (*side, *side),
-        Some([width, height]) => (*width, *height),
-        _ => return Err(Error::Data("`data.resolution` is not set".into())),
-    };
-    let bucketed = data.enable_bucket.unwrap_or(true);
-    Buckets::new(
-        size,
-        model.bucket_step() as u32,
-        bucketed,
-        data.bucket_no_upscale.unwrap_or(false),
-    )
 }
 
 /// Frames per second that media are resampled to.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use models::diffusion::{Diffusion, Geometry};
 use serde::Serialize;
 
-use super::buckets::Buckets;
+use super::buckets::{Buckets, buckets};
 use super::clips::ClipExtraction;
-use super::encode::{buckets, frame_rate};
+use super::encode::frame_rate;
 use super::frames;
 use super::sources::{self, Found, Source};
 use crate::Error;

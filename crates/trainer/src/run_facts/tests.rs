@@ -1,3 +1,5 @@
+//! Facts and commands of runs of each kind.
+
 use super::*;
 
 fn facts(config: &Config, makes: Makes, folder: &Path, export: &str, ending: Ending) -> RunFacts {

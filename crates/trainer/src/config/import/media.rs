@@ -181,10 +181,18 @@ impl Keys<'_> {
         match (&sides[..], self.origin) {
             ([], _) => vec![set(value.clone())],
             ([side], _) => vec![set((*side).into())],
-            (sides, Origin::AiToolkit) => vec![
-                set(sides.iter().max().copied().into()),
-                Meaning::Nothing("pictures have one size here; the largest was taken".into()),
-            ],
+            // Sizes that all pictures have.
+            (sides, Origin::AiToolkit) => {
+                let mut sides = sides.to_vec();
+                sides.sort_unstable_by(|a, b| b.cmp(a));
+                sides.dedup();
+                let others = sides.split_off(1);
+                let mut found = vec![set(sides[0].into())];
+                if !others.is_empty() {
+                    found.push(Meaning::Set("data.other_resolutions", others.into()));
+                }
+                found
+            }
             ([width, height], _) if width == height => vec![set((*width).into())],
             (sides, _) => vec![set(sides.to_vec().into())],
         }

@@ -492,6 +492,7 @@ fn ai_toolkit() {
             ("data.path", json!("pictures")),
             ("data.caption_extension", json!(".txt")),
             ("data.resolution", json!(1024)),
+            ("data.other_resolutions", json!([768, 512])),
             ("data.control_path", json!(["before", "mask"])),
             ("model.training_adapter", json!("undo.safetensors")),
             ("data.trigger_word", json!("sks")),
