@@ -74,10 +74,16 @@ impl Test {
             Ok(cmd!(shell, "{cargo} test --workspace --doc").run()?)
         });
         if let Some(python) = python {
-            let python = python.join().ok().context("setup panicked")??;
-            heavy(&mut parts, &shell, &libtorch, &python);
-            if self.all {
-                everything(&mut parts, &shell, &python, self.newest_torch)?;
+            let mut found = None;
+            parts.run("setup of Python", || {
+                found = Some(python.join().ok().context("setup panicked")??);
+                Ok(())
+            });
+            if let Some(python) = found {
+                heavy(&mut parts, &shell, &libtorch, &python);
+                if self.all {
+                    everything(&mut parts, &shell, &python, self.newest_torch);
+                }
             }
         }
         parts.end()
@@ -105,7 +111,7 @@ fn heavy(parts: &mut Parts, shell: &Shell, libtorch: &Libtorch, python: &Path) {
 }
 
 /// What a release needs besides, with the PyTorch `of_today` or the newest that is known.
-fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) -> Result<()> {
+fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) {
     parts.run("kernels without each wait", || kernels::check(shell, 1));
     // Ten seconds of it find what the seeds show, and building it takes minutes.
     parts.run("fuzzing", fuzz::briefly);
@@ -116,32 +122,31 @@ fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) -
     });
     parts.run("golden files", || references::golden(shell, python));
     parts.run("packages", || packages(shell));
-    let libraries = python_libraries(shell)?;
     // Real PyTorch's LoRA, five times as long as in the group of all tests.
     let guard = "python/tests/test_allocator_on_device.py";
     parts.run("the guard", || {
         let test = cmd!(shell, "{python} -m pytest {guard} -k never_with_one");
         Ok(test
-            .args(&libraries)
+            .args(python_libraries(shell)?)
             .env("SUREFOOT_LORA_STEPS", "10000")
             .run()?)
     });
-    let newest = setup::newest_python(of_today)?;
     parts.run("wheels", || {
+        let newest = setup::newest_python(of_today)?;
         let options = dist::test_options(&setup::dist_python()?)?;
         // The trainer's wheel has a program for the PyTorch of each of the two.
         for python in [python, &newest] {
             cmd!(shell, "{python} -m pytest python/tests/test_wheel.py")
-                .args(&libraries)
+                .args(python_libraries(shell)?)
                 .args(&options)
                 .run()?;
         }
         Ok(())
     });
     parts.run("Python with the newest PyTorch", || {
-        python_tests(shell, &newest, &libraries)
+        let newest = setup::newest_python(of_today)?;
+        python_tests(shell, &newest, &python_libraries(shell)?)
     });
-    Ok(())
 }
 
 /// The parts of a run of the tests. One that fails does not keep the next from running: a run takes an hour, and the next

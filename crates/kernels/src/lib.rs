@@ -15,6 +15,8 @@ struct Aligned<T>(T);
 
 /// Lanes of a workgroup.
 const THREADS: u64 = 256;
+/// Workgroups that a launch can have: HIP counts its threads in 32 bits.
+pub const MOST_GROUPS: u64 = u32::MAX as u64 / THREADS;
 /// `hipSuccess`
 const SUCCESS: c_int = 0;
 
@@ -414,11 +416,14 @@ impl Kernels {
         if groups == 0 {
             return Ok(());
         }
+        if groups > MOST_GROUPS {
+            return Err(Error::TooMany(groups));
+        }
         // SAFETY: as the caller promises; the runtime copies the arguments before it returns.
         let status = unsafe {
             (self.launch)(
                 self.functions[function as usize][kind as usize],
-                u32::try_from(groups).map_err(|_| Error::TooMany(groups))?,
+                groups as u32,
                 1,
                 1,
                 THREADS as u32,

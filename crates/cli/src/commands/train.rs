@@ -105,6 +105,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if !args.dry_run && !args.fits && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
     }
+    #[cfg(not(unix))]
+    if let Some(processes) = args.nproc.filter(|count| *count > 1) {
+        return Err(Failure::usage(format_args!(
+            "`--nproc {processes}`: training in several processes is for Linux; remove it"
+        )));
+    }
     let mut tuned = Vec::new();
     if let Some(kept) = Kept::of(&config) {
         let keys = kept.keys(&config);

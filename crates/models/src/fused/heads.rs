@@ -4,7 +4,7 @@ use kernels::Heads;
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_ext::{differentiable_outputs, gradients_are_recorded};
 
-use super::{Chosen, Family, compared, half_of, kind_of, numbers, pointer};
+use super::{Chosen, Family, address, compared, half_of, kind_of, numbers, pointer};
 use crate::Error;
 use crate::tensor::to_kind;
 
@@ -44,7 +44,7 @@ pub(crate) struct TurnedHeads<'a> {
 
 impl TurnedHeads<'_> {
     /// The result in the shape and type of the input, by a kernel; `None` if it must be computed by operators: on other devices,
-    /// in fp32, and where the weight learns.
+    /// and in fp32. The weight must not learn.
     pub(crate) fn by_kernel(&self) -> Result<Option<Tensor>, Error> {
         if !self.fits()? {
             return Ok(None);
@@ -58,7 +58,7 @@ impl TurnedHeads<'_> {
             compared(
                 &[made.shallow_clone()],
                 &[expected],
-                "`train.kernels: verify`, rotated heads",
+                ("`train.kernels: verify`, rotated heads", true),
             )?;
         }
         Ok(Some(made))
@@ -68,17 +68,23 @@ impl TurnedHeads<'_> {
         let (batch, tokens, _, width) = self.input.size4()?;
         let (tables, rows, pairs) = self.angles.cosines.size3()?;
         let kinds = [self.input.kind(), self.angles.cosines.kind()];
-        let learns = |tensor: &Tensor| tensor.requires_grad() && gradients_are_recorded();
+        let is_here = |tensor: &Tensor| tensor.device() == self.input.device();
         Ok(self.input.kind() != Kind::Float
             && half_of(kinds).is_some()
             && (tables == 1 || tables == batch)
             && rows == tokens
             && 2 * pairs <= width
             && self.angles.cosines.stride() == self.angles.sines.stride()
-            && (torch_ext::fake::is_on() || self.input.is_contiguous())
+            && is_here(&self.angles.cosines)
+            && is_here(&self.angles.sines)
+            && self.input.is_contiguous()
             && self.input.numel() > 0
+            && (batch * tokens) as u64 <= kernels::MOST_GROUPS
             && self.weight.is_none_or(|weight| {
-                weight.size() == [width] && weight.kind() == Kind::Float && !learns(weight)
+                weight.size() == [width]
+                    && weight.kind() == Kind::Float
+                    && weight.is_contiguous()
+                    && is_here(weight)
             }))
     }
 
@@ -103,11 +109,11 @@ impl TurnedHeads<'_> {
             _ => self.input,
         };
         let launch = Heads {
-            input: input.data_ptr(),
+            input: address(input),
             weight: pointer(self.weight),
-            cosines: cosines.data_ptr(),
-            sines: sines.data_ptr(),
-            output: output.data_ptr(),
+            cosines: address(cosines),
+            sines: address(sines),
+            output: address(output),
             gradient: pointer(gradient),
             heads: heads as u32,
             width: width as u32,
@@ -145,22 +151,32 @@ impl TurnedHeads<'_> {
         }
         let (chosen, epsilon) = (chosen.clone(), self.epsilon);
         let angles = self.angles.shallow_clone();
-        let kept: Vec<&Tensor> = [self.input].into_iter().chain(self.weight).collect();
+        // Without a norm the input is not needed.
+        let input = self.input;
+        let kept: Vec<&Tensor> = epsilon
+            .map(|_| input)
+            .into_iter()
+            .chain(self.weight)
+            .collect();
+        let has_weight = self.weight.is_some();
         let steps = differentiable_outputs(&[self.input], &kept, &[&output], move |saved| {
             let gradient = || -> Result<Tensor, Error> {
-                let (input, weight, gradient) = match saved {
-                    [input, gradient] => (input, None, gradient),
-                    [input, weight, gradient] => (input, Some(weight), gradient),
-                    _ => return Err(Error::Internal("heads without what they kept".into())),
+                let [kept @ .., gradient] = saved else {
+                    return Err(Error::Internal("heads without a gradient".into()));
                 };
                 let gradient = gradient.f_contiguous()?;
+                let weight = kept.last().filter(|_| has_weight);
                 let heads = TurnedHeads {
-                    input,
+                    input: kept
+                        .first()
+                        .filter(|_| epsilon.is_some())
+                        .unwrap_or(&gradient),
                     weight,
                     epsilon,
                     angles: &angles,
                 };
-                let of_input = chosen.memory(&input.size(), (input.kind(), input.device()))?;
+                let options = (gradient.kind(), gradient.device());
+                let of_input = chosen.memory(&gradient.size(), options)?;
                 heads.launch(&chosen, Some(&gradient), &of_input)?;
                 Ok(of_input)
             };
@@ -225,12 +241,16 @@ pub(super) fn compare(chosen: &Chosen, device: Device) -> Result<(), Error> {
                     true => heads.made(chosen)?,
                     false => heads.by_operators()?,
                 };
-                let gradient = numbers(&size, (Kind::Float, device))?;
+                let gradient = numbers(&size, (Kind::Float, device))?.f_flip([3])?;
                 torch_ext::backward(&output.f_mul(&gradient)?.f_sum(Kind::Float)?)?;
                 Ok(vec![output.f_detach()?, input.grad()])
             };
             let (ours, theirs) = tch::with_grad(|| Ok::<_, Error>((run(true)?, run(false)?)))?;
-            compared(&ours, &theirs, &format!("heads {index} in {half:?}"))?;
+            compared(
+                &ours,
+                &theirs,
+                (&format!("heads {index} in {half:?}"), false),
+            )?;
         }
     }
     Ok(())

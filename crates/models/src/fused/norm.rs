@@ -4,7 +4,7 @@ use kernels::{Norm, NormBackward};
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_ext::{differentiable_outputs, gradients_are_recorded};
 
-use super::{Chosen, Family, compared, half_of, kind_of, numbers, pointer};
+use super::{Chosen, Family, address, compared, half_of, kind_of, numbers, pointer};
 use crate::Error;
 use crate::tensor::to_kind;
 
@@ -54,7 +54,7 @@ impl<'a> RowNorm<'a> {
     }
 
     /// The result, and what was normalised in the type of `input`, by a kernel; `None` if it must be computed by operators: on
-    /// other devices, in fp32 alone, and where weight, factor or shift learn.
+    /// other devices, and in fp32 alone. The weight must not learn.
     pub(crate) fn by_kernel(&self) -> Result<Option<[Tensor; 2]>, Error> {
         if !self.fits() {
             return Ok(None);
@@ -65,7 +65,7 @@ impl<'a> RowNorm<'a> {
         let made = self.made(&chosen)?;
         if chosen.verifies && !torch_ext::fake::is_on() {
             let expected = no_grad(|| self.by_operators())?;
-            compared(&made, &expected, "`train.kernels: verify`, a norm")?;
+            compared(&made, &expected, ("`train.kernels: verify`, a norm", true))?;
         }
         Ok(Some(made))
     }
@@ -80,25 +80,31 @@ impl<'a> RowNorm<'a> {
         let Some((width, batch)) = size.last().zip(size.first()) else {
             return false;
         };
-        let is_fake = torch_ext::fake::is_on();
-        let learns = |tensor: &Tensor| tensor.requires_grad() && gradients_are_recorded();
+        let is_here = |tensor: &Tensor| tensor.device() == self.input.device();
         let is_vector = |tensor: &Tensor| {
-            tensor.size() == [*batch, 1, *width] && tensor.kind() == Kind::Float && !learns(tensor)
+            tensor.size() == [*batch, 1, *width] && tensor.kind() == Kind::Float && is_here(tensor)
         };
         let is_like = |tensor: &Tensor, kind: Kind| {
-            tensor.size() == size && tensor.kind() == kind && (is_fake || tensor.is_contiguous())
+            tensor.size() == size
+                && tensor.kind() == kind
+                && tensor.is_contiguous()
+                && is_here(tensor)
         };
         self.half().is_some_and(|half| {
             self.change.is_none_or(|change| is_like(change, half))
                 && self.residual.is_none_or(|it| is_like(it, self.kind))
                 && is_like(self.input, self.input.kind())
         }) && self.weight.is_none_or(|weight| {
-            weight.size() == [*width] && weight.kind() == Kind::Float && !learns(weight)
+            weight.size() == [*width]
+                && weight.kind() == Kind::Float
+                && weight.is_contiguous()
+                && is_here(weight)
         }) && [self.factor, self.shift]
             .into_iter()
             .flatten()
             .all(is_vector)
-            && self.input.numel() > 0
+            && (1..=kernels::MOST_GROUPS)
+                .contains(&(self.input.numel() as u64 / (*width).max(1) as u64))
     }
 
     fn made(&self, chosen: &Chosen) -> Result<[Tensor; 2], Error> {
@@ -124,15 +130,15 @@ impl<'a> RowNorm<'a> {
             ))
         })?;
         let norm = Norm {
-            input: input.data_ptr(),
+            input: address(input),
             change: pointer(self.change),
             weight: pointer(self.weight),
             factor: pointer(factor),
             shift: pointer(shift),
             residual: pointer(self.residual),
-            sum: sum.data_ptr(),
-            output: output.data_ptr(),
-            statistics: statistics.data_ptr(),
+            sum: address(&sum),
+            output: address(&output),
+            statistics: address(&statistics),
             width: width as u32,
             rows: match factor.or(shift) {
                 Some(_) => (rows / size[0]) as u32,
@@ -155,7 +161,14 @@ impl<'a> RowNorm<'a> {
             // this one has come so far.
             unsafe { kernels.norm(norm, how, stream) }
         })?;
-        let inputs = [Some(input), self.change, self.residual];
+        let learned = [factor, shift].map(|vector| vector.filter(|vector| vector.requires_grad()));
+        let inputs = [
+            Some(input),
+            self.change,
+            self.residual,
+            learned[0],
+            learned[1],
+        ];
         let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
         if !gradients_are_recorded() || !inputs.iter().any(|input| input.requires_grad()) {
             return Ok([output, sum]);
@@ -169,6 +182,7 @@ impl<'a> RowNorm<'a> {
             factor: self.factor.is_some(),
             change: self.change.is_some(),
             residual: self.residual.is_some(),
+            learned: learned.map(|vector| vector.is_some()),
         };
         let kept: Vec<&Tensor> = kept.into_iter().flatten().collect();
         let outputs: Vec<&Tensor> = [&output].into_iter().chain(sums).collect();
@@ -221,10 +235,12 @@ struct Backward {
     factor: bool,
     change: bool,
     residual: bool,
+    /// Whether factor and shift learn, whose gradients operators compute.
+    learned: [bool; 2],
 }
 
 impl Backward {
-    /// Gradients of the input, the change and the residual.
+    /// Gradients of the input, the change and the residual, and of the factor and the shift if they learn.
     fn gradients(&self, saved: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let mut saved = saved.iter();
         let mut next = || {
@@ -248,13 +264,13 @@ impl Backward {
         };
         let norm = self.norm.0;
         let launch = NormBackward {
-            gradient: gradient.data_ptr(),
-            input: input.data_ptr(),
+            gradient: address(&gradient),
+            input: address(input),
             weight: pointer(weight),
             factor: pointer(factor),
-            statistics: statistics.data_ptr(),
+            statistics: address(statistics),
             of_sum: pointer(of_sum.as_ref()),
-            of_input: of_input.data_ptr(),
+            of_input: address(&of_input),
             of_change: pointer(of_change.as_ref()).cast_mut(),
             width: norm.width,
             rows: norm.rows,
@@ -284,67 +300,118 @@ impl Backward {
         if self.change {
             gradients.push(of_change.unwrap_or_else(|| of_input.shallow_clone()));
         }
+        let of_vectors = self.of_vectors(input, statistics, weight, &gradient)?;
         if self.residual {
             gradients.push(gradient);
         }
         gradients.insert(0, of_input);
+        gradients.extend(of_vectors);
         Ok(gradients)
+    }
+
+    fn of_vectors(
+        &self,
+        input: &Tensor,
+        statistics: &Tensor,
+        weight: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> Result<Vec<Tensor>, Error> {
+        let [of_factor, of_shift] = self.learned;
+        let mut found = Vec::new();
+        if !of_factor && !of_shift {
+            return Ok(found);
+        }
+        let gradient = to_kind(gradient, Kind::Float)?;
+        let over_tokens = |rows: Tensor| rows.f_sum_dim_intlist(1, true, Kind::Float);
+        if of_factor {
+            let (batch, tokens, _) = input.size3()?;
+            let statistics = statistics.f_view([batch, tokens, 2])?;
+            let of = |index| statistics.f_narrow(2, index, 1);
+            let mut rows = to_kind(input, Kind::Float)?
+                .f_sub(&of(0)?)?
+                .f_mul(&of(1)?)?;
+            rows = rows.f_mul(&gradient)?;
+            if let Some(weight) = weight {
+                rows = rows.f_mul(weight)?;
+            }
+            found.push(over_tokens(rows)?);
+        }
+        if of_shift {
+            found.push(over_tokens(gradient)?);
+        }
+        Ok(found)
     }
 }
 
 /// Compares kernels with operators on a device, with and without each part, in both directions.
 pub(super) fn compare(chosen: &Chosen, device: Device) -> Result<(), Error> {
-    let size = [2, 3, 301];
-    let full = (Kind::Float, device);
-    let weight = numbers(&size[2..], full)?;
-    let vectors = numbers(&[2, 2, size[2]], full)?;
-    let [factor, shift] = [0, 1].map(|index| vectors.f_narrow(1, index, 1));
-    let (factor, shift) = (factor?, shift?);
-    for half in [Kind::BFloat16, Kind::Half] {
-        for index in 0..8 {
-            let is = |bit: u32| index >> bit & 1 == 1;
-            let typed = |is_full: bool| if is_full { Kind::Float } else { half };
-            let kinds = [typed(is(0)), half, typed(is(1))];
-            if is(0) && is(1) && !is(2) {
-                // Nothing of it would be in 16 bits.
-                continue;
+    for (width, parts) in [(301, 0..16), (2100, 14..15)] {
+        for half in [Kind::BFloat16, Kind::Half] {
+            for index in parts.clone() {
+                compare_one(chosen, device, ([2, 3, width], half), index)?;
             }
-            let run = |ours: bool| -> Result<Vec<Tensor>, Error> {
-                let mut leaves = Vec::new();
-                for kind in kinds {
-                    leaves.push(numbers(&size, (kind, device))?.set_requires_grad(true));
-                }
-                let norm = RowNorm {
-                    input: &leaves[0],
-                    change: is(2).then_some(&leaves[1]),
-                    weight: is(0).then_some(&weight),
-                    factor: is(1).then_some(&factor),
-                    shift: (is(1) != is(2)).then_some(&shift),
-                    residual: (is(0) != is(1)).then_some(&leaves[2]),
-                    kind: kinds[2],
-                    is_centred: is(1) == is(2),
-                    epsilon: 1e-5,
-                };
-                let outputs = match ours {
-                    true => norm.made(chosen)?,
-                    false => norm.by_operators()?,
-                };
-                // Another gradient for each number.
-                let mut total = outputs[0].f_mul(&numbers(&size, full)?)?;
-                if norm.change.is_some() {
-                    total = total.f_add(&outputs[1])?;
-                }
-                torch_ext::backward(&total.f_sum(Kind::Float)?)?;
-                let gradients = leaves.iter().map(Tensor::grad).filter(Tensor::defined);
-                Ok(outputs
-                    .iter()
-                    .map(Tensor::detach)
-                    .chain(gradients)
-                    .collect())
-            };
-            let (ours, theirs) = tch::with_grad(|| Ok::<_, Error>((run(true)?, run(false)?)))?;
-            compared(&ours, &theirs, &format!("norm {index} in {half:?}"))?;
         }
     }
     Ok(())
+}
+
+/// The bits of `index` say which parts there are.
+fn compare_one(
+    chosen: &Chosen,
+    device: Device,
+    (size, half): ([i64; 3], Kind),
+    index: i32,
+) -> Result<(), Error> {
+    let full = (Kind::Float, device);
+    let is = |bit: i32| index >> bit & 1 == 1;
+    let typed = |is_full: bool| if is_full { Kind::Float } else { half };
+    let kinds = [typed(is(0)), half, typed(is(1))];
+    if is(0) && is(1) && !is(2) {
+        // Nothing of it would be in 16 bits.
+        return Ok(());
+    }
+    let weight = numbers(&size[2..], full)?;
+    let run = |ours: bool| -> Result<Vec<Tensor>, Error> {
+        let leaf = |tensor: Tensor| tensor.set_requires_grad(true);
+        let mut leaves = Vec::new();
+        for kind in kinds {
+            leaves.push(leaf(numbers(&size, (kind, device))?));
+        }
+        for _ in 0..2 {
+            leaves.push(leaf(numbers(&[size[0], 1, size[2]], full)?));
+        }
+        let norm = RowNorm {
+            input: &leaves[0],
+            change: is(2).then_some(&leaves[1]),
+            weight: is(3).then_some(&weight),
+            factor: is(1).then_some(&leaves[3]),
+            shift: (is(1) != is(2)).then_some(&leaves[4]),
+            residual: (is(0) != is(1)).then_some(&leaves[2]),
+            kind: kinds[2],
+            is_centred: is(1) == is(2),
+            epsilon: 1e-5,
+        };
+        let outputs = match ours {
+            true => norm.made(chosen)?,
+            false => norm.by_operators()?,
+        };
+        // Another gradient for each number; with the input's own numbers, those of the input would be nearly nothing.
+        let mut total = outputs[0].f_mul(&numbers(&size, full)?.f_flip([2])?)?;
+        if norm.change.is_some() {
+            total = total.f_add(&outputs[1])?;
+        }
+        torch_ext::backward(&total.f_sum(Kind::Float)?)?;
+        let gradients = leaves.iter().map(Tensor::grad).filter(Tensor::defined);
+        Ok(outputs
+            .iter()
+            .map(Tensor::detach)
+            .chain(gradients)
+            .collect())
+    };
+    let (ours, theirs) = tch::with_grad(|| Ok::<_, Error>((run(true)?, run(false)?)))?;
+    compared(
+        &ours,
+        &theirs,
+        (&format!("norm {index} in {half:?}"), false),
+    )
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use libloading::os::unix::Library;
 use tch::Tensor;
+use torch_ext::fake::FakeMode;
 
 use super::*;
 
@@ -119,6 +120,33 @@ fn norms_and_heads_are_those_of_operators() {
             // Kernels that are not executed write nothing, which has to be seen.
             assert_eq!(chosen(Family::Norms, norm::compare), executes);
             assert_eq!(chosen(Family::Heads, heads::compare), executes);
+            if executes {
+                plans_take_no_numbers();
+            }
         },
     );
+}
+
+/// What kernels allocate is counted among tensors without numbers, also once the kernels were tried.
+fn plans_take_no_numbers() {
+    let _fake = FakeMode::begin(Device::Cpu).unwrap();
+    let ones = |size: &[i64], kind| Tensor::ones(size, (kind, Device::Cpu));
+    let input = ones(&[2, 3, 4, 64], Kind::BFloat16).set_requires_grad(true);
+    let weight = ones(&[64], Kind::Float);
+    let norm = RowNorm::new(&input, Some(&weight), 1e-5, Kind::BFloat16);
+    let [normed, _] = norm.by_kernel().unwrap().unwrap();
+    let tables = ones(&[1, 3, 32], Kind::Float);
+    let heads = TurnedHeads {
+        input: &normed,
+        weight: None,
+        epsilon: None,
+        angles: &Angles {
+            cosines: tables.shallow_clone(),
+            sines: tables,
+            by_halves: true,
+        },
+    };
+    let turned = heads.by_kernel().unwrap().unwrap();
+    torch_ext::backward(&turned.sum(Kind::Float)).unwrap();
+    assert_eq!(input.grad().size(), input.size());
 }

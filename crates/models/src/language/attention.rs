@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::norm::Norm;
 use super::{DecoderConfig, QkNorm};
 use crate::Error;
-use crate::fused::TurnedHeads;
+use crate::fused::{self, TurnedHeads};
 use crate::model::layers::{Linear, Positions, seen};
 use crate::model::{self, AttentionPath, Builder, Heads, Initial, Sinks, causal_attention};
 use crate::tensor::{BaseMap, map_frozen};
@@ -172,15 +172,21 @@ impl Attention {
     fn turned_heads(
         &self,
         projected: &Tensor,
-        norm: Option<&Norm>,
+        (heads, norm): (i64, Option<&Norm>),
         (positions, start): (&Positions, i64),
     ) -> Result<Option<Tensor>, Error> {
-        if !self.is_rotated || norm.is_some() && self.qk_norm == QkNorm::Projection {
+        if !self.is_rotated
+            || norm.is_some() && self.qk_norm == QkNorm::Projection
+            || !fused::may_be_on(projected.device())
+        {
             return Ok(None);
         }
+        let norm = match norm.map(Norm::of_heads).transpose()? {
+            Some(None) => return Ok(None),
+            norm => norm.flatten(),
+        };
         let (batch, length, _) = projected.size3()?;
-        let heads = projected.f_view([batch, length, -1, self.width])?;
-        let norm = norm.map(Norm::of_heads).transpose()?;
+        let heads = projected.f_view([batch, length, heads, self.width])?;
         let turned = TurnedHeads {
             input: &heads,
             weight: norm.as_ref().map(|(weight, _)| weight),
@@ -231,10 +237,13 @@ impl Attention {
         let start = cache.as_ref().map_or(0, |cache| cache.length);
         let turned = match positions.rope.grows() {
             true => None,
-            false => self.turned_heads(&query, query_norm, (positions, start))?,
+            false => self.turned_heads(&query, (self.heads, query_norm), (positions, start))?,
         };
         let query = match turned {
-            Some(query) => query,
+            Some(turned) => {
+                drop(query);
+                turned
+            }
             None => {
                 let query = split(query, self.heads, query_norm)?;
                 match self.is_rotated {
@@ -245,7 +254,8 @@ impl Attention {
         };
         let used = match (own, taken) {
             (Some([key, value]), _) => {
-                let key = match self.turned_heads(&key, key_norm, (positions, start))? {
+                let heads = (self.key_value_heads, key_norm);
+                let key = match self.turned_heads(&key, heads, (positions, start))? {
                     Some(key) => key,
                     None => {
                         let key = split(key, self.key_value_heads, key_norm)?;

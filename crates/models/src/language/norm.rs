@@ -57,8 +57,7 @@ impl Norm {
         change: Option<&Tensor>,
         kind: Option<Kind>,
     ) -> Result<[Tensor; 2], Error> {
-        if let Some(kind) = kind {
-            let weight = self.0.whole_weight()?;
+        if let (Some(kind), Some(weight)) = (kind, self.0.weight_of_kernel()?) {
             let norm = RowNorm {
                 change,
                 ..RowNorm::new(stream, Some(&weight), self.0.epsilon, kind)
@@ -76,20 +75,22 @@ impl Norm {
 
     /// `stream` and the norm of `change`, added up.
     pub(super) fn added(&self, stream: &Tensor, change: &Tensor) -> Result<Tensor, Error> {
-        let weight = self.0.whole_weight()?;
-        let norm = RowNorm {
-            residual: Some(stream),
-            ..RowNorm::new(change, Some(&weight), self.0.epsilon, stream.kind())
-        };
-        match norm.by_kernel()? {
-            Some([sum, _]) => Ok(sum),
-            None => Ok(stream.f_add(&self.forward(change)?)?),
+        if let Some(weight) = self.0.weight_of_kernel()? {
+            let norm = RowNorm {
+                residual: Some(stream),
+                ..RowNorm::new(change, Some(&weight), self.0.epsilon, stream.kind())
+            };
+            if let Some([sum, _]) = norm.by_kernel()? {
+                return Ok(sum);
+            }
         }
+        Ok(stream.f_add(&self.forward(change)?)?)
     }
 
-    /// The weight and the epsilon of a norm of heads.
-    pub(super) fn of_heads(&self) -> Result<(Tensor, f64), Error> {
-        Ok((self.0.whole_weight()?, self.0.epsilon))
+    /// The weight and the epsilon of a norm of heads, if a kernel may compute it.
+    pub(super) fn of_heads(&self) -> Result<Option<(Tensor, f64)>, Error> {
+        let weight = self.0.weight_of_kernel()?;
+        Ok(weight.map(|weight| (weight, self.0.epsilon)))
     }
 
     /// The stored weight.

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::attention_kernel::{PackedTexts, Sight};
 use crate::Error;
 use crate::adapters::LoraLayer;
-use crate::fused::{Angles, RowNorm};
+use crate::fused::{self, Angles, RowNorm};
 use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
 use crate::weight::Weight;
 
@@ -149,14 +149,22 @@ impl RmsNorm {
         }
     }
 
+    /// The same for a kernel of our own, if one may compute: it has no gradient for a weight that learns. What is computed again
+    /// is asked the same, so that this does not hang on whether gradients are recorded.
+    pub(crate) fn weight_of_kernel(&self) -> Result<Option<Tensor>, Error> {
+        let may = fused::may_be_on(self.weight.device()) && !self.weight.requires_grad();
+        may.then(|| self.whole_weight()).transpose()
+    }
+
     /// Normalises over the last dimension, in the type of `input`.
     pub(crate) fn in_its_type(&self, input: &Tensor) -> Result<Tensor, Error> {
-        let weight = self.whole_weight()?;
-        let norm = RowNorm::new(input, Some(&weight), self.epsilon, input.kind());
-        match norm.by_kernel()? {
-            Some([output, _]) => Ok(output),
-            None => to_kind(&self.forward(input)?, input.kind()),
+        if let Some(weight) = self.weight_of_kernel()? {
+            let norm = RowNorm::new(input, Some(&weight), self.epsilon, input.kind());
+            if let Some([output, _]) = norm.by_kernel()? {
+                return Ok(output);
+            }
         }
+        to_kind(&self.forward(input)?, input.kind())
     }
 
     /// The same norm on another base (see [`BaseMap`]).

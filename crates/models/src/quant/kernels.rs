@@ -7,7 +7,7 @@ use torch_ext::fake;
 use super::nf4::{Nibbles, Table};
 use super::{Mxfp4, Nf4};
 use crate::Error;
-use crate::fused::{Chosen, Family, kind_of};
+use crate::fused::{Chosen, Family, address, kind_of};
 
 /// Packed weights, on one device.
 #[derive(Clone, Copy)]
@@ -58,9 +58,9 @@ impl Packed<'_> {
                 Nibbles::Mxfp4 => Format::Mxfp4,
             },
             kind: kind_of(kind),
-            packed: self.packed.data_ptr(),
-            scales: self.scales.data_ptr(),
-            values: values.data_ptr(),
+            packed: address(self.packed),
+            scales: address(self.scales),
+            values: address(values),
             words: self.packed.numel() as u64 / 4,
             levels: rounded(self.nibbles.levels(), kind),
         };

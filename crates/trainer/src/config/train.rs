@@ -336,7 +336,7 @@ pub enum KernelMode {
     Auto,
     /// Nowhere.
     Off,
-    /// As `auto`, and each result is compared with that of operators: slow, to find a fault.
+    /// As `auto`, and each result of a forward pass is compared with that of operators: slow, to find a fault.
     Verify,
 }
 

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::rotary::Rotary;
 use crate::Error;
-use crate::fused::RowNorm;
+use crate::fused::{self, RowNorm};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, to_kind};
@@ -44,14 +44,16 @@ pub(crate) fn modulated(
     let width = stream.size3()?.2;
     let none = None::<&Tensor>;
     let factor = scale.f_add_scalar(1.0)?;
-    let norm = RowNorm {
-        factor: Some(&factor),
-        shift: Some(shift),
-        is_centred: true,
-        ..RowNorm::new(stream, None, epsilon, stream.kind())
-    };
-    if let Some([changed, _]) = norm.by_kernel()? {
-        return Ok(changed);
+    if fused::may_be_on(stream.device()) {
+        let norm = RowNorm {
+            factor: Some(&factor),
+            shift: Some(shift),
+            is_centred: true,
+            ..RowNorm::new(stream, None, epsilon, stream.kind())
+        };
+        if let Some([changed, _]) = norm.by_kernel()? {
+            return Ok(changed);
+        }
     }
     let normed = to_kind(stream, Kind::Float)?.f_layer_norm([width], none, none, epsilon, true)?;
     let changed = normed.f_mul(&factor)?.f_add(shift)?;

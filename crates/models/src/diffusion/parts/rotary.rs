@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::fused::{Angles, TurnedHeads};
+use crate::fused::{self, Angles, TurnedHeads};
 use crate::model::layers::RmsNorm;
 use crate::tensor::to_kind;
 
@@ -107,7 +107,14 @@ impl Rotary {
     /// # Errors
     /// As there.
     pub fn normed(&self, norm: Option<&RmsNorm>, input: &Tensor) -> Result<Tensor, Error> {
-        let weight = norm.map(RmsNorm::whole_weight).transpose()?;
+        let weight = norm.map(RmsNorm::weight_of_kernel).transpose()?;
+        if !fused::may_be_on(input.device()) || matches!(weight, Some(None)) {
+            return match norm {
+                Some(norm) => self.by_operators(&norm.in_its_type(input)?),
+                None => self.by_operators(input),
+            };
+        }
+        let weight = weight.flatten();
         let parts = self.rotations.f_view_as_real()?.f_squeeze_dim(2)?;
         let heads = TurnedHeads {
             input,

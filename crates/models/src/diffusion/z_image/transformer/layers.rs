@@ -104,13 +104,14 @@ impl Block {
 
     /// `norm` of the stream, times `scale`, in the stream's type.
     fn before(norm: &RmsNorm, stream: &Tensor, scale: Option<&Tensor>) -> Result<Tensor, Error> {
-        let weight = norm.whole_weight()?;
-        let fused = RowNorm {
-            factor: scale,
-            ..RowNorm::new(stream, Some(&weight), norm.epsilon, stream.kind())
-        };
-        if let Some([scaled, _]) = fused.by_kernel()? {
-            return Ok(scaled);
+        if let Some(weight) = norm.weight_of_kernel()? {
+            let fused = RowNorm {
+                factor: scale,
+                ..RowNorm::new(stream, Some(&weight), norm.epsilon, stream.kind())
+            };
+            if let Some([scaled, _]) = fused.by_kernel()? {
+                return Ok(scaled);
+            }
         }
         let normed = norm.forward(stream)?;
         let scaled = match scale {
@@ -127,14 +128,15 @@ impl Block {
         change: Tensor,
         gate: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
-        let weight = norm.whole_weight()?;
-        let fused = RowNorm {
-            factor: gate,
-            residual: Some(stream),
-            ..RowNorm::new(&change, Some(&weight), norm.epsilon, stream.kind())
-        };
-        if let Some([sum, _]) = fused.by_kernel()? {
-            return Ok(sum);
+        if let Some(weight) = norm.weight_of_kernel()? {
+            let fused = RowNorm {
+                factor: gate,
+                residual: Some(stream),
+                ..RowNorm::new(&change, Some(&weight), norm.epsilon, stream.kind())
+            };
+            if let Some([sum, _]) = fused.by_kernel()? {
+                return Ok(sum);
+            }
         }
         let normed = norm.forward(&change)?;
         drop(change);
