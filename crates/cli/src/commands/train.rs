@@ -62,7 +62,7 @@ pub(crate) struct Args {
 
     /// Train in this many processes on this machine, each with its own GPU or its share of
     /// the cores; the batch of a step is that many times larger
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = train_environment::processes)]
     nproc: Option<u32>,
 
     /// Print this many rows of the training data as the model sees them, with what it learns marked, or this many
@@ -104,12 +104,6 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     #[cfg(unix)]
     if !args.dry_run && !args.fits && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
-    }
-    #[cfg(not(unix))]
-    if let Some(processes) = args.nproc.filter(|count| *count > 1) {
-        return Err(Failure::usage(format_args!(
-            "`--nproc {processes}`: training in several processes is for Linux; remove it"
-        )));
     }
     let mut tuned = Vec::new();
     if let Some(kept) = Kept::of(&config) {

@@ -24,6 +24,18 @@ pub(crate) fn stdin() -> std::io::Result<String> {
     Ok(STDIN.get_or_init(|| text).clone())
 }
 
+/// Reads a number of processes.
+pub(crate) fn processes(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok();
+    match number.filter(|number| (1..=1024).contains(number)) {
+        None => Err("give a number from 1 to 1024".into()),
+        Some(2..) if cfg!(not(unix)) => {
+            Err("training in several processes is for Linux: remove it".into())
+        }
+        Some(number) => Ok(number),
+    }
+}
+
 /// Marks the restarted process.
 const STARTED: &str = "SUREFOOT_ENVIRONMENT";
 

@@ -61,6 +61,10 @@ impl Keys<'_> {
             "lokr_full_rank" if value == true => write(
                 "the second factor of a LoKr is whole where `adapter.r` is as large as its sides: write that",
             ),
+            // It would have been read.
+            "dataset_config" => write(
+                "this file is not there: write the folder and size of the pictures, or import it as well",
+            ),
             // Where there are two, this is the low-noise one.
             "dit" if self.get("dit_high_noise").is_some() => {
                 set("model.transformer_2", value.clone())
