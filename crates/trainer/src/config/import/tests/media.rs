@@ -245,7 +245,7 @@ fn of_two_experts_the_first_is_that_of_much_noise() {
 
 #[test]
 fn a_data_set_whose_file_is_not_there_is_asked_for() {
-    let text = "pretrained_model_name_or_path = \"sdxl.safetensors\"\ndataset_config = \"nowhere.toml\"\nnetwork_dim = 4\n";
+    let text = "pretrained_model_name_or_path = \"model.safetensors\"\ndataset_config = \"nowhere.toml\"\nnetwork_dim = 4\n";
     let imported = imported("kohya.toml", text);
     assert!(
         imported.config.contains("this file is not there"),
