@@ -64,9 +64,14 @@ pub(super) struct Case {
     pub(super) made: Tensor,
 }
 
-/// Those of the only or the first denoiser.
-pub(super) fn weights(model: &dyn Diffusion) -> PartFile {
-    model.weights(Part::Denoiser(Expert::High)).unwrap()
+/// The only or the first denoiser, with its own weights and these LoRAs.
+pub(super) fn loaded(
+    model: &dyn Diffusion,
+    loras: Vec<(LoraFile, f64)>,
+    options: DenoiserOptions,
+) -> Box<dyn Denoiser> {
+    let weights = model.weights(Part::Denoiser(Expert::High)).unwrap();
+    load_denoiser(model, Expert::High, weights, loras, options, &mut placer()).unwrap()
 }
 
 pub(super) fn placer() -> Placer {
@@ -402,15 +407,8 @@ impl Reference {
         let model = self.model();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let loras = Vec::new();
-        let denoiser = load_denoiser(
-            &*model,
-            Expert::High,
-            weights(&*model),
-            loras,
-            options,
-            &mut placer(),
-        );
-        let mut experts = One(denoiser.unwrap());
+        let denoiser = loaded(&*model, loras, options);
+        let mut experts = One(denoiser);
         let defaults = model.defaults().unwrap();
         assert_eq!(defaults.size, (1024, 1024));
         let prompts: Vec<Value> = self.json("prompts.json");
@@ -496,16 +494,9 @@ impl Reference {
         let ranks = ranks.collect();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let loras = vec![(lora, 1.0)];
-        let denoiser = load_denoiser(
-            &*model,
-            Expert::High,
-            weights(&*model),
-            loras,
-            options,
-            &mut placer(),
-        );
+        let denoiser = loaded(&*model, loras, options);
         let case = self.case("small");
-        let ours = case.predicted(&*denoiser.unwrap(), Pass::Evaluate);
+        let ours = case.predicted(&*denoiser, Pass::Evaluate);
         let apart = difference(&ours, &self.expected("lora.made"));
         assert!(apart <= 1e-4, "{apart}");
         assert!(difference(&ours, &case.made) > 0.01);

@@ -7,11 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::ARCH;
 use crate::diffusion::parts::clip::POOLED;
-use crate::diffusion::reference::{Case, FROZEN, Reference, difference, placer, weights, write};
-use crate::diffusion::{
-    Conditions, DenoiserOptions, Expert, GUIDANCE, PartPaths, TEXT, load_denoiser,
-    load_text_encoder,
-};
+use crate::diffusion::reference::{Case, FROZEN, Reference, difference, loaded, placer, write};
+use crate::diffusion::{Conditions, DenoiserOptions, GUIDANCE, PartPaths, TEXT, load_text_encoder};
 use crate::model::Pass;
 
 const REFERENCE: Reference = Reference {
@@ -116,17 +113,10 @@ fn schnell_computes_without_guidance() {
     let tokens = model.tokenizer().unwrap().tokens("a grey cat").unwrap();
     assert_eq!([tokens[0].len(), tokens[1].len()], [77, 256]);
     let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(
-        &*model,
-        Expert::High,
-        weights(&*model),
-        Vec::new(),
-        options,
-        &mut placer(),
-    );
+    let denoiser = loaded(&*model, Vec::new(), options);
     let ours = REFERENCE
         .case("small")
-        .predicted(&*denoiser.unwrap(), Pass::Evaluate);
+        .predicted(&*denoiser, Pass::Evaluate);
     let apart = difference(&ours, &REFERENCE.expected("schnell"));
     assert!(apart <= 1e-4, "{apart}");
 }

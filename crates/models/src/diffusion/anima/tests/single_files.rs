@@ -9,8 +9,8 @@ use crate::Error;
 use crate::diffusion::anima::ARCH;
 use crate::diffusion::anima::transformer::{ConditionerConfig, TransformerConfig};
 use crate::diffusion::lora::{LoraFile, LoraForm};
-use crate::diffusion::reference::{SingleFiles, placer, weights};
-use crate::diffusion::{self, DenoiserOptions, Diffusion, Expert, Part, PartPaths, load_denoiser};
+use crate::diffusion::reference::{SingleFiles, loaded};
+use crate::diffusion::{self, DenoiserOptions, Diffusion, Expert, Part, PartPaths};
 use crate::formats::{SafetensorsFile, TensorSource, write_tensors};
 use crate::model::Pass;
 
@@ -49,15 +49,8 @@ fn single_files_have_the_same_weights_and_make_the_same() {
         let single = open(&files).unwrap();
         let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
         let [ours, theirs] = [&single, &folder].map(|model| {
-            let denoiser = load_denoiser(
-                &**model,
-                Expert::High,
-                weights(&**model),
-                Vec::new(),
-                options,
-                &mut placer(),
-            );
-            case.predicted(&*denoiser.unwrap(), Pass::Evaluate)
+            let denoiser = loaded(&**model, Vec::new(), options);
+            case.predicted(&*denoiser, Pass::Evaluate)
         });
         assert_eq!(ours, theirs, "{prefix}");
         assert_eq!(single.defaults().unwrap(), folder.defaults().unwrap());

@@ -5,12 +5,11 @@ use tch::{Kind, Tensor};
 
 use super::REFERENCE;
 use crate::diffusion::reference::{
-    FROZEN, One, checksum, difference, encoded, picture_in, placer, weights,
+    FROZEN, One, checksum, difference, encoded, loaded, picture_in, placer,
 };
 use crate::diffusion::sampling::{Guided, Sampling, sample};
 use crate::diffusion::{
-    Conditions, Controls, DenoiserOptions, Diffusion, Expert, Picture, TEXT, load_autoencoder,
-    load_denoiser,
+    Conditions, Controls, DenoiserOptions, Diffusion, Picture, TEXT, load_autoencoder,
 };
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::model::Pass;
@@ -76,15 +75,8 @@ fn samples_beside_control_pictures_are_those_of_the_pipeline() {
     let model = REFERENCE.model();
     let codec = load_autoencoder(&*model, Kind::Float, &mut placer()).unwrap();
     let options = DenoiserOptions::whole(tch::Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(
-        &*model,
-        Expert::High,
-        weights(&*model),
-        Vec::new(),
-        options,
-        &mut placer(),
-    );
-    let mut experts = One(denoiser.unwrap());
+    let denoiser = loaded(&*model, Vec::new(), options);
+    let mut experts = One(denoiser);
     let (rule, defaults) = (controls(&*model), model.defaults().unwrap());
     for run in REFERENCE.json::<Value>("edit.json")["runs"]
         .as_array()

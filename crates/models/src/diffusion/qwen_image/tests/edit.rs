@@ -7,12 +7,12 @@ use crate::diffusion::qwen_image::transformer::{Transformer, TransformerConfig};
 use crate::diffusion::qwen_image::vision::{Pixels, Tower, VisionConfig};
 use crate::diffusion::qwen_image::{ARCH, EDIT};
 use crate::diffusion::reference::{
-    Case, One, Reference, SingleFiles, checksum, difference, picture_in, placer, weights, write,
+    Case, One, Reference, SingleFiles, checksum, difference, loaded, picture_in, placer, write,
 };
 use crate::diffusion::sampling::{Guided, Sampling};
 use crate::diffusion::{
-    Conditions, Controls, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths,
-    Picture, TEXT, is_at, load_autoencoder, load_denoiser, load_text_encoder, open,
+    Conditions, Controls, Denoiser, DenoiserOptions, Diffusion, Objective, Part, PartPaths,
+    Picture, TEXT, is_at, load_autoencoder, load_text_encoder, open,
 };
 use crate::json::Object;
 use crate::model::{Base, Builder, FileWeights, Load, Pass};
@@ -227,15 +227,8 @@ fn bfloat16_is_close() {
 fn samples_are_those_of_the_pipeline() {
     let model = REFERENCE.model();
     let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    let denoiser = load_denoiser(
-        &*model,
-        Expert::High,
-        weights(&*model),
-        Vec::new(),
-        options,
-        &mut placer(),
-    );
-    let mut experts = One(denoiser.unwrap());
+    let denoiser = loaded(&*model, Vec::new(), options);
+    let mut experts = One(denoiser);
     let scheduler = model.defaults().unwrap().scheduler;
     for run in REFERENCE.json::<Vec<Value>>("runs.json") {
         let name = run["name"].as_str().unwrap();

@@ -9,9 +9,7 @@ use super::REFERENCE;
 use crate::diffusion::files::PartFile;
 use crate::diffusion::lora::{LoraFile, LoraForm, LoraModule};
 use crate::diffusion::parts::schedule::{Scheduler, Spacing};
-use crate::diffusion::reference::{
-    difference, encoded, placer, stored, the_same_in_gguf, weights, write,
-};
+use crate::diffusion::reference::{difference, encoded, loaded, stored, the_same_in_gguf, write};
 use crate::diffusion::sdxl::{ARCH, Sdxl};
 use crate::diffusion::{
     self, Denoiser, DenoiserOptions, Diffusion, Expert, Objective, Part, PartPaths, Prediction,
@@ -87,15 +85,7 @@ impl Checkpoint {
 
 fn with_loras(model: &dyn Diffusion, loras: Vec<(LoraFile, f64)>) -> Box<dyn Denoiser> {
     let options = DenoiserOptions::whole(Device::Cpu, Kind::Float);
-    diffusion::load_denoiser(
-        model,
-        Expert::High,
-        weights(model),
-        loras,
-        options,
-        &mut placer(),
-    )
-    .unwrap()
+    loaded(model, loras, options)
 }
 
 #[test]
