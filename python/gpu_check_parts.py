@@ -29,7 +29,9 @@ def built_for(torch):
     return "sees no GPU, since it was built for the CPU only: install a build for ROCm or CUDA"
 
 
-def facts(torch):
+def facts(torch, device="cuda"):
+    if device == "cpu":
+        return {"device": "cpu", "simulated": False, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name, "architecture": properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}",
@@ -262,16 +264,16 @@ def questions(torch):
 
 
 def main():
-    what, steps = sys.argv[1], int(sys.argv[2])
+    what, steps, *others = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
     try:
         import torch
     except ImportError as problem:
         return {"error": f"PyTorch cannot be imported: {problem}"}
-    if not torch.cuda.is_available():
+    if not others and not torch.cuda.is_available():
         return {"error": f"PyTorch {torch.__version__} {built_for(torch)}"}
     if what in LOOPS:
         return train(torch, what, steps)
-    return globals()[what](torch)
+    return globals()[what](torch, *others)
 
 
 if __name__ == "__main__":

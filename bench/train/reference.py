@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import torch
-import yaml
 
 from data import VOCABULARY, batches, training_tokens
 from model import CausalLm, ModelConfig
@@ -26,14 +25,24 @@ def main() -> None:
     parser.add_argument("config", type=Path, help="the config.yaml of a run folder")
     parser.add_argument("--out", type=Path, required=True, help="output file (JSON)")
     parser.add_argument("--steps", type=int, help="stop after this many steps")
+    parser.add_argument("--device", help="where to train (default: a GPU if there is one)")
     arguments = parser.parse_args()
 
-    config = yaml.safe_load(arguments.config.read_text())
-    result = train(config, arguments.steps or config["train"]["max_steps"])
+    config = read(arguments.config)
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    result = train(config, arguments.steps or config["train"]["max_steps"], torch.device(device))
     arguments.out.write_text(json.dumps(result))
 
 
-def train(config: dict, steps: int) -> dict:
+def read(path: Path) -> dict:
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    import yaml  # where a bundle of the GPU check runs, there may be none
+
+    return yaml.safe_load(path.read_text())
+
+
+def train(config: dict, steps: int, device: torch.device) -> dict:
     settings, data = config["train"], config["data"]
     if data["tokenizer"] != "bytes":
         sys.exit("the reference supports only the `bytes` tokenizer")
@@ -41,7 +50,6 @@ def train(config: dict, steps: int) -> dict:
         sys.exit("the reference needs `train.bf16` to be `true` or `false`")
     if config.get("threads"):
         torch.set_num_threads(config["threads"])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     model = CausalLm(model_config(config["model"]), positions=data["block_size"])
     model.draw(config["seed"], config["model"]["initializer_range"])

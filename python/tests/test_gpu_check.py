@@ -15,11 +15,13 @@ PYTHON = Path(__file__).resolve().parents[1]
 
 # The files of `cargo xtask gpu-check --bundle`.
 SOURCE = (PYTHON.parent / "xtask/src/gpu_check.rs").read_text()
-PARTS, PACKAGES = (
-    re.findall(r'"([\w.]+)"', re.search(rf"const {name}: [^=]+ = \[([^]]+)\]", SOURCE)[1]) for name in ("PARTS", "PACKAGES")
+PARTS, PACKAGES, REFERENCE = (
+    re.findall(r'"([\w.]+)"', re.search(rf"const {name}: [^=]+ = \[([^]]+)\]", SOURCE)[1])
+    for name in ("PARTS", "PACKAGES", "REFERENCE")
 )
 sys.path.insert(0, str(PYTHON))
 import gpu_check  # noqa: E402
+import gpu_check_trainer  # noqa: E402
 
 
 @pytest.fixture
@@ -51,10 +53,12 @@ def test_the_bundled_check_runs_everything_and_claims_nothing_of_a_simulated_dev
     [loop] = report["loops"].values()
     assert [len(result["losses"]) for result in loop.values()] == [2] * 6
     verdicts = {name: check["verdict"] for name, check in report["checks"].items()}
+    trained = [f"trainer, {name}: the losses of {other}" for name, other, _ in gpu_check_trainer.PAIRS]
     assert verdicts == dict.fromkeys([
         "convolutions, hip-alloc: losses", "convolutions, hip-alloc, guard: losses", "streams", "out of memory", "transfers",
-        "pinned copies", "graphs", "questions",
+        "pinned copies", "graphs", "questions", *trained,
     ], "inconclusive"), report["checks"]
+    assert all(report["checks"][name]["why"] == "there is no trainer in this folder" for name in trained)
     whys = [check["why"] for name, check in report["checks"].items() if "losses" not in name]
     assert all(why.startswith("the device is simulated (") for why in whys), whys
     assert all(result["passed"] for result in report["parts"].values())
@@ -65,6 +69,41 @@ def test_the_check_fails_where_the_device_does(check):
     assert status == 1
     assert report["checks"]["lora, hip-alloc: losses"]["verdict"] == report["checks"]["transfers"]["verdict"] == "failed"
     assert "failed        transfers" in messages
+
+
+def test_the_trainer_of_a_bundle_has_the_losses_of_pytorch(request, check, tmp_path):
+    launcher, library = map(request.config.getoption, ("--hosted-launcher", "--hosted-trainer"))
+    if not launcher or not library or request.config.getoption("--windows-python"):
+        pytest.skip("`cargo xtask test --heavy --all` builds what this needs")
+    shutil.copy(launcher, tmp_path / "surefoot")
+    shutil.copy(library, tmp_path / "libsurefoot_trainer.so")
+    trainer = tmp_path / "trainer"
+    trainer.mkdir()
+    for file in REFERENCE:
+        shutil.copy(PYTHON.parent / "bench/train" / file, trainer)
+    size = re.search(r"/wan (wan .+)\"", SOURCE)[1].split()
+    subprocess.run([sys.executable, PYTHON.parent / "bench/diffusion/model.py", trainer / "wan", *size], check=True)
+    status, report, messages = check("--cpu")
+    assert status == 0, messages
+    assert [check["verdict"] for check in report["checks"].values()] == ["passed"] * len(gpu_check_trainer.PAIRS), messages
+    # What is compared with itself on the CPU is the same, and PyTorch's own loop nearly so.
+    assert report["checks"]["trainer, lora, streamed: the losses of lora"]["why"] == "bit-identical"
+
+
+@pytest.mark.parametrize(("ours", "theirs", "verdict"), [
+    ((3.0, 2.0), (3.0, 2.0), "passed"),
+    ((3.0, 2.0), (3.0, 2.0019), "passed"),
+    ((3.0, 2.0), (3.0, 2.0021), "failed"),
+    ((3.0, None), (3.0, 2.0), "failed"),
+    ((3.0,), (3.0, 2.0), "failed"),
+    (None, (3.0, 2.0), "failed"),
+    ((3.0, 2.0), None, "inconclusive"),
+    ((0.0, 0.0), (0.0, 0.0), "inconclusive"),
+    ((3.0, 3.0), (3.0, 3.0), "inconclusive"),
+])
+def test_the_trainers_losses_may_differ_by_so_much(ours, theirs, verdict):
+    results = {name: {"error": "ended with 1"} if one is None else {"losses": list(one)} for name, one in (("a", ours), ("b", theirs))}
+    assert gpu_check.beside(results, "a", "b", 1e-3)[0] == verdict
 
 
 def losses(ours, first=(3.0, 2.0), second=(3.0, 2.0)):

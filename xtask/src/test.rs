@@ -204,11 +204,12 @@ fn c_interface(shell: &Shell, python: &Path) -> Result<()> {
         })
     })?;
     // The trainer as Windows has it: a library in the Python with PyTorch.
-    let library = windows::build_trainer(shell, "dev")?;
+    let library = windows::build_trainer(shell, "dev", &[])?;
     let launcher = workspace::target(shell)?.join("debug/surefoot");
     cmd!(
         shell,
-        "{python} -m pytest python/tests/test_hosted_trainer.py --hosted-launcher {launcher} --hosted-trainer {library}"
+        "{python} -m pytest python/tests/test_hosted_trainer.py python/tests/test_gpu_check.py --hosted-launcher {launcher}
+        --hosted-trainer {library}"
     )
     .run()?;
     Ok(())

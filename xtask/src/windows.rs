@@ -142,9 +142,10 @@ fn test_torch(shell: &Shell, python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the trainer as a library over PyTorch's C interface for this machine, in this cargo profile, and returns its path.
-pub(crate) fn build_trainer(shell: &Shell, profile: &str) -> Result<PathBuf> {
-    build_hosted(shell, profile, None, &[])
+/// Builds the trainer as a library over PyTorch's C interface for this machine, and what `others` name, in this cargo profile;
+/// returns its path.
+pub(crate) fn build_trainer(shell: &Shell, profile: &str, others: &[&str]) -> Result<PathBuf> {
+    build_hosted(shell, profile, None, others)
 }
 
 fn build_hosted(
