@@ -20,6 +20,7 @@ mod commands {
     pub(crate) mod merge;
     pub(crate) mod model_options;
     pub(crate) mod models;
+    pub(crate) mod timings;
     pub(crate) mod train;
     pub(crate) mod train_data;
     pub(crate) mod train_environment;
@@ -57,6 +58,9 @@ enum Command {
     /// Started by `surefoot ui`
     #[command(hide = true)]
     Models(commands::models::Args),
+    /// Started by `surefoot probe --report`
+    #[command(hide = true)]
+    Timings(commands::timings::Args),
     Train(commands::train::Args),
     Tune(commands::tune::Args),
     Eval(commands::eval::Args),
@@ -84,6 +88,7 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Models(args) => commands::models::run(&args, json),
+        Command::Timings(args) => commands::timings::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
         Command::Tune(args) => commands::tune::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),

@@ -5,6 +5,7 @@ mod norm;
 #[cfg(test)]
 #[cfg(unix)]
 pub(crate) mod tests;
+pub mod timing;
 
 use std::ffi::{CStr, OsString, c_void};
 use std::sync::{Arc, LazyLock};
@@ -69,6 +70,20 @@ pub fn use_kernels(how: UseKernels) {
     *CHOSEN.lock() = how;
 }
 
+fn chosen() -> UseKernels {
+    *CHOSEN.lock()
+}
+
+/// Whether the kernels of a family were tried on a device, and compute there.
+fn is_used(device: Device, family: Family) -> bool {
+    let is_this = |tried: &(Device, Family, Option<_>)| (tried.0, tried.1) == (device, family);
+    may_be_on(device)
+        && TRIED
+            .lock()
+            .iter()
+            .any(|tried| is_this(tried) && tried.2.is_some())
+}
+
 /// Kernels that may be used.
 #[derive(Debug, Clone)]
 pub(crate) struct Chosen {
@@ -110,7 +125,7 @@ impl Chosen {
         };
         kernels.map(|kernels| Self {
             kernels,
-            verifies: *CHOSEN.lock() == UseKernels::Verify,
+            verifies: chosen() == UseKernels::Verify,
             tries: false,
         })
     }
@@ -167,7 +182,7 @@ pub(crate) fn may_be_on(device: Device) -> bool {
         Device::Cpu => cfg!(test) && std::env::var_os("SUREFOOT_KERNELS_CHILD").is_some(),
         _ => accelerator::has_hip() || says("any"),
     };
-    has_runtime() && *CHOSEN.lock() != UseKernels::Off && !says("off")
+    has_runtime() && chosen() != UseKernels::Off && !says("off")
 }
 
 /// The kernels of a GPU that nobody has switched off, if they give the numbers of operators.

@@ -1,5 +1,6 @@
 //! Which device a run uses, and how to say so.
 
+use models::fused::timing::Timing;
 use placement::{Policy, Verify};
 use tch::{Cuda, Device};
 
@@ -17,6 +18,20 @@ pub(crate) fn policy(verify: Verify) -> Policy {
         may_stay_on_host: false,
         ..Policy::default()
     }
+}
+
+/// How long what a step is made of takes on the device that a config's `device` means: of a model with 8 billion parameters at
+/// 2,048 tokens, or on the CPU of a small one.
+///
+/// # Errors
+/// As [`choose`], and what PyTorch says.
+pub fn timings(choice: &str) -> Result<Vec<Timing>, Error> {
+    let device = choose(choice)?;
+    let size = match device {
+        Device::Cpu => (128, 512),
+        _ => (2048, 4096),
+    };
+    Ok(models::fused::timing::timings(device, size)?)
 }
 
 /// The device that the config's `device` means on this machine.

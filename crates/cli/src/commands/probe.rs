@@ -27,6 +27,7 @@ use std::time::Duration;
 use surefoot_cli::cache;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_cli::timings::{Timing, table};
 
 /// Test whether this GPU computes correctly, each check in its own process
 ///
@@ -124,6 +125,40 @@ struct Report<'a> {
     /// What training a LoRA for Wan needs, and whether this machine has it.
     wan: Vec<Need>,
     verdict: String,
+    /// With `--report`: how long what a step is made of takes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    timings: Vec<Timing>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_timed: Option<String>,
+}
+
+/// How long timing may take: a first product on a GPU may wait for a library to load its kernels.
+const LONGEST_TIMING: Duration = Duration::from_secs(120);
+
+/// How long what a step is made of takes on the GPU, by the trainer for the environment that is active.
+fn timings(patience: f64) -> Result<Vec<Timing>, String> {
+    let start = super::trainer_libraries::choose().map_err(|failure| match failure {
+        Failure::Usage(error) | Failure::Job(error) => error.to_string(),
+    })?;
+    let mut command = start.command();
+    command.args(["timings", "gpu", "--json"]);
+    show_progress("how long what a step is made of takes");
+    let ended = check::within(command, LONGEST_TIMING.mul_f64(patience));
+    clear_progress();
+    let (status, stdout, stderr) = ended.map_err(|error| format!("the trainer: {error}"))?;
+    match status {
+        None => Err("no answer in time".to_owned()),
+        Some(status) if status.success() => {
+            serde_json::from_str(&stdout).map_err(|error| format!("the trainer's answer: {error}"))
+        }
+        Some(_) => Err(stderr
+            .trim()
+            .lines()
+            .last()
+            .unwrap_or("it failed")
+            .to_owned()),
+    }
 }
 
 /// Runs the checks.
@@ -165,7 +200,17 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             .probed
             .extend(verdicts(&results).map(|(check, is_ok)| (check.to_owned(), is_ok)));
     }
+    // Of a GPU that all checks have reached.
+    let is_wanted = args.report.is_some() && args.device == Device::Gpu && args.only.is_empty();
+    let (timings, not_timed) = match is_wanted && results.len() == chosen.len() {
+        true => {
+            timings(args.patience).map_or_else(|why| (Vec::new(), Some(why)), |rows| (rows, None))
+        }
+        false => (Vec::new(), None),
+    };
     let report = Report {
+        timings,
+        not_timed,
         surefoot: env!("CARGO_PKG_VERSION"),
         program: program.display().to_string(),
         device,
@@ -393,6 +438,12 @@ fn text(report: &Report<'_>, coloured: bool) -> String {
     }
     if !report.not_tested.is_empty() {
         let _ = writeln!(text, "\nnot tested: {}", report.not_tested.join(", "));
+    }
+    if !report.timings.is_empty() {
+        let _ = write!(text, "\n{}", table(&report.timings));
+    }
+    if let Some(why) = &report.not_timed {
+        let _ = writeln!(text, "\nnot timed: {why}");
     }
     let _ = writeln!(text, "\n{}", report.verdict);
     text + "\n" + &wan::text(report.machine)

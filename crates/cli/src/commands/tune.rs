@@ -14,11 +14,12 @@ use anyhow::Context;
 use serde::Serialize;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_cli::timings::{Timing, table as table_of_timings};
 use trainer::Config;
 
 use self::kept::{Kept, Setting};
 use self::trial::{Measured, Trials};
-use super::config_report;
+use super::{config_report, timings};
 
 /// Find the settings with which the steps of a config are fastest on this machine
 ///
@@ -70,6 +71,9 @@ struct Report<'a> {
     rows: &'a [Row],
     /// With all that was chosen.
     best_tokens_per_second: f64,
+    /// How long what a step is made of takes, on a GPU.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    timings: Vec<Timing>,
     file: PathBuf,
 }
 
@@ -110,6 +114,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         noise,
         rows: &rows,
         best_tokens_per_second: best.speed,
+        timings: match trainer::device::choose(&config.device)? {
+            device if trainer::device::gpu_index(device).is_some() => {
+                timings::measured(&config.device)?
+            }
+            _ => Vec::new(),
+        },
         file,
     };
     output::print(&match json {
@@ -194,6 +204,9 @@ fn table(report: &Report<'_>) -> String {
         lines.push("there is nothing to choose for this config on this machine".into());
     }
     lines.push(String::new());
+    if !report.timings.is_empty() {
+        lines.push(table_of_timings(&report.timings));
+    }
     lines.push(format!(
         "{:.0} tokens/s with what was chosen, {:.2} × as fast; `surefoot train` uses it for this config from now on",
         report.best_tokens_per_second,

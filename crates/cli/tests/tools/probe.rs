@@ -154,6 +154,29 @@ fn without_a_gpu_it_says_what_it_could_not_test() {
 }
 
 #[test]
+fn a_report_says_why_nothing_was_timed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("python");
+    std::fs::write(&path, "#!/bin/sh\necho '{\"verdict\": \"ok\"}'\n").expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let report = folder.path().join("probe.json");
+    let output = surefoot()
+        .env("SUREFOOT_CACHE", folder.path())
+        .args(["probe", "--python"])
+        .arg(&path)
+        .arg("--report")
+        .arg(&report)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json: Value =
+        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
+    let why = json["not_timed"].as_str().expect(&text);
+    assert!(why.contains("sees no GPU"), "{why}");
+    assert!(text.contains(&format!("not timed: {why}")), "{text}");
+}
+
+#[test]
 fn what_a_probe_found_is_used_from_then_on() {
     const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
     let folder = tempfile::tempdir().expect("a folder");

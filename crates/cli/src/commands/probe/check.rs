@@ -375,12 +375,8 @@ fn observe(
         .arg(&runner.script)
         .args([check.function, device])
         .envs(check.variables.iter().copied());
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = match command.spawn() {
-        Ok(child) => child,
+    let (status, stdout, stderr) = match within(command, limit) {
+        Ok(ended) => ended,
         Err(error) => {
             return (
                 Outcome::Error,
@@ -390,6 +386,32 @@ fn observe(
             );
         }
     };
+    let identity = answer(&stdout).and_then(|answer| {
+        Some(Identity {
+            architecture: answer["architecture"].as_str()?.to_owned(),
+            torch: answer["torch"].as_str()?.to_owned(),
+        })
+    });
+    let (outcome, detail) = match status {
+        None => (
+            Outcome::Hang,
+            format!("no answer within {:.0} s", limit.as_secs_f64().max(1.0)),
+        ),
+        Some(status) => judge(status, &stdout),
+    };
+    (outcome, detail, stderr, identity)
+}
+
+/// Runs a command, and ends it when it takes longer than `limit`: then it has no status. Returns what it wrote, too.
+pub(super) fn within(
+    mut command: Command,
+    limit: Duration,
+) -> std::io::Result<(Option<ExitStatus>, String, String)> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn()?;
     // Both pipes are emptied meanwhile: a full one would look like a hang.
     let stdout = child.stdout.take().map(collect);
     let stderr = child.stderr.take().map(collect);
@@ -414,20 +436,7 @@ fn observe(
     let stderr = stderr
         .map(|reader| reader.take(patience))
         .unwrap_or_default();
-    let identity = answer(&stdout).and_then(|answer| {
-        Some(Identity {
-            architecture: answer["architecture"].as_str()?.to_owned(),
-            torch: answer["torch"].as_str()?.to_owned(),
-        })
-    });
-    let (outcome, detail) = match status {
-        None => (
-            Outcome::Hang,
-            format!("no answer within {:.0} s", limit.as_secs_f64().max(1.0)),
-        ),
-        Some(status) => judge(status, &stdout),
-    };
-    (outcome, detail, stderr, identity)
+    Ok((status, stdout, stderr))
 }
 
 fn reap_for(child: &mut std::process::Child, limit: Duration) {
