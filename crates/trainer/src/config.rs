@@ -369,6 +369,7 @@ impl Config {
             problems.extend(wrong);
             warnings.extend(told);
         }
+        check::restore_words(&mut tree, schema::schema(), schema::schema());
         problems.extend(check::against_schema(&tree, schema::schema()));
         let confinement = Confinement::of_the_environment();
         let expanded = paths::expand(&mut tree, schema::schema(), &|name| {

@@ -286,7 +286,7 @@ fn text(model: &Model, folder: &Path) -> String {
          adapter: {{r: 16, lora_alpha: 16}}\ndata: {{{data}}}\n\
          train: {{bf16: true, per_device_train_batch_size: 1, gradient_checkpointing: true, learning_rate: 1.0e-4, \
          lr_scheduler_type: constant, warmup_steps: 0, logging_steps: 1, eval_steps: 0, save_steps: 0, max_steps: 4, \
-         verify: \"off\"}}\n"
+         verify: off}}\n"
     )
 }
 

@@ -8,6 +8,7 @@
 
 use serde_json::Value as Schema;
 
+use super::paths::resolve;
 use super::problem::Problem;
 use super::tree::{Entry, Node, Value, whole_number};
 use super::words::translated;
@@ -20,6 +21,26 @@ pub(crate) fn against_schema(tree: &Node, schema: &Schema) -> Vec<Problem> {
     };
     checker.node(tree, schema, &mut Vec::new());
     checker.problems
+}
+
+/// Makes `off` and `on` words again where a key has such words: YAML reads them as `false` and `true`.
+pub(crate) fn restore_words(node: &mut Node, schema: &Schema, root: &Schema) {
+    let schema = resolve(root, schema);
+    match &mut node.value {
+        Value::Bool(value) => {
+            let word = if *value { "on" } else { "off" };
+            let allowed = allowed_values(schema).unwrap_or_default();
+            if allowed.iter().any(|allowed| *allowed == word) {
+                node.value = Value::String(word.to_owned());
+            }
+        }
+        Value::Map(entries) => {
+            for entry in entries {
+                restore_words(&mut entry.node, &schema["properties"][&entry.key], root);
+            }
+        }
+        _ => {}
+    }
 }
 
 struct Checker<'a> {

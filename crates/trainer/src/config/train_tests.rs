@@ -357,3 +357,14 @@ fn an_automatic_batch_has_the_samples_of_a_step_and_is_written_as_it_was_read() 
     let fixed = Config::parse("x.yaml", "", &[DATA.to_owned()]).unwrap();
     assert_eq!(fixed.with_passes_so_far(Some(2)), fixed);
 }
+
+#[test]
+fn off_is_a_word_where_a_key_has_it_and_false_elsewhere() {
+    let text = "data: {path: x.txt}\ntrain: {verify: off, kernels: off, bf16: off}\n";
+    let config = Config::parse("x.yaml", text, &["train.verify=OFF".into()]).unwrap();
+    assert_eq!(config.train.verify, super::VerifyMode::Off);
+    assert_eq!(config.train.kernels, super::KernelMode::Off);
+    let error = Config::parse("x.yaml", "train: {kernels: on}\n", &[]).unwrap_err();
+    let told = error.to_string();
+    assert!(told.contains("`train.kernels` cannot be `true`"), "{told}");
+}

@@ -112,7 +112,7 @@ fn run(
     let mut command = Command::new("unshare");
     let script = "mount --bind \"$0\" /proc/meminfo && exec env LD_LIBRARY_PATH=\"$1\" LD_PRELOAD=\"$2\" \"$3\" train \"$4\" $5";
     let name = format!("name={}", case.name.replace([',', ' '], "-"));
-    let mut settings = vec!["train.max_steps=4", "train.verify=\"off\"", &name];
+    let mut settings = vec!["train.max_steps=4", "train.verify=off", &name];
     settings.extend(case.settings);
     let settings: Vec<String> = settings
         .iter()
